@@ -1,0 +1,77 @@
+"""Which Megatron-Core is here, and every difference between the versions we support.
+
+`require_megatron()` refuses an unknown version and puts a stub in place of the only module of 0.19
+that needs Triton at import, when Triton is absent. `megatron_magi.adapter` calls it before any
+`megatron.core` import.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+SUPPORTED_MINORS = ((0, 16), (0, 19))
+SUPPORTED_TEXT = "0.16.x (what Python 3.10-3.11 gets) or 0.19.x (Python 3.12 and later)"
+
+
+class MegatronVersion(NamedTuple):
+    """(major, minor, patch) of a megatron-core."""
+
+    major: int
+    minor: int
+    patch: int
+
+    def __str__(self) -> str:
+        return ".".join(str(number) for number in self)
+
+
+def require_megatron() -> MegatronVersion:
+    """Check the installed megatron-core and prepare its import.
+
+    Raises:
+        ImportError: megatron-core is missing, or is a version this adapter was not tried with.
+    """
+    version = installed_version()
+    if version is None or version[:2] not in SUPPORTED_MINORS:
+        raise ImportError(
+            f"the Megatron adapter requires megatron-core {SUPPORTED_TEXT}, "
+            f"got {version if version else 'none'}; pip install one of these versions"
+        )
+    if version >= (0, 17, 0):
+        _stub_paged_stash()
+    return version
+
+
+def installed_version() -> MegatronVersion | None:
+    """The version the importable `megatron.core` says it has, without importing it.
+
+    Read from its package_info.py, so that a source checkout on the path is judged like a wheel.
+    """
+    try:
+        spec = importlib.util.find_spec("megatron.core")
+    except ModuleNotFoundError:
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    info = Path(spec.submodule_search_locations[0]) / "package_info.py"
+    numbers = runpy.run_path(str(info))["VERSION"][:3] if info.is_file() else (0, 0, 0)
+    return MegatronVersion(*numbers)
+
+
+def _stub_paged_stash() -> None:
+    """Stand in for the Triton kernels of MoE paged stashing, which 0.19 imports unconditionally.
+
+    The feature is off by default; with the stub it cannot be turned on, everything else works.
+    """
+    name = "megatron.core.transformer.moe.ops.paged_stash"
+    if name in sys.modules or importlib.util.find_spec("triton") is not None:
+        return
+    stub = types.ModuleType(name)
+    stub.__dict__.update(
+        GLOBAL_BLOCK_SIZE=1024, paged_stash_copy_kernel=None, paged_stash_pop_kernel=None
+    )
+    sys.modules[name] = stub

@@ -1,0 +1,42 @@
+"""The loss under context parallelism: sums and token counts, divided once over all ranks.
+
+Megatron's default divides each rank's loss by that rank's own token count and averages: with
+unequal loss masks per rank the gradient then depends on where tokens were dispatched.
+calculate_per_token_loss=True divides the summed gradient once by the global token count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+
+
+def per_token_loss(
+    loss_mask: Tensor, output: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Megatron's loss function: `partial(per_token_loss, local.loss_mask)`.
+
+    Args:
+        loss_mask: float32 [1, num_local_tokens].
+        output: per-token losses [1, num_local_tokens] as GPTModel returns them.
+
+    Returns:
+        loss: float32 scalar, sum of the counted losses of this rank.
+        num_tokens: int32 scalar, counted tokens of this rank.
+        report: {"lm loss": float32 [2] detached (loss sum, count)}: add up over microbatches and
+            the DP x CP group, then divide.
+    """
+    raise NotImplementedError
+
+
+def check_loss_config(config: TransformerConfig) -> None:
+    """Require calculate_per_token_loss=True when context_parallel_size > 1.
+
+    Raises:
+        ValueError: per-rank averaging would weigh tokens by where they were dispatched.
+    """
+    raise NotImplementedError
