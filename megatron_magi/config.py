@@ -1,0 +1,88 @@
+"""Every knob of the engine in one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+KernelBackend = Literal["auto", "cuda", "flex", "reference"]
+DispatchAlgorithm = Literal["lpt", "swap"]
+
+
+@dataclass(frozen=True)
+class MagiConfig:
+    """What changes results or speed; part of every plan's digest, equal on every rank.
+
+    Raises:
+        ValueError: when a field is out of its range.
+    """
+
+    chunk_size: int | None = None
+    """Tokens per chunk, the smallest piece moved between ranks. None: the planner's cost model."""
+
+    dispatch: DispatchAlgorithm = "swap"
+    """"lpt": longest first to the least loaded rank. "swap": then trade chunks to cut traffic."""
+
+    max_imbalance: float = 1.01
+    """Highest load (in kernel tiles) of a rank over the mean that the swap search may leave."""
+
+    swap_trials: int | None = None
+    """Budget of the swap search in trials. None: grows with the number of chunks."""
+
+    overlap_degree: int | None = None
+    """Remote stages. 0: receive everything, then one kernel. None: the planner's cost model."""
+
+    tile_q: int = 128
+    """Query rows of a kernel tile; loads are counted in tiles because that is what runs."""
+
+    tile_k: int = 128
+    """Key rows of a kernel tile."""
+
+    link_gib_s: float = 250.0
+    """Bytes a rank receives per second, in GiB/s (all-to-all on NVLink, 4 x H200: 246-255)."""
+
+    kernel_tflops: float = 550.0
+    """Rate of the attention kernel in TFLOP/s, for choosing the number of stages."""
+
+    stage_latency_us: float = 60.0
+    """Fixed cost of one more stage in microseconds: launches, one message per peer, a merge."""
+
+    kernel_backend: KernelBackend = "auto"
+    """"auto": cuda on Hopper, flex on other GPUs, reference on CPU. Logged, never silent."""
+
+    deterministic: bool = False
+    """Bit-identical gradients from run to run. The reference backend always is."""
+
+    agreement_timeout_s: float = 30.0
+    """Seconds to wait for the other ranks' plan digest before giving up with an error."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.chunk_size is None or self.chunk_size >= 1, "chunk_size", ">= 1 or None", self
+        )
+        _require(self.dispatch in ("lpt", "swap"), "dispatch", "'lpt' or 'swap'", self)
+        _require(self.max_imbalance >= 1.0, "max_imbalance", ">= 1.0", self)
+        _require(
+            self.swap_trials is None or self.swap_trials >= 0, "swap_trials", ">= 0 or None", self
+        )
+        _require(
+            self.overlap_degree is None or 0 <= self.overlap_degree <= 64,
+            "overlap_degree",
+            "between 0 and 64, or None",
+            self,
+        )
+        backends = ("auto", "cuda", "flex", "reference")
+        _require(self.kernel_backend in backends, "kernel_backend", f"one of {backends}", self)
+        for name in ("tile_q", "tile_k"):
+            _require(getattr(self, name) >= 1, name, ">= 1", self)
+        for name in ("link_gib_s", "kernel_tflops", "agreement_timeout_s"):
+            _require(getattr(self, name) > 0, name, "> 0", self)
+        _require(self.stage_latency_us >= 0, "stage_latency_us", ">= 0", self)
+
+
+def _require(holds: bool, field: str, rule: str, config: MagiConfig) -> None:
+    if not holds:
+        raise ValueError(
+            f"MagiConfig.{field} must be {rule}, got {getattr(config, field)!r}; "
+            f"leave it out to use the default"
+        )

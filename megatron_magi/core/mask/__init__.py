@@ -1,0 +1,6 @@
+"""L0: which query sees which key. Pure values."""
+
+from megatron_magi.core.mask.mask import AttnMask
+from megatron_magi.core.mask.slices import AttnMaskType, AttnSlice
+
+__all__ = ["AttnMask", "AttnMaskType", "AttnSlice"]

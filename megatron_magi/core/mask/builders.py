@@ -1,0 +1,334 @@
+"""Masks people train with, each as the fewest slices.
+
+Lengths and positions are tokens. ``cu_seqlens`` are prefix sums of document lengths beginning
+with 0; a ``total_seqlen`` beyond the last document leaves padding rows that see nothing. Windows
+are (left, right) numbers of keys beside the diagonal, -1 for no limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_magi.core.mask.mask import AttnMask
+from megatron_magi.core.mask.slices import (
+    BAND_MAX,
+    BAND_MIN,
+    AttnSlice,
+    IntArray,
+    slices_from_ranges,
+)
+
+Window = tuple[int, int]
+
+
+def full(total_seqlen_q: int, total_seqlen_k: int | None = None) -> AttnMask:
+    """Every query sees every key."""
+    total_k = total_seqlen_q if total_seqlen_k is None else total_seqlen_k
+    return _mask([AttnSlice(0, total_seqlen_q, 0, total_k)], total_seqlen_q, total_k)
+
+
+def causal(total_seqlen: int) -> AttnMask:
+    """A query sees itself and everything before it."""
+    return sliding_window(total_seqlen, (-1, 0))
+
+
+def sliding_window(total_seqlen: int, window_size: Window) -> AttnMask:
+    """A query sees ``left`` keys before itself, itself, and ``right`` keys after it."""
+    return from_cu_seqlens([0, total_seqlen], causal=False, window_size=window_size)
+
+
+def from_cu_seqlens(
+    cu_seqlens: npt.ArrayLike,
+    cu_seqlens_k: npt.ArrayLike | None = None,
+    *,
+    causal: bool = True,
+    window_size: Window = (-1, -1),
+    total_seqlen: int | None = None,
+) -> AttnMask:
+    """Packed documents: a query sees keys of its own document only.
+
+    Args:
+        cu_seqlens: [num_docs + 1] prefix sums of query tokens.
+        cu_seqlens_k: the same for keys; None: as the queries. The last query of a document is
+            aligned with its last key.
+        causal: no key after the query.
+        window_size: (left, right), -1 for no limit; with ``causal`` the right side is 0.
+        total_seqlen: length with padding behind the last document (queries and keys).
+
+    Raises:
+        ValueError: prefix sums that do not start at 0 or decrease, unpaired documents.
+    """
+    q = _prefix_sums(cu_seqlens, "cu_seqlens")
+    k = q if cu_seqlens_k is None else _prefix_sums(cu_seqlens_k, "cu_seqlens_k")
+    if len(q) != len(k):
+        raise ValueError(
+            f"cu_seqlens and cu_seqlens_k must name the same documents, got {len(q) - 1} and "
+            f"{len(k) - 1}; pass one length per document in both"
+        )
+    left, right = _window(window_size)
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    offset = k[1:].astype(np.int64) - q[1:]
+    slices = np.empty((len(q) - 1, 6), dtype=np.int64)
+    slices[:, 0], slices[:, 1], slices[:, 2], slices[:, 3] = q[:-1], q[1:], k[:-1], k[1:]
+    slices[:, 4] = BAND_MIN if left is None else offset - left
+    slices[:, 5] = BAND_MAX if right is None else offset + right
+    slices[:, 4:] = slices[:, 4:].clip(BAND_MIN, BAND_MAX)
+    return AttnMask(slices.astype(np.int32), _total(q, total_seqlen), _total(k, total_seqlen))
+
+
+def from_eod_positions(
+    eod_positions: npt.ArrayLike,
+    total_seqlen: int,
+    *,
+    causal: bool = True,
+    window_size: Window = (-1, -1),
+) -> AttnMask:
+    """Documents that end with an end-of-document token, the token belonging to its document.
+
+    Args:
+        eod_positions: ascending positions of the EOD tokens.
+        total_seqlen: the tail behind the last EOD is a document of its own.
+    """
+    return from_cu_seqlens(
+        cu_seqlens_from_eod(eod_positions, total_seqlen), causal=causal, window_size=window_size
+    )
+
+
+def cu_seqlens_from_eod(eod_positions: npt.ArrayLike, total_seqlen: int) -> IntArray:
+    """int32 prefix sums of the documents that EOD tokens close; see ``from_eod_positions``."""
+    ends = np.asarray(eod_positions, dtype=np.int64).reshape(-1) + 1
+    bad = (ends < 1) | (ends > total_seqlen) | (np.diff(ends, prepend=0) < 1)
+    for i in np.flatnonzero(bad)[:1]:
+        raise ValueError(
+            f"eod_positions must ascend within [0, {total_seqlen}), got {int(ends[i]) - 1} at "
+            f"index {i}; pass sorted positions of one sequence"
+        )
+    return np.unique(np.concatenate([[0], ends, [total_seqlen]])).astype(np.int32)
+
+
+def global_and_window(
+    cu_seqlens: npt.ArrayLike,
+    window_size: Window,
+    num_global: int,
+    *,
+    total_seqlen: int | None = None,
+) -> AttnMask:
+    """A window, and beside it the first ``num_global`` keys of the query's document.
+
+    A global key obeys the window's right side: with ``right = 0`` nothing is seen ahead.
+    """
+    bounds = _prefix_sums(cu_seqlens, "cu_seqlens")
+    left, right = _window(window_size)
+    d_lo, d_hi = (BAND_MIN if left is None else -left), (BAND_MAX if right is None else right)
+    slices = []
+    for start, end in _documents(bounds):
+        split = min(start + _at_least(num_global, 0, "num_global"), end)
+        slices.append(AttnSlice(start, end, start, split, BAND_MIN, d_hi))
+        slices.append(AttnSlice(start, end, split, end, d_lo, d_hi))
+    total = _total(bounds, total_seqlen)
+    return _mask(slices, total, total)
+
+
+def block_causal(
+    blocks: Sequence[int] | Sequence[Sequence[int]], *, total_seqlen: int | None = None
+) -> AttnMask:
+    """Video and block diffusion: a token sees its own block and all earlier ones of its sample.
+
+    Args:
+        blocks: block lengths of one sample, or one list of block lengths per packed sample.
+    """
+    samples = _nested(blocks)
+    slices, position = [], 0
+    for lengths in samples:
+        sample_start = position
+        for length in lengths:
+            end = position + _at_least(length, 0, "block length")
+            slices.append(AttnSlice(position, end, sample_start, end))
+            position = end
+    total = _padded_total(position, total_seqlen)
+    return _mask(slices, total, total)
+
+
+def prefix_lm(
+    cu_seqlens: npt.ArrayLike, prefix_lengths: Sequence[int], *, total_seqlen: int | None = None
+) -> AttnMask:
+    """Each document's prefix sees itself in both directions, the rest is causal."""
+    bounds = _prefix_sums(cu_seqlens, "cu_seqlens")
+    if len(prefix_lengths) != len(bounds) - 1:
+        raise ValueError(
+            f"prefix_lengths must have one length per document ({len(bounds) - 1}), got "
+            f"{len(prefix_lengths)}; use 0 for a causal document"
+        )
+    slices = []
+    for (start, end), prefix in zip(_documents(bounds), prefix_lengths, strict=True):
+        split = start + _at_least(prefix, 0, "prefix length")
+        if split > end:
+            raise ValueError(
+                f"a prefix must fit in its document, got {prefix} of {end - start} tokens; "
+                f"shorten it"
+            )
+        slices.append(AttnSlice(start, split, start, split))
+        slices.append(AttnSlice(split, end, start, end, BAND_MIN, 0))
+    total = _total(bounds, total_seqlen)
+    return _mask(slices, total, total)
+
+
+def shared_question(
+    questions: Sequence[int], answers: Sequence[Sequence[int]], *, total_seqlen: int | None = None
+) -> AttnMask:
+    """Packed samples of one causal question followed by answers that see it and themselves.
+
+    Args:
+        questions: tokens of each sample's question.
+        answers: for each sample the tokens of its answers (reward models, DPO, GRPO).
+    """
+    if len(questions) != len(answers):
+        raise ValueError(
+            f"questions and answers must pair up, got {len(questions)} and {len(answers)} samples; "
+            f"pass one list of answers per question"
+        )
+    lengths: list[int] = []
+    parents: list[int] = []
+    for question, replies in zip(questions, answers, strict=True):
+        root = len(lengths)
+        lengths += [question, *replies]
+        parents += [-1] + [root] * len(replies)
+    return prefix_tree(lengths, parents, total_seqlen=total_seqlen)
+
+
+def prefix_tree(
+    node_lengths: Sequence[int], parents: Sequence[int], *, total_seqlen: int | None = None
+) -> AttnMask:
+    """Prompts shared as a tree: a token sees its ancestors' tokens and its own node causally.
+
+    Args:
+        node_lengths: tokens of each node, laid out in this order.
+        parents: index of each node's parent, smaller than its own, or -1 for a root.
+
+    Raises:
+        ValueError: unpaired arguments or a parent that is not an earlier node.
+    """
+    if len(node_lengths) != len(parents):
+        raise ValueError(
+            f"node_lengths and parents must pair up, got {len(node_lengths)} and {len(parents)}; "
+            f"pass -1 as the parent of a root"
+        )
+    starts = [0]
+    for length in node_lengths:
+        starts.append(starts[-1] + _at_least(length, 0, "node length"))
+    slices = [s for node in range(len(parents)) for s in _tree_node(node, parents, starts)]
+    total = _padded_total(starts[-1], total_seqlen)
+    return _mask(slices, total, total)
+
+
+def _tree_node(node: int, parents: Sequence[int], starts: Sequence[int]) -> Iterable[AttnSlice]:
+    """Slices of one node; ancestors that lie next to each other become one."""
+    q_start, q_end = starts[node], starts[node + 1]
+    run_start, run_end, d_hi = q_start, q_end, 0
+    child, ancestor = node, parents[node]
+    while ancestor != -1:
+        if not 0 <= ancestor < child:
+            raise ValueError(
+                f"a node's parent must be an earlier node or -1, got {ancestor} for node {child}; "
+                f"lay the tree out parents first"
+            )
+        if starts[ancestor + 1] != run_start:
+            yield AttnSlice(q_start, q_end, run_start, run_end, BAND_MIN, d_hi)
+            run_end, d_hi = starts[ancestor + 1], BAND_MAX
+        run_start = starts[ancestor]
+        child, ancestor = ancestor, parents[ancestor]
+    yield AttnSlice(q_start, q_end, run_start, run_end, BAND_MIN, d_hi)
+
+
+def from_ranges(
+    q_ranges: npt.ArrayLike,
+    k_ranges: npt.ArrayLike,
+    attn_type_map: npt.ArrayLike | None = None,
+    *,
+    total_seqlen_q: int,
+    total_seqlen_k: int | None = None,
+) -> AttnMask:
+    """The field's interface: pairs of ranges with type codes 0-3; see ``slices_from_ranges``."""
+    total_k = total_seqlen_q if total_seqlen_k is None else total_seqlen_k
+    return AttnMask(slices_from_ranges(q_ranges, k_ranges, attn_type_map), total_seqlen_q, total_k)
+
+
+def from_dense(dense: npt.ArrayLike) -> AttnMask:
+    """Any boolean [q, k] matrix, as rectangles of equal rows; for small masks and tests."""
+    cells = np.asarray(dense)
+    if cells.ndim != 2 or cells.dtype != np.bool_:
+        raise ValueError(
+            f"a dense mask must be a boolean [q, k] matrix, got {cells.dtype} {list(cells.shape)}; "
+            f"True marks a visible cell"
+        )
+    slices: list[AttnSlice] = []
+    open_runs: dict[tuple[int, int], int] = {}
+    empty = np.zeros((1, cells.shape[1]), dtype=np.bool_)
+    for row, cell_row in enumerate(np.concatenate([cells, empty])):
+        edges = np.flatnonzero(np.diff(cell_row, prepend=False, append=False)).tolist()
+        runs = set(zip(edges[0::2], edges[1::2], strict=True))
+        for run in [r for r in open_runs if r not in runs]:
+            slices.append(AttnSlice(open_runs.pop(run), row, *run))
+        for run in runs:
+            open_runs.setdefault(run, row)
+    return _mask(slices, *cells.shape)
+
+
+def _mask(slices: Sequence[AttnSlice], total_q: int, total_k: int) -> AttnMask:
+    return AttnMask(slices, total_q, total_k)  # type: ignore[arg-type]
+
+
+def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> npt.NDArray[np.int64]:
+    sums = np.asarray(cu_seqlens)
+    if sums.ndim != 1 or len(sums) < 1 or not np.issubdtype(sums.dtype, np.integer):
+        raise ValueError(
+            f"{name} must be integers of shape [num_docs + 1], got {sums.dtype} "
+            f"{list(sums.shape)}; pass prefix sums of the document lengths"
+        )
+    if sums[0] != 0 or (np.diff(sums) < 0).any():
+        raise ValueError(
+            f"{name} must start at 0 and never decrease, got {sums[:8].tolist()}...; "
+            f"pass prefix sums of the document lengths"
+        )
+    return sums.astype(np.int64)
+
+
+def _documents(bounds: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    edges = bounds.tolist()
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def _total(bounds: npt.NDArray[np.int64], total_seqlen: int | None) -> int:
+    return _padded_total(int(bounds[-1]), total_seqlen)
+
+
+def _padded_total(used: int, total_seqlen: int | None) -> int:
+    if total_seqlen is not None and total_seqlen < used:
+        raise ValueError(
+            f"total_seqlen must cover all documents ({used} tokens), got {total_seqlen}; "
+            f"leave it out for no padding"
+        )
+    return used if total_seqlen is None else total_seqlen
+
+
+def _window(window_size: Window) -> tuple[int | None, int | None]:
+    left, right = window_size
+    for side in (left, right):
+        _at_least(side, -1, "window_size")
+    return (None if left == -1 else left), (None if right == -1 else right)
+
+
+def _nested(blocks: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+    if all(isinstance(b, (int, np.integer)) for b in blocks):
+        return [list(blocks)]  # type: ignore[arg-type]
+    return [list(sample) for sample in blocks]  # type: ignore[arg-type]
+
+
+def _at_least(value: int, low: int, name: str) -> int:
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+    return int(value)

@@ -1,0 +1,78 @@
+"""Masks as text and as pictures (matplotlib, the optional extra ``viz``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron_magi.core.mask.mask import AttnMask
+
+Point = tuple[float, float]
+
+
+def render_dense(mask: AttnMask, visible: str = "#", hidden: str = ".") -> str:
+    """One line per query, one character per key; for small masks.
+
+    Raises:
+        ValueError: above the size that ``AttnMask.to_dense`` allows.
+    """
+    return "\n".join(
+        "".join(visible if cell else hidden for cell in row) for row in mask.to_dense()
+    )
+
+
+def slice_polygon(q0: int, q1: int, k0: int, k1: int, d_lo: int, d_hi: int) -> list[Point]:
+    """Outline of a slice as (k, q) corners: the rectangle clipped by both edges of the band.
+
+    The edges run through the middle of the staircase of cells, so equal areas look equal.
+    """
+    outline: list[Point] = [(k0, q0), (k1, q0), (k1, q1), (k0, q1)]
+    outline = _clip(outline, lambda k, q: k - q - (d_lo - 0.5))
+    return _clip(outline, lambda k, q: (d_hi + 0.5) - (k - q))
+
+
+def _clip(outline: list[Point], inside: Callable[[float, float], float]) -> list[Point]:
+    """The part of a convex outline where the linear function ``inside`` is not negative."""
+    kept: list[Point] = []
+    for a, b in zip(outline, outline[1:] + outline[:1], strict=True):
+        side_a, side_b = inside(*a), inside(*b)
+        if side_a >= 0:
+            kept.append(a)
+        if side_a * side_b < 0:
+            t = side_a / (side_a - side_b)
+            kept.append((a[0] + t * (b[0] - a[0]), a[1] + t * (b[1] - a[1])))
+    return kept
+
+
+def draw_mask(
+    mask: AttnMask,
+    axes: Any,
+    *,
+    row_bands: list[tuple[int, int, Any]] | None = None,
+    color: Any = "#4c72b0",
+) -> None:
+    """Draw the visible cells on matplotlib axes, queries downward and keys to the right.
+
+    Args:
+        mask: Any size; slices are drawn as polygons, never cell by cell.
+        axes: matplotlib Axes.
+        row_bands: (start, end, color) per run of queries, e.g. the ranks that own them; cells are
+            drawn in the color of their row. None: everything in ``color``.
+        color: of rows outside every band.
+    """
+    from matplotlib.collections import PolyCollection
+
+    for start, end, band_color in row_bands or [(0, mask.total_seqlen_q, color)]:
+        polygons = [
+            slice_polygon(max(q0, start), min(q1, end), k0, k1, d_lo, d_hi)
+            for q0, q1, k0, k1, d_lo, d_hi in mask.slices.tolist()
+            if q0 < end and start < q1
+        ]
+        axes.add_collection(
+            PolyCollection([p for p in polygons if len(p) > 2], facecolor=band_color, linewidth=0)
+        )
+    axes.set_xlim(0, mask.total_seqlen_k)
+    axes.set_ylim(mask.total_seqlen_q, 0)
+    axes.set_aspect("equal")
+    axes.set_xlabel("key")
+    axes.set_ylabel("query")

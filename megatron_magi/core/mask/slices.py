@@ -1,0 +1,182 @@
+"""AttnSlice: a rectangle of (query, key) cells cut by a diagonal band.
+
+A cell (q, k) is visible iff ``q_start <= q < q_end``, ``k_start <= k < k_end`` and
+``d_lo <= k - q <= d_hi``. Cutting a slice by a rectangle leaves the band alone, moving it to
+another index space shifts the band, and its area has a closed form, so one type serves planning,
+communication and kernels. The algebra is C++ (``csrc/solver/slices.h``); this file names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_magi.core.native import solver
+
+IntArray = npt.NDArray[np.int32]
+
+BAND_MIN = -(2**31)
+"""As ``d_lo``: the band has no lower edge."""
+BAND_MAX = 2**31 - 1
+"""As ``d_hi``: the band has no upper edge."""
+
+
+class AttnMaskType(IntEnum):
+    """The field's type codes; bit 0 moves the right edge with the row, bit 1 the left edge."""
+
+    FULL = 0
+    CAUSAL = 1
+    INV_CAUSAL = 2
+    BI_CAUSAL = 3
+
+
+@dataclass(frozen=True, order=True)
+class AttnSlice:
+    """One banded rectangle, half-open ranges in tokens.
+
+    ``BAND_MIN`` and ``BAND_MAX`` stand for an open side of the band.
+    """
+
+    q_start: int
+    q_end: int
+    k_start: int
+    k_end: int
+    d_lo: int = BAND_MIN
+    d_hi: int = BAND_MAX
+
+    def array(self) -> IntArray:
+        """int32 [1, 6]."""
+        return np.array([astuple(self)], dtype=np.int32)
+
+    def canonical(self) -> AttnSlice | None:
+        """The same cells with a tight rectangle and a finite band; None if there are none."""
+        return _first(solver.canonical_slices(self.array()))
+
+    def area(self) -> int:
+        """Number of visible cells."""
+        return int(solver.slice_areas(self.array())[0])
+
+    def cut(self, q_start: int, q_end: int, k_start: int, k_end: int) -> AttnSlice | None:
+        """The canonical part inside a rectangle, None if nothing is visible there."""
+        return _first(solver.cut_slices(self.array(), q_start, q_end, k_start, k_end))
+
+    def shift(self, dq: int, dk: int) -> AttnSlice:
+        """The same cells after moving queries by ``dq`` and keys by ``dk``."""
+        move = dk - dq
+        d_lo = self.d_lo if self.d_lo == BAND_MIN else self.d_lo + move
+        d_hi = self.d_hi if self.d_hi == BAND_MAX else self.d_hi + move
+        return AttnSlice(
+            self.q_start + dq, self.q_end + dq, self.k_start + dk, self.k_end + dk, d_lo, d_hi
+        )
+
+
+def _first(slices: IntArray) -> AttnSlice | None:
+    return AttnSlice(*map(int, slices[0])) if len(slices) else None
+
+
+def as_slices(slices: Sequence[AttnSlice] | npt.ArrayLike) -> IntArray:
+    """int32 [N, 6] from AttnSlices or an array; bounds are checked by AttnMask.
+
+    Raises:
+        ValueError: if the array is not [N, 6] or does not fit int32.
+        TypeError: if it does not hold integers.
+    """
+    if not isinstance(slices, np.ndarray):
+        rows = list(slices)  # type: ignore[arg-type]
+        slices = np.asarray([astuple(s) if isinstance(s, AttnSlice) else s for s in rows])
+    array = slices
+    if array.size == 0:
+        return np.zeros((0, 6), dtype=np.int32)
+    if array.ndim != 2 or array.shape[1] != 6:
+        raise ValueError(
+            f"slices must have shape [num_slices, 6] (q_start, q_end, k_start, k_end, d_lo, d_hi), "
+            f"got {list(array.shape)}; pass AttnSlices or rows of six integers"
+        )
+    return _to_int32(array, "slices")
+
+
+def slices_from_ranges(
+    q_ranges: npt.ArrayLike,
+    k_ranges: npt.ArrayLike,
+    attn_type_map: npt.ArrayLike | None = None,
+) -> IntArray:
+    """The field's ranges and type codes as banded slices.
+
+    Args:
+        q_ranges: [num_slices, 2], row i of both ranges is slice i.
+        k_ranges: [num_slices, 2].
+        attn_type_map: [num_slices] of ``AttnMaskType`` codes; None means all FULL.
+
+    Returns:
+        int32 [num_slices, 6]: CAUSAL aligns the rectangle's bottom-right corners
+        (``d_hi = k_end - q_end``), INV_CAUSAL the top-left ones (``d_lo = k_start - q_start``).
+
+    Raises:
+        ValueError: wrong shape, unpaired ranges, an end before its start, an unknown code.
+    """
+    q, k = _ranges(q_ranges, "q_ranges"), _ranges(k_ranges, "k_ranges")
+    if len(q) != len(k):
+        raise ValueError(
+            f"q_ranges and k_ranges must pair up, got {len(q)} and {len(k)} rows; "
+            f"pass one k range per q range"
+        )
+    types = _type_codes(attn_type_map, len(q))
+    out = np.empty((len(q), 6), dtype=np.int32)
+    out[:, 0:2], out[:, 2:4] = q, k
+    out[:, 4] = np.where(types & 2, k[:, 0] - q[:, 0], BAND_MIN)
+    out[:, 5] = np.where(types & 1, k[:, 1] - q[:, 1], BAND_MAX)
+    return out
+
+
+def _ranges(ranges: npt.ArrayLike, name: str) -> IntArray:
+    array = np.asarray(ranges)
+    if array.size == 0:
+        array = array.reshape(0, 2).astype(np.int64)
+    if array.ndim != 2 or array.shape[1] != 2:
+        raise ValueError(
+            f"{name} must have shape [num_slices, 2], got {list(array.shape)}; "
+            f"pass one [start, end) pair per slice"
+        )
+    array = _to_int32(array, name)
+    for row in np.flatnonzero((array[:, 0] < 0) | (array[:, 1] < array[:, 0]))[:1]:
+        raise ValueError(
+            f"{name} must hold ranges with 0 <= start <= end, got {array[row].tolist()} in row "
+            f"{row}; ranges are half-open [start, end)"
+        )
+    return array
+
+
+def _type_codes(attn_type_map: npt.ArrayLike | None, num_slices: int) -> IntArray:
+    if attn_type_map is None:
+        return np.zeros(num_slices, dtype=np.int32)
+    types = np.asarray(attn_type_map)
+    if types.size == 0:
+        types = types.astype(np.int32)
+    if types.shape != (num_slices,):
+        raise ValueError(
+            f"attn_type_map must have one code per slice ([{num_slices}]), got shape "
+            f"{list(types.shape)}; pass None for all FULL"
+        )
+    types = _to_int32(types, "attn_type_map")
+    for row in np.flatnonzero((types < 0) | (types > 3))[:1]:
+        raise ValueError(
+            f"attn_type_map must hold codes 0 (FULL), 1 (CAUSAL), 2 (INV_CAUSAL), 3 (BI_CAUSAL), "
+            f"got {types[row]} in row {row}"
+        )
+    return types
+
+
+def _to_int32(array: npt.NDArray[np.generic], name: str) -> IntArray:
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name} must hold integers, got {array.dtype}; convert it first")
+    wide = array.astype(np.int64)
+    if wide.size and (wide.min() < BAND_MIN or wide.max() > BAND_MAX):
+        raise ValueError(
+            f"{name} must fit in int32, got values from {wide.min()} to {wide.max()}; "
+            f"sequences of 2^31 tokens and more are not supported"
+        )
+    return wide.astype(np.int32)
