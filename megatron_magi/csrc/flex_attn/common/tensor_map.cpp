@@ -1,0 +1,80 @@
+#include "tensor_map.h"
+
+#include <cuda_runtime.h>
+
+namespace magi {
+namespace {
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
+                                 const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+EncodeTiled find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                       cudaEnableDefault, &result);
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+CUtensorMapDataType data_type(MapElement element) {
+  switch (element) {
+    case MapElement::kBf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case MapElement::kFp16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    default: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  }
+}
+
+constexpr uint64_t kHalfBytes = 2;  // encode_head_tile and encode_packed_tile are 16-bit only
+
+}  // namespace
+
+Status encode_tensor_map(CUtensorMap* map, MapElement element, bool swizzle_128b, const void* base,
+                         int rank, const uint64_t* dims, const uint64_t* strides_bytes,
+                         const uint32_t* box) {
+  static const EncodeTiled encode = find_encoder();
+  if (encode == nullptr)
+    return {kCudaError, "the CUDA driver has no cuTensorMapEncodeTiled; a 12.0 or newer driver is "
+                        "required"};
+  static_assert(sizeof(cuuint64_t) == sizeof(uint64_t), "strides are passed through unchanged");
+  const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
+  CUresult result = encode(
+      map, data_type(element), rank, const_cast<void*>(base),
+      reinterpret_cast<const cuuint64_t*>(dims), reinterpret_cast<const cuuint64_t*>(strides_bytes),
+      box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      swizzle_128b ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    return {kInvalidArgument,
+            "cuTensorMapEncodeTiled refused a tensor (driver error " +
+                std::to_string(static_cast<int>(result)) +
+                "); base and strides must be multiples of 16 bytes"};
+  return {};
+}
+
+Status encode_head_tile(CUtensorMap* map, MapElement element, const MagiTensor& tensor,
+                        int num_tokens, int num_heads, int head_dim, int box_tokens) {
+  const uint32_t panels = head_dim / 64;
+  const uint64_t dims[4] = {64, static_cast<uint64_t>(num_tokens), panels,
+                            static_cast<uint64_t>(num_heads)};
+  const uint64_t strides[3] = {tensor.stride_token * kHalfBytes, 128,
+                               tensor.stride_head * kHalfBytes};
+  const uint32_t box[4] = {64, static_cast<uint32_t>(box_tokens), panels, 1};
+  return encode_tensor_map(map, element, true, tensor.data, 4, dims, strides, box);
+}
+
+Status encode_packed_tile(CUtensorMap* map, MapElement element, const MagiTensor& tensor,
+                          int num_tokens, int num_heads, int head_dim, int group, int box_tokens) {
+  const uint32_t panels = head_dim / 64;
+  const uint64_t dims[5] = {64, static_cast<uint64_t>(group), static_cast<uint64_t>(num_tokens),
+                            panels, static_cast<uint64_t>(num_heads / group)};
+  const uint64_t strides[4] = {tensor.stride_head * kHalfBytes, tensor.stride_token * kHalfBytes,
+                               128, tensor.stride_head * kHalfBytes * group};
+  const uint32_t box[5] = {64, static_cast<uint32_t>(group), static_cast<uint32_t>(box_tokens),
+                           panels, 1};
+  return encode_tensor_map(map, element, true, tensor.data, 5, dims, strides, box);
+}
+
+}  // namespace magi
