@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
+from megatron_magi.core import runtime
 
 
 @dataclass
@@ -52,15 +54,22 @@ class LocalBatch:
 
     def model_inputs(self) -> dict[str, Any]:
         """Keyword arguments of GPTModel.forward: `loss = model(**local.model_inputs())`."""
-        raise NotImplementedError
+        rows = self.batch
+        return {
+            "input_ids": None if rows is None else rows.tokens,
+            "position_ids": None if rows is None else rows.position_ids,
+            "labels": None if rows is None else rows.labels,
+            "attention_mask": self.attention_mask,
+            "packed_seq_params": self.packed_seq_params,
+        }
 
 
 def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: Any) -> LocalBatch:
     """Give this rank its rows of tokens, labels, loss mask and position ids.
 
-    Every rank calls it for every microbatch and model chunk's forward; a stage without data passes
-    None, joins the digest agreement all the same, and gets `LocalBatch(batch=None, ...)`. Rows that
-    pad the stream get token 0, label 0, loss mask 0.
+    Every rank calls it once for every forward of a microbatch; a stage without data passes None,
+    joins the digest agreement all the same, and gets `LocalBatch(batch=None, ...)`. Rows that pad
+    the stream get token 0, label 0, loss mask 0.
 
     Args:
         batch: The full stream, equal on all CP ranks, or None on a middle pipeline stage.
@@ -70,4 +79,27 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
     Raises:
         ValueError: a tensor whose shape is not [1, stream length] of the plan.
     """
-    raise NotImplementedError
+    plan = packed.dispatch_plan
+    if packed.window_plan is not None and packed.window_plan is not plan:
+        runtime.agree(packed.window_plan, cp_group)
+    if batch is None:
+        runtime.agree(plan, cp_group)
+        return LocalBatch(None, packed)
+    total = plan.mask.total_seqlen_q
+    rows = {name: _one_row(name, x, total) for name, x in vars(batch).items() if x is not None}
+    # One message of integers, one of weights: every dispatch call is also an agreement.
+    integers = [name for name in rows if name != "loss_mask"]
+    stacked = torch.stack([rows[name].long() for name in integers], dim=1)
+    local = runtime.dispatch(stacked, plan, cp_group)
+    columns = {name: local[:, i].unsqueeze(0) for i, name in enumerate(integers)}
+    loss_mask = runtime.dispatch(rows["loss_mask"].float(), plan, cp_group).unsqueeze(0)
+    return LocalBatch(Batch(loss_mask=loss_mask, **columns), packed)
+
+
+def _one_row(name: str, x: Tensor, total: int) -> Tensor:
+    if tuple(x.shape) != (1, total):
+        raise ValueError(
+            f"{name} must be one packed stream of shape (1, {total}), the length the plan was made "
+            f"for, got {tuple(x.shape)}; pack the batch into one row and plan for its length"
+        )
+    return x[0]

@@ -1,21 +1,116 @@
-"""Deterministic weights keyed by parameter name: equal models in every parallel layout."""
+"""Deterministic weights keyed by parameter name: equal models in every parallel layout.
+
+Megatron draws weights rank by rank, so a model's weights depend on TP, PP, EP and on every random
+number drawn before. Here each full weight is drawn from (seed, global name) alone, and a rank
+keeps its slice.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+from megatron.core import parallel_state
+from megatron.core.utils import get_model_config
+from torch import Tensor
 
-def init_by_name(model: Any, seed: int = 1234, std: float = 0.02) -> None:
+from megatron_magi.adapter.chunks import gpt_chunks
+
+RESIDUAL_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
+"""Weights that write into the residual stream; their std shrinks with depth, as Megatron does."""
+
+
+@torch.no_grad()
+def init_by_name(model: Any, seed: int = 1234, std: float | None = None) -> None:
     """Overwrite every parameter by its slice of a full weight drawn from (seed, global name).
 
-    Global name: layer numbers counted over pipeline stages, expert numbers over expert ranks. Norm
-    weights become 1, biases 0; matrices are normal(0, std). Tensor-parallel parameters get their
-    slice; a gated linear_fc1 is sliced per half. Call it before the optimizer is built.
+    Global name: layers counted over pipeline stages, experts over expert-parallel ranks. Norm
+    weights become 1, biases 0; matrices normal(0, std), residual projections normal(0,
+    std / sqrt(2 * num_layers)). Call it on every rank, before the optimizer is built.
 
     Args:
-        model: GPTModel or list of its chunks, DDP-wrapped or not, on every rank.
+        model: GPTModel or list of its chunks, DDP-wrapped or not.
+        std: Default: the config's init_method_std.
 
     Raises:
-        ValueError: a parameter whose layout is not known.
+        NotImplementedError: grouped expert weights, whose layout differs between versions.
     """
-    raise NotImplementedError
+    for chunk in gpt_chunks(model):
+        config = get_model_config(chunk)
+        base = config.init_method_std if std is None else std
+        for name, param in named_global_parameters(chunk):
+            if param.dim() < 2:
+                param.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+                continue
+            scaled = name.endswith(RESIDUAL_PROJECTIONS)
+            weight_std = base / math.sqrt(2 * config.num_layers) if scaled else base
+            gated = config.gated_linear_unit and ".linear_fc1." in name
+            param.copy_(_local_weight(name, param, seed, weight_std, parts=2 if gated else 1))
+
+
+def named_global_parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name that is the same in every layout, parameter) of one model chunk."""
+    modules = dict(chunk.named_modules())
+    for name, param in chunk.named_parameters():
+        owner = modules[name.rpartition(".")[0]]
+        if getattr(param, "shared_embedding", False):
+            name = "embedding.word_embeddings.weight"
+        elif name.startswith("decoder.layers."):
+            local = re.match(r"decoder\.layers\.(\d+)\.", name)
+            assert local is not None, name
+            number = modules[f"decoder.layers.{local[1]}"].layer_number
+            name = f"decoder.layers.{number - 1}.{name[local.end() :]}"
+        yield _global_expert(name, owner), param
+
+
+def _global_expert(name: str, owner: Any) -> str:
+    found = re.search(r"\.local_experts\.(\d+)\.", name)
+    if found is None:
+        if ".experts." in name:
+            raise NotImplementedError(
+                f"init_by_name requires experts as separate linear layers, got the grouped weight "
+                f"{name}; set moe_grouped_gemm=False"
+            )
+        return name
+    config = owner.config
+    per_rank = config.num_moe_experts // config.expert_model_parallel_size
+    index = parallel_state.get_expert_model_parallel_rank() * per_rank + int(found[1])
+    return f"{name[: found.start()]}.experts.{index}.{name[found.end() :]}"
+
+
+def _local_weight(name: str, param: Tensor, seed: int, std: float, parts: int) -> Tensor:
+    """This rank's slice; `parts` 2: gate and up projections are stacked and sliced each."""
+    dim = param.partition_dim if getattr(param, "tensor_model_parallel", False) else -1
+    size, rank = _slices(param) if dim >= 0 else (1, 0)
+    shape = list(param.shape)
+    if dim >= 0:
+        shape[dim] *= size
+    full = torch.empty(shape, dtype=torch.float32).normal_(
+        0.0, std, generator=_generator(name, seed)
+    )
+    if dim < 0:
+        return full
+    pieces = [part.chunk(size, dim)[rank] for part in full.chunk(parts, dim)]
+    return torch.cat(pieces, dim)
+
+
+def _slices(param: Tensor) -> tuple[int, int]:
+    """(number of tensor-parallel slices, this rank's) of a dense or an expert weight."""
+    if getattr(param, "allreduce", True):
+        return (
+            parallel_state.get_tensor_model_parallel_world_size(),
+            parallel_state.get_tensor_model_parallel_rank(),
+        )
+    return (
+        parallel_state.get_expert_tensor_parallel_world_size(),
+        parallel_state.get_expert_tensor_parallel_rank(),
+    )
+
+
+def _generator(name: str, seed: int) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -2,11 +2,79 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import CrossAttentionSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+
+from megatron_magi.adapter.core_attention import MagiCoreAttention
+from megatron_magi.adapter.rms_norm import RMSNorm
+
+REPLACEABLE = ("DotProductAttention", "TEDotProductAttention", "MagiCoreAttention")
+"""Softmax attentions we compute the same function as; any other kind is not ours to replace."""
+
+Rule = Callable[[Any, str, Any], Any]
+"""(owner, field name, value) -> the value to put there."""
+
+
+class MagiSpecProvider(BackendSpecProvider):
+    """Megatron's modules from `fallback`, the core attention (and a local RMSNorm) from here.
+
+    For the spec builders that take a provider (`get_mlp_module_spec_for_backend`,
+    `get_moe_module_spec_for_backend`, `get_mtp_layer_spec_for_backend`). Signatures are open
+    because they grow between Megatron versions.
+    """
+
+    def __init__(self, fallback: Any = None) -> None:
+        self.fallback = fallback or LocalSpecProvider()
+
+    def core_attention(self) -> type:
+        """Ours."""
+        return MagiCoreAttention
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, **kwargs: Any) -> Any:
+        """Ours where the fallback would take torch's RMSNorm, which refuses sequence parallelism."""
+        norm = self.fallback.layer_norm(rms_norm=rms_norm, for_qk=for_qk, **kwargs)
+        return RMSNorm if rms_norm and norm is WrappedTorchNorm else norm
+
+    def linear(self) -> Any:
+        """Fallback's."""
+        return self.fallback.linear()
+
+    def column_parallel_linear(self) -> Any:
+        """Fallback's."""
+        return self.fallback.column_parallel_linear()
+
+    def row_parallel_linear(self) -> Any:
+        """Fallback's."""
+        return self.fallback.row_parallel_linear()
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        """Fallback's."""
+        return self.fallback.fuse_layernorm_and_linear()
+
+    def column_parallel_layer_norm_linear(self) -> Any:
+        """Fallback's."""
+        return self.fallback.column_parallel_layer_norm_linear()
+
+    def grouped_mlp_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """Fallback's."""
+        return self.fallback.grouped_mlp_modules(*args, **kwargs)
+
+    def activation_func(self) -> Any:
+        """Fallback's."""
+        return self.fallback.activation_func()
 
 
 def with_magi_attention(spec: Any) -> Any:
@@ -17,9 +85,30 @@ def with_magi_attention(spec: Any) -> Any:
             around any of them, lists of them. Not changed in place.
 
     Raises:
-        ValueError: nothing was replaced.
+        ValueError: nothing was replaced, or a core attention that is not plain softmax attention.
     """
-    raise NotImplementedError
+    replaced = []
+
+    def rule(owner: Any, name: str, value: Any) -> Any:
+        if name != "core_attention" or isinstance(owner, CrossAttentionSubmodules) or not value:
+            return value
+        kind = value.module if isinstance(value, ModuleSpec) else value
+        kind = kind.func if isinstance(kind, functools.partial) else kind
+        if getattr(kind, "__name__", str(kind)) not in REPLACEABLE:
+            raise ValueError(
+                f"with_magi_attention requires a spec whose core attention is one of "
+                f"{', '.join(REPLACEABLE)}, got {kind}; it computes something else, keep it"
+            )
+        replaced.append(owner)
+        return MagiCoreAttention
+
+    result = _rewrite(spec, rule)
+    if not replaced:
+        raise ValueError(
+            f"with_magi_attention requires a spec that holds a self-attention with submodules, got "
+            f"{type(spec).__name__} without any core_attention; pass a layer or block spec"
+        )
+    return result
 
 
 def llama_layer_spec(
@@ -27,12 +116,42 @@ def llama_layer_spec(
     vp_stage: int | None = None,
     pp_rank: int | None = None,
     *,
-    attention: str = "magi",
+    attention: Literal["magi", "stock"] = "magi",
 ) -> TransformerBlockSubmodules:
-    """Block spec of a pre-norm RMSNorm decoder (dense or MoE by config) for this pipeline stage.
+    """Block spec of a pre-norm RMSNorm decoder for this pipeline stage, from Megatron's own layers.
 
-    Uses Megatron's own local layers and our RMSNorm (works with sequence parallelism, also as the
-    final norm). attention="stock" keeps Megatron's DotProductAttention: the dense reference.
-    Give it as `GPTModel(transformer_layer_spec=llama_layer_spec(config, vp_stage=...), ...)`.
+    Norms are ours (they work with sequence parallelism, the final one too); everything else is
+    Megatron's local implementation, dense or MoE (config.num_moe_experts, in every layer).
+    attention="stock" changes nothing of Megatron's layers or norms: the dense reference.
+    Use: `GPTModel(transformer_layer_spec=llama_layer_spec(config, vp_stage=i), vp_stage=i, ...)`.
     """
-    raise NotImplementedError
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
+    norm: Any = WrappedTorchNorm
+    if attention == "magi":
+        norm = RMSNorm
+        layer = with_magi_attention(_rewrite(layer, _own_norm))
+    count = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)
+
+
+def _own_norm(owner: Any, name: str, value: Any) -> Any:
+    return RMSNorm if value is WrappedTorchNorm else value
+
+
+def _rewrite(node: Any, rule: Rule) -> Any:
+    """A copy of a spec tree in which `rule` has seen every field; classes are leaves."""
+    if isinstance(node, functools.partial):
+        keywords = {k: _rewrite(rule(node, k, v), rule) for k, v in node.keywords.items()}
+        return functools.partial(_rewrite(node.func, rule), *node.args, **keywords)
+    if isinstance(node, list):
+        return [_rewrite(rule(node, "", item), rule) for item in node]
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        values = {f.name: getattr(node, f.name) for f in dataclasses.fields(node) if f.init}
+        changed = {k: _rewrite(rule(node, k, v), rule) for k, v in values.items()}
+        return dataclasses.replace(node, **changed)
+    return node

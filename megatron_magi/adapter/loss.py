@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
 
-def per_token_loss(
-    loss_mask: Tensor, output: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def per_token_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Megatron's loss function: `partial(per_token_loss, local.loss_mask)`.
 
     Args:
@@ -30,7 +29,13 @@ def per_token_loss(
         report: {"lm loss": float32 [2] detached (loss sum, count)}: add up over microbatches and
             the DP x CP group, then divide.
     """
-    raise NotImplementedError
+    weights = loss_mask.reshape(-1).float()
+    # where, not a product: a row that does not count may hold inf (a pad row without keys).
+    losses = torch.where(weights != 0, output.reshape(-1).float(), 0.0)
+    loss = torch.sum(losses * weights)
+    num_tokens = weights.sum()
+    report = torch.stack([loss.detach(), num_tokens])
+    return loss, num_tokens.to(torch.int32), {"lm loss": report}
 
 
 def check_loss_config(config: TransformerConfig) -> None:
@@ -39,4 +44,9 @@ def check_loss_config(config: TransformerConfig) -> None:
     Raises:
         ValueError: per-rank averaging would weigh tokens by where they were dispatched.
     """
-    raise NotImplementedError
+    if config.context_parallel_size > 1 and not config.calculate_per_token_loss:
+        raise ValueError(
+            f"context parallelism requires calculate_per_token_loss=True, got False with "
+            f"context_parallel_size={config.context_parallel_size}; set it in the config, or the "
+            f"gradient depends on how masked tokens are spread over ranks"
+        )

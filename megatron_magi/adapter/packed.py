@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.core import runtime
+from megatron_magi.core.mask import AttnMask, builders
+from megatron_magi.core.plan import AttnPlan, HeadShape
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
-
-    from megatron_magi.core.mask.mask import AttnMask
-    from megatron_magi.core.plan.attn_plan import AttnPlan
 
 MaskKind = Literal["causal", "full"]
 """Inside one document: "causal" (a token sees itself and what is before) or "full" (all of it)."""
@@ -49,7 +51,15 @@ class MagiPackedSeqParams(PackedSeqParams):
     @property
     def dispatch_plan(self) -> AttnPlan:
         """The plan that tokens are dispatched by (both plans share one dispatch)."""
-        raise NotImplementedError
+        plan = self.plan if self.plan is not None else self.window_plan
+        assert plan is not None, "a MagiPackedSeqParams has at least one plan"
+        return plan
+
+    def plan_of_layer(self, model_config: TransformerConfig, layer_number: int) -> AttnPlan:
+        """The plan of one layer; layer_number counts from 1, as Megatron does."""
+        plan = self.window_plan if _is_window(model_config, layer_number) else self.plan
+        assert plan is not None, f"no plan was made for layer {layer_number}"
+        return plan
 
 
 def make_packed_seq_params(
@@ -81,7 +91,23 @@ def make_packed_seq_params(
         ValueError: cu_seqlens not increasing from 0, or mask and cu_seqlens of other lengths.
         NotImplementedError: a mask together with sliding-window layers.
     """
-    raise NotImplementedError
+    bounds = _host_bounds(cu_seqlens)
+    total = int(bounds[-1])
+    config = magi_config or MagiConfig()
+    windows = [_is_window(model_config, n + 1) for n in range(model_config.num_layers)]
+    if mask is not None:
+        _check_mask(mask, total, any(windows))
+    elif not all(windows):
+        mask = builders.from_cu_seqlens(bounds, causal=mask_kind == "causal")
+    plan = None if mask is None else _plan(mask, model_config, cp_group, config, None)
+    window_plan = None
+    if any(windows):
+        window_mask = builders.from_cu_seqlens(
+            bounds, causal=mask_kind == "causal", window_size=tuple(model_config.window_size)
+        )
+        dispatch = None if plan is None else plan.dispatch
+        window_plan = _plan(window_mask, model_config, cp_group, config, dispatch)
+    return _assemble(plan, window_plan, bounds if restart_positions else None, cp_group, device)
 
 
 def from_packed_seq_params(
@@ -97,7 +123,22 @@ def from_packed_seq_params(
     Raises:
         ValueError: not thd, no cu_seqlens, or other boundaries for keys than for queries.
     """
-    raise NotImplementedError
+    if stock.qkv_format != "thd" or stock.cu_seqlens_q is None:
+        raise ValueError(
+            f"packed_seq_params must be thd with cu_seqlens_q, got qkv_format="
+            f"{stock.qkv_format!r} and cu_seqlens_q={stock.cu_seqlens_q}; set both"
+        )
+    bounds = _host_bounds(stock.cu_seqlens_q)
+    if stock.cu_seqlens_kv is not None:
+        keys = _host_bounds(stock.cu_seqlens_kv)
+        if not np.array_equal(bounds, keys):
+            raise ValueError(
+                f"self-attention requires equal document boundaries of queries and keys, got "
+                f"{bounds.tolist()} and {keys.tolist()}; pass one cu_seqlens for both"
+            )
+    if stock.cu_seqlens_q_padded is not None:
+        bounds = _with_padding(bounds, _host_bounds(stock.cu_seqlens_q_padded))
+    return make_packed_seq_params(bounds, model_config, cp_group, **options)
 
 
 def pipeline_seq_length(
@@ -108,4 +149,118 @@ def pipeline_seq_length(
     A function of lengths only, never of the mask, so pipeline shapes are fixed for a run. Equal to
     total_seqlen when that divides by CP (times TP under sequence parallelism).
     """
-    raise NotImplementedError
+    plan = _plan(
+        builders.causal(total_seqlen),
+        model_config,
+        model_config.context_parallel_size,
+        magi_config or MagiConfig(),
+        None,
+    )
+    return plan.dispatch.padded_seqlen
+
+
+def head_shape(model_config: TransformerConfig) -> HeadShape:
+    """Heads on one tensor-parallel rank, as the core attention sees them."""
+    tp_size = model_config.tensor_model_parallel_size
+    groups = model_config.num_query_groups or model_config.num_attention_heads
+    return HeadShape(
+        num_heads_q=model_config.num_attention_heads // tp_size,
+        num_heads_kv=max(1, groups // tp_size),
+        head_dim=model_config.kv_channels,
+        bytes_per_element=torch.finfo(model_config.params_dtype).bits // 8,
+    )
+
+
+def _plan(
+    mask: AttnMask, model_config: TransformerConfig, cp: Any, config: MagiConfig, dispatch: Any
+) -> AttnPlan:
+    # Sequence parallelism splits a rank's rows once more, over its tensor-parallel group.
+    multiple = model_config.tensor_model_parallel_size if model_config.sequence_parallel else 1
+    cp = 1 if cp is None else cp
+    return runtime.plan_for(
+        mask, cp, head_shape(model_config), config, dispatch=dispatch, token_multiple=multiple
+    )
+
+
+def _assemble(
+    plan: AttnPlan | None,
+    window_plan: AttnPlan | None,
+    bounds: npt.NDArray[np.int64] | None,
+    cp_group: Any,
+    device: torch.device | str | None,
+) -> MagiPackedSeqParams:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    packed = MagiPackedSeqParams(
+        qkv_format="sbhd", cp_group=cp_group, plan=plan, window_plan=window_plan
+    )
+    dispatch = packed.dispatch_plan.dispatch
+    positions = runtime.position_ids(packed.dispatch_plan, group_rank(cp_group), "cpu")
+    if bounds is not None:
+        restarted = _document_positions(bounds, dispatch.padded_seqlen)
+        positions = torch.from_numpy(restarted)[positions]
+    packed.rope_positions = positions.to(device, non_blocking=True)
+    packed.max_seqlen_q = packed.max_seqlen_kv = dispatch.padded_seqlen
+    return packed
+
+
+def group_rank(cp_group: Any) -> int:
+    """This process's rank in a ProcessGroup or 1-D DeviceMesh; 0 for None."""
+    if cp_group is None:
+        return 0
+    return int(
+        cp_group.get_local_rank() if hasattr(cp_group, "get_local_rank") else cp_group.rank()
+    )
+
+
+def _is_window(model_config: TransformerConfig, layer_number: int) -> bool:
+    return is_layer_window_attention(
+        model_config.window_size, model_config.window_attn_skip_freq, layer_number
+    )
+
+
+def _host_bounds(cu_seqlens: npt.ArrayLike | Tensor) -> npt.NDArray[np.int64]:
+    host = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
+    bounds = np.asarray(host, dtype=np.int64).reshape(-1)
+    if len(bounds) < 2 or bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] == 0:
+        raise ValueError(
+            f"cu_seqlens must be prefix sums of document lengths that begin with 0 and end with "
+            f"the stream's length, got {bounds.tolist()[:8]}; pass [0, len0, len0 + len1, ...]"
+        )
+    return bounds
+
+
+def _with_padding(
+    bounds: npt.NDArray[np.int64], padded: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Boundaries in the padded stream; each document's padding becomes its own document."""
+    lengths = np.diff(bounds)
+    if len(padded) != len(bounds) or (np.diff(padded) < lengths).any():
+        raise ValueError(
+            f"cu_seqlens_q_padded must have room for every document of cu_seqlens_q, got "
+            f"{padded.tolist()} for {bounds.tolist()}; pass padded prefix sums of the same documents"
+        )
+    ends = padded[:-1] + lengths
+    return np.unique(np.concatenate([padded, ends]))
+
+
+def _document_positions(bounds: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    """int64 [length]: distance from the start of each row's document; 0 for pad rows."""
+    positions = np.zeros(length, dtype=np.int64)
+    lengths = np.diff(bounds)
+    positions[: bounds[-1]] = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
+    return positions
+
+
+def _check_mask(mask: AttnMask, total: int, has_windows: bool) -> None:
+    if mask.total_seqlen_q != total or mask.total_seqlen_k != total:
+        raise ValueError(
+            f"mask and cu_seqlens must be about one stream, got a mask of "
+            f"{mask.total_seqlen_q} x {mask.total_seqlen_k} and {total} tokens; "
+            f"build the mask for {total} tokens"
+        )
+    if has_windows:
+        raise NotImplementedError(
+            "an own mask requires a model without sliding-window layers, got window_size in the "
+            "model config; put the window into the mask and leave window_size out"
+        )

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.utils import get_model_config
+
+from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter.core_attention import MagiCoreAttention
+from megatron_magi.adapter.loss import check_loss_config
+from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
+from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.kernel.backend import select_backend
 
 
 def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | None = None) -> str:
@@ -12,18 +23,93 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
 
     Replaces the rotary embedding by one that follows the plan's positions, checks loss settings
     and that every self-attention runs our core attention, and prints one start-up line on rank 0:
-    kernel backend, transport, cp size, chunk, balance (of a causal stream of seq_length tokens).
+    kernel backend, transport, cp size, chunk and balance (of a causal stream of seq_length tokens;
+    default: the model's max_sequence_length).
 
     Returns:
         The start-up line.
 
     Raises:
         RuntimeError: the plugin is asked for and some layer runs another core attention.
+        ValueError: a setting under which context parallelism gives another gradient.
         NotImplementedError: a feature that does not work with context parallelism here.
     """
-    raise NotImplementedError
+    chunks = list(gpt_chunks(model))
+    assert_active(chunks)
+    config = get_model_config(chunks[0])
+    check_loss_config(config)
+    _check_features(chunks[0], config)
+    for chunk in chunks:
+        rotary = getattr(chunk, "rotary_pos_emb", None)
+        if rotary is not None:
+            chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
+    length = seq_length or chunks[0].max_sequence_length
+    line = startup_line(config, magi_config or MagiConfig(), length)
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        print(line, flush=True)
+    return line
 
 
 def assert_active(model: Any) -> None:
     """Raise RuntimeError (one line) unless every self-attention layer runs our core attention."""
-    raise NotImplementedError
+    found, others = 0, []
+    for chunk in gpt_chunks(model):
+        for name, module in chunk.named_modules():
+            if getattr(module, "attention_type", None) != "self" or not hasattr(
+                module, "core_attention"
+            ):
+                continue
+            found += 1
+            if not isinstance(module.core_attention, MagiCoreAttention):
+                others.append(f"{name} ({type(module.core_attention).__name__})")
+        if not found and len(getattr(getattr(chunk, "decoder", None), "layers", ())) > 0:
+            others.append("no self-attention at all")
+    if others:
+        raise RuntimeError(
+            f"megatron_magi is not active: every self-attention must run MagiCoreAttention, got "
+            f"{len(others)} other: {others[0]}; build the model from with_magi_attention(spec)"
+        )
+
+
+def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) -> str:
+    """One line that says what will run; pure, equal on every rank."""
+    cp_size = model_config.context_parallel_size
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backend = select_backend(
+        magi_config.kernel_backend, device, model_config.params_dtype, magi_config.deterministic
+    )
+    transport = "none"
+    if cp_size > 1:
+        group = parallel_state.get_context_parallel_group()
+        transport = f"a2av over {torch.distributed.get_backend(group)}"
+    packed = make_packed_seq_params(
+        [0, seq_length], model_config, _cp_group(cp_size), magi_config=magi_config, device="cpu"
+    )
+    plan = packed.dispatch_plan
+    heads = head_shape(model_config)
+    return (
+        f"megatron_magi active: kernel {backend.name}, transport {transport}, cp {cp_size}, "
+        f"heads {heads.num_heads_q}/{heads.num_heads_kv}x{heads.head_dim}, "
+        f"chunk {plan.dispatch.chunk_size}, imbalance {plan.imbalance:.3f} "
+        f"(causal, {seq_length} tokens)"
+    )
+
+
+def _cp_group(cp_size: int) -> Any:
+    return parallel_state.get_context_parallel_group() if cp_size > 1 else None
+
+
+def _check_features(chunk: Any, config: Any) -> None:
+    if config.context_parallel_size == 1:
+        return
+    rotary = getattr(chunk, "rotary_pos_emb", None)
+    if rotary is not None and type(rotary) not in (RotaryEmbedding, MagiRotaryEmbedding):
+        raise NotImplementedError(
+            f"context parallelism here requires rope, learned absolute or no position embeddings, "
+            f"got {type(rotary).__name__}; change position_embedding_type"
+        )
+    if getattr(config, "mtp_num_layers", None):
+        raise NotImplementedError(
+            f"context parallelism here requires mtp_num_layers=None, got {config.mtp_num_layers}: "
+            f"Megatron's shift by one token is not yet taken over; leave multi-token prediction out"
+        )

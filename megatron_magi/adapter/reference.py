@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy.typing as npt
+import torch
 
 from megatron_magi.adapter.batch import Batch, LocalBatch
 
 
-def dense_batch(batch: Batch, cu_seqlens: Sequence[int]) -> LocalBatch:
-    """A batch for a stock model (llama_layer_spec(..., attention="stock")), CP 1 only.
+def dense_batch(batch: Batch, cu_seqlens: npt.ArrayLike) -> LocalBatch:
+    """A batch for a stock model (`llama_layer_spec(..., attention="stock")`), CP 1 only.
 
     Attention is causal inside each document, by a dense bool [1, 1, T, T] mask in Megatron's
     convention (True = hidden). Nothing of ours runs in the model: RoPE keeps stream positions,
-    which gives the same attention because RoPE only depends on distances.
+    which gives the same attention because RoPE depends on distances only.
     """
-    raise NotImplementedError
+    total = batch.tokens.shape[1]
+    device = batch.tokens.device
+    bounds = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=device)
+    index = torch.arange(total, device=device)
+    document = torch.searchsorted(bounds, index, right=True)
+    hidden = (document[:, None] != document[None, :]) | (index[None, :] > index[:, None])
+    return LocalBatch(batch, None, attention_mask=hidden[None, None])

@@ -1,0 +1,169 @@
+"""The module Megatron's attention layers call between the QKV projection and the output one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.core import runtime
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import AttnMaskType
+
+
+class MagiCoreAttention(MegatronModule):
+    """Core attention whose mask and layout come from the microbatch's `MagiPackedSeqParams`.
+
+    Drop-in for DotProductAttention and TEDotProductAttention. The query may hold any rows of the
+    packed stream, in the plan's order; keys of other ranks are fetched inside. The plan's mask
+    replaces `attn_mask_type`. Without context parallelism it also takes plain batches
+    (packed_seq_params None): causal attention over each sequence.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        **mla_sizes: Any,
+    ) -> None:
+        """Megatron's constructor; cp_comm_type is ignored (there is one way to communicate).
+
+        Raises:
+            NotImplementedError: the config asks for something this attention does not do.
+        """
+        super().__init__(config=config)
+        check_attention_config(config, attention_type, attention_dropout, mla_sizes)
+        self.layer_number = max(1, layer_number)
+        self.cp_group = getattr(pg_collection, "cp", None)
+        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        # Read by Megatron: the learnable sink's checkpoint name and QK-clip's running maximum.
+        self.softmax_offset = None
+        self.current_max_attn_logits: Tensor | None = None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+        **unused: Any,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            query: [rows, batch, heads of this TP rank, head_dim]; batch 1 if packed.
+            key, value: [rows, batch, kv heads of this TP rank, head_dim].
+            attention_mask: must be None, the plan has the mask.
+            packed_seq_params: `MagiPackedSeqParams`, or None without context parallelism.
+
+        Returns:
+            [rows, batch, heads * head_dim] in the query's dtype.
+
+        Raises:
+            ValueError: a dense mask, a bias, a foreign packed_seq_params or other row counts.
+        """
+        _refuse_masks(attention_mask, attention_bias)
+        rows, batch, heads, head_dim = _shape(query)
+        packed = self._packed(packed_seq_params, rows, batch, query)
+        plan = packed.plan_of_layer(self.config, self.layer_number)
+        expected = plan.dispatch.num_local_tokens
+        if rows * batch != expected:
+            raise ValueError(
+                f"core attention requires the {expected} rows the plan gives to each rank, got "
+                f"{rows} rows x batch {batch}; dispatch the batch by the same plan"
+            )
+        q_THD, k_SGD, v_SGD = (
+            x.transpose(0, 1).reshape(rows * batch, x.shape[2], x.shape[3])
+            for x in (query, key, value)
+        )
+        out_THD, _ = runtime.dist_attn(
+            q_THD, k_SGD, v_SGD, plan, packed.cp_group, softmax_scale=self.softmax_scale
+        )
+        out = out_THD.reshape(batch, rows, heads * head_dim).transpose(0, 1)
+        return out.contiguous()
+
+    def _packed(self, given: Any, rows: int, batch: int, query: Tensor) -> MagiPackedSeqParams:
+        if isinstance(given, MagiPackedSeqParams):
+            return given
+        cp_size = self.config.context_parallel_size
+        if given is not None or cp_size > 1:
+            raise ValueError(
+                f"MagiCoreAttention requires MagiPackedSeqParams when tokens are packed or "
+                f"context_parallel_size > 1, got {type(given).__name__} with "
+                f"context_parallel_size={cp_size}; make them with make_packed_seq_params or "
+                f"from_packed_seq_params and dispatch the batch by them"
+            )
+        bounds = range(0, (batch + 1) * rows, rows)
+        return make_packed_seq_params(list(bounds), self.config, None, device=query.device)
+
+
+def check_attention_config(
+    config: TransformerConfig,
+    attention_type: str = "self",
+    attention_dropout: float | None = None,
+    mla_sizes: dict[str, Any] | None = None,
+) -> None:
+    """Refuse, when the model is built, what would otherwise be silently wrong.
+
+    Raises:
+        NotImplementedError: names the setting, its value and what to set.
+    """
+    dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+    own_balancing = ("hybrid_context_parallel", "dynamic_context_parallel")
+    rules: list[tuple[str, Any, Any]] = [
+        ("attention_type", attention_type, "self"),
+        ("attention_dropout", dropout, 0.0),
+        ("softmax_type", config.softmax_type, "vanilla"),
+        ("multi_latent_attention", config.multi_latent_attention, False),
+        ("qk_clip", getattr(config, "qk_clip", False), False),
+        ("log_max_attention_logit", getattr(config, "log_max_attention_logit", False), False),
+        ("fp8_dot_product_attention", config.fp8_dot_product_attention, False),
+        ("fp8_multi_head_attention", config.fp8_multi_head_attention, False),
+        ("cuda_graph_impl", getattr(config, "cuda_graph_impl", "none"), "none"),
+        *((name, getattr(config, name, False), False) for name in own_balancing),
+    ]
+    for name, got, required in rules:
+        if got != required:
+            raise NotImplementedError(
+                f"MagiCoreAttention requires {name}={required!r}, got {got!r}; set it so, or keep "
+                f"Megatron's own core attention for this model"
+            )
+    if mla_sizes and len({config.kv_channels, *filter(None, mla_sizes.values())}) > 1:
+        raise NotImplementedError(
+            f"MagiCoreAttention requires equal query, key and value head sizes, got {mla_sizes} "
+            f"with kv_channels={config.kv_channels}; keep Megatron's own core attention"
+        )
+
+
+def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) -> None:
+    for name, x in (("attention_mask", attention_mask), ("attention_bias", attention_bias)):
+        if x is not None:
+            raise ValueError(
+                f"MagiCoreAttention requires {name}=None because the plan holds the mask, got a "
+                f"tensor of shape {tuple(x.shape)}; describe it as an AttnMask instead"
+            )
+
+
+def _shape(query: Tensor) -> tuple[int, int, int, int]:
+    if query.dim() != 4:
+        raise ValueError(
+            f"MagiCoreAttention requires sbhd tensors [rows, batch, heads, head_dim], got shape "
+            f"{tuple(query.shape)}; pass MagiPackedSeqParams, not a thd PackedSeqParams"
+        )
+    rows, batch, heads, head_dim = query.shape
+    return rows, batch, heads, head_dim
