@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from megatron_magi import _solver as solver
+    from megatron_magi import _solver as solver  # type: ignore[attr-defined]
 except ImportError as error:  # pragma: no cover - only without a build
     raise ImportError(
         "megatron_magi needs its compiled planner (megatron_magi._solver), which is not there for "

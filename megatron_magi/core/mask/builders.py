@@ -8,6 +8,7 @@ are (left, right) numbers of keys beside the diagonal, -1 for no limit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -298,8 +299,7 @@ def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> npt.NDArray[np.int64]:
 
 
 def _documents(bounds: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    edges = bounds.tolist()
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(bounds.tolist()))
 
 
 def _total(bounds: npt.NDArray[np.int64], total_seqlen: int | None) -> int:

@@ -1,0 +1,1 @@
+"""L3: attention over slices on one device."""

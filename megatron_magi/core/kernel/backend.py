@@ -1,0 +1,125 @@
+"""What a kernel backend is, and which one runs."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.slice_table import SliceTable
+
+logger = logging.getLogger("megatron_magi")
+
+OutLse = tuple[Tensor, Tensor]
+
+
+class AttnBackend(Protocol):
+    """Attention of q over the slices of a table.
+
+    Shapes: q [T, H, D], k and v [S, G, D] with H a multiple of G, any strides with the last
+    dimension contiguous; lse and delta [T, H]. The accumulation dtype is fp32, fp64 for fp64
+    inputs. lse is the natural log of the sum of exp of scaled scores; -inf with out = 0 where a
+    row sees nothing.
+    """
+
+    name: str
+
+    def forward(
+        self,
+        q_THD: Tensor,
+        k_SGD: Tensor,
+        v_SGD: Tensor,
+        table: SliceTable,
+        softmax_scale: float,
+        *,
+        prev: OutLse | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> OutLse:
+        """(out, lse). With ``prev`` (both in the accumulation dtype): merged into it in place and
+        returned. ``out_dtype`` of a fresh out; None: the dtype of q."""
+        ...
+
+    def backward(
+        self,
+        dout_THD: Tensor,
+        q_THD: Tensor,
+        k_SGD: Tensor,
+        v_SGD: Tensor,
+        lse_TH: Tensor,
+        delta_TH: Tensor,
+        table: SliceTable,
+        softmax_scale: float,
+        *,
+        dq_acc: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv) in the accumulation dtype.
+
+        ``lse_TH`` is the final lse over all stages and ``delta_TH`` the row sum of out * dout, so
+        that partial gradients of several stages simply add. ``dq_acc``: dq is added to it in
+        place and it is returned.
+        """
+        ...
+
+
+def acc_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp64 for fp64 inputs, fp32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def choose_backend_name(device: torch.device, dtype: torch.dtype) -> str:
+    """What "auto" means: cuda on Hopper, flex on other GPUs, reference on the CPU.
+
+    float32 and float64 run on the reference everywhere: the CUDA kernels are bf16 and fp16.
+    """
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return "reference"
+    return "cuda" if is_hopper(device) else "flex"
+
+
+@functools.lru_cache(maxsize=64)
+def select_backend(
+    name: str, device: torch.device, dtype: torch.dtype, deterministic: bool = False
+) -> AttnBackend:
+    """The backend called ``name`` ("auto" chooses), logged when first chosen for its inputs.
+
+    Raises:
+        ValueError: unknown name.
+        NotImplementedError: the named backend cannot run on this device or dtype.
+    """
+    if name not in ("auto", "cuda", "flex", "reference"):
+        raise ValueError(
+            f"kernel backend must be 'auto', 'cuda', 'flex' or 'reference', got {name!r}"
+        )
+    chosen = choose_backend_name(device, dtype) if name == "auto" else name
+    backend = _create(chosen, device, dtype, deterministic)
+    logger.info("attention kernel: %s (asked for %s) on %s, %s", chosen, name, device, dtype)
+    return backend
+
+
+def _create(
+    name: str, device: torch.device, dtype: torch.dtype, deterministic: bool
+) -> AttnBackend:
+    # Imported here: the GPU backends load compilers and libraries that a CPU user has not got.
+    if name == "reference":
+        from megatron_magi.core.kernel.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    if device.type != "cuda":
+        raise NotImplementedError(
+            f"kernel backend {name!r} needs CUDA tensors, got {device}; "
+            f"use 'auto' or 'reference' on the CPU"
+        )
+    if name == "flex":
+        from megatron_magi.core.kernel.flex_fallback import FlexBackend
+
+        return FlexBackend()
+    from megatron_magi.core.kernel.cuda_backend import CudaBackend
+
+    return CudaBackend(device, dtype, deterministic=deterministic)

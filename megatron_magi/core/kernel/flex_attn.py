@@ -1,0 +1,171 @@
+"""``flex_flash_attn_func``: attention of one device over any set of slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from megatron_magi.core.kernel import ops as _ops  # noqa: F401 - registers torch.ops.magi
+from megatron_magi.core.kernel.slice_table import slices_tensor
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.mask.slices import slices_from_ranges
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class AttnForwardMeta:
+    """What attention returns beside ``out``."""
+
+    lse: Tensor
+    """[T, H] natural log of the sum of exp of scaled scores; -inf where a row sees nothing."""
+    max_logits: Tensor | None = None
+    """[H] largest scaled score; None unless asked for."""
+
+
+def flex_flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ranges: Tensor | None = None,
+    k_ranges: Tensor | None = None,
+    attn_type_map: Tensor | None = None,
+    *,
+    slices: Tensor | AttnMask | None = None,
+    softmax_scale: float | None = None,
+    deterministic: bool = False,
+    backend: str = "auto",
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, AttnForwardMeta]:
+    """Attention where a query sees the keys that the slices say, differentiable.
+
+    Rows that see nothing give out 0, lse -inf and zero gradients.
+
+    Args:
+        q: [T, H, D] fp16, bf16, fp32 or fp64; strided, last dimension contiguous.
+        k, v: [S, G, D], dtype and device of q; H must be a multiple of G.
+        q_ranges, k_ranges: integer [N, 2], half-open; None (with ``slices`` None): full attention.
+        attn_type_map: integer [N], codes 0 FULL, 1 CAUSAL, 2 INV_CAUSAL, 3 BI_CAUSAL; None: FULL.
+        slices: instead of ranges, an AttnMask or int32 [N, 6] (see ``slices_tensor``). Pass the
+            same object to every call: it is validated and turned into work lists once.
+        softmax_scale: None: 1 / sqrt(D).
+        deterministic: gradients with equal bits from run to run.
+        backend: "auto", "cuda" (Hopper), "flex" (FlexAttention) or "reference" (PyTorch).
+        out_dtype: of out; None: as q.
+
+    Returns:
+        out: [T, H, D] and AttnForwardMeta with lse [T, H], fp32 (fp64 for fp64 inputs).
+
+    Raises:
+        TypeError, ValueError: inputs that do not fit, named with the remedy.
+        NotImplementedError: a backend that cannot run here.
+
+    Cost: ranges or slices given as CUDA tensors are copied to the host when first seen.
+    """
+    check_qkv(q, k, v)
+    if slices is None:
+        slices = _slices_of_ranges(q_ranges, k_ranges, attn_type_map, q.shape[0], k.shape[0])
+    elif q_ranges is not None or k_ranges is not None or attn_type_map is not None:
+        raise ValueError(
+            "pass either slices or q_ranges, k_ranges and attn_type_map, got both; drop one"
+        )
+    if isinstance(slices, AttnMask):
+        slices = _tensor_of_mask(slices)
+    _check_slices(slices)
+    out, lse = torch.ops.magi.flex_attn_fwd(
+        q,
+        k,
+        v,
+        slices,
+        q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale),
+        out_dtype or q.dtype,
+        backend,
+        deterministic,
+    )
+    return out, AttnForwardMeta(lse)
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse tensors that no backend could run, in the order device, dtype, shape, stride."""
+    named = (("q", q), ("k", k), ("v", v))
+    for name, x in named:
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}; move it")
+        if x.dtype != q.dtype or x.dtype not in FLOAT_DTYPES:
+            raise TypeError(
+                f"{name} must be fp16, bf16, fp32 or fp64 and share q's dtype {q.dtype}, got "
+                f"{x.dtype}; cast it"
+            )
+        if x.ndim != 3:
+            raise ValueError(
+                f"{name} must be [tokens, heads, head_dim], got {list(x.shape)}; "
+                f"fold the batch into the tokens (documents become slices)"
+            )
+    if k.shape != v.shape or k.shape[2] != q.shape[2]:
+        raise ValueError(
+            f"k and v must have equal shapes and q's head_dim {q.shape[2]}, got {list(k.shape)} "
+            f"and {list(v.shape)}"
+        )
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"the number of query heads must be a multiple of the key/value heads, got "
+            f"{q.shape[1]} and {k.shape[1]}"
+        )
+    for name, x in named:
+        if x.shape[2] > 1 and x.stride(2) != 1:
+            raise ValueError(
+                f"{name} must be contiguous in head_dim, got strides {list(x.stride())}; "
+                f"call .contiguous()"
+            )
+
+
+def _check_slices(slices: Tensor) -> None:
+    if not isinstance(slices, Tensor):
+        raise TypeError(f"slices must be a Tensor or an AttnMask, got {type(slices).__name__}")
+    if slices.dtype != torch.int32 or slices.ndim != 2 or slices.shape[1] != 6:
+        raise ValueError(
+            f"slices must be int32 [num_slices, 6], got {slices.dtype} {list(slices.shape)}; "
+            f"make them with slices_tensor(mask)"
+        )
+
+
+_mask_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_range_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _tensor_of_mask(mask: AttnMask) -> Tensor:
+    if mask not in _mask_tensors:
+        _mask_tensors[mask] = slices_tensor(mask)
+    return _mask_tensors[mask]
+
+
+def _slices_of_ranges(
+    q_ranges: Tensor | None,
+    k_ranges: Tensor | None,
+    attn_type_map: Tensor | None,
+    num_q: int,
+    num_k: int,
+) -> Tensor:
+    """int32 [N, 6] of the ranges, remembered by the objects and their versions."""
+    if q_ranges is None and k_ranges is None and attn_type_map is None:
+        q_ranges, k_ranges = torch.tensor([[0, num_q]]), torch.tensor([[0, num_k]])
+    if q_ranges is None or k_ranges is None:
+        raise ValueError(
+            "q_ranges and k_ranges must both be given, got only one of them; "
+            "leave both out for full attention"
+        )
+    parts = (q_ranges, k_ranges, attn_type_map)
+    key = tuple((id(x), x._version) for x in parts if x is not None and not x.is_inference())
+    seen = _range_tensors.get(q_ranges)
+    if seen is not None and seen[0] == key and seen[1][1:] == parts[1:]:
+        return seen[2]
+    host = [None if x is None else np.asarray(x.detach().cpu()) for x in parts]
+    made = torch.from_numpy(slices_from_ranges(*host))  # type: ignore[arg-type]
+    if len(key) == sum(x is not None for x in parts):
+        # The other two objects are kept alive so that their ids stay theirs.
+        _range_tensors[q_ranges] = (key, parts, made)
+    return made

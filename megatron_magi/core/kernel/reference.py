@@ -1,0 +1,131 @@
+"""Attention over slices in plain PyTorch: any device, any float dtype, never a full score matrix.
+
+The rule is applied as it is written: a tile's scores, the band, a softmax that is merged tile by
+tile. Shapes: T query tokens, S key tokens, H query heads, G key/value heads, R = H / G, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.backend import OutLse, acc_dtype
+from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.slice_table import SliceTable
+
+_TILE_CELLS = 2**22
+"""Score elements (heads x queries x keys) of a tile: 16 MiB in fp32."""
+
+Tile = tuple[slice, slice, Tensor | None]
+
+
+class ReferenceBackend:
+    """The protocol ``AttnBackend`` in PyTorch; bit-identical from run to run on one machine."""
+
+    name = "reference"
+
+    def forward(
+        self,
+        q_THD: Tensor,
+        k_SGD: Tensor,
+        v_SGD: Tensor,
+        table: SliceTable,
+        softmax_scale: float,
+        *,
+        prev: OutLse | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> OutLse:
+        acc = acc_dtype(q_THD.dtype)
+        out, lse = prev or (
+            torch.zeros(q_THD.shape, dtype=acc, device=q_THD.device),
+            torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device),
+        )
+        for rows, keys, hidden in _tiles(table, q_THD.shape[1], q_THD.device):
+            scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
+            tile_lse = scores.logsumexp(-1)
+            probs = (scores - _finite(tile_lse).unsqueeze(-1)).exp_()
+            tile_out = torch.einsum("grts,sgd->tgrd", probs, v_SGD[keys].to(acc)).flatten(1, 2)
+            merge_(out[rows], lse[rows], tile_out, tile_lse.flatten(0, 1).T)
+        if prev is None:
+            out = out.to(out_dtype or q_THD.dtype)
+        return out, lse
+
+    def backward(
+        self,
+        dout_THD: Tensor,
+        q_THD: Tensor,
+        k_SGD: Tensor,
+        v_SGD: Tensor,
+        lse_TH: Tensor,
+        delta_TH: Tensor,
+        table: SliceTable,
+        softmax_scale: float,
+        *,
+        dq_acc: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        acc = acc_dtype(q_THD.dtype)
+        dq = torch.zeros_like(q_THD, dtype=acc) if dq_acc is None else dq_acc
+        dk = torch.zeros_like(k_SGD, dtype=acc)
+        dv = torch.zeros_like(v_SGD, dtype=acc)
+        groups = k_SGD.shape[1]
+        for rows, keys, hidden in _tiles(table, q_THD.shape[1], q_THD.device):
+            q, k, v = _grouped(q_THD[rows], groups, acc), k_SGD[keys].to(acc), v_SGD[keys].to(acc)
+            dout = _grouped(dout_THD[rows], groups, acc)
+            scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
+            probs = (scores - _finite(_per_row(lse_TH[rows], groups))).exp_()
+            dprobs = torch.einsum("tgrd,sgd->grts", dout, v)
+            dscores = probs * (dprobs - _per_row(delta_TH[rows], groups)) * softmax_scale
+            # Per query head first, then over the group: shorter sums, smaller rounding errors.
+            dv[keys] += torch.einsum("grts,tgrd->sgrd", probs, dout).sum(2)
+            dk[keys] += torch.einsum("grts,tgrd->sgrd", dscores, q).sum(2)
+            dq[rows] += torch.einsum("grts,sgd->tgrd", dscores, k).flatten(1, 2)
+        return dq, dk, dv
+
+
+def _tiles(table: SliceTable, num_heads: int, device: torch.device) -> Iterator[Tile]:
+    """(query rows, keys, cells hidden by the band or None) of every tile with a visible cell."""
+    side = max(16, int((_TILE_CELLS / max(1, num_heads)) ** 0.5))
+    for q0, q1, k0, k1, d_lo, d_hi in table.slices.tolist():
+        for row in range(q0, q1, side):
+            row_end = min(row + side, q1)
+            first, last = max(k0, row + d_lo), min(k1, row_end + d_hi)
+            for key in range(first, last, side):
+                key_end = min(key + side, last)
+                hidden = _hidden(row, row_end, key, key_end, d_lo, d_hi, device)
+                yield slice(row, row_end), slice(key, key_end), hidden
+
+
+def _hidden(
+    q0: int, q1: int, k0: int, k1: int, d_lo: int, d_hi: int, device: torch.device
+) -> Tensor | None:
+    """bool [q1 - q0, k1 - k0], True outside the band; None where the band covers the tile."""
+    if k0 - (q1 - 1) >= d_lo and (k1 - 1) - q0 <= d_hi:
+        return None
+    keys, queries = torch.arange(k0, k1, device=device), torch.arange(q0, q1, device=device)
+    diagonal = keys - queries[:, None]
+    return (diagonal < d_lo) | (diagonal > d_hi)
+
+
+def _scores(q_THD: Tensor, k_SGD: Tensor, softmax_scale: float, hidden: Tensor | None) -> Tensor:
+    """Scaled scores [G, R, T, S] in the accumulation dtype, -inf where hidden."""
+    acc = acc_dtype(q_THD.dtype)
+    q = _grouped(q_THD, k_SGD.shape[1], acc)
+    scores = torch.einsum("tgrd,sgd->grts", q, k_SGD.to(acc)) * softmax_scale
+    return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)
+
+
+def _grouped(x_THD: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """[T, G, R, D]: query heads by the key/value head they share."""
+    return x_THD.unflatten(1, (groups, -1)).to(dtype)
+
+
+def _per_row(x_TH: Tensor, groups: int) -> Tensor:
+    """[G, R, T, 1] from [T, H]."""
+    return x_TH.T.unflatten(0, (groups, -1)).unsqueeze(-1)
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """-inf becomes 0, so that exp(-inf - lse) of an empty row is 0 and not nan."""
+    return lse.masked_fill(lse == -torch.inf, 0.0)

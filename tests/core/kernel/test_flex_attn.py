@@ -1,0 +1,188 @@
+"""The kernel front and its PyTorch reference against a dense fp64 answer."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from megatron_magi import AttnMask, AttnSlice, masks
+from megatron_magi.core.kernel import reference
+from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
+from megatron_magi.core.kernel.slice_table import slices_tensor
+from tests.dense import compare, dense_attention, random_mask, random_qkv
+
+MASKS = {
+    "causal": masks.causal(37),
+    "full": masks.full(19, 23),
+    "packed": masks.from_cu_seqlens([0, 1, 9, 30, 31]),
+    "window": masks.from_cu_seqlens([0, 20, 41], window_size=(5, 2), causal=False),
+    "block causal": masks.block_causal([[4, 7], [3, 3, 3]]),
+    "prefix tree": masks.prefix_tree([5, 4, 3, 2], [-1, 0, 0, 1], total_seqlen=17),
+    "pad rows": masks.from_cu_seqlens([0, 3, 8], total_seqlen=11),
+    "nothing": AttnMask([], 5, 7),
+    "one cell": AttnMask([AttnSlice(2, 3, 1, 2)], 4, 4),
+    "bi causal square": masks.from_ranges([[0, 6]], [[0, 6]], [3], total_seqlen_q=6),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (5, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_named_masks(name: str, heads: tuple[int, int], dtype: torch.dtype) -> None:
+    compare(MASKS[name], *random_qkv(MASKS[name], *heads, 8, dtype, seed=len(name)))
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_random_masks_are_exact_in_fp64(seed: int) -> None:
+    mask = random_mask(seed, 24, 20)
+    compare(mask, *random_qkv(mask, 4, 2, 4, torch.float64, seed))
+
+
+def test_tiles_smaller_than_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "_TILE_CELLS", 4 * 16 * 16)
+    mask = masks.from_cu_seqlens([0, 70, 100], window_size=(40, 3), causal=False)
+    compare(mask, *random_qkv(mask, 4, 2, 8, torch.float64, 3))
+
+
+def test_views_with_any_row_stride() -> None:
+    mask = masks.causal(12)
+    packed = torch.randn(12, 3, 2, 8, dtype=torch.float64)
+    q, k, v = (packed[:, i] for i in range(3))
+    compare(mask, *(x.detach().requires_grad_() for x in (q, k, v)), torch.randn_like(q))
+
+
+def test_gradient_of_lse() -> None:
+    q, k, v, _ = random_qkv(MASKS["packed"], 2, 1, 4, torch.float64, 0)
+    weight = torch.randn(q.shape[:2], dtype=torch.float64)
+    _, meta = flex_flash_attn_func(q, k, v, slices=MASKS["packed"])
+    got = torch.autograd.grad((meta.lse * weight).sum(), (q, k))
+    _, lse = dense_attention(q, k, v, MASKS["packed"], 0.5)
+    want = torch.autograd.grad((lse * weight).sum(), (q, k))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_ranges_with_type_codes() -> None:
+    q_ranges = torch.tensor([[0, 10], [10, 25]], dtype=torch.int32)
+    types = torch.tensor([1, 2], dtype=torch.int32)
+    mask = masks.from_ranges(q_ranges.numpy(), q_ranges.numpy(), types.numpy(), total_seqlen_q=25)
+    q, k, v, _ = random_qkv(mask, 2, 2, 4, torch.float64, 1)
+    out, meta = flex_flash_attn_func(q, k, v, q_ranges, q_ranges, types)
+    want, lse = dense_attention(q, k, v, mask, 0.5)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(meta.lse, lse)
+
+
+def test_ranges_changed_in_place_are_noticed() -> None:
+    ranges = torch.tensor([[0, 8]], dtype=torch.int32)
+    q, k, v, _ = random_qkv(masks.full(8), 1, 1, 4, torch.float64, 1)
+    flex_flash_attn_func(q, k, v, ranges, ranges)
+    ranges[0, 1] = 5
+    _, meta = flex_flash_attn_func(q, k, v, ranges, ranges)
+    assert (meta.lse[5:] == -math.inf).all() and meta.lse[:5].isfinite().all()
+    slices = slices_tensor(masks.full(8))
+    flex_flash_attn_func(q, k, v, slices=slices)
+    slices[0, 1] = 3
+    _, meta = flex_flash_attn_func(q, k, v, slices=slices)
+    assert (meta.lse[3:] == -math.inf).all()
+
+
+def test_no_ranges_mean_full_attention_and_scale_is_used() -> None:
+    q, k, v, _ = random_qkv(masks.full(6, 9), 2, 1, 4, torch.float64, 2)
+    out, _ = flex_flash_attn_func(q, k, v, softmax_scale=0.1)
+    torch.testing.assert_close(out, dense_attention(q, k, v, masks.full(6, 9), 0.1)[0])
+
+
+def test_out_dtype() -> None:
+    q, k, v, _ = random_qkv(masks.causal(6), 1, 1, 4, torch.bfloat16, 2)
+    out, meta = flex_flash_attn_func(q, k, v, slices=masks.causal(6), out_dtype=torch.float32)
+    assert out.dtype == torch.float32 and meta.lse.dtype == torch.float32
+
+
+def test_two_runs_give_equal_bits() -> None:
+    mask = MASKS["prefix tree"]
+    q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float32, 5)
+    runs = []
+    for _ in range(2):
+        out, meta = flex_flash_attn_func(q, k, v, slices=mask)
+        runs.append((out, meta.lse, *torch.autograd.grad(out, (q, k, v), dout)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_meta_tensors_and_opcheck() -> None:
+    slices = slices_tensor(masks.causal(6))
+    q = torch.empty(6, 4, 8, device="meta", dtype=torch.bfloat16)
+    k = torch.empty(6, 2, 8, device="meta", dtype=torch.bfloat16)
+    out, meta = flex_flash_attn_func(q, k, k, slices=slices)
+    assert out.shape == q.shape and out.device.type == "meta"
+    assert meta.lse.shape == (6, 4) and meta.lse.dtype == torch.float32
+    q, k, v, _ = random_qkv(masks.causal(6), 4, 2, 8, torch.float64, 0)
+    args = (q, k, v, slices, 0.3, torch.float64, "auto", False)
+    torch.library.opcheck(torch.ops.magi.flex_attn_fwd.default, args)
+
+
+def test_torch_compile_sees_one_graph() -> None:
+    mask = masks.causal(6)
+    slices = slices_tensor(mask)
+    q, k, v, dout = random_qkv(mask, 2, 1, 8, torch.float32, 0)
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_flash_attn_func(q * 2, k, v, slices=slices)[0] + 1
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    got, want = compiled(q, k, v), step(q, k, v)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(
+        torch.autograd.grad(got, (q, k, v), dout),
+        torch.autograd.grad(want, (q, k, v), dout),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def tensors(t: int = 4, s: int = 4, h: int = 2, g: int = 2, d: int = 4) -> list[Tensor]:
+    return [torch.zeros(t, h, d), torch.zeros(s, g, d), torch.zeros(s, g, d)]
+
+
+@pytest.mark.parametrize(
+    "change, error, text",
+    [
+        (lambda x: x.__setitem__(1, x[1].double()), TypeError, "share q's dtype torch.float32"),
+        (lambda x: x.__setitem__(0, x[0].int()), TypeError, "must be fp16, bf16"),
+        (lambda x: x.__setitem__(0, x[0][None]), ValueError, "fold the batch into the tokens"),
+        (lambda x: x.__setitem__(1, x[1][:3]), ValueError, "k and v must have equal shapes"),
+        (lambda x: x.__setitem__(0, torch.zeros(4, 3, 4)), ValueError, "got 3 and 2"),
+        (lambda x: x.__setitem__(0, torch.zeros(4, 4, 2).mT), ValueError, "contiguous in head_dim"),
+        (lambda x: x.__setitem__(2, x[2].to("meta")), ValueError, "must be on q's device cpu"),
+    ],
+)
+def test_bad_tensors_are_refused(change: object, error: type, text: str) -> None:
+    x = tensors()
+    change(x)  # type: ignore[operator]
+    with pytest.raises(error, match=text):
+        flex_flash_attn_func(*x)
+
+
+def test_bad_slices_are_refused() -> None:
+    x = tensors()
+    ranges = torch.tensor([[0, 4]])
+    for kwargs, text in (
+        ({"slices": torch.zeros(1, 6)}, "slices must be int32"),
+        ({"slices": torch.zeros(1, 5, dtype=torch.int32)}, r"got torch.int32 \[1, 5\]"),
+        ({"q_ranges": ranges}, "must both be given"),
+        ({"q_ranges": ranges, "k_ranges": ranges, "slices": masks.full(4)}, "got both"),
+        ({"q_ranges": ranges + 1, "k_ranges": ranges}, r"q_end <= total_seqlen_q = 4"),
+        ({"slices": masks.full(5)}, "total_seqlen_q = 4"),
+        ({"backend": "cudnn"}, "must be 'auto', 'cuda', 'flex' or 'reference', got 'cudnn'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            flex_flash_attn_func(*x, **kwargs)
+    double = torch.tensor([[0, 4], [0, 4]])
+    with pytest.raises(ValueError, match="must not share a cell"):
+        flex_flash_attn_func(*x, double, double)
+    with pytest.raises(NotImplementedError, match="needs CUDA tensors, got cpu"):
+        flex_flash_attn_func(*x, backend="cuda")
