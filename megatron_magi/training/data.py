@@ -1,0 +1,192 @@
+"""Packed samples from Megatron's .bin/.idx files, with their document boundaries.
+
+One epoch is all documents in a seeded order, laid end to end and cut every `seq_length` tokens.
+Sample n is a function of (files, seed, seq_length, n) alone: no layout of processes changes it.
+A document cut at a sample's end goes on in another sample, where it counts as a document of its
+own. A document's last token is its EOD; the label behind it belongs to the next document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, islice
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_magi.core.mask.builders import causal, cu_seqlens_from_eod, from_cu_seqlens
+from megatron_magi.core.mask.mask import AttnMask
+from megatron_magi.training.config import DataConfig, RecipeError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PackedSample:
+    """One microbatch in global order, before it is spread over the context-parallel ranks."""
+
+    index: int
+    """Number of the sample in the run's order."""
+    tokens: npt.NDArray[np.int64]
+    """int64 [seq_length]"""
+    labels: npt.NDArray[np.int64]
+    """int64 [seq_length], labels[i] is the token after tokens[i]."""
+    loss_mask: npt.NDArray[np.float32]
+    """float32 [seq_length], 0 where the label is another document's first token."""
+    cu_seqlens: npt.NDArray[np.int32]
+    """int32 [num_documents + 1]"""
+    documents: tuple[int, ...]
+    """Indices in the .idx file, for messages."""
+
+
+class PackedDataset:
+    """Endless sequence of `PackedSample`s, reshuffled every epoch; index it by sample number.
+
+    Raises:
+        RecipeError: if the files are missing, too small, or do not end documents with `eod_token`.
+    """
+
+    def __init__(self, config: DataConfig, seed: int) -> None:
+        self.config = config
+        self.seed = seed
+        self.indexed = _open_indexed(config)
+        self.lengths = np.asarray(self.indexed.sequence_lengths, dtype=np.int64)
+        self.samples_per_epoch = (int(self.lengths.sum()) - 1) // config.seq_length
+        if self.samples_per_epoch < 1:
+            raise RecipeError(
+                f"data.path must hold more tokens than data.seq_length {config.seq_length}, got "
+                f"{int(self.lengths.sum())} in {config.path}; pack more text or shorten the samples"
+            )
+
+    def __getitem__(self, index: int) -> PackedSample:
+        epoch, number = divmod(index, self.samples_per_epoch)
+        documents, starts, samples = _epoch_order(self, epoch)
+        begin = int(samples[number]) * self.config.seq_length
+        stream, used = self._read(documents, starts, begin, self.config.seq_length + 1)
+        tokens, labels = stream[:-1], stream[1:]
+        is_eod = tokens == self.config.eod_token
+        across = is_eod if self.config.mask_across_documents else np.zeros_like(is_eod)
+        cu_seqlens = cu_seqlens_from_eod(np.flatnonzero(is_eod), len(tokens))
+        return PackedSample(index, tokens, labels, (~across).astype(np.float32), cu_seqlens, used)
+
+    def _read(
+        self,
+        documents: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        begin: int,
+        num_tokens: int,
+    ) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+        """Tokens [begin, begin + num_tokens) of an epoch's stream and the documents they span."""
+        slot = int(np.searchsorted(starts, begin, side="right")) - 1
+        pieces, used, missing = [], [], num_tokens
+        offset = begin - int(starts[slot])
+        while missing:
+            document = int(documents[slot])
+            length = min(missing, int(self.lengths[document]) - offset)
+            if length:
+                piece = self.indexed.get(document, offset=offset, length=length)
+                pieces.append(np.asarray(piece, dtype=np.int64))
+                used.append(document)
+            missing, offset, slot = missing - length, 0, slot + 1
+        return np.concatenate(pieces), tuple(used)
+
+    def document_names(self, sample: PackedSample) -> list[str]:
+        """Names of a sample's documents where PREFIX.documents has them, else their numbers."""
+        names = _read_names(self.config.path)
+        return [
+            f"{d} ({names[d]})" if names is not None and d < len(names) else str(d)
+            for d in sample.documents
+        ]
+
+
+def sample_mask(sample: PackedSample, config: DataConfig) -> AttnMask:
+    """The attention mask of a sample, as its recipe wants it."""
+    cu_seqlens = sample.cu_seqlens
+    if config.moved_boundary:
+        cu_seqlens = move_boundary(cu_seqlens, config.moved_boundary)
+    if config.mask == "causal" and config.window is None:
+        return causal(len(sample.tokens))
+    if config.mask == "causal":
+        cu_seqlens = np.array([0, len(sample.tokens)], dtype=np.int32)
+    left = -1 if config.window is None else config.window - 1
+    return from_cu_seqlens(cu_seqlens, causal=True, window_size=(left, 0))
+
+
+def move_boundary(cu_seqlens: npt.NDArray[np.int32], shift: int) -> npt.NDArray[np.int32]:
+    """The first inner boundary moved by `shift` tokens, no further than its neighbours."""
+    moved = cu_seqlens.copy()
+    if len(moved) > 2:
+        moved[1] = np.clip(moved[1] + shift, moved[0], moved[2])
+    return moved
+
+
+def microbatch_indices(global_batch_size: int, dp_rank: int, dp_size: int) -> Iterator[int]:
+    """Sample numbers of one data-parallel rank; step s covers [s * batch, (s + 1) * batch)."""
+    for step in count():
+        for number in range(dp_rank, global_batch_size, dp_size):
+            yield step * global_batch_size + number
+
+
+def prefetch(make: Callable[[int], T], indices: Iterator[int], depth: int) -> Iterator[T]:
+    """Yield make(i) for i in indices, computed up to `depth` ahead in one thread, in order."""
+    if depth < 1:
+        yield from map(make, indices)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="microbatch") as pool:
+        queue: SimpleQueue[Future[T]] = SimpleQueue()
+        for index in islice(indices, depth):
+            queue.put(pool.submit(make, index))
+        while not queue.empty():
+            ready = queue.get().result()
+            for index in islice(indices, 1):
+                queue.put(pool.submit(make, index))
+            yield ready
+
+
+@lru_cache(maxsize=2)
+def _epoch_order(
+    dataset: PackedDataset, epoch: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Document order, where each begins in the stream, and sample order of one epoch.
+
+    RandomState's stream is frozen across NumPy versions; Generator's is not.
+    """
+    rng = np.random.RandomState([dataset.seed & 0xFFFFFFFF, epoch])
+    documents = rng.permutation(len(dataset.lengths))
+    starts = np.concatenate([[0], np.cumsum(dataset.lengths[documents])[:-1]])
+    return documents, starts, rng.permutation(dataset.samples_per_epoch)
+
+
+@lru_cache(maxsize=4)
+def _read_names(prefix: str) -> list[str] | None:
+    path = Path(f"{prefix}.documents")
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+
+
+def _open_indexed(config: DataConfig) -> Any:
+    for suffix in (".bin", ".idx"):
+        if not Path(config.path + suffix).is_file():
+            raise RecipeError(
+                f"data.path must be the prefix of a .bin and an .idx file, got {config.path!r} and "
+                f"no {config.path + suffix}; make them with scripts/prepare_data.py"
+            )
+    from megatron_magi.adapter.compat import require_megatron
+
+    require_megatron()
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    indexed = IndexedDataset(config.path)
+    for document in range(min(len(indexed), 16)):
+        if indexed[document][-1] != config.eod_token:
+            raise RecipeError(
+                f"every document must end with data.eod_token {config.eod_token}, got "
+                f"{int(indexed[document][-1])} at the end of document {document} of "
+                f"{config.path}; set data.eod_token, or pack with an EOD (--append-eod)"
+            )
+    return indexed

@@ -1,0 +1,106 @@
+"""One packed sample made ready for the model: mask and plan ahead of time, rows at its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import tee
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer import TransformerConfig
+
+from megatron_magi.adapter.batch import Batch, LocalBatch, dispatch_batch
+from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.training.config import RunConfig
+from megatron_magi.training.data import (
+    PackedDataset,
+    PackedSample,
+    microbatch_indices,
+    prefetch,
+    sample_mask,
+)
+
+
+@dataclass
+class Microbatch:
+    """A sample with its plan, in global order and on the CPU."""
+
+    sample: PackedSample
+    batch: Batch
+    area: int
+    """Visible (query, key) pairs, the attention work."""
+    packed: MagiPackedSeqParams | None
+    """Plan and positions; None for the dense reference."""
+    hidden: torch.Tensor | None
+    """bool [1, 1, T, T] of the dense reference, True = hidden; None for ours."""
+
+    @property
+    def imbalance(self) -> float:
+        """Largest over mean load of the context-parallel ranks."""
+        return 1.0 if self.packed is None else self.packed.dispatch_plan.imbalance
+
+    def local(self, needs_rows: bool, device: torch.device, cp_group: Any) -> LocalBatch:
+        """This rank's rows on `device`; every rank calls it, with or without a use for rows."""
+        batch = _move(self.batch, device) if needs_rows else None
+        if self.packed is None:
+            hidden = None if self.hidden is None else self.hidden.to(device)
+            return LocalBatch(batch, None, attention_mask=hidden)
+        return dispatch_batch(batch, self.packed, cp_group)
+
+
+def microbatch_streams(
+    config: RunConfig, model_config: TransformerConfig, device: torch.device
+) -> tuple[PackedDataset, list[Iterator[Microbatch]]]:
+    """The data set and one endless stream of this replica's microbatches per model chunk."""
+    dataset = PackedDataset(config.data, config.train.seed)
+    cp_group = parallel_state.get_context_parallel_group()
+
+    def make(index: int) -> Microbatch:
+        return _make(dataset[index], config, model_config, cp_group, device)
+
+    indices = microbatch_indices(
+        config.train.global_batch_size,
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_world_size(),
+    )
+    stream = prefetch(make, indices, config.data.prefetch)
+    return dataset, list(tee(stream, config.parallel.vpp or 1))
+
+
+def _make(
+    sample: PackedSample,
+    config: RunConfig,
+    model_config: TransformerConfig,
+    cp_group: Any,
+    device: torch.device,
+) -> Microbatch:
+    mask = sample_mask(sample, config.data)
+    batch = Batch(
+        tokens=torch.from_numpy(sample.tokens)[None],
+        labels=torch.from_numpy(sample.labels)[None],
+        loss_mask=torch.from_numpy(sample.loss_mask)[None],
+    )
+    packed = hidden = None
+    if config.attention == "dense":
+        hidden = ~torch.from_numpy(mask.to_dense())[None, None]
+    else:
+        packed = make_packed_seq_params(
+            sample.cu_seqlens,
+            model_config,
+            cp_group,
+            magi_config=config.magi,
+            mask=mask,
+            restart_positions=config.data.mask == "document",
+            device=device,
+        )
+    return Microbatch(sample, batch, mask.area(), packed, hidden)
+
+
+def _move(batch: Batch, device: torch.device) -> Batch:
+    return Batch(
+        tokens=batch.tokens.to(device, non_blocking=True),
+        labels=batch.labels.to(device, non_blocking=True),
+        loss_mask=batch.loss_mask.to(device, non_blocking=True),
+    )

@@ -1,0 +1,131 @@
+"""Processes and groups: joins a launched world, or starts one on this machine."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.process
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megatron_magi.training.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands in its world."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    init_method: str = "env://"
+    """How torch.distributed finds the others."""
+    num_threads: int | None = None
+    """CPU threads of this process. None: torch's choice."""
+
+
+@contextmanager
+def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
+    """torch.distributed (nccl with CUDA, else gloo) and Megatron's groups, torn down at the end."""
+    quiet_megatron()
+    import torch
+
+    from megatron_magi.adapter.cpu import install_cpu_runtime
+
+    on_cpu = install_cpu_runtime()
+    if not on_cpu:
+        torch.cuda.set_device(place.local_rank)
+    elif place.num_threads is not None:
+        torch.set_num_threads(place.num_threads)
+    torch.distributed.init_process_group(
+        "gloo" if on_cpu else "nccl",
+        init_method=place.init_method,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=datetime.timedelta(minutes=10),
+    )
+    try:
+        _initialize_megatron(config)
+        yield
+    finally:
+        _destroy()
+
+
+def run_local(work: Callable[[Place], None], num_processes: int) -> int:
+    """Run `work` in `num_processes` new processes of this machine; the exit code of the run.
+
+    The first failure ends the others (they would wait for it in a collective).
+    """
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, _num_cpus() // num_processes)
+    with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
+        method = f"file://{Path(folder) / 'rendezvous'}"
+        places = [Place(r, num_processes, r, method, threads) for r in range(num_processes)]
+        workers = [context.Process(target=work, args=(place,), daemon=True) for place in places]
+        for worker in workers:
+            worker.start()
+        try:
+            return _wait(workers)
+        finally:
+            for worker in workers:
+                worker.terminate()
+                worker.join(10)
+
+
+def quiet_megatron() -> None:
+    """Silence what Megatron says about packages that nobody needs here."""
+    for message in ("(Transformer Engine and )?Apex (is|are) not installed", "full scope is depr"):
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+
+
+def _num_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _wait(workers: Sequence[multiprocessing.process.BaseProcess]) -> int:
+    while any(w.exitcode is None for w in workers):
+        failed = [w.exitcode for w in workers if w.exitcode]
+        if failed:
+            time.sleep(1.0)  # others often fail of the same cause: let them say so
+            return abs(failed[0])
+        multiprocessing.connection.wait([w.sentinel for w in workers if w.exitcode is None])
+    sys.stdout.flush()
+    return max(abs(w.exitcode or 0) for w in workers)
+
+
+def _initialize_megatron(config: RunConfig) -> None:
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    p = config.parallel
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=p.tp,
+        pipeline_model_parallel_size=p.pp,
+        virtual_pipeline_model_parallel_size=p.vpp,
+        context_parallel_size=p.cp,
+        expert_model_parallel_size=p.ep,
+    )
+    model_parallel_cuda_manual_seed(config.train.seed)
+
+
+def _destroy() -> None:
+    import torch
+    from megatron.core import parallel_state
+
+    if parallel_state.is_initialized():
+        parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()

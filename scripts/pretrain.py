@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Train a recipe on stock megatron-core.
+
+    python scripts/pretrain.py recipes/tiny_llama_cpu.yaml [section.key=value ...]
+    torchrun --nproc-per-node 8 scripts/pretrain.py recipes/llama3_1b_h200.yaml
+
+Alone it starts the recipe's tp * pp * cp * dp processes on this machine; under torchrun it joins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+
+from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
+from megatron_magi.training.processes import Place, process_groups, run_local
+from megatron_magi.training.recipe import load_recipe, to_yaml
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", help="YAML file; every key is a field of RunConfig")
+    parser.add_argument("overrides", nargs="*", help="section.key=value, null for None")
+    parser.add_argument("--print-config", action="store_true", help="print every value and stop")
+    args = parser.parse_args(arguments)
+    place = _launched_place()
+    try:
+        config = load_recipe(args.recipe, args.overrides)
+        if args.print_config:
+            print(to_yaml(config), end="")
+            return 0
+        num_processes = config.parallel.model_size * (config.parallel.dp or 1)
+        data_parallel_size(config, place.world_size if place else num_processes)
+    except RecipeError as error:
+        if place is None or place.rank == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    if place is not None:
+        run_rank(config, place)
+        return 0
+    return run_local(partial(run_rank, config), num_processes)
+
+
+def run_rank(config: RunConfig, place: Place) -> None:
+    """One process of the run; ends it with exit code 1 and one line for an expected error."""
+    with process_groups(config, place):
+        from megatron_magi.training.loop import TrainingStopped, train
+
+        try:
+            train(config)
+        except (RecipeError, TrainingStopped) as error:
+            print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
+            sys.exit(1)
+
+
+def _launched_place() -> Place | None:
+    """The place torchrun or srun-with-torchrun-variables gave this process; None when alone."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    return Place(
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
