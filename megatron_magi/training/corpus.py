@@ -101,7 +101,9 @@ def read_documents(
         exclude: names of files and folders left out.
         split: a regular expression; a line that it matches at its start begins a new document.
     """
-    start_of_piece = None if split is None else re.compile(split.encode(), re.MULTILINE)
+    start_of_piece = (
+        None if split is None else re.compile(b"^(?:" + split.encode() + b")", re.MULTILINE)
+    )
     for root in inputs:
         for path in _walk(root, include, exclude):
             for document in _read_file(path, root):

@@ -119,7 +119,8 @@ def _check_keys(part: DictConfig) -> None:
 def _suggest(key: str, schema: Mapping[str, bool]) -> str:
     leaf = key.rsplit(".", 1)[-1]
     same_leaf = [k for k in schema if k.rsplit(".", 1)[-1] == leaf]
-    near = same_leaf or get_close_matches(key, schema, n=1, cutoff=0.7)
+    as_deep = [k for k in schema if k.count(".") == key.count(".")]
+    near = same_leaf or get_close_matches(key, as_deep, n=1, cutoff=0.7)
     if not near:
         leaves = {k.rsplit(".", 1)[-1]: k for k in schema}
         near = [leaves[m] for m in get_close_matches(leaf, leaves, n=1, cutoff=0.6)]

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Makes a virtual environment with this package, one of its extras, torch and megatron-core.
+#   bash scripts/setup_env.sh VENV EXTRA        e.g. .venv quickstart
+# Needs Python 3.10 or later with pip and venv, and a C++20 compiler. A torch (2.6 or later) that
+# python3 already imports is used as it is; otherwise the pinned one is installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=${1:-.venv}
+extra=${2:-quickstart}
+torch_pin=2.13.0
+
+fail() { printf 'error: %s\n' "$1" >&2; exit 2; }
+
+find_python() {
+  local candidate
+  for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  fail "Python 3.10 or later is needed, got none on the PATH; install one"
+}
+
+has_torch='import torch, sys; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6))'
+
+make_venv() {
+  local python
+  python=$(find_python)
+  command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null ||
+    fail "a C++20 compiler is needed for the planner, got none; install g++ 10 or clang 12 or later"
+  if "$python" -c "$has_torch" 2>/dev/null; then
+    echo "environment: $venv, with the torch that $python already has"
+    "$python" -m venv --system-site-packages "$venv"
+  else
+    echo "environment: $venv, new"
+    "$python" -m venv "$venv"
+  fi
+}
+
+install_torch() {
+  "$venv/bin/python" -c "$has_torch" 2>/dev/null && return
+  cat <<TEXT
+torch is not importable here, so torch==$torch_pin will be downloaded. A CPU build is about 0.2 GB; the
+build that PyPI has for Linux brings CUDA with it and is several GB. To choose the small one, stop now, run
+  $venv/bin/python -m pip install torch==$torch_pin --index-url https://download.pytorch.org/whl/cpu
+and start again.
+TEXT
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$torch_pin"
+}
+
+# megatron-core 0.17 and later say they need Python 3.12; 0.16.1 is what older ones get.
+megatron_pin=0.16.1
+ready="$venv/.ready-$extra"
+[ -x "$venv/bin/python" ] || make_venv
+"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))' && megatron_pin=0.19.2
+key="$(cat pyproject.toml setup.py "$0" | cksum) $(find megatron_magi/csrc -newer "$ready" 2>/dev/null)"
+if [ "$(cat "$ready" 2>/dev/null || true)" = "$key" ]; then
+  exit 0
+fi
+install_torch
+echo "installing megatron_magi[$extra] and megatron-core $megatron_pin"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+  -e ".[$extra]" "megatron-core==$megatron_pin"
+"$venv/bin/python" -c 'import megatron_magi._solver, megatron.core, torch' 2>/dev/null ||
+  fail "the environment $venv does not import what it needs; remove it and start again"
+key="$(cat pyproject.toml setup.py "$0" | cksum) "
+printf '%s' "$key" >"$ready"

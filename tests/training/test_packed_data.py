@@ -1,0 +1,232 @@
+"""Packing and reading back: nothing lost, boundaries where the EODs are, one order for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_magi.training.config import DataConfig, RecipeError
+from megatron_magi.training.corpus import ByteTokenizer, Document, limit_bytes, pack, read_documents
+from megatron_magi.training.data import (
+    PackedDataset,
+    microbatch_indices,
+    move_boundary,
+    prefetch,
+    sample_mask,
+)
+
+EOD = 256
+LENGTHS = (5, 40, 1, 17, 64, 3, 90, 2, 33)
+TEXTS = [bytes(65 + (i * 7 + j) % 26 for j in range(n)) for i, n in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("packed") / "corpus"
+    pack((Document(f"d{i}", t) for i, t in enumerate(TEXTS)), target, ByteTokenizer())
+    return target
+
+
+def open_dataset(
+    prefix: Path, seq_length: int = 32, seed: int = 1, **fields: object
+) -> PackedDataset:
+    return PackedDataset(DataConfig(path=str(prefix), seq_length=seq_length, **fields), seed)  # type: ignore[arg-type]
+
+
+def epoch_stream(dataset: PackedDataset, epoch: int = 0) -> np.ndarray:
+    """An epoch's tokens put together from its samples, in stream order."""
+    pieces = {}
+    n = dataset.samples_per_epoch
+    rng = np.random.RandomState([dataset.seed, epoch])
+    rng.permutation(len(dataset.lengths))
+    order = rng.permutation(n)
+    for number in range(n):
+        pieces[order[number]] = dataset[epoch * n + number].tokens
+    return np.concatenate([pieces[k] for k in range(n)])
+
+
+def test_every_text_reads_back_with_its_eod(prefix: Path) -> None:
+    dataset = open_dataset(prefix)
+    assert dataset.lengths.tolist() == [n + 1 for n in LENGTHS]
+    for i, text in enumerate(TEXTS):
+        ids = np.asarray(dataset.indexed[i])
+        assert ids[-1] == EOD
+        assert ByteTokenizer().decode(ids) == text
+
+
+def test_stats_count_what_was_packed(prefix: Path) -> None:
+    stats = json.loads(Path(f"{prefix}.json").read_text())
+    assert stats["num_documents"] == len(TEXTS)
+    assert stats["num_tokens"] == sum(LENGTHS) + len(LENGTHS)
+    assert stats["length_percentiles"]["max"] == 91
+    assert stats["length_histogram"] == {"<=50": 7, "<=100": 2}
+    assert len(stats["sha256"]) == 64
+
+
+def test_packing_twice_gives_the_same_bytes(prefix: Path, tmp_path: Path) -> None:
+    documents = [Document(f"d{i}", t) for i, t in enumerate(TEXTS)]
+    again = pack(documents, tmp_path / "again", ByteTokenizer())
+    assert again.sha256 == json.loads(Path(f"{prefix}.json").read_text())["sha256"]
+
+
+@pytest.mark.parametrize("seq_length", [1, 7, 32, 100])
+def test_an_epoch_is_all_documents_end_to_end(prefix: Path, seq_length: int) -> None:
+    stream = epoch_stream(open_dataset(prefix, seq_length))
+    text = stream.astype(np.int64).tolist()
+    whole = [i for d in _stream_documents(text) for i in d]
+    assert whole == text
+    total = sum(LENGTHS) + len(LENGTHS)
+    assert len(stream) == (total - 1) // seq_length * seq_length
+    complete = [bytes(d[:-1]) for d in _stream_documents(text) if d[-1] == EOD]
+    assert set(complete) <= set(TEXTS)
+    assert len(complete) >= len(TEXTS) - 1 - seq_length // 4
+
+
+def _stream_documents(text: list[int]) -> Iterator[list[int]]:
+    start = 0
+    for i, token in enumerate(text):
+        if token == EOD:
+            yield text[start : i + 1]
+            start = i + 1
+    if start < len(text):
+        yield text[start:]
+
+
+def test_labels_are_the_next_tokens_and_stop_at_documents(prefix: Path) -> None:
+    dataset = open_dataset(prefix)
+    for i in range(dataset.samples_per_epoch):
+        sample = dataset[i]
+        assert np.array_equal(sample.labels[:-1], sample.tokens[1:])
+        assert np.array_equal(sample.loss_mask == 0, sample.tokens == EOD)
+    ours = open_dataset(prefix, mask_across_documents=False)[0]
+    assert ours.loss_mask.all()
+
+
+def test_boundaries_stand_behind_every_eod(prefix: Path) -> None:
+    dataset = open_dataset(prefix, 50)
+    seen_inner = 0
+    for i in range(dataset.samples_per_epoch):
+        sample = dataset[i]
+        inner = (np.flatnonzero(sample.tokens == EOD) + 1).tolist()
+        assert sample.cu_seqlens.tolist() == sorted({0, *inner, 50})
+        assert len(sample.documents) >= len(sample.cu_seqlens) - 1
+        seen_inner += len(inner)
+    assert seen_inner > 3
+
+
+def test_the_mask_is_causal_inside_documents(prefix: Path) -> None:
+    dataset = open_dataset(prefix, 24)
+    for i in range(dataset.samples_per_epoch):
+        sample = dataset[i]
+        document = np.cumsum(np.concatenate([[0], sample.tokens[:-1] == EOD]))
+        same = document[:, None] == document[None, :]
+        expected = same & np.tri(24, dtype=bool)
+        assert np.array_equal(sample_mask(sample, dataset.config).to_dense(), expected)
+        windowed = DataConfig(path="x", window=4)
+        near = np.subtract.outer(np.arange(24), np.arange(24)) < 4
+        assert np.array_equal(sample_mask(sample, windowed).to_dense(), expected & near)
+        plain = DataConfig(path="x", mask="causal")
+        assert np.array_equal(sample_mask(sample, plain).to_dense(), np.tri(24, dtype=bool))
+
+
+def test_the_negative_control_moves_one_boundary(prefix: Path) -> None:
+    cu_seqlens = np.array([0, 4, 9, 20], dtype=np.int32)
+    assert move_boundary(cu_seqlens, 2).tolist() == [0, 6, 9, 20]
+    assert move_boundary(cu_seqlens, 50).tolist() == [0, 9, 9, 20]
+    assert move_boundary(cu_seqlens, -50).tolist() == [0, 0, 9, 20]
+    assert move_boundary(cu_seqlens[[0, 3]], 2).tolist() == [0, 20]
+    dataset = open_dataset(prefix, 50)
+    changed = DataConfig(path="x", moved_boundary=1)
+    for i in range(dataset.samples_per_epoch):
+        sample = dataset[i]
+        moved = sample_mask(sample, changed) != sample_mask(sample, dataset.config)
+        assert moved == (len(sample.cu_seqlens) > 2)
+
+
+def test_order_depends_on_seed_and_epoch_alone(prefix: Path) -> None:
+    first, second = open_dataset(prefix), open_dataset(prefix)
+    n = first.samples_per_epoch
+    ids = range(2 * n)
+    backwards = {i: second[i].tokens for i in reversed(ids)}
+    assert all(np.array_equal(first[i].tokens, backwards[i]) for i in ids)
+    epochs = [np.concatenate([first[i].tokens for i in range(e * n, e * n + n)]) for e in (0, 1)]
+    assert not np.array_equal(*epochs)
+    other_seed = open_dataset(prefix, seed=2)
+    assert any(not np.array_equal(first[i].tokens, other_seed[i].tokens) for i in range(n))
+
+
+@pytest.mark.parametrize("dp", [1, 2, 3, 6])
+def test_replicas_share_each_batch_without_gaps(dp: int) -> None:
+    per_step = 6 // dp
+    streams = [list(islice(microbatch_indices(6, r, dp), 3 * per_step)) for r in range(dp)]
+    for step in range(3):
+        taken = [i for s in streams for i in s[step * per_step : (step + 1) * per_step]]
+        assert sorted(taken) == list(range(step * 6, step * 6 + 6))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_prefetch_keeps_order_and_ends(depth: int) -> None:
+    assert list(prefetch(lambda i: i * i, iter(range(7)), depth)) == [i * i for i in range(7)]
+
+
+def test_prefetch_raises_where_the_item_is_taken() -> None:
+    stream = prefetch(lambda i: 1 // i, iter([1, 0]), 2)
+    assert next(stream) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+
+
+def test_documents_are_named(prefix: Path) -> None:
+    dataset = open_dataset(prefix)
+    names = dataset.document_names(dataset[0])
+    assert names == [f"{d} (d{d})" for d in dataset[0].documents]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"path": "nowhere"}, "no nowhere.bin"),
+        ({"seq_length": 1000}, "more tokens than data.seq_length 1000, got 264"),
+        ({"eod_token": 7}, "end with data.eod_token 7, got 256"),
+    ],
+    ids=["missing", "short", "eod"],
+)
+def test_bad_data_is_one_clear_error(prefix: Path, fields: dict[str, object], says: str) -> None:
+    config = DataConfig(**{"path": str(prefix), "seq_length": 32, **fields})  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=says):
+        PackedDataset(config, 0)
+
+
+def test_folders_files_and_jsonl(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "skip").mkdir()
+    (tmp_path / "b.py").write_text("x = 1\ndef f():\n  pass\nclass C:\n  pass\n")
+    (tmp_path / "sub" / "a.py").write_text("y = 2\n")
+    (tmp_path / "skip" / "c.py").write_text("z = 3\n")
+    (tmp_path / "binary.py").write_bytes(b"\x00\x01")
+    (tmp_path / "empty.py").write_text(" \n")
+    (tmp_path / "t.jsonl").write_text('{"text": "eins"}\n\n{"text": "zwei"}\n')
+    whole = list(read_documents([tmp_path], include=("*.py",), exclude=("skip",)))
+    assert [d.name for d in whole] == ["b.py", "sub/a.py"]
+    cut = list(read_documents([tmp_path / "b.py"], split="(def|class) "))
+    assert [d.name for d in cut] == ["b.py#1", "b.py#2", "b.py#3"]
+    assert b"".join(d.text for d in cut) == (tmp_path / "b.py").read_bytes()
+    lines = list(read_documents([tmp_path / "t.jsonl"]))
+    assert [(d.name, d.text) for d in lines] == [("t.jsonl:1", b"eins"), ("t.jsonl:3", b"zwei")]
+    assert len(list(limit_bytes(iter(lines), 4))) == 1
+
+
+def test_bad_input_files(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"txt": 1}\n')
+    with pytest.raises(RecipeError, match=r'an object with a "text".*bad.jsonl line 1'):
+        list(read_documents([tmp_path / "bad.jsonl"]))
+    with pytest.raises(RecipeError, match="does not exist"):
+        list(read_documents([tmp_path / "nowhere"]))
+    with pytest.raises(RecipeError, match="one document or more"):
+        pack([], tmp_path / "none", ByteTokenizer())
+    assert not Path(f"{tmp_path}/none.bin").exists()

@@ -1,0 +1,127 @@
+"""Recipes: every key is a field, every error says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
+from megatron_magi.training.recipe import known_keys, load_recipe, to_yaml
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MINIMAL = "data: {path: somewhere}\n"
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> RunConfig:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return load_recipe(path, overrides)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_recipes_load_and_say_where_they_were_checked(path: Path) -> None:
+    config = load_recipe(path, ["data.path=somewhere"])
+    assert config.name == path.stem
+    assert "hecked on" in path.read_text() or "not run" in path.read_text()
+
+
+def test_values_come_from_defaults_then_file_then_overrides(tmp_path: Path) -> None:
+    text = MINIMAL + "train: {iterations: 7}\nmagi: {chunk_size: 64}\n"
+    config = load(tmp_path, text, "train.seed=5", "optimizer.lr=1e-3", "magi.chunk_size=null")
+    assert (config.train.iterations, config.train.seed) == (7, 5)
+    assert config.optimizer.lr == 1e-3
+    assert config.magi.chunk_size is None
+    assert config.model == RunConfig(data=config.data).model
+
+
+def test_a_written_recipe_reads_back_equal(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL, "parallel.vpp=2", "parallel.pp=2", "data.window=5")
+    assert load(tmp_path, to_yaml(config)) == config
+
+
+def test_known_keys_are_dotted_and_complete() -> None:
+    keys = known_keys()
+    assert {"name", "model.num_layers", "magi.overlap_degree", "data.path"} <= set(keys)
+    assert "model" not in keys
+
+
+@dataclass(frozen=True)
+class Bad:
+    name: str
+    overrides: tuple[str, ...]
+    says: tuple[str, ...]
+
+
+BAD = [
+    Bad("typo", ("model.num_layer=3",), ("got 'model.num_layer'", "did you mean 'model.num_lay")),
+    Bad("wrong_section", ("train.lr=1",), ("got 'train.lr'", "did you mean 'optimizer.lr'")),
+    Bad("typo_in_section", ("optimiser.lr=1",), ("got 'optimiser'", "did you mean 'optimizer'")),
+    Bad("magi_typo", ("magi.chunksize=1",), ("did you mean 'magi.chunk_size'",)),
+    Bad("hopeless_key", ("model.zzz=1",), ("known here: model.num_layers",)),
+    Bad("section_as_value", ("model=3",), ("'model' must be a section",)),
+    Bad("not_a_number", ("train.iterations=many",), ("train.iterations must have the type",)),
+    Bad("not_a_choice", ("attention=flash",), ("attention must", "magi")),
+    Bad("no_equals", ("train.iterations",), ("must look like section.key=value",)),
+    Bad("zero", ("parallel.cp=0",), ("parallel.cp must be positive, got 0",)),
+    Bad("heads", ("model.num_query_groups=3",), ("multiple of model.num_query_groups", "4 and 3")),
+    Bad("hidden", ("model.hidden_size=130",), ("model.head_dim",)),
+    Bad("eod", ("data.eod_token=300",), ("below model.vocab_size, got 300 and 257",)),
+    Bad("tp", ("parallel.tp=4",), ("model.num_query_groups must be a multiple of parallel.tp 4",)),
+    Bad("pp", ("parallel.pp=3",), ("multiple of pp * vpp = 3, got 4", "use 6 layers")),
+    Bad("vpp", ("parallel.vpp=2",), ("parallel.vpp needs parallel.pp of 2 or more",)),
+    Bad("ep", ("parallel.ep=2",), ("parallel.ep must be 1",)),
+    Bad("sp", ("parallel.sequence_parallel=true",), ("needs parallel.tp of 2 or more",)),
+    Bad("gather", ("parallel.overlap_param_gather=true",), ("distributed_optimizer",)),
+    Bad("dense", ("attention=dense", "parallel.cp=2"), ("needs parallel.cp 1", "got cp 2")),
+    Bad("warmup", ("optimizer.warmup_iters=100",), ("below the 100 decay iterations",)),
+    Bad("min_lr", ("optimizer.min_lr=1",), ("optimizer.min_lr must lie between 0",)),
+    Bad("no_data", ("data.path=''",), ("data.path must name packed data", "prepare_data")),
+    Bad("magi_value", ("magi.max_imbalance=0.5",), ("max_imbalance must be >= 1.0, got 0.5",)),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda b: b.name)
+def test_a_bad_value_is_one_clear_error(tmp_path: Path, bad: Bad) -> None:
+    with pytest.raises(RecipeError) as error:
+        load(tmp_path, MINIMAL, *bad.overrides)
+    for text in bad.says:
+        assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("- a\n- b\n", "must be a mapping"), ("a: [\n", "must be YAML")],
+    ids=["list", "broken"],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        load(tmp_path, text)
+
+
+def test_a_missing_file() -> None:
+    with pytest.raises(RecipeError, match="does not exist"):
+        load_recipe("nowhere.yaml")
+
+
+def test_the_world_must_fit_the_layout(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL, "parallel.cp=2", "parallel.pp=2")
+    assert data_parallel_size(config, 8) == 2
+    with pytest.raises(RecipeError, match=r"a multiple of tp 1 \* pp 2 \* cp 2 = 4, got 6"):
+        data_parallel_size(config, 6)
+    fixed = load(tmp_path, MINIMAL, "parallel.cp=2", "parallel.dp=2")
+    with pytest.raises(RecipeError, match=r"dp 2 = 4, got 2"):
+        data_parallel_size(fixed, 2)
+
+
+def test_the_batch_must_divide_over_replicas_and_stages(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL, "train.global_batch_size=6")
+    with pytest.raises(RecipeError, match=r"data-parallel size 4, got 6; use 8"):
+        data_parallel_size(config, 4)
+    interleaved = load(
+        tmp_path, MINIMAL, "parallel.pp=2", "parallel.vpp=2", "train.global_batch_size=3"
+    )
+    with pytest.raises(RecipeError, match=r"multiple of parallel.pp 2, got 3"):
+        data_parallel_size(interleaved, 2)
