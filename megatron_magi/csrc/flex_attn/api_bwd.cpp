@@ -1,0 +1,15 @@
+// The backward functions of the C ABI; conventions as in api.cpp.
+#include <cstdio>
+
+#include "bwd/bwd_launch.h"
+
+#define MAGI_EXPORT extern "C" __attribute__((visibility("default")))
+
+MAGI_EXPORT int magi_bwd_params_bytes() { return sizeof(MagiBwdParams); }
+
+MAGI_EXPORT int magi_flex_attn_bwd(const MagiBwdParams* params, char* message, int message_bytes) {
+  const magi::Status status = magi::launch_bwd(*params);
+  if (message != nullptr && message_bytes > 0)
+    std::snprintf(message, message_bytes, "%s", status.message.c_str());
+  return status.code;
+}

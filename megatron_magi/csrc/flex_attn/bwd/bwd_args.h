@@ -1,0 +1,79 @@
+// Arguments of the backward kernels, as the host fills them in.
+#pragma once
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../params.h"
+
+namespace magi {
+
+// Device views of the structs of solver/work_list_bwd.h (copied to the device as they are).
+struct alignas(16) BwdItemView {
+  int32_t k_start, k_rows, entry_begin, entry_end, steps, visit_begin, reserved[2];
+};
+struct alignas(16) BwdEntryView {
+  int32_t q_begin, q_end, k_lo, k_hi, d_lo, d_hi, reserved[2];
+};
+
+struct BwdMaps {
+  CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}
+  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, 128, D/64, 1}
+  CUtensorMap stats;    // fp32 {round_up(T, 4), H, 2, 1}, box {64, 1, 2, 1}
+  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, D/64, 1}
+};
+
+// Kernel arguments that are not tensor maps.
+struct BwdArgs {
+  const BwdItemView* items;
+  const BwdEntryView* entries;
+  const int32_t* visits;
+  int32_t* semaphores;  // [0] ticket, then [2 halves][H][cells]
+  void* dk;
+  void* dv;
+  int64_t dk_stride_token, dk_stride_head;
+  int64_t dv_stride_token, dv_stride_head;
+  int64_t split_stride;  // elements between the partial sums of two splits
+  int32_t num_items;
+  int32_t num_splits;
+  int32_t heads_per_block;
+  int32_t num_heads_q;
+  int32_t num_cells;
+  int32_t grad_is_fp32;
+  float scale_log2;
+  float softmax_scale;
+};
+
+// Stats from lse and delta: stats[0] = -lse * log2(e), stats[1] = -delta * delta_scale, head-major.
+struct BwdPrepareArgs {
+  MagiTensor out, dout;  // read when delta is null
+  const float* lse;
+  const float* delta;
+  float* stats;  // [2, H, round_up(T, 4)]
+  int64_t lse_stride_token, lse_stride_head;
+  int64_t delta_stride_token, delta_stride_head;
+  int32_t num_q, num_heads_q;
+  float delta_scale;
+};
+
+// dst[t, h, :] = sum over parts of src[part, t, h, :].
+struct BwdConvertArgs {
+  MagiTensor src;  // fp32
+  MagiTensor dst;  // dtype or fp32
+  int64_t part_stride;
+  int32_t num_parts;
+  int32_t num_tokens, num_heads;
+  int32_t dst_is_fp32;
+};
+
+// One launch each; defined in bwd_run.cuh, instantiated in ../instantiations/bwd_*.cu.
+template <int kDtype, int kHeadDim, bool kDeterministic>
+cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_blocks,
+                         cudaStream_t stream);
+template <int kDtype, int kHeadDim>
+cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream);
+template <int kDtype, int kHeadDim>
+cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream);
+
+}  // namespace magi

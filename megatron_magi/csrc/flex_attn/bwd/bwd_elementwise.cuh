@@ -1,0 +1,113 @@
+// The two bandwidth-bound kernels around the main kernel: prepare (stats) and convert (fp32 sums
+// to the wanted dtype). Both move 16 bytes a thread and access.
+#pragma once
+#include <cmath>
+
+#include "../common/ptx.h"
+#include "bwd_args.h"
+
+namespace magi {
+
+MAGI_DEVICE float2 unpack2(uint32_t packed, ptx::bf16) {
+  return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+}
+MAGI_DEVICE float2 unpack2(uint32_t packed, ptx::fp16) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
+
+constexpr int kPrepareTokens = 32;
+constexpr int kPrepareHeads = 4;
+constexpr int kPrepareThreads = 256;
+
+// A block makes the stats of 32 tokens x 4 heads: rows are read where heads are neighbours and
+// written where tokens are.
+template <class Element, int kHeadDim>
+__global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepareArgs args) {
+  __shared__ float delta_sums[kPrepareHeads][kPrepareTokens + 1];
+  constexpr int kLanes = kHeadDim / 8;  // threads per row
+  constexpr int kRowsAtOnce = kPrepareThreads / kLanes;
+  const int first_token = blockIdx.x * kPrepareTokens;
+  const int first_head = blockIdx.y * kPrepareHeads;
+  if (args.delta == nullptr) {
+    const int lane = threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < kPrepareTokens * kPrepareHeads / kRowsAtOnce; ++i) {
+      const int row = i * kRowsAtOnce + threadIdx.x / kLanes;
+      const int token = first_token + row / kPrepareHeads;
+      const int head = first_head + row % kPrepareHeads;
+      float sum = 0.f;
+      if (token < args.num_q && head < args.num_heads_q) {
+        const auto load = [&](const MagiTensor& t) {
+          return *reinterpret_cast<const uint4*>(static_cast<const Element*>(t.data) +
+                                                 token * t.stride_token + head * t.stride_head +
+                                                 8 * lane);
+        };
+        const uint4 a = load(args.out), b = load(args.dout);
+        const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 u = unpack2(x[j], Element{}), w = unpack2(y[j], Element{});
+          sum = fmaf(u.x, w.x, fmaf(u.y, w.y, sum));
+        }
+      }
+#pragma unroll
+      for (int step = kLanes / 2; step > 0; step /= 2)
+        sum += __shfl_xor_sync(0xffffffff, sum, step);
+      if (lane == 0) delta_sums[row % kPrepareHeads][row / kPrepareHeads] = sum;
+    }
+    __syncthreads();
+  }
+  const int token = first_token + threadIdx.x % kPrepareTokens;
+  const int in_group = threadIdx.x / kPrepareTokens % kPrepareHeads;
+  const int head = first_head + in_group;
+  const bool second = threadIdx.x >= kPrepareTokens * kPrepareHeads;  // delta, else lse
+  const int padded = (args.num_q + 3) & ~3;
+  if (token >= padded || head >= args.num_heads_q) return;
+  float value = 0.f;
+  if (token < args.num_q) {
+    if (second) {
+      const float delta = args.delta == nullptr
+                              ? delta_sums[in_group][threadIdx.x % kPrepareTokens]
+                              : args.delta[token * args.delta_stride_token +
+                                           head * args.delta_stride_head];
+      value = -delta * args.delta_scale;
+    } else {
+      const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
+      value = lse == -INFINITY ? -INFINITY : -lse * 1.4426950408889634f;
+    }
+  }
+  const int64_t plane = second ? args.num_heads_q : 0;
+  args.stats[(plane + head) * padded + token] = value;
+}
+
+// One thread makes 8 neighbouring elements.
+template <class Element, int kHeadDim>
+__global__ __launch_bounds__(256) void bwd_convert_kernel(BwdConvertArgs args) {
+  constexpr int kLanes = kHeadDim / 8;
+  const int64_t index = blockIdx.x * int64_t{256} + threadIdx.x;
+  const int64_t row = index / kLanes;
+  const int64_t token = row / args.num_heads, head = row % args.num_heads;
+  if (token >= args.num_tokens) return;
+  const int col = static_cast<int>(index % kLanes) * 8;
+  const float* src = static_cast<const float*>(args.src.data) + token * args.src.stride_token +
+                     head * args.src.stride_head + col;
+  float sum[8] = {};
+  for (int part = 0; part < args.num_parts; ++part) {
+    const float4 a = *reinterpret_cast<const float4*>(src + part * args.part_stride);
+    const float4 b = *reinterpret_cast<const float4*>(src + part * args.part_stride + 4);
+    sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
+    sum[4] += b.x, sum[5] += b.y, sum[6] += b.z, sum[7] += b.w;
+  }
+  const int64_t out = token * args.dst.stride_token + head * args.dst.stride_head + col;
+  if (args.dst_is_fp32) {
+    float4* dst = reinterpret_cast<float4*>(static_cast<float*>(args.dst.data) + out);
+    dst[0] = {sum[0], sum[1], sum[2], sum[3]};
+    dst[1] = {sum[4], sum[5], sum[6], sum[7]};
+  } else {
+    *reinterpret_cast<uint4*>(static_cast<Element*>(args.dst.data) + out) = {
+        ptx::pack2<Element>(sum[0], sum[1]), ptx::pack2<Element>(sum[2], sum[3]),
+        ptx::pack2<Element>(sum[4], sum[5]), ptx::pack2<Element>(sum[6], sum[7])};
+  }
+}
+
+}  // namespace magi

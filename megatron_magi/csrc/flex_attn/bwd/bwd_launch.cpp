@@ -1,0 +1,171 @@
+#include "bwd_launch.h"
+
+#include <string>
+
+#include "../common/tensor_map.h"
+#include "bwd_args.h"
+
+namespace magi {
+namespace {
+
+constexpr int kTileK = 128;
+constexpr int kTileQ = 64;
+
+int round_up4(int n) { return (n + 3) & ~3; }
+
+Status check(const MagiBwdParams& p) {
+  if (p.head_dim != 64 && p.head_dim != 128)
+    return {kUnsupported, "head_dim must be 64 or 128, got " + std::to_string(p.head_dim) +
+                              "; use another backend"};
+  if (p.dtype != kMagiBf16 && p.dtype != kMagiFp16)
+    return {kUnsupported, "dtype must be bf16 or fp16, got code " + std::to_string(p.dtype) +
+                              "; use another backend"};
+  if (p.num_heads_kv <= 0 || p.num_heads_q % p.num_heads_kv != 0)
+    return {kInvalidArgument, "query heads must be a multiple of kv heads, got " +
+                                  std::to_string(p.num_heads_q) + " and " +
+                                  std::to_string(p.num_heads_kv) + "; repeat the kv heads"};
+  if (p.num_splits < 1 || p.num_heads_q / p.num_heads_kv % p.num_splits != 0)
+    return {kInvalidArgument, "num_splits must divide the query heads per kv head, got " +
+                                  std::to_string(p.num_splits) + "; use 1"};
+  if (p.num_splits > 1 && p.partial == nullptr)
+    return {kInvalidArgument, "num_splits > 1 needs the workspace `partial`; pass it"};
+  if (p.delta == nullptr && p.out.data == nullptr)
+    return {kInvalidArgument, "either delta or out is required, got neither; pass one"};
+  return {};
+}
+
+Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
+  const auto element = p.dtype == kMagiBf16 ? MapElement::kBf16 : MapElement::kFp16;
+  MAGI_RETURN_IF_ERROR(
+      encode_head_tile(&maps->q, element, p.q, p.num_q, p.num_heads_q, p.head_dim, kTileQ));
+  MAGI_RETURN_IF_ERROR(
+      encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q, p.head_dim, kTileQ));
+  MAGI_RETURN_IF_ERROR(
+      encode_head_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
+  MAGI_RETURN_IF_ERROR(
+      encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
+  const uint64_t heads = p.num_heads_q, padded = round_up4(p.num_q);
+  const uint64_t stat_dims[4] = {padded, heads, 2, 1};
+  const uint64_t stat_strides[3] = {padded * 4, heads * padded * 4, 2 * heads * padded * 4};
+  const uint32_t stat_box[4] = {kTileQ, 1, 2, 1};
+  MAGI_RETURN_IF_ERROR(encode_tensor_map(&maps->stats, MapElement::kFp32, false, p.stats, 4,
+                                         stat_dims, stat_strides, stat_box));
+  const uint64_t dq_dims[4] = {32, static_cast<uint64_t>(p.num_q),
+                               static_cast<uint64_t>(p.head_dim / 32), heads};
+  const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4, 128,
+                                  static_cast<uint64_t>(p.dq_acc.stride_head) * 4};
+  const uint32_t dq_box[4] = {32, kTileQ, static_cast<uint32_t>(p.head_dim / 64), 1};
+  return encode_tensor_map(&maps->dq, MapElement::kFp32, true, p.dq_acc.data, 4, dq_dims,
+                           dq_strides, dq_box);
+}
+
+BwdArgs main_args(const MagiBwdParams& p) {
+  BwdArgs args{};
+  args.items = reinterpret_cast<const BwdItemView*>(p.items);
+  args.entries = reinterpret_cast<const BwdEntryView*>(p.entries);
+  args.visits = p.visits;
+  args.semaphores = p.semaphores;
+  args.num_items = p.num_items;
+  args.num_splits = p.num_splits;
+  args.heads_per_block = p.num_heads_q / p.num_heads_kv / p.num_splits;
+  args.num_heads_q = p.num_heads_q;
+  args.num_cells = p.num_q / kTileQ + 2;
+  args.softmax_scale = p.softmax_scale;
+  args.scale_log2 = p.softmax_scale * 1.4426950408889634f;
+  if (p.num_splits > 1) {  // [2, num_splits, S, G, D] fp32
+    const int64_t row = int64_t{p.num_heads_kv} * p.head_dim;
+    args.split_stride = p.num_k * row;
+    args.dk = p.partial;
+    args.dv = p.partial + p.num_splits * args.split_stride;
+    args.dk_stride_token = args.dv_stride_token = row;
+    args.dk_stride_head = args.dv_stride_head = p.head_dim;
+    args.grad_is_fp32 = 1;
+  } else {
+    args.dk = p.dk.data;
+    args.dv = p.dv.data;
+    args.dk_stride_token = p.dk.stride_token;
+    args.dv_stride_token = p.dv.stride_token;
+    args.dk_stride_head = p.dk.stride_head;
+    args.dv_stride_head = p.dv.stride_head;
+    args.grad_is_fp32 = p.grad_dtype == kMagiFp32;
+  }
+  return args;
+}
+
+template <int kDtype, int kHeadDim>
+Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
+  if (p.clear_dq) {
+    const size_t bytes = sizeof(float) * p.num_q * p.num_heads_q * p.head_dim;
+    MAGI_RETURN_IF_ERROR(
+        cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
+  }
+  if (p.deterministic) {
+    const size_t cells = size_t{2} * p.num_heads_q * (p.num_q / kTileQ + 2);
+    MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, (cells + 1) * 4, stream),
+                                     "backward, clear semaphores"));
+  }
+  BwdPrepareArgs args{};
+  args.out = p.out;
+  args.dout = p.dout;
+  args.lse = p.lse;
+  args.delta = p.delta;
+  args.stats = p.stats;
+  args.lse_stride_token = p.lse_stride_token;
+  args.lse_stride_head = p.lse_stride_head;
+  args.delta_stride_token = p.delta_stride_token;
+  args.delta_stride_head = p.delta_stride_head;
+  args.num_q = p.num_q;
+  args.num_heads_q = p.num_heads_q;
+  args.delta_scale = kDtype == kMagiBf16 ? p.softmax_scale : 1.f;
+  return cuda_status(run_bwd_prepare<kDtype, kHeadDim>(args, stream), "backward, prepare kernel");
+}
+
+template <int kDtype, int kHeadDim>
+Status convert(const MagiBwdParams& p, cudaStream_t stream) {
+  const auto run = [&](const MagiTensor& src, const MagiTensor& dst, int64_t part_stride, int parts,
+                       int tokens, int heads, bool fp32) {
+    const BwdConvertArgs args{src, dst, part_stride, parts, tokens, heads, fp32};
+    return cuda_status(run_bwd_convert<kDtype, kHeadDim>(args, stream), "backward, convert kernel");
+  };
+  if (p.dq.data != nullptr)
+    MAGI_RETURN_IF_ERROR(run(p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, false));
+  if (p.num_splits > 1) {
+    const BwdArgs args = main_args(p);
+    const bool fp32 = p.grad_dtype == kMagiFp32;
+    const MagiTensor dk{args.dk, args.dk_stride_token, args.dk_stride_head};
+    const MagiTensor dv{args.dv, args.dv_stride_token, args.dv_stride_head};
+    MAGI_RETURN_IF_ERROR(
+        run(dk, p.dk, args.split_stride, p.num_splits, p.num_k, p.num_heads_kv, fp32));
+    MAGI_RETURN_IF_ERROR(
+        run(dv, p.dv, args.split_stride, p.num_splits, p.num_k, p.num_heads_kv, fp32));
+  }
+  return {};
+}
+
+template <int kDtype, int kHeadDim>
+Status launch(const MagiBwdParams& p) {
+  const auto stream = static_cast<cudaStream_t>(p.stream);
+  const int num_blocks = p.num_items * p.num_heads_kv * p.num_splits;
+  if (p.num_q > 0) MAGI_RETURN_IF_ERROR((prepare<kDtype, kHeadDim>(p, stream)));
+  if (num_blocks > 0) {
+    BwdMaps maps;
+    MAGI_RETURN_IF_ERROR(encode_maps(p, &maps));
+    const BwdArgs args = main_args(p);
+    const cudaError_t error =
+        p.deterministic ? run_bwd_main<kDtype, kHeadDim, true>(maps, args, num_blocks, stream)
+                        : run_bwd_main<kDtype, kHeadDim, false>(maps, args, num_blocks, stream);
+    MAGI_RETURN_IF_ERROR(cuda_status(error, "backward, main kernel"));
+  }
+  return p.num_q > 0 || p.num_splits > 1 ? convert<kDtype, kHeadDim>(p, stream) : Status{};
+}
+
+}  // namespace
+
+Status launch_bwd(const MagiBwdParams& p) {
+  MAGI_RETURN_IF_ERROR(check(p));
+  if (p.dtype == kMagiBf16)
+    return p.head_dim == 128 ? launch<kMagiBf16, 128>(p) : launch<kMagiBf16, 64>(p);
+  return p.head_dim == 128 ? launch<kMagiFp16, 128>(p) : launch<kMagiFp16, 64>(p);
+}
+
+}  // namespace magi

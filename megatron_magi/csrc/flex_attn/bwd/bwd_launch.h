@@ -1,0 +1,10 @@
+// Host entry of the backward: checks the parameters, encodes the tensor maps, picks the variant.
+#pragma once
+#include "../common/status.h"
+#include "bwd_params.h"
+
+namespace magi {
+
+Status launch_bwd(const MagiBwdParams& params);
+
+}  // namespace magi

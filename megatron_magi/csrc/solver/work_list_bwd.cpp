@@ -1,0 +1,172 @@
+#include "solver/work_list_bwd.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+namespace magi {
+namespace {
+
+// Loading a key tile and storing its gradients costs about half a step per head
+// (estimate: 96 KiB against 8 heads x 64 KiB moved per step).
+constexpr double kTileOverhead = 0.5;
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+void check(const Slice& s, int64_t num_q, int64_t num_k) {
+  if (s.q_start >= 0 && s.q_end <= num_q && s.k_start >= 0 && s.k_end <= num_k) return;
+  throw std::invalid_argument("a slice must lie in " + std::to_string(num_q) + " queries x " +
+                              std::to_string(num_k) + " keys, got q [" + std::to_string(s.q_start) +
+                              ", " + std::to_string(s.q_end) + ") k [" + std::to_string(s.k_start) +
+                              ", " + std::to_string(s.k_end) + "); cut it first");
+}
+
+// Walks the keys from left to right and keeps the slices that may meet the current tile.
+class TileCutter {
+ public:
+  TileCutter(std::vector<Slice> slices, int64_t num_k, const BwdTiling& tiling)
+      : slices_(std::move(slices)), num_k_(num_k), tiling_(tiling) {
+    std::sort(slices_.begin(), slices_.end(), [](const Slice& a, const Slice& b) {
+      return a.k_start != b.k_start ? a.k_start < b.k_start : a.q_start < b.q_start;
+    });
+    for (const Slice& s : slices_) {
+      bounds_.push_back(s.k_start);
+      bounds_.push_back(s.k_end);
+    }
+    std::sort(bounds_.begin(), bounds_.end());
+  }
+
+  // The next tile [start, end) and its slices; false at the end of the keys.
+  bool next(Range& tile, std::vector<Slice>& cuts) {
+    if (start_ >= num_k_) return false;
+    activate(std::min(start_ + tiling_.tile_k, num_k_));
+    tile = choose();
+    cuts = cut_all(tile);
+    start_ = tile.end;
+    return true;
+  }
+
+ private:
+  void activate(int64_t limit) {
+    std::erase_if(active_, [&](const Slice& s) { return s.k_end <= start_; });
+    while (next_ < slices_.size() && slices_[next_].k_start < limit) {
+      active_.push_back(slices_[next_++]);
+    }
+  }
+
+  // Either a whole tile or one that ends at the last slice boundary inside it: the one that costs
+  // less per key. Documents longer than a tile are cut at their ends, shorter ones share tiles.
+  Range choose() const {
+    const Range whole{start_, std::min(start_ + tiling_.tile_k, num_k_)};
+    const auto above = std::upper_bound(bounds_.begin(), bounds_.end(), whole.end);
+    if (above == bounds_.begin() || *(above - 1) <= start_ || *(above - 1) == whole.end) {
+      return whole;
+    }
+    const Range shorter{start_, *(above - 1)};
+    return cost_per_key(whole) < cost_per_key(shorter) ? whole : shorter;
+  }
+
+  double cost_per_key(Range tile) const {
+    double cost = kTileOverhead;
+    for (const Slice& s : active_) {
+      const Slice part = cut(s, {s.q_start, s.q_end}, tile);
+      if (!part.empty()) cost += ceil_div(part.q_end - part.q_start, tiling_.tile_q);
+    }
+    return cost / tile.size();
+  }
+
+  std::vector<Slice> cut_all(Range tile) const {
+    std::vector<Slice> cuts;
+    for (const Slice& s : active_) {
+      const Slice part = cut(s, {s.q_start, s.q_end}, tile);
+      if (!part.empty()) cuts.push_back(part);
+    }
+    std::sort(cuts.begin(), cuts.end(),
+              [](const Slice& a, const Slice& b) { return a.q_start < b.q_start; });
+    return cuts;
+  }
+
+  std::vector<Slice> slices_;
+  std::vector<int64_t> bounds_;
+  std::vector<Slice> active_;
+  int64_t num_k_;
+  BwdTiling tiling_;
+  int64_t start_ = 0;
+  size_t next_ = 0;
+};
+
+int64_t count_partial(const Slice& s, Range tile, int64_t tile_q) {
+  int64_t partial = 0;
+  for (int64_t q = s.q_start; q < s.q_end; q += tile_q) {
+    const bool full = q + tile_q <= s.q_end && s.k_start == tile.start && s.k_end == tile.end &&
+                      tile.start - (q + tile_q - 1) >= s.d_lo && tile.end - 1 - q <= s.d_hi;
+    partial += !full;
+  }
+  return partial;
+}
+
+void add_item(BwdWorkList& list, Range tile, const std::vector<Slice>& cuts, int64_t tile_q) {
+  BwdItem item;
+  item.k_start = static_cast<int32_t>(tile.start);
+  item.k_rows = static_cast<int32_t>(tile.size());
+  item.entry_begin = static_cast<int32_t>(list.entries.size());
+  for (const Slice& s : cuts) {
+    BwdEntry entry;
+    entry.q_begin = static_cast<int32_t>(s.q_start);
+    entry.q_end = static_cast<int32_t>(s.q_end);
+    entry.k_lo = static_cast<int32_t>(s.k_start);
+    entry.k_hi = static_cast<int32_t>(s.k_end);
+    entry.d_lo = static_cast<int32_t>(s.d_lo);
+    entry.d_hi = static_cast<int32_t>(s.d_hi);
+    list.entries.push_back(entry);
+    item.steps += static_cast<int32_t>(ceil_div(s.q_end - s.q_start, tile_q));
+    list.partial_steps += count_partial(s, tile, tile_q);
+  }
+  item.entry_end = static_cast<int32_t>(list.entries.size());
+  list.steps += item.steps;
+  list.items.push_back(item);
+}
+
+// Numbers the visits of every cell in launch order. A step that ends inside its first cell still
+// visits the second one: the kernel then needs no case distinction.
+void number_visits(BwdWorkList& list, int64_t num_q, int64_t tile_q) {
+  std::vector<int32_t> count(static_cast<size_t>(num_q / tile_q + 2), 0);
+  for (BwdItem& item : list.items) {
+    item.visit_begin = static_cast<int32_t>(list.visits.size());
+    for (int32_t e = item.entry_begin; e < item.entry_end; ++e) {
+      for (int64_t q = list.entries[e].q_begin; q < list.entries[e].q_end; q += tile_q) {
+        list.visits.push_back(count[q / tile_q]++);
+        list.visits.push_back(count[q / tile_q + 1]++);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
+                                const BwdTiling& tiling, bool deterministic) {
+  std::vector<Slice> kept;
+  for (const Slice& s : slices) {
+    const Slice tight = tighten(s);
+    if (tight.empty()) continue;
+    check(tight, num_q, num_k);
+    kept.push_back(tight);
+  }
+  BwdWorkList list;
+  TileCutter cutter(std::move(kept), num_k, tiling);
+  Range tile;
+  std::vector<Slice> cuts;
+  while (cutter.next(tile, cuts)) add_item(list, tile, cuts, tiling.tile_q);
+  const auto order = [&](const BwdItem& a, const BwdItem& b) {
+    return deterministic ? a.steps < b.steps : a.steps > b.steps;
+  };
+  std::stable_sort(list.items.begin(), list.items.end(), order);
+  if (deterministic) number_visits(list, num_q, tiling.tile_q);
+  return list;
+}
+
+}  // namespace magi

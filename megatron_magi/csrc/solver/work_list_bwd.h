@@ -1,0 +1,60 @@
+// Work list of the attention backward: which query tiles a key tile meets.
+//
+// One item is one key tile; a thread block runs one item for one group of query heads and keeps
+// dK and dV of the tile in registers, so every key row belongs to exactly one item, also rows that
+// no query sees. One entry is one slice of one item, cut to the tile's keys; its queries are walked
+// in tiles of `tile_q` rows from `q_begin` on, so a document that starts anywhere wastes nothing.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "solver/slices.h"
+
+namespace magi {
+
+// Both structs are copied to the device as they are (see flex_attn/bwd/bwd_params.h).
+struct BwdItem {
+  int32_t k_start = 0;      // first key row of the tile
+  int32_t k_rows = 0;       // 1..tile_k
+  int32_t entry_begin = 0;  // entries [entry_begin, entry_end) of the list
+  int32_t entry_end = 0;
+  int32_t steps = 0;        // query tiles of all entries, per head
+  int32_t visit_begin = 0;  // first of `2 * steps` numbers in `BwdWorkList::visits`
+  int32_t reserved[2] = {0, 0};
+};
+
+struct BwdEntry {
+  int32_t q_begin = 0;  // rows [q_begin, q_end) see something of the tile
+  int32_t q_end = 0;
+  int32_t k_lo = 0;  // keys [k_lo, k_hi) of the tile belong to the slice
+  int32_t k_hi = 0;
+  int32_t d_lo = 0;  // d_lo <= k - q <= d_hi
+  int32_t d_hi = 0;
+  int32_t reserved[2] = {0, 0};
+};
+
+struct BwdWorkList {
+  std::vector<BwdItem> items;     // in launch order
+  std::vector<BwdEntry> entries;  // grouped by item
+  // Deterministic mode only. Query rows are cut into cells of `tile_q` rows, aligned to 0; a step
+  // touches the cell of its first row and the next one. Two numbers a step: how many steps touch
+  // each of these cells earlier (the step waits until so many have finished).
+  std::vector<int32_t> visits;
+  int64_t steps = 0;          // sum over the items
+  int64_t partial_steps = 0;  // of them, steps with at least one masked cell
+};
+
+struct BwdTiling {
+  int64_t tile_k = 128;
+  int64_t tile_q = 64;
+};
+
+// Items with the most steps first. With `deterministic`, items with the fewest steps first: then
+// the items that a step waits for are the ones that finish early.
+// Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k).
+BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
+                                const BwdTiling& tiling, bool deterministic);
+
+}  // namespace magi
