@@ -1,14 +1,20 @@
 // The Python names of the solver: m.def lines and the conversions between numpy and spans.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "solver/chunking.h"
 #include "solver/hash.h"
+#include "solver/layout.h"
+#include "solver/loads.h"
+#include "solver/rank_view.h"
 #include "solver/slices.h"
+#include "solver/transfers.h"
 
 namespace py = pybind11;
 
@@ -100,7 +106,140 @@ uint64_t hash64(const py::bytes& data, uint64_t seed) {
   return magi::hash64(std::as_bytes(std::span(text.data(), text.size())), seed);
 }
 
+std::optional<int64_t> optional_from(int64_t value) {
+  return value < 0 ? std::nullopt : std::optional<int64_t>(value);
+}
+
+Int32Array ints_to(const std::vector<int32_t>& values) {
+  return Int32Array(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+Int32Array ranges_to(const std::vector<magi::Range>& ranges) {
+  Int32Array rows({static_cast<py::ssize_t>(ranges.size()), static_cast<py::ssize_t>(2)});
+  int32_t* out = rows.mutable_data();
+  for (const magi::Range& range : ranges) {
+    *out++ = narrow(range.start);
+    *out++ = narrow(range.end);
+  }
+  return rows;
+}
+
+Int32Array transfers_to(const std::vector<magi::Transfer>& transfers) {
+  Int32Array rows({static_cast<py::ssize_t>(transfers.size()), static_cast<py::ssize_t>(5)});
+  int32_t* out = rows.mutable_data();
+  for (const magi::Transfer& t : transfers) {
+    *out++ = t.stage;
+    *out++ = t.dst;
+    *out++ = t.src;
+    *out++ = narrow(t.rows.start);
+    *out++ = narrow(t.rows.end);
+  }
+  return rows;
+}
+
+std::vector<magi::Transfer> transfers_from(const Int32Array& rows) {
+  if (rows.ndim() != 2 || rows.shape(1) != 5) {
+    throw std::invalid_argument(
+        "transfers must be int32 [M, 5] (stage, dst, src, start, end), got ndim " +
+        std::to_string(rows.ndim()) + "; pass the array of an AttnPlan");
+  }
+  const auto view = rows.unchecked<2>();
+  std::vector<magi::Transfer> transfers(static_cast<size_t>(view.shape(0)));
+  for (py::ssize_t i = 0; i < view.shape(0); ++i) {
+    transfers[i] = {view(i, 0), view(i, 1), view(i, 2), {view(i, 3), view(i, 4)}};
+  }
+  return transfers;
+}
+
+magi::Layout layout_from(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
+                         const Int32Array& chunk_ranks) {
+  const magi::Layout layout{total_seqlen,
+                            chunk_size,
+                            cp_size,
+                            {chunk_ranks.data(), static_cast<size_t>(chunk_ranks.size())}};
+  magi::check(layout);
+  return layout;
+}
+
+py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int64_t cp_size,
+                         int64_t chunk_size, int64_t tile_q, int64_t tile_k,
+                         int64_t max_imbalance_ppm, int64_t swap_trials) {
+  const std::vector<magi::Slice> given = slices_from(slices);
+  magi::Dispatch dispatch;
+  {
+    py::gil_scoped_release nogil;
+    dispatch = magi::solve_dispatch({given, num_local_tokens, cp_size, optional_from(chunk_size),
+                                     tile_q, tile_k, max_imbalance_ppm, swap_trials});
+  }
+  return py::make_tuple(dispatch.chunk_size, ints_to(dispatch.chunk_ranks));
+}
+
+py::tuple solve_transfers(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
+                          int64_t cp_size, const Int32Array& chunk_ranks, int64_t tile_q,
+                          int64_t tile_k, int64_t degree, int64_t row_ps, int64_t tile_ps,
+                          int64_t stage_ps) {
+  const std::vector<magi::Slice> given = slices_from(slices);
+  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
+  magi::TransferPlan plan;
+  {
+    py::gil_scoped_release nogil;
+    plan = magi::solve_transfers(
+        {given, layout, tile_q, tile_k, optional_from(degree), {row_ps, tile_ps, stage_ps}});
+  }
+  const py::array_t<int64_t> loads(static_cast<py::ssize_t>(plan.loads.size()), plan.loads.data());
+  return py::make_tuple(plan.degree, transfers_to(plan.transfers), loads);
+}
+
+Int32Array roll_transfers(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
+                          const Int32Array& chunk_ranks, int64_t shift) {
+  return transfers_to(
+      magi::roll_transfers(layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks), shift));
+}
+
+Int32Array local_ranges(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
+                        const Int32Array& chunk_ranks, int32_t rank) {
+  std::vector<magi::Range> ranges;
+  for (const magi::Placed& run :
+       magi::local_runs(layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks), rank)) {
+    ranges.push_back(run.rows);
+  }
+  return ranges_to(ranges);
+}
+
+py::tuple cast_table(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
+                     const Int32Array& chunk_ranks, const Int32Array& transfers, int32_t rank) {
+  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
+  const magi::CastTable table = magi::cast_table(transfers_from(transfers), layout, rank);
+  return py::make_tuple(ranges_to(table.send_ranges), py::tuple(py::cast(table.send_counts)),
+                        py::tuple(py::cast(table.recv_counts)), ranges_to(table.recv_ranges));
+}
+
+Int32Array stage_slices(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
+                        int64_t cp_size, const Int32Array& chunk_ranks, int32_t rank,
+                        const Int32Array& recv_ranges, bool own_keys) {
+  const std::vector<magi::Slice> given = slices_from(slices);
+  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
+  const auto received = recv_ranges.unchecked<2>();
+  std::vector<magi::Slice> local;
+  {
+    py::gil_scoped_release nogil;
+    const std::vector<magi::Placed> queries = magi::local_runs(layout, rank);
+    std::vector<magi::Placed> keys;
+    if (own_keys) keys = queries;
+    int64_t at = own_keys ? layout.num_local_tokens() : 0;
+    for (py::ssize_t i = 0; i < received.shape(0); ++i) {
+      const magi::Range rows{received(i, 0), received(i, 1)};
+      keys.push_back({rows, at});
+      at += rows.size();
+    }
+    local = magi::local_slices(given, queries, keys);
+  }
+  return slices_to(local);
+}
+
 }  // namespace
+
+void bind_kernel(py::module_& m);  // bindings_kernel.cpp
 
 PYBIND11_MODULE(_solver, m) {
   m.doc() = "Host solver of megatron_magi: slices, planning, work lists. No torch, no CUDA.";
@@ -109,5 +248,22 @@ PYBIND11_MODULE(_solver, m) {
   m.def("cut_slices", &cut_slices, py::arg("slices"), py::arg("q_start"), py::arg("q_end"),
         py::arg("k_start"), py::arg("k_end"));
   m.def("find_overlap", &find_overlap, py::arg("slices"));
+  m.def("solve_dispatch", &solve_dispatch, py::arg("slices"), py::arg("num_local_tokens"),
+        py::arg("cp_size"), py::arg("chunk_size"), py::arg("tile_q"), py::arg("tile_k"),
+        py::arg("max_imbalance_ppm"), py::arg("swap_trials"));
+  m.def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("total_seqlen"),
+        py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("tile_q"),
+        py::arg("tile_k"), py::arg("degree"), py::arg("row_ps"), py::arg("tile_ps"),
+        py::arg("stage_ps"));
+  m.def("roll_transfers", &roll_transfers, py::arg("total_seqlen"), py::arg("chunk_size"),
+        py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("shift"));
+  m.def("local_ranges", &local_ranges, py::arg("total_seqlen"), py::arg("chunk_size"),
+        py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("rank"));
+  m.def("cast_table", &cast_table, py::arg("total_seqlen"), py::arg("chunk_size"),
+        py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("transfers"), py::arg("rank"));
+  m.def("stage_slices", &stage_slices, py::arg("slices"), py::arg("total_seqlen"),
+        py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("rank"),
+        py::arg("recv_ranges"), py::arg("own_keys"));
   m.def("hash64", &hash64, py::arg("data"), py::arg("seed") = 0);
+  bind_kernel(m);
 }

@@ -1,0 +1,58 @@
+#include "fwd_launch.h"
+
+#include <cstdint>
+#include <string>
+
+#include "fwd_variants.h"
+
+namespace magi {
+namespace {
+
+struct Variant {
+  int dtype, head_dim, block_n;
+  FwdFunction run;
+};
+
+constexpr Variant kVariants[] = {
+    {kMagiBf16, 64, 128, run_fwd_bf16_d64_n128},
+    {kMagiBf16, 128, 128, run_fwd_bf16_d128_n128},
+    {kMagiFp16, 64, 128, run_fwd_fp16_d64_n128},
+    {kMagiFp16, 128, 128, run_fwd_fp16_d128_n128},
+};
+
+Status check(const MagiFwdParams& p) {
+  auto bad = [](const std::string& what) { return Status{kInvalidArgument, what}; };
+  if (p.num_heads_kv <= 0 || p.num_heads_q % p.num_heads_kv != 0)
+    return bad("num_heads_q must be a multiple of num_heads_kv, got " +
+               std::to_string(p.num_heads_q) + " and " + std::to_string(p.num_heads_kv));
+  const int group = p.num_heads_q / p.num_heads_kv;
+  const bool power_of_two = (p.pack & (p.pack - 1)) == 0;
+  if (p.pack != 1 && (p.pack != group || !power_of_two || p.pack > 64))
+    return bad("pack must be 1, or the group size where that is a power of two up to 64, got " +
+               std::to_string(p.pack) + " for groups of " + std::to_string(group));
+  if (p.merge && p.out_dtype != kMagiFp32)
+    return bad("merging continues from an fp32 output; pass out_dtype fp32");
+  if (p.out_dtype != kMagiFp32 && p.out_dtype != p.dtype)
+    return bad("out_dtype must be the input dtype or fp32");
+  if (p.num_sms <= 0 || p.heads_per_section <= 0)
+    return bad("num_sms and heads_per_section must be positive");
+  if (static_cast<int64_t>(p.num_tiles) * p.num_heads_q > INT32_MAX / 2)
+    return bad("too many query tiles x heads for 32-bit item numbers");
+  return {};
+}
+
+}  // namespace
+
+Status launch_fwd(const MagiFwdParams& params) {
+  MAGI_RETURN_IF_ERROR(check(params));
+  if (params.num_q == 0) return {};
+  for (const Variant& v : kVariants)
+    if (v.dtype == params.dtype && v.head_dim == params.head_dim && v.block_n == params.block_n)
+      return v.run(params);
+  return {kUnsupported, "no forward kernel for dtype code " + std::to_string(params.dtype) +
+                            ", head_dim " + std::to_string(params.head_dim) + ", block_n " +
+                            std::to_string(params.block_n) +
+                            "; compiled are bf16 and fp16, head_dim 64 and 128"};
+}
+
+}  // namespace magi

@@ -1,0 +1,57 @@
+// Host side of one forward variant: tensor maps, launch configuration, launch.
+#pragma once
+#include <cmath>
+
+#include "../common/tensor_map.h"
+#include "fwd_kernel.cuh"
+#include "fwd_variants.h"
+
+namespace magi {
+
+template <class Traits>
+Status run_fwd(const MagiFwdParams& args) {
+  using Element = typename Traits::Element;
+  constexpr int kD = Traits::kHeadDim;
+  const MapElement element =
+      std::is_same_v<Element, ptx::bf16> ? MapElement::kBf16 : MapElement::kFp16;
+  FwdKernelParams p;
+  p.args = args;
+  p.group = args.num_heads_q / args.num_heads_kv;
+  p.pack_shift = args.pack == 1 ? 0 : __builtin_ctz(args.pack);
+  p.num_units = args.pack == 1 ? args.num_heads_q : args.num_heads_kv;
+  p.section_units = args.heads_per_section * (args.pack == 1 ? p.group : 1);
+  p.num_items = args.num_tiles * p.num_units;
+  p.scale_log2 = args.softmax_scale * static_cast<float>(M_LOG2E);
+
+  if (args.pack == 1) {
+    MAGI_RETURN_IF_ERROR(
+        encode_head_tile(&p.map_q, element, args.q, args.num_q, args.num_heads_q, kD, 64));
+    p.map_out = p.map_q;
+    if (args.out_dtype != kMagiFp32)
+      MAGI_RETURN_IF_ERROR(
+          encode_head_tile(&p.map_out, element, args.out, args.num_q, args.num_heads_q, kD, 64));
+  } else {
+    const int box = 64 / args.pack;
+    MAGI_RETURN_IF_ERROR(encode_packed_tile(&p.map_q, element, args.q, args.num_q,
+                                            args.num_heads_q, kD, args.pack, box));
+    p.map_out = p.map_q;
+    if (args.out_dtype != kMagiFp32)
+      MAGI_RETURN_IF_ERROR(encode_packed_tile(&p.map_out, element, args.out, args.num_q,
+                                              args.num_heads_q, kD, args.pack, box));
+  }
+  MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_k, element, args.k, args.num_k, args.num_heads_kv,
+                                        kD, Traits::kBlockN));
+  MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_v, element, args.v, args.num_k, args.num_heads_kv,
+                                        kD, Traits::kBlockN));
+
+  auto* kernel = flex_fwd_kernel<Traits>;
+  MAGI_RETURN_IF_ERROR(cuda_status(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           Traits::kSharedBytes),
+      "this GPU does not give the forward kernel its shared memory"));
+  kernel<<<args.num_sms, Traits::kThreads, Traits::kSharedBytes,
+           static_cast<cudaStream_t>(args.stream)>>>(p);
+  return cuda_status(cudaGetLastError(), "launch of the forward kernel");
+}
+
+}  // namespace magi
