@@ -75,3 +75,15 @@ def _stub_paged_stash() -> None:
         GLOBAL_BLOCK_SIZE=1024, paged_stash_copy_kernel=None, paged_stash_pop_kernel=None
     )
     sys.modules[name] = stub
+
+
+def repair_moe_without_te() -> None:
+    """Define the name that 0.16's MoE router reads even where TransformerEngine is absent.
+
+    `moe_utils` imports te_general_gemm only with TransformerEngine, then tests it for None: without
+    TransformerEngine every MoE model would stop with a NameError. Later versions define it.
+    """
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None

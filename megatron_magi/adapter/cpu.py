@@ -4,7 +4,7 @@ Megatron names the device "cuda" literally in about two hundred places. On a mac
 this shim gives those names the meaning "CPU", from outside, without touching Megatron's files:
 
 - `device="cuda"`, `pin_memory=True`, `x.cuda()`, `x.to("cuda")`: one TorchFunctionMode rewrites the
-  call. The same mode lets `p.type()` answer "torch.cuda.FloatTensor", which optimizers compare with.
+  call. The same mode lets `p.type()` answer "torch.cuda.FloatTensor", which optimizers ask for.
 - `torch.cuda.current_device()`, `synchronize()`, streams and events: the CPU device and no-ops.
 - CUDA RNG states: a private CPU generator, so that seeding "CUDA" leaves the CPU's own one alone.
 - MoE's `maybe_move_tensor_to_cpu` keeps a tensor that is not on CUDA: converts it all the same.
@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from megatron_magi.adapter import compat
+
 _active_mode: TorchFunctionMode | None = None
 
 
@@ -38,6 +40,7 @@ def install_cpu_runtime() -> bool:
     if _active_mode is None:
         _patch_torch_cuda()
         _patch_megatron()
+        compat.repair_moe_without_te()
         torch.compiler.set_stance("force_eager")
         _active_mode = _CudaMeansCpu()
         _active_mode.__enter__()
@@ -75,6 +78,9 @@ class _NoStream:
     """A stream or event on a device that has one queue: everything is done already."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> _NoStream:
+        return self
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("_"):

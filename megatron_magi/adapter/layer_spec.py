@@ -44,7 +44,7 @@ class MagiSpecProvider(BackendSpecProvider):
         return MagiCoreAttention
 
     def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, **kwargs: Any) -> Any:
-        """Ours where the fallback would take torch's RMSNorm, which refuses sequence parallelism."""
+        """Ours in place of torch's RMSNorm, which refuses sequence parallelism."""
         norm = self.fallback.layer_norm(rms_norm=rms_norm, for_qk=for_qk, **kwargs)
         return RMSNorm if rms_norm and norm is WrappedTorchNorm else norm
 

@@ -238,7 +238,7 @@ def _with_padding(
     if len(padded) != len(bounds) or (np.diff(padded) < lengths).any():
         raise ValueError(
             f"cu_seqlens_q_padded must have room for every document of cu_seqlens_q, got "
-            f"{padded.tolist()} for {bounds.tolist()}; pass padded prefix sums of the same documents"
+            f"{padded.tolist()} for {bounds.tolist()}; pad the same documents"
         )
     ends = padded[:-1] + lengths
     return np.unique(np.concatenate([padded, ends]))

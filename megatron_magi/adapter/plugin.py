@@ -9,6 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.utils import get_model_config
 
+from megatron_magi.adapter import compat
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.loss import check_loss_config
@@ -34,6 +35,7 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
         ValueError: a setting under which context parallelism gives another gradient.
         NotImplementedError: a feature that does not work with context parallelism here.
     """
+    compat.repair_moe_without_te()
     chunks = list(gpt_chunks(model))
     assert_active(chunks)
     config = get_model_config(chunks[0])
@@ -100,6 +102,17 @@ def _cp_group(cp_size: int) -> Any:
 
 
 def _check_features(chunk: Any, config: Any) -> None:
+    if (
+        config.virtual_pipeline_model_parallel_size
+        and config.pipeline_model_parallel_size == 2
+        and not config.overlap_p2p_comm
+    ):
+        # Both neighbours of a stage are then the same rank and Megatron's batched sends and
+        # receives pair up wrongly: no error, other losses (0.16.1, gloo).
+        raise ValueError(
+            "two pipeline stages with virtual stages require overlap_p2p_comm=True and "
+            "batch_p2p_comm=False, got overlap_p2p_comm=False; set both, or use more stages"
+        )
     if config.context_parallel_size == 1:
         return
     rotary = getattr(chunk, "rotary_pos_emb", None)

@@ -1,0 +1,266 @@
+"""A tiny Llama trained for a few steps by stock megatron-core in one parallel layout.
+
+Everything random is a function of names and indices, so every layout trains on the same weights,
+tokens, documents and loss masks, and only the numbers' last digits may differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+
+from megatron_magi.adapter import batch, init, layer_spec, loss, packed, plugin, reference
+from megatron_magi.config import MagiConfig
+
+VOCAB, STEPS, MICROBATCHES = 128, 3, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One way to spread the same training run over processes."""
+
+    name: str
+    tp: int = 1
+    sp: bool = False
+    pp: int = 1
+    vpp: int | None = None
+    cp: int = 1
+    dp: int = 1
+    ep: int = 1
+    distributed_optimizer: bool = False
+    overlap: bool = False
+    recompute: str | None = None
+    attention: str = "magi"
+    experts: int | None = None
+    tied: bool = False
+    window: tuple[int, int] | None = None
+    window_skip: int | None = None
+    seq_length: int = 96
+    mask_kind: str = "causal"
+    restart_positions: bool = True
+    moved_boundary: bool = False
+    overlap_degree: int | None = None
+    chunk_size: int | None = None
+
+    @property
+    def world(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+
+def train(layout: Layout) -> dict[str, list[float]]:
+    """Losses (mean over counted tokens) and gradient norms of every step; equal on all ranks."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=1,
+    )
+    model_parallel_cuda_manual_seed(1)
+    config = model_config(layout)
+    chunks = build_chunks(layout, config)
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=3e-3,
+            weight_decay=0.0,
+            clip_grad=1.0,
+            use_distributed_optimizer=layout.distributed_optimizer,
+            overlap_param_gather=layout.overlap,
+        ),
+        chunks,
+    )
+    connect(layout, config, chunks, optimizer)
+    losses, norms = [], []
+    for step in range(STEPS):
+        losses.append(one_step(layout, config, chunks, optimizer, step))
+        updated, norm, _ = optimizer.step()
+        assert updated
+        norms.append(float(norm))
+    return {"loss": losses, "grad_norm": norms}
+
+
+def model_config(layout: Layout) -> TransformerConfig:
+    recompute: dict[str, Any] = {}
+    if layout.recompute == "full":
+        recompute = dict(
+            recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+        )
+    elif layout.recompute:
+        recompute = dict(recompute_granularity="selective", recompute_modules=[layout.recompute])
+    moe: dict[str, Any] = {}
+    if layout.experts:
+        moe = dict(
+            num_moe_experts=layout.experts,
+            moe_router_topk=2,
+            moe_ffn_hidden_size=64,
+            moe_token_dispatcher_type="alltoall",
+            moe_router_load_balancing_type="none",
+            moe_aux_loss_coeff=0.0,
+        )
+    return TransformerConfig(
+        num_layers=4,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_query_groups=2,
+        ffn_hidden_size=128,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        init_method_std=0.1,
+        tensor_model_parallel_size=layout.tp,
+        sequence_parallel=layout.sp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=1,
+        overlap_p2p_comm=layout.vpp is not None,
+        batch_p2p_comm=layout.vpp is None,
+        pipeline_dtype=torch.float32,
+        calculate_per_token_loss=True,
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        window_size=layout.window,
+        window_attn_skip_freq=layout.window_skip,
+        **recompute,
+        **moe,
+    )
+
+
+def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Module]:
+    pp_rank = parallel_state.get_pipeline_model_parallel_rank()
+    virtual = layout.vpp or 1
+    models = []
+    for stage in range(virtual):
+        vp_stage = stage if layout.vpp else None
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=layer_spec.llama_layer_spec(
+                config, vp_stage=vp_stage, attention=layout.attention
+            ),
+            vocab_size=VOCAB,
+            max_sequence_length=layout.seq_length,
+            pre_process=pp_rank == 0 and stage == 0,
+            post_process=pp_rank == layout.pp - 1 and stage == virtual - 1,
+            share_embeddings_and_output_weights=layout.tied,
+            position_embedding_type="rope",
+            vp_stage=vp_stage,
+        )
+        models.append(model)
+    init.init_by_name(models)
+    if layout.attention == "magi":
+        line = plugin.attach(models, magi_config(layout), layout.seq_length)
+        assert f"cp {layout.cp}," in line, line
+    ddp = DistributedDataParallelConfig(
+        use_distributed_optimizer=layout.distributed_optimizer,
+        overlap_grad_reduce=layout.overlap,
+        overlap_param_gather=layout.overlap,
+        bucket_size=20000 if layout.overlap else None,
+    )
+    return [
+        DistributedDataParallel(config, ddp, model, disable_bucketing=index > 0)
+        for index, model in enumerate(models)
+    ]
+
+
+def connect(layout: Layout, config: Any, chunks: list[Any], optimizer: Any) -> None:
+    """What a training loop sets on the config so that schedules find gradients and syncs."""
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    if layout.overlap:
+        config.no_sync_func = _per_chunk([c.no_sync for c in chunks])
+        config.grad_sync_func = _per_chunk([c.start_grad_sync for c in chunks])
+        config.param_sync_func = _per_chunk([c.start_param_sync for c in chunks])
+
+
+def _per_chunk(functions: list[Any]) -> Any:
+    return functions if len(functions) > 1 else functions[0]
+
+
+def magi_config(layout: Layout) -> MagiConfig:
+    return MagiConfig(overlap_degree=layout.overlap_degree, chunk_size=layout.chunk_size)
+
+
+def microbatch(layout: Layout, step: int, index: int) -> tuple[batch.Batch, list[int]]:
+    """Tokens, shifted labels and loss mask of a packed stream of documents of uneven lengths."""
+    rng = np.random.default_rng([7, step, index])
+    length = layout.seq_length
+    cuts = np.sort(
+        rng.choice(np.arange(3, length - 3), size=int(rng.integers(1, 5)), replace=False)
+    )
+    bounds = [0, *cuts.tolist(), length]
+    tokens = rng.integers(0, VOCAB, size=length + 1)
+    loss_mask = np.ones(length, dtype=np.float32)
+    loss_mask[np.array(bounds[1:]) - 1] = 0.0
+    loss_mask[: bounds[1] // 2] = 0.0
+    loss_mask[length - length // 4 :] = 0.0
+    rows = [torch.from_numpy(x)[None] for x in (tokens[:-1], tokens[1:], loss_mask)]
+    return batch.Batch(*rows), bounds
+
+
+def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) -> batch.LocalBatch:
+    rows, bounds = microbatch(layout, step, index)
+    if layout.attention == "stock":
+        return reference.dense_batch(rows, bounds)
+    if layout.moved_boundary:
+        bounds[1] += 1
+    cp_group = parallel_state.get_context_parallel_group()
+    params = packed.make_packed_seq_params(
+        bounds,
+        config,
+        cp_group,
+        magi_config=magi_config(layout),
+        mask_kind=layout.mask_kind,
+        restart_positions=layout.restart_positions,
+    )
+    has_data = model.pre_process or model.post_process
+    return batch.dispatch_batch(rows if has_data else None, params, cp_group)
+
+
+def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, step: int) -> float:
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+    per_rank = MICROBATCHES // layout.dp
+    first = parallel_state.get_data_parallel_rank() * per_rank
+
+    def forward_step(iterator: Any, model: Any) -> Any:
+        local = local_batch(layout, config, step, next(iterator), model.module)
+        return model(**local.model_inputs()), partial(loss.per_token_loss, local.loss_mask)
+
+    reports = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[iter(range(first, first + per_rank)) for _ in chunks],
+        model=chunks,
+        num_microbatches=per_rank,
+        seq_length=packed.pipeline_seq_length(layout.seq_length, config, magi_config(layout)),
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    total = torch.zeros(2)
+    for report in reports:
+        total += report["lm loss"]
+    # Only the last stage has reports; the sum over all ranks counts each TP rank's copy alike.
+    torch.distributed.all_reduce(total)
+    return float(total[0] / total[1])
