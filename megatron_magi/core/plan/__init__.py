@@ -1,0 +1,21 @@
+"""L1: who owns, computes and sends what. Pure functions of mask, group size, heads and config."""
+
+from megatron_magi.core.plan.attn_plan import AttnPlan, make_attn_plan
+from megatron_magi.core.plan.dispatch import DispatchPlan, num_local_tokens
+from megatron_magi.core.plan.group_cast import GroupCastPlan
+from megatron_magi.core.plan.head_shape import HeadShape
+from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan
+from megatron_magi.core.plan.roll import RollPlan, make_roll_plan
+
+__all__ = [
+    "AttnPlan",
+    "DispatchPlan",
+    "GroupCastPlan",
+    "HeadShape",
+    "RankPlan",
+    "RollPlan",
+    "StagePlan",
+    "make_attn_plan",
+    "make_roll_plan",
+    "num_local_tokens",
+]

@@ -1,0 +1,188 @@
+"""AttnPlan: the one global value that every rank derives its work from."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, field, fields
+
+import numpy as np
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.native import solver
+from megatron_magi.core.plan.dispatch import (
+    DispatchPlan,
+    Int32Array,
+    Int64Array,
+    make_dispatch,
+)
+from megatron_magi.core.plan.head_shape import HeadShape
+from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
+
+PLANNER_VERSION = 1
+"""Part of every digest. Raise it whenever the same input may give another plan."""
+
+MAX_CP_SIZE = 65536
+
+
+@dataclass(frozen=True, eq=False)
+class AttnPlan:
+    """Who owns, who computes, who sends what to whom and when; equal on every rank.
+
+    Compared, hashed and agreed on by ``digest``. A pickle holds the mask's slices, the chunks'
+    ranks and the transfers; what one rank needs is derived on first use and kept per process.
+    """
+
+    mask: AttnMask
+    dispatch: DispatchPlan
+    head_shape: HeadShape
+    config: MagiConfig
+    overlap_degree: int
+    """Remote stages; 0: everything is received first and one kernel call follows."""
+    transfers: Int32Array = field(repr=False)
+    """int32 [M, 5], read-only: (stage, dst, src, start, end), global rows, sorted."""
+    loads: Int64Array = field(repr=False)
+    """int64 [cp_size], read-only: kernel tiles per rank."""
+    digest: int
+    """64-bit hash of the fields below and the planner's version."""
+    field_digests: dict[str, int] = field(repr=False)
+    """64-bit hashes of mask, dispatch, head_shape and config: which one ranks disagree on."""
+    _rank_plans: dict[int, RankPlan] = field(default_factory=dict, repr=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.transfers.setflags(write=False)
+        self.loads.setflags(write=False)
+
+    @property
+    def cp_size(self) -> int:
+        return self.dispatch.cp_size
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of every rank, the one on own rows included."""
+        return self.overlap_degree + 1
+
+    @property
+    def imbalance(self) -> float:
+        """Tiles of the fullest rank over the mean; 1.0 for an empty mask."""
+        total = int(self.loads.sum())
+        return int(self.loads.max()) * self.cp_size / total if total else 1.0
+
+    @property
+    def rows_received(self) -> Int64Array:
+        """int64 [cp_size]: key rows every rank receives, all stages together."""
+        rows = np.zeros(self.cp_size, np.int64)
+        np.add.at(rows, self.transfers[:, 1], self.transfers[:, 4] - self.transfers[:, 3])
+        return rows
+
+    def rank_plan(self, rank: int) -> RankPlan:
+        """What the rank computes, sends and receives.
+
+        Raises:
+            ValueError: a rank outside the group.
+        """
+        self.dispatch.check_rank(rank)
+        if rank not in self._rank_plans:
+            self._rank_plans[rank] = make_rank_plan(
+                self.mask, self.dispatch, self.transfers, self.overlap_degree, rank
+            )
+        return self._rank_plans[rank]
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, AttnPlan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return self.digest
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return AttnPlan, tuple(getattr(self, f.name) for f in fields(self) if f.init)
+
+
+def make_attn_plan(
+    mask: AttnMask,
+    cp_size: int,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    *,
+    dispatch: DispatchPlan | None = None,
+    token_multiple: int = 1,
+) -> AttnPlan:
+    """Plan one mask on ``cp_size`` ranks. A pure function: equal input, equal plan, anywhere.
+
+    Args:
+        mask: Self-attention: as many keys as queries.
+        dispatch: Plan on this layout, e.g. another layer's mask on the same tokens; None: choose.
+        token_multiple: Every rank's row count is a multiple of it (tensor-parallel size under
+            sequence parallelism).
+
+    Raises:
+        ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
+            leaves a rank without a chunk, a dispatch of another length, size or multiple.
+    """
+    _check(mask, cp_size, dispatch, token_multiple)
+    if dispatch is None:
+        dispatch = make_dispatch(mask, cp_size, config, token_multiple)
+    degree, transfers, loads = solver.solve_transfers(
+        mask.slices,
+        *dispatch.layout,
+        tile_q=config.tile_q,
+        tile_k=config.tile_k,
+        degree=-1 if config.overlap_degree is None else config.overlap_degree,
+        **_costs_ps(head_shape, config),
+    )
+    field_digests = {
+        "mask": mask.digest,
+        "dispatch": dispatch.digest,
+        "head_shape": _digest(astuple(head_shape)),
+        "config": _digest(astuple(config)),
+    }
+    digest = _digest((PLANNER_VERSION, cp_size, *field_digests.values()))
+    return AttnPlan(
+        mask, dispatch, head_shape, config, degree, transfers, loads, digest, field_digests
+    )
+
+
+def _costs_ps(head_shape: HeadShape, config: MagiConfig) -> dict[str, int]:
+    """The cost table in picoseconds per received row, per tile and per stage."""
+    tile_flops = 4 * head_shape.num_heads_q * head_shape.head_dim * config.tile_q * config.tile_k
+    return {
+        "row_ps": round(head_shape.kv_row_bytes / (config.link_gib_s * 2**30) * 1e12),
+        "tile_ps": round(tile_flops / config.kernel_tflops),
+        "stage_ps": round(config.stage_latency_us * 1e6),
+    }
+
+
+def _digest(values: tuple[object, ...]) -> int:
+    return int(solver.hash64(repr(values).encode()))
+
+
+def _check(
+    mask: AttnMask, cp_size: int, dispatch: DispatchPlan | None, token_multiple: int
+) -> None:
+    total = mask.total_seqlen_q
+    if mask.total_seqlen_k != total:
+        raise ValueError(
+            f"a plan needs self-attention, total_seqlen_q == total_seqlen_k, got {total} and "
+            f"{mask.total_seqlen_k}; run cross-attention without context parallelism"
+        )
+    if not 1 <= cp_size <= MAX_CP_SIZE:
+        raise ValueError(
+            f"cp_size must be between 1 and {MAX_CP_SIZE}, got {cp_size}; "
+            f"pass the size of the context-parallel group"
+        )
+    if token_multiple < 1:
+        raise ValueError(
+            f"token_multiple must be >= 1, got {token_multiple}; "
+            f"pass the tensor-parallel size under sequence parallelism, else 1"
+        )
+    if dispatch is None:
+        return
+    for name, got, want in (
+        ("total_seqlen", dispatch.total_seqlen, total),
+        ("cp_size", dispatch.cp_size, cp_size),
+        ("num_local_tokens % token_multiple", dispatch.num_local_tokens % token_multiple, 0),
+    ):
+        if got != want:
+            raise ValueError(
+                f"a second mask needs a dispatch with {name} = {want}, got {got}; "
+                f"plan it on the dispatch of the batch it belongs to, or without one"
+            )

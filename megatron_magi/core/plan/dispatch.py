@@ -1,0 +1,157 @@
+"""DispatchPlan: which rank owns which chunk of the sequence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.native import solver
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+PADDING_UNIT = 128
+"""Where padding is needed anyway, ranks are padded to a multiple of up to this many rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class DispatchPlan:
+    """Equal chunks of the padded sequence, the same number on every rank.
+
+    Local order of a rank: its chunks in ascending order. Rows from ``total_seqlen`` to
+    ``padded_seqlen`` are padding: they see nothing and nobody sees them.
+
+    Raises:
+        ValueError: chunk_ranks that do not give every rank the same number of chunks.
+    """
+
+    total_seqlen: int
+    chunk_size: int
+    """Rows per chunk."""
+    cp_size: int
+    chunk_ranks: Int32Array = field(repr=False)
+    """int32 [num_chunks], read-only: owner of every chunk."""
+
+    def __post_init__(self) -> None:
+        ranks = np.ascontiguousarray(self.chunk_ranks, dtype=np.int32)
+        ranks.setflags(write=False)
+        object.__setattr__(self, "chunk_ranks", ranks)
+        if len(ranks) == 0 or len(ranks) % self.cp_size:
+            raise ValueError(
+                f"chunk_ranks must hold a multiple of cp_size = {self.cp_size} chunks, got "
+                f"{len(ranks)}; every rank owns the same number of chunks"
+            )
+        solver.local_ranges(*self.layout, 0)  # checks the rest
+
+    @property
+    def layout(self) -> tuple[int, int, int, Int32Array]:
+        """The leading arguments of the solver's functions on a layout."""
+        return self.total_seqlen, self.chunk_size, self.cp_size, self.chunk_ranks
+
+    @property
+    def padded_seqlen(self) -> int:
+        """Rows of all ranks together."""
+        return len(self.chunk_ranks) * self.chunk_size
+
+    @property
+    def num_local_tokens(self) -> int:
+        """Rows of one rank, padding included."""
+        return self.padded_seqlen // self.cp_size
+
+    def local_ranges(self, rank: int) -> Int32Array:
+        """int32 [n, 2]: the rank's global rows as ascending runs, neighbouring chunks joined."""
+        self.check_rank(rank)
+        return solver.local_ranges(*self.layout, rank)
+
+    def position_ids(self, rank: int) -> Int64Array:
+        """int64 [num_local_tokens]: the global row of every local row, padding rows included."""
+        self.check_rank(rank)
+        return self._rows(np.flatnonzero(self.chunk_ranks == rank))
+
+    def permutation(self) -> Int64Array:
+        """int64 [padded_seqlen]: ``position_ids`` of all ranks, one after another."""
+        return self._rows(np.argsort(self.chunk_ranks, kind="stable"))
+
+    def _rows(self, chunks: npt.NDArray[np.intp]) -> Int64Array:
+        first = chunks.astype(np.int64)[:, None] * self.chunk_size
+        return (first + np.arange(self.chunk_size)).reshape(-1)
+
+    @cached_property
+    def digest(self) -> int:
+        """64-bit hash of everything above."""
+        sizes = np.array([self.total_seqlen, self.chunk_size, self.cp_size], dtype=np.int64)
+        return int(solver.hash64(sizes.tobytes() + self.chunk_ranks.tobytes()))
+
+    def check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.cp_size:
+            raise ValueError(
+                f"rank must be in [0, cp_size = {self.cp_size}), got {rank}; "
+                f"pass the rank inside the context-parallel group"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DispatchPlan):
+            return NotImplemented
+        return self.layout[:3] == other.layout[:3] and np.array_equal(
+            self.chunk_ranks, other.chunk_ranks
+        )
+
+    def __hash__(self) -> int:
+        return self.digest
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return DispatchPlan, self.layout
+
+
+def num_local_tokens(
+    total_seqlen: int, cp_size: int, config: MagiConfig, token_multiple: int = 1
+) -> int:
+    """Rows of every rank: a function of lengths and config only, never of the mask.
+
+    A multiple of ``token_multiple`` and of a fixed ``chunk_size``. Without a fixed chunk size no
+    row is added where the sequence divides evenly; where it does not, ranks are padded up to a
+    multiple of a power of two (at most 128, at most 1/32 of the rank), so that a prime length still
+    has chunks of useful sizes.
+    """
+    unit = math.lcm(token_multiple, config.chunk_size or 1)
+    if config.chunk_size is None and total_seqlen % (cp_size * unit):
+        per_rank = -(-total_seqlen // cp_size)
+        padding = 1
+        while padding < PADDING_UNIT and padding * 64 <= per_rank:
+            padding *= 2
+        unit = math.lcm(unit, padding)
+    return max(1, -(-total_seqlen // (cp_size * unit))) * unit
+
+
+def make_dispatch(
+    mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int = 1
+) -> DispatchPlan:
+    """Choose the chunk size and an owner for every chunk.
+
+    Raises:
+        ValueError: a fixed chunk_size too large to give every rank a chunk.
+    """
+    total = mask.total_seqlen_q
+    if config.chunk_size is not None and -(-total // config.chunk_size) < cp_size:
+        raise ValueError(
+            f"chunk_size must leave every one of {cp_size} ranks a chunk of the {total} tokens, "
+            f"got {config.chunk_size}; use at most {max(1, total // cp_size)}, or None"
+        )
+    trials = -1 if config.swap_trials is None else config.swap_trials
+    chunk_size, chunk_ranks = solver.solve_dispatch(
+        mask.slices,
+        num_local_tokens=num_local_tokens(total, cp_size, config, token_multiple),
+        cp_size=cp_size,
+        chunk_size=-1 if config.chunk_size is None else config.chunk_size,
+        tile_q=config.tile_q,
+        tile_k=config.tile_k,
+        max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
+        swap_trials=trials if config.dispatch == "swap" else 0,
+    )
+    return DispatchPlan(total, chunk_size, cp_size, chunk_ranks)

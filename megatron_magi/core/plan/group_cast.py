@@ -1,0 +1,49 @@
+"""GroupCastPlan: one rank's send and receive tables for one exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatron_magi.core.native import solver
+from megatron_magi.core.plan.dispatch import DispatchPlan, Int32Array
+
+
+@dataclass(frozen=True, eq=False)
+class GroupCastPlan:
+    """Which local rows go to whom and which global rows arrive from whom.
+
+    A row goes to every rank that reads it, once. A group_reduce is the same table read backwards.
+    """
+
+    send_ranges: Int32Array = field(repr=False)
+    """int32 [n, 2], read-only: local row runs, ordered by destination, then row."""
+    send_counts: tuple[int, ...]
+    """Rows to every peer: [cp_size]."""
+    recv_counts: tuple[int, ...]
+    """Rows from every peer: [cp_size]."""
+    recv_ranges: Int32Array = field(repr=False)
+    """int32 [n, 2], read-only: global rows in receive-buffer order: by source, then row."""
+
+    @property
+    def num_sent(self) -> int:
+        """Rows sent, one count per destination."""
+        return sum(self.send_counts)
+
+    @property
+    def num_recv(self) -> int:
+        """Rows of the receive buffer."""
+        return sum(self.recv_counts)
+
+
+def cast_of(dispatch: DispatchPlan, transfers: Int32Array, rank: int) -> GroupCastPlan:
+    """The rank's tables of one exchange.
+
+    Args:
+        transfers: int32 [M, 5] (stage, dst, src, start, end) of all ranks, one stage, ordered.
+    """
+    send_ranges, send_counts, recv_counts, recv_ranges = solver.cast_table(
+        *dispatch.layout, transfers, rank
+    )
+    send_ranges.setflags(write=False)
+    recv_ranges.setflags(write=False)
+    return GroupCastPlan(send_ranges, send_counts, recv_counts, recv_ranges)

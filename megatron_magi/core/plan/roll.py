@@ -1,0 +1,43 @@
+"""RollPlan: shift the whole sequence while it is spread over ranks (multi-token prediction)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from megatron_magi.core.native import solver
+from megatron_magi.core.plan.dispatch import DispatchPlan, Int64Array
+from megatron_magi.core.plan.group_cast import GroupCastPlan, cast_of
+
+
+@dataclass(frozen=True, eq=False)
+class RollPlan:
+    """rolled[i] = x_global[(pos_i + shift) mod total_seqlen]; padding rows keep their own row."""
+
+    cast: GroupCastPlan
+    """The rows that come from other ranks."""
+    gather_index: Int64Array = field(repr=False)
+    """int64 [num_local_tokens]: into concat(own rows, received rows)."""
+
+
+def make_roll_plan(dispatch: DispatchPlan, shift: int, rank: int) -> RollPlan:
+    """The rank's part of a roll by ``shift`` rows (any sign; mod total_seqlen).
+
+    Rolling by ``-shift`` undoes it, and is its gradient.
+
+    Raises:
+        ValueError: a rank outside the group.
+    """
+    dispatch.check_rank(rank)
+    cast = cast_of(dispatch, solver.roll_transfers(*dispatch.layout, shift), rank)
+    positions = dispatch.position_ids(rank)
+    place = np.full(dispatch.padded_seqlen, -1, np.int64)
+    place[positions] = np.arange(len(positions))
+    at = len(positions)
+    for start, end in cast.recv_ranges.tolist():
+        place[start:end] = np.arange(at, at + end - start)
+        at += end - start
+    total = dispatch.total_seqlen
+    source = np.where(positions < total, (positions + shift) % max(total, 1), positions)
+    return RollPlan(cast, place[source])

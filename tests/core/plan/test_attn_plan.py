@@ -1,0 +1,403 @@
+"""Whole plans against dense masks: who needs what, what arrives, what every stage computes."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.plan import (
+    AttnPlan,
+    HeadShape,
+    make_attn_plan,
+    make_roll_plan,
+    num_local_tokens,
+)
+
+HEADS = HeadShape(8, 2, 64)
+SMALL_TILES = MagiConfig(tile_q=8, tile_k=8)
+OPEN = (-(2**31), 2**31 - 1)
+
+
+def packed_causal(*lengths: int, tail: int = 0) -> AttnMask:
+    """Causal documents one after another, then `tail` rows that see nothing."""
+    ends = np.cumsum(lengths)
+    rows = [(e - n, e, e - n, e, OPEN[0], 0) for n, e in zip(lengths, ends, strict=True)]
+    total = int(ends[-1]) + tail
+    return AttnMask(np.array(rows, np.int32), total, total)
+
+
+def window(total: int, left: int, right: int = 0) -> AttnMask:
+    return AttnMask(np.array([(0, total, 0, total, -left, right)], np.int32), total, total)
+
+
+def random_mask(rng: np.random.Generator, total: int) -> AttnMask:
+    """A random subset of a random tiling of the square by banded rectangles."""
+    cuts = [0, *sorted(rng.integers(0, total + 1, int(rng.integers(0, 4))).tolist()), total]
+    rows = []
+    for q0, q1 in itertools.pairwise(cuts):
+        for k0, k1 in itertools.pairwise(cuts):
+            d = int(rng.integers(-total, total + 1))
+            kept = rng.random(2) < 0.6
+            rows += [(q0, q1, k0, k1, OPEN[0], d)] * int(kept[0])
+            rows += [(q0, q1, k0, k1, d + 1, OPEN[1])] * int(kept[1])
+    slices = np.array(rows, np.int32).reshape(-1, 6)
+    return AttnMask(slices[rng.permutation(len(slices))], total, total)
+
+
+def check_dispatch(plan: AttnPlan) -> None:
+    d = plan.dispatch
+    assert d.num_local_tokens * d.cp_size == d.padded_seqlen >= d.total_seqlen
+    assert d.num_local_tokens % d.chunk_size == 0
+    assert np.array_equal(np.sort(d.permutation()), np.arange(d.padded_seqlen))
+    for rank in range(d.cp_size):
+        runs = [np.arange(a, b) for a, b in d.local_ranges(rank).tolist()]
+        assert np.array_equal(np.concatenate(runs), d.position_ids(rank))
+        assert (np.diff(d.position_ids(rank)) > 0).all()
+
+
+def check_transfers(plan: AttnPlan, dense: np.ndarray) -> None:
+    """Every (row, rank) needed is received exactly once, from its owner; nothing else is."""
+    d = plan.dispatch
+    owner = np.repeat(d.chunk_ranks, d.chunk_size)[: d.total_seqlen]
+    received = np.zeros((d.cp_size, d.total_seqlen), int)
+    for stage, dst, src, start, end in plan.transfers.tolist():
+        assert min(plan.overlap_degree, 1) <= stage <= plan.overlap_degree
+        assert (owner[start:end] == src).all() and dst != src and start < end
+        received[dst, start:end] += 1
+    for rank in range(d.cp_size):
+        needed = dense[owner == rank].any(axis=0) & (owner != rank)
+        assert np.array_equal(received[rank], needed.astype(int))
+    order = plan.transfers[:, :4].tolist()
+    assert order == sorted(order)
+
+
+def check_ranks(plan: AttnPlan, dense: np.ndarray) -> None:
+    """Stages' slices, mapped back, are the mask, no cell twice; casts of all ranks pair up."""
+    d = plan.dispatch
+    seen = np.zeros((d.padded_seqlen, d.padded_seqlen), int)
+    ranks = [plan.rank_plan(r) for r in range(d.cp_size)]
+    for rank, view in enumerate(ranks):
+        assert len(view.stages) == plan.num_stages == plan.overlap_degree + 1
+        rows = d.position_ids(rank)
+        for number, stage in enumerate(view.stages):
+            keys = list(rows) if number == 0 else []
+            if stage.cast is not None:
+                for a, b in stage.cast.recv_ranges.tolist():
+                    keys += range(a, b)
+            assert stage.num_keys == len(keys)
+            for q0, q1, k0, k1, lo, hi in stage.slices.tolist():
+                for q in range(q0, q1):
+                    for k in range(max(k0, q + lo), min(k1, q + hi + 1)):
+                        seen[rows[q], keys[k]] += 1
+    n = d.total_seqlen
+    assert np.array_equal(seen[:n, :n], dense.astype(int))
+    assert seen[n:].sum() == seen[:, n:].sum() == 0
+    for number in range(plan.num_stages):
+        casts = [view.stages[number].cast for view in ranks]
+        assert all(c is None for c in casts) or all(c is not None for c in casts)
+        if casts[0] is not None:
+            check_casts(plan, casts)
+
+
+def check_casts(plan: AttnPlan, casts: list) -> None:
+    """What rank s sends to rank d, row by row, is what d's buffer expects from s."""
+    d = plan.dispatch
+    sent: dict[tuple[int, int], list[int]] = {}
+    for src, cast in enumerate(casts):
+        rows = [r for a, b in cast.send_ranges.tolist() for r in range(a, b)]
+        assert len(rows) == cast.num_sent
+        at = 0
+        for dst, count in enumerate(cast.send_counts):
+            sent[src, dst] = d.position_ids(src)[rows[at : at + count]].tolist()
+            at += count
+    for dst, cast in enumerate(casts):
+        rows = [r for a, b in cast.recv_ranges.tolist() for r in range(a, b)]
+        assert rows == [r for src in range(d.cp_size) for r in sent[src, dst]]
+        assert [len(sent[src, dst]) for src in range(d.cp_size)] == list(cast.recv_counts)
+
+
+def check_loads(plan: AttnPlan, dense: np.ndarray) -> None:
+    """Tiles, counted cell by cell."""
+    d, c = plan.dispatch, plan.config
+    loads = np.zeros(d.cp_size, int)
+    for chunk, rank in enumerate(d.chunk_ranks):
+        rows = dense[chunk * d.chunk_size : (chunk + 1) * d.chunk_size]
+        for tile in range(0, len(rows), c.tile_q):
+            keys = rows[tile : tile + c.tile_q].any(axis=0)
+            loads[rank] += sum(
+                keys[k : k + c.tile_k].any() for k in range(0, d.total_seqlen, c.tile_k)
+            )
+    assert plan.loads.tolist() == loads.tolist()
+
+
+def check(plan: AttnPlan) -> None:
+    dense = plan.mask.to_dense()
+    check_dispatch(plan)
+    check_transfers(plan, dense)
+    check_ranks(plan, dense)
+    check_loads(plan, dense)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    total=st.integers(1, 70),
+    cp_size=st.integers(1, 8),
+    degree=st.sampled_from([None, 0, 1, 2, 3, 4]),
+    dispatch=st.sampled_from(["lpt", "swap"]),
+    multiple=st.integers(1, 4),
+    chunk=st.sampled_from([None, None, 1, 2, 3, 5]),
+)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_mask_on_any_group(seed, total, cp_size, degree, dispatch, multiple, chunk):
+    if chunk is not None and -(-total // chunk) < cp_size:
+        chunk = None
+    mask = random_mask(np.random.default_rng(seed), total)
+    config = MagiConfig(
+        chunk_size=chunk, dispatch=dispatch, overlap_degree=degree, tile_q=4, tile_k=8
+    )
+    plan = make_attn_plan(mask, cp_size, HEADS, config, token_multiple=multiple)
+    assert plan.dispatch.num_local_tokens % multiple == 0
+    check(plan)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    mask: AttnMask
+    cp_size: int
+    config: MagiConfig = SMALL_TILES
+
+    def __str__(self) -> str:
+        return self.name
+
+
+EMPTY = AttnMask(np.zeros((0, 6), np.int32), 37, 37)
+FULL = AttnMask(np.array([(0, 64, 0, 64, *OPEN)], np.int32), 64, 64)
+CASES = [
+    Case("one token, four ranks", packed_causal(1), 4),
+    Case("fewer tokens than ranks", packed_causal(2, 3), 7),
+    Case("nothing visible", EMPTY, 3),
+    Case("a rank without work", packed_causal(8, tail=120), 4, MagiConfig(chunk_size=32)),
+    Case("full, 3 ranks", FULL, 3),
+    Case("prime length", packed_causal(127), 5),
+    Case("one document, 6 ranks", packed_causal(192), 6),
+    Case("documents of one token", packed_causal(*[1] * 40), 4),
+    Case("window across all borders", window(160, 30, 12), 5),
+    Case("64 ranks", packed_causal(40, 150, 3, 63), 64),
+    Case("64 ranks, one row each", packed_causal(64), 64),
+    Case("no remote key", packed_causal(16, 16, 16, 16), 4, MagiConfig(chunk_size=16)),
+    Case("deep stages", packed_causal(96), 4, MagiConfig(chunk_size=8, overlap_degree=4)),
+    Case("more stages than rows", packed_causal(6), 3, MagiConfig(overlap_degree=9)),
+    Case("degree 0", packed_causal(70, 30), 4, MagiConfig(chunk_size=5, overlap_degree=0)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_named_cases(case):
+    check(make_attn_plan(case.mask, case.cp_size, HEADS, case.config))
+
+
+def test_one_rank_exchanges_nothing():
+    plan = make_attn_plan(packed_causal(30, 20), 1, HEADS, MagiConfig())
+    assert plan.overlap_degree == 0 and len(plan.transfers) == 0
+    (stage,) = plan.rank_plan(0).stages
+    assert stage.cast is None and stage.num_keys == 50
+    assert np.array_equal(stage.slices, plan.mask.slices)
+
+
+def test_stages_with_nothing_to_receive_have_no_cast():
+    config = MagiConfig(chunk_size=16, overlap_degree=2)
+    plan = make_attn_plan(packed_causal(16, 16), 2, HEADS, config)
+    for rank in range(2):
+        assert [s.cast for s in plan.rank_plan(rank).stages] == [None] * 3
+
+
+def test_fragments_are_joined():
+    """A causal mask that one rank owns whole stays one slice whatever the chunk size."""
+    config = MagiConfig(chunk_size=4)
+    plan = make_attn_plan(packed_causal(64), 1, HEADS, config)
+    assert len(plan.rank_plan(0).stages[0].slices) == 1
+    # Late rows read all early ones: owners alternate, the rectangle is one slice in the buffer.
+    mask = AttnMask(np.array([(48, 64, 0, 48, *OPEN)], np.int32), 64, 64)
+    plan = make_attn_plan(mask, 4, HEADS, replace(config, dispatch="lpt", overlap_degree=1))
+    assert [len(s.slices) for r in range(4) for s in plan.rank_plan(r).stages] == [1] * 8
+
+
+def test_stages_are_nearly_equal():
+    config = MagiConfig(chunk_size=128, overlap_degree=4)
+    plan = make_attn_plan(packed_causal(16384), 4, HEADS, config)
+    for rank in range(4):
+        rows = [s.cast.num_recv for s in plan.rank_plan(rank).stages[1:]]
+        assert max(rows) <= 1.3 * sum(rows) / 4
+
+
+def test_peers_come_in_turn():
+    config = MagiConfig(chunk_size=128, overlap_degree=3)
+    full = AttnMask(np.array([(0, 4096, 0, 4096, *OPEN)], np.int32), 4096, 4096)
+    plan = make_attn_plan(full, 4, HEADS, config)
+    for rank in range(4):
+        for turn, stage in enumerate(plan.rank_plan(rank).stages[1:], start=1):
+            sources = [s for s, count in enumerate(stage.cast.recv_counts) if count]
+            assert sources == [(rank + turn) % 4]
+
+
+@pytest.mark.parametrize("cp_size", [2, 3, 4, 7, 8])
+def test_load_cap_holds(cp_size):
+    rng = np.random.default_rng(cp_size)
+    lengths = rng.integers(20, 3000, 60)
+    mask = packed_causal(*lengths.tolist())
+    lpt = make_attn_plan(mask, cp_size, HEADS, MagiConfig(chunk_size=256, dispatch="lpt"))
+    swap = make_attn_plan(mask, cp_size, HEADS, MagiConfig(chunk_size=256))
+    assert swap.imbalance <= max(1.01, lpt.imbalance)
+    assert swap.rows_received.sum() < lpt.rows_received.sum()
+    assert swap.loads.sum() == lpt.loads.sum()
+
+
+def test_swap_search_without_trials_is_lpt():
+    mask = packed_causal(300, 500, 900, 2396)
+    lpt = make_attn_plan(mask, 4, HEADS, MagiConfig(chunk_size=128, dispatch="lpt"))
+    none = make_attn_plan(mask, 4, HEADS, MagiConfig(chunk_size=128, swap_trials=0))
+    assert lpt.dispatch == none.dispatch
+
+
+def test_second_mask_on_one_dispatch():
+    config = MagiConfig(chunk_size=8, tile_q=8, tile_k=8)
+    first = make_attn_plan(packed_causal(60, 68), 4, HEADS, config)
+    second = make_attn_plan(window(128, 9), 4, HEADS, config, dispatch=first.dispatch)
+    assert second.dispatch == first.dispatch and second.digest != first.digest
+    check(second)
+
+
+@pytest.mark.parametrize("cp_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("shift", [1, -1, 2, 40, -103, 205])
+@pytest.mark.parametrize("total", [1, 90, 103])
+def test_roll_equals_numpy(cp_size, shift, total):
+    plan = make_attn_plan(packed_causal(total), cp_size, HEADS, MagiConfig(tile_q=4, tile_k=4))
+    d = plan.dispatch
+    padded = np.arange(d.padded_seqlen) * 7 + 1
+    want = np.concatenate([np.roll(padded[:total], -shift), padded[total:]])
+    rolls = [make_roll_plan(d, shift, r) for r in range(cp_size)]
+    check_casts(plan, [roll.cast for roll in rolls])
+    for rank, roll in enumerate(rolls):
+        received = [padded[a:b] for a, b in roll.cast.recv_ranges.tolist()]
+        rows = np.concatenate([padded[d.position_ids(rank)], *received])
+        assert np.array_equal(rows[roll.gather_index], want[d.position_ids(rank)])
+
+
+def test_pickle_is_small_and_equal():
+    plan = make_attn_plan(packed_causal(*[500] * 120), 8, HEADS, MagiConfig())
+    size = len(pickle.dumps(plan))
+    for rank in range(8):
+        plan.rank_plan(rank)
+    blob = pickle.dumps(plan)
+    assert len(blob) == size < 24 * len(plan.mask.slices) + 20 * len(plan.transfers) + 16_000
+    copy = pickle.loads(blob)
+    assert copy == plan and hash(copy) == hash(plan) and copy.field_digests == plan.field_digests
+    assert copy.dispatch == plan.dispatch and np.array_equal(copy.transfers, plan.transfers)
+    ours, theirs = plan.rank_plan(3).stages, copy.rank_plan(3).stages
+    assert all(np.array_equal(a.slices, b.slices) for a, b in zip(ours, theirs, strict=True))
+    with pytest.raises(ValueError, match="read-only"):
+        copy.transfers[0] = 0
+
+
+def describe(seed: int) -> tuple[int, bytes, bytes]:
+    rng = np.random.default_rng(seed)
+    mask = packed_causal(*rng.integers(1, 900, 50).tolist())
+    plan = make_attn_plan(mask, 5, HEADS, MagiConfig())
+    return plan.digest, plan.dispatch.chunk_ranks.tobytes(), plan.transfers.tobytes()
+
+
+def test_every_process_makes_the_same_plan():
+    with ProcessPoolExecutor(2) as pool:
+        for seed in range(3):
+            assert pool.submit(describe, seed).result() == describe(seed)
+
+
+def test_digest_names_the_field_that_differs():
+    mask, config = packed_causal(100, 28), MagiConfig(chunk_size=16)
+    base = make_attn_plan(mask, 4, HEADS, config)
+    assert base == make_attn_plan(packed_causal(100, 28), 4, HEADS, config)
+    others = {
+        "mask": make_attn_plan(window(128, 128), 4, HEADS, config, dispatch=base.dispatch),
+        "head_shape": make_attn_plan(mask, 4, HeadShape(8, 4, 64), config, dispatch=base.dispatch),
+        "config": make_attn_plan(
+            mask, 4, HEADS, replace(config, deterministic=True), dispatch=base.dispatch
+        ),
+        "dispatch": make_attn_plan(
+            mask,
+            4,
+            HEADS,
+            config,
+            dispatch=replace(base.dispatch, chunk_ranks=base.dispatch.chunk_ranks[::-1].copy()),
+        ),
+    }
+    for field, other in others.items():
+        differ = {f for f in base.field_digests if base.field_digests[f] != other.field_digests[f]}
+        assert differ == {field}
+        assert other != base
+
+
+@pytest.mark.parametrize("config", [MagiConfig(), MagiConfig(chunk_size=96)])
+@pytest.mark.parametrize("total", [1, 5, 768, 769, 8192, 8209, 100_003])
+def test_local_length_never_depends_on_the_mask(total, config):
+    for cp_size in (1, 2, 3, 7, 8):
+        for multiple in (1, 2, 6):
+            if config.chunk_size and -(-total // config.chunk_size) < cp_size:
+                continue
+            want = num_local_tokens(total, cp_size, config, multiple)
+            for mask in (window(total, 5), packed_causal(total)):
+                plan = make_attn_plan(mask, cp_size, HEADS, config, token_multiple=multiple)
+                assert plan.dispatch.num_local_tokens == want
+            assert want % multiple == 0 and want * cp_size >= total
+            if config.chunk_size is None:
+                if total % (cp_size * multiple) == 0:
+                    assert want * cp_size == total
+                per_rank = -(-total // cp_size)
+                assert want - per_rank <= multiple * max(1, per_rank // 32)
+
+
+BAD = [
+    (dict(mask=AttnMask(np.zeros((0, 6), np.int32), 8, 9)), "self-attention"),
+    (dict(cp_size=0), "cp_size must be between 1 and 65536, got 0"),
+    (dict(token_multiple=0), "token_multiple must be >= 1, got 0"),
+    (dict(config=MagiConfig(chunk_size=64)), "leave every one of 4 ranks a chunk .* got 64"),
+    (
+        dict(dispatch=make_attn_plan(packed_causal(96), 4, HEADS, MagiConfig()).dispatch),
+        "total_seqlen = 128, got 96",
+    ),
+    (
+        dict(dispatch=make_attn_plan(packed_causal(128), 2, HEADS, MagiConfig()).dispatch),
+        "cp_size = 4, got 2",
+    ),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD, ids=[m for _, m in BAD])
+def test_bad_input_is_refused(change, message):
+    given = dict(mask=packed_causal(128), cp_size=4, head_shape=HEADS, config=MagiConfig())
+    with pytest.raises(ValueError, match=message):
+        make_attn_plan(**{**given, **change})
+
+
+def test_bad_ranks_are_refused():
+    plan = make_attn_plan(packed_causal(128), 4, HEADS, MagiConfig())
+    for call in (plan.rank_plan, plan.dispatch.position_ids, plan.dispatch.local_ranges):
+        with pytest.raises(ValueError, match=r"rank must be in \[0, cp_size = 4\), got 4"):
+            call(4)
+    with pytest.raises(ValueError, match="every rank must own the same number of chunks"):
+        replace(plan.dispatch, chunk_ranks=np.zeros(4, np.int32))
+    with pytest.raises(ValueError, match="multiple of cp_size = 4"):
+        replace(plan.dispatch, chunk_ranks=np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match="num_heads_q must be a multiple of num_heads_kv"):
+        HeadShape(8, 3, 64)
+    with pytest.raises(ValueError, match="head_dim must be an integer >= 1, got 0"):
+        HeadShape(8, 4, 0)
