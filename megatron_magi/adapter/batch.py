@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.core import runtime
+from megatron_magi.core.runtime.agreement import agree
+from megatron_magi.core.runtime.token_dispatch import dispatch
 
 
 @dataclass
@@ -81,18 +82,18 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
     """
     plan = packed.dispatch_plan
     if packed.window_plan is not None and packed.window_plan is not plan:
-        runtime.agree(packed.window_plan, cp_group)
+        agree(packed.window_plan, cp_group)
     if batch is None:
-        runtime.agree(plan, cp_group)
+        agree(plan, cp_group)
         return LocalBatch(None, packed)
     total = plan.mask.total_seqlen_q
     rows = {name: _one_row(name, x, total) for name, x in vars(batch).items() if x is not None}
     # One message of integers, one of weights: every dispatch call is also an agreement.
     integers = [name for name in rows if name != "loss_mask"]
     stacked = torch.stack([rows[name].long() for name in integers], dim=1)
-    local = runtime.dispatch(stacked, plan, cp_group)
+    local = dispatch(stacked, plan, cp_group)
     columns = {name: local[:, i].unsqueeze(0) for i, name in enumerate(integers)}
-    loss_mask = runtime.dispatch(rows["loss_mask"].float(), plan, cp_group).unsqueeze(0)
+    loss_mask = dispatch(rows["loss_mask"].float(), plan, cp_group).unsqueeze(0)
     return LocalBatch(Batch(loss_mask=loss_mask, **columns), packed)
 
 

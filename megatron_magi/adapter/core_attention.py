@@ -9,7 +9,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
-from megatron_magi.core import runtime
+from megatron_magi.core.runtime.dist_attn import dist_attn
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -91,7 +91,7 @@ class MagiCoreAttention(MegatronModule):
             x.transpose(0, 1).reshape(rows * batch, x.shape[2], x.shape[3])
             for x in (query, key, value)
         )
-        out_THD, _ = runtime.dist_attn(
+        out_THD, _ = dist_attn(
             q_THD, k_SGD, v_SGD, plan, packed.cp_group, softmax_scale=self.softmax_scale
         )
         out = out_THD.reshape(batch, rows, heads * head_dim).transpose(0, 1)

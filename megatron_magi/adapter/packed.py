@@ -21,9 +21,10 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from megatron_magi.config import MagiConfig
-from megatron_magi.core import runtime
 from megatron_magi.core.mask import AttnMask, builders
-from megatron_magi.core.plan import AttnPlan, HeadShape
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape
+from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.token_dispatch import position_ids
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -172,12 +173,15 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
 
 
 def _plan(
-    mask: AttnMask, model_config: TransformerConfig, cp: Any, config: MagiConfig, dispatch: Any
+    mask: AttnMask,
+    model_config: TransformerConfig,
+    cp: Any,
+    config: MagiConfig,
+    dispatch: DispatchPlan | None,
 ) -> AttnPlan:
     # Sequence parallelism splits a rank's rows once more, over its tensor-parallel group.
     multiple = model_config.tensor_model_parallel_size if model_config.sequence_parallel else 1
-    cp = 1 if cp is None else cp
-    return runtime.plan_for(
+    return plan_for(
         mask, cp, head_shape(model_config), config, dispatch=dispatch, token_multiple=multiple
     )
 
@@ -195,22 +199,12 @@ def _assemble(
         qkv_format="sbhd", cp_group=cp_group, plan=plan, window_plan=window_plan
     )
     dispatch = packed.dispatch_plan.dispatch
-    positions = runtime.position_ids(packed.dispatch_plan, group_rank(cp_group), "cpu")
+    positions = position_ids(packed.dispatch_plan, cp_group)
     if bounds is not None:
-        restarted = _document_positions(bounds, dispatch.padded_seqlen)
-        positions = torch.from_numpy(restarted)[positions]
+        positions = torch.from_numpy(_document_positions(bounds))[positions]
     packed.rope_positions = positions.to(device, non_blocking=True)
     packed.max_seqlen_q = packed.max_seqlen_kv = dispatch.padded_seqlen
     return packed
-
-
-def group_rank(cp_group: Any) -> int:
-    """This process's rank in a ProcessGroup or 1-D DeviceMesh; 0 for None."""
-    if cp_group is None:
-        return 0
-    return int(
-        cp_group.get_local_rank() if hasattr(cp_group, "get_local_rank") else cp_group.rank()
-    )
 
 
 def _is_window(model_config: TransformerConfig, layer_number: int) -> bool:
@@ -244,12 +238,9 @@ def _with_padding(
     return np.unique(np.concatenate([padded, ends]))
 
 
-def _document_positions(bounds: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-    """int64 [length]: distance from the start of each row's document; 0 for pad rows."""
-    positions = np.zeros(length, dtype=np.int64)
-    lengths = np.diff(bounds)
-    positions[: bounds[-1]] = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
-    return positions
+def _document_positions(bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """int64 [stream length]: distance of each token from the start of its document."""
+    return np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
 
 
 def _check_mask(mask: AttnMask, total: int, has_windows: bool) -> None:
