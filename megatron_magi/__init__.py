@@ -1,9 +1,50 @@
-"""Load-balanced context parallelism for stock Megatron-Core: any mask, no redundant byte."""
+"""Load-balanced context parallelism for stock Megatron-Core: any mask, no redundant byte.
 
-from megatron_magi import masks
+    import megatron_magi as magi
+
+    mask = magi.masks.from_cu_seqlens(cu_seqlens)
+    plan = magi.plan(mask, cp_group, magi.HeadShape(num_heads_q, num_heads_kv, head_dim))
+    x_local = magi.dispatch(x, plan, cp_group)
+    out, lse = magi.dist_attn(q, k, v, plan, cp_group)
+    y = magi.undispatch(y_local, plan, cp_group)
+
+Importing needs no GPU and no Megatron.
+"""
+
+from megatron_magi import debug, masks
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.kernel.flex_attn import AttnForwardMeta, flex_flash_attn_func
+from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.mask import AttnMask, AttnMaskType, AttnSlice
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape
+from megatron_magi.core.runtime.agreement import AgreementError, agree
+from megatron_magi.core.runtime.dist_attn import dist_attn
+from megatron_magi.core.runtime.plan_cache import plan_for as plan
+from megatron_magi.core.runtime.roll import roll
+from megatron_magi.core.runtime.token_dispatch import dispatch, position_ids, undispatch
 
 __version__ = "0.1.0"
 
-__all__ = ["AttnMask", "AttnMaskType", "AttnSlice", "MagiConfig", "masks"]
+debug.setup_logging()
+
+__all__ = [
+    "AgreementError",
+    "AttnForwardMeta",
+    "AttnMask",
+    "AttnMaskType",
+    "AttnPlan",
+    "AttnSlice",
+    "DispatchPlan",
+    "HeadShape",
+    "MagiConfig",
+    "agree",
+    "dispatch",
+    "dist_attn",
+    "flex_flash_attn_func",
+    "masks",
+    "plan",
+    "position_ids",
+    "roll",
+    "slices_tensor",
+    "undispatch",
+]

@@ -1,0 +1,1 @@
+"""L2: rows between context-parallel ranks."""

@@ -1,0 +1,42 @@
+"""What may stand for the context-parallel group."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+CpGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
+"""A process group, a 1-D mesh, or None for one rank without torch.distributed."""
+
+
+def resolve_group(cp_group: CpGroup) -> dist.ProcessGroup | None:
+    """The process group behind ``cp_group``.
+
+    Raises:
+        ValueError: a mesh that is not 1-D.
+        TypeError: anything else.
+    """
+    if cp_group is None or isinstance(cp_group, dist.ProcessGroup):
+        return cp_group
+    if not isinstance(cp_group, DeviceMesh):
+        raise TypeError(
+            f"cp_group must be a ProcessGroup, a 1-D DeviceMesh or None, got "
+            f"{type(cp_group).__name__}"
+        )
+    if cp_group.ndim != 1:
+        raise ValueError(
+            f"a cp_group mesh must have one dimension, got {cp_group.ndim}; pass mesh['cp']"
+        )
+    return cp_group.get_group()
+
+
+def group_size(cp_group: CpGroup) -> int:
+    group = resolve_group(cp_group)
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def group_rank(cp_group: CpGroup) -> int:
+    group = resolve_group(cp_group)
+    return 0 if group is None else dist.get_rank(group)

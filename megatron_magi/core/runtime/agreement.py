@@ -1,0 +1,159 @@
+"""Ranks compare what they planned before they exchange a row.
+
+Every dispatch call exchanges 16 bytes over a CPU group, asynchronously and whatever the local
+cache says, so a rank with a cache hit and one with a miss meet in the same exchange. The first
+cast waits for it. A disagreement is then one error on every rank, where a mismatched all-to-all
+would hang.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magi.core.comm.process_group import CpGroup, resolve_group
+from megatron_magi.core.plan import AttnPlan
+
+FIELDS = ("mask", "dispatch", "head_shape", "config")
+"""What a plan is a function of, in the order of the exchanged field hashes."""
+
+
+class AgreementError(RuntimeError):
+    """Ranks planned different things, or a rank did not come."""
+
+
+@dataclass
+class _Exchange:
+    work: dist.Work
+    gathered: list[Tensor]
+    timeout_s: float
+
+
+@dataclass
+class _GroupState:
+    cpu_group: dist.ProcessGroupGloo
+    pending: deque[_Exchange] = field(default_factory=deque)
+    agreed: set[int] = field(default_factory=set)
+
+
+# Keyed by the group object itself: groups live as long as the process uses them.
+_states: dict[dist.ProcessGroup, _GroupState] = {}
+_num_made: dict[tuple[int, ...], int] = {}
+
+
+def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
+    """Start comparing this plan with the other ranks'; returns at once.
+
+    ``dispatch`` calls it. Ranks that use a plan without dispatching (middle pipeline stages) call
+    it themselves, once for every time the others dispatch.
+    """
+    group = resolve_group(cp_group)
+    if group is None or dist.get_world_size(group) == 1:
+        return
+    state = _state(group, plan.config.agreement_timeout_s)
+    mine = fingerprint(plan)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    work = state.cpu_group.allgather([gathered], [mine])
+    state.pending.append(_Exchange(work, gathered, plan.config.agreement_timeout_s))
+    state.agreed.add(plan.digest)
+
+
+def ensure_agreed(plan: AttnPlan, cp_group: CpGroup) -> None:
+    """Wait until all started comparisons are done and equal.
+
+    Raises:
+        AgreementError: naming the ranks and the field that differ, or that a rank did not come
+            within ``agreement_timeout_s``. Raised on every rank.
+    """
+    group = resolve_group(cp_group)
+    if group is None or dist.get_world_size(group) == 1:
+        return
+    if plan.digest not in _state(group, plan.config.agreement_timeout_s).agreed:
+        agree(plan, group)
+    state = _states[group]
+    while state.pending:
+        _finish(state.pending.popleft(), dist.get_rank(group))
+
+
+def fingerprint(plan: AttnPlan) -> Tensor:
+    """16 bytes, int64 [2]: the plan's digest and four 16-bit hashes, one per field."""
+    packed = 0
+    for name in FIELDS:
+        packed = packed << 16 | (plan.field_digests[name] & 0xFFFF)
+    return torch.tensor([_signed(plan.digest), _signed(packed)], dtype=torch.int64)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _state(group: dist.ProcessGroup, timeout_s: float) -> _GroupState:
+    if group not in _states:
+        _states[group] = _GroupState(_cpu_group(group, timeout_s))
+    return _states[group]
+
+
+def _cpu_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroupGloo:
+    """A gloo group of the same ranks, made by its members alone.
+
+    ``dist.new_group`` needs every rank of the job, and its local variant names the group by how
+    many groups a process is in, which differs between pipeline stages. So the group is made on
+    the job's store, under the members and the number of groups they made before.
+    """
+    ranks = tuple(dist.get_process_group_ranks(group))
+    _num_made[ranks] = _num_made.get(ranks, 0) + 1
+    prefix = f"megatron_magi/agreement/{'-'.join(map(str, ranks))}/{_num_made[ranks]}"
+    store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+    try:
+        return dist.ProcessGroupGloo(
+            store, dist.get_rank(group), len(ranks), timedelta(seconds=timeout_s)
+        )
+    except RuntimeError as error:
+        raise AgreementError(
+            f"all context-parallel ranks {list(ranks)} must dispatch their first batch within "
+            f"{timeout_s:.0f} s of each other, and one did not come; look for the first error in "
+            f"the other ranks' logs, or raise MagiConfig.agreement_timeout_s ({error})"
+        ) from error
+
+
+def _finish(exchange: _Exchange, rank: int) -> None:
+    try:
+        exchange.work.wait(timedelta(seconds=exchange.timeout_s))
+    except RuntimeError as error:
+        raise AgreementError(
+            f"all context-parallel ranks must dispatch the same batch; rank {rank} waited "
+            f"{exchange.timeout_s:.0f} s and a rank did not come; look for the first error in the "
+            f"other ranks' logs, and check that every rank takes the same number of batches "
+            f"({error})"
+        ) from error
+    first = exchange.gathered[0]
+    differing = [r for r, theirs in enumerate(exchange.gathered) if not torch.equal(theirs, first)]
+    if differing:
+        raise AgreementError(_describe(exchange.gathered, differing, rank))
+
+
+def _describe(gathered: list[Tensor], differing: list[int], rank: int) -> str:
+    def hashes(r: int) -> list[int]:
+        packed = int(gathered[r][1]) & 0xFFFFFFFFFFFFFFFF
+        return [packed >> shift & 0xFFFF for shift in (48, 32, 16, 0)]
+
+    fields = [
+        name
+        for i, name in enumerate(FIELDS)
+        if any(hashes(r)[i] != hashes(0)[i] for r in differing)
+    ]
+    return (
+        f"context-parallel ranks must plan the same thing; ranks {differing} differ from rank 0 in "
+        f"{', '.join(fields) or 'the plan'} (seen by rank {rank}); give every rank the same mask, "
+        f"config and package version"
+    )
+
+
+def forget_groups() -> None:
+    """Drop all state, for processes that tear down torch.distributed and start it again."""
+    _states.clear()

@@ -1,0 +1,187 @@
+"""Distributed attention: one loop over stages, forward and backward.
+
+Stage i + 1's keys and values travel while stage i computes. The verbs differ: forward attends and
+merges (out, lse); backward adds to dq and sends dk, dv home, again while the next stage computes.
+Keys and values are fetched again in backward rather than kept, so memory does not grow with the
+number of ranks.
+
+T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from megatron_magi.core.comm.group_cast import PendingCast, group_cast
+from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce
+from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.kernel.backend import AttnBackend, acc_dtype, select_backend
+from megatron_magi.core.kernel.flex_attn import check_qkv
+from megatron_magi.core.kernel.ops import row_delta
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
+from megatron_magi.core.runtime.agreement import ensure_agreed
+from megatron_magi.core.runtime.token_dispatch import check_group
+
+_tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def dist_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: AttnPlan,
+    cp_group: CpGroup,
+    softmax_scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of the dispatched sequence, differentiable in q, k and v.
+
+    Args:
+        q: [T, H, D], this rank's tokens in local order.
+        k, v: [T, G, D].
+        plan: the plan that dispatched them, or one with another mask on the same layout.
+        cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
+        softmax_scale: None: 1 / sqrt(D).
+
+    Returns:
+        out: [T, H, D] in q's dtype, 0 where a token sees nothing.
+        lse: [T, H] natural log, fp32 (fp64 for fp64 inputs), -inf there; not differentiable.
+
+    Raises:
+        ValueError, TypeError: tensors or a group that do not fit the plan.
+        AgreementError: ranks that planned different things.
+
+    Cost: forward receives the key/value rows this rank needs, once each; backward receives them
+    again and returns their gradients. The host does not wait on the device.
+    """
+    check_group(plan, cp_group)
+    _check_local(q, k, v, plan)
+    ensure_agreed(plan, cp_group)
+    work = _StageWork(
+        plan.rank_plan(group_rank(cp_group)),
+        resolve_group(cp_group),
+        select_backend(plan.config.kernel_backend, q.device, q.dtype, plan.config.deterministic),
+        q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale),
+    )
+    out, lse = _DistAttn.apply(q, k, v, work)
+    return out, lse
+
+
+@dataclass(frozen=True)
+class _StageWork:
+    """What the loop needs beside tensors."""
+
+    rank_plan: RankPlan
+    group: dist.ProcessGroup | None
+    backend: AttnBackend
+    softmax_scale: float
+
+
+Attend = Callable[[StagePlan, Tensor, Tensor], None]
+
+
+def _for_each_stage(work: _StageWork, k: Tensor, v: Tensor, attend: Attend) -> None:
+    """Run ``attend(stage, keys, values)`` for all stages, fetching one stage ahead."""
+    stages = work.rank_plan.stages
+    arriving = _fetch(stages[0], k, v, work.group)
+    for i, stage in enumerate(stages):
+        following = None
+        if i + 1 < len(stages):
+            following = _fetch(stages[i + 1], k, v, work.group)
+        attend(stage, *_stage_keys(stage, k, v, arriving))
+        arriving = following
+
+
+def _fetch(
+    stage: StagePlan, k: Tensor, v: Tensor, group: dist.ProcessGroup | None
+) -> PendingCast | None:
+    return None if stage.cast is None else group_cast((k, v), stage.cast, group)
+
+
+def _stage_keys(
+    stage: StagePlan, k: Tensor, v: Tensor, arriving: PendingCast | None
+) -> tuple[Tensor, Tensor]:
+    """The stage's key buffer: own rows, received rows, or (degree 0) own and then received."""
+    if arriving is None:
+        return k, v
+    keys, values = arriving.wait()
+    if stage.num_keys == len(keys):
+        return keys, values
+    return torch.cat([k, keys]), torch.cat([v, values])
+
+
+class _DistAttn(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: _StageWork
+    ) -> tuple[Tensor, Tensor]:
+        so_far: tuple[Tensor, Tensor] | None = None
+        # One stage writes the final dtype directly; several accumulate first.
+        dtype = q.dtype if len(work.rank_plan.stages) == 1 else acc_dtype(q.dtype)
+
+        def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
+            nonlocal so_far
+            so_far = work.backend.forward(
+                q, keys, values, _table(stage, len(q)), work.softmax_scale,
+                prev=so_far, out_dtype=dtype,
+            )  # fmt: skip
+
+        _for_each_stage(work, k, v, attend)
+        assert so_far is not None, "a plan has at least one stage"
+        out, lse = so_far[0].to(q.dtype), so_far[1]
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.work = work
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        work: _StageWork = ctx.work
+        delta = row_delta(out, dout, lse.dtype)
+        dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))
+        homeward: list[PendingReduce] = []
+
+        def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
+            _, dkeys, dvalues = work.backend.backward(
+                dout, q, keys, values, lse, delta, _table(stage, len(q)), work.softmax_scale,
+                dq_acc=dq,
+            )  # fmt: skip
+            num_received = 0 if stage.cast is None else stage.cast.num_recv
+            own = stage.num_keys - num_received
+            if own:
+                dk.add_(dkeys[:own])
+                dv.add_(dvalues[:own])
+            if stage.cast is not None:
+                partials = (dkeys[own:], dvalues[own:])
+                homeward.append(group_reduce(partials, stage.cast, work.group))
+
+        _for_each_stage(work, k, v, attend)
+        for pending in homeward:
+            pending.add_into((dk, dv))
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _table(stage: StagePlan, num_q: int) -> SliceTable:
+    """The stage's slices with the backends' caches, one table for all layers and microbatches."""
+    if stage not in _tables:
+        _tables[stage] = SliceTable(stage.slices, num_q, stage.num_keys)
+    return _tables[stage]
+
+
+def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
+    check_qkv(q, k, v)
+    tokens = plan.dispatch.num_local_tokens
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if len(x) != tokens:
+            raise ValueError(
+                f"{name} must hold this rank's {tokens} tokens, got {len(x)}; "
+                f"dispatch the sequence with this plan first"
+            )

@@ -1,0 +1,87 @@
+"""Plans by content, so that layers, stages and repeated masks plan once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.comm.process_group import CpGroup, group_size
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, make_attn_plan
+
+PlanKey = tuple[int, int, HeadShape, MagiConfig, "int | None", int]
+
+
+class PlanCache:
+    """The most recently used plans. Thread safe, so a data loader may plan ahead."""
+
+    def __init__(self, capacity: int = 512) -> None:
+        self.capacity = capacity
+        self.num_hits = 0
+        self._plans: OrderedDict[PlanKey, AttnPlan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(
+        self,
+        mask: AttnMask,
+        cp_size: int,
+        head_shape: HeadShape,
+        config: MagiConfig,
+        dispatch: DispatchPlan | None,
+        token_multiple: int,
+    ) -> AttnPlan:
+        layout = None if dispatch is None else dispatch.digest
+        key = (mask.digest, cp_size, head_shape, config, layout, token_multiple)
+        with self._lock:
+            if key in self._plans:
+                self.num_hits += 1
+                self._plans.move_to_end(key)
+                return self._plans[key]
+        plan = make_attn_plan(
+            mask, cp_size, head_shape, config, dispatch=dispatch, token_multiple=token_multiple
+        )
+        self.put(key, plan)
+        return plan
+
+    def put(self, key: PlanKey, plan: AttnPlan) -> None:
+        with self._lock:
+            self._plans[key] = plan
+            while len(self._plans) > self.capacity:
+                self._plans.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._plans.clear()
+            self.num_hits = 0
+
+
+plan_cache = PlanCache()
+
+
+def plan_for(
+    mask: AttnMask,
+    cp_size: int | CpGroup,
+    head_shape: HeadShape,
+    config: MagiConfig | None = None,
+    *,
+    dispatch: DispatchPlan | None = None,
+    token_multiple: int = 1,
+) -> AttnPlan:
+    """Who computes what and who needs which rows: equal on every rank, without communication.
+
+    Args:
+        mask: self-attention over one packed sequence.
+        cp_size: number of context-parallel ranks, or their group or 1-D mesh.
+        head_shape: heads and head_dim of one tensor-parallel rank.
+        config: None: the defaults.
+        dispatch: the layout of an earlier plan, for a second mask over the same tokens (hybrid
+            sliding-window and full layers).
+        token_multiple: tokens per rank are a multiple of it (tensor-parallel size when sequence
+            parallelism splits them).
+
+    Raises:
+        ValueError: a mask, config or layout that do not fit together.
+    """
+    size = cp_size if isinstance(cp_size, int) else group_size(cp_size)
+    return plan_cache.get(mask, size, head_shape, config or MagiConfig(), dispatch, token_multiple)

@@ -1,0 +1,56 @@
+"""Shifting a dispatched sequence in global order, for multi-token prediction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.comm.group_cast import group_cast
+from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, make_roll_plan
+from megatron_magi.core.runtime.agreement import ensure_agreed
+from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens
+
+
+def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int = 0) -> Tensor:
+    """``torch.roll(x, -shift)`` of the full sequence, on dispatched tokens; differentiable.
+
+    Local token i becomes global token ``(position_i + shift) mod total_seqlen``; pad rows stay.
+
+    Args:
+        x_local: ``num_local_tokens`` tokens in ``dim``.
+        shift: positive shifts bring later tokens forward (labels of the next token: 1).
+
+    Cost: only rows that lie on another rank travel, each once.
+    """
+    check_group(plan, cp_group)
+    check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
+    ensure_agreed(plan, cp_group)
+    out: Tensor = _Roll.apply(x_local, shift, plan.dispatch, cp_group, dim)
+    return out
+
+
+class _Roll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, shift: int, layout: DispatchPlan, cp_group: CpGroup, dim: int
+    ) -> Tensor:
+        ctx.shift, ctx.layout, ctx.cp_group, ctx.dim = shift, layout, cp_group, dim
+        return _roll(x, shift, layout, cp_group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rolled = _roll(grad, -ctx.shift, ctx.layout, ctx.cp_group, ctx.dim)
+        return rolled, None, None, None, None
+
+
+def _roll(x: Tensor, shift: int, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:
+    table = make_roll_plan(layout, shift, group_rank(cp_group))
+    rows = x.movedim(dim, 0)
+    flat = rows.reshape(len(rows), -1).contiguous()
+    (received,) = group_cast([flat], table.cast, resolve_group(cp_group)).wait()
+    index = torch.from_numpy(table.gather_index).to(x.device)
+    rolled = torch.cat([flat, received]).index_select(0, index)
+    return rolled.view(rows.shape).movedim(0, dim)

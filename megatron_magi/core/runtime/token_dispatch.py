@@ -1,0 +1,172 @@
+"""Tokens to their ranks and back: dispatch, undispatch, position ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
+from megatron_magi.core.plan import AttnPlan, DispatchPlan
+from megatron_magi.core.runtime.agreement import agree
+
+_indices: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def dispatch(
+    x: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int = 0, pad_value: float = 0
+) -> Tensor:
+    """This rank's tokens of a full sequence, in local order; differentiable.
+
+    Args:
+        x: ``total_seqlen`` tokens in ``dim``, the same on every rank.
+        plan: the rank's plan; its digest is compared with the other ranks' (asynchronously).
+        cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
+        pad_value: fills the rows behind the end of the sequence.
+
+    Returns:
+        x with ``plan.dispatch.num_local_tokens`` tokens in ``dim``.
+
+    Raises:
+        ValueError: another number of tokens, or a group of another size than the plan's.
+
+    Cost: 16 bytes per rank now; the backward gathers the gradient on every rank.
+    """
+    check_group(plan, cp_group)
+    check_tokens(x, dim, plan.dispatch.total_seqlen, "the full sequence")
+    agree(plan, cp_group)
+    out: Tensor = _Dispatch.apply(x, plan.dispatch, cp_group, dim, pad_value)
+    return out
+
+
+def undispatch(
+    x_local: Tensor,
+    plan: AttnPlan,
+    cp_group: CpGroup,
+    dim: int = 0,
+    *,
+    is_partial_grad: bool = False,
+) -> Tensor:
+    """The full sequence on every rank from the ranks' local tokens; differentiable.
+
+    Args:
+        x_local: ``num_local_tokens`` tokens in ``dim``.
+        is_partial_grad: the gradient of the result differs from rank to rank and must be summed;
+            False: every rank computes the same from the full sequence, its own part is taken.
+
+    Returns:
+        x with ``total_seqlen`` tokens in ``dim``, without padding.
+
+    Cost: one all-gather; with ``is_partial_grad`` the backward adds an all-reduce.
+    """
+    check_group(plan, cp_group)
+    check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
+    out: Tensor = _Undispatch.apply(x_local, plan.dispatch, cp_group, dim, is_partial_grad)
+    return out
+
+
+def position_ids(
+    plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """int64 [num_local_tokens]: the global position of each local token.
+
+    Pad rows get the last position, so the result may index tables of ``total_seqlen`` entries.
+
+    Args:
+        cp_group: the group, or a rank's number.
+    """
+    rank = cp_group if isinstance(cp_group, int) else group_rank(cp_group)
+    return _local_index(plan.dispatch, rank, torch.device(device))[0]
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int, pad_value: float
+    ) -> Tensor:
+        ctx.layout, ctx.cp_group, ctx.dim = layout, cp_group, dim
+        return _select(x, layout, group_rank(cp_group), dim, pad_value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _gather(grad, ctx.layout, ctx.cp_group, ctx.dim), None, None, None, None
+
+
+class _Undispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_local: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int, partial: bool
+    ) -> Tensor:
+        ctx.layout, ctx.cp_group, ctx.dim, ctx.partial = layout, cp_group, dim, partial
+        return _gather(x_local, layout, cp_group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        group = resolve_group(ctx.cp_group)
+        if ctx.partial and group is not None:
+            grad = grad.contiguous()
+            dist.all_reduce(grad, group=group)
+        local = _select(grad, ctx.layout, group_rank(ctx.cp_group), ctx.dim, 0)
+        return local, None, None, None, None
+
+
+def _select(x: Tensor, layout: DispatchPlan, rank: int, dim: int, pad_value: float) -> Tensor:
+    index, is_pad = _local_index(layout, rank, x.device)
+    local = x.index_select(dim, index)
+    if is_pad is not None:
+        local = local.index_fill(dim, is_pad, pad_value)
+    return local
+
+
+def _gather(x_local: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:
+    group = resolve_group(cp_group)
+    rows = x_local.movedim(dim, 0).contiguous()
+    if group is not None:
+        everything = rows.new_empty((layout.padded_seqlen, *rows.shape[1:]))
+        dist.all_gather_into_tensor(everything, rows, group=group)
+        rows = everything
+    return rows.index_select(0, _inverse(layout, rows.device)).movedim(0, dim)
+
+
+def _local_index(
+    layout: DispatchPlan, rank: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """(clamped global positions of the local rows, local rows that are padding or None)."""
+    cached = _indices.setdefault(layout, {})
+    if (rank, device) not in cached:
+        positions = torch.from_numpy(layout.position_ids(rank))
+        pads = (positions >= layout.total_seqlen).nonzero().squeeze(1)
+        index = positions.clamp(max=layout.total_seqlen - 1).to(device)
+        cached[rank, device] = (index, pads.to(device) if len(pads) else None)
+    found: tuple[Tensor, Tensor | None] = cached[rank, device]
+    return found
+
+
+def _inverse(layout: DispatchPlan, device: torch.device) -> Tensor:
+    """int64 [total_seqlen]: where each token lies in the ranks' rows laid end to end."""
+    cached = _indices.setdefault(layout, {})
+    if device not in cached:
+        permutation = torch.from_numpy(layout.permutation())
+        cached[device] = permutation.argsort()[: layout.total_seqlen].to(device)
+    inverse: Tensor = cached[device]
+    return inverse
+
+
+def check_group(plan: AttnPlan, cp_group: CpGroup) -> None:
+    size = group_size(cp_group)
+    if size != plan.dispatch.cp_size:
+        raise ValueError(
+            f"the plan is for {plan.dispatch.cp_size} context-parallel ranks, got a group of "
+            f"{size}; plan with this group"
+        )
+
+
+def check_tokens(x: Tensor, dim: int, expected: int, what: str) -> None:
+    if not -x.ndim <= dim < x.ndim or x.shape[dim] != expected:
+        raise ValueError(
+            f"dimension {dim} must hold {what} ({expected} tokens), got shape {list(x.shape)}; "
+            f"pass the tensor the plan was made for, or another dim"
+        )

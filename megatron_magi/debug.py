@@ -1,0 +1,20 @@
+"""The only reader of ``MAGI_DEBUG_*``: logging and extra checks, never results.
+
+MAGI_DEBUG_LOG=INFO (or DEBUG) shows the package's log on stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+
+def setup_logging() -> None:
+    """Attach a stderr handler when MAGI_DEBUG_LOG names a level; otherwise leave logging alone."""
+    level = os.environ.get("MAGI_DEBUG_LOG")
+    if level:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("megatron_magi %(levelname)s %(message)s"))
+        logger = logging.getLogger("megatron_magi")
+        logger.addHandler(handler)
+        logger.setLevel(level.upper())

@@ -1,0 +1,237 @@
+"""What the runtime tests run on every rank. Each function asserts by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+import megatron_magi as magi
+from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
+from megatron_magi.core.comm.group_cast import group_cast
+from megatron_magi.core.comm.group_reduce import group_reduce
+from megatron_magi.core.runtime.agreement import AgreementError, ensure_agreed
+from megatron_magi.core.runtime.plan_cache import plan_cache
+from tests.dense import (
+    NAMES,
+    assert_as_good,
+    gradients,
+    random_mask,
+    random_qkv,
+    summand_scales,
+)
+from tests.process_pool import subgroup
+
+SHAPE = HeadShape(4, 2, 8)
+
+
+def run_attention(
+    mask: AttnMask, config: MagiConfig, group: Any, dtype: torch.dtype, seed: int,
+    layout_mask: AttnMask | None = None,
+) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:  # fmt: skip
+    """Dispatch, attend, undispatch, backward: full tensors out of a full sequence."""
+    q, k, v, dout = random_qkv(mask, 4, 2, 8, dtype, seed)
+    plan = magi.plan(layout_mask or mask, group, SHAPE, config)
+    local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
+    if layout_mask is not None:
+        plan = magi.plan(mask, group, SHAPE, config, dispatch=plan.dispatch)
+    out_local, lse_local = magi.dist_attn(*local, plan, group)
+    out, lse = magi.undispatch(out_local, plan, group), magi.undispatch(lse_local, plan, group)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    return dict(zip(NAMES, (out, lse, *grads), strict=True)), (q, k, v, dout)
+
+
+def check_against_dense(
+    mask: AttnMask, config: MagiConfig, group: Any, dtype: torch.dtype, seed: int,
+    layout_mask: AttnMask | None = None,
+) -> None:  # fmt: skip
+    ours, (q, k, v, dout) = run_attention(mask, config, group, dtype, seed, layout_mask)
+    exact = gradients(q, k, v, dout, mask, torch.float64)
+    same = gradients(q, k, v, dout, mask, dtype)
+    assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | None) -> None:
+    """Any legal mask at any cp_size gives the dense fp64 answer, forward and backward."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    for seed in seeds:
+        length = 1 + seed % 41
+        mask = random_mask(seed, length, length)
+        try:
+            check_against_dense(mask, MagiConfig(overlap_degree=degree), group, torch.float64, seed)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, cp {cp_size}, degree {degree}: {error}") from error
+
+
+def named_mask(rank: int, cp_size: int, name: str, degree: int | None, dtype: torch.dtype) -> None:
+    group = subgroup(cp_size)
+    if rank < cp_size:
+        check_against_dense(
+            NAMED[name], MagiConfig(overlap_degree=degree), group, dtype, seed=len(name)
+        )
+
+
+NAMED = {
+    "causal": masks.causal(96),
+    "full": masks.full(64),
+    "packed": masks.from_cu_seqlens([0, 5, 70, 71, 100, 128]),
+    "window": masks.from_cu_seqlens([0, 60, 111], window_size=(17, 0)),
+    "one token": masks.causal(1),
+    "fewer tokens than ranks": masks.causal(3),
+    "sees nothing": AttnMask([], 20, 20),
+    "shared question": masks.shared_question([30, 9], [[20, 11, 5], [8]]),
+    "block causal": masks.block_causal([[16, 20], [12, 12, 12]]),
+}
+
+
+def second_mask(rank: int, cp_size: int) -> None:
+    """A sliding window on the layout that was balanced for the full causal mask."""
+    group = subgroup(cp_size)
+    if rank < cp_size:
+        window = masks.sliding_window(80, (9, 0))
+        config = MagiConfig(overlap_degree=1)
+        check_against_dense(window, config, group, torch.float64, 1, masks.causal(80))
+
+
+def equal_bits(rank: int, cp_size: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    runs = [
+        run_attention(NAMED["packed"], MagiConfig(overlap_degree=2), group, torch.float32, 3)[0]
+        for _ in range(2)
+    ]
+    for name in NAMES:
+        assert torch.equal(runs[0][name], runs[1][name]), name
+
+
+def dispatch_round_trip(rank: int, cp_size: int, length: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.causal(length), group, SHAPE)
+    x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
+    torch.distributed.broadcast(x.detach(), 0, group=group)
+    local = magi.dispatch(x, plan, group, dim=1, pad_value=7.0)
+    assert local.shape == (2, plan.dispatch.num_local_tokens, 3)
+    back = magi.undispatch(local, plan, group, dim=1)
+    assert torch.equal(back, x)
+    positions = magi.position_ids(plan, group)
+    is_real = torch.from_numpy(plan.dispatch.position_ids(rank)) < length
+    assert torch.equal(local[:, is_real], x[:, positions[is_real]])
+    assert (local[:, ~is_real] == 7.0).all()
+    weight = torch.arange(float(length), dtype=torch.float64)[:, None]
+    (grad,) = torch.autograd.grad((back * weight).sum(), x)
+    assert torch.equal(grad, weight.expand(2, length, 3))
+    (grad,) = torch.autograd.grad(
+        (magi.undispatch(magi.dispatch(x, plan, group, 1), plan, group, 1, is_partial_grad=True)
+         * weight * (rank + 1)).sum(), x)  # fmt: skip
+    total = sum(range(1, cp_size + 1))
+    torch.testing.assert_close(grad, weight.expand(2, length, 3) * total)
+
+
+def roll_matches_torch(rank: int, cp_size: int, length: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.causal(length), group, SHAPE)
+    x = torch.arange(2.0 * length, dtype=torch.float64).view(length, 2).requires_grad_()
+    weight = torch.sin(torch.arange(2.0 * length, dtype=torch.float64)).view(length, 2)
+    for shift in (1, 2, -1, 0, length + 3):
+        local = magi.roll(magi.dispatch(x, plan, group), shift, plan, group)
+        rolled = magi.undispatch(local, plan, group)
+        assert torch.equal(rolled, torch.roll(x, -shift, 0)), shift
+        (grad,) = torch.autograd.grad((rolled * weight).sum(), x)
+        assert torch.equal(grad, torch.roll(weight, shift, 0)), shift
+
+
+def cast_and_reduce(rank: int, cp_size: int) -> None:
+    """Exactly the rows of the table arrive; their partial sums come home in full."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(NAMED["packed"], group, SHAPE, MagiConfig(overlap_degree=2))
+    mine = plan.rank_plan(rank)
+    positions = magi.position_ids(plan, group)
+    rows = positions.to(torch.bfloat16)[:, None].expand(-1, 3).contiguous()
+    for stage in mine.stages:
+        if stage.cast is None:
+            continue
+        (received, twice) = group_cast((rows, rows * 2), stage.cast, group).wait()
+        wanted = [i for a, b in stage.cast.recv_ranges.tolist() for i in range(a, b)]
+        assert received[:, 0].tolist() == wanted and len(received) == stage.cast.num_recv
+        assert torch.equal(twice, received * 2)
+        home = torch.zeros(len(rows), 1, dtype=torch.float64)
+        group_reduce([torch.ones(len(wanted), 1, dtype=torch.float64)], stage.cast, group).add_into(
+            [home]
+        )
+        sent = torch.zeros(len(rows), 1, dtype=torch.float64)
+        for a, b in stage.cast.send_ranges.tolist():
+            sent[a:b] += 1
+        assert torch.equal(home, sent)
+
+
+def ranks_disagree(rank: int, cp_size: int, what: str) -> str:
+    """Rank 1 plans something else: every rank gets the same error, and none hangs."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return ""
+    mask, config = masks.causal(64), MagiConfig(agreement_timeout_s=20)
+    if rank == 1 and what == "mask":
+        mask = masks.from_cu_seqlens([0, 31, 64])
+    if rank == 1 and what == "config":
+        config = MagiConfig(agreement_timeout_s=20, overlap_degree=3)
+    plan = magi.plan(mask, group, SHAPE, config)
+    x = torch.zeros(64, 4, 8)
+    q = magi.dispatch(x, plan, group)
+    k = magi.dispatch(x[:, :2], plan, group)
+    try:
+        magi.dist_attn(q, k, k, plan, group)
+    except AgreementError as error:
+        from megatron_magi.core.runtime import agreement
+
+        agreement._states[group].pending.clear()
+        return str(error)
+    return "no error"
+
+
+def cache_hit_meets_miss(rank: int, cp_size: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan_cache.clear()
+    mask = masks.causal(40)
+    if rank == 0:
+        magi.plan(mask, group, SHAPE)
+    plan = magi.plan(mask, group, SHAPE)
+    assert plan_cache.num_hits == (rank == 0)
+    for _ in range(3):
+        magi.dispatch(torch.zeros(40, 1), plan, group)
+        ensure_agreed(plan, group)
+
+
+def one_dimensional_mesh(rank: int, cp_size: int) -> None:
+    subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    mesh = DeviceMesh.from_group(subgroup(cp_size), "cpu")
+    check_against_dense(NAMED["packed"], MagiConfig(), mesh, torch.float64, 4)
+
+
+def absent_rank(rank: int, cp_size: int, num_batches: int) -> str:
+    """Rank 1 stops after ``num_batches``; the others must not wait for ever."""
+    group = subgroup(cp_size)
+    plan = magi.plan(masks.causal(16), group, SHAPE, MagiConfig(agreement_timeout_s=2))
+    for step in range(num_batches + 1):
+        if rank == 1 and step == num_batches:
+            return "left"
+        try:
+            magi.dispatch(torch.zeros(16, 1), plan, group)
+            ensure_agreed(plan, group)
+        except AgreementError as error:
+            return str(error)
+    return "no error"

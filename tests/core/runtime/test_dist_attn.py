@@ -1,0 +1,104 @@
+"""Distributed attention over gloo against the dense answer of one process."""
+
+import pytest
+import torch
+
+import megatron_magi as magi
+from megatron_magi import HeadShape, MagiConfig, masks
+from tests.core.runtime import runtime_jobs as jobs
+from tests.process_pool import ProcessPool, pool
+
+WORLD = 5
+
+
+@pytest.mark.parametrize("degree", [0, 1, 3, None])
+@pytest.mark.parametrize("cp_size", [1, 2, 3, 5])
+def test_any_legal_mask(cp_size: int, degree: int | None) -> None:
+    first = 1000 * cp_size + 100 * (degree or 7)
+    pool(WORLD).run(jobs.random_masks, cp_size, list(range(first, first + 40)), degree)
+
+
+@pytest.mark.parametrize("name", jobs.NAMED)
+@pytest.mark.parametrize("cp_size, degree", [(2, 0), (2, None), (3, 2), (4, 1), (5, None)])
+def test_named_masks(name: str, cp_size: int, degree: int | None) -> None:
+    pool(WORLD).run(jobs.named_mask, cp_size, name, degree, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
+    pool(WORLD).run(jobs.named_mask, 4, "packed", 2, dtype)
+
+
+def test_second_mask_on_one_dispatch() -> None:
+    pool(WORLD).run(jobs.second_mask, 3)
+
+
+def test_two_runs_give_equal_bits() -> None:
+    pool(WORLD).run(jobs.equal_bits, 4)
+
+
+def test_one_dimensional_mesh() -> None:
+    pool(WORLD).run(jobs.one_dimensional_mesh, 2)
+
+
+@pytest.mark.parametrize("cp_size, length", [(1, 9), (2, 9), (3, 32), (5, 3), (5, 101)])
+def test_dispatch_then_undispatch_is_the_identity(cp_size: int, length: int) -> None:
+    pool(WORLD).run(jobs.dispatch_round_trip, cp_size, length)
+
+
+@pytest.mark.parametrize("cp_size, length", [(1, 9), (2, 16), (3, 32), (4, 3), (5, 101)])
+def test_roll(cp_size: int, length: int) -> None:
+    pool(WORLD).run(jobs.roll_matches_torch, cp_size, length)
+
+
+@pytest.mark.parametrize("cp_size", [2, 3, 5])
+def test_group_cast_and_reduce(cp_size: int) -> None:
+    pool(WORLD).run(jobs.cast_and_reduce, cp_size)
+
+
+@pytest.mark.parametrize("what", ["mask", "config"])
+def test_disagreement_is_an_error_on_every_rank(what: str) -> None:
+    errors = pool(WORLD).run(jobs.ranks_disagree, 3, what, timeout_s=60)[:3]
+    for rank, error in enumerate(errors):
+        assert "ranks [1] differ from rank 0" in error and f"seen by rank {rank}" in error
+        assert what in error
+
+
+@pytest.mark.parametrize("num_batches", [0, 2])
+def test_an_absent_rank_is_an_error_within_seconds(num_batches: int) -> None:
+    workers = ProcessPool(2)
+    try:
+        stayed, left = workers.run(jobs.absent_rank, 2, num_batches, timeout_s=60)
+    finally:
+        workers.stop()
+    assert left == "left" and "did not come" in stayed and "2 s" in stayed
+
+
+def test_a_rank_with_a_cached_plan_meets_one_without() -> None:
+    pool(WORLD).run(jobs.cache_hit_meets_miss, 3)
+
+
+SHAPE = HeadShape(2, 1, 4)
+
+
+def test_one_rank_needs_no_process_group() -> None:
+    mask = masks.from_cu_seqlens([0, 5, 12])
+    jobs.check_against_dense(mask, MagiConfig(), None, torch.float64, 0)
+    plan = magi.plan(mask, 1, SHAPE)
+    x = torch.randn(12, 2, 4)
+    assert torch.equal(magi.undispatch(magi.dispatch(x, plan, None), plan, None), x)
+
+
+def test_wrong_sizes_are_refused() -> None:
+    plan = magi.plan(masks.causal(12), 1, SHAPE)
+    with pytest.raises(ValueError, match=r"the full sequence \(12 tokens\), got shape \[11, 2\]"):
+        magi.dispatch(torch.zeros(11, 2), plan, None)
+    with pytest.raises(ValueError, match="dimension 3 must hold"):
+        magi.undispatch(torch.zeros(12, 2), plan, None, dim=3)
+    with pytest.raises(ValueError, match="this rank's 12 tokens, got 10"):
+        x = torch.zeros(10, 2, 4)
+        magi.dist_attn(x, x, x, plan, None)
+    with pytest.raises(ValueError, match="for 2 context-parallel ranks, got a group of 1"):
+        magi.dispatch(torch.zeros(12, 2), magi.plan(masks.causal(12), 2, SHAPE), None)
+    with pytest.raises(TypeError, match="cp_group must be a ProcessGroup"):
+        magi.dispatch(torch.zeros(12, 2), plan, "cp")  # type: ignore[arg-type]

@@ -1,0 +1,108 @@
+"""A few gloo processes that run test functions, kept alive between tests.
+
+Importing torch (and megatron) costs seconds per process, so one pool serves many tests. A call
+that does not finish in time ends the pool and fails the test: never a hang.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+_pools: dict[int, ProcessPool] = {}
+
+
+class ProcessPool:
+    """``world_size`` spawned processes with an initialised gloo group."""
+
+    def __init__(self, world_size: int) -> None:
+        context = mp.get_context("spawn")
+        store = Path(tempfile.mkdtemp()) / "store"
+        self.inboxes = [context.SimpleQueue() for _ in range(world_size)]
+        self.outbox = context.Queue()
+        self.processes = [
+            context.Process(
+                target=_serve, args=(rank, world_size, str(store), inbox, self.outbox), daemon=True
+            )
+            for rank, inbox in enumerate(self.inboxes)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
+        """``function(rank, *args)`` on every rank; results by rank.
+
+        Raises:
+            AssertionError: with the traceback of every rank that failed, or on a time-out.
+        """
+        for inbox in self.inboxes:
+            inbox.put((function, args))
+        results: dict[int, Any] = {}
+        failures: list[str] = []
+        while len(results) + len(failures) < len(self.processes):
+            try:
+                rank, value, error = self.outbox.get(timeout=timeout_s)
+            except queue.Empty:
+                self.stop()
+                raise AssertionError(
+                    f"ranks {sorted(set(range(len(self.processes))) - set(results))} did not "
+                    f"finish within {timeout_s} s; failures so far: {failures}"
+                ) from None
+            if error is None:
+                results[rank] = value
+            else:
+                failures.append(f"rank {rank}:\n{error}")
+        if failures:
+            self.stop()
+            raise AssertionError("\n".join(failures))
+        return [results[rank] for rank in sorted(results)]
+
+    def stop(self) -> None:
+        """End the processes; the next ``pool(n)`` starts new ones."""
+        for process in self.processes:
+            process.kill()
+        for size in [n for n, p in _pools.items() if p is self]:
+            del _pools[size]
+
+
+def pool(world_size: int) -> ProcessPool:
+    """The running pool of this size, started when first asked for."""
+    if world_size not in _pools:
+        _pools[world_size] = ProcessPool(world_size)
+    return _pools[world_size]
+
+
+@atexit.register
+def _stop_all() -> None:
+    for running in list(_pools.values()):
+        running.stop()
+
+
+_groups: dict[int, Any] = {}
+
+
+def subgroup(size: int) -> Any:
+    """The group of the first ``size`` ranks, made once; every rank must call this."""
+    if size not in _groups:
+        _groups[size] = dist.new_group(list(range(size)))
+    return _groups[size]
+
+
+def _serve(rank: int, world_size: int, store: str, inbox: Any, outbox: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    while True:
+        function, args = inbox.get()
+        try:
+            outbox.put((rank, function(rank, *args), None))
+        except BaseException:
+            outbox.put((rank, None, traceback.format_exc()))
