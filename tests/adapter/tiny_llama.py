@@ -23,8 +23,10 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
 
 from megatron_magi.adapter import batch, init, layer_spec, loss, packed, plugin, reference
+from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.config import MagiConfig
 
 VOCAB, STEPS, MICROBATCHES = 128, 3, 4
@@ -51,9 +53,13 @@ class Layout:
     window: tuple[int, int] | None = None
     window_skip: int | None = None
     seq_length: int = 96
-    mask_kind: str = "causal"
+    packed: bool = True
     restart_positions: bool = True
     moved_boundary: bool = False
+    moved_boundary_rank: int | None = None
+    per_token_loss: bool = True
+    batched_p2p: bool = False
+    bf16: bool = False
     overlap_degree: int | None = None
     chunk_size: int | None = None
 
@@ -81,6 +87,8 @@ def train(layout: Layout) -> dict[str, list[float]]:
             lr=3e-3,
             weight_decay=0.0,
             clip_grad=1.0,
+            bf16=layout.bf16,
+            params_dtype=torch.bfloat16 if layout.bf16 else torch.float32,
             use_distributed_optimizer=layout.distributed_optimizer,
             overlap_param_gather=layout.overlap,
         ),
@@ -134,10 +142,12 @@ def model_config(layout: Layout) -> TransformerConfig:
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=1,
-        overlap_p2p_comm=layout.vpp is not None,
-        batch_p2p_comm=layout.vpp is None,
-        pipeline_dtype=torch.float32,
-        calculate_per_token_loss=True,
+        overlap_p2p_comm=layout.vpp is not None and not layout.batched_p2p,
+        batch_p2p_comm=layout.vpp is None or layout.batched_p2p,
+        pipeline_dtype=torch.bfloat16 if layout.bf16 else torch.float32,
+        calculate_per_token_loss=layout.per_token_loss,
+        bf16=layout.bf16,
+        params_dtype=torch.bfloat16 if layout.bf16 else torch.float32,
         use_cpu_initialization=True,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
@@ -178,6 +188,8 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
         overlap_param_gather=layout.overlap,
         bucket_size=20000 if layout.overlap else None,
     )
+    if layout.bf16:
+        models = [Float16Module(config, model) for model in models]
     return [
         DistributedDataParallel(config, ddp, model, disable_bucketing=index > 0)
         for index, model in enumerate(models)
@@ -209,11 +221,11 @@ def microbatch(layout: Layout, step: int, index: int) -> tuple[batch.Batch, list
     cuts = np.sort(
         rng.choice(np.arange(3, length - 3), size=int(rng.integers(1, 5)), replace=False)
     )
-    bounds = [0, *cuts.tolist(), length]
+    bounds = [0, *cuts.tolist(), length] if layout.packed else [0, length]
     tokens = rng.integers(0, VOCAB, size=length + 1)
     loss_mask = np.ones(length, dtype=np.float32)
     loss_mask[np.array(bounds[1:]) - 1] = 0.0
-    loss_mask[: bounds[1] // 2] = 0.0
+    loss_mask[: bounds[1] // 3] = 0.0
     loss_mask[length - length // 4 :] = 0.0
     rows = [torch.from_numpy(x)[None] for x in (tokens[:-1], tokens[1:], loss_mask)]
     return batch.Batch(*rows), bounds
@@ -223,7 +235,7 @@ def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) 
     rows, bounds = microbatch(layout, step, index)
     if layout.attention == "stock":
         return reference.dense_batch(rows, bounds)
-    if layout.moved_boundary:
+    if layout.moved_boundary or layout.moved_boundary_rank == torch.distributed.get_rank():
         bounds[1] += 1
     cp_group = parallel_state.get_context_parallel_group()
     params = packed.make_packed_seq_params(
@@ -231,10 +243,10 @@ def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) 
         config,
         cp_group,
         magi_config=magi_config(layout),
-        mask_kind=layout.mask_kind,
         restart_positions=layout.restart_positions,
     )
-    has_data = model.pre_process or model.post_process
+    (chunk,) = gpt_chunks(model)
+    has_data = chunk.pre_process or chunk.post_process
     return batch.dispatch_batch(rows if has_data else None, params, cp_group)
 
 
@@ -246,7 +258,7 @@ def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, ste
     first = parallel_state.get_data_parallel_rank() * per_rank
 
     def forward_step(iterator: Any, model: Any) -> Any:
-        local = local_batch(layout, config, step, next(iterator), model.module)
+        local = local_batch(layout, config, step, next(iterator), model)
         return model(**local.model_inputs()), partial(loss.per_token_loss, local.loss_mask)
 
     reports = get_forward_backward_func()(
