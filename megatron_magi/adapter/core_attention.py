@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.enums import AttnMaskType
 
 
-class MagiCoreAttention(MegatronModule):
+class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
     """Core attention whose mask and layout come from the microbatch's `MagiPackedSeqParams`.
 
     Drop-in for DotProductAttention and TEDotProductAttention. The query may hold any rows of the

@@ -84,7 +84,8 @@ def _global_expert(name: str, owner: Any) -> str:
 
 def _local_weight(name: str, param: Tensor, seed: int, std: float, parts: int) -> Tensor:
     """This rank's slice; `parts` 2: gate and up projections are stacked and sliced each."""
-    dim = param.partition_dim if getattr(param, "tensor_model_parallel", False) else -1
+    sliced = getattr(param, "tensor_model_parallel", False)
+    dim = int(getattr(param, "partition_dim", -1)) if sliced else -1
     size, rank = _slices(param) if dim >= 0 else (1, 0)
     shape = list(param.shape)
     if dim >= 0:

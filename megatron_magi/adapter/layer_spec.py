@@ -28,7 +28,7 @@ Rule = Callable[[Any, str, Any], Any]
 """(owner, field name, value) -> the value to put there."""
 
 
-class MagiSpecProvider(BackendSpecProvider):
+class MagiSpecProvider(BackendSpecProvider):  # type: ignore[misc]
     """Megatron's modules from `fallback`, the core attention (and a local RMSNorm) from here.
 
     For the spec builders that take a provider (`get_mlp_module_spec_for_backend`,

@@ -34,7 +34,7 @@ MaskKind = Literal["causal", "full"]
 
 
 @dataclass
-class MagiPackedSeqParams(PackedSeqParams):
+class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
     """One microbatch's attention plans and RoPE positions, in Megatron's clothes.
 
     Stock fields set: qkv_format 'sbhd', max_seqlen_q/kv (padded global length), cp_group.

@@ -16,7 +16,7 @@ from torch import Tensor
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 
 
-class MagiRotaryEmbedding(RotaryEmbedding):
+class MagiRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
     """A `RotaryEmbedding` that follows `MagiPackedSeqParams.rope_positions` when it is given one.
 
     With any other (or no) packed_seq_params it is the stock module.

@@ -52,6 +52,9 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         virtual_pipeline_model_parallel_size=p.vpp,
         context_parallel_size=p.cp,
         sequence_parallel=p.sequence_parallel,
+        # Batched sends between two stages with virtual stages pair up wrongly in Megatron.
+        overlap_p2p_comm=p.vpp is not None,
+        batch_p2p_comm=p.vpp is None,
         pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
         params_dtype=torch.bfloat16 if bf16 else torch.float32,
         bf16=bf16,
