@@ -520,10 +520,12 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void flex_fwd_kernel(
       mbar_init(smem_addr(&smem.empty_v[i]), consumer_warps);
     }
     mbar_init_fence();
-    prefetch_tensor_map(&p.map_q);
-    prefetch_tensor_map(&p.map_k);
-    prefetch_tensor_map(&p.map_v);
-    prefetch_tensor_map(&p.map_out);
+    if (p.num_items > 0) {
+      prefetch_tensor_map(&p.map_q);
+      prefetch_tensor_map(&p.map_k);
+      prefetch_tensor_map(&p.map_v);
+      prefetch_tensor_map(&p.map_out);
+    }
   }
   __syncthreads();
   if (warpgroup == 0) {

@@ -23,26 +23,22 @@ Status run_fwd(const MagiFwdParams& args) {
   p.num_items = args.num_tiles * p.num_units;
   p.scale_log2 = args.softmax_scale * static_cast<float>(M_LOG2E);
 
-  if (args.pack == 1) {
-    MAGI_RETURN_IF_ERROR(
-        encode_head_tile(&p.map_q, element, args.q, args.num_q, args.num_heads_q, kD, 64));
-    p.map_out = p.map_q;
-    if (args.out_dtype != kMagiFp32)
-      MAGI_RETURN_IF_ERROR(
-          encode_head_tile(&p.map_out, element, args.out, args.num_q, args.num_heads_q, kD, 64));
-  } else {
-    const int box = 64 / args.pack;
-    MAGI_RETURN_IF_ERROR(encode_packed_tile(&p.map_q, element, args.q, args.num_q,
-                                            args.num_heads_q, kD, args.pack, box));
-    p.map_out = p.map_q;
-    if (args.out_dtype != kMagiFp32)
-      MAGI_RETURN_IF_ERROR(encode_packed_tile(&p.map_out, element, args.out, args.num_q,
-                                              args.num_heads_q, kD, args.pack, box));
+  if (p.num_items > 0) {
+    const bool stage_out = args.out_dtype != kMagiFp32;
+    const MagiTensor& out = stage_out ? args.out : args.q;  // fp32 leaves without TMA
+    auto encode = [&](CUtensorMap* map, const MagiTensor& tensor) {
+      return args.pack == 1 ? encode_head_tile(map, element, tensor, args.num_q, args.num_heads_q,
+                                               kD, 64)
+                            : encode_packed_tile(map, element, tensor, args.num_q,
+                                                 args.num_heads_q, kD, args.pack, 64 / args.pack);
+    };
+    MAGI_RETURN_IF_ERROR(encode(&p.map_q, args.q));
+    MAGI_RETURN_IF_ERROR(encode(&p.map_out, out));
+    MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_k, element, args.k, args.num_k,
+                                          args.num_heads_kv, kD, Traits::kBlockN));
+    MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_v, element, args.v, args.num_k,
+                                          args.num_heads_kv, kD, Traits::kBlockN));
   }
-  MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_k, element, args.k, args.num_k, args.num_heads_kv,
-                                        kD, Traits::kBlockN));
-  MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_v, element, args.v, args.num_k, args.num_heads_kv,
-                                        kD, Traits::kBlockN));
 
   auto* kernel = flex_fwd_kernel<Traits>;
   MAGI_RETURN_IF_ERROR(cuda_status(

@@ -1,0 +1,118 @@
+"""The Hopper backend: our CUDA kernels behind the AttnBackend protocol."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.backend import OutLse
+from megatron_magi.core.kernel.cuda_forward import cuda_forward
+from megatron_magi.core.kernel.cuda_library import cuda_library
+from megatron_magi.core.kernel.slice_table import SliceTable
+
+HEAD_DIMS = (64, 128)
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+class CudaBackend:
+    """Forward and backward on sm_90a.
+
+    Raises (on construction):
+        NotImplementedError: not a Hopper GPU, or a dtype without kernels.
+        CudaBuildError: the library is not there and cannot be built.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, *, deterministic: bool = False
+    ) -> None:
+        capability = torch.cuda.get_device_capability(device)
+        if capability != (9, 0):
+            raise NotImplementedError(
+                f"the CUDA kernels need a Hopper GPU (compute capability 9.0), got "
+                f"{capability[0]}.{capability[1]} on {device}; use kernel_backend='flex'"
+            )
+        if dtype not in DTYPES:
+            raise NotImplementedError(
+                f"the CUDA kernels take bf16 and fp16, got {dtype}; cast the inputs or use "
+                f"kernel_backend='reference'"
+            )
+        self.deterministic = deterministic
+        cuda_library()
+
+    def forward(
+        self,
+        q_THD: Tensor,
+        k_SGD: Tensor,
+        v_SGD: Tensor,
+        table: SliceTable,
+        softmax_scale: float,
+        *,
+        prev: OutLse | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> OutLse:
+        """See AttnBackend."""
+        check_inputs(q_THD, k_SGD, v_SGD, table)
+        check_output(q_THD, prev, out_dtype)
+        return cuda_forward(q_THD, k_SGD, v_SGD, table, softmax_scale, prev, out_dtype)
+
+    def backward(
+        self,
+        dout_THD: Tensor,
+        q_THD: Tensor,
+        k_SGD: Tensor,
+        v_SGD: Tensor,
+        lse_TH: Tensor,
+        delta_TH: Tensor,
+        table: SliceTable,
+        softmax_scale: float,
+        *,
+        dq_acc: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See AttnBackend."""
+        from megatron_magi.core.kernel.cuda_backward import cuda_backward
+
+        check_inputs(q_THD, k_SGD, v_SGD, table)
+        return cuda_backward(
+            dout_THD, q_THD, k_SGD, v_SGD, lse_TH, delta_TH, table, softmax_scale,
+            dq_acc=dq_acc, deterministic=self.deterministic,
+        )  # fmt: skip
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, table: SliceTable) -> None:
+    """What the kernels demand beyond flex_attn.check_qkv."""
+    if q.shape[-1] not in HEAD_DIMS:
+        raise NotImplementedError(
+            f"the CUDA kernels take head_dim {' or '.join(map(str, HEAD_DIMS))}, got "
+            f"{q.shape[-1]}; pad the heads or use kernel_backend='flex'"
+        )
+    if q.dtype not in DTYPES:
+        raise TypeError(f"the CUDA kernels take bf16 and fp16, got {q.dtype}; cast q, k and v")
+    if q.shape[0] != table.num_q or k.shape[0] != table.num_k:
+        raise ValueError(
+            f"q and k must have the lengths the slices were made for, {table.num_q} and "
+            f"{table.num_k}, got {q.shape[0]} and {k.shape[0]}; build the mask for these lengths"
+        )
+
+
+def check_output(q: Tensor, prev: OutLse | None, out_dtype: torch.dtype | None) -> None:
+    """Output dtype, and an earlier result to continue from."""
+    if prev is None:
+        if out_dtype not in (None, q.dtype, torch.float32):
+            raise TypeError(
+                f"out_dtype must be {q.dtype} or torch.float32, got {out_dtype}; cast the result"
+            )
+        return
+    out, lse = prev
+    if out.dtype != torch.float32 or lse.dtype != torch.float32:
+        raise TypeError(
+            f"an earlier result must be fp32 to continue from, got out {out.dtype} and lse "
+            f"{lse.dtype}; ask for out_dtype=torch.float32 in the first stage"
+        )
+    if out.shape != q.shape or lse.shape != q.shape[:2] or out.stride(2) != 1:
+        raise ValueError(
+            f"an earlier result must be out {list(q.shape)} (last dimension contiguous) and lse "
+            f"{list(q.shape[:2])}, got {list(out.shape)} with strides {list(out.stride())} and "
+            f"{list(lse.shape)}; pass what the first stage returned"
+        )

@@ -1,0 +1,78 @@
+"""The forward on Hopper: fills in one params struct and launches (csrc/flex_attn/fwd)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.backend import OutLse
+from megatron_magi.core.kernel.cuda_library import (
+    DTYPE_CODES,
+    FwdParams,
+    TensorView,
+    cuda_library,
+)
+from megatron_magi.core.kernel.cuda_work import FwdWork, HeadsKey, fwd_work, tile_counter
+from megatron_magi.core.kernel.slice_table import SliceTable
+
+
+def cuda_forward(
+    q_THD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    table: SliceTable,
+    softmax_scale: float,
+    prev: OutLse | None,
+    out_dtype: torch.dtype | None,
+) -> OutLse:
+    """See AttnBackend.forward; inputs are checked by the caller."""
+    device = q_THD.device
+    key = HeadsKey(q_THD.shape[1], k_SGD.shape[1], q_THD.shape[2], device.index)
+    work = fwd_work(table, key)
+    if prev is None:
+        out = torch.empty(q_THD.shape, dtype=out_dtype or q_THD.dtype, device=device)
+        lse = torch.empty(q_THD.shape[:2], dtype=torch.float32, device=device)
+    else:
+        out, lse = prev
+    launch_forward(work, q_THD, k_SGD, v_SGD, out, lse, softmax_scale, prev is not None)
+    return out, lse
+
+
+def launch_forward(
+    work: FwdWork,
+    q_THD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    out_THD: Tensor,
+    lse_TH: Tensor,
+    softmax_scale: float,
+    merge: bool,
+) -> None:
+    """One launch on the current stream; no synchronisation."""
+    device = q_THD.device
+    stream = torch.cuda.current_stream(device)
+    work.buffer.use_on(stream)
+    p = FwdParams.from_buffer_copy(work.params)
+    q, k, v = aligned(q_THD), aligned(k_SGD), aligned(v_SGD)  # held until the launch
+    p.q, p.k, p.v, p.out = map(TensorView.of, (q, k, v, out_THD))
+    p.lse = lse_TH.data_ptr()
+    p.lse_stride_token, p.lse_stride_head = lse_TH.stride()
+    p.counter = tile_counter(device, stream.cuda_stream).data_ptr()
+    p.stream = stream.cuda_stream
+    p.dtype = DTYPE_CODES[q_THD.dtype]
+    p.out_dtype = DTYPE_CODES[out_THD.dtype]
+    p.merge = merge
+    p.softmax_scale = softmax_scale
+    if torch.cuda.current_device() == device.index:
+        cuda_library().call("magi_flex_attn_fwd", p)
+    else:
+        with torch.cuda.device(device):
+            cuda_library().call("magi_flex_attn_fwd", p)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x``, copied only if the copy engine cannot read it (16-byte base and strides)."""
+    step = 16 // x.element_size()
+    fits = x.stride(0) % step == 0 and x.stride(1) % step == 0 and x.data_ptr() % 16 == 0
+    fits = fits and x.stride(0) > 0 and x.stride(1) > 0 and x.stride(2) == 1
+    return x if fits else x.contiguous()

@@ -1,0 +1,81 @@
+"""The CUDA library as Python sees it: ctypes mirrors of csrc/flex_attn/params.h."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ABI_VERSION = 1
+DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+
+
+class CudaKernelError(RuntimeError):
+    """A kernel could not be launched; the message says which and why."""
+
+
+class TensorView(ctypes.Structure):
+    """A strided [tokens, heads, head_dim] tensor on the device."""
+
+    _fields_ = [("data", c_void_p), ("stride_token", c_int64), ("stride_head", c_int64)]
+
+    @classmethod
+    def of(cls, x: Tensor) -> TensorView:
+        return cls(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+class FwdParams(ctypes.Structure):
+    """MagiFwdParams."""
+
+    _fields_ = [
+        *((name, TensorView) for name in ("q", "k", "v", "out")),
+        ("lse", c_void_p),
+        ("lse_stride_token", c_int64),
+        ("lse_stride_head", c_int64),
+        *((name, c_void_p) for name in ("tiles", "entries", "empty_rows", "counter", "stream")),
+        *(
+            (name, c_int32)
+            for name in ["num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim", "dtype", "out_dtype", "merge", "num_tiles", "num_entries", "num_empty_ranges", "heads_per_section", "pack", "block_n", "num_sms"]
+        ),
+        ("softmax_scale", c_float),
+    ]
+
+
+class CudaLibrary:
+    """A loaded library. Functions take a params struct and raise CudaKernelError."""
+
+    def __init__(self, path: Path) -> None:
+        # PyDLL keeps the GIL: a launch takes microseconds, and another thread cannot come between.
+        self.handle = ctypes.PyDLL(str(path))
+        version = self.handle.magi_abi_version()
+        size = self.handle.magi_fwd_params_bytes()
+        if version != ABI_VERSION or size != ctypes.sizeof(FwdParams):
+            raise CudaKernelError(
+                f"the CUDA library must have ABI {ABI_VERSION} with {ctypes.sizeof(FwdParams)} "
+                f"bytes of forward parameters, got {version} with {size} from {path}; "
+                f"rebuild with python -m megatron_magi.build --force"
+            )
+
+    def call(self, name: str, params: ctypes.Structure) -> None:
+        """Run a function of the C ABI."""
+        message = ctypes.create_string_buffer(512)
+        code = getattr(self.handle, name)(ctypes.byref(params), message, 512)
+        if code != 0:
+            raise CudaKernelError(f"{name} failed with code {code}: {message.value.decode()}")
+
+    def function(self, name: str) -> Any:
+        """The raw ctypes function, for callers on the fast path."""
+        return getattr(self.handle, name)
+
+
+@functools.lru_cache(maxsize=1)
+def cuda_library() -> CudaLibrary:
+    """The library, built on first use if need be (see megatron_magi/build.py)."""
+    from megatron_magi.build import library_path
+
+    return CudaLibrary(library_path())

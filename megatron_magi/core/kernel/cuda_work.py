@@ -1,0 +1,166 @@
+"""Work lists of the forward on the device: built once per (table, head shape, device), then reused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.cuda_library import FwdParams
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.native import solver
+
+ROWS = 128  # of a tile: two warpgroups of 64
+L2_BUDGET_BYTES = 32 << 20  # of K and V that may be walked together; the L2 has 50 MiB
+
+# Cost model in steps of 128 x 128 cells (H200, docs/kernel_notes.md).
+TILE_COST = 0.5
+MASKED_COST = 0.15
+PACKED_FACTOR = 1.03
+BLOCK_N = {64: (128,), 128: (128,)}  # compiled key tiles by head_dim
+
+
+@dataclass
+class DeviceBuffer:
+    """An int32 buffer that was uploaded on one stream and may be read on others."""
+
+    data: Tensor
+    ready: torch.cuda.Event
+    streams: set[int] = field(default_factory=set)
+
+    @classmethod
+    def upload(cls, host: np.ndarray, device: torch.device) -> DeviceBuffer:
+        data = torch.from_numpy(host).to(device)
+        ready = torch.cuda.Event()
+        stream = torch.cuda.current_stream(device)
+        ready.record(stream)
+        return cls(data, ready, {stream.cuda_stream})
+
+    def use_on(self, stream: torch.cuda.Stream) -> None:
+        """Make the current launch on ``stream`` see the data, and the data outlive the launch."""
+        if stream.cuda_stream not in self.streams:
+            stream.wait_event(self.ready)
+            self.data.record_stream(stream)
+            self.streams.add(stream.cuda_stream)
+
+
+@dataclass(frozen=True)
+class FwdWork:
+    """A chosen work list and a params struct with everything in it that calls share."""
+
+    buffer: DeviceBuffer
+    params: FwdParams
+    pack: int
+    block_n: int
+    steps: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class HeadsKey:
+    """What a work list depends on beside the slices."""
+
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    device_index: int
+
+
+def fwd_work(table: SliceTable, key: HeadsKey) -> FwdWork:
+    """The forward's work list of this table, built and uploaded when first asked for."""
+    cached = table.cache.get(("fwd", key))
+    if cached is None:
+        cached = table.cache[("fwd", key)] = _make(table, key)
+    return cached
+
+
+def candidates(key: HeadsKey) -> list[tuple[int, int]]:
+    """(pack, block_n) that kernels exist for."""
+    group = key.heads_q // key.heads_kv
+    packs = [1] + ([group] if group in (2, 4, 8, 16, 32, 64) else [])
+    return [(pack, n) for pack in packs for n in BLOCK_N[key.head_dim]]
+
+
+def work_cost(work: dict[str, Any], key: HeadsKey, pack: int, block_n: int, num_sms: int) -> float:
+    """Estimated time in 128 x 128 steps of one SM."""
+    units = key.heads_q if pack == 1 else key.heads_kv
+    width = block_n / 128
+    total = width * (work["steps"] + MASKED_COST * work["masked_steps"])
+    total = units * (total + TILE_COST * len(work["tiles"]))
+    longest = width * work["tiles"][0, 4] + TILE_COST if len(work["tiles"]) else 0.0
+    return (PACKED_FACTOR if pack > 1 else 1.0) * max(total / num_sms, longest)
+
+
+def _make(table: SliceTable, key: HeadsKey) -> FwdWork:
+    num_sms = torch.cuda.get_device_properties(key.device_index).multi_processor_count
+    best: tuple[float, int, int, dict[str, Any]] | None = None
+    for pack, block_n in candidates(key):
+        work = solver.fwd_work_list(
+            table.slices, table.num_q, table.num_k, ROWS // pack, block_n
+        )
+        cost = work_cost(work, key, pack, block_n, num_sms)
+        if best is None or cost < best[0]:
+            best = (cost, pack, block_n, work)
+    assert best is not None
+    return upload_work(table, key, num_sms, *best)
+
+
+def upload_work(
+    table: SliceTable,
+    key: HeadsKey,
+    num_sms: int,
+    cost: float,
+    pack: int,
+    block_n: int,
+    work: dict[str, Any],
+) -> FwdWork:
+    """Put a work list on the device and fill in the part of the params that never changes."""
+    parts = [work["tiles"], work["entries"], work["empty_rows"]]
+    offsets = np.cumsum([0] + [-(-p.size // 32) * 32 for p in parts])  # 128-byte aligned
+    host = np.zeros(max(int(offsets[-1]), 1), dtype=np.int32)
+    for part, offset in zip(parts, offsets[:-1], strict=True):
+        host[offset : offset + part.size] = part.ravel()
+    device = torch.device("cuda", key.device_index)
+    buffer = DeviceBuffer.upload(host, device)
+    base = buffer.data.data_ptr()
+    params = FwdParams(
+        tiles=base,
+        entries=base + 4 * int(offsets[1]),
+        empty_rows=base + 4 * int(offsets[2]),
+        num_q=table.num_q,
+        num_k=table.num_k,
+        num_heads_q=key.heads_q,
+        num_heads_kv=key.heads_kv,
+        head_dim=key.head_dim,
+        num_tiles=len(work["tiles"]),
+        num_entries=len(work["entries"]),
+        num_empty_ranges=len(work["empty_rows"]),
+        heads_per_section=heads_per_section(work["active_keys"], key),
+        pack=pack,
+        block_n=block_n,
+        num_sms=num_sms,
+    )
+    return FwdWork(buffer, params, pack, block_n, work["steps"], cost)
+
+
+def heads_per_section(active_keys: int, key: HeadsKey) -> int:
+    """How many kv heads' K and V fit in the L2 budget, spread evenly over the sections."""
+    head_bytes = max(active_keys, 1) * key.head_dim * 2 * 2
+    fit = min(max(L2_BUDGET_BYTES // head_bytes, 1), key.heads_kv)
+    sections = -(-key.heads_kv // fit)
+    return -(-key.heads_kv // sections)
+
+
+_counters: dict[tuple[int, int], Tensor] = {}
+
+
+def tile_counter(device: torch.device, stream: int) -> Tensor:
+    """int32 [2], zero between launches; one per stream, because a launch counts in it."""
+    key = (device.index, stream)
+    if key not in _counters:
+        _counters[key] = torch.zeros(2, dtype=torch.int32, device=device)
+    return _counters[key]
+
