@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from megatron_magi.core.comm.process_group import CpGroup, resolve_group
 from megatron_magi.core.plan import AttnPlan
@@ -58,7 +59,7 @@ def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
     state = _state(group, plan.config.agreement_timeout_s)
     mine = fingerprint(plan)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    work = state.cpu_group.allgather([gathered], [mine])
+    work = state.cpu_group.allgather([gathered], [mine])  # type: ignore[attr-defined]
     state.pending.append(_Exchange(work, gathered, plan.config.agreement_timeout_s))
     state.agreed.add(plan.digest)
 
@@ -108,7 +109,7 @@ def _cpu_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroupG
     ranks = tuple(dist.get_process_group_ranks(group))
     _num_made[ranks] = _num_made.get(ranks, 0) + 1
     prefix = f"megatron_magi/agreement/{'-'.join(map(str, ranks))}/{_num_made[ranks]}"
-    store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+    store = PrefixStore(prefix, _get_default_store())
     try:
         return dist.ProcessGroupGloo(
             store, dist.get_rank(group), len(ranks), timedelta(seconds=timeout_s)

@@ -41,7 +41,7 @@ def dist_attn(
     cp_group: CpGroup,
     softmax_scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of the dispatched sequence, differentiable in q, k and v.
+    """Attention of the dispatched sequence; out and lse are differentiable in q, k and v.
 
     Args:
         q: [T, H, D], this rank's tokens in local order.
@@ -52,7 +52,7 @@ def dist_attn(
 
     Returns:
         out: [T, H, D] in q's dtype, 0 where a token sees nothing.
-        lse: [T, H] natural log, fp32 (fp64 for fp64 inputs), -inf there; not differentiable.
+        lse: [T, H] natural log, fp32 (fp64 for fp64 inputs), -inf there.
 
     Raises:
         ValueError, TypeError: tensors or a group that do not fit the plan.
@@ -138,14 +138,14 @@ class _DistAttn(torch.autograd.Function):
         out, lse = so_far[0].to(q.dtype), so_far[1]
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.work = work
-        ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         work: _StageWork = ctx.work
-        delta = row_delta(out, dout, lse.dtype)
+        # A gradient of lse only moves delta: d lse / d score is the softmax weight itself.
+        delta = row_delta(out, dout, lse.dtype).sub_(dlse)
         dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))
         homeward: list[PendingReduce] = []
 

@@ -17,6 +17,7 @@ from megatron_magi.core.runtime.plan_cache import plan_cache
 from tests.dense import (
     NAMES,
     assert_as_good,
+    dense_attention,
     gradients,
     random_mask,
     random_qkv,
@@ -212,6 +213,21 @@ def cache_hit_meets_miss(rank: int, cp_size: int) -> None:
     for _ in range(3):
         magi.dispatch(torch.zeros(40, 1), plan, group)
         ensure_agreed(plan, group)
+
+
+def gradient_of_lse(rank: int, cp_size: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    mask = NAMED["packed"]
+    q, k, v, _ = random_qkv(mask, 4, 2, 8, torch.float64, 2)
+    weight = torch.sin(torch.arange(4.0 * len(q), dtype=torch.float64)).view(len(q), 4)
+    plan = magi.plan(mask, group, SHAPE)
+    _, lse = magi.dist_attn(*(magi.dispatch(x, plan, group) for x in (q, k, v)), plan, group)
+    got = torch.autograd.grad((magi.undispatch(lse, plan, group) * weight).sum(), (q, k))
+    want = torch.autograd.grad((dense_attention(q, k, v, mask, 8**-0.5)[1] * weight).sum(), (q, k))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def one_dimensional_mesh(rank: int, cp_size: int) -> None:

@@ -37,6 +37,10 @@ def test_two_runs_give_equal_bits() -> None:
     pool(WORLD).run(jobs.equal_bits, 4)
 
 
+def test_gradient_of_lse() -> None:
+    pool(WORLD).run(jobs.gradient_of_lse, 3)
+
+
 def test_one_dimensional_mesh() -> None:
     pool(WORLD).run(jobs.one_dimensional_mesh, 2)
 
