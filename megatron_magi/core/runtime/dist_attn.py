@@ -89,7 +89,8 @@ Attend = Callable[[StagePlan, Tensor, Tensor], None]
 
 def _for_each_stage(work: _StageWork, k: Tensor, v: Tensor, attend: Attend) -> None:
     """Run ``attend(stage, keys, values)`` for all stages, fetching one stage ahead."""
-    stages = work.rank_plan.stages
+    # A stage without keys and without a cast is empty on every rank.
+    stages = [s for s in work.rank_plan.stages if s.num_keys or s.cast is not None]
     arriving = _fetch(stages[0], k, v, work.group)
     for i, stage in enumerate(stages):
         following = None
@@ -128,6 +129,8 @@ class _DistAttn(torch.autograd.Function):
 
         def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
             nonlocal so_far
+            if so_far is not None and not len(stage.slices):
+                return
             so_far = work.backend.forward(
                 q, keys, values, _table(stage, len(q)), work.softmax_scale,
                 prev=so_far, out_dtype=dtype,
