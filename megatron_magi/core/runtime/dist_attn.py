@@ -153,10 +153,13 @@ class _DistAttn(torch.autograd.Function):
         homeward: list[PendingReduce] = []
 
         def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
-            _, dkeys, dvalues = work.backend.backward(
-                dout, q, keys, values, lse, delta, _table(stage, len(q)), work.softmax_scale,
-                dq_acc=dq,
-            )  # fmt: skip
+            if len(stage.slices):
+                _, dkeys, dvalues = work.backend.backward(
+                    dout, q, keys, values, lse, delta, _table(stage, len(q)), work.softmax_scale,
+                    dq_acc=dq,
+                )  # fmt: skip
+            else:
+                dkeys, dvalues = (torch.zeros_like(x, dtype=lse.dtype) for x in (keys, values))
             num_received = 0 if stage.cast is None else stage.cast.num_recv
             own = stage.num_keys - num_received
             if own:
