@@ -1,0 +1,108 @@
+"""Rewrites the measured tables of README.md from the newest records under benchmarks/records/.
+
+    python scripts/update_readme.py [--check]
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; numbers are never typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+RECORDS = ROOT / "benchmarks" / "records"
+PEERS = ("cudnn", "flex", "fa3", "fa4", "ffa")
+
+Record = dict[str, Any]
+
+
+def newest(prefix: str) -> Record | None:
+    """The record whose file name sorts last; names end in the date."""
+    files = sorted(RECORDS.glob(f"{prefix}_*.json"))
+    return {**json.loads(files[-1].read_text()), "file": files[-1]} if files else None
+
+
+def kernel_table(direction: str) -> str:
+    """TFLOP/s on visible area, one line per mask and length, best peer beside ours."""
+    record = newest("kernel")
+    if record is None:
+        return "No record yet: run `scripts/bench_kernel.py` on a Hopper GPU.\n"
+    cells = {
+        (r["mask"], r["seqlen"], r["impl"]): r["tflops"]
+        for r in record["rows"]
+        if r["direction"] == direction
+    }
+    impls = [p for p in PEERS if any(key[2] == p for key in cells)]
+    lines = [
+        "| mask | tokens | ours | " + " | ".join(impls) + " | ours / best peer |",
+        "|---|---|---|" + "---|" * (len(impls) + 1),
+    ]
+    for mask, seqlen in sorted({key[:2] for key in cells if key[2] == "ours"}):
+        ours = cells[mask, seqlen, "ours"]
+        peers = [cells.get((mask, seqlen, p)) for p in impls]
+        best = max((p for p in peers if p), default=None)
+        ratio = f"{ours / best:.2f}" if best else "-"
+        shown = " | ".join("-" if p is None else f"{p:.0f}" for p in peers)
+        lines.append(f"| {mask} | {seqlen} | {ours:.0f} | {shown} | {ratio} |")
+    return "\n".join([*lines, "", source(record)]) + "\n"
+
+
+def planner_table() -> str:
+    """Median planning time, balance and traffic per setting."""
+    record = newest("planner")
+    if record is None:
+        return "No record yet: run `scripts/bench_planner.py`.\n"
+    columns = [c for c in record["rows"][0] if not isinstance(record["rows"][0][c], list)]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell(row.get(c)) for c in columns) + " |" for row in record["rows"]]
+    return "\n".join([*lines, "", source(record)]) + "\n"
+
+
+def cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def source(record: Record) -> str:
+    meta = record["meta"]
+    shown = [str(meta[k]) for k in ("gpu", "cpu", "date", "torch") if meta.get(k)]
+    path = record["file"].relative_to(ROOT)
+    return f"Record: [`{path}`]({path}) ({', '.join(shown)})."
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "kernel forward": lambda: kernel_table("fwd"),
+    "kernel backward": lambda: kernel_table("bwd"),
+    "planner": planner_table,
+}
+
+
+def rewrite(text: str) -> str:
+    """The page with every known table made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        return f"<!-- table {match[1]} -->\n{TABLES[match[1]]()}<!-- end -->"
+
+    return re.sub(r"<!-- table ([a-z ]+) -->\n.*?<!-- end -->", fill, text, flags=re.S)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if README.md is out of date")
+    args = parser.parse_args()
+    old = README.read_text()
+    new = rewrite(old)
+    if args.check:
+        return int(old != new)
+    README.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
