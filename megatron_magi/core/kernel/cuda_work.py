@@ -19,8 +19,8 @@ L2_BUDGET_BYTES = 32 << 20  # of K and V that may be walked together; the L2 has
 # Cost model in steps of 128 x 128 cells (H200, docs/kernel_notes.md).
 TILE_COST = 0.5
 MASKED_COST = 0.15
-PACKED_FACTOR = 1.03
-BLOCK_N = {64: (128,), 128: (128,)}  # compiled key tiles by head_dim
+PACKED_FACTOR = 1.0
+BLOCK_N = {64: (128,), 128: (128, 176)}  # compiled key tiles by head_dim
 
 
 @dataclass

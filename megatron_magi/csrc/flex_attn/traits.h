@@ -39,8 +39,11 @@ struct FwdTraits {
   static constexpr int kConsumerRegs = 240;
   static constexpr int kPanels = kHeadDim / 64;
   static constexpr int kStages = 2;                      // of K and of V
-  static constexpr int kQStages = kBlockN <= 128 ? 2 : 1;
-  static constexpr bool kStageOut = kBlockN <= 128;      // output tile has its own shared memory
+  // With wide key tiles at head_dim 128 there is room for one Q tile only and none for the output,
+  // which then leaves straight from registers: such tiles are for long walks.
+  static constexpr bool kRoomy = kHeadDim * kBlockN <= 128 * 128;
+  static constexpr int kQStages = kRoomy ? 2 : 1;
+  static constexpr bool kStageOut = kRoomy;              // output tile has its own shared memory
   static constexpr int kRecordSlots = 2 * kStages;       // see fwd_kernel.cuh, "step record"
   static constexpr int kInfoSlots = kQStages + 2;        // see fwd_kernel.cuh, "item record"
 
@@ -60,7 +63,7 @@ struct FwdTraits {
     uint64_t full_k[kStages], empty_k[kStages];
     uint64_t full_v[kStages], empty_v[kStages];
   };
-  static constexpr int kSharedBytes = sizeof(SharedStorage) + 1024;  // 1024: base alignment
+  static constexpr int kSharedBytes = sizeof(SharedStorage);
 
   static_assert(kHeadDim % 64 == 0, "a swizzled panel is 64 columns wide");
   static_assert(kKVPanelBytes % 1024 == 0, "panels start on a swizzle atom");

@@ -253,20 +253,26 @@ struct FwdConsumer {
                                          i == 0 ? accumulate : 1);
   }
 
+  // Hides cells outside the band. Each warp votes which side of the interval cuts its rows: mostly
+  // one of them, and often none.
   MAGI_DEVICE void apply_mask(float (&s)[kScores], int4 rows, int4 keys) const {
     const Band band = {rows.y, rows.z, keys.x, keys.y, keys.z, keys.w};
+    int begin[2], end[2];  // in this thread's numbering: its column j stands at key 8 * (j / 2) + j % 2
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const Interval visible = band.keys_of((row + 8 * h) >> p.pack_shift);
-      const int begin = visible.begin - 2 * (lane & 3), end = visible.end - 2 * (lane & 3);
+      begin[h] = visible.begin - 2 * (lane & 3);
+      end[h] = visible.end - 2 * (lane & 3);
+    }
+    if (__any_sync(0xffffffff, max(begin[0], begin[1]) > 0)) {
 #pragma unroll
-      for (int j = 0; j < kN / 8; ++j)
+      for (int j = 0; j < kScores; ++j)
+        if (8 * (j >> 2) + (j & 1) < begin[(j >> 1) & 1]) s[j] = -INFINITY;
+    }
+    if (__any_sync(0xffffffff, min(end[0], end[1]) < kN - 6)) {
 #pragma unroll
-        for (int b = 0; b < 2; ++b) {
-          const int key = 8 * j + b;
-          float& score = s[4 * j + 2 * h + b];
-          score = key >= begin && key < end ? score : -INFINITY;
-        }
+      for (int j = 0; j < kScores; ++j)
+        if (8 * (j >> 2) + (j & 1) >= end[(j >> 1) & 1]) s[j] = -INFINITY;
     }
   }
 
@@ -290,31 +296,41 @@ struct FwdConsumer {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
   }
 
-  // One step of online softmax on raw scores: s becomes exp2(scale_log2 * (s - max)); returns in
-  // alpha what the accumulators so far must be multiplied by.
-  MAGI_DEVICE void softmax_step(float (&s)[kScores], float (&row_max)[2], float (&row_sum)[2],
+  // One step of online softmax on raw scores: s becomes exp2(scale_log2 * (s - max)). Returns whether
+  // any row of the warp needs its accumulators multiplied by alpha. The reference point `row_max`
+  // only moves when the true maximum is more than kSlack above it: exp2(kSlack) is far from any
+  // overflow, the final division cancels it, and most steps need no rescaling.
+  // Source of the idea: FlashAttention-4's conditional rescaling.
+  MAGI_DEVICE bool softmax_step(float (&s)[kScores], float (&row_max)[2], float (&row_sum)[2],
                                 float (&alpha)[2]) const {
+    constexpr float kSlack = 8.f;  // log2
+    float top[2][2];  // two chains per row, for latency
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i >> 1][i & 1] = s[i];
+#pragma unroll
+    for (int j = 4; j < kScores; ++j)
+      top[(j >> 1) & 1][j & 1] = fmaxf(top[(j >> 1) & 1][j & 1], s[j]);
+    float minus_shift[2];
+    bool moved[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float top = row_max[h];
-#pragma unroll
-      for (int j = 0; j < kN / 8; ++j)
-        top = fmaxf(top, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-      top = quad_max(top);
-      const float shift = top == -INFINITY ? 0.f : top * p.scale_log2;  // a row that saw nothing yet
-      alpha[h] = exp2_approx(row_max[h] * p.scale_log2 - shift);
-      row_max[h] = top;
-      float sum = 0.f;
-#pragma unroll
-      for (int j = 0; j < kN / 8; ++j)
-#pragma unroll
-        for (int b = 0; b < 2; ++b) {
-          float& x = s[4 * j + 2 * h + b];
-          x = exp2_approx(fmaf(x, p.scale_log2, -shift));
-          sum += x;
-        }
-      row_sum[h] = row_sum[h] * alpha[h] + sum;
+      const float seen = quad_max(fmaxf(top[h][0], top[h][1]));
+      moved[h] = (seen - row_max[h]) * p.scale_log2 > kSlack;  // false if both are -inf
+      const float now = moved[h] ? seen : row_max[h];
+      minus_shift[h] = now == -INFINITY ? 0.f : -now * p.scale_log2;
+      alpha[h] = moved[h] ? exp2_approx(fmaf(row_max[h], p.scale_log2, minus_shift[h])) : 1.f;
+      row_max[h] = now;
     }
+    float sum[2][2] = {{0.f, 0.f}, {0.f, 0.f}};
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) {
+      const int h = (j >> 1) & 1;
+      s[j] = exp2_approx(fmaf(s[j], p.scale_log2, minus_shift[h]));
+      sum[h][j & 1] += s[j];
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) row_sum[h] = fmaf(row_sum[h], alpha[h], sum[h][0] + sum[h][1]);
+    return __any_sync(0xffffffff, moved[0] || moved[1]);
   }
 
   // The rows of an item are complete except for the last product: writes lse and returns the weights
@@ -464,19 +480,18 @@ struct FwdConsumer {
         row_sum[0] = row_sum[1] = 0.f;
       }
       if (flags & kStepMasked) apply_mask(s, rows, smem.records[record_slot][1]);
-      softmax_step(s, row_max, row_sum, alpha);
+      const bool rescale = softmax_step(s, row_max, row_sum, alpha);
+      compute_before_wait(row_sum[0] + row_sum[1], smem_addr(&smem.infos[0]));
       record_slot = record_slot + 1 == Traits::kRecordSlots ? 0 : record_slot + 1;
 
       // 3. Step g is complete: rescale O, or let it leave.
       wgmma_wait<0>();
       pin_registers(o);
+      if (rescale || new_item) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float factor = new_item ? weight[h] : alpha[h];
-#pragma unroll
-        for (int j = 0; j < kD / 8; ++j) {
-          o[4 * j + 2 * h] *= factor;
-          o[4 * j + 2 * h + 1] *= factor;
+        for (int j = 0; j < kOuts; ++j) {
+          const int h = (j >> 1) & 1;
+          o[j] *= new_item ? weight[h] : alpha[h];
         }
       }
       if (started) {
@@ -502,9 +517,9 @@ struct FwdConsumer {
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads, 1) void flex_fwd_kernel(
     const __grid_constant__ FwdKernelParams p) {
-  extern __shared__ uint8_t raw[];
+  extern __shared__ __align__(1024) uint8_t raw[];
   using Storage = typename Traits::SharedStorage;
-  Storage& smem = *reinterpret_cast<Storage*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~1023ull);
+  Storage& smem = *reinterpret_cast<Storage*>(raw);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int warpgroup = warp / 4;
   if (threadIdx.x == 0) {

@@ -16,8 +16,10 @@ struct Variant {
 constexpr Variant kVariants[] = {
     {kMagiBf16, 64, 128, run_fwd_bf16_d64_n128},
     {kMagiBf16, 128, 128, run_fwd_bf16_d128_n128},
+    {kMagiBf16, 128, 176, run_fwd_bf16_d128_n176},
     {kMagiFp16, 64, 128, run_fwd_fp16_d64_n128},
     {kMagiFp16, 128, 128, run_fwd_fp16_d128_n128},
+    {kMagiFp16, 128, 176, run_fwd_fp16_d128_n176},
 };
 
 Status check(const MagiFwdParams& p) {

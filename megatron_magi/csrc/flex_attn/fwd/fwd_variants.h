@@ -10,7 +10,9 @@ using FwdFunction = Status (*)(const MagiFwdParams&);
 
 Status run_fwd_bf16_d64_n128(const MagiFwdParams& args);
 Status run_fwd_bf16_d128_n128(const MagiFwdParams& args);
+Status run_fwd_bf16_d128_n176(const MagiFwdParams& args);
 Status run_fwd_fp16_d64_n128(const MagiFwdParams& args);
 Status run_fwd_fp16_d128_n128(const MagiFwdParams& args);
+Status run_fwd_fp16_d128_n176(const MagiFwdParams& args);
 
 }  // namespace magi
