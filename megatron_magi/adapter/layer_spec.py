@@ -144,14 +144,27 @@ def _own_norm(owner: Any, name: str, value: Any) -> Any:
 
 
 def _rewrite(node: Any, rule: Rule) -> Any:
-    """A copy of a spec tree in which `rule` has seen every field; classes are leaves."""
-    if isinstance(node, functools.partial):
-        keywords = {k: _rewrite(rule(node, k, v), rule) for k, v in node.keywords.items()}
-        return functools.partial(_rewrite(node.func, rule), *node.args, **keywords)
+    """A spec tree in which `rule` has seen every field; parts without a change are shared."""
     if isinstance(node, list):
-        return [_rewrite(rule(node, "", item), rule) for item in node]
+        items = [_rewrite(rule(node, "", item), rule) for item in node]
+        return items if any(a is not b for a, b in zip(items, node, strict=True)) else node
+    changed = {
+        name: new
+        for name, old in _children(node).items()
+        if (new := _rewrite(rule(node, name, old), rule)) is not old
+    }
+    if not changed:
+        return node
+    if isinstance(node, functools.partial):
+        func = changed.pop("func", node.func)
+        return functools.partial(func, *node.args, **{**node.keywords, **changed})
+    return dataclasses.replace(node, **changed)
+
+
+def _children(node: Any) -> dict[str, Any]:
+    """Named parts of a spec node; classes and everything else are leaves."""
+    if isinstance(node, functools.partial):
+        return {**node.keywords, "func": node.func}
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        values = {f.name: getattr(node, f.name) for f in dataclasses.fields(node) if f.init}
-        changed = {k: _rewrite(rule(node, k, v), rule) for k, v in values.items()}
-        return dataclasses.replace(node, **changed)
-    return node
+        return {f.name: getattr(node, f.name) for f in dataclasses.fields(node) if f.init}
+    return {}

@@ -23,7 +23,7 @@ import torch
 
 from megatron_magi.adapter.cpu import install_cpu_runtime
 
-assert install_cpu_runtime(), "the layout tests run on a machine without CUDA"
+assert install_cpu_runtime(), "these jobs run on the CPU: hide the GPUs by CUDA_VISIBLE_DEVICES="
 import adapter_jobs  # noqa: E402
 
 JOB_TIMEOUT_S = 100

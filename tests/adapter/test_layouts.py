@@ -8,18 +8,11 @@ RoPE: no code of this package inside the model.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
 RELATIVE = 2e-5
-WORKER_TIMEOUT_S = 280
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +93,7 @@ BF16 = [
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def results(request: pytest.FixtureRequest, run_jobs: Any) -> Any:
     """Results of all cases the selected tests ask for, from one worker process."""
     wanted: dict[str, Case] = {}
     for item in request.session.items:
@@ -109,25 +102,17 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             asked: Case = params.params["wanted"]
             wanted[asked.baseline().id] = asked.baseline()
             wanted[asked.id] = asked
-    folder = tmp_path_factory.mktemp("layouts")
-    jobs = [
-        {"name": c.id, "function": "train", "kwargs": {"name": c.id, **c.layout}, "world": c.world}
-        for c in wanted.values()
-    ]
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    root = str(HERE.parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    worker = subprocess.run(
-        [sys.executable, "layout_worker.py", str(folder / "jobs.json"), str(folder / "out.json")],
-        cwd=HERE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        timeout=WORKER_TIMEOUT_S,
-        capture_output=True,
-        text=True,
-        check=False,
+    return run_jobs(
+        [
+            {
+                "name": c.id,
+                "function": "train",
+                "kwargs": {"name": c.id, **c.layout},
+                "world": c.world,
+            }
+            for c in wanted.values()
+        ]
     )
-    assert worker.returncode == 0, worker.stdout[-2000:] + worker.stderr[-4000:]
-    return json.loads((folder / "out.json").read_text())
 
 
 def values(results: dict[str, Any], case: Case) -> dict[str, list[float]]:

@@ -90,7 +90,7 @@ def train(layout: Layout) -> dict[str, list[float]]:
             bf16=layout.bf16,
             params_dtype=torch.bfloat16 if layout.bf16 else torch.float32,
             use_distributed_optimizer=layout.distributed_optimizer,
-            overlap_param_gather=layout.overlap,
+            overlap_param_gather=layout.overlap and layout.distributed_optimizer,
         ),
         chunks,
     )
@@ -185,7 +185,7 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
     ddp = DistributedDataParallelConfig(
         use_distributed_optimizer=layout.distributed_optimizer,
         overlap_grad_reduce=layout.overlap,
-        overlap_param_gather=layout.overlap,
+        overlap_param_gather=layout.overlap and layout.distributed_optimizer,
         bucket_size=20000 if layout.overlap else None,
     )
     if layout.bf16:
@@ -203,7 +203,8 @@ def connect(layout: Layout, config: Any, chunks: list[Any], optimizer: Any) -> N
     if layout.overlap:
         config.no_sync_func = _per_chunk([c.no_sync for c in chunks])
         config.grad_sync_func = _per_chunk([c.start_grad_sync for c in chunks])
-        config.param_sync_func = _per_chunk([c.start_param_sync for c in chunks])
+        if layout.distributed_optimizer:
+            config.param_sync_func = _per_chunk([c.start_param_sync for c in chunks])
 
 
 def _per_chunk(functions: list[Any]) -> Any:

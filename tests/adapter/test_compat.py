@@ -1,0 +1,29 @@
+"""Which megatron-core versions are taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_magi.adapter import MEGATRON_VERSION, compat
+from megatron_magi.adapter.compat import MegatronVersion
+
+
+def test_installed_version_is_supported() -> None:
+    assert compat.installed_version() == MEGATRON_VERSION
+    assert MEGATRON_VERSION[:2] in compat.SUPPORTED_MINORS
+
+
+@pytest.mark.parametrize("version", [(0, 15, 3), (0, 17, 1), (0, 20, 0), (1, 0, 0)])
+def test_unknown_versions_are_refused(
+    version: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "installed_version", lambda: MegatronVersion(*version))
+    text = ".".join(map(str, version))
+    with pytest.raises(ImportError, match=rf"requires megatron-core 0.16.x .*0.19.x.*got {text}"):
+        compat.require_megatron()
+
+
+def test_missing_megatron_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "installed_version", lambda: None)
+    with pytest.raises(ImportError, match=r"got none; pip install one of these versions"):
+        compat.require_megatron()

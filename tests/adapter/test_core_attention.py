@@ -1,0 +1,148 @@
+"""The core attention on one process: Megatron's protocol, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
+from torch import Tensor
+
+from megatron_magi.adapter.core_attention import MagiCoreAttention
+from megatron_magi.adapter.packed import make_packed_seq_params
+
+HEADS, GROUPS, DIM = 4, 2, 8
+
+
+def model(**changes: Any) -> TransformerConfig:
+    return TransformerConfig(
+        **{
+            "num_layers": 2,
+            "hidden_size": HEADS * DIM,
+            "num_attention_heads": HEADS,
+            "num_query_groups": GROUPS,
+            "attention_dropout": 0.0,
+            **changes,
+        }
+    )
+
+
+def attention(config: TransformerConfig, **extra: Any) -> MagiCoreAttention:
+    return MagiCoreAttention(
+        config=config,
+        layer_number=1,
+        attn_mask_type=AttnMaskType.causal,
+        attention_type=extra.pop("attention_type", "self"),
+        cp_comm_type="p2p",
+        softmax_scale=extra.pop("softmax_scale", None),
+        pg_collection=None,
+        **extra,
+    )
+
+
+def qkv(rows: int, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows * 10 + batch)
+    shapes = [(rows, batch, HEADS, DIM), (rows, batch, GROUPS, DIM), (rows, batch, GROUPS, DIM)]
+    return tuple(  # type: ignore[return-value]
+        torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+        for shape in shapes
+    )
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None = None) -> Tensor:
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=visible, scale=scale, enable_gqa=True
+    )
+    return out.permute(2, 0, 1, 3).flatten(2)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_plain_batches_are_causal(batch: int, scale: float | None) -> None:
+    tensors = qkv(12, batch)
+    out = attention(model(), softmax_scale=scale)(*tensors, None, packed_seq_params=None)
+    wanted = dense(*tensors, torch.ones(12, 12, dtype=torch.bool).tril(), scale)
+    torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-10)
+    assert out.shape == (12, batch, HEADS * DIM)
+    assert out.is_contiguous()
+    grad = torch.randn(out.shape, dtype=out.dtype)
+    for got, want in zip(
+        torch.autograd.grad(out, tensors, grad),
+        torch.autograd.grad(wanted, tensors, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_packed_documents_and_window_layers() -> None:
+    config = model(window_size=(2, 0), window_attn_skip_freq=2)
+    packed = make_packed_seq_params([0, 4, 11], config, None, device="cpu")
+    tensors = qkv(11)
+    document = torch.tensor([0] * 4 + [1] * 7)
+    distance = torch.arange(11)[:, None] - torch.arange(11)[None]
+    visible = (document[:, None] == document[None]) & (distance >= 0)
+    layers = {1: visible & (distance <= 2), 2: visible}
+    for number, seen in layers.items():
+        core = attention(config)
+        core.layer_number = number
+        out = core(*tensors, None, attn_mask_type=AttnMaskType.causal, packed_seq_params=packed)
+        torch.testing.assert_close(out, dense(*tensors, seen), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_dropout": 0.1}, r"attention_dropout=0.0, got 0.1; set it so"),
+        ({"softmax_type": "learnable"}, r"softmax_type='vanilla', got 'learnable'"),
+        ({"qk_clip": True}, r"qk_clip=False, got True"),
+        ({"log_max_attention_logit": True}, r"log_max_attention_logit=False"),
+        ({"hybrid_context_parallel": True}, r"hybrid_context_parallel=False"),
+    ],
+)
+def test_settings_it_cannot_honour(changes: dict[str, Any], message: str) -> None:
+    config = model()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(NotImplementedError, match=r"MagiCoreAttention requires " + message):
+        attention(config)
+
+
+def test_cross_attention_and_unequal_head_sizes_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"attention_type='self', got 'cross'"):
+        attention(model(), attention_type="cross")
+    with pytest.raises(NotImplementedError, match=r"equal query, key and value head sizes"):
+        attention(model(), k_channels=24, v_channels=16)
+
+
+def test_attributes_megatron_reads() -> None:
+    core = attention(model())
+    assert core.softmax_offset is None
+    assert core.current_max_attn_logits is None
+    assert list(core.parameters()) == []
+
+
+def test_masks_come_from_the_plan_only() -> None:
+    core, tensors = attention(model()), qkv(4)
+    hidden = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"attention_mask=None .* got a tensor of shape"):
+        core(*tensors, hidden)
+    with pytest.raises(ValueError, match=r"attention_bias=None"):
+        core(*tensors, None, attention_bias=torch.zeros(1))
+
+
+def test_batches_that_were_not_prepared() -> None:
+    tensors = qkv(4)
+    stock = PackedSeqParams(qkv_format="thd")
+    with pytest.raises(ValueError, match=r"requires MagiPackedSeqParams .* got PackedSeqParams"):
+        attention(model())(*tensors, None, packed_seq_params=stock)
+    with pytest.raises(ValueError, match=r"got NoneType with context_parallel_size=2"):
+        attention(model(context_parallel_size=2))(*tensors, None)
+    with pytest.raises(ValueError, match=r"requires sbhd tensors .* not a thd"):
+        attention(model())(*(x[:, 0] for x in tensors), None, packed_seq_params=stock)
+    packed = make_packed_seq_params([0, 5], model(), None, device="cpu")
+    with pytest.raises(ValueError, match=r"requires the 5 rows .* got 4 rows x batch 1"):
+        attention(model())(*tensors, None, packed_seq_params=packed)

@@ -1,0 +1,131 @@
+"""From boundaries to plans and positions, alike on every stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import TransformerConfig
+
+from megatron_magi import masks
+from megatron_magi.adapter.packed import (
+    MagiPackedSeqParams,
+    from_packed_seq_params,
+    head_shape,
+    make_packed_seq_params,
+    pipeline_seq_length,
+)
+from megatron_magi.core.runtime.plan_cache import plan_for
+
+BOUNDS = [0, 5, 6, 16]
+
+
+def model(**changes: Any) -> TransformerConfig:
+    return TransformerConfig(
+        **{
+            "num_layers": 4,
+            "hidden_size": 16,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "attention_dropout": 0.0,
+            **changes,
+        }
+    )
+
+
+def test_causal_documents_with_restarting_positions() -> None:
+    packed = make_packed_seq_params(BOUNDS, model(), None, device="cpu")
+    assert packed.window_plan is None
+    assert packed.dispatch_plan.mask == masks.from_cu_seqlens(BOUNDS)
+    assert packed.rope_positions.tolist() == [*range(5), 0, *range(10)]
+    assert packed.qkv_format == "sbhd"
+    assert packed.max_seqlen_q == packed.max_seqlen_kv == 16
+
+
+def test_stream_positions_and_full_documents() -> None:
+    packed = make_packed_seq_params(
+        BOUNDS, model(), None, mask_kind="full", restart_positions=False, device="cpu"
+    )
+    assert packed.dispatch_plan.mask == masks.from_cu_seqlens(BOUNDS, causal=False)
+    assert packed.rope_positions.tolist() == list(range(16))
+
+
+def test_window_layers_get_their_own_plan_on_the_same_dispatch() -> None:
+    config = model(window_size=(3, 0), window_attn_skip_freq=2)
+    packed = make_packed_seq_params(BOUNDS, config, None, device="cpu")
+    assert packed.plan.mask == masks.from_cu_seqlens(BOUNDS)
+    assert packed.window_plan.mask == masks.from_cu_seqlens(BOUNDS, window_size=(3, 0))
+    assert packed.window_plan.dispatch == packed.plan.dispatch
+    chosen = [packed.plan_of_layer(config, number) is packed.window_plan for number in (1, 2, 3, 4)]
+    assert chosen == [True, False, True, False]
+
+
+def test_windows_in_all_layers_need_one_plan() -> None:
+    config = model(window_size=(3, 0))
+    packed = make_packed_seq_params(BOUNDS, config, None, device="cpu")
+    assert packed.plan is None
+    assert packed.plan_of_layer(config, 1) is packed.window_plan is packed.dispatch_plan
+
+
+def test_own_mask() -> None:
+    mask = masks.block_causal([[4, 4], [8]])
+    packed = make_packed_seq_params([0, 8, 16], model(), None, mask=mask, device="cpu")
+    assert packed.dispatch_plan.mask == mask
+
+
+def test_own_mask_must_fit_the_stream_and_the_model() -> None:
+    with pytest.raises(ValueError, match=r"one stream, got a mask of 8 x 8 and 16 tokens"):
+        make_packed_seq_params(BOUNDS, model(), None, mask=masks.causal(8))
+    with pytest.raises(NotImplementedError, match=r"without sliding-window layers, got window"):
+        config = model(window_size=(3, 0))
+        make_packed_seq_params(BOUNDS, config, None, mask=masks.causal(16))
+
+
+@pytest.mark.parametrize("bounds", [[], [0], [1, 4], [0, 4, 3], [0, 0]])
+def test_bad_boundaries(bounds: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"cu_seqlens must be prefix sums .* got .*; pass \[0"):
+        make_packed_seq_params(bounds, model(), None)
+
+
+def thd(**fields: Any) -> PackedSeqParams:
+    tensors = {k: torch.tensor(v, dtype=torch.int32) for k, v in fields.items()}
+    return PackedSeqParams(qkv_format="thd", **tensors)
+
+
+def test_from_stock_thd() -> None:
+    stock = thd(cu_seqlens_q=BOUNDS, cu_seqlens_kv=BOUNDS)
+    packed = from_packed_seq_params(stock, model(), None, device="cpu")
+    assert isinstance(packed, MagiPackedSeqParams)
+    assert packed.dispatch_plan.mask == masks.from_cu_seqlens(BOUNDS)
+
+
+def test_padding_between_documents_is_a_document_of_its_own() -> None:
+    stock = thd(cu_seqlens_q=[0, 5, 8], cu_seqlens_q_padded=[0, 8, 12])
+    packed = from_packed_seq_params(stock, model(), None, device="cpu")
+    assert packed.dispatch_plan.mask == masks.from_cu_seqlens([0, 5, 8, 11, 12])
+
+
+def test_stock_params_that_are_not_self_attention_over_a_stream() -> None:
+    with pytest.raises(ValueError, match=r"must be thd with cu_seqlens_q, got qkv_format='bshd'"):
+        from_packed_seq_params(PackedSeqParams(qkv_format="bshd"), model(), None)
+    with pytest.raises(ValueError, match=r"equal document boundaries .* pass one cu_seqlens"):
+        from_packed_seq_params(thd(cu_seqlens_q=[0, 4], cu_seqlens_kv=[0, 5]), model(), None)
+    with pytest.raises(ValueError, match=r"must have room for every document"):
+        from_packed_seq_params(thd(cu_seqlens_q=[0, 4], cu_seqlens_q_padded=[0, 3]), model(), None)
+
+
+@pytest.mark.parametrize(("length", "tp", "wanted"), [(16, 1, 16), (17, 1, 18), (17, 2, 20)])
+def test_pipeline_length_depends_on_lengths_only(length: int, tp: int, wanted: int) -> None:
+    config = model(context_parallel_size=2, tensor_model_parallel_size=tp, sequence_parallel=tp > 1)
+    assert pipeline_seq_length(length, config) == wanted
+    for mask in (masks.causal(length), masks.full(length), masks.from_cu_seqlens([0, 2, length])):
+        plan = plan_for(mask, 2, head_shape(config), token_multiple=tp)
+        assert plan.dispatch.padded_seqlen == wanted
+
+
+def test_heads_of_one_tensor_parallel_rank() -> None:
+    shape = head_shape(model(tensor_model_parallel_size=4, params_dtype=torch.bfloat16))
+    assert (shape.num_heads_q, shape.num_heads_kv, shape.head_dim) == (1, 1, 4)
+    assert shape.bytes_per_element == 2
