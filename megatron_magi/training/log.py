@@ -104,11 +104,12 @@ class RunLog:
         if self.file is not None:
             self.file.close()
 
-    def header(self, banner: str, dataset: PackedDataset, world_size: int) -> None:
-        """Start-up lines: the attention that runs, the data, where output goes."""
+    def header(self, dataset: PackedDataset, world_size: int) -> None:
+        """Start-up lines: the reference where it runs, the data, where output goes."""
+        if self.config.attention == "dense":
+            self._say("attention: dense, Megatron's DotProductAttention (the reference)")
         p = self.config.parallel
         self._say(
-            f"{banner}\n"
             f"data: {self.config.data.path}, {len(dataset.lengths):,} documents, "
             f"{int(dataset.lengths.sum()):,} tokens, {dataset.samples_per_epoch:,} samples of "
             f"{self.config.data.seq_length} tokens per epoch\n"

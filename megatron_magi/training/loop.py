@@ -39,7 +39,7 @@ def train(config: RunConfig) -> list[StepRecord]:
     dp = data_parallel_size(config, dist.get_world_size())
     device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
     model_config = transformer_config(config)
-    chunks, banner = build_model(config, model_config)
+    chunks = build_model(config, model_config)
     optimizer, scheduler = build_optimizer(config, chunks)
     dataset, streams = microbatch_streams(config, model_config, device)
     schedule = partial(
@@ -54,7 +54,7 @@ def train(config: RunConfig) -> list[StepRecord]:
     )
     records = []
     with RunLog(config, is_writer=dist.get_rank() == 0) as log:
-        log.header(banner, dataset, dist.get_world_size())
+        log.header(dataset, dist.get_world_size())
         for iteration in range(1, config.train.iterations + 1):
             begin = time.perf_counter()
             for chunk in chunks:

@@ -66,18 +66,15 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
     )
 
 
-def build_model(config: RunConfig, model_config: TransformerConfig) -> tuple[list[Any], str]:
+def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]:
     """Model chunks of this rank (one, or vpp of them), weights drawn by parameter name.
 
-    Returns:
-        chunks: each a Megatron DistributedDataParallel around a GPTModel.
-        banner: what attention runs, one line for the log.
+    Each is a Megatron DistributedDataParallel around a GPTModel.
     """
     gpt_chunks = [_gpt_model(config, model_config, stage) for stage in _virtual_stages(config)]
     init_by_name(gpt_chunks, config.train.seed, config.model.init_std)
-    banner = "attention: dense (Megatron's DotProductAttention, the reference)"
     if config.attention == "magi":
-        banner = attach(gpt_chunks, config.magi, config.data.seq_length)
+        attach(gpt_chunks, config.magi, config.data.seq_length)  # says what runs, or raises
     if torch.cuda.is_available():
         gpt_chunks = [chunk.cuda() for chunk in gpt_chunks]
     if model_config.bf16:
@@ -87,7 +84,7 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> tuple[lis
         for i, chunk in enumerate(gpt_chunks)
     ]
     _connect_schedule(config, model_config, chunks)
-    return chunks, banner
+    return chunks
 
 
 def ddp_config(config: RunConfig) -> DistributedDataParallelConfig:

@@ -97,12 +97,12 @@ def _num_cpus() -> int:
 
 
 def _wait(workers: Sequence[multiprocessing.process.BaseProcess]) -> int:
-    while any(w.exitcode is None for w in workers):
+    while alive := [w for w in workers if w.exitcode is None]:
         failed = [w.exitcode for w in workers if w.exitcode]
         if failed:
             time.sleep(1.0)  # others often fail of the same cause: let them say so
             return abs(failed[0])
-        multiprocessing.connection.wait([w.sentinel for w in workers if w.exitcode is None])
+        multiprocessing.connection.wait([w.sentinel for w in alive], timeout=5)
     sys.stdout.flush()
     return max(abs(w.exitcode or 0) for w in workers)
 

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""The end of the quick start: a table, a verdict (the exit code) and two pictures.
+
+    python scripts/quickstart_report.py runs/quickstart --recipe recipes/tiny_llama_cpu.yaml
+
+Exit code 0: the right run passed and the wrong one was caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+from quickstart_figures import draw_losses, draw_shares
+
+from megatron_magi.training.compare import Comparison, compare, did_train, read_run
+from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe import load_recipe
+
+REFERENCE, RIGHT, WRONG = "dense", "magi", "moved_boundary"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, help=f"folder of {REFERENCE}, {RIGHT} and {WRONG}")
+    parser.add_argument("--recipe", type=Path, required=True)
+    args = parser.parse_args()
+    try:
+        reference, right, wrong = (read_run(args.runs / n) for n in (REFERENCE, RIGHT, WRONG))
+        comparisons = [compare(run, reference) for run in (reference, right, wrong)]
+        config = load_recipe(args.recipe)
+    except RecipeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    trained = did_train(reference)
+    passed = trained and comparisons[1].passed
+    caught = not comparisons[2].passed
+    print(table(comparisons, ("reference", "PASS" if passed else "FAIL", _caught(caught))))
+    if not trained:
+        print("FAIL: the reference's loss did not fall, so equal losses prove nothing")
+    for draw in (draw_losses(comparisons, args.runs), draw_shares(config, args.runs)):
+        print(f"wrote {draw}")
+    return 0 if passed and caught else 1
+
+
+def table(comparisons: list[Comparison], verdicts: tuple[str, ...]) -> str:
+    """Losses, gradient norms and differences of the runs, one line each."""
+    gates = comparisons[0].gates
+    head = (
+        f"{'run':<16}{'loss, step 1':>14}{'last':>10}{'grad norm, 1':>14}{'last':>9}{'s/step':>8}"
+        f"  |{'step 1':>9}{'any loss':>10}{'grad norm':>11}  | verdict"
+    )
+    over = f"{'':<71}  |{'differences to dense':>30}  |"
+    lines = [over, head, "-" * len(head)]
+    for c, verdict in zip(comparisons, verdicts, strict=True):
+        run = c.run
+        lines.append(
+            f"{run.name:<16}{run.loss[0]:>14.6f}{run.loss[-1]:>10.5f}{run.grad_norm[0]:>14.6f}"
+            f"{run.grad_norm[-1]:>9.5f}{statistics.median(run.step_seconds):>8.2f}"
+            f"  |{c.first_step:>9.1e}{c.loss_difference.max():>10.1e}"
+            f"{c.grad_norm_difference.max():>11.1e}  | {verdict}"
+        )
+    lines.append(
+        f"{'allowed':<16}{'':<55}  |{gates.first_step:>9.1e}{gates.any_step_loss:>10.1e}"
+        f"{gates.any_step_grad_norm:>11.1e}  |"
+    )
+    return "\n".join(lines)
+
+
+def _caught(caught: bool) -> str:
+    return "caught" if caught else "NOT CAUGHT"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
