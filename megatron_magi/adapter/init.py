@@ -86,7 +86,7 @@ def _local_weight(name: str, param: Tensor, seed: int, std: float, parts: int) -
     """This rank's slice; `parts` 2: gate and up projections are stacked and sliced each."""
     sliced = getattr(param, "tensor_model_parallel", False)
     dim = int(getattr(param, "partition_dim", -1)) if sliced else -1
-    size, rank = _slices(param) if dim >= 0 else (1, 0)
+    size, rank = _slices(name) if dim >= 0 else (1, 0)
     shape = list(param.shape)
     if dim >= 0:
         shape[dim] *= size
@@ -99,9 +99,9 @@ def _local_weight(name: str, param: Tensor, seed: int, std: float, parts: int) -
     return torch.cat(pieces, dim)
 
 
-def _slices(param: Tensor) -> tuple[int, int]:
+def _slices(name: str) -> tuple[int, int]:
     """(number of tensor-parallel slices, this rank's) of a dense or an expert weight."""
-    if getattr(param, "allreduce", True):
+    if ".experts." not in name:
         return (
             parallel_state.get_tensor_model_parallel_world_size(),
             parallel_state.get_tensor_model_parallel_rank(),

@@ -2,11 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tiny_llama
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
+
+from megatron_magi.adapter import cpu, layer_spec, plugin
+from megatron_magi.adapter.rope import MagiRotaryEmbedding
 
 
 def train(**layout: Any) -> dict[str, list[float]]:
     """Train the tiny model in this layout."""
     return tiny_llama.train(tiny_llama.Layout(**layout))
+
+
+def attach(spec: str = "magi", changes: dict[str, Any] | None = None, **rest: Any) -> str:
+    """The start-up line of a model built from our or the stock spec, with changed settings."""
+    world = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(context_parallel_size=world)
+    model_parallel_cuda_manual_seed(1)
+    config = tiny_llama.model_config(tiny_llama.Layout("attach", cp=world))
+    config = dataclasses.replace(config, **(changes or {}))
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=layer_spec.llama_layer_spec(config, attention=spec),  # type: ignore[arg-type]
+        vocab_size=tiny_llama.VOCAB,
+        max_sequence_length=64,
+        **{"position_embedding_type": "rope", **rest},
+    )
+    line = plugin.attach(model)
+    plugin.assert_active(model)
+    assert isinstance(model.rotary_pos_emb, MagiRotaryEmbedding)
+    again = model.rotary_pos_emb
+    assert plugin.attach([model]) == line
+    assert model.rotary_pos_emb is again
+    return line
+
+
+def cpu_runtime() -> None:
+    """Literal CUDA calls mean the CPU, and seeding "CUDA" leaves the CPU's generator alone."""
+    mode = cpu._active_mode
+    assert cpu.install_cpu_runtime()
+    assert cpu._active_mode is mode
+    x = torch.zeros(2, device="cuda", pin_memory=True)
+    assert x.device.type == "cpu"
+    assert x.cuda() is x
+    assert x.to("cuda").device.type == "cpu"
+    assert x.type() == "torch.cuda.FloatTensor"
+    assert x.type(torch.float64).dtype == torch.float64
+    assert torch.cuda.current_stream().record_event().query() is None
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(3)
+    with get_cuda_rng_tracker().fork():
+        pass
+    assert torch.equal(before, torch.get_rng_state())

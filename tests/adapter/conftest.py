@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,7 +30,7 @@ def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Any]], 
         root = str(HERE.parent.parent)
         # The path of a tried megatron-core stays in front; the package comes from this checkout.
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
-        worker = subprocess.run(
+        worker = subprocess.Popen(
             [sys.executable, "layout_worker.py", f"{folder}/jobs.json", f"{folder}/out.json"],
             cwd=HERE,
             env={
@@ -37,13 +39,20 @@ def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Any]], 
                 "CUDA_VISIBLE_DEVICES": "",
                 "PYTHONPATH": path,
             },
-            timeout=WORKER_TIMEOUT_S,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            check=False,
+            start_new_session=True,
         )
-        assert worker.returncode == 0, worker.stdout[-2000:] + worker.stderr[-4000:]
+        try:
+            output, _ = worker.communicate(timeout=WORKER_TIMEOUT_S)
+        finally:
+            # The worker and every process it forked, also when the time is over.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+        assert worker.returncode == 0, output[-4000:]
         answers: dict[str, Any] = json.loads((folder / "out.json").read_text())
+        answers["output"] = output
         return answers
 
     return run

@@ -1,0 +1,62 @@
+"""Activation in a real model: active and said once, or stopped with one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+JOBS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "stock": {"spec": "stock", "changes": {"context_parallel_size": 1}},
+    "mtp": {"changes": {"mtp_num_layers": 1}},
+    "mrope": {"position_embedding_type": "mrope", "changes": {"mrope_section": [2, 3, 3]}},
+    "dropout": {"changes": {"attention_dropout": 0.1}},
+}
+
+
+@pytest.fixture(scope="module")
+def results(run_jobs: Any) -> Any:
+    jobs = [
+        {"name": name, "function": "attach", "kwargs": kwargs, "world": 2}
+        for name, kwargs in JOBS.items()
+    ]
+    jobs.append({"name": "cpu", "function": "cpu_runtime", "kwargs": {}, "world": 1})
+    return run_jobs(jobs)
+
+
+def test_startup_line_is_equal_on_ranks_and_printed_by_one(results: dict[str, Any]) -> None:
+    first, second = results["ours"]["values"]
+    assert first == second
+    assert first.startswith(
+        "megatron_magi active: kernel reference, transport a2av over gloo, cp 2, heads 4/2x16, "
+    )
+    assert "(causal, 64 tokens)" in first
+    # attach ran twice on each of two ranks.
+    assert results["output"].count(first) == 2
+
+
+def test_stock_attention_is_not_active(results: dict[str, Any]) -> None:
+    error = results["stock"]["error"]
+    assert error.count("RuntimeError: megatron_magi is not active: every self-attention must") == 2
+    assert "got 4 other: decoder.layers.0.self_attention (DotProductAttention)" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mtp", "requires mtp_num_layers=None, got 1"),
+        ("mrope", "requires rope, learned absolute or no position embeddings, got Multimodal"),
+        ("dropout", "requires attention_dropout=0.0, got 0.1"),
+    ],
+)
+def test_what_does_not_work_stops_before_training(
+    results: dict[str, Any], name: str, message: str
+) -> None:
+    for error in results[name]["error"].split("\nrank 1: "):
+        assert "NotImplementedError" in error
+        assert message in error
+
+
+def test_cpu_runtime(results: dict[str, Any]) -> None:
+    assert results["cpu"]["values"] == [None]
