@@ -15,6 +15,7 @@ import sys
 from functools import partial
 
 from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
+from megatron_magi.training.data import check_files
 from megatron_magi.training.processes import Place, process_groups, run_local
 from megatron_magi.training.recipe import load_recipe, to_yaml
 
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         num_processes = config.parallel.model_size * (config.parallel.dp or 1)
         data_parallel_size(config, place.world_size if place else num_processes)
+        check_files(config.data)
     except RecipeError as error:
         if place is None or place.rank == 0:
             print(f"error: {error}", file=sys.stderr)

@@ -38,7 +38,11 @@ def draw_losses(comparisons: list[Comparison], folder: Path) -> Path:
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 2), layout="constrained"
     )
-    labels = ("reference: dense attention, CP 1", "megatron_magi, CP 2", "one boundary moved, CP 2")
+    labels = (
+        "reference: dense attention, CP 1",
+        "megatron_magi, CP 2",
+        "one document boundary moved by a token",
+    )
     styles: tuple[dict[str, Any], ...] = (
         {"linewidth": 5, "alpha": 0.25},
         {"linewidth": 1.6},

@@ -50,20 +50,23 @@ TEXT
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$torch_pin"
 }
 
-# megatron-core 0.17 and later say they need Python 3.12; 0.16.1 is what older ones get.
-megatron_pin=0.16.1
+# What decides whether an environment is up to date: these files, and C++ sources not newer than it.
+state() { cat pyproject.toml setup.py scripts/setup_env.sh | cksum; }
+is_ready() {
+  [ -f "$ready" ] && [ "$(cat "$ready")" = "$(state)" ] &&
+    [ -z "$(find megatron_magi/csrc -newer "$ready")" ] && imports
+}
+imports() { "$venv/bin/python" -c 'import megatron_magi._solver, megatron.core, torch'; } 2>/dev/null
+
 ready="$venv/.ready-$extra"
+is_ready && exit 0
 [ -x "$venv/bin/python" ] || make_venv
-"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))' && megatron_pin=0.19.2
-key="$(cat pyproject.toml setup.py "$0" | cksum) $(find megatron_magi/csrc -newer "$ready" 2>/dev/null)"
-if [ "$(cat "$ready" 2>/dev/null || true)" = "$key" ]; then
-  exit 0
-fi
 install_torch
+# megatron-core 0.17 and later say that they need Python 3.12; older ones get 0.16.1.
+megatron_pin=0.19.2
+"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))' && megatron_pin=0.16.1
 echo "installing megatron_magi[$extra] and megatron-core $megatron_pin"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
   -e ".[$extra]" "megatron-core==$megatron_pin"
-"$venv/bin/python" -c 'import megatron_magi._solver, megatron.core, torch' 2>/dev/null ||
-  fail "the environment $venv does not import what it needs; remove it and start again"
-key="$(cat pyproject.toml setup.py "$0" | cksum) "
-printf '%s' "$key" >"$ready"
+imports || fail "the environment $venv does not import what it needs; remove it and start again"
+state >"$ready"

@@ -149,6 +149,16 @@ def prefetch(make: Callable[[int], T], indices: Iterator[int], depth: int) -> It
             yield ready
 
 
+def check_files(config: DataConfig) -> None:
+    """Raise RecipeError unless both data files are there; cheap, for a check before the start."""
+    for suffix in (".bin", ".idx"):
+        if not Path(config.path + suffix).is_file():
+            raise RecipeError(
+                f"data.path must be the prefix of a .bin and an .idx file, got {config.path!r} and "
+                f"no {config.path + suffix}; make them with scripts/prepare_data.py"
+            )
+
+
 @lru_cache(maxsize=2)
 def _epoch_order(
     dataset: PackedDataset, epoch: int
@@ -170,12 +180,7 @@ def _read_names(prefix: str) -> list[str] | None:
 
 
 def _open_indexed(config: DataConfig) -> Any:
-    for suffix in (".bin", ".idx"):
-        if not Path(config.path + suffix).is_file():
-            raise RecipeError(
-                f"data.path must be the prefix of a .bin and an .idx file, got {config.path!r} and "
-                f"no {config.path + suffix}; make them with scripts/prepare_data.py"
-            )
+    check_files(config)
     from megatron_magi.adapter.compat import require_megatron
 
     require_megatron()
