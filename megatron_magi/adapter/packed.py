@@ -22,7 +22,7 @@ from torch import Tensor
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask, builders
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.token_dispatch import position_ids
 
@@ -150,14 +150,9 @@ def pipeline_seq_length(
     A function of lengths only, never of the mask, so pipeline shapes are fixed for a run. Equal to
     total_seqlen when that divides by CP (times TP under sequence parallelism).
     """
-    plan = _plan(
-        builders.causal(total_seqlen),
-        model_config,
-        model_config.context_parallel_size,
-        magi_config or MagiConfig(),
-        None,
-    )
-    return plan.dispatch.padded_seqlen
+    cp_size = model_config.context_parallel_size
+    config = magi_config or MagiConfig()
+    return cp_size * num_local_tokens(total_seqlen, cp_size, config, _token_multiple(model_config))
 
 
 def head_shape(model_config: TransformerConfig) -> HeadShape:
@@ -179,11 +174,21 @@ def _plan(
     config: MagiConfig,
     dispatch: DispatchPlan | None,
 ) -> AttnPlan:
-    # Sequence parallelism splits a rank's rows once more, over its tensor-parallel group.
-    multiple = model_config.tensor_model_parallel_size if model_config.sequence_parallel else 1
     return plan_for(
-        mask, cp, head_shape(model_config), config, dispatch=dispatch, token_multiple=multiple
+        mask,
+        cp,
+        head_shape(model_config),
+        config,
+        dispatch=dispatch,
+        token_multiple=_token_multiple(model_config),
     )
+
+
+def _token_multiple(model_config: TransformerConfig) -> int:
+    """Sequence parallelism splits a rank's rows once more, over its tensor-parallel group."""
+    if not model_config.sequence_parallel:
+        return 1
+    return int(model_config.tensor_model_parallel_size)
 
 
 def _assemble(

@@ -113,6 +113,13 @@ def _check_features(chunk: Any, config: Any) -> None:
             "two pipeline stages with virtual stages require overlap_p2p_comm=True and "
             "batch_p2p_comm=False, got overlap_p2p_comm=False; set both, or use more stages"
         )
+    if getattr(config, "mtp_num_layers", None):
+        # Megatron shifts labels inside the model, by neighbours in memory; and 0.19 weighs them by
+        # each rank's own token count, which depends on the dispatch.
+        raise NotImplementedError(
+            f"this plugin requires mtp_num_layers=None, got {config.mtp_num_layers}: Megatron's "
+            f"shift by one token does not know the dispatch; leave multi-token prediction out"
+        )
     if config.context_parallel_size == 1:
         return
     rotary = getattr(chunk, "rotary_pos_emb", None)
@@ -120,9 +127,4 @@ def _check_features(chunk: Any, config: Any) -> None:
         raise NotImplementedError(
             f"context parallelism here requires rope, learned absolute or no position embeddings, "
             f"got {type(rotary).__name__}; change position_embedding_type"
-        )
-    if getattr(config, "mtp_num_layers", None):
-        raise NotImplementedError(
-            f"context parallelism here requires mtp_num_layers=None, got {config.mtp_num_layers}: "
-            f"Megatron's shift by one token is not yet taken over; leave multi-token prediction out"
         )
