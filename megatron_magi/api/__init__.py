@@ -1,0 +1,109 @@
+"""The field's published names on top of this engine: switch by changing an import.
+
+    from megatron_magi.api import magi_attn_varlen_key, dispatch, calc_attn, undispatch
+
+    key = magi_attn_varlen_key(cu_seqlens, cu_seqlens, num_heads_q, num_heads_kv, head_dim,
+                               pad_size=0, cp_group_or_mesh=cp_group, causal=True)
+    x_local = dispatch(x, key)
+    out, meta = calc_attn(q, k, v, key)
+    y = undispatch(y_local, key)
+
+Signatures, keyword names, strings and defaults are those of ``magi_attention.api``. Arguments that
+only tune speed there are accepted without effect; what would change results and is not here is
+refused with an error. Thin: everything is a translation onto ``import megatron_magi``.
+"""
+
+from megatron_magi.api.attention import TUNING_ARGUMENTS, calc_attn, flex_flash_attn_func
+from megatron_magi.api.batch import (
+    compute_pad_size,
+    infer_varlen_mask_from_batch,
+    squash_batch_dim,
+)
+from megatron_magi.api.dist_attn_config import (
+    AttnOverlapMode,
+    BatchToppHeapDispatchAlg,
+    BSDispatchAlg,
+    BTPDispatchAlg,
+    DispatchAlg,
+    DispatchConfig,
+    DistAttnConfig,
+    DPDispatchAlg,
+    GreedyOverlapAlg,
+    GrpCollConfig,
+    LBDispatchAlg,
+    MinHeapDispatchAlg,
+    OverlapAlg,
+    OverlapConfig,
+    RandomSelectDispatchAlg,
+    SequentialDispatchAlg,
+    SortedSequentialSelectAlg,
+    ToppHeapDispatchAlg,
+    UniformOverlapAlg,
+)
+from megatron_magi.api.make_key import (
+    magi_attn_flex_dispatch,
+    magi_attn_flex_key,
+    magi_attn_varlen_dispatch,
+    magi_attn_varlen_key,
+    make_flex_key_for_new_mask_after_dispatch,
+    make_varlen_key_for_new_mask_after_dispatch,
+)
+from megatron_magi.api.mask_inference import (
+    infer_attn_mask_from_cu_seqlens,
+    infer_attn_mask_from_sliding_window,
+)
+from megatron_magi.api.mask_type import AttnMaskType, GeneralAttnMaskType
+from megatron_magi.api.ranges import AttnRange, AttnRanges, RangeError
+from megatron_magi.api.runtime_key import DistAttnRuntimeKey, clear_cache, get_most_recent_key
+from megatron_magi.api.tokens import dispatch, get_position_ids, roll, roll_simple, undispatch
+from megatron_magi.core.kernel.flex_attn import AttnForwardMeta
+
+__all__ = [
+    "TUNING_ARGUMENTS",
+    "AttnForwardMeta",
+    "AttnMaskType",
+    "AttnOverlapMode",
+    "AttnRange",
+    "AttnRanges",
+    "BSDispatchAlg",
+    "BTPDispatchAlg",
+    "BatchToppHeapDispatchAlg",
+    "DPDispatchAlg",
+    "DispatchAlg",
+    "DispatchConfig",
+    "DistAttnConfig",
+    "DistAttnRuntimeKey",
+    "GeneralAttnMaskType",
+    "GreedyOverlapAlg",
+    "GrpCollConfig",
+    "LBDispatchAlg",
+    "MinHeapDispatchAlg",
+    "OverlapAlg",
+    "OverlapConfig",
+    "RandomSelectDispatchAlg",
+    "RangeError",
+    "SequentialDispatchAlg",
+    "SortedSequentialSelectAlg",
+    "ToppHeapDispatchAlg",
+    "UniformOverlapAlg",
+    "calc_attn",
+    "clear_cache",
+    "compute_pad_size",
+    "dispatch",
+    "flex_flash_attn_func",
+    "get_most_recent_key",
+    "get_position_ids",
+    "infer_attn_mask_from_cu_seqlens",
+    "infer_attn_mask_from_sliding_window",
+    "infer_varlen_mask_from_batch",
+    "magi_attn_flex_dispatch",
+    "magi_attn_flex_key",
+    "magi_attn_varlen_dispatch",
+    "magi_attn_varlen_key",
+    "make_flex_key_for_new_mask_after_dispatch",
+    "make_varlen_key_for_new_mask_after_dispatch",
+    "roll",
+    "roll_simple",
+    "squash_batch_dim",
+    "undispatch",
+]

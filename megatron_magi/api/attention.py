@@ -1,0 +1,148 @@
+"""Attention under the field's names: of one device, and of a dispatched sequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from megatron_magi.api.runtime_key import DistAttnRuntimeKey, remember
+from megatron_magi.core.kernel.backend import acc_dtype
+from megatron_magi.core.kernel.flex_attn import AttnForwardMeta
+from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func as _flex_flash_attn
+from megatron_magi.core.kernel.sink import apply_sink, check_layout
+from megatron_magi.core.runtime.dist_attn import dist_attn
+
+TUNING_ARGUMENTS = (
+    "sm_margin", "disable_fwd_atomic_reduction", "disable_bwd_dkv_atomic_reduction",
+    "ref_block_size", "max_seqlen_q", "auto_range_merge", "swap_ab", "pack_gqa", "cat_gqa",
+    "sparse_load", "swap_bwd_qk_loop",
+)  # fmt: skip
+"""Arguments of ``flex_flash_attn_func`` that choose among the reference system's kernels; they are
+accepted and change nothing here."""
+
+
+def flex_flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ranges: Tensor | None = None,
+    k_ranges: Tensor | None = None,
+    attn_type_map: Tensor | None = None,
+    *,
+    index_attn_indices: Tensor | None = None,
+    q_block_size: int = 1,
+    k_block_size: int = 1,
+    sink: Tensor | None = None,
+    sink_layout: str = "sh",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    disable_fwd_atomic_reduction: bool = False,
+    disable_bwd_dkv_atomic_reduction: bool = False,
+    ref_block_size: tuple[int, int] | None = None,
+    max_seqlen_q: int | None = None,
+    auto_range_merge: bool = False,
+    swap_ab: bool = False,
+    pack_gqa: bool = False,
+    cat_gqa: bool = False,
+    sparse_load: bool = False,
+    index_attn: bool = False,
+    swap_bwd_qk_loop: bool = False,
+    return_max_logits: bool = False,
+) -> tuple[Tensor, AttnForwardMeta]:
+    """Attention on one device where a query sees the keys that ranges and types say.
+
+    Args:
+        q: [T, H, D]; k, v: [S, G, D], H a multiple of G; fp16, bf16 (fp32 and fp64 run on the
+            reference backend).
+        q_ranges, k_ranges: int32 [N, 2]; all None: full attention.
+        attn_type_map: int32 [N], 0 full, 1 causal, 2 inv_causal, 3 bi_causal; None: all full.
+        sink: learnable logits, "sh" [s, H] or "ssh" [T, s, H]; see ``core/kernel/sink.py``.
+        softmax_scale: None: 1 / sqrt(D).
+        deterministic: gradients with equal bits from run to run.
+        the rest: only their defaults mean something here: ``softcap``, ``index_attn``,
+            ``index_attn_indices``, block sizes and ``return_max_logits`` are refused otherwise,
+            ``TUNING_ARGUMENTS`` are ignored.
+
+    Returns:
+        out: [T, H, D] in q's dtype, 0 where a row sees nothing; AttnForwardMeta with lse [T, H].
+
+    Raises:
+        TypeError, ValueError: inputs that do not fit.
+        NotImplementedError: what is refused.
+    """
+    _refuse_index_attention(index_attn, index_attn_indices, q_block_size, k_block_size)
+    _refuse_variants(softcap, return_max_logits)
+    check_layout(sink_layout)
+    out, meta = _flex_flash_attn(
+        q, k, v, q_ranges, k_ranges, attn_type_map,
+        softmax_scale=softmax_scale,
+        deterministic=deterministic,
+        # Rounded once, after the sink.
+        out_dtype=None if sink is None else acc_dtype(q.dtype),
+    )  # fmt: skip
+    if sink is None:
+        return out, meta
+    out, lse = apply_sink(out, meta.lse, sink, sink_layout)
+    return out.to(q.dtype), replace(meta, lse=lse)
+
+
+def calc_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key: DistAttnRuntimeKey,
+    sink: Tensor | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    return_max_logits: bool = False,
+) -> tuple[Tensor, AttnForwardMeta]:
+    """Attention of a dispatched sequence; local rows in, local rows out; differentiable.
+
+    Args:
+        q: [num_tokens_local, H, D]; k, v: [num_tokens_local, G, D].
+        key: the key that dispatched them, or one of a second mask on the same tokens.
+        sink: [s, H] logits, the same on every rank ("sh"). Its gradient is this rank's share: sum
+            it over the group, as with any replicated parameter whose tokens are spread.
+        softmax_scale: None: 1 / sqrt(D).
+        softcap, return_max_logits: only their defaults.
+
+    Returns:
+        out: [num_tokens_local, H, D]; AttnForwardMeta with lse [num_tokens_local, H].
+
+    Raises:
+        TypeError, ValueError: tensors that do not fit the key.
+        NotImplementedError: softcap, return_max_logits.
+        AgreementError: ranks that planned different things.
+    """
+    _refuse_variants(softcap, return_max_logits)
+    remember(key)
+    out, lse = dist_attn(q, k, v, key.plan, key.cp_group, softmax_scale)
+    if sink is not None:
+        out, lse = apply_sink(out, lse, sink, "sh")
+    return out, AttnForwardMeta(lse)
+
+
+def _refuse_variants(softcap: float, return_max_logits: bool) -> None:
+    if softcap:
+        raise NotImplementedError(
+            f"softcap must be 0.0, got {softcap}; no kernel here caps scores: train without it"
+        )
+    if return_max_logits:
+        raise NotImplementedError(
+            "return_max_logits must be False, got True; for QK-clip bound the scores by the norms "
+            "of q and k rows (|q| |k| softmax_scale)"
+        )
+
+
+def _refuse_index_attention(
+    index_attn: bool, indices: Tensor | None, q_block_size: int, k_block_size: int
+) -> None:
+    if index_attn or indices is not None or (q_block_size, k_block_size) != (1, 1):
+        raise NotImplementedError(
+            f"keys must be chosen by ranges, got index_attn={index_attn}, "
+            f"{'indices' if indices is not None else 'no indices'} and block sizes "
+            f"({q_block_size}, {k_block_size}); write the chosen keys as q_ranges and k_ranges"
+        )

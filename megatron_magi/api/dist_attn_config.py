@@ -1,0 +1,233 @@
+"""The field's configuration classes, and what of them reaches our engine.
+
+Only two things change a plan: ``DispatchConfig.chunk_size`` and ``OverlapConfig.degree``. The rest
+tunes the reference system's own algorithms; it is checked and has no effect here. Everything else
+our engine can be told stands in ``DistAttnConfig.magi_config``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from megatron_magi.config import MagiConfig
+
+
+class AttnOverlapMode(Enum):
+    """Who chooses the number of stages."""
+
+    STATIC = "static"
+    """``OverlapConfig.degree`` says it."""
+    DYNAMIC = "dynamic"
+    """The planner's cost model."""
+
+
+class DispatchAlg:
+    """Names an algorithm of the reference system; our planner has its own (see MagiConfig)."""
+
+
+@dataclass(frozen=True)
+class LBDispatchAlg(DispatchAlg):
+    """Lower bound."""
+
+
+@dataclass(frozen=True)
+class DPDispatchAlg(DispatchAlg):
+    """Dynamic programming over subsets."""
+
+
+@dataclass(frozen=True)
+class BSDispatchAlg(DispatchAlg):
+    """Binary search."""
+
+
+@dataclass(frozen=True)
+class BTPDispatchAlg(DispatchAlg):
+    """Backtracking with pruning."""
+
+
+@dataclass(frozen=True)
+class MinHeapDispatchAlg(DispatchAlg):
+    """Longest first to the least loaded rank; what our planner starts from."""
+
+
+@dataclass(frozen=True)
+class ToppHeapDispatchAlg(DispatchAlg):
+    """Among the least loaded ranks, the one that shares most keys; our swap search's aim."""
+
+    top_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class BatchToppHeapDispatchAlg(DispatchAlg):
+    """ToppHeap in batches."""
+
+    top_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class SequentialDispatchAlg(DispatchAlg):
+    """One contiguous piece per rank."""
+
+
+@dataclass(frozen=True)
+class SortedSequentialSelectAlg(DispatchAlg):
+    """Samples by area, each to ranks in turn."""
+
+    allocation_ratio: float = 1.0
+
+
+@dataclass(frozen=True)
+class RandomSelectDispatchAlg(DispatchAlg):
+    """Random."""
+
+
+class OverlapAlg:
+    """Names how the reference system fills stages; ours are equal in rows."""
+
+
+@dataclass(frozen=True)
+class UniformOverlapAlg(OverlapAlg):
+    """Equal stages."""
+
+    random_costs: bool = False
+    random_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class GreedyOverlapAlg(OverlapAlg):
+    """Refused by ``OverlapConfig``, as in the reference system."""
+
+
+@dataclass(frozen=True)
+class DispatchConfig:
+    """How the sequence is cut.
+
+    Raises:
+        ValueError: chunk_size below 1.
+        NotImplementedError: uneven_shard.
+    """
+
+    chunk_size: int | None = None
+    """Tokens per chunk, taken as given (never silently capped). None: the planner chooses."""
+    uneven_shard: bool = False
+    """Only False: every rank holds equally many tokens, the end is padded inside."""
+    alg: DispatchAlg = field(default_factory=MinHeapDispatchAlg)
+    """Without effect; ``MagiConfig.dispatch`` chooses ours."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.chunk_size is None or self.chunk_size >= 1,
+            f"DispatchConfig.chunk_size must be >= 1 or None, got {self.chunk_size}; "
+            f"leave it out for the planner's choice",
+        )
+        if self.uneven_shard:
+            raise NotImplementedError(
+                "every rank must hold equally many tokens, got DispatchConfig(uneven_shard=True); "
+                "leave it out: any length works, the end is padded inside"
+            )
+
+
+@dataclass(frozen=True)
+class OverlapConfig:
+    """How many stages hide the communication.
+
+    Raises:
+        ValueError: values that do not fit together.
+        NotImplementedError: GreedyOverlapAlg.
+    """
+
+    mode: AttnOverlapMode = AttnOverlapMode.STATIC
+    degree: int | None = 1
+    """Remote stages. 0: receive everything, then one kernel. None (with DYNAMIC): the planner."""
+    dynamic_max_degree: int | None = 8
+    """Without effect: the planner tries up to 4."""
+    min_chunk_size: int = 512
+    """Without effect."""
+    max_num_chunks: int = 64
+    """Only checked against degree."""
+    alg: OverlapAlg = field(default_factory=UniformOverlapAlg)
+    """Without effect."""
+    calc_cost_factor: float = 1.0
+    """Without effect: costs are ``MagiConfig.kernel_tflops``."""
+    comm_cost_factor: float = 1.0
+    """Without effect: costs are ``MagiConfig.link_gib_s``."""
+
+    @property
+    def no_overlap(self) -> bool:
+        """Everything is received before one kernel call."""
+        return self.degree == 0
+
+    @property
+    def enable(self) -> bool:
+        """Two remote stages or more, or as many as the planner wants."""
+        return self.degree is None or self.degree >= 2
+
+    def __post_init__(self) -> None:
+        if isinstance(self.alg, GreedyOverlapAlg):
+            raise NotImplementedError(
+                "OverlapConfig.alg must be a UniformOverlapAlg, got GreedyOverlapAlg, which no "
+                "implementation has; leave it out"
+            )
+        if self.degree is not None and self.degree <= 1:
+            object.__setattr__(self, "mode", AttnOverlapMode.STATIC)
+        if self.degree == 0:
+            object.__setattr__(self, "max_num_chunks", 1)
+        is_static = self.mode is AttnOverlapMode.STATIC
+        _require(
+            is_static == (self.degree is not None),
+            f"OverlapConfig needs a degree with mode STATIC and none with mode DYNAMIC, got "
+            f"{self.mode} and degree {self.degree}; for the planner's choice pass "
+            f"mode=AttnOverlapMode.DYNAMIC, degree=None",
+        )
+        _require(
+            self.degree is None or 0 <= self.degree <= max(self.max_num_chunks, 1),
+            f"OverlapConfig.degree must be between 0 and max_num_chunks {self.max_num_chunks}, "
+            f"got {self.degree}; use 0 to 4",
+        )
+        for name in ("dynamic_max_degree", "min_chunk_size", "max_num_chunks", "calc_cost_factor",
+                     "comm_cost_factor"):  # fmt: skip
+            value = getattr(self, name)
+            optional = name == "dynamic_max_degree" and value is None
+            _require(
+                optional or value > 0,
+                f"OverlapConfig.{name} must be > 0, got {value}; leave it out for its default",
+            )
+
+
+@dataclass(frozen=True)
+class GrpCollConfig:
+    """Buffers and SMs of the reference system's own collectives; without effect here."""
+
+    num_sms: int = 24
+    nvl_chunk_size: int = 8
+    nvl_buffer_size: int = 256
+    rdma_chunk_size: int = 16
+    rdma_buffer_size: int = 128
+    num_nvl_bytes: int = int(2e9)
+    num_rdma_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class DistAttnConfig:
+    """Everything a key is made with beside the mask, heads and group; hashable."""
+
+    dispatch_config: DispatchConfig = field(default_factory=DispatchConfig)
+    overlap_config: OverlapConfig = field(default_factory=OverlapConfig)
+    grpcoll_config: GrpCollConfig = field(default_factory=GrpCollConfig)
+    magi_config: MagiConfig = field(default_factory=MagiConfig)
+    """Ours alone: kernel_backend, deterministic, max_imbalance, cost table. Its chunk_size and
+    overlap_degree are replaced by the two configs above."""
+
+    def engine_config(self) -> MagiConfig:
+        """What the planner gets."""
+        return replace(
+            self.magi_config,
+            chunk_size=self.dispatch_config.chunk_size,
+            overlap_degree=self.overlap_config.degree,
+        )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)

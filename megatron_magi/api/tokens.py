@@ -1,0 +1,69 @@
+"""Dispatched tokens by key: there, back, shifted, and where they are."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from megatron_magi.api.runtime_key import DistAttnRuntimeKey, remember
+from megatron_magi.core.runtime import roll as _roll
+from megatron_magi.core.runtime import token_dispatch as _tokens
+
+
+def dispatch(x: Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -> Tensor:
+    """This rank's tokens of a full sequence that every rank holds; differentiable.
+
+    Args:
+        x: [total_seqlen, ...], the same on every rank.
+        pad_value: fills rows behind the end of the sequence.
+
+    Returns:
+        [num_tokens_local, ...].
+
+    Cost: 16 bytes per rank (ranks compare what they planned); backward gathers the gradient.
+    """
+    remember(key)
+    return _tokens.dispatch(x, key.plan, key.cp_group, pad_value=pad_value)
+
+
+def undispatch(x: Tensor, key: DistAttnRuntimeKey, is_partial_grad: bool = False) -> Tensor:
+    """The full sequence on every rank; differentiable.
+
+    Args:
+        x: [num_tokens_local, ...].
+        is_partial_grad: the gradient of the result differs from rank to rank and is summed.
+
+    Returns:
+        [total_seqlen, ...], without padding.
+
+    Cost: one all-gather; with is_partial_grad the backward adds an all-reduce.
+    """
+    remember(key)
+    return _tokens.undispatch(x, key.plan, key.cp_group, is_partial_grad=is_partial_grad)
+
+
+def roll(x: Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> Tensor:
+    """``torch.roll`` of the full sequence, on dispatched tokens; differentiable.
+
+    As there: a positive shift moves tokens toward the end, so the labels of the next token are
+    ``roll(tokens, -1, 0, key)``.
+
+    Args:
+        x: num_tokens_local tokens in ``dim``; padding rows stay.
+
+    Cost: only rows that lie on another rank travel, each once.
+    """
+    remember(key)
+    return _roll.roll(x, -shift, key.plan, key.cp_group, dim)
+
+
+def roll_simple(x: Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> Tensor:
+    """``roll``; the reference system's second implementation of it has no counterpart here."""
+    return roll(x, shift, dim, key)
+
+
+def get_position_ids(key: DistAttnRuntimeKey) -> Tensor:
+    """int64 [num_tokens_local] on the CPU: each local token's place in the packed sequence.
+
+    Padding rows get the last place, so tables of total_seqlen entries may be indexed with it.
+    """
+    return _tokens.position_ids(key.plan, key.cp_group)

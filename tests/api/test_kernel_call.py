@@ -1,0 +1,141 @@
+"""flex_flash_attn_func under its published signature: ranges, types, sinks, refusals."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron_magi import api, masks
+from tests.api.typed_masks import count_cells, random_typed
+from tests.dense import (
+    NAMES,
+    assert_as_good,
+    dense_attention,
+    gradients,
+    random_qkv,
+    summand_scales,
+)
+
+
+def test_usage_ranges_and_types() -> None:
+    """Two documents, the first full, the second causal with a full prompt before it."""
+    q, k, v = (torch.randn(10, heads, 8, requires_grad=True) for heads in (4, 2, 2))
+    out, meta = api.flex_flash_attn_func(
+        q, k, v,
+        q_ranges=torch.tensor([[0, 4], [4, 10]], dtype=torch.int32),
+        k_ranges=torch.tensor([[0, 4], [4, 10]], dtype=torch.int32),
+        attn_type_map=torch.tensor([0, 1], dtype=torch.int32),
+    )  # fmt: skip
+    out.sum().backward()
+    assert out.shape == q.shape and meta.lse.shape == (10, 4) and meta.max_logits is None
+    assert torch.allclose(out[4, :2], v[4, 0])  # the first causal row sees itself alone
+    assert q.grad is not None and v.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_types_against_dense(seed: int, dtype: torch.dtype) -> None:
+    typed = random_typed(seed, 19)
+    mask = masks.from_dense(count_cells(typed, 19, 19) > 0)
+    q, k, v, dout = random_qkv(mask, 4, 2, 8, dtype, seed)
+    codes = torch.tensor([t.to_int_type() for t in typed[2]], dtype=torch.int32)
+    out, meta = api.flex_flash_attn_func(
+        q, k, v, typed[0].to_tensor(), typed[1].to_tensor(), codes, deterministic=True
+    )
+    ours = dict(zip(NAMES, (out, meta.lse, *torch.autograd.grad(out, (q, k, v), dout)), strict=True))
+    exact = gradients(q, k, v, dout, mask, torch.float64)
+    same = gradients(q, k, v, dout, mask, dtype)
+    assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+def sink_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, sink: Tensor, layout: str
+) -> tuple[Tensor, Tensor]:
+    """Dense attention with the sinks as extra keys whose values are zero."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("thd,shd->hts", q, k) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~torch.from_numpy(mask.to_dense()), -torch.inf)
+    per_row = sink.expand(len(q), -1, -1) if layout == "sh" else sink
+    both = torch.cat([scores, per_row.permute(2, 0, 1)], -1)
+    probs = both.softmax(-1)[..., : len(k)]
+    return torch.einsum("hts,shd->thd", probs, v), both.logsumexp(-1).T
+
+
+@pytest.mark.parametrize("layout, shape", [("sh", (3, 4)), ("ssh", (20, 2, 4)), ("sh", (1, 4))])
+def test_sink_against_dense(layout: str, shape: tuple[int, ...]) -> None:
+    mask = masks.from_cu_seqlens([0, 7, 16], total_seqlen=20)  # four rows see nothing
+    q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float64, 1)
+    sink = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    ranges = torch.tensor([[0, 7], [7, 16]])
+    out, meta = api.flex_flash_attn_func(
+        q, k, v, ranges, ranges, torch.tensor([1, 1]), sink=sink, sink_layout=layout
+    )
+    want = sink_attention(q, k, v, mask, sink, layout)
+    weight = torch.randn_like(want[1])
+    for ours, dense in (((out, meta.lse), want),):
+        torch.testing.assert_close(ours[0], dense[0])
+        torch.testing.assert_close(ours[1], dense[1])
+        inputs = (q, k, v, sink)
+        got = torch.autograd.grad([*ours], inputs, [dout, weight])
+        exact = torch.autograd.grad([*dense], inputs, [dout, weight])
+        for name, a, b in zip(("dq", "dk", "dv", "dsink"), got, exact, strict=True):
+            torch.testing.assert_close(a, b, msg=lambda m, name=name: f"{name}: {m}")
+    assert (out[16:] == 0).all() and meta.lse[16:].isfinite().all()
+
+
+def test_sink_in_low_precision_is_rounded_once() -> None:
+    q, k, v = (torch.randn(32, 2, 16).bfloat16() for _ in range(3))
+    sink = torch.randn(1, 2)
+    out, meta = api.flex_flash_attn_func(q, k, v, sink=sink)
+    exact, lse = sink_attention(
+        q.double(), k.double(), v.double(), masks.full(32), sink.double(), "sh"
+    )
+    assert out.dtype == torch.bfloat16 and meta.lse.dtype == torch.float32
+    assert (out - exact).abs().max() <= exact.abs().max() * torch.finfo(torch.bfloat16).eps
+    torch.testing.assert_close(meta.lse.double(), lse, rtol=1e-5, atol=1e-5)
+
+
+def test_tuning_arguments_change_nothing() -> None:
+    q, k, v = (torch.randn(12, 2, 8) for _ in range(3))
+    values = {name: True for name in api.TUNING_ARGUMENTS}
+    values |= {"sm_margin": 4, "ref_block_size": (64, 64), "max_seqlen_q": 12}
+    out, _ = api.flex_flash_attn_func(q, k, v, **values)
+    assert torch.equal(out, api.flex_flash_attn_func(q, k, v)[0])
+    torch.testing.assert_close(out, dense_attention(q, k, v, masks.full(12), 8**-0.5)[0])
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"softcap": 30.0}, "softcap must be 0.0, got 30.0; "),
+        ({"return_max_logits": True}, "return_max_logits must be False, got True; for QK-clip"),
+        ({"index_attn": True}, "keys must be chosen by ranges, got index_attn=True"),
+        ({"index_attn_indices": torch.zeros(4, 2, 1)}, "got index_attn=False, indices"),
+        ({"q_block_size": 64}, r"block sizes \(64, 1\); write the chosen keys as q_ranges"),
+        ({"k_block_size": 8}, r"block sizes \(1, 8\)"),
+        ({"sink": torch.zeros(1, 2, 8), "sink_layout": "shd"}, "got sink_layout 'shd'; add the"),
+    ],
+)
+def test_refused_with_meaning(arguments: dict[str, Any], text: str) -> None:
+    q = torch.zeros(4, 2, 8)
+    with pytest.raises(NotImplementedError, match=text):
+        api.flex_flash_attn_func(q, q, q, **arguments)
+
+
+@pytest.mark.parametrize(
+    "sink, layout, text",
+    [
+        (torch.zeros(1, 2), "hs", r"sink_layout must be 'sh' .* got 'hs'; use 'sh'"),
+        (torch.zeros(2), "sh", r"must be \[s, H\] with s >= 1, T = 4 and H = 2, got \[2\]"),
+        (torch.zeros(1, 3), "sh", r"got \[1, 3\]; give one logit per sink and query head"),
+        (torch.zeros(0, 2), "sh", r"got \[0, 2\]"),
+        (torch.zeros(5, 1, 2), "ssh", r"must be \[T, s, H\] .* got \[5, 1, 2\]"),
+        (torch.zeros(1, 2, dtype=torch.int32), "sh", "must be a float tensor on cpu"),
+    ],
+)
+def test_wrong_sinks(sink: Tensor, layout: str, text: str) -> None:
+    q = torch.zeros(4, 2, 8)
+    with pytest.raises(ValueError, match=text):
+        api.flex_flash_attn_func(q, q, q, sink=sink, sink_layout=layout)
