@@ -12,6 +12,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 from megatron_magi.adapter import cpu, layer_spec, plugin
+from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 
 
@@ -41,6 +42,18 @@ def attach(spec: str = "magi", changes: dict[str, Any] | None = None, **rest: An
     assert plugin.attach([model]) == line
     assert model.rotary_pos_emb is again
     return line
+
+
+def checkpoint_names(tp: int, attention: str) -> dict[str, list[int]]:
+    """Global shape of every tensor that a distributed checkpoint of the model would hold."""
+    layout = tiny_llama.Layout("checkpoint", tp=tp, sp=tp > 1, attention=attention)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
+    model_parallel_cuda_manual_seed(1)
+    (model,) = gpt_chunks(tiny_llama.build_chunks(layout, tiny_llama.model_config(layout)))
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    tensors = model.sharded_state_dict(metadata={"dp_cp_group": group})
+    shapes = ((t.key, getattr(t, "global_shape", None)) for t in tensors.values())
+    return {key: list(shape) for key, shape in shapes if shape is not None}
 
 
 def cpu_runtime() -> None:

@@ -78,6 +78,7 @@ CORNER = [
     case("tp4-more-than-kv-heads-cp2", tp=4, cp=2),
     case("cp2-one-row-chunks", cp=2, chunk_size=1),
 ]
+AGAIN = case("tp2-sp-pp2-cp2-again", tp=2, sp=True, pp=2, cp=2)
 CASES = REGULAR + FEATURE + CORNER
 
 WRONG = [
@@ -100,8 +101,8 @@ def results(request: pytest.FixtureRequest, run_jobs: Any) -> Any:
         params = getattr(item, "callspec", None)
         if item.fspath == request.node.path and params and "wanted" in params.params:
             asked: Case = params.params["wanted"]
-            wanted[asked.baseline().id] = asked.baseline()
-            wanted[asked.id] = asked
+            for needed in (asked.baseline(), asked, *([REGULAR[-1]] if asked is AGAIN else [])):
+                wanted[needed.id] = needed
     return run_jobs(
         [
             {
@@ -134,6 +135,11 @@ def difference(got: dict[str, list[float]], wanted: dict[str, list[float]]) -> f
 def test_layout_trains_like_stock_cp1(results: dict[str, Any], wanted: Case) -> None:
     stock = values(results, wanted.baseline())
     assert difference(values(results, wanted), stock) < RELATIVE
+
+
+@pytest.mark.parametrize("wanted", [AGAIN], ids=lambda c: c.id)
+def test_two_runs_are_equal_bit_for_bit(results: dict[str, Any], wanted: Case) -> None:
+    assert values(results, wanted) == values(results, REGULAR[-1])
 
 
 @pytest.mark.parametrize("wanted", BF16, ids=lambda c: c.id)

@@ -22,6 +22,15 @@ def results(run_jobs: Any) -> Any:
         for name, kwargs in JOBS.items()
     ]
     jobs.append({"name": "cpu", "function": "cpu_runtime", "kwargs": {}, "world": 1})
+    jobs += [
+        {
+            "name": f"checkpoint {attention}",
+            "function": "checkpoint_names",
+            "kwargs": {"tp": world, "attention": attention},
+            "world": world,
+        }
+        for world, attention in ((1, "stock"), (2, "magi"))
+    ]
     return run_jobs(jobs)
 
 
@@ -56,6 +65,13 @@ def test_what_does_not_work_stops_before_training(
     for error in results[name]["error"].split("\nrank 1: "):
         assert "NotImplementedError" in error
         assert message in error
+
+
+def test_checkpoints_hold_what_stock_ones_hold(results: dict[str, Any]) -> None:
+    (stock,) = results["checkpoint stock"]["values"]
+    assert len(stock) > 10
+    for ours in results["checkpoint magi"]["values"]:
+        assert ours == stock
 
 
 def test_cpu_runtime(results: dict[str, Any]) -> None:
