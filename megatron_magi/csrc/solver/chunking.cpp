@@ -94,11 +94,13 @@ Dispatch solve_dispatch(const DispatchProblem& problem) {
   }
   Candidate best = best_candidate(problem);
   const int64_t num_chunks = static_cast<int64_t>(best.ranks.size());
-  const int64_t trials = problem.swap_trials >= 0 ? problem.swap_trials : 64 * num_chunks;
+  const int64_t trials =
+      problem.swap_trials >= 0 ? problem.swap_trials : default_swap_trials(num_chunks);
   if (trials > 0 && problem.cp_size > 1) {
     const RangeLists keys = keys_by_block(problem.slices, best.chunk_size, num_chunks);
     const Segments segments = make_segments(keys, best.chunk_size);
-    swap_search(segments, best.loads, problem.cp_size, best.cap, trials, best.ranks);
+    best.ranks = swap_search(segments, best.loads, problem.cp_size, best.chunk_size, best.cap,
+                             {.trials = trials}, std::move(best.ranks));
   }
   return {best.chunk_size, std::move(best.ranks)};
 }

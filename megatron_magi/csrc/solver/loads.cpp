@@ -3,9 +3,6 @@
 #include <algorithm>
 
 namespace magi {
-namespace {
-
-// Sorts every list by start and joins ranges that touch, in place.
 void join_lists(RangeLists& lists) {
   int64_t kept = 0;
   const int64_t num_lists = static_cast<int64_t>(lists.begin.size()) - 1;
@@ -28,6 +25,8 @@ void join_lists(RangeLists& lists) {
   lists.begin[num_lists] = kept;
   lists.ranges.resize(kept);
 }
+
+namespace {
 
 // For query blocks given by `rows_of(b)` (ascending, gaps allowed) and `block_of(row)`: the key
 // ranges read by each, after `map`.

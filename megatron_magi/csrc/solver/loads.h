@@ -20,6 +20,9 @@ struct RangeLists {
   }
 };
 
+// Sorts every list by start and joins ranges that overlap or touch, in place.
+void join_lists(RangeLists& lists);
+
 // For every block of `block` queries (block b holds rows [b * block, (b + 1) * block)): the keys
 // its rows read, as the union of the key ranges of the slices cut by the block. Exact to the row.
 RangeLists keys_by_block(std::span<const Slice> slices, int64_t block, int64_t num_blocks);

@@ -1,33 +1,196 @@
 #include "solver/swap_search.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
+#include "solver/assignment.h"
 #include "solver/dispatch.h"
+#include "solver/repair.h"
 #include "solver/rng.h"
 
 namespace magi {
+namespace {
 
-void swap_search(const Segments& segments, std::span<const int64_t> chunk_loads, int64_t cp_size,
-                 int64_t max_load, int64_t trials, std::span<int32_t> chunk_ranks) {
-  Traffic traffic(segments, chunk_ranks, cp_size);
-  std::vector<int64_t> loads = rank_loads(chunk_loads, chunk_ranks, cp_size);
-  const int64_t cap = std::max(max_load, std::ranges::max(loads));
-  Rng rng(20261121);
-  for (int64_t trial = 0; trial < trials; ++trial) {
-    const int32_t a = static_cast<int32_t>(rng.below(chunk_ranks.size()));
-    const int32_t b = static_cast<int32_t>(rng.below(chunk_ranks.size()));
-    const int32_t rank_a = chunk_ranks[a], rank_b = chunk_ranks[b];
-    if (rank_a == rank_b) continue;
-    const int64_t moved = chunk_loads[a] - chunk_loads[b];  // from rank_a to rank_b
-    if (loads[rank_a] - moved > cap || loads[rank_b] + moved > cap) continue;
-    const int64_t delta = traffic.swap_delta(a, rank_a, b, rank_b);
-    if (delta > 0) continue;
-    traffic.swap(a, rank_a, b, rank_b, delta);
-    loads[rank_a] -= moved;
-    loads[rank_b] += moved;
-    std::swap(chunk_ranks[a], chunk_ranks[b]);
+constexpr uint64_t kSeed = 20261121;
+constexpr int64_t kCoarsest = 8;                   // chunks of the largest block
+constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: never worth it
+
+// Shares of the trials in percent, and what the tuning runs of docs/planner.md settled on.
+constexpr int64_t kCoarseShare = 30;  // all coarse levels together
+constexpr int64_t kHardShare = 30;    // single chunks under the hard cap
+
+struct Schedule {
+  int64_t trials = 0;
+  int64_t threshold = 0;    // rows a trade may cost at the beginning; falls to 0 with the square
+  int64_t price_begin = 0;  // rows per tile of misfit; rises with the square
+  int64_t price_end = 0;
+};
+
+// A chunk `a` and the chunk it is to trade places with, or -1.
+struct Trade {
+  int32_t a = -1;
+  int32_t b = -1;
+};
+
+class Proposer {
+ public:
+  Proposer(const Assignment& state, Rng& rng) : state_(state), rng_(rng) {}
+
+  Trade next() {
+    const int32_t a = static_cast<int32_t>(rng_.below(state_.num_chunks()));
+    // Three in five: to the rank of a neighbour, where a document is likely to be already.
+    const int32_t target = percent() < 60 ? neighbour_rank(a) : random_rank();
+    if (target < 0 || target == state_.rank(a)) return {};
+    const int64_t kind = percent();
+    if (kind < 40) return {a, returning(target, a)};
+    if (kind < 70) return {a, best_fit(target, a)};
+    return {a, random_member(target)};
   }
+
+ private:
+  int64_t percent() { return rng_.below(100); }
+  int32_t random_rank() { return static_cast<int32_t>(rng_.below(state_.cp_size())); }
+  int32_t random_member(int32_t rank) {
+    return state_.member(rank, rng_.below(state_.chunks_per_rank()));
+  }
+
+  bool on(int32_t chunk, int32_t rank) const {
+    return chunk >= 0 && chunk < state_.num_chunks() && state_.rank(chunk) == rank;
+  }
+
+  int32_t neighbour_rank(int32_t a) {
+    const int32_t neighbour = rng_.below(2) != 0 ? a + 1 : a - 1;
+    return neighbour < 0 || neighbour >= state_.num_chunks() ? -1 : state_.rank(neighbour);
+  }
+
+  // A chunk of `target` with a neighbour, other than `a`, on the rank of `a`.
+  int32_t returning(int32_t target, int32_t a) {
+    const int64_t per_rank = state_.chunks_per_rank();
+    const int64_t first = rng_.below(per_rank);
+    for (int64_t i = 0; i < per_rank; ++i) {
+      const int64_t at = first + i < per_rank ? first + i : first + i - per_rank;
+      const int32_t b = state_.member(target, at);
+      if ((b - 1 != a && on(b - 1, state_.rank(a))) || (b + 1 != a && on(b + 1, state_.rank(a)))) {
+        return b;
+      }
+    }
+    return -1;
+  }
+
+  // Of six random chunks of `target` the one that leaves the loads best.
+  int32_t best_fit(int32_t target, int32_t a) {
+    int32_t best = random_member(target);
+    int64_t best_delta = state_.misfit_delta(a, best);
+    for (int i = 1; i < 6; ++i) {
+      const int32_t b = random_member(target);
+      const int64_t delta = state_.misfit_delta(a, b);
+      if (delta < best_delta) {
+        best = b;
+        best_delta = delta;
+      }
+    }
+    return best;
+  }
+
+  const Assignment& state_;
+  Rng& rng_;
+};
+
+// Leaves `state` at the best point met, by rows plus misfit at the final price.
+void anneal(Assignment& state, const Schedule& schedule, int64_t max_visits, Rng& rng) {
+  const auto cost = [&] { return state.traffic().total() + schedule.price_end * state.misfit(); };
+  std::vector<int32_t> best = state.ranks();
+  int64_t best_cost = cost();
+  Proposer proposer(state, rng);
+  const int64_t trials = schedule.trials;
+  for (int64_t trial = 0; trial < trials && state.traffic().visits() < max_visits; ++trial) {
+    const auto [a, b] = proposer.next();
+    if (b < 0) continue;
+    const int64_t left = trials - trial;
+    const int64_t threshold = schedule.threshold * left / trials * left / trials;
+    const int64_t price = schedule.price_begin + (schedule.price_end - schedule.price_begin) *
+                                                     trial / trials * trial / trials;
+    const int64_t fine = price * state.misfit_delta(a, b);
+    if (fine > threshold + 2 * schedule.threshold) continue;  // no saving in rows makes up for it
+    const int64_t delta = state.traffic_delta(a, b);
+    if (delta + fine > threshold) continue;
+    state.swap(a, b, delta);
+    if (cost() < best_cost) {
+      best_cost = cost();
+      best = state.ranks();
+    }
+  }
+  if (best != state.ranks()) state.assign(std::move(best));
+}
+
+// Block sizes in chunks, coarse to fine, the last one 1; at least two blocks per rank.
+std::vector<int64_t> block_sizes(int64_t chunks_per_rank) {
+  std::vector<int64_t> sizes{1};
+  for (int64_t m = 2; m <= kCoarsest && chunks_per_rank % m == 0 && chunks_per_rank / m >= 2;
+       m *= 2) {
+    sizes.insert(sizes.begin(), m);
+  }
+  return sizes;
+}
+
+std::vector<int32_t> refine(std::span<const int32_t> ranks, int64_t parts) {
+  std::vector<int32_t> finer(ranks.size() * parts);
+  for (size_t i = 0; i < finer.size(); ++i) finer[i] = ranks[i / parts];
+  return finer;
+}
+
+}  // namespace
+
+int64_t default_swap_trials(int64_t num_chunks) {
+  return std::min(700 * num_chunks, 100'000 + 150 * num_chunks);
+}
+
+std::vector<int32_t> swap_search(const Segments& segments, std::span<const int64_t> chunk_loads,
+                                 int64_t cp_size, int64_t chunk_size, int64_t max_load,
+                                 const SwapBudget& budget, std::vector<int32_t> start) {
+  const int64_t start_rows = Traffic(segments, start, cp_size).total();
+  if (start_rows == 0 || budget.trials <= 0) return start;
+
+  const std::vector<int64_t> start_loads = rank_loads(chunk_loads, start, cp_size);
+  const int64_t mean = std::reduce(start_loads.begin(), start_loads.end()) / cp_size;
+  const LoadLimits hard{0, std::max(max_load, std::ranges::max(start_loads))};
+  const LoadLimits soft{mean - 2 * std::max(hard.cap - mean, mean / 200), hard.cap};
+  const int64_t chunks_per_rank = static_cast<int64_t>(start.size()) / cp_size;
+  const auto price = [&](int64_t own_rows_per_mean_load) {
+    return own_rows_per_mean_load * chunks_per_rank * chunk_size / std::max<int64_t>(1, mean) + 1;
+  };
+
+  // 1. Blocks, coarse to fine, with soft limits.
+  Rng rng(kSeed);
+  const std::vector<int64_t> sizes = block_sizes(chunks_per_rank);
+  const int64_t num_coarse = static_cast<int64_t>(sizes.size()) - 1;
+  std::vector<int32_t> ranks;
+  int64_t percent = 400;  // of a block's rows, for the threshold
+  for (int64_t level = 0; level < num_coarse; ++level) {
+    const int64_t size = sizes[level];
+    const Segments blocks = coarsen(segments, size);
+    const std::vector<int64_t> loads = sum_groups(chunk_loads, size);
+    if (ranks.empty()) ranks = dispatch_lpt(loads, cp_size);
+    Assignment state(blocks, loads, cp_size, soft, std::move(ranks));
+    const Schedule schedule{budget.trials * kCoarseShare / 100 / num_coarse,
+                            chunk_size * size * percent / 100, price(10), price(100)};
+    anneal(state, schedule, budget.max_visits, rng);
+    ranks = refine(state.ranks(), size / sizes[level + 1]);
+    percent = percent * 7 / 10;
+  }
+
+  // 2. Single chunks, with soft limits at first, then with a hard cap.
+  Assignment state(segments, chunk_loads, cp_size, soft, ranks.empty() ? start : std::move(ranks));
+  anneal(state,
+         {budget.trials * (100 - kHardShare - (num_coarse > 0 ? kCoarseShare : 0)) / 100,
+          chunk_size * percent / 100, price(10), price(1000)},
+         budget.max_visits, rng);
+  state.set_limits(hard);
+  if (!repair(state, price(30), rng)) state.assign(start);
+  anneal(state, {budget.trials * kHardShare / 100, chunk_size, kHardPrice, kHardPrice},
+         budget.max_visits, rng);
+  return state.traffic().total() < start_rows ? state.ranks() : start;
 }
 
 }  // namespace magi

@@ -1,4 +1,12 @@
 // Chunks trade ranks so that fewer rows travel, under a cap on every rank's load.
+//
+// Many levels, coarse to fine: blocks of 8, 4, 2 neighbouring chunks move as one before single
+// chunks do, since a document moved piece by piece costs more before it costs less. Each level is
+// threshold accepting (Dueck, Scheuer 1990): a random trade is taken if it is not worse than a
+// falling threshold. Loads outside their limits have a rising price, so that the search may pass
+// through unbalanced states; what is left over the cap in the end is repaired, and the last part of
+// the budget is spent under the cap as a hard limit. Integers and an own generator throughout: the
+// same trades on every machine.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +17,19 @@
 
 namespace magi {
 
-// Improves `chunk_ranks` in place with at most `trials` proposed swaps. No rank ends above
-// `max_load` unless one began above it; then no rank ends above where the worst one began.
-void swap_search(const Segments& segments, std::span<const int64_t> chunk_loads, int64_t cp_size,
-                 int64_t max_load, int64_t trials, std::span<int32_t> chunk_ranks);
+struct SwapBudget {
+  int64_t trials = 0;                  // proposed trades
+  int64_t max_visits = 1'000'000'000;  // segments looked at: a bound on time for huge problems
+};
+
+// Trials that pay on 1 rank node problems and stay near 50 ms on the largest: 700 per chunk, less
+// per chunk above 180 chunks.
+int64_t default_swap_trials(int64_t num_chunks);
+
+// The better of `start` and what the search finds. No rank ends above `max_load` unless one began
+// above it; then no rank ends above where the worst one began.
+std::vector<int32_t> swap_search(const Segments& segments, std::span<const int64_t> chunk_loads,
+                                 int64_t cp_size, int64_t chunk_size, int64_t max_load,
+                                 const SwapBudget& budget, std::vector<int32_t> start);
 
 }  // namespace magi

@@ -87,8 +87,21 @@ Segments make_segments(const RangeLists& chunk_keys, int64_t chunk_size) {
   return segments;
 }
 
+Segments coarsen(const Segments& segments, int64_t parts) {
+  Segments coarse;
+  coarse.rows = segments.rows;
+  RangeLists& blocks = coarse.of_chunk;
+  const int64_t num_chunks = static_cast<int64_t>(segments.of_chunk.begin.size()) - 1;
+  for (int64_t c = 0; c <= num_chunks; c += parts) {
+    blocks.begin.push_back(segments.of_chunk.begin[c]);
+  }
+  blocks.ranges = segments.of_chunk.ranges;
+  join_lists(blocks);
+  return coarse;
+}
+
 Traffic::Traffic(const Segments& segments, std::span<const int32_t> chunk_ranks, int64_t cp_size)
-    : segments_(segments),
+    : segments_(&segments),
       num_segments_(static_cast<int64_t>(segments.rows.size())),
       readers_(cp_size * num_segments_) {
   for (size_t c = 0; c < chunk_ranks.size(); ++c) {
@@ -96,29 +109,30 @@ Traffic::Traffic(const Segments& segments, std::span<const int32_t> chunk_ranks,
   }
   for (int64_t rank = 0; rank < cp_size; ++rank) {
     for (int64_t s = 0; s < num_segments_; ++s) {
-      if (readers_[rank * num_segments_ + s] > 0) total_ += segments_.rows[s];
+      if (readers_[rank * num_segments_ + s] > 0) total_ += segments_->rows[s];
     }
   }
-  for (const int32_t rows : segments_.rows) total_ -= rows;
+  for (const int32_t rows : segments_->rows) total_ -= rows;
 }
 
 void Traffic::add(int32_t rank, int32_t chunk, int32_t sign) {
   int32_t* readers = readers_.data() + rank * num_segments_;
-  for (const Range& range : segments_.of_chunk.of(chunk)) {
+  for (const Range& range : segments_->of_chunk.of(chunk)) {
     for (int64_t s = range.start; s < range.end; ++s) readers[s] += sign;
   }
 }
 
 int64_t Traffic::exchange_delta(int32_t rank, int32_t out, int32_t in) const {
   const int32_t* readers = readers_.data() + rank * num_segments_;
-  const int32_t* rows = segments_.rows.data();
+  const int32_t* rows = segments_->rows.data();
   const auto rows_with = [&](int64_t start, int64_t end, int32_t count) {
     int32_t sum = 0;
+    visits_ += end - start;
     for (int64_t s = start; s < end; ++s) sum += readers[s] == count ? rows[s] : 0;
     return static_cast<int64_t>(sum);
   };
-  const auto given = segments_.of_chunk.of(out);
-  const auto gained = segments_.of_chunk.of(in);
+  const auto given = segments_->of_chunk.of(out);
+  const auto gained = segments_->of_chunk.of(in);
   int64_t delta = 0;
   subtract(gained, given, [&](int64_t start, int64_t end) { delta += rows_with(start, end, 0); });
   subtract(given, gained, [&](int64_t start, int64_t end) { delta -= rows_with(start, end, 1); });

@@ -23,6 +23,9 @@ struct Segments {
 
 Segments make_segments(const RangeLists& chunk_keys, int64_t chunk_size);
 
+// The same segments for blocks of `parts` neighbouring chunks that move together.
+Segments coarsen(const Segments& segments, int64_t parts);
+
 class Traffic {
  public:
   Traffic(const Segments& segments, std::span<const int32_t> chunk_ranks, int64_t cp_size);
@@ -36,15 +39,19 @@ class Traffic {
   // Trades them; `delta` is what `swap_delta` said.
   void swap(int32_t a, int32_t rank_a, int32_t b, int32_t rank_b, int64_t delta);
 
+  // Segments looked at by `swap_delta` so far: the work done, in a unit that no clock enters.
+  int64_t visits() const { return visits_; }
+
  private:
   // How the rank's union changes when it gives `out` away and gets `in`.
   int64_t exchange_delta(int32_t rank, int32_t out, int32_t in) const;
   void add(int32_t rank, int32_t chunk, int32_t sign);
 
-  const Segments& segments_;
+  const Segments* segments_;
   int64_t num_segments_;
   std::vector<int32_t> readers_;  // [cp_size * num_segments] chunks of the rank in the segment
   int64_t total_ = 0;
+  mutable int64_t visits_ = 0;
 };
 
 }  // namespace magi

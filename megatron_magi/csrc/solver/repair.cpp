@@ -1,0 +1,113 @@
+#include "solver/repair.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+namespace magi {
+namespace {
+
+constexpr int64_t kMaxSteps = 1000;
+constexpr int64_t kFullest = 4;   // ranks considered per step, and emptiest ones
+constexpr int64_t kPerChunk = 4;  // trades compared per chunk of such a rank
+
+struct Trade {
+  int32_t a = -1;
+  int32_t b = -1;
+};
+
+// Finds chunks by load: only trades that move about the right number of tiles are looked at.
+class ByLoad {
+ public:
+  explicit ByLoad(const Assignment& state) : state_(state), chunks_(state.num_chunks()) {
+    std::iota(chunks_.begin(), chunks_.end(), 0);
+    std::ranges::stable_sort(chunks_, {}, [&](int32_t c) { return state.chunk_load(c); });
+  }
+
+  // Appends up to kPerChunk trades of `a` with chunks of other ranks whose load lies in
+  // [lowest, highest], the one nearest below or at `highest` first, as far as `good` accepts them.
+  template <typename Good>
+  void collect(int32_t a, int64_t lowest, int64_t highest, std::vector<Trade>& trades,
+               Good good) const {
+    const auto load_of = [&](int32_t c) { return state_.chunk_load(c); };
+    auto at = std::ranges::upper_bound(chunks_, highest, {}, load_of);
+    for (int64_t found = 0; found < kPerChunk && at != chunks_.begin();) {
+      const int32_t b = *--at;
+      if (load_of(b) < lowest) return;
+      if (state_.rank(b) == state_.rank(a) || !good(b)) continue;
+      trades.push_back({a, b});
+      ++found;
+    }
+  }
+
+ private:
+  const Assignment& state_;
+  std::vector<int32_t> chunks_;  // by rising load
+};
+
+// A heavier chunk of the overloaded `rank` for a lighter one of a rank with room.
+void collect_giving(const Assignment& state, const ByLoad& by_load, int32_t rank, int64_t room,
+                    std::vector<Trade>& trades) {
+  const int64_t excess = state.load(rank) - state.limits().cap;
+  for (int64_t i = 0; i < state.chunks_per_rank(); ++i) {
+    const int32_t a = state.member(rank, i);
+    const auto good = [&](int32_t b) { return state.misfit_delta(a, b) < 0; };
+    const int64_t load = state.chunk_load(a);
+    by_load.collect(a, load - excess - room, load - excess, trades, good);  // all of it, or more
+    by_load.collect(a, load - excess + 1, load - 1, trades, good);          // a part of it
+  }
+}
+
+// A lighter chunk of the underloaded `rank` for a heavier one of any fuller rank.
+void collect_lifting(const Assignment& state, const ByLoad& by_load, int32_t rank,
+                     std::vector<Trade>& trades) {
+  const int64_t room = state.limits().cap - state.load(rank);
+  for (int64_t i = 0; i < state.chunks_per_rank(); ++i) {
+    const int32_t a = state.member(rank, i);
+    const int64_t load = state.chunk_load(a);
+    by_load.collect(a, load + 1, load + room, trades, [&](int32_t b) {
+      return state.chunk_load(b) - load < state.load(state.rank(b)) - state.load(rank);
+    });
+  }
+}
+
+}  // namespace
+
+bool repair(Assignment& state, int64_t price, Rng& rng) {
+  const int64_t cap = state.limits().cap;
+  const int32_t cp_size = static_cast<int32_t>(state.cp_size());
+  const ByLoad by_load(state);
+  std::vector<int32_t> order(cp_size);
+  std::vector<Trade> trades;
+  for (int64_t step = 0; state.misfit() > 0 && step < kMaxSteps; ++step) {
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, std::greater<>{}, [&](int32_t r) { return state.load(r); });
+    const int64_t room = cap - state.load(order.back());
+    // 1. Trades that relieve the fullest rank that can be relieved, else fill an empty one.
+    trades.clear();
+    for (int32_t i = 0; i < std::min<int32_t>(cp_size, kFullest) && trades.empty(); ++i) {
+      if (state.load(order[i]) > cap) collect_giving(state, by_load, order[i], room, trades);
+    }
+    if (trades.empty()) {
+      const int64_t emptiest = rng.below(std::min<int64_t>(cp_size, kFullest));
+      collect_lifting(state, by_load, order[cp_size - 1 - emptiest], trades);
+    }
+    // 2. Take the cheapest.
+    int64_t best_cost = std::numeric_limits<int64_t>::max(), best_rows = 0;
+    Trade best;
+    for (const Trade& trade : trades) {
+      const int64_t rows = state.traffic_delta(trade.a, trade.b);
+      const int64_t cost = rows + price * state.misfit_delta(trade.a, trade.b);
+      if (cost >= best_cost) continue;
+      best_cost = cost;
+      best_rows = rows;
+      best = trade;
+    }
+    if (best.a >= 0) state.swap(best.a, best.b, best_rows);
+  }
+  return state.misfit() == 0;
+}
+
+}  // namespace magi

@@ -1,0 +1,17 @@
+// Brings every rank under the cap again, at little cost in rows.
+#pragma once
+
+#include <cstdint>
+
+#include "solver/assignment.h"
+#include "solver/rng.h"
+
+namespace magi {
+
+// Trades until no rank is above its cap; each step takes the best of a few trades that lower the
+// overload of one of the fullest ranks, by rows plus `price` per tile. Where there is none, because
+// all slack is on ranks with light chunks only, one of the emptiest ranks gets heavier chunks
+// first. Returns whether it succeeded; limits must have no floor.
+bool repair(Assignment& state, int64_t price, Rng& rng);
+
+}  // namespace magi
