@@ -59,7 +59,7 @@ struct FwdTraits {
     alignas(1024) uint8_t out[kStageOut ? kConsumers * kQBytes : 16];
     int4 records[kRecordSlots][2];
     int4 infos[kInfoSlots];
-    uint64_t full_q[kQStages], empty_q[kQStages];
+    uint64_t empty_q[kQStages];
     uint64_t full_k[kStages], empty_k[kStages];
     uint64_t full_v[kStages], empty_v[kStages];
   };

@@ -222,9 +222,10 @@ MAGI_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps `value` in front of the next wgmma_wait. ptxas moves a wait to the top of its basic block,
-// over arithmetic that was meant to run beside the products still in flight (seen with 13.0: the
-// whole softmax went behind the wait). `value` must be at least 0 or NaN; then nothing is stored.
+// Keeps the computation of `value` in front of the next wgmma_wait. ptxas moves a wait to the top of
+// its basic block, over arithmetic that was meant to run beside the products still in flight (seen
+// with 13.0: the whole softmax went behind the wait). The store never happens: `value` must be at
+// least 0, or NaN.
 MAGI_DEVICE void compute_before_wait(float value, uint32_t any_shared_address) {
   asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(
                    value),

@@ -19,7 +19,8 @@
 // The stream begins with a product of nothing (P = 0) and ends with one whose S is not used.
 //
 // Barriers (mbarrier)      arrives                                       waits
-//   full_q[], full_k/v[]   TMA bytes + the producer thread               consumers
+//   full_k[]               bytes of K, of Q too in an item's first step   consumers
+//   full_v[]               bytes of V                                    consumers
 //   empty_q[]              lane 0 of 8 consumer warps, after the item's  producer
 //                          last Q K^T
 //   empty_k/v[]            lane 0 of 8 consumer warps, product finished  producer
@@ -43,6 +44,8 @@ namespace magi {
 
 using namespace ptx;
 
+constexpr float kLn2 = 0.69314718056f;
+
 enum StepFlags : int { kStepMasked = 1, kStepFirst = 2, kStepLast = 4, kStepEnd = 8 };
 
 struct FwdKernelParams {
@@ -54,6 +57,7 @@ struct FwdKernelParams {
   int32_t pack_shift;     // log2(pack)
   int32_t group;          // query heads per kv head
   float scale_log2;       // softmax_scale * log2(e)
+  float inverse_scale_log2;
 };
 
 // A position in a ring of kSlots slots and the parity of its current pass.
@@ -94,7 +98,8 @@ struct FwdProducer {
     ring_v.advance();
   }
 
-  MAGI_DEVICE void push_step(int4 rows, int4 keys, int key, int kv_head) {
+  // `flags` of the step decide what is loaded: Q too for an item's first step, nothing at the end.
+  MAGI_DEVICE void push_step(int4 rows, int4 keys, int key, int kv_head, int q_start, int unit) {
     mbar_wait(smem_addr(&smem.empty_k[ring_k.slot]), ring_k.phase ^ 1);
     smem.records[record_slot][0] = rows;
     smem.records[record_slot][1] = keys;
@@ -103,7 +108,10 @@ struct FwdProducer {
     if (rows.x & kStepEnd) {
       mbar_arrive(bar);
     } else {
-      mbar_arrive_expect_tx(bar, Traits::kKVBytes);
+      const bool first = (rows.x & kStepFirst) != 0;
+      mbar_arrive_expect_tx(
+          bar, Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
+      if (first) load_q(bar, q_start, unit);
       tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
     }
     ring_k.advance();
@@ -112,17 +120,12 @@ struct FwdProducer {
     pending_kv_head = kv_head;
   }
 
-  MAGI_DEVICE void load_q(const FwdTile& tile, int unit) {
-    mbar_wait(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
-    smem.infos[info_slot] = make_int4(tile.q_start, tile.num_tokens, unit, 0);
-    info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
-    const uint32_t bar = smem_addr(&smem.full_q[ring_q.slot]);
-    mbar_arrive_expect_tx(bar, Traits::kConsumers * Traits::kQBytes);
+  MAGI_DEVICE void load_q(uint32_t bar, int q_start, int unit) {
     const int tokens = 64 >> p.pack_shift;
 #pragma unroll
     for (int c = 0; c < Traits::kConsumers; ++c) {
       const uint32_t dst = smem_addr(smem.q[ring_q.slot][c]);
-      const int token = tile.q_start + c * tokens;
+      const int token = q_start + c * tokens;
       if (p.pack_shift == 0)
         tma_load_4d(dst, &p.map_q, bar, 0, token, 0, unit, kEvictFirst);
       else
@@ -142,7 +145,9 @@ struct FwdProducer {
     const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[in_section / units];
     const FwdEntry* entry =
         reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
-    load_q(tile, unit);
+    mbar_wait(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
+    smem.infos[info_slot] = make_int4(tile.q_start, tile.num_tokens, unit, 0);
+    info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
     int flags = kStepFirst;
     for (int steps_left = tile.num_steps; steps_left > 0; ++entry) {
       const int num_tiles = entry->num_tiles, full_begin = entry->full_begin;
@@ -156,7 +161,7 @@ struct FwdProducer {
           rows = make_int4(flags | kStepMasked, band.q_start, band.q_end, 0);
           keys = make_int4(band.k_start, band.k_end, band.d_lo, band.d_hi);
         }
-        push_step(rows, keys, key, kv_head);
+        push_step(rows, keys, key, kv_head, tile.q_start, unit);
         flags = 0;
       }
     }
@@ -170,7 +175,7 @@ struct FwdProducer {
       item = next;
     }
     const int4 end = make_int4(kStepEnd, 0, 0, 0);
-    push_step(end, end, -1, 0);
+    push_step(end, end, -1, 0, 0, 0);
     // The last block to come here resets the counters for the next launch.
     __threadfence();
     if (atomicAdd(p.args.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {
@@ -296,12 +301,27 @@ struct FwdConsumer {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
   }
 
-  // One step of online softmax on raw scores: s becomes exp2(scale_log2 * (s - max)). Returns whether
-  // any row of the warp needs its accumulators multiplied by alpha. The reference point `row_max`
-  // only moves when the true maximum is more than kSlack above it: exp2(kSlack) is far from any
-  // overflow, the final division cancels it, and most steps need no rescaling.
-  // Source of the idea: FlashAttention-4's conditional rescaling.
-  MAGI_DEVICE bool softmax_step(float (&s)[kScores], float (&row_max)[2], float (&row_sum)[2],
+  // State of online softmax for this thread's two rows. Scores enter as exp2(scale_log2 * score -
+  // shift). The shift follows the row's maximum lazily: it moves only when a score is more than
+  // kSlack above it. exp2(kSlack) is far from any overflow and the final division cancels it, so most
+  // steps need neither the maximum of the whole row nor any rescaling. All four lanes of a row hold
+  // the same shift; row_sum is each lane's own part.
+  // Source of the idea: conditional rescaling in FlashAttention-4.
+  struct SoftmaxState {
+    float minus_shift[2], limit[2], row_sum[2];
+    MAGI_DEVICE void reset() {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        minus_shift[h] = 0.f;
+        limit[h] = -INFINITY;
+        row_sum[h] = 0.f;
+      }
+    }
+  };
+
+  // Turns scores into unnormalised probabilities. Returns whether the accumulators of this warp must be
+  // multiplied by alpha.
+  MAGI_DEVICE bool softmax_step(float (&s)[kScores], SoftmaxState& state,
                                 float (&alpha)[2]) const {
     constexpr float kSlack = 8.f;  // log2
     float top[2][2];  // two chains per row, for latency
@@ -310,40 +330,52 @@ struct FwdConsumer {
 #pragma unroll
     for (int j = 4; j < kScores; ++j)
       top[(j >> 1) & 1][j & 1] = fmaxf(top[(j >> 1) & 1][j & 1], s[j]);
-    float minus_shift[2];
-    bool moved[2];
+    const float top0 = fmaxf(top[0][0], top[0][1]), top1 = fmaxf(top[1][0], top[1][1]);
+    alpha[0] = alpha[1] = 1.f;
+    const bool rescale =
+        __any_sync(0xffffffff, top0 > state.limit[0] || top1 > state.limit[1]);
+    if (rescale) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float seen = quad_max(fmaxf(top[h][0], top[h][1]));
-      moved[h] = (seen - row_max[h]) * p.scale_log2 > kSlack;  // false if both are -inf
-      const float now = moved[h] ? seen : row_max[h];
-      minus_shift[h] = now == -INFINITY ? 0.f : -now * p.scale_log2;
-      alpha[h] = moved[h] ? exp2_approx(fmaf(row_max[h], p.scale_log2, minus_shift[h])) : 1.f;
-      row_max[h] = now;
+      for (int h = 0; h < 2; ++h) {
+        const float seen = quad_max(h == 0 ? top0 : top1);
+        if (seen > state.limit[h]) {
+          const float minus_shift = -seen * p.scale_log2;
+          // A row that saw nothing before has sums of 0, which any finite alpha leaves.
+          alpha[h] = state.limit[h] == -INFINITY ? 0.f
+                                                 : exp2_approx(minus_shift - state.minus_shift[h]);
+          state.minus_shift[h] = minus_shift;
+          state.limit[h] = seen + kSlack * p.inverse_scale_log2;
+          state.row_sum[h] *= alpha[h];
+        }
+      }
     }
-    float sum[2][2] = {{0.f, 0.f}, {0.f, 0.f}};
+    float sum[2][2] = {{state.row_sum[0], 0.f}, {state.row_sum[1], 0.f}};
 #pragma unroll
-    for (int j = 0; j < kScores; ++j) {
+    for (int j = 0; j < kScores; j += 2) {
       const int h = (j >> 1) & 1;
-      s[j] = exp2_approx(fmaf(s[j], p.scale_log2, minus_shift[h]));
-      sum[h][j & 1] += s[j];
+      const float lo = exp2_approx(fmaf(s[j], p.scale_log2, state.minus_shift[h]));
+      const float hi = exp2_approx(fmaf(s[j + 1], p.scale_log2, state.minus_shift[h]));
+      sum[h][0] += lo;
+      sum[h][1] += hi;
+      s[j] = lo;
+      s[j + 1] = hi;
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) row_sum[h] = fmaf(row_sum[h], alpha[h], sum[h][0] + sum[h][1]);
-    return __any_sync(0xffffffff, moved[0] || moved[1]);
+    for (int h = 0; h < 2; ++h) state.row_sum[h] = sum[h][0] + sum[h][1];
+    return rescale;
   }
 
   // The rows of an item are complete except for the last product: writes lse and returns the weights
   // of the accumulators (1 / sum) and of the earlier result (0 unless merging).
-  MAGI_DEVICE void finish_rows(int4 info, const float (&row_max)[2], const float (&row_sum)[2],
-                               float (&weight)[2], float (&weight_prev)[2]) const {
+  MAGI_DEVICE void finish_rows(int4 info, const SoftmaxState& state, float (&weight)[2],
+                               float (&weight_prev)[2]) const {
     const MagiFwdParams& a = p.args;
     float prev[2], lse[2];
     float* dst[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float sum = quad_sum(row_sum[h]);
-      lse[h] = sum == 0.f ? -INFINITY : fmaf(row_max[h], a.softmax_scale, __logf(sum));
+      const float sum = quad_sum(state.row_sum[h]);
+      lse[h] = sum == 0.f ? -INFINITY : fmaf(state.minus_shift[h], -kLn2, __logf(sum));
       weight[h] = sum == 0.f ? 0.f : __fdividef(1.f, sum);
       const RowAddress at = address_of(row + 8 * h, info);
       dst[h] = at.valid ? a.lse + at.token * a.lse_stride_token + at.head * a.lse_stride_head : nullptr;
@@ -436,7 +468,8 @@ struct FwdConsumer {
   MAGI_DEVICE void run() const {
     float o[kOuts], s[kScores];
     uint32_t probs[kScores / 2];
-    float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0.f, 0.f};
+    SoftmaxState state;
+    state.reset();
     RingPosition<Traits::kStages> ring_k, ring_v;
     RingPosition<Traits::kQStages> ring_q;
     int record_slot = 0, info_slot = 0;  // info_slot: of the item whose O is accumulated
@@ -451,13 +484,13 @@ struct FwdConsumer {
       mbar_wait(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
       const int4 rows = smem.records[record_slot][0];
       const int flags = rows.x;
-      if (flags & kStepFirst) mbar_wait(smem_addr(&smem.full_q[ring_q.slot]), ring_q.phase);
-      if (started) mbar_wait(smem_addr(&smem.full_v[ring_v.slot]), ring_v.phase);
       take_turn();
       pin_registers(o);
       wgmma_fence();
       issue_scores(s, ring_q.slot, ring_k.slot);
       wgmma_commit();
+      if (started) mbar_wait(smem_addr(&smem.full_v[ring_v.slot]), ring_v.phase);
+      wgmma_fence();
       issue_output(o, probs, ring_v.slot, accumulate);
       wgmma_commit();
       pass_turn();
@@ -473,31 +506,29 @@ struct FwdConsumer {
       // 2. Softmax of step g+1; a new item first closes the sums of the old one.
       float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
       const bool new_item = (flags & (kStepFirst | kStepEnd)) != 0;
-      if (new_item && started)
-        finish_rows(smem.infos[info_slot], row_max, row_sum, weight, weight_prev);
       if (new_item) {
-        row_max[0] = row_max[1] = -INFINITY;
-        row_sum[0] = row_sum[1] = 0.f;
+        if (started) finish_rows(smem.infos[info_slot], state, weight, weight_prev);
+        state.reset();
       }
       if (flags & kStepMasked) apply_mask(s, rows, smem.records[record_slot][1]);
-      const bool rescale = softmax_step(s, row_max, row_sum, alpha);
-      compute_before_wait(row_sum[0] + row_sum[1], smem_addr(&smem.infos[0]));
+      const bool rescale = softmax_step(s, state, alpha);
+      compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.infos[0]));
       record_slot = record_slot + 1 == Traits::kRecordSlots ? 0 : record_slot + 1;
 
       // 3. Step g is complete: rescale O, or let it leave.
       wgmma_wait<0>();
       pin_registers(o);
+      if (started) {
+        if (lane == 0) mbar_arrive(smem_addr(&smem.empty_v[ring_v.slot]));
+        ring_v.advance();
+      }
       if (rescale || new_item) {
 #pragma unroll
         for (int j = 0; j < kOuts; ++j) {
           const int h = (j >> 1) & 1;
           o[j] *= new_item ? weight[h] : alpha[h];
         }
-      }
-      if (started) {
-        if (lane == 0) mbar_arrive(smem_addr(&smem.empty_v[ring_v.slot]));
-        ring_v.advance();
-        if (new_item) {
+        if (new_item && started) {
           store_output(o, smem.infos[info_slot], weight_prev);
           info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
         }
@@ -506,7 +537,8 @@ struct FwdConsumer {
       accumulate = new_item ? 0 : 1;
       started = true;
 
-      // 4. P(g+1), in place as the A operand of the next product.
+      // 4. P(g+1), in place as the A operand of the next product. (Packing beside the product in
+      // flight, into other registers, was 7 % slower.)
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) probs[i] = pack2<Element>(s[2 * i], s[2 * i + 1]);
     }
@@ -525,7 +557,6 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void flex_fwd_kernel(
   if (threadIdx.x == 0) {
     const int consumer_warps = 4 * Traits::kConsumers;
     for (int i = 0; i < Traits::kQStages; ++i) {
-      mbar_init(smem_addr(&smem.full_q[i]), 1);
       mbar_init(smem_addr(&smem.empty_q[i]), consumer_warps);
     }
     for (int i = 0; i < Traits::kStages; ++i) {

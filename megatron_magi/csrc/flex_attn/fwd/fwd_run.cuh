@@ -22,6 +22,7 @@ Status run_fwd(const MagiFwdParams& args) {
   p.section_units = args.heads_per_section * (args.pack == 1 ? p.group : 1);
   p.num_items = args.num_tiles * p.num_units;
   p.scale_log2 = args.softmax_scale * static_cast<float>(M_LOG2E);
+  p.inverse_scale_log2 = 1.f / p.scale_log2;
 
   if (p.num_items > 0) {
     const bool stage_out = args.out_dtype != kMagiFp32;
