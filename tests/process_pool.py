@@ -18,20 +18,22 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-_pools: dict[int, ProcessPool] = {}
+_pools: dict[tuple[int, str], ProcessPool] = {}
 
 
 class ProcessPool:
-    """``world_size`` spawned processes with an initialised gloo group."""
+    """``world_size`` spawned processes with an initialised group; nccl: one GPU each."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, backend: str = "gloo") -> None:
         context = mp.get_context("spawn")
         store = Path(tempfile.mkdtemp()) / "store"
         self.inboxes = [context.SimpleQueue() for _ in range(world_size)]
         self.outbox = context.Queue()
         self.processes = [
             context.Process(
-                target=_serve, args=(rank, world_size, str(store), inbox, self.outbox), daemon=True
+                target=_serve,
+                args=(rank, world_size, backend, str(store), inbox, self.outbox),
+                daemon=True,
             )
             for rank, inbox in enumerate(self.inboxes)
         ]
@@ -70,15 +72,16 @@ class ProcessPool:
         """End the processes; the next ``pool(n)`` starts new ones."""
         for process in self.processes:
             process.kill()
-        for size in [n for n, p in _pools.items() if p is self]:
-            del _pools[size]
+        for key in [key for key, running in _pools.items() if running is self]:
+            del _pools[key]
 
 
-def pool(world_size: int) -> ProcessPool:
+def pool(world_size: int, backend: str = "gloo") -> ProcessPool:
     """The running pool of this size, started when first asked for."""
-    if world_size not in _pools:
-        _pools[world_size] = ProcessPool(world_size)
-    return _pools[world_size]
+    key = (world_size, backend)
+    if key not in _pools:
+        _pools[key] = ProcessPool(world_size, backend)
+    return _pools[key]
 
 
 @atexit.register

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -52,6 +53,31 @@ def check_against_dense(
     exact = gradients(q, k, v, dout, mask, torch.float64)
     same = gradients(q, k, v, dout, mask, dtype)
     assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+def on_gpus(rank: int, name: str, degree: int | None, dim: int, dtype: torch.dtype) -> None:
+    """The CUDA kernel over NCCL, all ranks of the world, against the dense answer."""
+    mask, group, device = GPU_MASKS[name], dist.group.WORLD, f"cuda:{rank}"
+    q, k, v, dout = random_qkv(mask, 8, 2, dim, dtype, seed=len(name), device=device)
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    config = MagiConfig(overlap_degree=degree, kernel_backend="cuda")
+    plan = magi.plan(mask, group, HeadShape(8, 2, dim), config)
+    out, lse = magi.dist_attn(*(magi.dispatch(x, plan, group) for x in (q, k, v)), plan, group)
+    out, lse = magi.undispatch(out, plan, group), magi.undispatch(lse, plan, group)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    ours = dict(zip(NAMES, (out, lse, *grads), strict=True))
+    exact = gradients(q, k, v, dout, mask, torch.float64)
+    same = gradients(q, k, v, dout, mask, dtype)
+    assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+GPU_MASKS = {
+    "causal": masks.causal(2000),
+    "packed": masks.from_cu_seqlens([0, 5, 700, 701, 1000, 1280, 2101]),
+    "window": masks.from_cu_seqlens([0, 600, 1111], window_size=(170, 0)),
+    "shared question": masks.shared_question([300, 90], [[200, 110, 50], [80]]),
+    "sees nothing": AttnMask([], 200, 200),
+}
 
 
 def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | None) -> None:
