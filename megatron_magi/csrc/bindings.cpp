@@ -14,6 +14,7 @@
 #include "solver/loads.h"
 #include "solver/rank_view.h"
 #include "solver/slices.h"
+#include "solver/traffic.h"
 #include "solver/transfers.h"
 
 namespace py = pybind11;
@@ -190,6 +191,14 @@ py::tuple solve_transfers(const Int32Array& slices, int64_t total_seqlen, int64_
   return py::make_tuple(plan.degree, transfers_to(plan.transfers), loads);
 }
 
+int64_t rows_to_travel(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
+                       int64_t cp_size, const Int32Array& chunk_ranks) {
+  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
+  const magi::Segments segments = magi::make_segments(
+      magi::keys_by_block(slices_from(slices), chunk_size, layout.num_chunks()), chunk_size);
+  return magi::Traffic(segments, layout.chunk_ranks, cp_size).total();
+}
+
 Int32Array roll_transfers(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
                           const Int32Array& chunk_ranks, int64_t shift) {
   return transfers_to(
@@ -255,6 +264,8 @@ PYBIND11_MODULE(_solver, m) {
         py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("tile_q"),
         py::arg("tile_k"), py::arg("degree"), py::arg("row_ps"), py::arg("tile_ps"),
         py::arg("stage_ps"));
+  m.def("rows_to_travel", &rows_to_travel, py::arg("slices"), py::arg("total_seqlen"),
+        py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"));
   m.def("roll_transfers", &roll_transfers, py::arg("total_seqlen"), py::arg("chunk_size"),
         py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("shift"));
   m.def("local_ranges", &local_ranges, py::arg("total_seqlen"), py::arg("chunk_size"),

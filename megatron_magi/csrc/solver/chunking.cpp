@@ -7,6 +7,7 @@
 
 #include "solver/dispatch.h"
 #include "solver/loads.h"
+#include "solver/repair.h"
 #include "solver/swap_search.h"
 
 namespace magi {
@@ -15,7 +16,7 @@ namespace {
 struct Candidate {
   int64_t chunk_size = 0;
   std::vector<int64_t> loads;  // tiles per chunk
-  std::vector<int32_t> ranks;  // by LPT
+  std::vector<int32_t> ranks;  // by LPT, trades for balance after it
   int64_t max_load = 0;        // tiles of the fullest rank
   int64_t cap = 0;             // what max_imbalance allows
 };
@@ -39,18 +40,27 @@ Candidate try_size(const DispatchProblem& problem, int64_t chunk_size,
   const int64_t parts = (chunk_size + problem.tile_q - 1) / problem.tile_q;
   candidate.loads = sum_groups(tiles, parts);
   candidate.ranks = dispatch_lpt(candidate.loads, problem.cp_size);
-  candidate.max_load =
-      std::ranges::max(rank_loads(candidate.loads, candidate.ranks, problem.cp_size));
+  const auto fullest = [&] {
+    return std::ranges::max(rank_loads(candidate.loads, candidate.ranks, problem.cp_size));
+  };
   candidate.cap = load_cap(candidate.loads, problem);
+  candidate.max_load = fullest();
+  // Trades bring back a few percent above the cap; where LPT ends far above it, chunks are too few.
+  const bool near = candidate.max_load - candidate.cap <= candidate.cap / 10;
+  if (problem.swap_trials != 0 && candidate.max_load > candidate.cap && near) {
+    candidate.ranks =
+        balance(candidate.loads, problem.cp_size, candidate.cap, std::move(candidate.ranks));
+    candidate.max_load = fullest();
+  }
   return candidate;
 }
 
-// Less is better: first whether the load cap is kept, then the fullest rank's tiles with what the
-// chunk borders cost on top.
-std::pair<bool, int64_t> cost(const Candidate& candidate) {
+// Less is better: the fullest rank's tiles, what the chunk borders cost on top, and a surcharge for
+// leaving the load cap.
+int64_t cost(const Candidate& candidate) {
   const int64_t size = candidate.chunk_size;
-  return {candidate.max_load > candidate.cap,
-          candidate.max_load * (size + kBorderRows) * 1000 / size};
+  const int64_t percent = candidate.max_load > candidate.cap ? 100 + kOverCapPercent : 100;
+  return candidate.max_load * (size + kBorderRows) * percent / size;
 }
 
 Candidate best_candidate(const DispatchProblem& problem) {
@@ -99,8 +109,13 @@ Dispatch solve_dispatch(const DispatchProblem& problem) {
   if (trials > 0 && problem.cp_size > 1) {
     const RangeLists keys = keys_by_block(problem.slices, best.chunk_size, num_chunks);
     const Segments segments = make_segments(keys, best.chunk_size);
-    best.ranks = swap_search(segments, best.loads, problem.cp_size, best.chunk_size, best.cap,
-                             {.trials = trials}, std::move(best.ranks));
+    best.ranks = swap_search({.segments = segments,
+                              .chunk_loads = best.loads,
+                              .cp_size = problem.cp_size,
+                              .chunk_size = best.chunk_size,
+                              .max_load = best.cap,
+                              .trials = trials},
+                             std::move(best.ranks));
   }
   return {best.chunk_size, std::move(best.ranks)};
 }

@@ -34,6 +34,10 @@ inline constexpr int64_t kMaxChunksPerRank = 64;
 // that touch, so we count one q tile.
 inline constexpr int64_t kBorderRows = 128;
 
+// Surcharge on a chunk size with which the load cap is not reached: much smaller chunks are taken
+// for balance, but chunks of 512 rows are hardly halved for it.
+inline constexpr int64_t kOverCapPercent = 20;
+
 // Chunk sizes worth trying, largest first: the divisors of `num_local_tokens` that are multiples of
 // `tile_q`, or all divisors if there is none, with at most kMaxChunksPerRank chunks per rank.
 std::vector<int64_t> chunk_candidates(int64_t num_local_tokens, int64_t tile_q);

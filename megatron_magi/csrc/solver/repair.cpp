@@ -110,4 +110,13 @@ bool repair(Assignment& state, int64_t price, Rng& rng) {
   return state.misfit() == 0;
 }
 
+std::vector<int32_t> balance(std::span<const int64_t> chunk_loads, int64_t cp_size, int64_t cap,
+                             std::vector<int32_t> ranks) {
+  Segments none;
+  none.of_chunk.begin.resize(chunk_loads.size() + 1);
+  Rng rng(0);
+  Assignment state(none, chunk_loads, cp_size, {0, cap}, ranks);
+  return repair(state, 1, rng) ? state.ranks() : ranks;
+}
+
 }  // namespace magi

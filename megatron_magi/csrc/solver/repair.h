@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "solver/assignment.h"
 #include "solver/rng.h"
@@ -13,5 +15,10 @@ namespace magi {
 // all slack is on ranks with light chunks only, one of the emptiest ranks gets heavier chunks
 // first. Returns whether it succeeded; limits must have no floor.
 bool repair(Assignment& state, int64_t price, Rng& rng);
+
+// The same where rows do not matter: `ranks` with no rank above `cap`, or as given where that was
+// not reached.
+std::vector<int32_t> balance(std::span<const int64_t> chunk_loads, int64_t cp_size, int64_t cap,
+                             std::vector<int32_t> ranks);
 
 }  // namespace magi

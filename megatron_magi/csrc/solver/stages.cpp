@@ -1,7 +1,6 @@
 #include "solver/stages.h"
 
 #include <algorithm>
-#include <tuple>
 
 namespace magi {
 namespace {
@@ -18,7 +17,7 @@ int64_t one_rank_ps(const RankWork& work, const StageCosts& costs, int64_t degre
 }
 
 // Ends of the stages as row counts along the whole list, ascending; the last one is the total.
-std::vector<int64_t> stage_ends(const std::vector<Transfer>& transfers, int64_t degree,
+std::vector<int64_t> stage_ends(std::span<const Transfer> transfers, int64_t degree,
                                 int64_t granule) {
   int64_t total = 0;
   for (const Transfer& t : transfers) total += t.rows.size();
@@ -58,16 +57,21 @@ int64_t choose_degree(std::span<const RankWork> work, const StageCosts& costs) {
   return best;
 }
 
-std::vector<Transfer> split_stages(std::vector<Transfer> transfers, int64_t cp_size, int64_t degree,
-                                   int64_t granule) {
-  const auto turn = [=](const Transfer& t) { return (t.src - t.dst + cp_size) % cp_size; };
-  std::ranges::stable_sort(transfers, {}, turn);
-  const std::vector<int64_t> ends = stage_ends(transfers, degree, granule);
-
-  std::vector<Transfer> staged;
+void split_stages(std::span<const Transfer> transfers, int64_t granule,
+                  std::span<std::vector<Transfer>> stages) {
+  // 1. In turn: sources above the rank, then those below.
+  const auto above =
+      std::ranges::find_if(transfers, [](const Transfer& t) { return t.src > t.dst; });
+  std::vector<Transfer> turn(above, transfers.end());
+  turn.insert(turn.end(), transfers.begin(), above);
+  const int64_t degree = static_cast<int64_t>(stages.size());
+  const std::vector<int64_t> ends = stage_ends(turn, degree, granule);
+  // 2. Cut at the stages' ends.
+  std::vector<Transfer> parts;
+  parts.reserve(turn.size() + degree);
   int32_t stage = 1;
   int64_t done = 0;
-  for (Transfer rest : transfers) {
+  for (Transfer rest : turn) {
     while (!rest.rows.empty()) {
       while (stage < degree && done >= ends[stage - 1]) ++stage;
       Transfer part = rest;
@@ -75,12 +79,15 @@ std::vector<Transfer> split_stages(std::vector<Transfer> transfers, int64_t cp_s
       part.rows.end = std::min(rest.rows.end, rest.rows.start + ends[stage - 1] - done);
       done += part.rows.size();
       rest.rows.start = part.rows.end;
-      staged.push_back(part);
+      parts.push_back(part);
     }
   }
-  std::ranges::sort(staged, {},
-                    [](const Transfer& t) { return std::tuple(t.stage, t.src, t.rows.start); });
-  return staged;
+  // 3. By source again: those below the rank first.
+  for (const bool below : {true, false}) {
+    for (const Transfer& part : parts) {
+      if ((part.src < part.dst) == below) stages[part.stage - 1].push_back(part);
+    }
+  }
 }
 
 }  // namespace magi

@@ -32,11 +32,12 @@ int64_t stage_time_ps(std::span<const RankWork> work, const StageCosts& costs, i
 // The degree in 0..kMaxAutoDegree with the least `stage_time_ps`; the lower one of equals.
 int64_t choose_degree(std::span<const RankWork> work, const StageCosts& costs);
 
-// Splits one rank's transfers into stages 1..degree (degree >= 1) of nearly equal rows. Peers come
-// in turn beginning at rank + 1, so that no two ranks pull from one peer at the same time. A stage
-// ends between two ranges where one ends within 1/8 of the ideal place, else inside a range, at a
-// multiple of `granule` rows from its start. Result ordered by (stage, src, row).
-std::vector<Transfer> split_stages(std::vector<Transfer> transfers, int64_t cp_size, int64_t degree,
-                                   int64_t granule);
+// Splits one rank's transfers, ordered by (src, row), into stages 1..degree of nearly equal rows
+// and appends them to `stages[stage - 1]`, in that order again. Peers come in turn beginning at
+// rank + 1, so that no two ranks pull from one peer at the same time. A stage ends between two
+// ranges where one ends within 1/8 of the ideal place, else inside a range, at a multiple of
+// `granule` rows from its start.
+void split_stages(std::span<const Transfer> transfers, int64_t granule,
+                  std::span<std::vector<Transfer>> stages);
 
 }  // namespace magi

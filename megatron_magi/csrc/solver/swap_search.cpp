@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kSeed = 20261121;
 constexpr int64_t kCoarsest = 8;                   // chunks of the largest block
+constexpr int64_t kMaxVisits = 300'000'000;        // segments per level: a bound on time
 constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: never worth it
 
 // Shares of the trials in percent, and what the tuning runs of docs/planner.md settled on.
@@ -98,13 +99,13 @@ class Proposer {
 };
 
 // Leaves `state` at the best point met, by rows plus misfit at the final price.
-void anneal(Assignment& state, const Schedule& schedule, int64_t max_visits, Rng& rng) {
+void anneal(Assignment& state, const Schedule& schedule, Rng& rng) {
   const auto cost = [&] { return state.traffic().total() + schedule.price_end * state.misfit(); };
   std::vector<int32_t> best = state.ranks();
   int64_t best_cost = cost();
   Proposer proposer(state, rng);
   const int64_t trials = schedule.trials;
-  for (int64_t trial = 0; trial < trials && state.traffic().visits() < max_visits; ++trial) {
+  for (int64_t trial = 0; trial < trials && state.traffic().visits() < kMaxVisits; ++trial) {
     const auto [a, b] = proposer.next();
     if (b < 0) continue;
     const int64_t left = trials - trial;
@@ -146,23 +147,24 @@ int64_t default_swap_trials(int64_t num_chunks) {
   return std::min(700 * num_chunks, 100'000 + 150 * num_chunks);
 }
 
-std::vector<int32_t> swap_search(const Segments& segments, std::span<const int64_t> chunk_loads,
-                                 int64_t cp_size, int64_t chunk_size, int64_t max_load,
-                                 const SwapBudget& budget, std::vector<int32_t> start) {
-  const int64_t start_rows = Traffic(segments, start, cp_size).total();
-  if (start_rows == 0 || budget.trials <= 0) return start;
-
-  const std::vector<int64_t> start_loads = rank_loads(chunk_loads, start, cp_size);
-  const int64_t mean = std::reduce(start_loads.begin(), start_loads.end()) / cp_size;
-  const LoadLimits hard{0, std::max(max_load, std::ranges::max(start_loads))};
-  const LoadLimits soft{mean - 2 * std::max(hard.cap - mean, mean / 200), hard.cap};
+std::vector<int32_t> swap_search(const SwapProblem& problem, std::vector<int32_t> start) {
+  const auto& [segments, chunk_loads, cp_size, chunk_size, max_load, trials] = problem;
   const int64_t chunks_per_rank = static_cast<int64_t>(start.size()) / cp_size;
-  const auto price = [&](int64_t own_rows_per_mean_load) {
-    return own_rows_per_mean_load * chunks_per_rank * chunk_size / std::max<int64_t>(1, mean) + 1;
+  const int64_t mean = std::reduce(chunk_loads.begin(), chunk_loads.end()) / cp_size;
+  // Prices in rows per tile, in proportion to a rank's rows over its tiles.
+  const auto price = [&](int64_t factor) {
+    return factor * chunks_per_rank * chunk_size / std::max<int64_t>(1, mean) + 1;
   };
 
-  // 1. Blocks, coarse to fine, with soft limits.
   Rng rng(kSeed);
+  const std::vector<int64_t> start_loads = rank_loads(chunk_loads, start, cp_size);
+  const LoadLimits hard{0, std::max(max_load, std::ranges::max(start_loads))};
+  const LoadLimits soft{mean - 2 * std::max(hard.cap - mean, mean / 200), hard.cap};
+  Assignment state(segments, chunk_loads, cp_size, soft, start);
+  const int64_t start_rows = state.traffic().total();
+  if (start_rows == 0 || trials <= 0) return start;
+
+  // 1. Blocks, coarse to fine, with soft limits.
   const std::vector<int64_t> sizes = block_sizes(chunks_per_rank);
   const int64_t num_coarse = static_cast<int64_t>(sizes.size()) - 1;
   std::vector<int32_t> ranks;
@@ -171,25 +173,24 @@ std::vector<int32_t> swap_search(const Segments& segments, std::span<const int64
     const int64_t size = sizes[level];
     const Segments blocks = coarsen(segments, size);
     const std::vector<int64_t> loads = sum_groups(chunk_loads, size);
-    if (ranks.empty()) ranks = dispatch_lpt(loads, cp_size);
-    Assignment state(blocks, loads, cp_size, soft, std::move(ranks));
-    const Schedule schedule{budget.trials * kCoarseShare / 100 / num_coarse,
-                            chunk_size * size * percent / 100, price(10), price(100)};
-    anneal(state, schedule, budget.max_visits, rng);
-    ranks = refine(state.ranks(), size / sizes[level + 1]);
+    if (level == 0) ranks = dispatch_lpt(loads, cp_size);
+    Assignment coarse(blocks, loads, cp_size, soft, std::move(ranks));
+    anneal(coarse,
+           {trials * kCoarseShare / 100 / num_coarse, chunk_size * size * percent / 100, price(10),
+            price(100)},
+           rng);
+    ranks = refine(coarse.ranks(), size / sizes[level + 1]);
     percent = percent * 7 / 10;
   }
 
   // 2. Single chunks, with soft limits at first, then with a hard cap.
-  Assignment state(segments, chunk_loads, cp_size, soft, ranks.empty() ? start : std::move(ranks));
-  anneal(state,
-         {budget.trials * (100 - kHardShare - (num_coarse > 0 ? kCoarseShare : 0)) / 100,
-          chunk_size * percent / 100, price(10), price(1000)},
-         budget.max_visits, rng);
+  if (num_coarse > 0) state.assign(std::move(ranks));
+  const int64_t soft_share = 100 - kHardShare - (num_coarse > 0 ? kCoarseShare : 0);
+  anneal(state, {trials * soft_share / 100, chunk_size * percent / 100, price(10), price(1000)},
+         rng);
   state.set_limits(hard);
   if (!repair(state, price(30), rng)) state.assign(start);
-  anneal(state, {budget.trials * kHardShare / 100, chunk_size, kHardPrice, kHardPrice},
-         budget.max_visits, rng);
+  anneal(state, {trials * kHardShare / 100, chunk_size, kHardPrice, kHardPrice}, rng);
   return state.traffic().total() < start_rows ? state.ranks() : start;
 }
 

@@ -17,19 +17,21 @@
 
 namespace magi {
 
-struct SwapBudget {
-  int64_t trials = 0;                  // proposed trades
-  int64_t max_visits = 1'000'000'000;  // segments looked at: a bound on time for huge problems
+struct SwapProblem {
+  const Segments& segments;
+  std::span<const int64_t> chunk_loads;  // tiles
+  int64_t cp_size = 0;                   // ranks
+  int64_t chunk_size = 0;                // rows
+  int64_t max_load = 0;                  // tiles a rank may hold
+  int64_t trials = 0;                    // proposed trades
 };
 
-// Trials that pay on 1 rank node problems and stay near 50 ms on the largest: 700 per chunk, less
+// Trials that pay on problems of one node and keep the largest below 100 ms: 700 per chunk, 150
 // per chunk above 180 chunks.
 int64_t default_swap_trials(int64_t num_chunks);
 
-// The better of `start` and what the search finds. No rank ends above `max_load` unless one began
-// above it; then no rank ends above where the worst one began.
-std::vector<int32_t> swap_search(const Segments& segments, std::span<const int64_t> chunk_loads,
-                                 int64_t cp_size, int64_t chunk_size, int64_t max_load,
-                                 const SwapBudget& budget, std::vector<int32_t> start);
+// The better of `start` and what the search finds. No rank ends above `max_load` unless it could
+// not be brought below; then no rank ends above where the worst one began.
+std::vector<int32_t> swap_search(const SwapProblem& problem, std::vector<int32_t> start);
 
 }  // namespace magi

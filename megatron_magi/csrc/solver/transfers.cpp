@@ -69,18 +69,17 @@ TransferPlan solve_transfers(const TransferProblem& problem) {
   plan.degree =
       problem.degree ? *problem.degree : choose_degree(rank_work(problem, plan), problem.costs);
   if (plan.degree == 0) return plan;
-  std::vector<Transfer> staged;
-  staged.reserve(plan.transfers.size() + layout.cp_size * plan.degree);
+  std::vector<std::vector<Transfer>> stages(plan.degree);
   for (auto first = plan.transfers.begin(); first != plan.transfers.end();) {
     const auto last = std::find_if(first, plan.transfers.end(),
                                    [&](const Transfer& t) { return t.dst != first->dst; });
-    const auto parts_of_rank =
-        split_stages({first, last}, layout.cp_size, plan.degree, problem.tile_k);
-    staged.insert(staged.end(), parts_of_rank.begin(), parts_of_rank.end());
+    split_stages({first, last}, problem.tile_k, stages);
     first = last;
   }
-  std::ranges::stable_sort(staged, {}, &Transfer::stage);  // each is ordered by (dst, src, row)
-  plan.transfers = std::move(staged);
+  plan.transfers.clear();
+  for (const std::vector<Transfer>& stage : stages) {
+    plan.transfers.insert(plan.transfers.end(), stage.begin(), stage.end());
+  }
   return plan;
 }
 

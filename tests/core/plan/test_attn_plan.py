@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.native import solver
 from megatron_magi.core.plan import (
     AttnPlan,
     HeadShape,
@@ -76,6 +77,8 @@ def check_transfers(plan: AttnPlan, dense: np.ndarray) -> None:
     for rank in range(d.cp_size):
         needed = dense[owner == rank].any(axis=0) & (owner != rank)
         assert np.array_equal(received[rank], needed.astype(int))
+    rows = solver.rows_to_travel(plan.mask.slices, *d.layout)  # what the search minimises
+    assert rows == received.sum() == plan.rows_received.sum()
     order = plan.transfers[:, :4].tolist()
     assert order == sorted(order)
 
