@@ -100,9 +100,13 @@ def subgroup(size: int) -> Any:
     return _groups[size]
 
 
-def _serve(rank: int, world_size: int, store: str, inbox: Any, outbox: Any) -> None:
+def _serve(rank: int, world_size: int, backend: str, store: str, inbox: Any, outbox: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=world_size
+    )
     while True:
         function, args = inbox.get()
         try:
