@@ -14,10 +14,12 @@ from pathlib import Path
 
 from megatron_magi.training.config import RecipeError
 from megatron_magi.training.corpus import ByteTokenizer, limit_bytes, pack, read_documents
+from megatron_magi.training.processes import quiet_megatron
 
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
+    quiet_megatron()
     documents = read_documents(
         args.inputs, include=tuple(args.include), exclude=tuple(args.exclude), split=args.split
     )

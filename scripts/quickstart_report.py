@@ -17,6 +17,7 @@ from quickstart_figures import draw_losses, draw_shares
 
 from megatron_magi.training.compare import Comparison, compare, did_train, read_run
 from megatron_magi.training.config import RecipeError
+from megatron_magi.training.processes import quiet_megatron
 from megatron_magi.training.recipe import load_recipe
 
 REFERENCE, RIGHT, WRONG = "dense", "magi", "moved_boundary"
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("runs", type=Path, help=f"folder of {REFERENCE}, {RIGHT} and {WRONG}")
     parser.add_argument("--recipe", type=Path, required=True)
     args = parser.parse_args()
+    quiet_megatron()
     try:
         reference, right, wrong = (read_run(args.runs / n) for n in (REFERENCE, RIGHT, WRONG))
         comparisons = [compare(run, reference) for run in (reference, right, wrong)]
