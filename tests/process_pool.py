@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import queue
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -50,14 +51,19 @@ class ProcessPool:
             inbox.put((function, args))
         results: dict[int, Any] = {}
         failures: list[str] = []
+        deadline = time.monotonic() + timeout_s
         while len(results) + len(failures) < len(self.processes):
             try:
-                rank, value, error = self.outbox.get(timeout=timeout_s)
+                rank, value, error = self.outbox.get(timeout=1)
             except queue.Empty:
+                dead = [rank for rank, p in enumerate(self.processes) if not p.is_alive()]
+                if not dead and time.monotonic() < deadline:
+                    continue
                 self.stop()
+                missing = sorted(set(range(len(self.processes))) - set(results))
                 raise AssertionError(
-                    f"ranks {sorted(set(range(len(self.processes))) - set(results))} did not "
-                    f"finish within {timeout_s} s; failures so far: {failures}"
+                    f"ranks {missing} did not finish within {timeout_s} s (dead: {dead}); "
+                    f"failures so far: {failures}"
                 ) from None
             if error is None:
                 results[rank] = value
