@@ -43,7 +43,9 @@ def test_random_types_against_dense(seed: int, dtype: torch.dtype) -> None:
     out, meta = api.flex_flash_attn_func(
         q, k, v, typed[0].to_tensor(), typed[1].to_tensor(), codes, deterministic=True
     )
-    ours = dict(zip(NAMES, (out, meta.lse, *torch.autograd.grad(out, (q, k, v), dout)), strict=True))
+    ours = dict(
+        zip(NAMES, (out, meta.lse, *torch.autograd.grad(out, (q, k, v), dout)), strict=True)
+    )
     exact = gradients(q, k, v, dout, mask, torch.float64)
     same = gradients(q, k, v, dout, mask, dtype)
     assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
