@@ -40,7 +40,11 @@ class FwdParams(ctypes.Structure):
         *((name, c_void_p) for name in ("tiles", "entries", "empty_rows", "counter", "stream")),
         *(
             (name, c_int32)
-            for name in ["num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim", "dtype", "out_dtype", "merge", "num_tiles", "num_entries", "num_empty_ranges", "heads_per_section", "pack", "block_n", "num_sms"]
+            for name in (
+                *("num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
+                *("dtype", "out_dtype", "merge", "num_tiles", "num_entries", "num_empty_ranges"),
+                *("heads_per_section", "pack", "block_n", "cluster", "num_sms"),
+            )
         ),
         ("softmax_scale", c_float),
     ]

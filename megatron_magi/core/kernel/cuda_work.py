@@ -19,7 +19,6 @@ L2_BUDGET_BYTES = 32 << 20  # of K and V that may be walked together; the L2 has
 # Cost model in steps of 128 x 128 cells (H200, docs/kernel_notes.md).
 TILE_COST = 0.5
 MASKED_COST = 0.15
-PACKED_FACTOR = 1.0
 BLOCK_N = {64: (128,), 128: (128, 176)}  # compiled key tiles by head_dim
 
 
@@ -48,13 +47,21 @@ class DeviceBuffer:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """Which kernel runs, and how it tiles."""
+
+    pack: int  # query heads in one tile's rows
+    block_n: int  # keys per tile
+    cluster: int  # blocks that share K and V tiles
+
+
+@dataclass(frozen=True)
 class FwdWork:
     """A chosen work list and a params struct with everything in it that calls share."""
 
     buffer: DeviceBuffer
     params: FwdParams
-    pack: int
-    block_n: int
+    variant: Variant
     steps: int
     cost: float
 
@@ -77,33 +84,40 @@ def fwd_work(table: SliceTable, key: HeadsKey) -> FwdWork:
     return cached
 
 
-def candidates(key: HeadsKey) -> list[tuple[int, int]]:
-    """(pack, block_n) that kernels exist for."""
+def candidates(key: HeadsKey) -> list[Variant]:
+    """Variants that kernels exist for."""
     group = key.heads_q // key.heads_kv
-    packs = [1] + ([group] if group in (2, 4, 8, 16, 32, 64) else [])
-    return [(pack, n) for pack in packs for n in BLOCK_N[key.head_dim]]
+    packs = [pack for pack in (1, 2, 4, 8, 16, 32, 64) if group % pack == 0]
+    clusters = (1, 2) if key.head_dim == 128 else (1,)
+    return [
+        Variant(pack, n, cluster)
+        for pack in packs
+        for n in BLOCK_N[key.head_dim]
+        for cluster in clusters
+        if group // pack % cluster == 0
+    ]
 
 
-def work_cost(work: dict[str, Any], key: HeadsKey, pack: int, block_n: int, num_sms: int) -> float:
+def work_cost(work: dict[str, Any], key: HeadsKey, variant: Variant, num_sms: int) -> float:
     """Estimated time in 128 x 128 steps of one SM."""
-    units = key.heads_q if pack == 1 else key.heads_kv
-    width = block_n / 128
+    units = key.heads_q // variant.pack
+    width = variant.block_n / 128
     total = width * (work["steps"] + MASKED_COST * work["masked_steps"])
     total = units * (total + TILE_COST * len(work["tiles"]))
     longest = width * work["tiles"][0, 4] + TILE_COST if len(work["tiles"]) else 0.0
-    return (PACKED_FACTOR if pack > 1 else 1.0) * max(total / num_sms, longest)
+    return max(total / num_sms, longest)
 
 
 def _make(table: SliceTable, key: HeadsKey) -> FwdWork:
     num_sms = torch.cuda.get_device_properties(key.device_index).multi_processor_count
-    best: tuple[float, int, int, dict[str, Any]] | None = None
-    for pack, block_n in candidates(key):
+    best: tuple[float, Variant, dict[str, Any]] | None = None
+    for variant in candidates(key):
         work = solver.fwd_work_list(
-            table.slices, table.num_q, table.num_k, ROWS // pack, block_n
+            table.slices, table.num_q, table.num_k, ROWS // variant.pack, variant.block_n
         )
-        cost = work_cost(work, key, pack, block_n, num_sms)
+        cost = work_cost(work, key, variant, num_sms)
         if best is None or cost < best[0]:
-            best = (cost, pack, block_n, work)
+            best = (cost, variant, work)
     assert best is not None
     return upload_work(table, key, num_sms, *best)
 
@@ -113,8 +127,7 @@ def upload_work(
     key: HeadsKey,
     num_sms: int,
     cost: float,
-    pack: int,
-    block_n: int,
+    variant: Variant,
     work: dict[str, Any],
 ) -> FwdWork:
     """Put a work list on the device and fill in the part of the params that never changes."""
@@ -139,11 +152,12 @@ def upload_work(
         num_entries=len(work["entries"]),
         num_empty_ranges=len(work["empty_rows"]),
         heads_per_section=heads_per_section(work["active_keys"], key),
-        pack=pack,
-        block_n=block_n,
+        pack=variant.pack,
+        block_n=variant.block_n,
+        cluster=variant.cluster,
         num_sms=num_sms,
     )
-    return FwdWork(buffer, params, pack, block_n, work["steps"], cost)
+    return FwdWork(buffer, params, variant, work["steps"], cost)
 
 
 def heads_per_section(active_keys: int, key: HeadsKey) -> int:

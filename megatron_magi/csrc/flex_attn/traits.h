@@ -27,16 +27,19 @@ static_assert(sizeof(FwdEntry) == 48, "the solver writes rows of 12 int32");
 
 // ---- forward
 
-template <class Element_, int kHeadDim_, int kBlockN_>
+// kCluster 2: two blocks work on two units (heads) of one kv head side by side; each loads half of
+// every K and V tile into both, which halves the traffic from L2.
+template <class Element_, int kHeadDim_, int kBlockN_, int kCluster_>
 struct FwdTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = 128;  // rows of a tile: two consumer warpgroups of 64
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kConsumers = 2;
+  static constexpr int kCluster = kCluster_;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kProducerRegs = 24;
-  static constexpr int kConsumerRegs = 240;
+  static constexpr int kProducerRegs = 40;
+  static constexpr int kConsumerRegs = 232;
   static constexpr int kPanels = kHeadDim / 64;
   static constexpr int kStages = 2;                      // of K and of V
   // With wide key tiles at head_dim 128 there is room for one Q tile only and none for the output,
@@ -46,6 +49,8 @@ struct FwdTraits {
   static constexpr bool kStageOut = kRoomy;              // output tile has its own shared memory
   static constexpr int kRecordSlots = 2 * kStages;       // see fwd_kernel.cuh, "step record"
   static constexpr int kInfoSlots = kQStages + 2;        // see fwd_kernel.cuh, "item record"
+
+  static constexpr int kItemSlots = 4;                   // see FwdProducer::run
 
   static constexpr int kQBytes = 64 * kHeadDim * 2;      // one consumer's rows
   static constexpr int kKVBytes = kBlockN * kHeadDim * 2;
@@ -59,12 +64,16 @@ struct FwdTraits {
     alignas(1024) uint8_t out[kStageOut ? kConsumers * kQBytes : 16];
     int4 records[kRecordSlots][2];
     int4 infos[kInfoSlots];
+    int32_t items[kItemSlots];  // cluster: item numbers from the leading block
+    uint64_t full_item[kItemSlots];
     uint64_t empty_q[kQStages];
     uint64_t full_k[kStages], empty_k[kStages];
     uint64_t full_v[kStages], empty_v[kStages];
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage);
 
+  static_assert(kCluster == 1 || (kCluster == 2 && kPanels == 2),
+                "a pair of blocks shares a tile panel by panel");
   static_assert(kHeadDim % 64 == 0, "a swizzled panel is 64 columns wide");
   static_assert(kKVPanelBytes % 1024 == 0, "panels start on a swizzle atom");
   static_assert(kBlockN % 16 == 0, "P V steps take 16 keys");

@@ -9,17 +9,21 @@ namespace magi {
 namespace {
 
 struct Variant {
-  int dtype, head_dim, block_n;
+  int dtype, head_dim, block_n, cluster;
   FwdFunction run;
 };
 
 constexpr Variant kVariants[] = {
-    {kMagiBf16, 64, 128, run_fwd_bf16_d64_n128},
-    {kMagiBf16, 128, 128, run_fwd_bf16_d128_n128},
-    {kMagiBf16, 128, 176, run_fwd_bf16_d128_n176},
-    {kMagiFp16, 64, 128, run_fwd_fp16_d64_n128},
-    {kMagiFp16, 128, 128, run_fwd_fp16_d128_n128},
-    {kMagiFp16, 128, 176, run_fwd_fp16_d128_n176},
+    {kMagiBf16, 64, 128, 1, run_fwd_bf16_d64_n128_c1},
+    {kMagiBf16, 128, 128, 1, run_fwd_bf16_d128_n128_c1},
+    {kMagiBf16, 128, 128, 2, run_fwd_bf16_d128_n128_c2},
+    {kMagiBf16, 128, 176, 1, run_fwd_bf16_d128_n176_c1},
+    {kMagiBf16, 128, 176, 2, run_fwd_bf16_d128_n176_c2},
+    {kMagiFp16, 64, 128, 1, run_fwd_fp16_d64_n128_c1},
+    {kMagiFp16, 128, 128, 1, run_fwd_fp16_d128_n128_c1},
+    {kMagiFp16, 128, 128, 2, run_fwd_fp16_d128_n128_c2},
+    {kMagiFp16, 128, 176, 1, run_fwd_fp16_d128_n176_c1},
+    {kMagiFp16, 128, 176, 2, run_fwd_fp16_d128_n176_c2},
 };
 
 Status check(const MagiFwdParams& p) {
@@ -29,9 +33,12 @@ Status check(const MagiFwdParams& p) {
                std::to_string(p.num_heads_q) + " and " + std::to_string(p.num_heads_kv));
   const int group = p.num_heads_q / p.num_heads_kv;
   const bool power_of_two = (p.pack & (p.pack - 1)) == 0;
-  if (p.pack != 1 && (p.pack != group || !power_of_two || p.pack > 64))
-    return bad("pack must be 1, or the group size where that is a power of two up to 64, got " +
+  if (p.pack <= 0 || p.pack > 64 || !power_of_two || group % p.pack != 0)
+    return bad("pack must be a power of two up to 64 that divides the group size, got " +
                std::to_string(p.pack) + " for groups of " + std::to_string(group));
+  if (p.cluster <= 0 || group / p.pack % p.cluster != 0)
+    return bad("a cluster's blocks must share kv heads; got cluster " + std::to_string(p.cluster) +
+               " for groups of " + std::to_string(group) + " with pack " + std::to_string(p.pack));
   if (p.merge && p.out_dtype != kMagiFp32)
     return bad("merging continues from an fp32 output; pass out_dtype fp32");
   if (p.out_dtype != kMagiFp32 && p.out_dtype != p.dtype)
@@ -49,11 +56,13 @@ Status launch_fwd(const MagiFwdParams& params) {
   MAGI_RETURN_IF_ERROR(check(params));
   if (params.num_q == 0) return {};
   for (const Variant& v : kVariants)
-    if (v.dtype == params.dtype && v.head_dim == params.head_dim && v.block_n == params.block_n)
+    if (v.dtype == params.dtype && v.head_dim == params.head_dim && v.block_n == params.block_n &&
+        v.cluster == params.cluster)
       return v.run(params);
   return {kUnsupported, "no forward kernel for dtype code " + std::to_string(params.dtype) +
                             ", head_dim " + std::to_string(params.head_dim) + ", block_n " +
-                            std::to_string(params.block_n) +
+                            std::to_string(params.block_n) + ", cluster " +
+                            std::to_string(params.cluster) +
                             "; compiled are bf16 and fp16, head_dim 64 and 128"};
 }
 
