@@ -74,6 +74,7 @@ def flex_flash_attn_func(
             "pass either slices or q_ranges, k_ranges and attn_type_map, got both; drop one"
         )
     if isinstance(slices, AttnMask):
+        _check_lengths(slices, q.shape[0], k.shape[0])
         slices = _tensor_of_mask(slices)
     _check_slices(slices)
     out, lse = torch.ops.magi.flex_attn_fwd(
@@ -123,6 +124,15 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
+def _check_lengths(mask: AttnMask, num_q: int, num_k: int) -> None:
+    if (mask.total_seqlen_q, mask.total_seqlen_k) != (num_q, num_k):
+        raise ValueError(
+            f"the mask must be for q's {num_q} and k's {num_k} tokens, got one with "
+            f"total_seqlen_q = {mask.total_seqlen_q} and total_seqlen_k = {mask.total_seqlen_k}; "
+            f"build it for these lengths"
+        )
+
+
 def _check_slices(slices: Tensor) -> None:
     if not isinstance(slices, Tensor):
         raise TypeError(f"slices must be a Tensor or an AttnMask, got {type(slices).__name__}")
@@ -139,7 +149,8 @@ _range_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def _tensor_of_mask(mask: AttnMask) -> Tensor:
     if mask not in _mask_tensors:
-        _mask_tensors[mask] = slices_tensor(mask)
+        with torch.inference_mode(False):  # autograd may save it later
+            _mask_tensors[mask] = slices_tensor(mask)
     return _mask_tensors[mask]
 
 
@@ -159,13 +170,17 @@ def _slices_of_ranges(
             "leave both out for full attention"
         )
     parts = (q_ranges, k_ranges, attn_type_map)
-    key = tuple((id(x), x._version) for x in parts if x is not None and not x.is_inference())
+    is_cacheable = not any(x is not None and x.is_inference() for x in parts)
+    key = [(id(x), 0 if x is None else x._version) for x in parts] if is_cacheable else None
     seen = _range_tensors.get(q_ranges)
-    if seen is not None and seen[0] == key and seen[1][1:] == parts[1:]:
+    if seen is not None and seen[0] == key:
         return seen[2]
     host = [None if x is None else np.asarray(x.detach().cpu()) for x in parts]
-    made = torch.from_numpy(slices_from_ranges(*host))  # type: ignore[arg-type]
-    if len(key) == sum(x is not None for x in parts):
-        # The other two objects are kept alive so that their ids stay theirs.
-        _range_tensors[q_ranges] = (key, parts, made)
+    with torch.inference_mode(False):  # autograd may save it later
+        made = torch.from_numpy(slices_from_ranges(*host))  # type: ignore[arg-type]
+    if is_cacheable:
+        # The other objects are kept alive so that their ids stay theirs; not the entry's own key,
+        # or the entry would live for ever.
+        others = [x for x in parts if x is not q_ranges]
+        _range_tensors[q_ranges] = (key, others, made)
     return made

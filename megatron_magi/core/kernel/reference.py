@@ -6,7 +6,9 @@ tile. Shapes: T query tokens, S key tokens, H query heads, G key/value heads, R 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +21,19 @@ _TILE_CELLS = 2**22
 """Score elements (heads x queries x keys) of a tile: 16 MiB in fp32."""
 
 Tile = tuple[slice, slice, Tensor | None]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _without_autocast(method: Callable[P, R]) -> Callable[P, R]:
+    """Products stay in the accumulation dtype inside ``torch.autocast`` too."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return method(*args, **kwargs)
+
+    return run
 
 
 class ReferenceBackend:
@@ -26,6 +41,7 @@ class ReferenceBackend:
 
     name = "reference"
 
+    @_without_autocast
     def forward(
         self,
         q_THD: Tensor,
@@ -52,6 +68,7 @@ class ReferenceBackend:
             out = out.to(out_dtype or q_THD.dtype)
         return out, lse
 
+    @_without_autocast
     def backward(
         self,
         dout_THD: Tensor,

@@ -81,6 +81,10 @@ class AttnMask:
     def __hash__(self) -> int:
         return self.digest
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.slices.setflags(write=False)  # pickling and deepcopy forget it
+
 
 def dense_from_slices(slices: IntArray, num_q: int, num_k: int) -> npt.NDArray[np.bool_]:
     """bool [num_q, num_k] with the slices' cells set."""

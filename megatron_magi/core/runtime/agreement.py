@@ -77,8 +77,14 @@ def ensure_agreed(plan: AttnPlan, cp_group: CpGroup) -> None:
     if plan.digest not in _state(group, plan.config.agreement_timeout_s).agreed:
         agree(plan, group)
     state = _states[group]
-    while state.pending:
-        _finish(state.pending.popleft(), dist.get_rank(group))
+    try:
+        while state.pending:
+            _finish(state.pending.popleft(), dist.get_rank(group))
+    except AgreementError:
+        # Nothing that was compared since the last success counts, nor fails a later step.
+        state.pending.clear()
+        state.agreed.clear()
+        raise
 
 
 def fingerprint(plan: AttnPlan) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
@@ -41,6 +42,7 @@ class _Roll(torch.autograd.Function):
         return _roll(x, shift, layout, cp_group, dim)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rolled = _roll(grad, -ctx.shift, ctx.layout, ctx.cp_group, ctx.dim)
         return rolled, None, None, None, None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
@@ -79,7 +80,8 @@ def position_ids(
         cp_group: the group, or a rank's number.
     """
     rank = cp_group if isinstance(cp_group, int) else group_rank(cp_group)
-    return _local_index(plan.dispatch, rank, torch.device(device))[0]
+    # A copy, so that changing it, or saving it for backward after inference, does no harm.
+    return _local_index(plan.dispatch, rank, torch.device(device))[0].clone()
 
 
 class _Dispatch(torch.autograd.Function):
@@ -91,6 +93,7 @@ class _Dispatch(torch.autograd.Function):
         return _select(x, layout, group_rank(cp_group), dim, pad_value)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _gather(grad, ctx.layout, ctx.cp_group, ctx.dim), None, None, None, None
 
@@ -104,10 +107,12 @@ class _Undispatch(torch.autograd.Function):
         return _gather(x_local, layout, cp_group, dim)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         group = resolve_group(ctx.cp_group)
         if ctx.partial and group is not None:
-            grad = grad.contiguous()
+            # A copy: the gradient may belong to other branches of the graph too.
+            grad = grad.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(grad, group=group)
         local = _select(grad, ctx.layout, group_rank(ctx.cp_group), ctx.dim, 0)
         return local, None, None, None, None
@@ -126,7 +131,10 @@ def _gather(x_local: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int) 
     rows = x_local.movedim(dim, 0).contiguous()
     if group is not None:
         everything = rows.new_empty((layout.padded_seqlen, *rows.shape[1:]))
-        dist.all_gather_into_tensor(everything, rows, group=group)
+        # As bytes: gloo knows no int16 and no fp8.
+        dist.all_gather_into_tensor(
+            everything.view(torch.uint8), rows.view(torch.uint8), group=group
+        )
         rows = everything
     return rows.index_select(0, _inverse(layout, rows.device)).movedim(0, dim)
 

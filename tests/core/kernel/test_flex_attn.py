@@ -1,5 +1,6 @@
 """The kernel front and its PyTorch reference against a dense fp64 answer."""
 
+import gc
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatron_magi import AttnMask, AttnSlice, masks
-from megatron_magi.core.kernel import reference
+from megatron_magi.core.kernel import flex_attn, reference
 from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from tests.dense import compare, dense_attention, random_mask, random_qkv
@@ -89,6 +90,41 @@ def test_ranges_changed_in_place_are_noticed() -> None:
     slices[0, 1] = 3
     _, meta = flex_flash_attn_func(q, k, v, slices=slices)
     assert (meta.lse[3:] == -math.inf).all()
+
+
+def test_remembered_ranges_die_with_their_tensor() -> None:
+    q, k, v, _ = random_qkv(masks.full(8), 1, 1, 4, torch.float64, 1)
+    gc.collect()
+    before = len(flex_attn._range_tensors)
+    for types in (None, torch.tensor([1])):
+        ranges = torch.tensor([[0, 8]])
+        flex_flash_attn_func(q, k, v, ranges, ranges, types)
+    flex_flash_attn_func(q, k, v)
+    del ranges, types
+    gc.collect()
+    assert len(flex_attn._range_tensors) == before
+
+
+@pytest.mark.parametrize("kind", ["mask", "ranges"])
+def test_training_after_inference_with_the_same_mask(kind: str) -> None:
+    mask, ranges = masks.full(8), torch.tensor([[0, 8]])
+    q, k, v, dout = random_qkv(mask, 1, 1, 4, torch.float64, 1)
+    slices = {"slices": mask} if kind == "mask" else {"q_ranges": ranges, "k_ranges": ranges}
+    with torch.inference_mode():
+        flex_flash_attn_func(q, k, v, **slices)
+    flex_flash_attn_func(q, k, v, **slices)[0].backward(dout)
+
+
+def test_autocast_does_not_touch_the_arithmetic() -> None:
+    mask = masks.causal(32)
+    q, k, v, dout = random_qkv(mask, 2, 1, 8, torch.float32, 0)
+    want = flex_flash_attn_func(q, k, v, slices=mask)[0]
+    grads = torch.autograd.grad(want, (q, k, v), dout)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = flex_flash_attn_func(q, k, v, slices=mask)[0]
+        assert torch.equal(got, want)
+        for a, b in zip(torch.autograd.grad(got, (q, k, v), dout), grads, strict=True):
+            assert torch.equal(a, b)
 
 
 def test_no_ranges_mean_full_attention_and_scale_is_used() -> None:
@@ -176,7 +212,8 @@ def test_bad_slices_are_refused() -> None:
         ({"q_ranges": ranges}, "must both be given"),
         ({"q_ranges": ranges, "k_ranges": ranges, "slices": masks.full(4)}, "got both"),
         ({"q_ranges": ranges + 1, "k_ranges": ranges}, r"q_end <= total_seqlen_q = 4"),
-        ({"slices": masks.full(5)}, "total_seqlen_q = 4"),
+        ({"slices": masks.full(5)}, "q's 4 and k's 4 tokens, got one with total_seqlen_q = 5"),
+        ({"slices": masks.full(3, 4)}, "got one with total_seqlen_q = 3"),
         ({"backend": "cudnn"}, "must be 'auto', 'cuda', 'flex' or 'reference', got 'cudnn'"),
     ):
         with pytest.raises(ValueError, match=text):

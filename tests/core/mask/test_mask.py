@@ -1,5 +1,6 @@
 """AttnMask checks itself, and equal masks are equal."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -60,7 +61,10 @@ def test_slices_cannot_be_changed_and_masks_pickle() -> None:
     mask = from_cu_seqlens([0, 3, 8])
     with pytest.raises(ValueError, match="read-only"):
         mask.slices[0, 0] = 1
-    assert pickle.loads(pickle.dumps(mask)) == mask
+    for twin in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
+        assert twin == mask
+        with pytest.raises(ValueError, match="read-only"):
+            twin.slices[0, 0] = 1
 
 
 def test_dense_size_is_limited() -> None:

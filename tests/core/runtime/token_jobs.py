@@ -1,0 +1,75 @@
+"""What the tests of dispatch, undispatch and agreement run on every rank."""
+
+from __future__ import annotations
+
+import torch
+
+import megatron_magi as magi
+from megatron_magi import AgreementError, HeadShape, MagiConfig, masks
+from megatron_magi.core.runtime.agreement import ensure_agreed
+from tests.process_pool import subgroup
+
+SHAPE = HeadShape(2, 1, 4)
+
+
+def partial_gradients_are_summed_in_a_copy(rank: int, cp_size: int) -> None:
+    """The gradient belongs to the other summand, and to the caller, too."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.causal(24), group, SHAPE)
+    x, bias = (torch.randn(24, 2, requires_grad=True) for _ in range(2))
+    full = magi.undispatch(magi.dispatch(x, plan, group), plan, group, is_partial_grad=True)
+    given = torch.ones(24, 2)
+    dx, dbias = torch.autograd.grad(bias + full, (x, bias), given)
+    assert (dx == cp_size).all() and (dbias == 1).all() and (given == 1).all()
+
+
+def any_dtype(rank: int, cp_size: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.causal(32), group, SHAPE)
+    bits = torch.arange(64).view(32, 2) % 2
+    for dtype in (torch.bool, torch.uint8, torch.int16, torch.int64, torch.float8_e4m3fn,
+                  torch.float16, torch.bfloat16, torch.float64, torch.complex64):  # fmt: skip
+        x = bits.to(dtype)
+        back = magi.undispatch(magi.dispatch(x, plan, group), plan, group)
+        assert back.dtype == dtype
+        assert torch.equal(back.contiguous().view(torch.uint8), x.view(torch.uint8)), dtype
+
+
+def second_derivatives(rank: int, cp_size: int) -> str:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return ""
+    plan = magi.plan(masks.causal(24), group, SHAPE)
+    q, k = (torch.randn(plan.dispatch.num_local_tokens, h, 4, requires_grad=True) for h in (2, 1))
+    out, _ = magi.dist_attn(q, k, k, plan, group)
+    (grad,) = torch.autograd.grad((out * out * q).sum(), q, create_graph=True)
+    try:
+        grad.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def after_a_disagreement(rank: int, cp_size: int) -> None:
+    """Whoever handles the error goes on with the next batch: nothing stale is left."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    config = MagiConfig(agreement_timeout_s=20)
+    right = magi.plan(masks.full(24), group, SHAPE, config)
+    wrong = magi.plan(masks.causal(24), group, SHAPE, config) if rank == 1 else right
+    for _ in range(3):
+        magi.dispatch(torch.zeros(24, 1), wrong, group)
+    try:
+        ensure_agreed(wrong, group)
+    except AgreementError:
+        pass
+    else:
+        raise AssertionError("no error")
+    ensure_agreed(right, group)  # rank 0 tried this plan before, rank 1 did not
+    magi.dispatch(torch.zeros(24, 1), right, group)
+    ensure_agreed(right, group)
