@@ -8,7 +8,7 @@ would hang.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -22,6 +22,9 @@ from megatron_magi.core.plan import AttnPlan
 
 FIELDS = ("mask", "dispatch", "head_shape", "config")
 """What a plan is a function of, in the order of the exchanged field hashes."""
+
+MAX_AGREED = 4096
+"""Plans remembered as compared; one that was forgotten is compared again, on all ranks alike."""
 
 
 class AgreementError(RuntimeError):
@@ -39,7 +42,8 @@ class _Exchange:
 class _GroupState:
     cpu_group: dist.ProcessGroupGloo
     pending: deque[_Exchange] = field(default_factory=deque)
-    agreed: set[int] = field(default_factory=set)
+    agreed: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """Digests of plans that were compared, the latest last; bounded, equal on every rank."""
 
 
 # Keyed by the group object itself: groups live as long as the process uses them.
@@ -61,7 +65,10 @@ def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     work = state.cpu_group.allgather([gathered], [mine])  # type: ignore[attr-defined]
     state.pending.append(_Exchange(work, gathered, plan.config.agreement_timeout_s))
-    state.agreed.add(plan.digest)
+    state.agreed[plan.digest] = None
+    state.agreed.move_to_end(plan.digest)
+    if len(state.agreed) > MAX_AGREED:
+        state.agreed.popitem(last=False)
 
 
 def ensure_agreed(plan: AttnPlan, cp_group: CpGroup) -> None:
