@@ -16,6 +16,7 @@ constexpr uint64_t kSeed = 20261121;
 constexpr int64_t kCoarsest = 8;                   // chunks of the largest block
 constexpr int64_t kMaxVisits = 300'000'000;        // segments per level: a bound on time
 constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: never worth it
+constexpr int64_t kMostRows = INT64_MAX / 4;       // fines stop here: no overflow
 
 // Shares of the trials in percent, and what the tuning runs of docs/planner.md settled on.
 constexpr int64_t kCoarseShare = 30;  // all coarse levels together
@@ -112,7 +113,8 @@ void anneal(Assignment& state, const Schedule& schedule, Rng& rng) {
     const int64_t threshold = schedule.threshold * left / trials * left / trials;
     const int64_t price = schedule.price_begin + (schedule.price_end - schedule.price_begin) *
                                                      trial / trials * trial / trials;
-    const int64_t fine = price * state.misfit_delta(a, b);
+    const int64_t most = kMostRows / price;
+    const int64_t fine = price * std::clamp(state.misfit_delta(a, b), -most, most);
     if (fine > threshold + 2 * schedule.threshold) continue;  // no saving in rows makes up for it
     const int64_t delta = state.traffic_delta(a, b);
     if (delta + fine > threshold) continue;
