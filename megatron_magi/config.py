@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 DispatchAlgorithm = Literal["lpt", "swap"]
@@ -14,7 +17,8 @@ class MagiConfig:
     """What changes results or speed; part of every plan's digest, equal on every rank.
 
     Raises:
-        ValueError: when a field is out of its range.
+        TypeError: a field that is no number where one is required.
+        ValueError: a field out of its range.
     """
 
     chunk_size: int | None = None
@@ -57,6 +61,11 @@ class MagiConfig:
     """Seconds to wait for the other ranks' plan digest before giving up with an error."""
 
     def __post_init__(self) -> None:
+        # Equal configs must have equal digests on every rank: 1 becomes 1.0, numpy's 128 Python's.
+        for name in ("chunk_size", "swap_trials", "overlap_degree", "tile_q", "tile_k"):
+            _convert(self, name, lambda value: int(operator.index(value)), "an integer")
+        for name in ("max_imbalance", *_RATES, "stage_latency_us"):
+            _convert(self, name, float, "a number")
         _require(
             self.chunk_size is None or self.chunk_size >= 1, "chunk_size", ">= 1 or None", self
         )
@@ -75,9 +84,26 @@ class MagiConfig:
         _require(self.kernel_backend in backends, "kernel_backend", f"one of {backends}", self)
         for name in ("tile_q", "tile_k"):
             _require(getattr(self, name) >= 1, name, ">= 1", self)
-        for name in ("link_gib_s", "kernel_tflops", "agreement_timeout_s"):
-            _require(getattr(self, name) > 0, name, "> 0", self)
-        _require(self.stage_latency_us >= 0, "stage_latency_us", ">= 0", self)
+        for name in _RATES:
+            _require(0 < getattr(self, name) < math.inf, name, "> 0 and finite", self)
+        _require(0 <= self.stage_latency_us < math.inf, "stage_latency_us", ">= 0 and finite", self)
+
+
+_RATES = ("link_gib_s", "kernel_tflops", "agreement_timeout_s")
+
+
+def _convert(config: MagiConfig, field: str, kind: Callable[[Any], Any], what: str) -> None:
+    value = getattr(config, field)
+    if value is None and getattr(MagiConfig, field) is None:
+        return
+    try:
+        if isinstance(value, str):  # float() would take it
+            raise TypeError
+        object.__setattr__(config, field, kind(value))
+    except TypeError:
+        raise TypeError(
+            f"MagiConfig.{field} must be {what}, got {value!r}; leave it out to use the default"
+        ) from None
 
 
 def _require(holds: bool, field: str, rule: str, config: MagiConfig) -> None:

@@ -29,6 +29,11 @@ def test_nothing_stale_is_left_after_a_disagreement() -> None:
     pool(WORLD).run(jobs.after_a_disagreement, 3, timeout_s=60)
 
 
+def test_ranks_with_other_second_masks_are_told() -> None:
+    for error in pool(WORLD).run(jobs.other_second_masks, 3, timeout_s=60)[:3]:
+        assert "ranks [1] differ from rank 0 in mask" in error
+
+
 def test_positions_are_the_callers_own() -> None:
     plan = magi.plan(masks.causal(15), 1, HeadShape(2, 1, 4))
     with torch.inference_mode():

@@ -73,3 +73,21 @@ def after_a_disagreement(rank: int, cp_size: int) -> None:
     ensure_agreed(right, group)  # rank 0 tried this plan before, rank 1 did not
     magi.dispatch(torch.zeros(24, 1), right, group)
     ensure_agreed(right, group)
+
+
+def other_second_masks(rank: int, cp_size: int) -> str:
+    """A mask that came without a dispatch call is compared when it is first used."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return ""
+    config = MagiConfig(agreement_timeout_s=20)
+    first = magi.plan(masks.causal(24), group, SHAPE, config)
+    q, k = (magi.dispatch(torch.zeros(24, h, 4), first, group) for h in (2, 1))
+    magi.dist_attn(q, k, k, first, group)
+    window = masks.sliding_window(24, (7 if rank == 1 else 5, 0))
+    plan = magi.plan(window, group, SHAPE, config, dispatch=first.dispatch)
+    try:
+        magi.dist_attn(q, k, k, plan, group)
+    except AgreementError as error:
+        return str(error)
+    return "no error"

@@ -1,0 +1,36 @@
+"""MagiConfig: one spelling of every value, three-part errors."""
+
+import math
+
+import numpy as np
+import pytest
+
+from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi.core.plan import make_attn_plan
+
+
+def test_equal_configs_have_equal_digests() -> None:
+    """A rank that spells a number otherwise plans the same thing."""
+    spelled = MagiConfig(max_imbalance=2, tile_q=np.int64(64), link_gib_s=np.float32(100))  # type: ignore[arg-type]
+    plain = MagiConfig(max_imbalance=2.0, tile_q=64, link_gib_s=100.0)
+    plans = [make_attn_plan(masks.causal(64), 2, HeadShape(2, 1, 4), c) for c in (spelled, plain)]
+    assert spelled == plain and plans[0].digest == plans[1].digest
+
+
+@pytest.mark.parametrize(
+    "field, value, error, text",
+    [
+        ("chunk_size", 12.5, TypeError, "must be an integer, got 12.5; leave it out"),
+        ("tile_q", None, TypeError, "must be an integer, got None"),
+        ("max_imbalance", "1.1", TypeError, "must be a number, got '1.1'"),
+        ("agreement_timeout_s", math.inf, ValueError, "must be > 0 and finite, got inf"),
+        ("stage_latency_us", math.nan, ValueError, "must be >= 0 and finite, got nan"),
+        ("chunk_size", 0, ValueError, "must be >= 1 or None, got 0"),
+        ("overlap_degree", 65, ValueError, "between 0 and 64, or None, got 65"),
+        ("dispatch", "best", ValueError, "must be 'lpt' or 'swap', got 'best'"),
+        ("kernel_backend", "fa3", ValueError, "must be one of"),
+    ],
+)
+def test_bad_values_are_refused(field: str, value: object, error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        MagiConfig(**{field: value})
