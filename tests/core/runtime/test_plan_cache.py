@@ -1,0 +1,70 @@
+"""The plan cache: every input is part of the key, the oldest plans go, threads may share it."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import megatron_magi as magi
+from megatron_magi import AttnPlan, HeadShape, MagiConfig, masks
+from megatron_magi.core.runtime.plan_cache import PlanCache, plan_cache
+
+SHAPE = HeadShape(4, 2, 8)
+FIRST = dict(mask=masks.causal(96), cp_size=2, head_shape=SHAPE, config=MagiConfig())
+
+
+@pytest.fixture(autouse=True)
+def empty_cache() -> Iterator[None]:
+    plan_cache.clear()
+    yield
+    plan_cache.clear()
+
+
+def test_equal_inputs_meet_in_one_plan() -> None:
+    first = magi.plan(**FIRST)
+    assert magi.plan(masks.from_cu_seqlens([0, 96]), 2, HeadShape(4, 2, 8)) is first
+    assert plan_cache.num_hits == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(mask=masks.full(96)),
+        dict(cp_size=3),
+        dict(head_shape=HeadShape(4, 4, 8)),
+        dict(config=MagiConfig(chunk_size=8)),
+        dict(config=MagiConfig(deterministic=True)),
+        dict(dispatch=magi.plan(masks.full(96), 2, SHAPE, MagiConfig(chunk_size=6)).dispatch),
+        dict(token_multiple=10),
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_input_is_part_of_the_key(change: dict) -> None:
+    first = magi.plan(**FIRST)
+    other = magi.plan(**{**FIRST, **change})
+    assert other is not first and plan_cache.num_hits == 0
+    if "dispatch" in change:
+        assert other.dispatch == change["dispatch"] != first.dispatch
+    assert other.dispatch.num_local_tokens % change.get("token_multiple", 1) == 0
+    assert magi.plan(**FIRST) is first
+
+
+def test_the_least_recently_used_plan_goes() -> None:
+    cache = PlanCache(capacity=2)
+
+    def get(tokens: int) -> AttnPlan:
+        return cache.get(masks.causal(tokens), 1, SHAPE, MagiConfig(), None, 1)
+
+    first, second = get(8), get(9)
+    assert get(8) is first
+    get(10)
+    assert get(8) is first and get(9) is not second and cache.num_hits == 2
+
+
+def test_threads_get_equal_plans() -> None:
+    lengths = [64 + i % 7 for i in range(140)]
+    with ThreadPoolExecutor(6) as pool:
+        plans = list(pool.map(lambda n: magi.plan(masks.causal(n), 4, SHAPE), lengths))
+    for tokens, made in zip(lengths, plans, strict=True):
+        assert made == magi.plan(masks.causal(tokens), 4, SHAPE)
+        assert made.rank_plan(1).num_local_tokens == made.dispatch.num_local_tokens
