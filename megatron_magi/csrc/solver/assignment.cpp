@@ -12,6 +12,7 @@ Assignment::Assignment(const Segments& segments, std::span<const int64_t> chunk_
     : segments_(&segments),
       chunk_loads_(chunk_loads),
       limits_(limits),
+      chunks_per_rank_(static_cast<int64_t>(ranks.size()) / cp_size),
       loads_(cp_size),
       traffic_(segments, ranks, cp_size) {
   assign(std::move(ranks));

@@ -23,7 +23,7 @@ class Assignment {
 
   int64_t num_chunks() const { return static_cast<int64_t>(ranks_.size()); }
   int64_t cp_size() const { return static_cast<int64_t>(loads_.size()); }
-  int64_t chunks_per_rank() const { return num_chunks() / cp_size(); }
+  int64_t chunks_per_rank() const { return chunks_per_rank_; }
   const std::vector<int32_t>& ranks() const { return ranks_; }
   int32_t rank(int32_t chunk) const { return ranks_[chunk]; }
   int64_t load(int32_t rank) const { return loads_[rank]; }
@@ -31,7 +31,7 @@ class Assignment {
   const LoadLimits& limits() const { return limits_; }
 
   // The i-th chunk of a rank; the order is arbitrary and changes.
-  int32_t member(int32_t rank, int64_t i) const { return members_[rank * chunks_per_rank() + i]; }
+  int32_t member(int32_t rank, int64_t i) const { return members_[rank * chunks_per_rank_ + i]; }
 
   const Traffic& traffic() const { return traffic_; }
   // Tiles above the cap or below the floor, all ranks together.
@@ -53,6 +53,7 @@ class Assignment {
   const Segments* segments_;
   std::span<const int64_t> chunk_loads_;
   LoadLimits limits_;
+  int64_t chunks_per_rank_;
   std::vector<int32_t> ranks_;    // [num_chunks]
   std::vector<int64_t> loads_;    // [cp_size]
   std::vector<int32_t> members_;  // [cp_size * chunks_per_rank]

@@ -10,8 +10,10 @@ namespace magi {
 namespace {
 
 constexpr int64_t kMaxSteps = 1000;
-constexpr int64_t kFullest = 4;   // ranks considered per step, and emptiest ones
-constexpr int64_t kPerChunk = 4;  // trades compared per chunk of such a rank
+constexpr int64_t kMaxLooks = 20'000'000;  // chunks looked at: a bound on time for huge problems
+constexpr int64_t kMaxPairs = 128 * 128;   // chunk pairs of two ranks that trade_twice sorts
+constexpr int64_t kFullest = 4;            // ranks considered per step, and emptiest ones
+constexpr int64_t kPerChunk = 4;           // trades compared per chunk of such a rank
 
 struct Trade {
   int32_t a = -1;
@@ -35,6 +37,7 @@ class ByLoad {
     auto at = std::ranges::upper_bound(chunks_, highest, {}, load_of);
     for (int64_t found = 0; found < kPerChunk && at != chunks_.begin();) {
       const int32_t b = *--at;
+      ++looks_;
       if (load_of(b) < lowest) return;
       if (state_.rank(b) == state_.rank(a) || !good(b)) continue;
       trades.push_back({a, b});
@@ -42,9 +45,12 @@ class ByLoad {
     }
   }
 
+  int64_t looks() const { return looks_; }
+
  private:
   const Assignment& state_;
   std::vector<int32_t> chunks_;  // by rising load
+  mutable int64_t looks_ = 0;
 };
 
 // A heavier chunk of the overloaded `rank` for a lighter one of a rank with room.
@@ -73,6 +79,47 @@ void collect_lifting(const Assignment& state, const ByLoad& by_load, int32_t ran
   }
 }
 
+// Two trades at once with one rank that has room: together they take the excess of the overloaded
+// `rank` away, or most of it, where no single trade does (a rank of the heaviest and the lightest
+// chunks has no chunk that is a little lighter anywhere else). Returns whether one was made.
+bool trade_twice(Assignment& state, int32_t rank, Rng& rng) {
+  struct Move {
+    int64_t tiles;  // that leave `rank`
+    Trade trade;
+  };
+  const int64_t excess = state.load(rank) - state.limits().cap;
+  const int64_t per_rank = state.chunks_per_rank();
+  if (per_rank * per_rank > kMaxPairs) return false;
+  const int32_t cp_size = static_cast<int32_t>(state.cp_size());
+  const int32_t first = static_cast<int32_t>(rng.below(cp_size));
+  std::vector<Move> moves;
+  for (int32_t i = 0; i < cp_size; ++i) {
+    const int32_t other = (first + i) % cp_size;
+    const int64_t room = state.limits().cap - state.load(other);
+    if (room <= 0) continue;
+    moves.clear();
+    for (int64_t j = 0; j < per_rank * per_rank; ++j) {
+      const Trade trade{state.member(rank, j / per_rank), state.member(other, j % per_rank)};
+      moves.push_back({state.chunk_load(trade.a) - state.chunk_load(trade.b), trade});
+    }
+    std::ranges::stable_sort(moves, {}, &Move::tiles);
+    for (const Move& one : moves) {
+      // The least that clears the excess, or what fills the room where that is not enough.
+      const int64_t wanted = std::min(excess, room) - one.tiles;
+      auto two = std::ranges::lower_bound(moves, wanted, {}, &Move::tiles);
+      while (two != moves.end() && (two->trade.a == one.trade.a || two->trade.b == one.trade.b)) {
+        ++two;
+      }
+      if (two == moves.end() || one.tiles + two->tiles > room) continue;
+      for (const Trade& trade : {one.trade, two->trade}) {
+        state.swap(trade.a, trade.b, state.traffic_delta(trade.a, trade.b));
+      }
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 bool repair(Assignment& state, int64_t price, Rng& rng) {
@@ -81,7 +128,8 @@ bool repair(Assignment& state, int64_t price, Rng& rng) {
   const ByLoad by_load(state);
   std::vector<int32_t> order(cp_size);
   std::vector<Trade> trades;
-  for (int64_t step = 0; state.misfit() > 0 && step < kMaxSteps; ++step) {
+  for (int64_t step = 0; state.misfit() > 0 && step < kMaxSteps && by_load.looks() < kMaxLooks;
+       ++step) {
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, std::greater<>{}, [&](int32_t r) { return state.load(r); });
     const int64_t room = cap - state.load(order.back());
@@ -90,6 +138,7 @@ bool repair(Assignment& state, int64_t price, Rng& rng) {
     for (int32_t i = 0; i < std::min<int32_t>(cp_size, kFullest) && trades.empty(); ++i) {
       if (state.load(order[i]) > cap) collect_giving(state, by_load, order[i], room, trades);
     }
+    if (trades.empty() && trade_twice(state, order[0], rng)) continue;
     if (trades.empty()) {
       const int64_t emptiest = rng.below(std::min<int64_t>(cp_size, kFullest));
       collect_lifting(state, by_load, order[cp_size - 1 - emptiest], trades);

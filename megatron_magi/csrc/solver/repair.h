@@ -11,9 +11,9 @@
 namespace magi {
 
 // Trades until no rank is above its cap; each step takes the best of a few trades that lower the
-// overload of one of the fullest ranks, by rows plus `price` per tile. Where there is none, because
-// all slack is on ranks with light chunks only, one of the emptiest ranks gets heavier chunks
-// first. Returns whether it succeeded; limits must have no floor.
+// overload of one of the fullest ranks, by rows plus `price` per tile. Where there is none, two
+// trades at once may do it, or one of the emptiest ranks gets heavier chunks first, so that its
+// room spreads to other ranks. Returns whether it succeeded; limits must have no floor.
 bool repair(Assignment& state, int64_t price, Rng& rng);
 
 // The same where rows do not matter: `ranks` with no rank above `cap`, or as given where that was

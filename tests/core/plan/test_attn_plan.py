@@ -97,10 +97,10 @@ def check_ranks(plan: AttnPlan, dense: np.ndarray) -> None:
                 for a, b in stage.cast.recv_ranges.tolist():
                     keys += range(a, b)
             assert stage.num_keys == len(keys)
+            assert np.array_equal(solver.canonical_slices(stage.slices), stage.slices)
             for q0, q1, k0, k1, lo, hi in stage.slices.tolist():
-                for q in range(q0, q1):
-                    for k in range(max(k0, q + lo), min(k1, q + hi + 1)):
-                        seen[rows[q], keys[k]] += 1
+                d_kq = np.arange(k0, k1) - np.arange(q0, q1)[:, None]
+                seen[np.ix_(rows[q0:q1], keys[k0:k1])] += (lo <= d_kq) & (d_kq <= hi)
     n = d.total_seqlen
     assert np.array_equal(seen[:n, :n], dense.astype(int))
     assert seen[n:].sum() == seen[:, n:].sum() == 0
@@ -152,7 +152,7 @@ def check(plan: AttnPlan) -> None:
 
 @given(
     seed=st.integers(0, 2**32 - 1),
-    total=st.integers(1, 70),
+    total=st.integers(0, 120),
     cp_size=st.integers(1, 8),
     degree=st.sampled_from([None, 0, 1, 2, 3, 4]),
     dispatch=st.sampled_from(["lpt", "swap"]),
@@ -183,6 +183,7 @@ class Case:
         return self.name
 
 
+BLOCKS = MagiConfig(chunk_size=8, tile_q=8, tile_k=8)  # 32 chunks a rank: blocks of 8, 4, 2, 1
 EMPTY = AttnMask(np.zeros((0, 6), np.int32), 37, 37)
 FULL = AttnMask(np.array([(0, 64, 0, 64, *OPEN)], np.int32), 64, 64)
 CASES = [
@@ -199,6 +200,8 @@ CASES = [
     Case("64 ranks, one row each", packed_causal(64), 64),
     Case("no remote key", packed_causal(16, 16, 16, 16), 4, MagiConfig(chunk_size=16)),
     Case("deep stages", packed_causal(96), 4, MagiConfig(chunk_size=8, overlap_degree=4)),
+    Case("no token", AttnMask(np.zeros((0, 6), np.int32), 0, 0), 4),
+    Case("search over blocks", packed_causal(300, 37, 190, 13, 228), 3, BLOCKS),
     Case("more stages than rows", packed_causal(6), 3, MagiConfig(overlap_degree=9)),
     Case("degree 0", packed_causal(70, 30), 4, MagiConfig(chunk_size=5, overlap_degree=0)),
 ]
@@ -349,7 +352,10 @@ def test_digest_names_the_field_that_differs():
         assert other != base
 
 
-@pytest.mark.parametrize("config", [MagiConfig(), MagiConfig(chunk_size=96)])
+LPT = MagiConfig(dispatch="lpt")
+
+
+@pytest.mark.parametrize("config", [LPT, replace(LPT, chunk_size=96)])
 @pytest.mark.parametrize("total", [1, 5, 768, 769, 8192, 8209, 100_003])
 def test_local_length_never_depends_on_the_mask(total, config):
     for cp_size in (1, 2, 3, 7, 8):
