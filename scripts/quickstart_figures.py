@@ -1,4 +1,4 @@
-"""The quick start's two pictures."""
+"""The quick start's pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_magi import HeadShape, masks
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, make_attn_plan
 from megatron_magi.training.compare import Comparison
 from megatron_magi.training.config import DataConfig, RunConfig
-from megatron_magi.training.data import PackedDataset, sample_mask
+from megatron_magi.training.data import PackedDataset, PackedSample, sample_mask
 
 INK, MUTED, GRID = "#222222", "#666666", "#d8d8d8"
 RUN_COLORS = ("#222222", "#1f77b4", "#d62728")
@@ -29,87 +29,122 @@ RANK_COLORS = (
     "#4aa3b5",
     "#999933",
 )
-PICTURE_CP, PICTURE_TOKENS = 4, 32768
+PICTURE_CP, PICTURE_TOKENS, PICTURE_CANDIDATES = 4, 32768, 63
 TINY = 1e-9
+"""Differences below this, also 0, are drawn here."""
+RUN_LABELS = (
+    "reference: Megatron's dense attention, CP 1",
+    "megatron_magi, CP 2",
+    "one document boundary moved by a token",
+)
+RUN_STYLES: tuple[dict[str, Any], ...] = (
+    {"linewidth": 5, "alpha": 0.25},
+    {"linewidth": 1.6},
+    {"linewidth": 1.2, "linestyle": (0, (4, 3))},
+)
 
 
-def draw_losses(comparisons: list[Comparison], folder: Path) -> Path:
+def draw_losses(comparisons: list[Comparison], path: Path) -> Path:
     """Loss curves of the runs above, their difference from the reference below."""
-    figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 2), layout="constrained"
-    )
-    labels = (
-        "reference: dense attention, CP 1",
-        "megatron_magi, CP 2",
-        "one document boundary moved by a token",
-    )
-    styles: tuple[dict[str, Any], ...] = (
-        {"linewidth": 5, "alpha": 0.25},
-        {"linewidth": 1.6},
-        {"linewidth": 1.2, "linestyle": (0, (4, 3))},
-    )
-    for c, label, color, style in zip(comparisons, labels, RUN_COLORS, styles, strict=True):
-        steps = np.arange(1, len(c.run.loss) + 1)
-        top.plot(steps, c.run.loss, label=label, color=color, **style)
-        if c is not comparisons[0]:
-            bottom.plot(steps, np.maximum(c.loss_difference, TINY), color=color, **style)
-    gates = comparisons[0].gates
-    bottom.axhline(gates.any_step_loss, color=MUTED, linewidth=1, linestyle=":")
-    bottom.annotate(
-        "gate",
-        (1.0, gates.any_step_loss),
-        (4, 0),
-        ("axes fraction", "data"),
-        textcoords="offset points",
-        va="center",
-        color=MUTED,
-        fontsize=9,
-    )
-    top.set_ylabel("lm loss (nats per token)")
-    top.legend(frameon=False)
-    top.set_title("Same training, half the sequence per rank", loc="left", color=INK)
-    bottom.set_yscale("log")
-    bottom.set_ylabel("|loss / reference - 1|")
-    bottom.set_xlabel("iteration")
-    _clean(top, bottom)
-    return _save(figure, folder / "loss.png")
+    figure = plt.figure(figsize=(8, 6), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _draw_curves(top, comparisons)
+    _draw_differences(bottom, comparisons)
+    return _save(figure, path)
 
 
-def draw_shares(config: RunConfig, folder: Path) -> Path:
+def draw_shares(config: RunConfig, path: Path) -> Path:
     """One packed sample of the corpus: each rank's share under zigzag and under our dispatch."""
-    data = DataConfig(path=config.data.path, seq_length=PICTURE_TOKENS, prefetch=0)
-    sample = PackedDataset(data, config.train.seed)[0]
-    mask, heads = sample_mask(sample, data), HeadShape(32, 8, 64)
-    plans = {
-        "zigzag": make_attn_plan(mask, PICTURE_CP, heads, config.magi, dispatch=_zigzag()),
-        "megatron_magi": make_attn_plan(mask, PICTURE_CP, heads, config.magi),
-    }
-    figure, axes = plt.subplots(
-        1, 3, figsize=(13, 5), width_ratios=(1, 1, 0.62), layout="constrained"
-    )
+    figure = plt.figure(figsize=(13, 5.2), layout="constrained")
+    _fill_shares(figure, config)
+    return _save(figure, path)
+
+
+def draw_both(comparisons: list[Comparison], config: RunConfig, path: Path) -> Path:
+    """Shares above, curves and differences below: the README's first image."""
+    figure = plt.figure(figsize=(13, 8.6), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(5.2, 3.4), hspace=0.04)
+    _fill_shares(upper, config)
+    left, right = lower.subplots(1, 2)
+    _draw_curves(left, comparisons)
+    _draw_differences(right, comparisons)
+    return _save(figure, path)
+
+
+def _draw_curves(axis: Any, comparisons: list[Comparison]) -> None:
+    for c, label, color, style in zip(comparisons, RUN_LABELS, RUN_COLORS, RUN_STYLES, strict=True):
+        axis.plot(np.arange(1, len(c.run.loss) + 1), c.run.loss, label=label, color=color, **style)
+    axis.set_ylabel("lm loss (nats per token)", color=MUTED)
+    axis.set_xlabel("iteration", color=MUTED)
+    axis.legend(frameon=False, labelcolor=INK)
+    axis.set_title("Same training, half of every sequence on each rank", loc="left", color=INK)
+    _clean(axis)
+
+
+def _draw_differences(axis: Any, comparisons: list[Comparison]) -> None:
+    steps = np.arange(1, len(comparisons[0].run.loss) + 1)
+    for c, color, style in list(zip(comparisons, RUN_COLORS, RUN_STYLES, strict=True))[1:]:
+        axis.plot(steps, np.maximum(c.loss_difference, TINY), color=color, **style)
+    gate = comparisons[0].gates.any_step_loss
+    axis.axhline(gate, color=MUTED, linewidth=1, linestyle=":")
+    axis.text(steps[-1], gate * 1.3, "allowed", ha="right", color=MUTED, fontsize=9)
+    axis.set_yscale("log")
+    axis.set_ylabel("|loss / reference - 1|", color=MUTED)
+    axis.set_xlabel("iteration", color=MUTED)
+    axis.set_title("Difference from the reference", loc="left", color=INK)
+    _clean(axis)
+
+
+def _fill_shares(figure: Any, config: RunConfig) -> None:
+    sample, zigzag, ours = _typical_sample(config)
+    plans = {"zigzag": zigzag, "megatron_magi": ours}
+    axes = figure.subplots(1, 3, width_ratios=(1, 1, 0.62))
     for axis, (name, plan) in zip(axes, plans.items(), strict=False):
-        masks.draw_mask(mask, axis, row_bands=_row_bands(plan))
-        axis.set_title(f"{name}", loc="left", color=INK, fontweight="bold")
-        ticks = range(0, PICTURE_TOKENS + 1, PICTURE_TOKENS // 4)
-        labels = [f"{t // 1024}K" if t else "0" for t in ticks]
-        axis.set_xticks(ticks, labels)
-        axis.set_yticks(ticks, labels)
-        axis.tick_params(length=0, labelcolor=MUTED)
-        axis.spines[:].set_color(GRID)
-        axis.set_xlabel("key", color=MUTED)
+        _draw_share(axis, name, plan)
     axes[0].set_ylabel("query", color=MUTED)
     axes[1].set_ylabel("")
-    _label_ranks(axes[0])
+    for rank in range(PICTURE_CP):
+        axes[0].plot([], [], "s", color=RANK_COLORS[rank], markersize=9, label=f"rank {rank}")
+    axes[0].legend(loc="upper right", frameon=False, labelcolor=INK, handletextpad=0.2)
     _draw_loads(axes[2], plans)
     figure.suptitle(
-        f"One packed sample, {PICTURE_TOKENS // 1024}K tokens, {len(sample.cu_seqlens) - 1} "
-        f"documents, causal inside each: who computes what on {PICTURE_CP} ranks",
-        x=0.012,
-        y=1.07,
+        f"Who computes what on {PICTURE_CP} ranks: a packed sample of {PICTURE_TOKENS // 1024}K "
+        f"tokens, {len(sample.cu_seqlens) - 1} documents, causal inside each "
+        f"(of {PICTURE_CANDIDATES} samples, zigzag's median)",
+        x=0.008,
+        y=1.035,
         ha="left",
+        va="bottom",
         color=INK,
     )
-    return _save(figure, folder / "mask.png")
+
+
+def _typical_sample(config: RunConfig) -> tuple[PackedSample, AttnPlan, AttnPlan]:
+    """Of the corpus's first samples the one whose zigzag imbalance is the median; both plans."""
+    data = DataConfig(path=config.data.path, seq_length=PICTURE_TOKENS, prefetch=0)
+    dataset = PackedDataset(data, config.train.seed)
+    heads = HeadShape(32, 8, 64)
+    candidates = []
+    for i in range(min(PICTURE_CANDIDATES, dataset.samples_per_epoch)):
+        mask = sample_mask(dataset[i], data)
+        plan = make_attn_plan(mask, PICTURE_CP, heads, config.magi, dispatch=_zigzag())
+        candidates.append((plan.imbalance, i, plan))
+    _, index, zigzag = sorted(candidates, key=lambda c: c[:2])[len(candidates) // 2]
+    ours = make_attn_plan(zigzag.mask, PICTURE_CP, heads, config.magi)
+    return dataset[index], zigzag, ours
+
+
+def _draw_share(axis: Any, name: str, plan: AttnPlan) -> None:
+    """The mask's cells in the color of the rank that computes their row."""
+    masks.draw_mask(plan.mask, axis, row_bands=_row_bands(plan))
+    axis.set_title(name, loc="left", color=INK, fontweight="bold")
+    ticks = range(0, PICTURE_TOKENS + 1, PICTURE_TOKENS // 4)
+    labels = [f"{t // 1024}K" if t else "0" for t in ticks]
+    axis.set_xticks(ticks, labels)
+    axis.set_yticks(ticks, labels)
+    axis.tick_params(length=0, labelcolor=MUTED)
+    axis.spines[:].set_color(GRID)
+    axis.set_xlabel("key", color=MUTED)
 
 
 def _zigzag() -> DispatchPlan:
@@ -125,12 +160,6 @@ def _row_bands(plan: AttnPlan) -> list[tuple[int, int, Any]]:
         for rank in range(plan.cp_size)
         for start, end in plan.dispatch.local_ranges(rank)
     ]
-
-
-def _label_ranks(axis: Any) -> None:
-    for rank in range(PICTURE_CP):
-        axis.plot([], [], "s", color=RANK_COLORS[rank], markersize=9, label=f"rank {rank}")
-    axis.legend(loc="upper right", frameon=False, labelcolor=INK, handletextpad=0.2)
 
 
 def _draw_loads(axis: Any, plans: dict[str, AttnPlan]) -> None:
@@ -181,6 +210,8 @@ def _draw_loads(axis: Any, plans: dict[str, AttnPlan]) -> None:
 def _clean(*axes: Any) -> None:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["left", "bottom"]].set_color(GRID)
+        axis.tick_params(length=0, labelcolor=MUTED)
         axis.grid(axis="y", color=GRID, linewidth=0.6)
         axis.set_axisbelow(True)
 

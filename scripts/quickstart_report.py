@@ -9,14 +9,20 @@ Exit code 0: the right run passed and the wrong one was caught.
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
+import os
+import platform
 import statistics
+import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
-from quickstart_figures import draw_losses, draw_shares
+from quickstart_figures import draw_both, draw_losses, draw_shares
 
 from megatron_magi.training.compare import Comparison, compare, did_train, read_run
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.config import RecipeError, RunConfig
 from megatron_magi.training.processes import quiet_megatron
 from megatron_magi.training.recipe import load_recipe
 
@@ -27,6 +33,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, help=f"folder of {REFERENCE}, {RIGHT} and {WRONG}")
     parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--image", type=Path, help="also draw both pictures in one")
+    parser.add_argument("--record", type=Path, help="also write what was seen as JSON")
     args = parser.parse_args()
     quiet_megatron()
     try:
@@ -42,8 +50,15 @@ def main() -> int:
     print(table(comparisons, ("reference", "PASS" if passed else "FAIL", _caught(caught))))
     if not trained:
         print("FAIL: the reference's loss did not fall, so equal losses prove nothing")
-    for draw in (draw_losses(comparisons, args.runs), draw_shares(config, args.runs)):
-        print(f"wrote {draw}")
+    written = [
+        draw_losses(comparisons, args.runs / "loss.png"),
+        draw_shares(config, args.runs / "mask.png"),
+    ]
+    if args.image:
+        written.append(draw_both(comparisons, config, args.image))
+    if args.record:
+        written.append(write_record(comparisons, config, args.record))
+    print("wrote " + ", ".join(str(path) for path in written))
     return 0 if passed and caught else 1
 
 
@@ -69,6 +84,38 @@ def table(comparisons: list[Comparison], verdicts: tuple[str, ...]) -> str:
         f"{gates.any_step_grad_norm:>11.1e}  |"
     )
     return "\n".join(lines)
+
+
+def write_record(comparisons: list[Comparison], config: RunConfig, path: Path) -> Path:
+    """Where and with what the runs were made, and every step of them."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    meta = {
+        "command": "bash scripts/quickstart.sh",
+        "hardware": f"{os.cpu_count()} CPU cores, {platform.machine()}, no GPU",
+        "versions": {
+            name: version(name) for name in ("torch", "megatron-core", "numpy", "megatron-magi")
+        }
+        | {"python": platform.python_version()},
+        "commit": commit.stdout.strip(),
+        "date": datetime.date.today().isoformat(),
+        "recipe": config.name,
+    }
+    rows = [
+        {
+            "run": c.run.name,
+            "iteration": i + 1,
+            "lm_loss": c.run.loss[i],
+            "grad_norm": c.run.grad_norm[i],
+            "step_seconds": round(c.run.step_seconds[i], 4),
+        }
+        for c in comparisons
+        for i in range(len(c.run.loss))
+    ]
+    text = ",\n  ".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"meta": {json.dumps(meta)},\n "rows": [\n  {text}\n]}}\n')
+    return path
 
 
 def _caught(caught: bool) -> str:

@@ -5,14 +5,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bash scripts/setup_env.sh .venv dev
-bin=.venv/bin
+python=.venv/bin/python
 
 echo "== format and lint"
-"$bin/python" -m ruff format --check .
-"$bin/python" -m ruff check .
-find megatron_magi/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
-  xargs "$bin/clang-format" --dry-run --Werror
+"$python" -m ruff format --check .
+"$python" -m ruff check .
+find megatron_magi/csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
+  xargs -0 "$python" -c 'import clang_format; clang_format.clang_format()' --dry-run --Werror
 echo "== types"
-"$bin/python" -m mypy
+"$python" -m mypy
 echo "== tests"
-"$bin/python" -m pytest -q -n 2 --dist loadfile -m "not gpu and not multi_gpu and not benchmark" "$@"
+"$python" -m pytest -q -n 2 --dist loadfile -m "not gpu and not multi_gpu and not benchmark" "$@"
