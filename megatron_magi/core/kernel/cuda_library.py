@@ -43,7 +43,7 @@ class FwdParams(ctypes.Structure):
             for name in (
                 *("num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
                 *("dtype", "out_dtype", "merge", "num_tiles", "num_entries", "num_empty_ranges"),
-                *("heads_per_section", "pack", "block_n", "cluster", "num_sms"),
+                *("heads_per_section", "pack", "block_m", "block_n", "num_sms"),
             )
         ),
         ("softmax_scale", c_float),

@@ -13,13 +13,12 @@ from megatron_magi.core.kernel.cuda_library import FwdParams
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 
-ROWS = 128  # of a tile: two warpgroups of 64
 L2_BUDGET_BYTES = 32 << 20  # of K and V that may be walked together; the L2 has 50 MiB
 
 # Cost model in steps of 128 x 128 cells (H200, docs/kernel_notes.md).
 TILE_COST = 0.5
 MASKED_COST = 0.15
-BLOCK_N = {64: (128,), 128: (128, 176)}  # compiled key tiles by head_dim
+TILES = {64: ((128, 128), (192, 128)), 128: ((128, 128), (192, 80), (192, 64))}  # rows, keys
 
 
 @dataclass
@@ -51,8 +50,8 @@ class Variant:
     """Which kernel runs, and how it tiles."""
 
     pack: int  # query heads in one tile's rows
+    block_m: int  # query rows per tile, tokens x pack
     block_n: int  # keys per tile
-    cluster: int  # blocks that share K and V tiles
 
 
 @dataclass(frozen=True)
@@ -88,20 +87,17 @@ def candidates(key: HeadsKey) -> list[Variant]:
     """Variants that kernels exist for."""
     group = key.heads_q // key.heads_kv
     packs = [pack for pack in (1, 2, 4, 8, 16, 32, 64) if group % pack == 0]
-    clusters = (1, 2) if key.head_dim == 128 else (1,)
     return [
-        Variant(pack, n, cluster)
+        Variant(pack, block_m, block_n)
         for pack in packs
-        for n in BLOCK_N[key.head_dim]
-        for cluster in clusters
-        if group // pack % cluster == 0
+        for block_m, block_n in TILES[key.head_dim]
     ]
 
 
 def work_cost(work: dict[str, Any], key: HeadsKey, variant: Variant, num_sms: int) -> float:
     """Estimated time in 128 x 128 steps of one SM."""
     units = key.heads_q // variant.pack
-    width = variant.block_n / 128
+    width = variant.block_m * variant.block_n / 128**2
     total = width * (work["steps"] + MASKED_COST * work["masked_steps"])
     total = units * (total + TILE_COST * len(work["tiles"]))
     longest = width * work["tiles"][0, 4] + TILE_COST if len(work["tiles"]) else 0.0
@@ -113,7 +109,7 @@ def _make(table: SliceTable, key: HeadsKey) -> FwdWork:
     best: tuple[float, Variant, dict[str, Any]] | None = None
     for variant in candidates(key):
         work = solver.fwd_work_list(
-            table.slices, table.num_q, table.num_k, ROWS // variant.pack, variant.block_n
+            table.slices, table.num_q, table.num_k, variant.block_m // variant.pack, variant.block_n
         )
         cost = work_cost(work, key, variant, num_sms)
         if best is None or cost < best[0]:
@@ -153,8 +149,8 @@ def upload_work(
         num_empty_ranges=len(work["empty_rows"]),
         heads_per_section=heads_per_section(work["active_keys"], key),
         pack=variant.pack,
+        block_m=variant.block_m,
         block_n=variant.block_n,
-        cluster=variant.cluster,
         num_sms=num_sms,
     )
     return FwdWork(buffer, params, variant, work["steps"], cost)

@@ -27,30 +27,26 @@ static_assert(sizeof(FwdEntry) == 48, "the solver writes rows of 12 int32");
 
 // ---- forward
 
-// kCluster 2: two blocks work on two units (heads) of one kv head side by side; each loads half of
-// every K and V tile into both, which halves the traffic from L2.
-template <class Element_, int kHeadDim_, int kBlockN_, int kCluster_>
+template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_>
 struct FwdTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kBlockM = 128;  // rows of a tile: two consumer warpgroups of 64
+  static constexpr int kBlockM = kBlockM_;  // rows of a tile: 64 of each consumer warpgroup
   static constexpr int kBlockN = kBlockN_;
-  static constexpr int kConsumers = 2;
-  static constexpr int kCluster = kCluster_;
+  static constexpr int kConsumers = kBlockM / 64;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kProducerRegs = 40;
-  static constexpr int kConsumerRegs = 232;
+  static constexpr int kProducerRegs = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegs = kConsumers == 2 ? 232 : 160;
   static constexpr int kPanels = kHeadDim / 64;
   static constexpr int kStages = 2;                      // of K and of V
-  // With wide key tiles at head_dim 128 there is room for one Q tile only and none for the output,
-  // which then leaves straight from registers: such tiles are for long walks.
-  static constexpr bool kRoomy = kHeadDim * kBlockN <= 128 * 128;
-  static constexpr int kQStages = kRoomy ? 2 : 1;
-  static constexpr bool kStageOut = kRoomy;              // output tile has its own shared memory
+  // As many Q tiles, and an own buffer for the output, as there is room for; without the buffer the
+  // output leaves straight from registers.
+  static constexpr int kTileBytes = kBlockM * kHeadDim * 2;
+  static constexpr int kRoom = (226 * 1024 - 4 * kBlockN * kHeadDim * 2) / kTileBytes;
+  static constexpr int kQStages = kRoom >= 3 ? 2 : 1;
+  static constexpr bool kStageOut = kRoom >= 2;
   static constexpr int kRecordSlots = 2 * kStages;       // see fwd_kernel.cuh, "step record"
   static constexpr int kInfoSlots = kQStages + 2;        // see fwd_kernel.cuh, "item record"
-
-  static constexpr int kItemSlots = 4;                   // see FwdProducer::run
 
   static constexpr int kQBytes = 64 * kHeadDim * 2;      // one consumer's rows
   static constexpr int kKVBytes = kBlockN * kHeadDim * 2;
@@ -64,21 +60,18 @@ struct FwdTraits {
     alignas(1024) uint8_t out[kStageOut ? kConsumers * kQBytes : 16];
     int4 records[kRecordSlots][2];
     int4 infos[kInfoSlots];
-    int32_t items[kItemSlots];  // cluster: item numbers from the leading block
-    uint64_t full_item[kItemSlots];
     uint64_t empty_q[kQStages];
     uint64_t full_k[kStages], empty_k[kStages];
     uint64_t full_v[kStages], empty_v[kStages];
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage);
 
-  static_assert(kCluster == 1 || (kCluster == 2 && kPanels == 2),
-                "a pair of blocks shares a tile panel by panel");
   static_assert(kHeadDim % 64 == 0, "a swizzled panel is 64 columns wide");
   static_assert(kKVPanelBytes % 1024 == 0, "panels start on a swizzle atom");
   static_assert(kBlockN % 16 == 0, "P V steps take 16 keys");
-  static_assert(128 * kProducerRegs + 256 * kConsumerRegs <= 168 * kThreads,
+  static_assert(128 * kProducerRegs + 128 * kConsumers * kConsumerRegs <= 65536 / kThreads / 8 * 8 * kThreads,
                 "setmaxnreg may only hand out the registers the launch took");
+  static_assert(kConsumers == 2 || kConsumers == 3, "register budgets are set for these");
   static_assert(kSharedBytes <= 227 * 1024, "a Hopper block has 227 KB of shared memory");
 };
 

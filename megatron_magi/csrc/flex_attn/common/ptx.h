@@ -61,38 +61,6 @@ MAGI_DEVICE void mbar_wait(uint32_t bar, uint32_t parity) {
       : "memory");
 }
 
-// ---- clusters: blocks that run together and reach each other's shared memory
-
-MAGI_DEVICE uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// All threads of all blocks of the cluster.
-MAGI_DEVICE void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-// The address of another block's variable, given the address of one's own.
-MAGI_DEVICE uint32_t cluster_addr(uint32_t own, uint32_t rank) {
-  uint32_t addr;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(addr) : "r"(own), "r"(rank));
-  return addr;
-}
-MAGI_DEVICE void mbar_arrive_cluster(uint32_t cluster_bar) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_bar)
-               : "memory");
-}
-// Store to another block; its barrier counts the 4 bytes.
-MAGI_DEVICE void store_async_cluster(uint32_t cluster_dst, uint32_t value, uint32_t cluster_bar) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(cluster_dst),
-      "r"(value), "r"(cluster_bar)
-      : "memory");
-}
-
 // ---- named barriers (0 is __syncthreads) and register budgets
 
 MAGI_DEVICE void bar_sync(int id, int threads) {
@@ -152,17 +120,6 @@ MAGI_DEVICE void tma_load_5d(uint32_t dst, const CUtensorMap* map, uint32_t bar,
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%3,%4,%5,%6,%7}], [%2], %8;" ::"r"(dst),
       "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
-      : "memory");
-}
-// The same box into every block of `block_mask` at the same shared-memory offset; each block's
-// barrier at the offset of `bar` counts the bytes.
-MAGI_DEVICE void tma_load_4d_multicast(uint32_t dst, const CUtensorMap* map, uint32_t bar, int c0,
-                                       int c1, int c2, int c3, uint16_t block_mask,
-                                       uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%3,%4,%5,%6}], [%2], %7, %8;" ::"r"(dst),
-      "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(block_mask), "l"(policy)
       : "memory");
 }
 // Contiguous copy of `bytes` (multiple of 16, both addresses 16-byte aligned) to shared memory.

@@ -55,15 +55,13 @@ Status encode_tensor_map(CUtensorMap* map, MapElement element, bool swizzle_128b
 }
 
 Status encode_head_tile(CUtensorMap* map, MapElement element, const MagiTensor& tensor,
-                        int num_tokens, int num_heads, int head_dim, int box_tokens,
-                        int box_panels) {
+                        int num_tokens, int num_heads, int head_dim, int box_tokens) {
   const uint32_t panels = head_dim / 64;
   const uint64_t dims[4] = {64, static_cast<uint64_t>(num_tokens), panels,
                             static_cast<uint64_t>(num_heads)};
   const uint64_t strides[3] = {tensor.stride_token * kHalfBytes, 128,
                                tensor.stride_head * kHalfBytes};
-  const uint32_t box[4] = {64, static_cast<uint32_t>(box_tokens),
-                           box_panels == 0 ? panels : static_cast<uint32_t>(box_panels), 1};
+  const uint32_t box[4] = {64, static_cast<uint32_t>(box_tokens), panels, 1};
   return encode_tensor_map(map, element, true, tensor.data, 4, dims, strides, box);
 }
 

@@ -21,8 +21,7 @@ Status encode_tensor_map(CUtensorMap* map, MapElement element, bool swizzle_128b
 // 16-bit tile [panels of 64 columns][box_tokens][128 bytes], one instruction.
 // Map {64, T, D/64, H}, coordinates {0, token, 0, head}.
 Status encode_head_tile(CUtensorMap* map, MapElement element, const MagiTensor& tensor,
-                        int num_tokens, int num_heads, int head_dim, int box_tokens,
-                        int box_panels = 0);  // 0: all of them
+                        int num_tokens, int num_heads, int head_dim, int box_tokens);
 
 // The same with `group` heads of one kv head packed into the rows: row = token * group + head.
 // Map {64, group, T, D/64, H/group}, coordinates {0, 0, token, 0, kv head}.

@@ -1,15 +1,15 @@
 // Flex-attention forward for sm_90a.
 //
 // Problem: out = softmax(scale * Q K^T | mask) V per head, mask = union of banded rectangles.
-// A work item is (query tile of 128 rows, head). One block owns an item from first to last key, so
+// A work item is (query tile of 64 rows per consumer, head). One block owns an item from first to last key, so
 // there are no atomics on outputs and the result is the same bits in every run. With `pack` > 1 the
-// rows of a tile are 128 / pack tokens x pack query heads of one kv head (row = token * pack + head).
+// rows of a tile are tokens x pack query heads of one kv head (row = token * pack + head).
 //
 // Blocks are persistent (one per SM). Items are numbered by kv-head section, then longest first,
 // then head; a block takes item blockIdx.x first and then what the global counter hands out.
 //
 // Roles: warpgroup 0 = producer (thread 0 loads; warps 1-3 write the rows no slice covers),
-//        warpgroups 1, 2 = consumers of 64 rows each.
+//        warpgroups 1.. = two or three consumers of 64 rows each.
 //
 // The consumers see one endless stream of steps (a step = one key tile), across items:
 //   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  softmax of S beside the second product
@@ -21,13 +21,10 @@
 // Barriers (mbarrier)      arrives                                       waits
 //   full_k[]               bytes of K, of Q too in an item's first step   consumers
 //   full_v[]               bytes of V                                    consumers
-//   full_item[]            4 bytes from the leading block of a cluster   producer of the other
-//   empty_q[]              lane 0 of 8 consumer warps, after the item's  producer
+//   empty_q[]              lane 0 of each consumer warp, after the item's  producer
 //                          last Q K^T
-//   empty_k/v[]            8 consumer warps of each block of the         producer
-//                          cluster, product finished
-// Named barriers: 1, 2 = output staging of a consumer (128 threads); 3, 4 = turn of consumer 0, 1 to
-//   issue its products while the other one does softmax (256 threads).
+//   empty_k/v[]            lane 0 of each consumer warp, product done     producer
+// Named barriers: 1.. = output staging of a consumer (128 threads).
 //
 // Step record (2 x int4 beside each K tile): {flags, rows of the slice} and {keys of the slice, band},
 //   relative to the tile's first token and key. It has 2 * kStages slots: the producer reuses a slot
@@ -53,12 +50,11 @@ enum StepFlags : int { kStepMasked = 1, kStepFirst = 2, kStepLast = 4, kStepEnd 
 struct FwdKernelParams {
   CUtensorMap map_q, map_k, map_v, map_out;
   MagiFwdParams args;
-  // A unit is what one block computes of a tile: a head, or `pack` heads of one kv head. An item is
-  // one tile and as many neighbouring units as the cluster has blocks.
-  int32_t num_items;
-  int32_t num_units;      // in units of a cluster's width
-  int32_t section_units;  // likewise, of one section
-  int32_t units_per_kv;   // single units
+  // A unit is what one block computes of a tile: a head, or `pack` heads of one kv head.
+  int32_t num_items;      // tiles x units
+  int32_t num_units;
+  int32_t section_units;  // units of one section
+  int32_t units_per_kv;
   int32_t pack_shift;     // log2(pack)
   float scale_log2;       // softmax_scale * log2(e)
   float inverse_scale_log2;
@@ -88,29 +84,17 @@ struct FwdProducer {
   RingPosition<Traits::kQStages> ring_q;
   int record_slot = 0, info_slot = 0;
   int pending_key = -1, pending_kv_head = 0;  // V tile of the step before
-  int rank = 0;                               // in the cluster
 
   MAGI_DEVICE FwdProducer(const FwdKernelParams& params, Storage& storage)
-      : p(params), smem(storage) {
-    if constexpr (Traits::kCluster > 1) rank = cluster_rank();
-  }
-
-  // One K or V tile: whole, or this block's panel of it for both blocks of the cluster.
-  MAGI_DEVICE void load_tile(uint8_t* tile, const CUtensorMap* map, uint32_t bar, int key,
-                             int kv_head) {
-    if constexpr (Traits::kCluster == 1)
-      tma_load_4d(smem_addr(tile), map, bar, 0, key, 0, kv_head, kEvictLast);
-    else
-      tma_load_4d_multicast(smem_addr(tile) + rank * Traits::kKVPanelBytes, map, bar, 0, key, rank,
-                            kv_head, 0b11, kEvictLast);
-  }
+      : p(params), smem(storage) {}
 
   MAGI_DEVICE void load_pending_v() {
     if (pending_key < 0) return;
     mbar_wait(smem_addr(&smem.empty_v[ring_v.slot]), ring_v.phase ^ 1);
     const uint32_t bar = smem_addr(&smem.full_v[ring_v.slot]);
     mbar_arrive_expect_tx(bar, Traits::kKVBytes);
-    load_tile(smem.v[ring_v.slot], &p.map_v, bar, pending_key, pending_kv_head);
+    tma_load_4d(smem_addr(smem.v[ring_v.slot]), &p.map_v, bar, 0, pending_key, 0, pending_kv_head,
+                kEvictLast);
     ring_v.advance();
   }
 
@@ -128,7 +112,7 @@ struct FwdProducer {
       mbar_arrive_expect_tx(
           bar, Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
       if (first) load_q(bar, q_start, unit);
-      load_tile(smem.k[ring_k.slot], &p.map_k, bar, key, kv_head);
+      tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
     }
     ring_k.advance();
     load_pending_v();
@@ -156,7 +140,7 @@ struct FwdProducer {
     const int first_unit = section * p.section_units;
     const int units = min(p.section_units, p.num_units - first_unit);
     const int in_section = item - section * section_items;
-    const int unit = (first_unit + in_section % units) * Traits::kCluster + rank;
+    const int unit = first_unit + in_section % units;
     const int kv_head = unit / p.units_per_kv;
     const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[in_section / units];
     const FwdEntry* entry =
@@ -183,41 +167,18 @@ struct FwdProducer {
     }
   }
 
-  // Two items ahead, so that nobody waits for the counter: the leading block of a cluster counts and
-  // sends the number to the other. The slots need no empty barrier: the K ring keeps the blocks
-  // within kStages steps of each other, an item has at least one step.
-  MAGI_DEVICE int fetch_item(int clusters) {
-    return rank == 0 ? 2 * clusters + atomicAdd(p.args.counter, 1) : 0;
-  }
-  MAGI_DEVICE int share_item(int item, int round) {
-    if constexpr (Traits::kCluster == 1) return item;
-    const int slot = round % Traits::kItemSlots;
-    const uint32_t bar = smem_addr(&smem.full_item[slot]);
-    const uint32_t data = smem_addr(&smem.items[slot]);
-    if (rank == 0) {
-      store_async_cluster(cluster_addr(data, 1), item, cluster_addr(bar, 1));
-      return item;
-    }
-    mbar_arrive_expect_tx(bar, 4);
-    mbar_wait(bar, round / Traits::kItemSlots & 1);
-    return *reinterpret_cast<volatile int32_t*>(&smem.items[slot]);
-  }
-
   MAGI_DEVICE void run() {
-    const int clusters = gridDim.x / Traits::kCluster;
-    int item = blockIdx.x / Traits::kCluster, next = item + clusters;
-    for (int round = 0; item < p.num_items; ++round) {
-      const int counted = fetch_item(clusters);
+    int item = blockIdx.x;
+    while (item < p.num_items) {
+      const int next = atomicAdd(p.args.counter, 1) + gridDim.x;  // used after this item
       run_item(item);
       item = next;
-      next = share_item(counted, round);
     }
     const int4 end = make_int4(kStepEnd, 0, 0, 0);
     push_step(end, end, -1, 0, 0, 0);
-    if (rank != 0) return;
-    // The last to come here resets the counters for the next launch.
+    // The last block to come here resets the counters for the next launch.
     __threadfence();
-    if (atomicAdd(p.args.counter + 1, 1) == clusters - 1) {
+    if (atomicAdd(p.args.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {
       p.args.counter[0] = 0;
       p.args.counter[1] = 0;
     }
@@ -263,7 +224,7 @@ struct FwdConsumer {
 
   const FwdKernelParams& p;
   Storage& smem;
-  const int consumer;  // 0 or 1
+  const int consumer;
   const int thread;    // 0..127 in the warpgroup
   const int lane;
   const int row;       // first of this thread's two rows (row, row + 8) in the tile
@@ -276,17 +237,9 @@ struct FwdConsumer {
         lane(threadIdx.x & 31),
         row(consumer_idx * 64 + (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4) {}
 
-  // This warp is done with a K or V slot, which all blocks of the cluster fill.
   MAGI_DEVICE void release(uint64_t* empty) const {
-    if constexpr (Traits::kCluster == 1) {
-      if (lane == 0) mbar_arrive(smem_addr(empty));
-    } else {
-      if (lane < Traits::kCluster) mbar_arrive_cluster(cluster_addr(smem_addr(empty), lane));
-    }
+    if (lane == 0) mbar_arrive(smem_addr(empty));
   }
-
-  MAGI_DEVICE void take_turn() const { bar_sync(3 + consumer, 256); }
-  MAGI_DEVICE void pass_turn() const { bar_arrive(3 + (consumer ^ 1), 256); }
 
   MAGI_DEVICE void issue_scores(float (&s)[kScores], int q_slot, int k_slot) const {
     const uint64_t q = smem_descriptor(smem_addr(smem.q[q_slot][consumer]));
@@ -526,13 +479,11 @@ struct FwdConsumer {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) probs[i] = 0;
 
-    if (consumer == 1) pass_turn();
     while (true) {
-      // 1. S = Q K(g+1)^T, O += P(g) V(g), in this consumer's turn.
+      // 1. S = Q K(g+1)^T, O += P(g) V(g).
       mbar_wait(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
       const int4 rows = smem.records[record_slot][0];
       const int flags = rows.x;
-      take_turn();
       pin_registers(o);
       wgmma_fence();
       issue_scores(s, ring_q.slot, ring_k.slot);
@@ -541,11 +492,10 @@ struct FwdConsumer {
       wgmma_fence();
       issue_output(o, probs, ring_v.slot, accumulate);
       wgmma_commit();
-      pass_turn();
       wgmma_wait<1>();
       pin_registers(s);
       release(&smem.empty_k[ring_k.slot]);
-      if ((flags & kStepLast) && lane == 0) mbar_arrive(smem_addr(&smem.empty_q[ring_q.slot]));
+      if (flags & kStepLast) release(&smem.empty_q[ring_q.slot]);
       ring_k.advance();
       if (flags & kStepLast) ring_q.advance();
 
@@ -608,10 +558,9 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void flex_fwd_kernel(
     for (int i = 0; i < Traits::kStages; ++i) {
       mbar_init(smem_addr(&smem.full_k[i]), 1);
       mbar_init(smem_addr(&smem.full_v[i]), 1);
-      mbar_init(smem_addr(&smem.empty_k[i]), consumer_warps * Traits::kCluster);
-      mbar_init(smem_addr(&smem.empty_v[i]), consumer_warps * Traits::kCluster);
+      mbar_init(smem_addr(&smem.empty_k[i]), consumer_warps);
+      mbar_init(smem_addr(&smem.empty_v[i]), consumer_warps);
     }
-    for (int i = 0; i < Traits::kItemSlots; ++i) mbar_init(smem_addr(&smem.full_item[i]), 1);
     mbar_init_fence();
     if (p.num_items > 0) {
       prefetch_tensor_map(&p.map_q);
@@ -620,10 +569,7 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void flex_fwd_kernel(
       prefetch_tensor_map(&p.map_out);
     }
   }
-  if constexpr (Traits::kCluster > 1)
-    cluster_sync();
-  else
-    __syncthreads();
+  __syncthreads();
   if (warpgroup == 0) {
     setmaxnreg_dec<Traits::kProducerRegs>();
     if (warp == 0) {
@@ -634,10 +580,6 @@ __global__ __launch_bounds__(Traits::kThreads, 1) void flex_fwd_kernel(
   } else {
     setmaxnreg_inc<Traits::kConsumerRegs>();
     FwdConsumer<Traits>(p, smem, warpgroup - 1).run();
-  }
-  if constexpr (Traits::kCluster > 1) {
-    __syncwarp();
-    cluster_sync();  // a block that left would take its shared memory from the other
   }
 }
 

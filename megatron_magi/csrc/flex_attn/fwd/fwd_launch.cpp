@@ -9,21 +9,21 @@ namespace magi {
 namespace {
 
 struct Variant {
-  int dtype, head_dim, block_n, cluster;
+  int dtype, head_dim, block_m, block_n;
   FwdFunction run;
 };
 
 constexpr Variant kVariants[] = {
-    {kMagiBf16, 64, 128, 1, run_fwd_bf16_d64_n128_c1},
-    {kMagiBf16, 128, 128, 1, run_fwd_bf16_d128_n128_c1},
-    {kMagiBf16, 128, 128, 2, run_fwd_bf16_d128_n128_c2},
-    {kMagiBf16, 128, 176, 1, run_fwd_bf16_d128_n176_c1},
-    {kMagiBf16, 128, 176, 2, run_fwd_bf16_d128_n176_c2},
-    {kMagiFp16, 64, 128, 1, run_fwd_fp16_d64_n128_c1},
-    {kMagiFp16, 128, 128, 1, run_fwd_fp16_d128_n128_c1},
-    {kMagiFp16, 128, 128, 2, run_fwd_fp16_d128_n128_c2},
-    {kMagiFp16, 128, 176, 1, run_fwd_fp16_d128_n176_c1},
-    {kMagiFp16, 128, 176, 2, run_fwd_fp16_d128_n176_c2},
+    {kMagiBf16, 64, 128, 128, run_fwd_bf16_d64_m128_n128},
+    {kMagiBf16, 64, 192, 128, run_fwd_bf16_d64_m192_n128},
+    {kMagiBf16, 128, 128, 128, run_fwd_bf16_d128_m128_n128},
+    {kMagiBf16, 128, 192, 64, run_fwd_bf16_d128_m192_n64},
+    {kMagiBf16, 128, 192, 80, run_fwd_bf16_d128_m192_n80},
+    {kMagiFp16, 64, 128, 128, run_fwd_fp16_d64_m128_n128},
+    {kMagiFp16, 64, 192, 128, run_fwd_fp16_d64_m192_n128},
+    {kMagiFp16, 128, 128, 128, run_fwd_fp16_d128_m128_n128},
+    {kMagiFp16, 128, 192, 64, run_fwd_fp16_d128_m192_n64},
+    {kMagiFp16, 128, 192, 80, run_fwd_fp16_d128_m192_n80},
 };
 
 Status check(const MagiFwdParams& p) {
@@ -36,9 +36,6 @@ Status check(const MagiFwdParams& p) {
   if (p.pack <= 0 || p.pack > 64 || !power_of_two || group % p.pack != 0)
     return bad("pack must be a power of two up to 64 that divides the group size, got " +
                std::to_string(p.pack) + " for groups of " + std::to_string(group));
-  if (p.cluster <= 0 || group / p.pack % p.cluster != 0)
-    return bad("a cluster's blocks must share kv heads; got cluster " + std::to_string(p.cluster) +
-               " for groups of " + std::to_string(group) + " with pack " + std::to_string(p.pack));
   if (p.merge && p.out_dtype != kMagiFp32)
     return bad("merging continues from an fp32 output; pass out_dtype fp32");
   if (p.out_dtype != kMagiFp32 && p.out_dtype != p.dtype)
@@ -56,13 +53,13 @@ Status launch_fwd(const MagiFwdParams& params) {
   MAGI_RETURN_IF_ERROR(check(params));
   if (params.num_q == 0) return {};
   for (const Variant& v : kVariants)
-    if (v.dtype == params.dtype && v.head_dim == params.head_dim && v.block_n == params.block_n &&
-        v.cluster == params.cluster)
+    if (v.dtype == params.dtype && v.head_dim == params.head_dim && v.block_m == params.block_m &&
+        v.block_n == params.block_n)
       return v.run(params);
   return {kUnsupported, "no forward kernel for dtype code " + std::to_string(params.dtype) +
-                            ", head_dim " + std::to_string(params.head_dim) + ", block_n " +
-                            std::to_string(params.block_n) + ", cluster " +
-                            std::to_string(params.cluster) +
+                            ", head_dim " + std::to_string(params.head_dim) + ", block_m " +
+                            std::to_string(params.block_m) + ", block_n " +
+                            std::to_string(params.block_n) +
                             "; compiled are bf16 and fp16, head_dim 64 and 128"};
 }
 

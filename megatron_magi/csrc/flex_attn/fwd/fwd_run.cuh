@@ -18,8 +18,8 @@ Status run_fwd(const MagiFwdParams& args) {
   p.args = args;
   p.pack_shift = __builtin_ctz(args.pack);
   p.units_per_kv = args.num_heads_q / args.num_heads_kv / args.pack;
-  p.num_units = args.num_heads_q / args.pack / Traits::kCluster;
-  p.section_units = args.heads_per_section * p.units_per_kv / Traits::kCluster;
+  p.num_units = args.num_heads_q / args.pack;
+  p.section_units = args.heads_per_section * p.units_per_kv;
   p.num_items = args.num_tiles * p.num_units;
   p.scale_log2 = args.softmax_scale * static_cast<float>(M_LOG2E);
   p.inverse_scale_log2 = 1.f / p.scale_log2;
@@ -36,11 +36,9 @@ Status run_fwd(const MagiFwdParams& args) {
     MAGI_RETURN_IF_ERROR(encode(&p.map_q, args.q));
     MAGI_RETURN_IF_ERROR(encode(&p.map_out, out));
     MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_k, element, args.k, args.num_k,
-                                          args.num_heads_kv, kD, Traits::kBlockN,
-                                          Traits::kPanels / Traits::kCluster));
+                                          args.num_heads_kv, kD, Traits::kBlockN));
     MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_v, element, args.v, args.num_k,
-                                          args.num_heads_kv, kD, Traits::kBlockN,
-                                          Traits::kPanels / Traits::kCluster));
+                                          args.num_heads_kv, kD, Traits::kBlockN));
   }
 
   auto* kernel = flex_fwd_kernel<Traits>;
@@ -48,18 +46,9 @@ Status run_fwd(const MagiFwdParams& args) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            Traits::kSharedBytes),
       "this GPU does not give the forward kernel its shared memory"));
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = Traits::kCluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = args.num_sms / Traits::kCluster * Traits::kCluster;
-  config.blockDim = Traits::kThreads;
-  config.dynamicSmemBytes = Traits::kSharedBytes;
-  config.stream = static_cast<cudaStream_t>(args.stream);
-  config.attrs = &attribute;
-  config.numAttrs = Traits::kCluster > 1 ? 1 : 0;
-  return cuda_status(cudaLaunchKernelEx(&config, kernel, p), "launch of the forward kernel");
+  kernel<<<args.num_sms, Traits::kThreads, Traits::kSharedBytes,
+           static_cast<cudaStream_t>(args.stream)>>>(p);
+  return cuda_status(cudaGetLastError(), "launch of the forward kernel");
 }
 
 }  // namespace magi

@@ -1,0 +1,7 @@
+#include "../fwd/fwd_run.cuh"
+
+namespace magi {
+Status run_fwd_bf16_d64_m192_n128(const MagiFwdParams& args) {
+  return run_fwd<FwdTraits<ptx::bf16, 64, 192, 128>>(args);
+}
+}  // namespace magi

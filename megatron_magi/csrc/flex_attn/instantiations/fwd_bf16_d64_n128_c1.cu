@@ -1,7 +1,0 @@
-#include "../fwd/fwd_run.cuh"
-
-namespace magi {
-Status run_fwd_bf16_d64_n128_c1(const MagiFwdParams& args) {
-  return run_fwd<FwdTraits<ptx::bf16, 64, 128, 1>>(args);
-}
-}  // namespace magi

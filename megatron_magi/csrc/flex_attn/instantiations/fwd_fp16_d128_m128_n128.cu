@@ -1,0 +1,7 @@
+#include "../fwd/fwd_run.cuh"
+
+namespace magi {
+Status run_fwd_fp16_d128_m128_n128(const MagiFwdParams& args) {
+  return run_fwd<FwdTraits<ptx::fp16, 128, 128, 128>>(args);
+}
+}  // namespace magi

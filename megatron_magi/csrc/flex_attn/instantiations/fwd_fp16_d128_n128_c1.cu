@@ -1,7 +1,0 @@
-#include "../fwd/fwd_run.cuh"
-
-namespace magi {
-Status run_fwd_fp16_d128_n128_c1(const MagiFwdParams& args) {
-  return run_fwd<FwdTraits<ptx::fp16, 128, 128, 1>>(args);
-}
-}  // namespace magi

@@ -1,0 +1,7 @@
+#include "../fwd/fwd_run.cuh"
+
+namespace magi {
+Status run_fwd_fp16_d64_m192_n128(const MagiFwdParams& args) {
+  return run_fwd<FwdTraits<ptx::fp16, 64, 192, 128>>(args);
+}
+}  // namespace magi
