@@ -22,6 +22,7 @@ class RunCurves:
     loss: Curve
     grad_norm: Curve
     step_seconds: Curve
+    tokens_per_second: Curve
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,8 @@ def read_run(folder: Path) -> RunCurves:
         raise RecipeError(
             f"a run to compare must have an iteration, got none in {path}; see the run's log"
         )
-    columns = ("lm_loss", "grad_norm", "step_seconds")
-    loss, grad_norm, seconds = (np.array([float(r[c]) for r in rows]) for c in columns)
-    return RunCurves(folder.name, loss, grad_norm, seconds)
+    columns = ("lm_loss", "grad_norm", "step_seconds", "tokens_per_second")
+    return RunCurves(folder.name, *(np.array([float(r[c]) for r in rows]) for c in columns))
 
 
 def compare(run: RunCurves, reference: RunCurves, gates: Gates | None = None) -> Comparison:

@@ -1,0 +1,225 @@
+"""The mask a command is about: from lengths, a data file, a recipe, or ranges."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
+from megatron_magi.cli.parser import UsageError, numbers
+
+if TYPE_CHECKING:
+    from megatron_magi.training.config import DataConfig, RunConfig
+
+DEFAULT_HEADS = HeadShape(32, 8, 128)
+
+
+@dataclass(frozen=True)
+class PlanInput:
+    """A mask and what it is planned with."""
+
+    mask: AttnMask
+    text: str
+    """What the mask is, for people."""
+    cp_size: int
+    head_shape: HeadShape
+    config: MagiConfig
+    token_multiple: int
+
+
+def add_mask_options(parser: argparse.ArgumentParser) -> None:
+    """Where the mask comes from, what it looks like, and what it is planned with."""
+    where = parser.add_argument_group("mask (one of these)").add_mutually_exclusive_group()
+    where.add_argument("--lengths", metavar="N,N,..", help="document lengths: 4096,8192x3")
+    where.add_argument(
+        "--cu-seqlens", metavar="0,N,..", help="their prefix sums, or @FILE that holds them"
+    )
+    where.add_argument("--data", metavar="PREFIX", help="a sample of PREFIX.bin and PREFIX.idx")
+    where.add_argument("--recipe", metavar="YAML", help="a sample of a recipe's data and mask")
+    where.add_argument(
+        "--ranges", metavar="JSON", help="a file with q_ranges, k_ranges, attn_type_map, total"
+    )
+    look = parser.add_argument_group("its shape")
+    look.add_argument("--full", action="store_true", help="not causal inside documents")
+    look.add_argument("--window", metavar="L[,R]", help="keys left and right of a query")
+    look.add_argument("--global-tokens", type=int, default=0, metavar="G",
+                      help="with --window: keys that all of a document see")  # fmt: skip
+    look.add_argument("--total", type=int, help="tokens with padding behind the documents")
+    look.add_argument("--sample", type=int, default=0, help="which packed sample (default 0)")
+    look.add_argument("--seq-length", type=int, help="tokens of a sample (with --data)")
+    look.add_argument("--eod-token", type=int, help="id that ends a document (with --data)")
+    how = parser.add_argument_group("planned with")
+    how.add_argument("--cp", type=int, help="context-parallel ranks (recipe: parallel.cp)")
+    how.add_argument("--heads", metavar="Q,KV,DIM",
+                     help="query and key/value heads, head_dim of a rank (32,8,128)")  # fmt: skip
+    how.add_argument("--chunk-size", type=int, help="tokens per chunk (default: chosen)")
+    how.add_argument("--overlap-degree", type=int, help="remote stages (default: chosen)")
+    how.add_argument("--token-multiple", type=int, help="tokens per rank divide by it (TP size)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value",
+                        help="changes to the recipe")  # fmt: skip
+
+
+def plan_input(options: argparse.Namespace) -> PlanInput:
+    """The mask and settings that the options name.
+
+    Raises:
+        UsageError: nothing or something wrong was named.
+    """
+    try:
+        if options.recipe:
+            return _with_options(_from_recipe(options), options)
+        if options.overrides:
+            raise UsageError(
+                f"overrides change a recipe, got {options.overrides[0]!r} without --recipe; "
+                f"pass --recipe YAML, or drop them"
+            )
+        mask, text = _mask(options)
+        plain = PlanInput(mask, text, 0, DEFAULT_HEADS, MagiConfig(), 1)
+        return _with_options(plain, options)
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
+    changes: dict[str, Any] = {}
+    if options.cp is not None:
+        changes["cp_size"] = options.cp
+    if options.heads is not None:
+        heads = numbers(options.heads)
+        if len(heads) != 3:
+            raise UsageError(f"--heads must be three numbers Q,KV,DIM, got {options.heads!r}")
+        changes["head_shape"] = HeadShape(*heads)
+    if options.token_multiple is not None:
+        changes["token_multiple"] = options.token_multiple
+    knobs = {"chunk_size": options.chunk_size, "overlap_degree": options.overlap_degree}
+    knobs = {name: value for name, value in knobs.items() if value is not None}
+    changes["config"] = replace(given.config, **knobs)
+    made = replace(given, **changes)
+    if made.cp_size < 1:
+        raise UsageError("the number of context-parallel ranks is needed; pass --cp N")
+    return made
+
+
+def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
+    if options.ranges:
+        return _from_ranges(Path(options.ranges))
+    if options.data:
+        return _from_data(options)
+    if options.lengths:
+        cu_seqlens = np.cumsum([0, *numbers(options.lengths)])
+    elif options.cu_seqlens:
+        cu_seqlens = np.array(_numbers_or_file(options.cu_seqlens))
+    else:
+        raise UsageError(
+            "a mask is needed, got none; pass --lengths, --cu-seqlens, --data, --recipe or --ranges"
+        )
+    return _documents(cu_seqlens, options)
+
+
+def _documents(cu_seqlens: Any, options: argparse.Namespace) -> tuple[AttnMask, str]:
+    window, text = _window(options), "full" if options.full else "causal"
+    if options.global_tokens:
+        if window is None:
+            raise UsageError("--global-tokens needs --window; full attention sees them anyway")
+        if not options.full:
+            window = (window[0], 0)
+        mask = masks.global_and_window(
+            cu_seqlens, window, options.global_tokens, total_seqlen=options.total
+        )
+        text += f", window {window}, {options.global_tokens} global tokens"
+    else:
+        mask = masks.from_cu_seqlens(
+            cu_seqlens,
+            causal=not options.full,
+            window_size=window or (-1, -1),
+            total_seqlen=options.total,
+        )
+        text += f", window {window}" if window else ""
+    return mask, _describe(len(cu_seqlens) - 1, mask, text + " inside each" * (len(cu_seqlens) > 2))
+
+
+def _window(options: argparse.Namespace) -> tuple[int, int] | None:
+    if options.window is None:
+        return None
+    sides = numbers(options.window.replace("-1", str(2**30)))
+    if len(sides) not in (1, 2):
+        raise UsageError(f"--window must be L or L,R, got {options.window!r}")
+    left, right = (-1 if side == 2**30 else side for side in (*sides, 0)[:2])
+    return left, right
+
+
+def _numbers_or_file(text: str) -> list[int]:
+    return numbers(Path(text[1:]).read_text()) if text.startswith("@") else numbers(text)
+
+
+def _from_ranges(path: Path) -> tuple[AttnMask, str]:
+    try:
+        given = json.loads(path.read_text())
+        total = given["total"]
+        mask = masks.from_ranges(
+            given["q_ranges"], given["k_ranges"], given.get("attn_type_map"), total_seqlen_q=total
+        )
+    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"--ranges must be a JSON object with q_ranges, k_ranges, total and perhaps "
+            f"attn_type_map, got {path} ({error!r}); mend it"
+        ) from error
+    return mask, _describe(len(given["q_ranges"]), mask, "as ranges", "slice")
+
+
+def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
+    from megatron_magi.training.config import DataConfig
+
+    if options.seq_length is None:
+        raise UsageError("--data needs --seq-length, the tokens of a packed sample")
+    stats = Path(f"{options.data}.json")
+    eod = options.eod_token
+    if eod is None:
+        eod = json.loads(stats.read_text())["eod_token"] if stats.is_file() else 256
+    data = DataConfig(path=options.data, seq_length=options.seq_length, eod_token=eod, prefetch=0)
+    return _documents(_cu_seqlens(data, 1234, options.sample), options)
+
+
+def _cu_seqlens(data: DataConfig, seed: int, sample: int) -> Any:
+    from megatron_magi.training.data import PackedDataset
+
+    return PackedDataset(data, seed)[sample].cu_seqlens
+
+
+def _from_recipe(options: argparse.Namespace) -> PlanInput:
+    try:
+        from megatron_magi.training.recipe import load_recipe
+    except ImportError as error:
+        raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
+    from megatron_magi.training.data import PackedDataset, sample_mask
+
+    run: RunConfig = load_recipe(options.recipe, options.overrides)
+    for name in ("full", "window", "global_tokens", "total", "seq_length", "eod_token"):
+        if getattr(options, name):
+            raise UsageError(
+                f"a recipe says its mask itself, got --{name.replace('_', '-')} beside --recipe; "
+                f"use an override such as data.window=4096"
+            )
+    sample = PackedDataset(run.data, run.train.seed)[options.sample]
+    mask = sample_mask(sample, run.data)
+    parallel, model = run.parallel, run.model
+    heads = HeadShape(
+        model.num_attention_heads // parallel.tp,
+        max(1, model.num_query_groups // parallel.tp),
+        model.kv_channels,
+        2 if run.train.dtype == "bf16" else 4,
+    )
+    text = _describe(
+        len(sample.cu_seqlens) - 1, mask, f"sample {options.sample} of {options.recipe}"
+    )
+    multiple = parallel.tp if parallel.sequence_parallel else 1
+    return PlanInput(mask, text, parallel.cp, heads, run.magi, multiple)
+
+
+def _describe(count: int, mask: AttnMask, kind: str, noun: str = "document") -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}, {mask.total_seqlen_q:,} tokens, {kind}"

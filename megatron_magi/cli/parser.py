@@ -1,0 +1,75 @@
+"""argparse with sentences for errors: what was wrong, and the nearest thing that is right."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+
+class UsageError(Exception):
+    """Wrong usage or input; ends the command line with exit code 2 and this text."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose help keeps its line breaks and whose errors suggest."""
+
+    def __init__(self, **arguments: Any) -> None:
+        arguments.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**arguments, allow_abbrev=False)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses unknown options in the sub-parser that knows the right ones."""
+        found, unknown = super().parse_known_args(args, namespace)
+        for word in unknown:
+            if not word.startswith("-"):
+                raise UsageError(
+                    f"{self.prog} takes no further argument, got {word!r}; see {self.prog} --help"
+                )
+            option = word.partition("=")[0]
+            hint = nearest(option, self._option_string_actions)
+            raise UsageError(f"{self.prog} has no option {option}; {hint or 'see --help'}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """As one sentence that ends with the help to read."""
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice:
+            known = [word.strip(" '") for word in choice[2].split(",")]
+            hint = nearest(choice[1], known) or f"choose from {', '.join(known)}"
+            where = message.split(":")[0].removeprefix("argument ")
+            raise UsageError(f"{where} cannot be {choice[1]!r}; {hint}")
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def nearest(word: str, known: Sequence[str] | Any) -> str:
+    """ "did you mean 'x'?", or nothing if no known word is near."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.55)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """--json and --quiet, the same in every command."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    group.add_argument("--quiet", "-q", action="store_true", help="one line, or only problems")
+
+
+def numbers(text: str) -> list[int]:
+    """ "4096,8192x3" -> [4096, 8192, 8192, 8192]; separated by commas or spaces.
+
+    Raises:
+        UsageError: what is not a number.
+    """
+    values: list[int] = []
+    for word in re.split(r"[,\s]+", text.strip()):
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", word)
+        if not match:
+            raise UsageError(
+                f"numbers must look like 4096,8192x3, got {word!r} in {text!r}; "
+                f"separate them with commas, repeat one with xN"
+            )
+        values += [int(match[1])] * int(match[2] or 1)
+    return values

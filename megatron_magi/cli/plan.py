@@ -1,0 +1,190 @@
+"""Balance, traffic, stages and memory of a mask at any number of ranks; needs no GPU.
+
+examples:
+  megatron-magi plan --lengths 32768 --cp 4                        one causal document
+  megatron-magi plan --lengths 8192x4,1000,500x8 --cp 8 --window 1024
+  megatron-magi plan --cu-seqlens @documents.txt --cp 64 --quiet
+  megatron-magi plan --data runs/data/python_stdlib --seq-length 32768 --cp 8
+  megatron-magi plan --recipe recipes/tiny_llama_cpu.yaml parallel.cp=4 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
+from megatron_magi.cli.parser import UsageError, add_output_options
+from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.viz.plan_facts import (
+    exposed_share,
+    receive_bytes,
+    ring_rows,
+    stage_rows,
+    timeline,
+    traffic_matrix,
+    zigzag_dispatch,
+)
+
+MAX_ROWS = 16
+"""Ranks shown in tables; the JSON has all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_mask_options(parser)
+    add_output_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan, print, 0."""
+    given = plan_input(options)
+    began = time.perf_counter()
+    plan = make_plan(given)
+    plan_ms = (time.perf_counter() - began) * 1e3
+    facts = plan_facts(given, plan, make_zigzag(given), plan_ms)
+    if options.json:
+        print(json.dumps(facts, indent=1))
+    elif options.quiet:
+        print(_one_line(facts))
+    else:
+        print(_report(facts, plan))
+    return 0
+
+
+def make_plan(given: PlanInput) -> AttnPlan:
+    """Our plan of the input."""
+    return _planned(given)
+
+
+def make_zigzag(given: PlanInput) -> AttnPlan:
+    """The same mask on the usual layout, for comparison."""
+    return _planned(given, dispatch=zigzag_dispatch(given.mask.total_seqlen_q, given.cp_size))
+
+
+def _planned(given: PlanInput, **layout: Any) -> AttnPlan:
+    if not layout:
+        layout = {"token_multiple": given.token_multiple}
+    try:
+        return make_attn_plan(given.mask, given.cp_size, given.head_shape, given.config, **layout)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def plan_facts(
+    given: PlanInput, plan: AttnPlan, zigzag: AttnPlan, plan_ms: float
+) -> dict[str, Any]:
+    """Everything the report says, as plain values."""
+    mask, layout, heads = given.mask, plan.dispatch, plan.head_shape
+    ring = ring_rows(plan)
+    cells = mask.total_seqlen_q * mask.total_seqlen_k
+    bars = timeline(plan)
+    return {
+        "mask": {
+            "text": given.text,
+            "tokens": mask.total_seqlen_q,
+            "slices": mask.num_slices,
+            "visible_cells": mask.area(),
+            "visible_share": mask.area() / cells if cells else 0.0,
+        },
+        "plan": {
+            "cp_size": plan.cp_size,
+            "chunk_size": layout.chunk_size,
+            "tokens_per_rank": layout.num_local_tokens,
+            "padding_tokens": layout.padded_seqlen - layout.total_seqlen,
+            "overlap_degree": plan.overlap_degree,
+            "imbalance": plan.imbalance,
+            "digest": f"{plan.digest:016x}",
+            "planning_ms": plan_ms,
+            "rows_of_ring": _ratio(plan.rows_received.sum(), ring * plan.cp_size),
+            "model_forward_us": max(bar.compute_end for bar in bars),
+            "model_exposed_share": exposed_share(plan),
+        },
+        "zigzag": {
+            "imbalance": zigzag.imbalance,
+            "rows_of_ring": _ratio(zigzag.rows_received.sum(), ring_rows(zigzag) * plan.cp_size),
+        },
+        "heads": {"q": heads.num_heads_q, "kv": heads.num_heads_kv, "dim": heads.head_dim,
+                  "bytes_per_element": heads.bytes_per_element},
+        "ring_rows_per_rank": ring,
+        "ranks": [
+            {
+                "tiles": int(plan.loads[rank]),
+                "load": _ratio(plan.loads[rank] * plan.cp_size, plan.loads.sum()),
+                "rows_received": int(plan.rows_received[rank]),
+                "rows_by_stage": rows.tolist(),
+                "receive_buffer_bytes": int(receive_bytes(plan)[rank]),
+            }
+            for rank, rows in enumerate(stage_rows(plan))
+        ],
+        "rows_from_rank_to_rank": traffic_matrix(plan).tolist(),
+    }  # fmt: skip
+
+
+def _one_line(facts: dict[str, Any]) -> str:
+    plan = facts["plan"]
+    return (
+        f"cp {plan['cp_size']}: balance (max/mean) {plan['imbalance']:.3f}, rows received "
+        f"{plan['rows_of_ring']:.1%} of a ring's, {plan['overlap_degree']} remote stages"
+    )
+
+
+def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
+    mask, head, p, zigzag = facts["mask"], facts["heads"], facts["plan"], facts["zigzag"]
+    buffer = max(rank["receive_buffer_bytes"] for rank in facts["ranks"])
+    lines = [
+        f"mask      {mask['text']}",
+        f"          {mask['slices']:,} slice{'s' * (mask['slices'] != 1)}, "
+        f"{mask['visible_share']:.2%} of all cells visible",
+        f"plan      cp {p['cp_size']}, {p['tokens_per_rank']:,} tokens a rank in chunks of "
+        f"{p['chunk_size']:,}, padding {p['padding_tokens']:,}; made in {p['planning_ms']:.1f} ms",
+        f"balance   max/mean {p['imbalance']:.3f}   (zigzag {zigzag['imbalance']:.3f})",
+        f"traffic   {p['rows_of_ring']:.1%} of the key rows a ring moves   "
+        f"(zigzag, only what is needed: {zigzag['rows_of_ring']:.1%})",
+        f"stages    {_stages_text(p)}",
+        f"memory    receive buffers up to {buffer / 2**20:.1f} MiB a rank "
+        f"(heads {head['q']}/{head['kv']} of {head['dim']}, {head['bytes_per_element']} bytes)",
+        f"model     forward {p['model_forward_us']:.0f} us a layer, "
+        f"{p['model_exposed_share']:.0%} of the transfer time exposed (cost table, not measured)",
+        "",
+        *_rank_table(facts),
+    ]
+    if plan.cp_size <= MAX_ROWS and plan.cp_size > 1:
+        lines += ["", *_traffic_table(facts["rows_from_rank_to_rank"])]
+    return "\n".join(lines)
+
+
+def _stages_text(p: dict[str, Any]) -> str:
+    if p["overlap_degree"] == 0:
+        return "everything is received first, then one kernel call"
+    return f"own keys, then {p['overlap_degree']} of received keys, each arriving one stage ahead"
+
+
+def _rank_table(facts: dict[str, Any]) -> list[str]:
+    lines = [f"{'rank':>4} {'load':>6} {'tiles':>10} {'received':>10} {'of ring':>8} "
+             f"{'buffer MiB':>11}  rows by stage"]  # fmt: skip
+    for number, rank in enumerate(facts["ranks"][:MAX_ROWS]):
+        share = _ratio(rank["rows_received"], facts["ring_rows_per_rank"])
+        stages = " + ".join(f"{rows:,}" for rows in rank["rows_by_stage"] if rows) or "-"
+        lines.append(
+            f"{number:>4} {rank['load']:>6.3f} {rank['tiles']:>10,} {rank['rows_received']:>10,} "
+            f"{share:>8.1%} {rank['receive_buffer_bytes'] / 2**20:>11.1f}  {stages}"
+        )
+    if len(facts["ranks"]) > MAX_ROWS:
+        lines.append(f" ... {len(facts['ranks']) - MAX_ROWS} more ranks; --json has all")
+    return lines
+
+
+def _traffic_table(rows: list[list[int]]) -> list[str]:
+    width = max(5, *(len(f"{n:,}") for line in rows for n in line)) + 1
+    lines = ["key rows from rank (down) to rank (across)"]
+    lines.append("     " + "".join(f"{j:>{width}}" for j in range(len(rows))))
+    for i, line in enumerate(rows):
+        cells = ("." if i == j else f"{n:,}" for j, n in enumerate(line))
+        lines.append(f"{i:>4} " + "".join(f"{cell:>{width}}" for cell in cells))
+    return lines
+
+
+def _ratio(part: Any, whole: Any) -> float:
+    return float(part) / float(whole) if whole else 0.0

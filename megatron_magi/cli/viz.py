@@ -1,0 +1,72 @@
+"""Pictures of a mask, each rank's share, the traffic and the stages, as PNG and SVG.
+
+Writes shares, mask, traffic and timeline into the folder --out.
+
+examples:
+  megatron-magi viz --lengths 8192x3,20000,500x8 --cp 4 --out pictures
+  megatron-magi viz --recipe recipes/tiny_llama_cpu.yaml data.seq_length=32768 parallel.cp=4
+  megatron-magi viz --lengths 65536 --window 4096 --cp 8 --only shares timeline --format svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
+from megatron_magi.cli.parser import UsageError, add_output_options
+from megatron_magi.cli.plan import make_plan, make_zigzag
+from megatron_magi.viz.plan_figures import mask_figure, shares_figure, traffic_figure
+from megatron_magi.viz.style import save
+from megatron_magi.viz.timeline_figure import timeline_figure
+
+PICTURES = ("shares", "mask", "traffic", "timeline")
+FORMATS = ("png", "svg")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_mask_options(parser)
+    what = parser.add_argument_group("pictures")
+    what.add_argument("--out", type=Path, default=Path("magi_pictures"), metavar="FOLDER",
+                      help="where to write (default magi_pictures)")  # fmt: skip
+    what.add_argument("--only", nargs="+", choices=PICTURES, help="not all of them")
+    what.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help="png, svg")
+    add_output_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw, print the paths, 0."""
+    given = plan_input(options)
+    try:
+        drawn = {name: draw() for name, draw in _pictures(given, options.only or PICTURES)}
+    except ImportError as error:
+        raise UsageError(str(error)) from error
+    paths = [
+        str(path)
+        for name, figure in drawn.items()
+        for path in save(figure, options.out / name, tuple(options.format))
+    ]
+    if options.json:
+        print(json.dumps({"mask": given.text, "cp_size": given.cp_size, "pictures": paths}))
+        return 0
+    if not options.quiet:
+        print(f"{given.text}, {given.cp_size} ranks")
+    print("\n".join(paths))
+    return 0
+
+
+def _pictures(given: PlanInput, names: Any) -> list[tuple[str, Callable[[], Any]]]:
+    plan = make_plan(given)
+    text = f"{given.text}: who computes what on {given.cp_size} ranks"
+    draw: dict[str, Callable[[], Any]] = {
+        "shares": lambda: shares_figure(
+            {"zigzag": make_zigzag(given), "megatron_magi": plan}, text
+        ),
+        "mask": lambda: mask_figure(given.mask, given.text),
+        "traffic": lambda: traffic_figure(plan),
+        "timeline": lambda: timeline_figure(plan),
+    }
+    return [(name, draw[name]) for name in names]

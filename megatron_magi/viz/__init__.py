@@ -1,0 +1,1 @@
+"""What a plan does, as numbers and as pictures (matplotlib, the optional extra ``viz``)."""

@@ -1,0 +1,116 @@
+"""Numbers behind a plan's tables and pictures: traffic, memory, a modelled time line, zigzag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_magi.core.native import solver
+from megatron_magi.core.plan import AttnPlan, DispatchPlan
+
+
+@dataclass(frozen=True)
+class StageBar:
+    """One stage of one rank on the modelled time line; times in microseconds from the start."""
+
+    rank: int
+    stage: int
+    num_rows: int
+    """Key rows received."""
+    num_tiles: int
+    """Kernel tiles attended."""
+    receive_start: float
+    receive_end: float
+    compute_start: float
+    compute_end: float
+
+
+def zigzag_dispatch(total_seqlen: int, cp_size: int) -> DispatchPlan:
+    """The usual layout: 2 * cp chunks, rank r owns chunk r from the front and from the back."""
+    ranks = [*range(cp_size), *reversed(range(cp_size))]
+    chunk_size = max(1, -(-total_seqlen // len(ranks)))
+    return DispatchPlan(total_seqlen, chunk_size, cp_size, np.array(ranks, dtype=np.int32))
+
+
+def traffic_matrix(plan: AttnPlan) -> npt.NDArray[np.int64]:
+    """int64 [cp_size, cp_size]: key rows that rank i sends to rank j in one forward."""
+    rows = np.zeros((plan.cp_size, plan.cp_size), dtype=np.int64)
+    _, dst, src, start, end = plan.transfers.T
+    np.add.at(rows, (src, dst), end - start)
+    return rows
+
+
+def ring_rows(plan: AttnPlan) -> int:
+    """Key rows a rank receives when every rank's rows go to every rank (ring, all-gather)."""
+    return (plan.cp_size - 1) * plan.dispatch.num_local_tokens
+
+
+def stage_rows(plan: AttnPlan) -> npt.NDArray[np.int64]:
+    """int64 [cp_size, num_stages]: key rows received."""
+    rows = np.zeros((plan.cp_size, plan.num_stages), dtype=np.int64)
+    stage, dst, _, start, end = plan.transfers.T
+    np.add.at(rows, (dst, stage), end - start)
+    return rows
+
+
+def receive_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
+    """int64 [cp_size]: peak of the forward's receive buffers.
+
+    While a stage computes, the next one's keys and values arrive: two stages are alive.
+    """
+    rows = stage_rows(plan)
+    alive = rows.copy()
+    alive[:, :-1] += rows[:, 1:]
+    return alive.max(1) * plan.head_shape.kv_row_bytes
+
+
+def timeline(plan: AttnPlan) -> list[StageBar]:
+    """The forward of every rank under the plan's cost table; a model, not a measurement.
+
+    A stage's rows travel after the previous stage's, and once the stage two before it has left the
+    compute stream; they are attended when they are there and the stage before is done.
+    """
+    heads, config = plan.head_shape, plan.config
+    row_us = heads.kv_row_bytes / (config.link_gib_s * 2**30) * 1e6
+    tile_flops = 4 * heads.num_heads_q * heads.head_dim * config.tile_q * config.tile_k
+    tile_us = tile_flops / (config.kernel_tflops * 1e6)
+    bars: list[StageBar] = []
+    for rank in range(plan.cp_size):
+        rank_plan = plan.rank_plan(rank)
+        done: list[StageBar] = []
+        for i, stage in enumerate(rank_plan.stages):
+            rows = stage.cast.num_recv if stage.cast else 0
+            tiles = num_tiles(plan, stage.slices, stage.num_keys)
+            ready = done[i - 2].compute_end if i > 1 else 0.0
+            receive_start = max(ready, done[-1].receive_end if done else 0.0)
+            receive_end = receive_start + rows * row_us
+            compute_start = max(receive_end, done[-1].compute_end if done else 0.0)
+            extra = config.stage_latency_us if i else 0.0
+            compute_end = compute_start + tiles * tile_us + extra
+            done.append(
+                StageBar(rank, i, rows, tiles, receive_start, receive_end, compute_start,
+                         compute_end)
+            )  # fmt: skip
+        bars += done
+    return bars
+
+
+def exposed_share(plan: AttnPlan) -> float:
+    """Share of the modelled transfer time in which a rank waits, over all ranks; 0 without any."""
+    receiving = waiting = 0.0
+    done = {rank: 0.0 for rank in range(plan.cp_size)}
+    for bar in timeline(plan):
+        receiving += bar.receive_end - bar.receive_start
+        waiting += bar.compute_start - done[bar.rank]
+        done[bar.rank] = bar.compute_end
+    return waiting / receiving if receiving else 0.0
+
+
+def num_tiles(plan: AttnPlan, slices: npt.NDArray[np.int32], num_keys: int) -> int:
+    """Key tiles that the forward kernel walks for one stage of one rank."""
+    tiles = (plan.config.tile_q, plan.config.tile_k)
+    return int(
+        solver.fwd_work_list(slices, plan.dispatch.num_local_tokens, num_keys, *tiles)["steps"]
+    )

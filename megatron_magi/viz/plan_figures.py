@@ -1,0 +1,173 @@
+"""Pictures of a mask and its plan; every function returns a matplotlib Figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.mask.render import draw_mask
+from megatron_magi.core.plan import AttnPlan
+from megatron_magi.viz.plan_facts import ring_rows, traffic_matrix
+from megatron_magi.viz.style import (
+    GRID,
+    INK,
+    MAX_LEGEND,
+    MUTED,
+    heading,
+    new_figure,
+    rank_colors,
+    rank_ticks,
+    short,
+    title,
+    token_ticks,
+)
+
+Plans = dict[str, AttnPlan]
+"""Plans of one mask by name, the usual one first, ours last."""
+
+
+def mask_figure(mask: AttnMask, text: str = "") -> Any:
+    """The visible cells."""
+    figure, axes = new_figure(1, 1, 4.6, 4.8)
+    draw_mask(mask, axes)
+    _mask_axes(axes, mask)
+    if text:
+        title(axes, text)
+    return figure
+
+
+def masks_figure(named: dict[str, AttnMask], columns: int = 4) -> Any:
+    """Several small masks in one sheet."""
+    rows = -(-len(named) // columns)
+    figure, grid = new_figure(rows, columns, 2.5 * columns, 2.75 * rows, squeeze=False)
+    for axes, (name, mask) in zip(grid.flat, named.items(), strict=False):
+        draw_mask(mask, axes)
+        _mask_axes(axes, mask)
+        axes.set(xlabel="", ylabel="")
+        title(axes, name)
+    for axes in grid.flat[len(named) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def shares_figure(plans: Plans, text: str) -> Any:
+    """Who computes what: the mask in the color of each row's rank, one panel per plan, and loads.
+
+    Args:
+        text: a sentence about the mask.
+    """
+    count = len(plans)
+    figure, panels = new_figure(
+        1, count + 1, 4.6 * count + 3.6, 5.2, width_ratios=[1.0] * count + [0.72]
+    )
+    for axes, (name, plan) in zip(panels, plans.items(), strict=False):
+        colors = rank_colors(plan.cp_size)
+        bands = [
+            (int(start), int(end), colors[rank])
+            for rank in range(plan.cp_size)
+            for start, end in plan.dispatch.local_ranges(rank)
+        ]
+        draw_mask(plan.mask, axes, row_bands=bands)
+        _mask_axes(axes, plan.mask)
+        title(axes, name)
+    _rank_legend(panels[0], next(iter(plans.values())).cp_size)
+    _load_bars(panels[-1], plans)
+    heading(figure, text)
+    return figure
+
+
+def traffic_figure(plan: AttnPlan) -> Any:
+    """Key rows from rank to rank, and what a ring would move."""
+    rows = traffic_matrix(plan)
+    cp_size = plan.cp_size
+    figure, (axes, side) = new_figure(
+        1, 2, max(8.5, 0.42 * cp_size + 5), max(4.2, 0.32 * cp_size + 1.8), width_ratios=[1.15, 1]
+    )
+    shown = np.ma.masked_where(np.eye(cp_size, dtype=bool), rows)
+    most = max(int(rows.max()), 1)
+    image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=most)
+    axes.set_facecolor("#e4e4e4")
+    ticks = [most * i / 4 for i in range(5)]
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=ticks, format=lambda v, _: short(v))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelcolor=MUTED)
+    bar.set_label(f"rows (a rank owns {short(plan.dispatch.num_local_tokens)})", color=MUTED)
+    if cp_size <= 12:
+        for (i, j), value in np.ndenumerate(rows):
+            if i != j:
+                color = "white" if value > 0.6 * most else INK
+                axes.text(j, i, short(value), ha="center", va="center", color=color, fontsize=8)
+    rank_ticks(axes, cp_size, "xy")
+    axes.set_xlabel("to rank", color=MUTED)
+    axes.set_ylabel("from rank", color=MUTED)
+    title(axes, "Key rows that travel")
+    _received_bars(side, plan)
+    return figure
+
+
+def _mask_axes(axes: Any, mask: AttnMask) -> None:
+    token_ticks(axes, mask.total_seqlen_k, "x")
+    token_ticks(axes, mask.total_seqlen_q, "y")
+    axes.set_xlabel("key", color=MUTED)
+    axes.set_ylabel("query", color=MUTED)
+
+
+def _rank_legend(axes: Any, cp_size: int) -> None:
+    if cp_size > MAX_LEGEND:
+        return
+    for rank, color in enumerate(rank_colors(cp_size)):
+        axes.plot([], [], "s", color=color, markersize=8, label=f"rank {rank}")
+    axes.legend(loc="upper right", frameon=False, labelcolor=INK, handletextpad=0.2)
+
+
+def _load_bars(axes: Any, plans: Plans) -> None:
+    """Load of every rank over the mean, a block of bars per plan."""
+    cp_size = next(iter(plans.values())).cp_size
+    gap = 1.2 + 0.25 * cp_size
+    means = {name: max(float(plan.loads.mean()), 1e-9) for name, plan in plans.items()}
+    top = max(1.0, *(float(plan.loads.max()) / means[name] for name, plan in plans.items()))
+    for block, (name, plan) in enumerate(plans.items()):
+        first = block * (cp_size + gap)
+        loads = plan.loads / means[name]
+        places = first + np.arange(cp_size)
+        axes.barh(places, loads, height=0.86, color=rank_colors(cp_size))
+        if cp_size <= 16:
+            for place, load in zip(places, loads, strict=True):
+                beside = load if load < 0.85 else max(load, 1.0)  # clear of the line at 1
+                axes.text(beside + 0.02 * top, place, f"{load:.2f}", va="center", color=INK,
+                          fontsize=8)  # fmt: skip
+        axes.vlines(1.0, first - 0.5, first + cp_size - 0.5, INK, ":", linewidth=1)
+        received = plan.rows_received
+        axes.annotate(
+            f"{name}: max/mean {plan.imbalance:.3f}\n",
+            (0, first - 0.6), va="bottom", fontweight="bold", color=INK, fontsize=10,
+        )  # fmt: skip
+        axes.annotate(
+            f"key rows received: mean {short(received.mean())}, max {short(received.max())}",
+            (0, first - 0.6), va="bottom", color=MUTED, fontsize=9,
+        )  # fmt: skip
+    axes.set_xlim(0, top * 1.15)
+    axes.set_ylim(len(plans) * (cp_size + gap) - gap, -gap)
+    axes.set_yticks([])
+    axes.tick_params(length=0, labelcolor=MUTED)
+    axes.set_xlabel("attention tiles of a rank / mean", color=MUTED)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.spines["left"].set_color(GRID)
+
+
+def _received_bars(axes: Any, plan: AttnPlan) -> None:
+    received, ring = plan.rows_received, ring_rows(plan)
+    axes.barh(range(plan.cp_size), [ring] * plan.cp_size, 0.7, color="#ececec")
+    axes.barh(range(plan.cp_size), received, 0.7, color=rank_colors(plan.cp_size))
+    share = received.sum() / (ring * plan.cp_size) if ring else 0.0
+    rank_ticks(axes, plan.cp_size, "y")
+    axes.set_ylim(plan.cp_size - 0.5, -0.5)
+    axes.set_xticks([ring * i / 4 for i in range(5)] if ring else [0])
+    axes.xaxis.set_major_formatter(lambda v, _: short(v))
+    axes.tick_params(length=0, labelcolor=MUTED)
+    axes.set_xlabel("key rows received (grey: ring, all-gather)", color=MUTED)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    title(axes, f"Received: {share:.1%} of a ring's rows")

@@ -1,0 +1,76 @@
+"""The modelled time line of a plan's stages as a picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_magi.core.plan import AttnPlan
+from megatron_magi.viz.plan_facts import exposed_share, timeline
+from megatron_magi.viz.style import (
+    GRID,
+    INK,
+    MUTED,
+    new_figure,
+    rank_colors,
+    rank_ticks,
+    short,
+    text_color,
+    title,
+)
+
+COMPUTE_Y, COMPUTE_HEIGHT = -0.16, 0.42
+RECEIVE_Y, RECEIVE_HEIGHT = 0.26, 0.24
+RECEIVE_COLOR = "#b9bec6"
+MAX_LABELLED_RANKS = 16
+
+
+def timeline_figure(plan: AttnPlan) -> Any:
+    """Every rank's stages under the plan's cost table: what hides behind what."""
+    bars = timeline(plan)
+    end = max(bar.compute_end for bar in bars) or 1.0
+    colors = rank_colors(plan.cp_size)
+    figure, axes = new_figure(1, 1, 10, max(2.6, 0.5 * plan.cp_size + 1.4))
+    for bar in bars:
+        what = "own keys" if bar.stage == 0 and plan.overlap_degree else f"stage {bar.stage}"
+        compute = (bar.compute_start, bar.compute_end)
+        receive = (bar.receive_start, bar.receive_end)
+        labelled = plan.cp_size <= MAX_LABELLED_RANKS
+        _bar(axes, bar.rank + COMPUTE_Y, compute, COMPUTE_HEIGHT, colors[bar.rank],
+             what if labelled else "", end)  # fmt: skip
+        _bar(axes, bar.rank + RECEIVE_Y, receive, RECEIVE_HEIGHT, RECEIVE_COLOR,
+             short(bar.num_rows) if labelled else "", end)  # fmt: skip
+    _axes(axes, plan, end)
+    hidden = 1 - exposed_share(plan)
+    title(
+        axes,
+        f"Stages: attention (colored) while key rows arrive (grey); "
+        f"{hidden:.0%} of the transfer time hides",
+    )
+    return figure
+
+
+def _bar(
+    axes: Any, y: float, span: tuple[float, float], height: float, color: Any, text: str, end: float
+) -> None:
+    start, stop = span
+    axes.barh(y, stop - start, height, start, color=color, edgecolor="white", linewidth=1)
+    if text and stop - start > 0.006 * end * (len(text) + 2):
+        ink = INK if color == RECEIVE_COLOR else text_color(color)
+        axes.text((start + stop) / 2, y, text, ha="center", va="center", color=ink, fontsize=7.5)
+
+
+def _axes(axes: Any, plan: AttnPlan, end: float) -> None:
+    rank_ticks(axes, plan.cp_size, "y")
+    axes.set_ylim(plan.cp_size - 0.4, -0.6)
+    axes.set_xlim(0, end * 1.01)
+    axes.set_ylabel("rank", color=MUTED)
+    c = plan.config
+    axes.set_xlabel(
+        f"microseconds of one layer's forward, modelled: {c.link_gib_s:g} GiB/s per rank, "
+        f"{c.kernel_tflops:g} TFLOP/s, {c.stage_latency_us:g} us a stage",
+        color=MUTED,
+    )
+    axes.spines["bottom"].set_visible(True)
+    axes.spines["bottom"].set_color(GRID)
+    axes.grid(axis="x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
