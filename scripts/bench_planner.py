@@ -1,6 +1,7 @@
 """Time to plan, balance and rows received on packed documents; writes a dated record.
 
     python scripts/bench_planner.py [--packs 20] [--quick] [--out benchmarks/records/....json]
+    python scripts/bench_planner.py --table benchmarks/records/....json   # Markdown of a record
 
 Every number is one core's. "own" is the number of rows of a rank: received 0.5 own means that a
 rank of 8192 rows receives 4096 rows, mean over ranks and packs. Documents are causal and packed
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -168,6 +170,21 @@ def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[
     return row
 
 
+def measure_budget(setting: Setting, count: int, fine: int) -> dict[str, Any]:
+    """Rows received and time against the budget of the swap search."""
+    row: dict[str, Any] = {"what": "budget", **asdict(setting), "packs": count, "fine": fine}
+    masks = list(packs(setting, count))
+    for trials in (0, 2_000, 20_000, None, 1_000_000):
+        config = MagiConfig(chunk_size=fine, swap_trials=trials)
+        made = [
+            timed(lambda m=mask, c=config: make_attn_plan(m, setting.cp_size, HEADS, c))
+            for mask in masks
+        ]
+        name = "default" if trials is None else str(trials)
+        row[name] = summarise([plan for plan, _ in made], [ms for _, ms in made])
+    return row
+
+
 def run(count: int, quick: bool) -> list[dict[str, Any]]:
     rows = []
     for distribution in DISTRIBUTIONS:
@@ -181,6 +198,7 @@ def run(count: int, quick: bool) -> list[dict[str, Any]]:
                     rows.append(measure_quality(setting, packs_here, 512))
                     show_quality(rows[-1], setting)
         if not quick:
+            rows.append(measure_budget(Setting(distribution, True, 8, 16384), count // 2, 512))
             for tokens, chunk_size in ((8192, 512), (49152, None)):  # 1,024 chunks; 3M tokens
                 setting = Setting(distribution, True, 64, tokens)
                 rows.append(measure_speed(setting, max(1, count // 4), chunk_size))
@@ -205,6 +223,35 @@ def show_speed(row: dict[str, Any], setting: Setting) -> None:
         print(f"{setting!s:26} | speed {name} {row[name]}", flush=True)
 
 
+def table(record: dict[str, Any]) -> str:
+    """Markdown: rows received (own = 1), imbalance (mean / max over packs) and time."""
+    head = ["documents", "cp", "tokens per rank"]
+    methods = {
+        "lpt_2048": "LPT, chunk 2048",
+        "lpt_fine": "LPT, chunk 512",
+        "swap_fine": "search, chunk 512",
+        "swap_auto": "search, own chunk",
+    }
+    lines = ["| " + " | ".join([*head, *methods.values()]) + " |"]
+    lines.append("|" + "---|" * (len(head) + len(methods)))
+    for row in record["rows"]:
+        if row["what"] != "quality":
+            continue
+        cells = [
+            f"{row['distribution']}, {'cut' if row['cut'] else 'uncut'}",
+            str(row["cp_size"]),
+            f"{row['tokens_per_rank'] // 1024}K",
+        ]
+        for name in methods:
+            c = row[name]
+            cells.append(
+                f"{c['received_own']:.2f}, {c['imbalance_mean']:.3f} / {c['imbalance_max']:.3f}, "
+                f"{c['plan_ms_p50']:.1f} ms"
+            )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def meta() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -213,6 +260,7 @@ def meta() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "cpu": cpu,
+        "load_average": os.getloadavg()[0],
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -229,7 +277,11 @@ def main() -> None:
     parser.add_argument("--packs", type=int, default=20, help="sampled sequences per setting")
     parser.add_argument("--quick", action="store_true", help="cp 4 and 8, cut documents only")
     parser.add_argument("--out", type=Path, help="record to write")
+    parser.add_argument("--table", type=Path, help="print a record as Markdown and stop")
     given = parser.parse_args()
+    if given.table:
+        print(table(json.loads(given.table.read_text())))
+        return
     record = {"meta": meta(), "rows": run(given.packs, given.quick)}
     if given.out:
         given.out.write_text(json.dumps(record, indent=1) + "\n")
