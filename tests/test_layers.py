@@ -15,6 +15,9 @@ LAYERS = {
     "core.runtime": [*BASE, "core"],
     "adapter": [*BASE, "core", "PUBLIC"],
     "training": [*BASE, "core", "PUBLIC", "adapter"],
+    "api": [*BASE, "core"],
+    "viz": [*BASE, "core", "training"],
+    "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz"],
 }
 """What each layer may import beside itself; PUBLIC: the names of ``import megatron_magi``."""
 WITH_MEGATRON = ("adapter", "training", "run")

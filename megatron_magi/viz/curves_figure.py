@@ -11,6 +11,7 @@ from megatron_magi.viz.style import GRID, INK, MUTED, new_figure, rank_colors, t
 
 FLOOR = 1e-9
 """Smaller differences are drawn here: a logarithmic axis has no zero."""
+FAILED = "#c0392b"
 
 
 def curves_figure(comparisons: list[Comparison]) -> Any:
@@ -19,7 +20,9 @@ def curves_figure(comparisons: list[Comparison]) -> Any:
     colors = [INK, *rank_colors(max(len(comparisons) - 1, 2))]
     for i, c in enumerate(comparisons):
         style: dict[str, Any] = {"linewidth": 5, "alpha": 0.25} if i == 0 else {"linewidth": 1.4}
-        style["color"] = colors[i]
+        style["color"] = colors[i] if c.passed or not i else FAILED
+        if i and not c.passed:
+            style["linestyle"] = (0, (4, 2))
         steps = np.arange(1, len(c.run.loss) + 1)
         verdict = "reference" if i == 0 else ("PASS" if c.passed else "FAIL")
         loss.plot(steps, c.run.loss, label=f"{c.run.name} ({verdict})", **style)

@@ -1,0 +1,321 @@
+"""The command line in process: what it prints, its exit codes, its suggestions."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_magi import build
+from megatron_magi.cli import COMMANDS, doctor, main, system_checks
+from megatron_magi.cli.system_checks import Check
+from megatron_magi.training.log import StepRecord
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# Help and usage
+
+
+def test_help_has_examples_for_every_command(capsys: Capture) -> None:
+    code, out, _ = run(capsys)
+    assert code == 2 and all(name in out for name in COMMANDS) and "examples:" in out
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        out = capsys.readouterr().out
+        assert ended.value.code == 0 and f"  megatron-magi {name} " in out, name
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["plna"], "error: COMMAND cannot be 'plna'; did you mean plan?"),
+        (["zzz"], "choose from doctor, plan, viz, compare"),
+        (["plan", "--chunksize", "4"], "has no option --chunksize; did you mean --chunk-size?"),
+        (["doctor", "--jsn"], "megatron-magi doctor has no option --jsn; did you mean --json?"),
+        (["doctor", "now"], "megatron-magi doctor takes no further argument, got 'now'"),
+        (
+            ["viz", "--lengths", "8", "--only", "mosk"],
+            "--only cannot be 'mosk'; did you mean mask?",
+        ),
+        (
+            ["plan", "--cp", "two"],
+            "argument --cp: invalid int value: 'two'; see megatron-magi plan",
+        ),
+        (["plan", "--cp", "2"], "a mask is needed, got none; pass --lengths"),
+        (["plan", "--lengths", "8"], "ranks is needed; pass --cp N"),
+        (["plan", "--lengths", "8x", "--cp", "2"], "numbers must look like 4096,8192x3, got '8x'"),
+        (["plan", "--lengths", "8", "--cp", "2", "a=1"], "got 'a=1' without --recipe"),
+        (["plan", "--lengths", "8", "--cp", "2", "--heads", "8,2"], "three numbers Q,KV,DIM"),
+        (["plan", "--lengths", "8", "--cp", "0"], "ranks is needed; pass --cp N"),
+        (["plan", "--lengths", "8", "--cp", "2", "--chunk-size", "8"], "chunk_size must leave"),
+        (["plan", "--cu-seqlens", "0,9,4", "--cp", "2"], "must start at 0 and never decrease"),
+        (["plan", "--lengths", "8", "--global-tokens", "2", "--cp", "2"], "needs --window"),
+        (["plan", "--data", "nowhere", "--cp", "2"], "--data needs --seq-length"),
+        (["plan", "--recipe", "nowhere.yaml"], "the recipe must be a YAML file, got nowhere.yaml"),
+        (["compare", "one"], "two runs or more are needed, the reference first, got only one"),
+        (["compare", "one", "two"], "must have a steps.csv, got none in one"),
+    ],
+    ids=lambda a: " ".join(a) if isinstance(a, list) else "",
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(
+    capsys: Capture, arguments: list[str], text: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "") and err.startswith("error: ") and text in err
+    assert err.count("\n") == 1
+
+
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "megatron_magi", "plan", "--lengths", "64", "--cp", "2", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0 and done.stdout.startswith("cp 2: balance (max/mean) 1.0")
+
+
+# plan
+
+
+def plan_json(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    code, out, err = run(capsys, "plan", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_plan_report(capsys: Capture) -> None:
+    code, out, _ = run(capsys, "plan", "--lengths", "4096x3,1024x4", "--cp", "4")
+    assert code == 0
+    assert out.startswith("mask      7 documents, 16,384 tokens, causal inside each\n")
+    for word in ("balance", "zigzag", "of the key rows a ring moves", "stages", "MiB a rank",
+                 "rank   load", "key rows from rank (down) to rank (across)"):  # fmt: skip
+        assert word in out
+
+
+def test_plan_json_adds_up(capsys: Capture) -> None:
+    facts = plan_json(capsys, "--lengths", "3000,5192", "--cp", "4", "--overlap-degree", "2",
+                      "--heads", "8,4,64")  # fmt: skip
+    rows = facts["rows_from_rank_to_rank"]
+    assert facts["mask"]["visible_cells"] == 3000 * 3001 // 2 + 5192 * 5193 // 2
+    assert facts["plan"]["overlap_degree"] == 2 and facts["plan"]["tokens_per_rank"] == 2048
+    assert facts["heads"] == {"q": 8, "kv": 4, "dim": 64, "bytes_per_element": 2}
+    for j, rank in enumerate(facts["ranks"]):
+        assert rank["rows_received"] == sum(r[j] for r in rows) == sum(rank["rows_by_stage"])
+        assert rank["receive_buffer_bytes"] == rank["rows_received"] * 2 * 4 * 64 * 2
+    ring = 3 * 2048 * 4
+    assert facts["plan"]["rows_of_ring"] == pytest.approx(sum(map(sum, rows)) / ring)
+    assert facts["plan"]["imbalance"] <= 1.01 < facts["zigzag"]["imbalance"]
+
+
+def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
+    def area(*arguments: str) -> int:
+        return plan_json(capsys, *arguments, "--cp", "2")["mask"]["visible_cells"]
+
+    assert area("--lengths", "10,6") == area("--cu-seqlens", "0,10,16") == 55 + 21
+    (tmp_path / "sums.txt").write_text("0 10\n16\n")
+    assert area("--cu-seqlens", f"@{tmp_path / 'sums.txt'}", "--total", "20") == 76
+    assert area("--lengths", "10", "--full") == 100
+    assert area("--lengths", "10", "--window", "2") == 1 + 2 + 8 * 3
+    assert area("--lengths", "10", "--window", "2,1", "--full") == 27 + 9
+    assert area("--lengths", "10", "--window", "2", "--global-tokens", "1") == 27 + 7
+    ranges = {"q_ranges": [[0, 4], [4, 8]], "k_ranges": [[0, 4], [0, 8]], "attn_type_map": [0, 1],
+              "total": 8}  # fmt: skip
+    path = tmp_path / "ranges.json"
+    path.write_text(json.dumps(ranges))
+    assert area("--ranges", str(path)) == 16 + 5 + 6 + 7 + 8
+    path.write_text(json.dumps({"q_ranges": []}))
+    code, _, err = run(capsys, "plan", "--ranges", str(path), "--cp", "2")
+    assert code == 2 and "with q_ranges, k_ranges, total" in err
+
+
+def test_large_groups_show_a_summary(capsys: Capture) -> None:
+    code, out, _ = run(capsys, "plan", "--lengths", "65536", "--cp", "64")
+    assert code == 0 and "48 more ranks; --json has all" in out and "from rank (down)" not in out
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pytest.importorskip("megatron.core")
+    from megatron_magi.training.corpus import ByteTokenizer, Document, pack
+
+    prefix = tmp_path_factory.mktemp("packed") / "corpus"
+    lengths = [40 + 37 * i % 300 for i in range(40)]
+    pack((Document(f"d{n}", b"x" * n) for n in lengths), prefix, ByteTokenizer())
+    return str(prefix)
+
+
+def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
+    from_data = plan_json(capsys, "--data", packed, "--seq-length", "1024", "--cp", "2")
+    recipe = Path(__file__).parents[2] / "recipes" / "tiny_llama_cpu.yaml"
+    from_recipe = plan_json(
+        capsys, "--recipe", str(recipe), f"data.path={packed}", "data.seq_length=1024"
+    )
+    assert from_data["mask"]["tokens"] == from_recipe["mask"]["tokens"] == 1024
+    assert from_data["mask"]["visible_cells"] == from_recipe["mask"]["visible_cells"]
+    assert from_data["mask"]["slices"] > 3
+    assert from_recipe["plan"]["cp_size"] == 2
+    assert from_recipe["heads"] == {"q": 4, "kv": 2, "dim": 32, "bytes_per_element": 4}
+    other = plan_json(
+        capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--sample", "1"
+    )
+    assert other["plan"]["digest"] != from_data["plan"]["digest"]
+    code, _, err = run(capsys, "plan", "--recipe", str(recipe), f"data.path={packed}", "--window",
+                       "4")  # fmt: skip
+    assert code == 2 and "got --window beside --recipe" in err
+
+
+# viz
+
+
+def test_viz_writes_every_picture_twice(capsys: Capture, tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "viz", "--lengths", "700,300", "--cp", "3", "--out", str(tmp_path))
+    assert code == 0
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {f"{n}.{f}" for n in ("shares", "mask", "traffic", "timeline")
+                     for f in ("png", "svg")}  # fmt: skip
+    for path in tmp_path.iterdir():
+        head = path.read_bytes()[:8]
+        assert head == b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else head.startswith(b"<?xml")
+        assert str(path) in out
+    svg = (tmp_path / "shares.svg").read_text()
+    assert "zigzag" in svg and "megatron_magi: max/mean" in svg and "rank 2" in svg
+    assert "of a ring's rows" in (tmp_path / "traffic.svg").read_text()
+
+
+def test_equal_input_gives_equal_pictures(capsys: Capture, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run(capsys, "viz", "--lengths", "300,200", "--cp", "2", "--only", "shares", "traffic",
+            "--format", "svg", "--out", str(tmp_path / name), "-q")  # fmt: skip
+    for name in ("shares.svg", "traffic.svg"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_viz_of_one_rank_and_of_many(capsys: Capture, tmp_path: Path) -> None:
+    for cp in ("1", "24"):
+        code, out, _ = run(capsys, "viz", "--lengths", "5000", "--cp", cp, "--format", "svg",
+                           "--out", str(tmp_path / cp), "--json")  # fmt: skip
+        assert code == 0 and len(json.loads(out)["pictures"]) == 4
+
+
+def test_viz_without_matplotlib(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, _, err = run(capsys, "viz", "--lengths", "8", "--cp", "2", "--out", str(tmp_path))
+    assert code == 2 and "pictures need matplotlib" in err and "megatron-magi[viz]" in err
+
+
+# compare
+
+
+def write_run(folder: Path, noise: float, steps: int = 12, speed: float = 1000.0) -> str:
+    folder.mkdir(parents=True)
+    with (folder / "steps.csv").open("w", newline="") as file:
+        rows = csv.DictWriter(file, [f.name for f in fields(StepRecord)])
+        rows.writeheader()
+        for i in range(1, steps + 1):
+            row = {f.name: 0 for f in fields(StepRecord)} | {
+                "iteration": i, "lm_loss": (2 + math.exp(-i)) * (1 + noise * i),
+                "grad_norm": (1 + 1 / i) * (1 + noise), "step_seconds": 1.0,
+                "tokens_per_second": speed * (0.1 if i == 1 else 1)}  # fmt: skip
+            rows.writerow(row)
+    return str(folder)
+
+
+def test_compare_passes_and_fails(capsys: Capture, tmp_path: Path) -> None:
+    reference, right, wrong = (write_run(tmp_path / n, noise, speed=speed) for n, noise, speed in (
+        ("dense", 0.0, 1000.0), ("magi", 1e-6, 2500.0), ("moved", 1e-3, 2500.0)))  # fmt: skip
+    stem = tmp_path / "pictures" / "compare"
+    code, out, _ = run(capsys, "compare", reference, right, "--out", str(stem))
+    assert code == 0 and "reference" in out and "PASS (2.50x)" in out
+    assert stem.with_suffix(".png").exists() and "FAIL" not in stem.with_suffix(".svg").read_text()
+    code, out, _ = run(capsys, "compare", reference, right, wrong, "-q", "--no-figure")
+    assert (code, out) == (1, "PASS magi\nFAIL moved\n")
+    loose = ["--first-step", "0.1", "--any-loss", "0.1", "--any-grad-norm", "0.1"]
+    code, out, _ = run(capsys, "compare", reference, wrong, "--json", "--no-figure", *loose)
+    facts = json.loads(out)
+    assert code == 0 and facts["passed"] and facts["reference"] == "dense"
+    assert facts["runs"][1]["worst_loss_difference"] == pytest.approx(12e-3)
+    assert facts["runs"][1]["tokens_per_second"] == 2500
+
+
+def test_runs_of_unequal_length_are_not_compared(capsys: Capture, tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 0, steps=9)
+    code, _, err = run(capsys, "compare", first, second, "--no-figure")
+    assert code == 2 and "equally long, got 9 iterations of b and 12 of a" in err
+
+
+# doctor
+
+
+def test_doctor_here(capsys: Capture) -> None:
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    for name in ("python", "torch", "GPU", "driver", "nvcc", "CUDA library", "megatron-core",
+                 "transformer-engine", "apex", "ninja", "kernel     ", "transport  "):  # fmt: skip
+        assert name in out
+    assert "forward and backward agree with torch's" in out and "ready" in out
+
+
+def test_doctor_json_and_quiet(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, _ = run(capsys, "doctor", "--json")
+    facts = json.loads(out)
+    assert code == 0 and facts["ok"] and facts["kernel"]["name"] == "reference"
+    assert "because torch has no GPU" in facts["kernel"]["why"]
+    assert facts["transport"]["name"] == "gloo"
+    assert {c["status"] for c in facts["checks"]} <= {"ok", "absent"}
+    code, out, _ = run(capsys, "doctor", "--quiet")
+    assert code == 0 and out.count("\n") == 1
+
+
+def test_doctor_requires_what_is_not_there(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, _ = run(capsys, "doctor", "--require", "gpu", "cuda", "-q")
+    assert code == 1 and "not ready: --require gpu: none; " in out and "--require cuda" in out
+
+
+def test_doctor_names_a_missing_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "megatron_magi.adapter", None)
+    check = system_checks.check_megatron()
+    assert check.status == "absent" and check.advice
+    ready = doctor.judge([check, Check("CUDA library", "absent", "")], "reference", [])
+    assert ready.ok and "training needs megatron-core" in ready.text
+    refused = doctor.judge([check, Check("CUDA library", "absent", "")], "reference", ["megatron"])
+    assert not refused.ok and "--require megatron" in refused.text
+
+
+def test_doctor_judges_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 11.8, V11.8.89'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setattr(build, "find_nvcc", lambda: str(nvcc))
+    monkeypatch.setattr(build, "_newest_for_sources", lambda: None)
+    check = system_checks.check_nvcc()
+    assert check.status == "absent" and check.found.startswith("11.8") and "12.3" in check.advice
+    assert system_checks.check_cuda_library(check).status == "absent"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.41'\n")
+    check = system_checks.check_nvcc()
+    assert check.status == "ok"
+    assert "python -m megatron_magi.build" in system_checks.check_cuda_library(check).advice
+
+
+def test_doctor_finds_broken_attention(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such op")
+
+    monkeypatch.setattr(system_checks, "flex_flash_attn_func", broken)
+    code, out, _ = run(capsys, "doctor", "-q")
+    assert code == 1 and "not ready: attention: RuntimeError: no such op" in out

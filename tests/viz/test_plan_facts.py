@@ -1,0 +1,86 @@
+"""The numbers behind tables and pictures, against the plan's own tables."""
+
+import numpy as np
+import pytest
+
+from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.viz.plan_facts import (
+    exposed_share,
+    num_tiles,
+    receive_bytes,
+    ring_rows,
+    stage_rows,
+    timeline,
+    traffic_matrix,
+    zigzag_dispatch,
+)
+
+MASK = masks.from_cu_seqlens([0, 3000, 3100, 8192])
+HEADS = HeadShape(8, 2, 64)
+
+
+def plan(cp_size: int, degree: int | None) -> AttnPlan:
+    return make_attn_plan(MASK, cp_size, HEADS, MagiConfig(overlap_degree=degree))
+
+
+@pytest.mark.parametrize("cp_size, degree", [(1, 0), (2, 0), (3, 1), (4, 3), (8, None)])
+def test_traffic_is_what_the_ranks_exchange(cp_size: int, degree: int | None) -> None:
+    p = plan(cp_size, degree)
+    rows = traffic_matrix(p)
+    assert (rows.diagonal() == 0).all()
+    for rank in range(cp_size):
+        casts = [s.cast for s in p.rank_plan(rank).stages if s.cast]
+        received = np.sum([c.recv_counts for c in casts], axis=0) if casts else [0] * cp_size
+        sent = np.sum([c.send_counts for c in casts], axis=0) if casts else [0] * cp_size
+        assert (rows[:, rank] == received).all() and (rows[rank] == sent).all()
+        by_stage = [s.cast.num_recv if s.cast else 0 for s in p.rank_plan(rank).stages]
+        assert stage_rows(p)[rank].tolist() == by_stage
+    assert (p.rows_received <= ring_rows(p)).all()
+
+
+def test_two_stages_of_receive_buffers_are_alive() -> None:
+    p = plan(4, 3)
+    rows = stage_rows(p)
+    want = [max(a + b for a, b in zip(r, [*r[1:], 0], strict=True)) for r in rows.tolist()]
+    assert receive_bytes(p).tolist() == [w * 2 * 2 * 64 * 2 for w in want]
+
+
+def test_zigzag_is_the_usual_layout() -> None:
+    layout = zigzag_dispatch(64, 4)
+    assert layout.chunk_ranks.tolist() == [0, 1, 2, 3, 3, 2, 1, 0] and layout.chunk_size == 8
+    odd = zigzag_dispatch(61, 4)
+    assert odd.padded_seqlen == 64 and odd.total_seqlen == 61
+    causal = make_attn_plan(
+        masks.causal(8192), 4, HEADS, MagiConfig(), dispatch=zigzag_dispatch(8192, 4)
+    )
+    assert causal.imbalance < 1.01
+    assert (
+        make_attn_plan(MASK, 4, HEADS, MagiConfig(), dispatch=zigzag_dispatch(8192, 4)).imbalance
+        > 1.1
+    )
+
+
+@pytest.mark.parametrize("degree", [0, 1, 3])
+def test_time_line_obeys_the_runtime(degree: int) -> None:
+    p = plan(4, degree)
+    bars = timeline(p)
+    assert len(bars) == 4 * p.num_stages
+    for rank in range(4):
+        mine = [b for b in bars if b.rank == rank]
+        for i, bar in enumerate(mine):
+            assert bar.compute_start >= bar.receive_end >= bar.receive_start
+            if i:
+                assert bar.compute_start >= mine[i - 1].compute_end
+                assert bar.receive_start >= mine[i - 1].receive_end
+            if i > 1:
+                assert bar.receive_start >= mine[i - 2].compute_end
+    assert 0 <= exposed_share(p) <= 1
+    if degree == 0:
+        assert exposed_share(p) == pytest.approx(1)
+
+
+def test_tiles_are_at_least_the_area() -> None:
+    p = plan(2, 1)
+    total = sum(num_tiles(p, s.slices, s.num_keys) for r in range(2) for s in p.rank_plan(r).stages)
+    assert MASK.area() <= total * 128 * 128 <= 1.5 * MASK.area()
