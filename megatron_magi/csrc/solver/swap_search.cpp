@@ -106,17 +106,17 @@ void anneal(Assignment& state, const Schedule& schedule, Rng& rng) {
   int64_t best_cost = cost();
   Proposer proposer(state, rng);
   const int64_t trials = schedule.trials;
-  int64_t threshold = 0, price = 0;
+  int64_t threshold = 0, price = 0, most = 0;
   for (int64_t trial = 0; trial < trials && state.traffic().visits() < kMaxVisits; ++trial) {
     if (trial % 64 == 0) {
       const int64_t left = trials - trial;
       threshold = schedule.threshold * left / trials * left / trials;
       price = schedule.price_begin +
               (schedule.price_end - schedule.price_begin) * trial / trials * trial / trials;
+      most = kMostRows / price;  // tiles
     }
     const auto [a, b] = proposer.next();
     if (b < 0) continue;
-    const int64_t most = kMostRows / price;
     const int64_t fine = price * std::clamp(state.misfit_delta(a, b), -most, most);
     if (fine > threshold + 2 * schedule.threshold) continue;  // no saving in rows makes up for it
     const int64_t delta = state.traffic_delta(a, b);

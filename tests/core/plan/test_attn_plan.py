@@ -349,6 +349,22 @@ def test_every_process_makes_the_same_plan():
             assert pool.submit(describe, seed).result() == describe(seed)
 
 
+GOLDEN = [
+    (4, MagiConfig(), 14600450476982818914),
+    (7, MagiConfig(chunk_size=128), 15147719892512802593),
+    (8, MagiConfig(dispatch="lpt"), 4363192607893022076),
+    (64, MagiConfig(chunk_size=256), 6770355090489210001),
+]
+
+
+@pytest.mark.parametrize("cp_size, config, want", GOLDEN)
+def test_every_machine_makes_the_same_plan(cp_size, config, want):
+    """Fails after a change of the planner: raise PLANNER_VERSION, then write the new hash here."""
+    lengths = [1 + 41 * (i * i * i % 127) for i in range(1, 2 * cp_size)]
+    plan = make_attn_plan(packed_causal(*lengths), cp_size, HEADS, config)
+    assert solver.hash64(plan.dispatch.chunk_ranks.tobytes() + plan.transfers.tobytes()) == want
+
+
 def test_digest_names_the_field_that_differs():
     mask, config = packed_causal(100, 28), MagiConfig(chunk_size=16)
     base = make_attn_plan(mask, 4, HEADS, config)
