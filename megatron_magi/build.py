@@ -29,9 +29,11 @@ from pathlib import Path
 logger = logging.getLogger("megatron_magi")
 
 SOURCE_DIR = Path(__file__).parent / "csrc" / "flex_attn"
-FLAGS = ["-O3", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v"]
+FLAGS = [
+    *("-O3", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a"),
+    *("-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v"),
+]
 LINK_FLAGS = ["-shared", "-cudart", "static", "-Xlinker", "-Bsymbolic"]
-GIB_PER_JOB = 1.0  # peak of one nvcc on these files, measured below it
 
 
 class CudaBuildError(RuntimeError):
@@ -110,9 +112,7 @@ def build(target: Path, compiler: str, force: bool = False) -> Path:
 def _compile(units: list[Path], compiler: str, scratch: Path, jobs: int) -> str:
     def one(unit: Path) -> str:
         name = "_".join(unit.relative_to(SOURCE_DIR).parts) + ".o"
-        return f"== {name}\n" + _run(
-            [compiler, *FLAGS, "-c", str(unit), "-o", str(scratch / name)]
-        )
+        return f"== {name}\n" + _run([compiler, *FLAGS, "-c", str(unit), "-o", str(scratch / name)])
 
     with ThreadPoolExecutor(jobs) as pool:
         return "".join(pool.map(one, units))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,7 +55,7 @@ class CudaBackend:
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
         """See AttnBackend."""
-        check_inputs(q_THD, k_SGD, v_SGD, table)
+        check_inputs(q_THD, k_SGD, v_SGD, table, softmax_scale)
         check_output(q_THD, prev, out_dtype)
         return cuda_forward(q_THD, k_SGD, v_SGD, table, softmax_scale, prev, out_dtype)
 
@@ -73,14 +75,14 @@ class CudaBackend:
         """See AttnBackend."""
         from megatron_magi.core.kernel.cuda_backward import cuda_backward
 
-        check_inputs(q_THD, k_SGD, v_SGD, table)
+        check_inputs(q_THD, k_SGD, v_SGD, table, softmax_scale)
         return cuda_backward(
             dout_THD, q_THD, k_SGD, v_SGD, lse_TH, delta_TH, table, softmax_scale,
             dq_acc=dq_acc, deterministic=self.deterministic,
         )  # fmt: skip
 
 
-def check_inputs(q: Tensor, k: Tensor, v: Tensor, table: SliceTable) -> None:
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, table: SliceTable, softmax_scale: float) -> None:
     """What the kernels demand beyond flex_attn.check_qkv."""
     if q.shape[-1] not in HEAD_DIMS:
         raise NotImplementedError(
@@ -93,6 +95,10 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, table: SliceTable) -> None:
         raise ValueError(
             f"q and k must have the lengths the slices were made for, {table.num_q} and "
             f"{table.num_k}, got {q.shape[0]} and {k.shape[0]}; build the mask for these lengths"
+        )
+    if not 0.0 < softmax_scale < math.inf:
+        raise ValueError(
+            f"softmax_scale must be positive and finite, got {softmax_scale}; move the sign into q"
         )
 
 

@@ -1,7 +1,8 @@
-"""Work lists of the forward on the device: built once per (table, head shape, device), then reused."""
+"""Work lists of the forward on the device: built once per table, head shape and device."""
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,15 @@ from megatron_magi.core.native import solver
 
 L2_BUDGET_BYTES = 32 << 20  # of K and V that may be walked together; the L2 has 50 MiB
 
-# Cost model in steps of 128 x 128 cells (H200, docs/kernel_notes.md).
-TILE_COST = 0.5
-MASKED_COST = 0.15
-TILES = {64: ((128, 128), (192, 128)), 128: ((128, 128), (192, 80), (192, 64))}  # rows, keys
+# Compiled tiles (rows, keys) by head_dim, each with the time of one step in units of a 128 x 128
+# step of head_dim 128. Fitted to one H200 at 16k tokens, docs/kernel_notes.md.
+STEP_COST: dict[int, dict[tuple[int, int], float]] = {
+    64: {(128, 128): 0.70, (192, 128): 0.90},
+    128: {(192, 80): 0.85, (192, 64): 0.72, (128, 128): 1.0},
+}
+TILE_COST = 0.3  # starting a tile and writing it out
+MASKED_COST = 0.07  # a masked step over an unmasked one
+FEW_ITEMS = 8  # items per SM below which the last wave matters
 
 
 @dataclass
@@ -84,24 +90,37 @@ def fwd_work(table: SliceTable, key: HeadsKey) -> FwdWork:
 
 
 def candidates(key: HeadsKey) -> list[Variant]:
-    """Variants that kernels exist for."""
+    """Variants worth trying: heads not packed, or packed as far as they can be."""
     group = key.heads_q // key.heads_kv
-    packs = [pack for pack in (1, 2, 4, 8, 16, 32, 64) if group % pack == 0]
+    widest = max(pack for pack in (1, 2, 4, 8, 16, 32, 64) if group % pack == 0)
     return [
         Variant(pack, block_m, block_n)
-        for pack in packs
-        for block_m, block_n in TILES[key.head_dim]
+        for pack in sorted({widest, 1}, reverse=True)
+        for block_m, block_n in STEP_COST[key.head_dim]
     ]
 
 
 def work_cost(work: dict[str, Any], key: HeadsKey, variant: Variant, num_sms: int) -> float:
-    """Estimated time in 128 x 128 steps of one SM."""
+    """Estimated time on one SM, in units of STEP_COST."""
     units = key.heads_q // variant.pack
-    width = variant.block_m * variant.block_n / 128**2
-    total = width * (work["steps"] + MASKED_COST * work["masked_steps"])
-    total = units * (total + TILE_COST * len(work["tiles"]))
-    longest = width * work["tiles"][0, 4] + TILE_COST if len(work["tiles"]) else 0.0
-    return max(total / num_sms, longest)
+    step = STEP_COST[key.head_dim][variant.block_m, variant.block_n]
+    steps = work["tiles"][:, 4]
+    if len(steps) == 0:
+        return 0.0
+    total = units * (step * work["steps"] + MASKED_COST * work["masked_steps"])
+    total += units * TILE_COST * len(steps)
+    if units * len(steps) > FEW_ITEMS * num_sms:
+        return max(total / num_sms, float(step * steps[0] + TILE_COST))
+    return _makespan((step * steps + TILE_COST).tolist(), units, num_sms)
+
+
+def _makespan(costs: list[float], units: int, num_sms: int) -> float:
+    """When the last SM is done, if each takes the next item as soon as it is free."""
+    free = [0.0] * num_sms
+    for cost in costs:
+        for _ in range(units):
+            heapq.heapreplace(free, free[0] + cost)
+    return max(free)
 
 
 def _make(table: SliceTable, key: HeadsKey) -> FwdWork:
@@ -109,7 +128,11 @@ def _make(table: SliceTable, key: HeadsKey) -> FwdWork:
     best: tuple[float, Variant, dict[str, Any]] | None = None
     for variant in candidates(key):
         work = solver.fwd_work_list(
-            table.slices, table.num_q, table.num_k, variant.block_m // variant.pack, variant.block_n
+            table.slices,
+            table.num_q,
+            table.num_k,
+            variant.block_m // variant.pack,
+            variant.block_n,
         )
         cost = work_cost(work, key, variant, num_sms)
         if best is None or cost < best[0]:
@@ -173,4 +196,3 @@ def tile_counter(device: torch.device, stream: int) -> Tensor:
     if key not in _counters:
         _counters[key] = torch.zeros(2, dtype=torch.int32, device=device)
     return _counters[key]
-

@@ -52,7 +52,7 @@ struct FwdWorkList {
 struct FwdTiling {
   int64_t tile_q = 128;  // tokens: rows / packed heads
   int64_t tile_k = 128;
-  double tile_cost = 0.5;    // of starting a tile and writing it out, in steps
+  double tile_cost = 0.5;     // of starting a tile and writing it out, in steps
   double masked_cost = 0.15;  // of a masked step over an unmasked one
 };
 

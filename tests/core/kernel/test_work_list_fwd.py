@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -75,8 +76,8 @@ def legal_masks(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
     cuts = lambda n: sorted({0, n, *draw(st.lists(st.integers(0, n), max_size=4))})  # noqa: E731
     q_cuts, k_cuts = cuts(num_q), cuts(num_k)
     rows = []
-    for q0, q1 in zip(q_cuts, q_cuts[1:]):
-        for k0, k1 in zip(k_cuts, k_cuts[1:]):
+    for q0, q1 in itertools.pairwise(q_cuts):
+        for k0, k1 in itertools.pairwise(k_cuts):
             if draw(st.integers(0, 3)) == 0:
                 continue
             lo_all, hi_all = k0 - (q1 - 1), (k1 - 1) - q0
@@ -135,9 +136,7 @@ def test_slices_cut_along_keys_are_one_walk() -> None:
 
 def test_short_rests_join_their_neighbours() -> None:
     # 130 rows of full attention to 64 keys, twice: 2 + 2 tiles apart, 3 when rests are joined.
-    slices = np.array(
-        [[0, 130, 0, 64, -129, 63], [130, 260, 64, 128, -195, -3]], dtype=np.int32
-    )
+    slices = np.array([[0, 130, 0, 64, -129, 63], [130, 260, 64, 128, -195, -3]], dtype=np.int32)
     work = check(slices, 260, 128, 128, 128)
     assert len(work["tiles"]) <= 4
 

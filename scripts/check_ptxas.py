@@ -1,0 +1,65 @@
+"""Gate on what ptxas said while the CUDA library was built: run by CI, a warning for users.
+
+    python scripts/check_ptxas.py [LOG]    # default: the log of the current library
+
+Fails on serialised or patched wgmma (C75xx), on functions that were not inlined, on stack frames
+above 64 bytes and on spills without a reason in ALLOWED_SPILLS.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+MAX_STACK_BYTES = 64
+ALLOWED_SPILLS: dict[str, str] = {
+    # "part of a kernel's mangled name": "why its spills are harmless",
+}
+
+MESSAGE = re.compile(r"\((C75\d\d)\)(.*)")
+ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+FUNCTION = re.compile(r"Function properties for (\w+)")
+FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def findings(log: str, allowed: dict[str, str] | None = None) -> list[str]:
+    """Everything in the log that must not be there, one line each."""
+    allowed = ALLOWED_SPILLS if allowed is None else allowed
+    entries: set[str] = set()
+    function, found = "", []
+    for line in log.splitlines():
+        if match := ENTRY.search(line):
+            entries.add(match[1])
+        if match := MESSAGE.search(line):
+            found.append(f"{match[1]}:{match[2]}")
+        if match := FUNCTION.search(line):
+            function = match[1]
+            if function not in entries:
+                found.append(f"{function}: a device function was not inlined")
+        if match := FRAME.search(line):
+            stack, stores, loads = map(int, match.groups())
+            if stack > MAX_STACK_BYTES:
+                found.append(f"{function}: stack frame of {stack} bytes, at most {MAX_STACK_BYTES}")
+            if stores + loads and not any(part in function for part in allowed):
+                found.append(f"{function}: spills {stores} bytes out, {loads} in, without a reason")
+    if not entries:
+        found.append("the log names no kernel; build with -Xptxas -v")
+    return found
+
+
+def main(argv: list[str]) -> int:
+    """Print the findings; 1 if there are any."""
+    if argv:
+        path = Path(argv[0])
+    else:
+        from megatron_magi.build import library_path
+
+        path = library_path().with_suffix(".log")
+    found = findings(path.read_text())
+    print("\n".join(found) or f"{path.name}: no findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

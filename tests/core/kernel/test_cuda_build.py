@@ -1,0 +1,94 @@
+"""Finding, building once and loading the CUDA library, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from megatron_magi import build
+from megatron_magi.core.kernel.cuda_library import CudaLibrary, FwdParams, TensorView
+
+PARAMS = build.SOURCE_DIR / "params.h"
+
+
+def test_without_nvcc_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(build.os, "access", lambda path, mode: False)
+    with pytest.raises(build.CudaBuildError, match="install the CUDA toolkit, copy a built"):
+        build.find_nvcc()
+
+
+def test_params_mirror_the_header() -> None:
+    """Names and order of the fields of MagiFwdParams, as the header has them."""
+    body = re.search(r"struct MagiFwdParams \{(.*?)\n\};", PARAMS.read_text(), re.S)
+    assert body is not None
+    code = re.sub(r"//.*", "", body[1])
+    names = []
+    for declaration in code.split(";"):
+        words = declaration.replace("*", " ").replace("const", " ").split()
+        names += [w.strip(",") for w in words[1:]]
+    assert names == [name for name, *_ in FwdParams._fields_]
+    assert ctypes.sizeof(TensorView) == 24
+
+
+def fake_nvcc(directory: Path) -> Path:
+    """Counts links; 'compiles' by touching the output."""
+    script = directory / "nvcc"
+    script.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *--version*) echo release 13.0; exit 0;; esac\n'
+        f'case "$*" in *-shared*) echo link >> {directory}/links; sleep 0.3;; esac\n'
+        'while [ "$1" != "-o" ]; do shift; done; touch "$2"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def build_there(directory: str) -> str:
+    return str(build.build(Path(directory) / "lib" / "lib.so", f"{directory}/nvcc"))
+
+
+def test_several_processes_build_once(tmp_path: Path) -> None:
+    fake_nvcc(tmp_path)
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        paths = pool.map(build_there, [str(tmp_path)] * 4)
+    assert set(paths) == {str(tmp_path / "lib" / "lib.so")} and Path(paths[0]).exists()
+    assert (tmp_path / "links").read_text().count("link") == 1
+
+
+def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:
+    script = tmp_path / "nvcc"
+    script.write_text("#!/bin/sh\necho 'no such arch sm_90a' >&2\nexit 1\n")
+    script.chmod(0o755)
+    with pytest.raises(build.CudaBuildError, match=r"(?s)exit code 1.*no such arch sm_90a"):
+        build.build(tmp_path / "lib.so", str(script))
+
+
+def test_the_key_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = build._sources_key()
+    (tmp_path / "a.cu").write_text("int a;")
+    monkeypatch.setattr(build, "SOURCE_DIR", tmp_path)
+    first = build._sources_key()
+    (tmp_path / "a.cu").write_text("int b;")
+    assert len({before, first, build._sources_key()}) == 3
+
+
+@pytest.mark.slow
+def test_the_library_builds_and_loads_without_a_gpu() -> None:
+    try:
+        build.find_nvcc()
+    except build.CudaBuildError:
+        pytest.skip("needs nvcc")
+    path = build.library_path()
+    library = CudaLibrary(path)
+    exported = subprocess.run(["nm", "-D", str(path)], capture_output=True, text=True).stdout
+    assert "magi_flex_attn_fwd" in exported and "libcudart" not in exported
+    with pytest.raises(RuntimeError, match="num_heads_q must be a multiple of num_heads_kv"):
+        library.call("magi_flex_attn_fwd", FwdParams(num_heads_q=3, num_heads_kv=2, pack=1))

@@ -1,0 +1,274 @@
+"""The Hopper forward against the dense fp64 definition: every variant, poisoned outputs."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from megatron_magi import AttnMask, AttnSlice, masks
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.native import solver
+from tests.dense import assert_as_good, dense_attention, random_mask
+
+hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not hopper, reason="needs a Hopper GPU")]
+
+if hopper:
+    from megatron_magi.core.kernel import cuda_work
+    from megatron_magi.core.kernel.cuda_backend import CudaBackend
+    from megatron_magi.core.kernel.cuda_forward import launch_forward
+    from megatron_magi.core.kernel.cuda_work import HeadsKey, Variant
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input shape; ``mask`` is a name of MASKS."""
+
+    mask: str
+    heads: tuple[int, int] = (4, 2)
+    head_dim: int = 128
+    dtype: torch.dtype = BF16
+    out_dtype: torch.dtype | None = None
+    strided: bool = False
+    stages: int = 1  # keys are cut in so many parts that continue from each other
+    options: dict = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        flags = f"{'-strided' if self.strided else ''}{f'-stages{self.stages}' * (self.stages > 1)}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        wide = "-fp32out" if self.out_dtype == FP32 else ""
+        return f"{self.mask}-{self.heads}-d{self.head_dim}-{dtype}{wide}{flags}"
+
+
+MASKS = {
+    "full": masks.full(300, 500),
+    "one cell": AttnMask([AttnSlice(2, 3, 1, 2)], 4, 4),
+    "one row": masks.full(1, 700),
+    "one key": masks.full(700, 1),
+    "tile edge": masks.full(193, 81),
+    "causal": masks.causal(1000),
+    "packed": masks.from_cu_seqlens([0, 5, 70, 71, 300, 428, 700]),
+    "packed full": masks.from_cu_seqlens(list(range(0, 705, 64)), causal=False),
+    "tiny documents": masks.from_cu_seqlens(list(range(0, 640, 3))),
+    "window": masks.sliding_window(900, (255, 0)),
+    "two-sided window": masks.sliding_window(500, (40, 70)),
+    "block causal": masks.block_causal([[100, 60, 33], [200, 7]]),
+    "shared question": masks.shared_question([150, 20], [[90, 33, 64], [5]]),
+    "prefix tree": masks.prefix_tree([130, 40, 70, 20], [-1, 0, 0, 1]),
+    "nothing": AttnMask([], 200, 30),
+    "pad rows": masks.from_cu_seqlens([0, 100, 180], total_seqlen=333),
+    "inverse causal": masks.from_ranges([[0, 300]], [[10, 250]], [2], total_seqlen_q=310),
+    "bi causal square": masks.from_ranges([[7, 270]], [[7, 270]], [3], total_seqlen_q=300),
+    "cut along keys": AttnMask(
+        np.concatenate(
+            [
+                solver.cut_slices(masks.causal(700).slices, 0, 700, k, k + 90)
+                for k in range(0, 700, 90)
+            ]
+        ),
+        700,
+        700,
+    ),
+}
+REGULAR = [Case(name) for name in MASKS]
+FEATURES = [
+    replace(case, mask=name)
+    for name in ("packed", "window", "pad rows")
+    for case in (
+        Case("", (1, 1)), Case("", (64, 8)), Case("", (3, 1), 64), Case("", (8, 1), 64, FP16),
+        Case("", (6, 2), 128, FP16), Case("", (16, 1)), Case("", out_dtype=FP32),
+        Case("", strided=True), Case("", (8, 2), 64, strided=True), Case("", stages=2),
+        Case("", (8, 1), 128, FP16, stages=3), Case("", (4, 4), 64, stages=2),
+    )
+]  # fmt: skip
+
+
+def draw(case: Case, mask: AttnMask, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def one(tokens: int, heads: int) -> Tensor:
+        shape = (
+            (tokens, heads + 3, case.head_dim + 16)
+            if case.strided
+            else (tokens, heads, case.head_dim)
+        )
+        x = torch.randn(shape, generator=generator, device="cuda", dtype=case.dtype)
+        return x[:, 1 : heads + 1, 8 : 8 + case.head_dim] if case.strided else x
+
+    return (
+        one(mask.total_seqlen_q, case.heads[0]),
+        one(mask.total_seqlen_k, case.heads[1]),
+        one(mask.total_seqlen_k, case.heads[1]),
+    )
+
+
+def variants(case: Case) -> list[Variant]:
+    group = case.heads[0] // case.heads[1]
+    packs = [p for p in (1, 2, 4, 8, 16, 32, 64) if group % p == 0]
+    return [Variant(p, m, n) for p in packs for m, n in cuda_work.STEP_COST[case.head_dim]]
+
+
+def run_variant(
+    case: Case, mask: AttnMask, variant: Variant, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One variant on poisoned outputs, in as many stages as the case asks for."""
+    dtype = FP32 if case.stages > 1 else case.out_dtype or case.dtype
+    out = torch.full(q.shape, torch.nan, dtype=dtype, device="cuda")
+    lse = torch.full(q.shape[:2], torch.nan, device="cuda")
+    num_q, num_k = mask.total_seqlen_q, mask.total_seqlen_k
+    key = HeadsKey(*case.heads, case.head_dim, q.device.index)
+    bounds = np.linspace(0, num_k, case.stages + 1).astype(int)
+    for stage, (k0, k1) in enumerate(itertools.pairwise(bounds)):
+        slices = solver.cut_slices(mask.slices, 0, num_q, int(k0), int(k1))
+        work = solver.fwd_work_list(
+            slices, num_q, num_k, variant.block_m // variant.pack, variant.block_n
+        )
+        table = SliceTable(slices, num_q, num_k)
+        ready = cuda_work.upload_work(table, key, 132, 0.0, variant, work)
+        launch_forward(ready, q, k, v, out, lse, case.head_dim**-0.5, merge=stage > 0)
+    return out, lse
+
+
+def check(case: Case, mask: AttnMask, seed: int, chosen: list[Variant] | None = None) -> None:
+    q, k, v = draw(case, mask, seed)
+    scale = case.head_dim**-0.5
+    wide = dense_attention(q.double(), k.double(), v.double(), mask, scale)
+    exact = dict(zip(("out", "lse"), wide, strict=True))
+    same = dict(zip(("out", "lse"), dense_attention(q, k, v, mask, scale), strict=True))
+    largest = v.abs().max().item() if v.numel() else 0.0
+    for variant in chosen or variants(case):
+        out, lse = run_variant(case, mask, variant, q, k, v)
+        assert_as_good(
+            {"out": out, "lse": lse}, exact, same, case.dtype, {"out": largest, "lse": 1.0}
+        )
+
+
+@pytest.mark.parametrize("case", REGULAR + FEATURES, ids=str)
+def test_named(case: Case) -> None:
+    check(case, MASKS[case.mask], zlib.crc32(str(case).encode()))
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_random_masks(block: int) -> None:
+    """2,000 masks by seed; each with one random variant, shape and dtype."""
+    for seed in range(100 * block, 100 * block + 100):
+        rng = np.random.default_rng(seed)
+        mask = random_mask(seed, int(rng.integers(1, 500)), int(rng.integers(1, 500)))
+        heads_kv, group = int(rng.choice([1, 2, 3])), int(rng.choice([1, 2, 4, 8]))
+        case = Case(
+            f"seed {seed}",
+            (heads_kv * group, heads_kv),
+            int(rng.choice([64, 128])),
+            BF16 if rng.random() < 0.5 else FP16,
+            FP32 if rng.random() < 0.3 else None,
+            strided=rng.random() < 0.3,
+            stages=int(rng.choice([1, 1, 1, 2])),
+        )
+        options = variants(case)
+        try:
+            check(case, mask, seed, [options[rng.integers(len(options))]])
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {mask.slices.tolist()}") from error
+
+
+def backend() -> CudaBackend:
+    return CudaBackend(torch.device("cuda"), BF16)
+
+
+def table_of(mask: AttnMask) -> SliceTable:
+    return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
+
+
+def test_two_runs_give_equal_bits() -> None:
+    mask = masks.from_cu_seqlens([0, 900, 1000, 4000])
+    q, k, v = draw(Case("", (16, 2)), mask, 1)
+    runs = [backend().forward(q, k, v, table_of(mask), 0.1) for _ in range(3)]
+    for out, lse in runs[1:]:
+        assert torch.equal(out, runs[0][0]) and torch.equal(lse, runs[0][1])
+
+
+def test_two_streams_at_once() -> None:
+    mask = masks.causal(3000)
+    q, k, v = draw(Case("", (16, 2)), mask, 2)
+    table, kernel = table_of(mask), backend()
+    want, _ = kernel.forward(q, k, v, table, 0.1)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    outs = []
+    torch.cuda.synchronize()
+    for _ in range(4):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                outs.append(kernel.forward(q, k, v, table, 0.1)[0])
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, want) for out in outs)
+
+
+def test_many_tokens_need_64_bit_offsets() -> None:
+    tokens = 140_000  # x 128 heads x 128 = 2.3e9 elements
+    mask = masks.sliding_window(tokens, (100, 0))
+    q = torch.randn(tokens, 128, 128, device="cuda", dtype=BF16)
+    k, v = (torch.randn(tokens, 1, 128, device="cuda", dtype=BF16) for _ in range(2))
+    out, lse = backend().forward(q, k, v, table_of(mask), 0.088)
+    tail = slice(tokens - 300, tokens)
+    sub = masks.sliding_window(300, (100, 0))
+    want, want_lse = dense_attention(
+        q[tail, :, :].double(), k[tail].double(), v[tail].double(), sub, 0.088
+    )
+    assert (out[tail][100:].double() - want[100:]).abs().max() < 0.02
+    assert (lse[tail][100:].double() - want_lse[100:]).abs().max() < 1e-3
+
+
+def test_large_scores_do_not_overflow() -> None:
+    mask = masks.causal(400)
+    q, k, v = (40 * x for x in draw(Case("", (2, 2)), mask, 3))
+    out, lse = backend().forward(q, k, v, table_of(mask), 1.0)
+    want, want_lse = dense_attention(q.double(), k.double(), v.double(), mask, 1.0)
+    assert (lse - want_lse).abs().max() < 1e-5 * want_lse.abs().max()
+    assert (out.double() - want).abs().max() < 0.02 * want.abs().max()
+
+
+def test_nan_stays_in_its_row() -> None:
+    mask = masks.causal(200)
+    q, k, v = draw(Case("", (1, 1)), mask, 4)
+    q[50] = torch.nan
+    out, lse = backend().forward(q, k, v, table_of(mask), 0.1)
+    bad = out.isnan().any(-1).any(-1)
+    assert bad[50] and bad.sum() == 1 and lse.isnan().sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (dict(head_dim=96), NotImplementedError, "take head_dim 64 or 128, got 96; pad"),
+        (dict(tokens=90), ValueError, "lengths the slices were made for, 100 and 100, got 90"),
+        (dict(out_dtype=torch.float16), TypeError, "out_dtype must be torch.bfloat16"),
+        (dict(prev=BF16), TypeError, "earlier result must be fp32"),
+        (dict(scale=0.0), ValueError, "softmax_scale must be positive and finite, got 0.0"),
+    ],
+)
+def test_bad_input_is_named(change: dict, error: type[Exception], match: str) -> None:
+    mask = masks.causal(100)
+    case = Case("", (2, 2), change.get("head_dim", 128))
+    q, k, v = draw(case, mask, 5)
+    q = q[: change.get("tokens", 100)]
+    prev = None
+    if "prev" in change:
+        prev = (torch.zeros_like(q), torch.zeros(q.shape[:2], device="cuda"))
+    with pytest.raises(error, match=match):
+        backend().forward(
+            q, k, v, table_of(mask), change.get("scale", 0.1),
+            prev=prev, out_dtype=change.get("out_dtype"),
+        )  # fmt: skip
+
+
+def test_dtype_without_kernel_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="take bf16 and fp16, got torch"):
+        CudaBackend(torch.device("cuda"), FP32)
