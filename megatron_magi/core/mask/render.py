@@ -24,11 +24,15 @@ def render_dense(mask: AttnMask, visible: str = "#", hidden: str = ".") -> str:
 def slice_polygon(q0: int, q1: int, k0: int, k1: int, d_lo: int, d_hi: int) -> list[Point]:
     """Outline of a slice as (k, q) corners: the rectangle clipped by both edges of the band.
 
-    The edges run through the middle of the staircase of cells, so equal areas look equal.
+    The edges run through the middle of the staircase of cells, so equal areas look equal. An edge
+    that hides no cell of the rectangle leaves its corner alone.
     """
     outline: list[Point] = [(k0, q0), (k1, q0), (k1, q1), (k0, q1)]
-    outline = _clip(outline, lambda k, q: k - q - (d_lo - 0.5))
-    return _clip(outline, lambda k, q: (d_hi + 0.5) - (k - q))
+    if d_lo > k0 - (q1 - 1):
+        outline = _clip(outline, lambda k, q: k - q - (d_lo - 0.5))
+    if d_hi < (k1 - 1) - q0:
+        outline = _clip(outline, lambda k, q: (d_hi + 0.5) - (k - q))
+    return outline
 
 
 def _clip(outline: list[Point], inside: Callable[[float, float], float]) -> list[Point]:
