@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -91,20 +92,25 @@ std::optional<std::pair<int64_t, int64_t>> find_overlap(std::span<const Slice> s
     return found.has_value();
   };
   int64_t closed = 0;
-  for (const int64_t opened : starts) {
-    for (; closed < n && slices[ends[closed]].q_end <= slices[opened].q_start; ++closed) {
+  const auto close_until = [&](int64_t end) {
+    for (; closed < n && slices[ends[closed]].q_end <= end; ++closed) {
       const auto next = active.erase(place[ends[closed]]);  // now its neighbours touch
       if (next != active.begin() && next != active.end() && clash(*std::prev(next), *next)) {
-        return found;
+        return true;
       }
     }
+    return false;
+  };
+  for (const int64_t opened : starts) {
+    if (close_until(slices[opened].q_start)) return found;
     row = slices[opened].q_start;
     const auto here = active.insert(opened).first;
     place[opened] = here;
     if (here != active.begin() && clash(*std::prev(here), opened)) return found;
     if (std::next(here) != active.end() && clash(opened, *std::next(here))) return found;
   }
-  return std::nullopt;
+  close_until(std::numeric_limits<int64_t>::max());
+  return found;
 }
 
 }  // namespace magi

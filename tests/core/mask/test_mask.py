@@ -1,6 +1,7 @@
 """AttnMask checks itself, and equal masks are equal."""
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
@@ -33,6 +34,14 @@ def test_refused_exactly_when_two_slices_share_a_cell(rows: list) -> None:
         mask = AttnMask(slices, SIZE, SIZE)
         assert np.array_equal(mask.to_dense(), counts > 0)
         assert mask.area() == counts.sum()
+
+
+def test_slices_that_meet_after_the_one_between_them_ended_are_refused() -> None:
+    band, wall = AttnSlice(0, 10, 0, 12, 0, 1), AttnSlice(0, 10, 8, 10)
+    between = AttnSlice(0, 1, 4, 5)
+    for order in itertools.permutations((band, between, wall)):
+        with pytest.raises(ValueError, match="must not share a cell"):
+            AttnMask(list(order), 12, 12)
 
 
 @pytest.mark.parametrize(
