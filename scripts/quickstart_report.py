@@ -108,7 +108,6 @@ def write_record(comparisons: list[Comparison], config: RunConfig, path: Path) -
             "iteration": i + 1,
             "lm_loss": c.run.loss[i],
             "grad_norm": c.run.grad_norm[i],
-            "step_seconds": round(c.run.step_seconds[i], 4),
         }
         for c in comparisons
         for i in range(len(c.run.loss))
