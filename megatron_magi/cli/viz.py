@@ -6,6 +6,7 @@ examples:
   megatron-magi viz --lengths 8192x3,20000,500x8 --cp 4 --out pictures
   megatron-magi viz --recipe recipes/tiny_llama_cpu.yaml data.seq_length=32768 parallel.cp=4
   megatron-magi viz --lengths 65536 --window 4096 --cp 8 --only shares timeline --format svg
+  megatron-magi viz --lengths 8192x3,20000,500x8 --cp 4 --text         in the terminal, no files
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.cli.plan import make_plan, make_zigzag
 from megatron_magi.viz.plan_figures import mask_figure, shares_figure, traffic_figure
 from megatron_magi.viz.style import save
+from megatron_magi.viz.text_map import side_by_side
 from megatron_magi.viz.timeline_figure import timeline_figure
 
 PICTURES = ("shares", "mask", "traffic", "timeline")
@@ -34,12 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="where to write (default magi_pictures)")  # fmt: skip
     what.add_argument("--only", nargs="+", choices=PICTURES, help="not all of them")
     what.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help="png, svg")
+    what.add_argument("--text", action="store_true",
+                      help="the shares as characters instead of pictures")  # fmt: skip
     add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Draw, print the paths, 0."""
     given = plan_input(options)
+    if options.text:
+        print(side_by_side({"zigzag": make_zigzag(given), "megatron_magi": make_plan(given)}))
+        return 0
     try:
         drawn = {name: draw() for name, draw in _pictures(given, options.only or PICTURES)}
     except ImportError as error:

@@ -192,6 +192,16 @@ def test_viz_writes_every_picture_twice(capsys: Capture, tmp_path: Path) -> None
     assert "of a ring's rows" in (tmp_path / "traffic.svg").read_text()
 
 
+def test_viz_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, _ = run(capsys, "viz", "--lengths", "16,16", "--cp", "2", "--text")
+    lines = out.splitlines()
+    assert code == 0 and lines[0].startswith("zigzag: max/mean 1.0") and "megatron_magi" in lines[0]
+    zigzag = [line.split()[0] for line in lines[1:]]
+    assert zigzag[0].startswith("0.") and zigzag[-1].endswith("0" * 14)
+    assert set("".join(zigzag)) == set("01.")
+
+
 def test_equal_input_gives_equal_pictures(capsys: Capture, tmp_path: Path) -> None:
     for name in ("a", "b"):
         run(capsys, "viz", "--lengths", "300,200", "--cp", "2", "--only", "shares", "traffic",
@@ -310,6 +320,35 @@ def test_doctor_judges_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     check = system_checks.check_nvcc()
     assert check.status == "ok"
     assert "python -m megatron_magi.build" in system_checks.check_cuda_library(check).advice
+
+
+@pytest.mark.parametrize(
+    "capability, name, why",
+    [((9, 0), "cuda", "our Hopper kernel, because the GPU is sm_90"),
+     ((8, 0), "flex", "torch FlexAttention, because the GPU is sm_80 and ours needs sm_90")],
+)  # fmt: skip
+def test_doctor_names_kernel_and_transport_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str, why: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 3))
+    monkeypatch.setattr(build, "_newest_for_sources", lambda: None)
+    library = system_checks.check_cuda_library(Check("nvcc", "absent", "none"))
+    assert library.status == ("problem" if name == "cuda" else "absent")
+    assert system_checks.kernel_choice([library])[0] == name
+    assert why in system_checks.kernel_choice([library])[1]
+    name, why = system_checks.transport_choice()
+    assert name == "nccl" and "all_to_all with uneven splits over NCCL 2.27.3" in why
+
+
+def test_doctor_sees_a_cpu_torch_beside_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr(system_checks.shutil, "which", lambda tool: f"/usr/bin/{tool}")
+    check = system_checks.check_gpu()
+    assert check.status == "problem" and "install a CUDA build of torch" in check.advice
 
 
 def test_doctor_finds_broken_attention(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
