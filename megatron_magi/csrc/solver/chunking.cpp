@@ -58,9 +58,9 @@ Candidate try_size(const DispatchProblem& problem, int64_t chunk_size,
 // Less is better: the fullest rank's tiles, what the chunk borders cost on top, and a surcharge for
 // leaving the load cap.
 int64_t cost(const Candidate& candidate) {
-  const int64_t size = candidate.chunk_size;
+  const int64_t load = 1000 * candidate.max_load;
   const int64_t percent = candidate.max_load > candidate.cap ? 100 + kOverCapPercent : 100;
-  return candidate.max_load * (size + kBorderRows) * percent / size;
+  return (load + load * kBorderRows / candidate.chunk_size) * percent;
 }
 
 Candidate best_candidate(const DispatchProblem& problem) {
