@@ -57,8 +57,9 @@ class MagiConfig:
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""
 
-    agreement_timeout_s: float = 30.0
-    """Seconds to wait for the other ranks' plan digest before giving up with an error."""
+    agreement_timeout_s: float = 300.0
+    """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. Ranks that
+    disagree are told at once."""
 
     def __post_init__(self) -> None:
         # Equal configs must have equal digests on every rank: 1 becomes 1.0, numpy's 128 Python's.

@@ -106,6 +106,8 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} must be [tokens, heads, head_dim], got {list(x.shape)}; "
                 f"fold the batch into the tokens (documents become slices)"
             )
+    if q.shape[2] == 0:
+        raise ValueError(f"head_dim must be at least 1, got q of shape {list(q.shape)}")
     if k.shape != v.shape or k.shape[2] != q.shape[2]:
         raise ValueError(
             f"k and v must have equal shapes and q's head_dim {q.shape[2]}, got {list(k.shape)} "

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from megatron_magi.core.plan import AttnPlan
 FIELDS = ("mask", "dispatch", "head_shape", "config")
 """What a plan is a function of, in the order of the exchanged field hashes."""
 
+MAX_PENDING = 256
+"""Comparisons under way before a dispatch waits for the oldest."""
 MAX_AGREED = 4096
 """Plans remembered as compared; one that was forgotten is compared again, on all ranks alike."""
 
@@ -46,8 +49,7 @@ class _GroupState:
     """Digests of plans that were compared, the latest last; bounded, equal on every rank."""
 
 
-# Keyed by the group object itself: groups live as long as the process uses them.
-_states: dict[dist.ProcessGroup, _GroupState] = {}
+_states: WeakKeyDictionary[dist.ProcessGroup, _GroupState] = WeakKeyDictionary()
 _num_made: dict[tuple[int, ...], int] = {}
 
 
@@ -61,6 +63,8 @@ def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
     if group is None or dist.get_world_size(group) == 1:
         return
     state = _state(group, plan.config.agreement_timeout_s)
+    if len(state.pending) >= MAX_PENDING:  # somebody dispatches and never attends
+        _finish(state.pending.popleft(), dist.get_rank(group))
     mine = fingerprint(plan)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     work = state.cpu_group.allgather([gathered], [mine])  # type: ignore[attr-defined]
@@ -142,8 +146,8 @@ def _finish(exchange: _Exchange, rank: int) -> None:
         raise AgreementError(
             f"all context-parallel ranks must dispatch the same batch; rank {rank} waited "
             f"{exchange.timeout_s:.0f} s and a rank did not come; look for the first error in the "
-            f"other ranks' logs, and check that every rank takes the same number of batches "
-            f"({error})"
+            f"other ranks' logs, check that every rank takes the same number of batches, or raise "
+            f"MagiConfig.agreement_timeout_s ({error})"
         ) from error
     first = exchange.gathered[0]
     differing = [r for r, theirs in enumerate(exchange.gathered) if not torch.equal(theirs, first)]

@@ -14,9 +14,13 @@ PlanKey = tuple[int, int, HeadShape, MagiConfig, "int | None", int]
 
 
 class PlanCache:
-    """The most recently used plans. Thread safe, so a data loader may plan ahead."""
+    """The most recently used plans. Thread safe, so a data loader may plan ahead.
 
-    def __init__(self, capacity: int = 512) -> None:
+    A plan keeps its index tensors alive on the device (about 10 MiB at a million tokens), hence
+    the small capacity: layers and stages of the microbatches in flight are what hits.
+    """
+
+    def __init__(self, capacity: int = 64) -> None:
         self.capacity = capacity
         self.num_hits = 0
         self._plans: OrderedDict[PlanKey, AttnPlan] = OrderedDict()

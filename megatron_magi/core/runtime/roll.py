@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, make_roll_plan
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, RollPlan, make_roll_plan
 from megatron_magi.core.runtime.agreement import ensure_agreed
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens
+
+_tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int = 0) -> Tensor:
@@ -48,11 +51,22 @@ class _Roll(torch.autograd.Function):
         return rolled, None, None, None, None
 
 
+def _roll_table(
+    layout: DispatchPlan, shift: int, rank: int, device: torch.device
+) -> tuple[RollPlan, Tensor]:
+    """The table and its gather index on the device, made once per layout and shift."""
+    cached = _tables.setdefault(layout, {})
+    if (shift, rank, device) not in cached:
+        table = make_roll_plan(layout, shift, rank)
+        cached[shift, rank, device] = (table, torch.from_numpy(table.gather_index).to(device))
+    found: tuple[RollPlan, Tensor] = cached[shift, rank, device]
+    return found
+
+
 def _roll(x: Tensor, shift: int, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:
-    table = make_roll_plan(layout, shift, group_rank(cp_group))
+    table, index = _roll_table(layout, shift, group_rank(cp_group), x.device)
     rows = x.movedim(dim, 0)
     flat = rows.reshape(len(rows), -1).contiguous()
     (received,) = group_cast([flat], table.cast, resolve_group(cp_group)).wait()
-    index = torch.from_numpy(table.gather_index).to(x.device)
     rolled = torch.cat([flat, received]).index_select(0, index)
     return rolled.view(rows.shape).movedim(0, dim)

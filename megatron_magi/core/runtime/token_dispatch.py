@@ -38,6 +38,8 @@ def dispatch(
     """
     check_group(plan, cp_group)
     check_tokens(x, dim, plan.dispatch.total_seqlen, "the full sequence")
+    if plan.dispatch.total_seqlen == 0:
+        raise ValueError("dispatch needs at least one token, got an empty sequence; skip the batch")
     agree(plan, cp_group)
     out: Tensor = _Dispatch.apply(x, plan.dispatch, cp_group, dim, pad_value)
     return out
