@@ -96,7 +96,7 @@ def _draw_differences(axis: Any, comparisons: list[Comparison]) -> None:
 
 
 def _fill_shares(figure: Any, config: RunConfig) -> None:
-    sample, zigzag, ours = _typical_sample(config)
+    sample, zigzag, ours = typical_sample(config)
     plans = {"zigzag": zigzag, "megatron_magi": ours}
     axes = figure.subplots(1, 3, width_ratios=(1, 1, 0.62))
     for axis, (name, plan) in zip(axes, plans.items(), strict=False):
@@ -119,7 +119,25 @@ def _fill_shares(figure: Any, config: RunConfig) -> None:
     )
 
 
-def _typical_sample(config: RunConfig) -> tuple[PackedSample, AttnPlan, AttnPlan]:
+def share_facts(config: RunConfig) -> dict[str, Any]:
+    """The numbers in the picture of shares, for the record."""
+    sample, *plans = typical_sample(config)
+    return {
+        "tokens": PICTURE_TOKENS,
+        "documents": len(sample.cu_seqlens) - 1,
+        "cp_size": PICTURE_CP,
+        "sample": f"{sample.index}, zigzag's median of {PICTURE_CANDIDATES}",
+    } | {
+        name: {
+            "imbalance": round(plan.imbalance, 4),
+            "tiles": plan.loads.tolist(),
+            "keys_received": plan.rows_received.tolist(),
+        }
+        for name, plan in zip(("zigzag", "megatron_magi"), plans, strict=True)
+    }
+
+
+def typical_sample(config: RunConfig) -> tuple[PackedSample, AttnPlan, AttnPlan]:
     """Of the corpus's first samples the one whose zigzag imbalance is the median; both plans."""
     data = DataConfig(path=config.data.path, seq_length=PICTURE_TOKENS, prefetch=0)
     dataset = PackedDataset(data, config.train.seed)

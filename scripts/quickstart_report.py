@@ -19,7 +19,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from quickstart_figures import draw_both, draw_losses, draw_shares
+from quickstart_figures import draw_both, draw_losses, draw_shares, share_facts
 
 from megatron_magi.training.compare import Comparison, compare, did_train, read_run
 from megatron_magi.training.config import RecipeError, RunConfig
@@ -113,7 +113,10 @@ def write_record(comparisons: list[Comparison], config: RunConfig, path: Path) -
         for i in range(len(c.run.loss))
     ]
     text = ",\n  ".join(json.dumps(row) for row in rows)
-    path.write_text(f'{{"meta": {json.dumps(meta)},\n "rows": [\n  {text}\n]}}\n')
+    shares = json.dumps(share_facts(config))
+    path.write_text(
+        f'{{"meta": {json.dumps(meta)},\n "shares": {shares},\n "rows": [\n  {text}\n]}}\n'
+    )
     return path
 
 

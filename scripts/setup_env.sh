@@ -33,6 +33,10 @@ make_venv() {
   if "$python" -c "$has_torch" 2>/dev/null; then
     echo "environment: $venv, with the torch that $python already has"
     "$python" -m venv --system-site-packages "$venv"
+    # In an activated virtual environment, torch stands in that one and not in the system's packages.
+    "$python" -c 'import sys, sysconfig; p = sysconfig.get_paths()
+if sys.prefix != sys.base_prefix: print(p["purelib"], p["platlib"], sep="\n")' \
+      >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/parent.pth"
   else
     echo "environment: $venv, new"
     "$python" -m venv "$venv"
