@@ -14,6 +14,7 @@ import os
 import sys
 from functools import partial
 
+from megatron_magi.training.checkpoint_folder import checkpoint_to_load
 from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
 from megatron_magi.training.data import check_files
 from megatron_magi.training.processes import Place, process_groups, run_local
@@ -37,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         num_processes = config.parallel.model_size * (config.parallel.dp or 1)
         data_parallel_size(config, place.world_size if place else num_processes)
         check_files(config.data)
+        checkpoint_to_load(config)
     except RecipeError as error:
         if place is None or place.rank == 0:
             print(f"error: {error}", file=sys.stderr)
@@ -50,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run_rank(config: RunConfig, place: Place) -> None:
     """One process of the run; ends it with exit code 1 and one line for an expected error."""
     with process_groups(config, place):
-        from megatron_magi.training.loop import TrainingStopped, train
+        from megatron_magi.training.loop import train
+        from megatron_magi.training.step import TrainingStopped
 
         try:
             train(config)

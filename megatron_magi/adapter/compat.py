@@ -8,6 +8,7 @@ that needs Triton at import, when Triton is absent. `megatron_magi.adapter` call
 from __future__ import annotations
 
 import importlib.util
+import queue
 import runpy
 import sys
 import types
@@ -87,3 +88,16 @@ def repair_moe_without_te() -> None:
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+
+
+def write_checkpoints_in_process() -> None:
+    """Let synchronous saves report through a plain queue instead of a queue server.
+
+    Megatron starts a multiprocessing manager per rank for its asynchronous saves: a spawned process
+    that imports the main script once more and outlives a killed rank. Without asynchronous saves
+    the queue never leaves the process.
+    """
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    if getattr(filesystem_async, "_results_queue", True) is None:
+        filesystem_async._results_queue = queue.Queue()

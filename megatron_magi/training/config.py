@@ -146,6 +146,35 @@ class LogConfig:
     progress: bool = True
     """A bar on rank 0's standard error, where that is a terminal."""
     csv: bool = True
+    tensorboard: bool = False
+    """Also TensorBoard event files, in log.dir/NAME/tensorboard. Needs the tensorboard package."""
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """Loss on documents that training never sees."""
+
+    fraction: float = 0.0
+    """Share of the documents held out, by document number alone: the same for every seed."""
+    interval: int | None = None
+    """Iterations between validations; the last iteration validates too. None: never."""
+    batches: int = 4
+    """Batches of train.global_batch_size samples, the same ones every time."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What a run saves of itself, and where it goes on from; see docs/training.md."""
+
+    dir: str | None = None
+    """Folder of the checkpoints. None: log.dir/NAME/checkpoints."""
+    interval: int | None = None
+    """Iterations between checkpoints; the last iteration saves too. None: only a signal saves."""
+    keep: int | None = 2
+    """Newest checkpoints that stay. None: all."""
+    load: str | None = None
+    """"latest": go on from the newest in dir. "auto": the same, or from the start where there is
+    none. A path: that checkpoint. None: from the start."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +190,19 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     magi: MagiConfig = field(default_factory=MagiConfig)
 
     def __post_init__(self) -> None:
-        for check in (_check_positive, _check_model, _check_parallel, _check_train):
+        for check in (
+            _check_positive,
+            _check_model,
+            _check_parallel,
+            _check_train,
+            _check_validation,
+        ):
             check(self)
 
 
@@ -229,6 +266,8 @@ def _check_positive(c: RunConfig) -> None:
         "data": ("seq_length", "window"),
         "train": ("iterations", "global_batch_size"),
         "log": ("interval",),
+        "validation": ("interval", "batches"),
+        "checkpoint": ("interval", "keep"),
         "optimizer": ("decay_iters", "lr"),
     }
     for section, names in sections.items():
@@ -319,4 +358,17 @@ def _check_train(c: RunConfig) -> None:
         c.data.path != "",
         "data.path must name packed data (PREFIX of PREFIX.bin and PREFIX.idx), got nothing; "
         "make it with scripts/prepare_data.py",
+    )
+
+
+def _check_validation(c: RunConfig) -> None:
+    v = c.validation
+    _require(
+        0 <= v.fraction < 1,
+        f"validation.fraction must be at least 0 and below 1, got {v.fraction}; 0.02 is usual",
+    )
+    _require(
+        v.interval is None or v.fraction > 0,
+        f"validation.interval needs held-out documents, got interval {v.interval} and fraction "
+        f"{v.fraction}; set validation.fraction=0.02",
     )

@@ -48,20 +48,31 @@ class PackedSample:
 class PackedDataset:
     """Endless sequence of `PackedSample`s, reshuffled every epoch; index it by sample number.
 
+    Args:
+        held_out: share of the documents that belong to validation, see `is_held_out`.
+        validation: take those documents instead of the others.
+
     Raises:
         RecipeError: if the files are missing, too small, or do not end documents with `eod_token`.
     """
 
-    def __init__(self, config: DataConfig, seed: int) -> None:
+    def __init__(
+        self, config: DataConfig, seed: int, held_out: float = 0.0, validation: bool = False
+    ) -> None:
         self.config = config
         self.seed = seed
         self.indexed = _open_indexed(config)
         self.lengths = np.asarray(self.indexed.sequence_lengths, dtype=np.int64)
-        self.samples_per_epoch = (int(self.lengths.sum()) - 1) // config.seq_length
+        mine = is_held_out(len(self.lengths), held_out) == validation
+        self.documents = np.flatnonzero(mine)
+        self.num_tokens = int(self.lengths[self.documents].sum())
+        self.samples_per_epoch = (self.num_tokens - 1) // config.seq_length
         if self.samples_per_epoch < 1:
+            split = "" if not held_out else " for validation" if validation else " for training"
             raise RecipeError(
-                f"data.path must hold more tokens than data.seq_length {config.seq_length}, got "
-                f"{int(self.lengths.sum())} in {config.path}; pack more text or shorten the samples"
+                f"data.path must hold more tokens than data.seq_length {config.seq_length}{split}, "
+                f"got {self.num_tokens} in {config.path}; pack more text, shorten the samples"
+                + (" or change validation.fraction" if held_out else "")
             )
 
     def __getitem__(self, index: int) -> PackedSample:
@@ -126,11 +137,23 @@ def move_boundary(cu_seqlens: npt.NDArray[np.int32], shift: int) -> npt.NDArray[
     return moved
 
 
-def microbatch_indices(global_batch_size: int, dp_rank: int, dp_size: int) -> Iterator[int]:
-    """Sample numbers of one data-parallel rank; step s covers [s * batch, (s + 1) * batch)."""
+def is_held_out(num_documents: int, fraction: float) -> npt.NDArray[np.bool_]:
+    """bool [num_documents], True for about `fraction` of them; a function of the number alone.
+
+    A multiplicative hash spreads the chosen ones evenly: of n documents, n * fraction +- 2.
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    spread = np.arange(1, num_documents + 1, dtype=np.uint64) * golden
+    return spread / 2.0**64 < fraction
+
+
+def microbatch_indices(
+    global_batch_size: int, dp_rank: int, dp_size: int, first: int = 0
+) -> Iterator[int]:
+    """Sample numbers of one data-parallel rank; step s takes `batch` from first + s * batch on."""
     for step in count():
         for number in range(dp_rank, global_batch_size, dp_size):
-            yield step * global_batch_size + number
+            yield first + step * global_batch_size + number
 
 
 def prefetch(make: Callable[[int], T], indices: Iterator[int], depth: int) -> Iterator[T]:
@@ -168,7 +191,7 @@ def _epoch_order(
     RandomState's stream is frozen across NumPy versions; Generator's is not.
     """
     rng = np.random.RandomState([dataset.seed & 0xFFFFFFFF, epoch])
-    documents = rng.permutation(len(dataset.lengths))
+    documents = dataset.documents[rng.permutation(len(dataset.documents))]
     starts = np.concatenate([[0], np.cumsum(dataset.lengths[documents])[:-1]])
     return documents, starts, rng.permutation(dataset.samples_per_epoch)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.recipe import to_yaml
+from megatron_magi.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from megatron_magi.training.data import PackedDataset
@@ -43,6 +46,8 @@ class StepRecord:
     """Highest peak of a rank: CUDA allocator, or resident memory on a CPU."""
     cp_imbalance: float
     """Largest over mean attention load of the context-parallel ranks, mean over microbatches."""
+    validation_loss: float | None = None
+    """Mean over the held-out samples after this iteration, nats. None (empty): not measured."""
 
 
 def megatron_line(record: StepRecord, config: RunConfig, now: datetime) -> str:
@@ -73,26 +78,59 @@ def magi_line(record: StepRecord, seconds_left: float) -> str:
     )
 
 
-class RunLog:
-    """Log of a run on the one rank that writes; silent on the others."""
+def validation_line(record: StepRecord) -> str:
+    """Megatron's line of a validation."""
+    assert record.validation_loss is not None
+    return (
+        f" validation loss at iteration {record.iteration} |"
+        f" lm loss value: {record.validation_loss:.6E} |"
+        f" lm loss PPL: {math.exp(min(20.0, record.validation_loss)):.6E} |"
+    )
 
-    def __init__(self, config: RunConfig, is_writer: bool) -> None:
+
+def read_steps(path: Path) -> list[dict[str, str]]:
+    """Lines of a steps.csv, none where there is no such file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class RunLog:
+    """Log of a run on the one rank that writes; silent on the others.
+
+    Args:
+        after_iteration: iterations done before this start; the CSV keeps their lines and goes on.
+    """
+
+    def __init__(self, config: RunConfig, is_writer: bool, after_iteration: int = 0) -> None:
         self.config = config
         self.folder = Path(config.log.dir) / config.name
         self.is_writer = is_writer
         self.recent: deque[float] = deque(maxlen=20)
         self.has_bar = is_writer and config.log.progress and sys.stderr.isatty()
+        self.after_iteration = after_iteration
         self.file: IO[str] | None = None
+        self.board: TensorBoard | None = None
 
     def __enter__(self) -> RunLog:
         if self.is_writer:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "recipe.yaml").write_text(to_yaml(self.config))
             if self.config.log.csv:
-                self.file = (self.folder / "steps.csv").open("w", newline="")
-                self.rows = csv.DictWriter(self.file, [f.name for f in fields(StepRecord)])
-                self.rows.writeheader()
+                self._open_csv(self.folder / "steps.csv")
+            if self.config.log.tensorboard:
+                self.board = TensorBoard(self.folder / "tensorboard", self.after_iteration)
         return self
+
+    def _open_csv(self, path: Path) -> None:
+        done = read_steps(path) if self.after_iteration else []
+        self.file = path.open("w", newline="")
+        names = [f.name for f in fields(StepRecord)]
+        self.rows = csv.DictWriter(self.file, names, extrasaction="ignore")
+        self.rows.writeheader()
+        self.rows.writerows(r for r in done if int(r["iteration"]) <= self.after_iteration)
+        self.file.flush()
 
     def __exit__(
         self,
@@ -103,19 +141,28 @@ class RunLog:
         self._clear_bar()
         if self.file is not None:
             self.file.close()
+        if self.board is not None:
+            self.board.close()
 
-    def header(self, dataset: PackedDataset, world_size: int) -> None:
-        """Start-up lines: the reference where it runs, the data, where output goes."""
+    def header(self, dataset: PackedDataset, world_size: int, news: Sequence[str] = ()) -> None:
+        """Start-up lines: the reference where it runs, the data, where output goes, `news`."""
         if self.config.attention == "dense":
             self._say("attention: dense, Megatron's DotProductAttention (the reference)")
         p = self.config.parallel
         self._say(
-            f"data: {self.config.data.path}, {len(dataset.lengths):,} documents, "
-            f"{int(dataset.lengths.sum()):,} tokens, {dataset.samples_per_epoch:,} samples of "
-            f"{self.config.data.seq_length} tokens per epoch\n"
+            f"data: {self.config.data.path}, {len(dataset.documents):,} documents, "
+            f"{dataset.num_tokens:,} tokens, {dataset.samples_per_epoch:,} samples of "
+            f"{self.config.data.seq_length} tokens per epoch"
+            f"{self._held_out(dataset)}\n"
             f"world: {world_size} processes, tp {p.tp} pp {p.pp} cp {p.cp} "
             f"dp {world_size // p.model_size}; output in {self.folder}"
         )
+        for line in news:
+            self._say(line)
+
+    def _held_out(self, dataset: PackedDataset) -> str:
+        number = len(dataset.lengths) - len(dataset.documents)
+        return f"; {number:,} documents held out" if number else ""
 
     def step(self, record: StepRecord) -> None:
         """Record one iteration."""
@@ -125,12 +172,30 @@ class RunLog:
         if self.file is not None:
             self.rows.writerow(asdict(record))
             self.file.flush()
+        if self.board is not None:
+            self.board.step(record)
         left = self.config.train.iterations - record.iteration
         seconds_left = left * sum(self.recent) / len(self.recent)
         if record.iteration % self.config.log.interval == 0 or left == 0:
             self._say(megatron_line(record, self.config, datetime.now()))
             self._say(magi_line(record, seconds_left))
+        if record.validation_loss is not None:
+            self._say(validation_line(record))
         self._draw_bar(record, seconds_left)
+
+    def saved(self, path: Path, iteration: int) -> None:
+        """Say that a checkpoint is whole."""
+        self._say(f" checkpoint of iteration {iteration}: {path}")
+
+    def stopped(self, signal_name: str, iteration: int) -> None:
+        """Say that a signal ended the run, and how to go on."""
+        again = "the same command"
+        if self.config.checkpoint.load != "auto":
+            again += " with checkpoint.load=latest"
+        self._say(
+            f"stopped by {signal_name} after iteration {iteration} of "
+            f"{self.config.train.iterations}, nothing is lost; to go on: {again}"
+        )
 
     def _say(self, text: str) -> None:
         if self.is_writer:

@@ -1,147 +1,126 @@
-"""The training loop: Megatron's schedule, optimizer and groups, our batches; CPU and GPU alike."""
+"""The training loop: steps, validation, checkpoints, and an orderly end at a signal."""
 
 from __future__ import annotations
 
 import math
 import resource
+import signal
 import time
-from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer import TransformerConfig
 
-from megatron_magi.adapter.loss import per_token_loss
-from megatron_magi.adapter.packed import pipeline_seq_length
+from megatron_magi.training.checkpoint import TrainingState, parameters_gathered, resume, save
 from megatron_magi.training.config import RunConfig, data_parallel_size
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.flops import step_flops
 from megatron_magi.training.log import RunLog, StepRecord
-from megatron_magi.training.microbatch import Microbatch, microbatch_streams
-from megatron_magi.training.model import build_model, transformer_config, unwrap
+from megatron_magi.training.microbatch import microbatch_streams
+from megatron_magi.training.model import build_model, transformer_config
 from megatron_magi.training.optimizer import build_optimizer
-
-
-class TrainingStopped(RuntimeError):
-    """A run that must not go on; the same message on every rank."""
+from megatron_magi.training.step import StepSchedule, TrainingStopped
+from megatron_magi.training.stop import StopRequest
+from megatron_magi.training.validation import Validation
 
 
 def train(config: RunConfig) -> list[StepRecord]:
-    """Train inside `process_groups`; every rank returns the same records.
+    """Train inside `process_groups`; every rank returns the same records, of this start's steps.
+
+    SIGTERM or SIGINT ends it after a step, with a checkpoint.
 
     Raises:
-        TrainingStopped: at a loss or gradient norm that is not finite, before the optimizer step.
+        RecipeError: data, validation or a checkpoint that do not fit.
+        TrainingStopped: at a loss or gradient norm that is not finite; nothing is saved then.
     """
-    dp = data_parallel_size(config, dist.get_world_size())
+    data_parallel_size(config, dist.get_world_size())
     device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
     model_config = transformer_config(config)
     chunks = build_model(config, model_config)
-    optimizer, scheduler = build_optimizer(config, chunks)
-    dataset, streams = microbatch_streams(config, model_config, device)
-    schedule = partial(
-        get_forward_backward_func(),
-        forward_step_func=partial(_forward_step, device=device),
-        data_iterator=streams if len(chunks) > 1 else streams[0],
-        model=chunks if len(chunks) > 1 else chunks[0],
-        num_microbatches=config.train.global_batch_size // dp,
-        seq_length=_pipeline_seq_length(config, model_config),
-        micro_batch_size=1,
-        forward_only=False,
-    )
+    state = TrainingState(chunks, *build_optimizer(config, chunks))
+    news = resume(state, config)
+    dataset = PackedDataset(config.data, config.train.seed, config.validation.fraction)
+    streams = microbatch_streams(dataset, config, model_config, device, state.consumed_samples)
+    schedule = StepSchedule(config, model_config, chunks, device)
+    validates = config.validation.interval is not None
+    validation = Validation(config, model_config, device) if validates else None
     records = []
-    with RunLog(config, is_writer=dist.get_rank() == 0) as log:
-        log.header(dataset, dist.get_world_size())
-        for iteration in range(1, config.train.iterations + 1):
+    with RunLog(config, dist.get_rank() == 0, state.iteration) as log, StopRequest() as stop:
+        log.header(dataset, dist.get_world_size(), news)
+        while state.iteration < config.train.iterations:
             begin = time.perf_counter()
-            for chunk in chunks:
-                chunk.zero_grad_buffer()
-            optimizer.zero_grad()
-            sums = _reduce_reports(schedule(), iteration, dataset)
-            learning_rate = _learning_rate(optimizer)
-            _, grad_norm, _ = optimizer.step()
-            _check_grad_norm(grad_norm, iteration, sums)
-            scheduler.step(1)
-            records.append(_record(config, iteration, sums, grad_norm, learning_rate, begin))
-            log.step(records[-1])
+            sums = _train_step(schedule, streams, dataset, state)
+            record, signal_number = _finish_step(config, state, sums, begin, stop)
+            if validation is not None and validation.is_due(state.iteration):
+                with parameters_gathered(chunks, config):
+                    loss = validation.loss(schedule, chunks, state.iteration)
+                record = replace(record, validation_loss=loss)
+            records.append(record)
+            log.step(record)
+            if signal_number or _is_save_due(state.iteration, config):
+                log.saved(save(state, config), state.iteration)
+            if signal_number:
+                log.stopped(signal.Signals(signal_number).name, state.iteration)
+                break
     return records
 
 
-def _pipeline_seq_length(config: RunConfig, model_config: TransformerConfig) -> int:
-    if config.attention == "dense":
-        return config.data.seq_length
-    return pipeline_seq_length(config.data.seq_length, model_config, config.magi)
+def _train_step(
+    schedule: StepSchedule, streams: list[Any], dataset: PackedDataset, state: TrainingState
+) -> tuple[torch.Tensor, float, float]:
+    """Forward, backward and update: the sums of `StepSchedule`, gradient norm, learning rate."""
+    for chunk in state.chunks:
+        chunk.zero_grad_buffer()
+    state.optimizer.zero_grad()
+    iteration = state.iteration + 1
+    sums = schedule(streams, dataset, iteration)
+    learning_rate = _learning_rate(state.optimizer)
+    _, grad_norm, _ = state.optimizer.step()
+    _check_grad_norm(grad_norm, iteration, sums)
+    state.scheduler.step(1)
+    return sums, float(grad_norm), learning_rate
 
 
-def _on_gpu() -> bool:
-    return torch.cuda.is_available()
-
-
-def _forward_step(
-    stream: Iterator[Microbatch], chunk: Any, device: torch.device
-) -> tuple[torch.Tensor, Any]:
-    """Megatron's forward step: one microbatch through one model chunk, and how to take its loss."""
-    microbatch = next(stream)
-    gpt = unwrap(chunk)
-    local = microbatch.local(
-        gpt.pre_process or gpt.post_process, device, parallel_state.get_context_parallel_group()
+def _finish_step(
+    config: RunConfig,
+    state: TrainingState,
+    results: tuple[torch.Tensor, float, float],
+    begin: float,
+    stop: StopRequest,
+) -> tuple[StepRecord, int]:
+    """Count the step; its record, and the signal that any rank was sent (0: none), on all ranks."""
+    (loss_sum, loss_tokens, area, imbalance, microbatches) = results[0].tolist()
+    facts = torch.tensor([_memory_bytes(), stop.signal_number], dtype=torch.float64)
+    facts = facts.cuda() if _on_gpu() else facts
+    dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+    memory, signal_number = facts.tolist()
+    seconds = time.perf_counter() - begin
+    state.iteration += 1
+    state.consumed_samples += config.train.global_batch_size
+    tokens = config.train.global_batch_size * config.data.seq_length
+    record = StepRecord(
+        iteration=state.iteration,
+        lm_loss=loss_sum / max(loss_tokens, 1.0),
+        grad_norm=results[1],
+        learning_rate=results[2],
+        loss_tokens=int(loss_tokens),
+        consumed_samples=state.consumed_samples,
+        step_seconds=seconds,
+        tokens_per_second=tokens / seconds,
+        tflops_per_rank=step_flops(config.model, tokens, int(area))
+        / (seconds * dist.get_world_size() * 1e12),
+        memory_gib=memory / 2**30,
+        cp_imbalance=imbalance / microbatches,
     )
-    return chunk(**local.model_inputs()), partial(_loss, microbatch, local.loss_mask)
+    return record, int(signal_number)
 
 
-def _loss(microbatch: Microbatch, loss_mask: torch.Tensor | None, output: torch.Tensor) -> Any:
-    assert loss_mask is not None, "the last pipeline stage has a loss mask"
-    loss, num_tokens, report = per_token_loss(loss_mask, output)
-    return loss, num_tokens, {**report, "microbatch": microbatch}
-
-
-def _reduce_reports(
-    reports: list[dict[str, Any]], iteration: int, dataset: PackedDataset
-) -> torch.Tensor:
-    """float64 [5] over the world: loss sum, tokens, attention area, imbalance sum, microbatches.
-
-    Only the last pipeline stage has reports. Losses are per context-parallel rank; the rest is
-    known alike on all of them and counted once.
-    """
-    device = reports[0]["lm loss"].device if reports else None
-    sums = torch.zeros(5, dtype=torch.float64, device=device or _device())
-    if parallel_state.get_tensor_model_parallel_rank() == 0:
-        for report in reports:
-            sums[:2] += report["lm loss"].double()
-            if parallel_state.get_context_parallel_rank() == 0:
-                microbatch = report["microbatch"]
-                facts = [microbatch.area, microbatch.imbalance, 1]
-                sums[2:] += torch.tensor(facts, dtype=torch.float64, device=sums.device)
-    dist.all_reduce(sums)
-    if not math.isfinite(float(sums[0])):
-        _stop_at_bad_loss(reports, iteration, dataset)
-    return sums.cpu()
-
-
-def _device() -> Any:
-    return torch.cuda.current_device() if _on_gpu() else "cpu"
-
-
-def _stop_at_bad_loss(
-    reports: list[dict[str, Any]], iteration: int, dataset: PackedDataset
-) -> None:
-    """Name, on every rank, the ranks and documents whose loss is not finite."""
-    mine = [
-        f"rank {dist.get_rank()}: sample {r['microbatch'].sample.index}, documents "
-        + ", ".join(dataset.document_names(r["microbatch"].sample)[:8])
-        for r in reports
-        if not bool(torch.isfinite(r["lm loss"]).all())
-    ]
-    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, mine)
-    where = "; ".join(line for lines in gathered for line in lines)
-    raise TrainingStopped(
-        f"the loss must be finite, got nan or inf at iteration {iteration} on {where}; look at "
-        f"these documents, lower optimizer.lr, or lengthen optimizer.warmup_iters"
-    )
+def _is_save_due(iteration: int, config: RunConfig) -> bool:
+    interval = config.checkpoint.interval
+    if interval is None:
+        return False
+    return iteration % interval == 0 or iteration == config.train.iterations
 
 
 def _check_grad_norm(grad_norm: Any, iteration: int, sums: torch.Tensor) -> None:
@@ -157,33 +136,8 @@ def _learning_rate(optimizer: Any) -> float:
     return float(next(group["lr"] for group in optimizer.param_groups if group["params"]))
 
 
-def _record(
-    config: RunConfig,
-    iteration: int,
-    sums: torch.Tensor,
-    grad_norm: Any,
-    learning_rate: float,
-    begin: float,
-) -> StepRecord:
-    loss_sum, loss_tokens, area, imbalance, microbatches = sums.tolist()
-    memory = torch.tensor([_memory_bytes()], dtype=torch.float64, device=_device())
-    dist.all_reduce(memory, op=dist.ReduceOp.MAX)
-    seconds = time.perf_counter() - begin
-    tokens = config.train.global_batch_size * config.data.seq_length
-    return StepRecord(
-        iteration=iteration,
-        lm_loss=loss_sum / max(loss_tokens, 1.0),
-        grad_norm=float(grad_norm),
-        learning_rate=learning_rate,
-        loss_tokens=int(loss_tokens),
-        consumed_samples=iteration * config.train.global_batch_size,
-        step_seconds=seconds,
-        tokens_per_second=tokens / seconds,
-        tflops_per_rank=step_flops(config.model, tokens, int(area))
-        / (seconds * dist.get_world_size() * 1e12),
-        memory_gib=float(memory) / 2**30,
-        cp_imbalance=imbalance / microbatches,
-    )
+def _on_gpu() -> bool:
+    return torch.cuda.is_available()
 
 
 def _memory_bytes() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import tee
+from itertools import islice, tee
 from typing import Any
 
 import torch
@@ -51,22 +51,30 @@ class Microbatch:
 
 
 def microbatch_streams(
-    config: RunConfig, model_config: TransformerConfig, device: torch.device
-) -> tuple[PackedDataset, list[Iterator[Microbatch]]]:
-    """The data set and one endless stream of this replica's microbatches per model chunk."""
-    dataset = PackedDataset(config.data, config.train.seed)
+    dataset: PackedDataset,
+    config: RunConfig,
+    model_config: TransformerConfig,
+    device: torch.device,
+    first_sample: int = 0,
+    num_batches: int | None = None,
+) -> list[Iterator[Microbatch]]:
+    """One stream of this replica's microbatches per model chunk.
+
+    Args:
+        first_sample: number of the first global batch's first sample.
+        num_batches: global batches until the stream ends. None: endless.
+    """
     cp_group = parallel_state.get_context_parallel_group()
 
     def make(index: int) -> Microbatch:
         return _make(dataset[index], config, model_config, cp_group, device)
 
-    indices = microbatch_indices(
-        config.train.global_batch_size,
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_data_parallel_world_size(),
-    )
+    batch, dp = config.train.global_batch_size, parallel_state.get_data_parallel_world_size()
+    indices = microbatch_indices(batch, parallel_state.get_data_parallel_rank(), dp, first_sample)
+    if num_batches is not None:
+        indices = islice(indices, num_batches * batch // dp)
     stream = prefetch(make, indices, config.data.prefetch)
-    return dataset, list(tee(stream, config.parallel.vpp or 1))
+    return list(tee(stream, config.parallel.vpp or 1))
 
 
 def _make(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.process
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -16,7 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
+
+from megatron_magi.training.stop import SIGNALS
 
 if TYPE_CHECKING:
     from megatron_magi.training.config import RunConfig
@@ -65,21 +70,24 @@ def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
 def run_local(work: Callable[[Place], None], num_processes: int) -> int:
     """Run `work` in `num_processes` new processes of this machine; the exit code of the run.
 
-    The first failure ends the others (they would wait for it in a collective).
+    The first failure ends the others (they would wait for it in a collective). SIGTERM and SIGINT
+    reach all of them as SIGTERM; a second SIGINT ends them at once.
     """
     context = multiprocessing.get_context("spawn")
     threads = max(1, _num_cpus() // num_processes)
     with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
         method = f"file://{Path(folder) / 'rendezvous'}"
         places = [Place(r, num_processes, r, method, threads) for r in range(num_processes)]
-        workers = [context.Process(target=work, args=(place,), daemon=True) for place in places]
+        # Not daemons: writing a checkpoint takes processes of their own in megatron-core 0.16.
+        workers = [context.Process(target=work, args=(place,), daemon=False) for place in places]
         for worker in workers:
             worker.start()
         try:
-            return _wait(workers)
+            with _signals_to(workers):
+                return _wait(workers)
         finally:
             for worker in workers:
-                worker.terminate()
+                worker.kill()  # SIGTERM would only be a wish
                 worker.join(10)
 
 
@@ -88,6 +96,24 @@ def quiet_megatron() -> None:
     for message in ("(Transformer Engine and )?Apex (is|are) not installed", "full scope is depr"):
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("megatron").setLevel(logging.ERROR)
+
+
+@contextmanager
+def _signals_to(workers: Sequence[multiprocessing.process.BaseProcess]) -> Iterator[None]:
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for worker in workers:
+            if worker.pid is not None and worker.exitcode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGTERM)
+
+    previous = {number: signal.signal(number, forward) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _num_cpus() -> int:
@@ -101,10 +127,15 @@ def _wait(workers: Sequence[multiprocessing.process.BaseProcess]) -> int:
         failed = [w.exitcode for w in workers if w.exitcode]
         if failed:
             time.sleep(1.0)  # others often fail of the same cause: let them say so
-            return abs(failed[0])
+            return _exit_code(failed[0])
         multiprocessing.connection.wait([w.sentinel for w in alive], timeout=5)
     sys.stdout.flush()
-    return max(abs(w.exitcode or 0) for w in workers)
+    return max(_exit_code(w.exitcode or 0) for w in workers)
+
+
+def _exit_code(code: int) -> int:
+    """As a shell says it: 128 + the signal that ended a process."""
+    return code if code >= 0 else 128 - code
 
 
 def _initialize_megatron(config: RunConfig) -> None:

@@ -31,7 +31,13 @@ def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Any]], 
         # The path of a tried megatron-core stays in front; the package comes from this checkout.
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
         worker = subprocess.Popen(
-            [sys.executable, "layout_worker.py", f"{folder}/jobs.json", f"{folder}/out.json"],
+            [
+                sys.executable,
+                "layout_worker.py",
+                f"{folder}/jobs.json",
+                f"{folder}/out.json",
+                "adapter_jobs",
+            ],
             cwd=HERE,
             env={
                 **os.environ,

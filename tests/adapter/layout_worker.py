@@ -1,13 +1,15 @@
-"""Runs jobs in forked worlds of gloo processes; `python layout_worker.py JOBS.json RESULTS.json`.
+"""Runs jobs in forked worlds of gloo processes; `layout_worker.py JOBS.json RESULTS.json MODULE`.
 
-Importing Megatron takes seconds, so it is imported once, here, and every job forks its processes
-from this one: fresh state per job, no import. A job is {"name", "function", "kwargs", "world"};
-its result is {"values": [what each rank returned]} or {"error": text}. A world that is not done
+MODULE has the jobs' functions. Importing Megatron takes seconds, so it is imported once, and every
+job forks its processes from this one: fresh state per job, no import. Nothing heavy is imported at
+the top, because Megatron's checkpoint writers spawn processes that import this file once more.
+A job is {"name", "function", "kwargs", "world"}; its result is {"values": [what each rank returned]} or {"error": text}. A world that is not done
 after its time-out is killed and reported.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -19,31 +21,31 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from megatron_magi.adapter.cpu import install_cpu_runtime
-
-assert install_cpu_runtime(), "these jobs run on the CPU: hide the GPUs by CUDA_VISIBLE_DEVICES="
-import adapter_jobs  # noqa: E402
-
 JOB_TIMEOUT_S = 100
 
 
-def main(jobs_file: str, results_file: str) -> None:
+def main(jobs_file: str, results_file: str, module: str) -> None:
+    import torch
+
+    from megatron_magi.adapter.cpu import install_cpu_runtime
+
+    assert install_cpu_runtime(), "these jobs run on the CPU: hide GPUs by CUDA_VISIBLE_DEVICES="
+    functions = importlib.import_module(module)
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     for job in json.loads(Path(jobs_file).read_text()):
         started = time.monotonic()
-        results[job["name"]] = run_world(job)
+        results[job["name"]] = run_world(job, functions)
         results[job["name"]]["seconds"] = round(time.monotonic() - started, 2)
         Path(results_file).write_text(json.dumps(results))
 
 
-def run_world(job: dict[str, Any]) -> dict[str, Any]:
+def run_world(job: dict[str, Any], functions: Any) -> dict[str, Any]:
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            fork.Process(target=run_rank, args=(job, rank, folder), daemon=True)
+            # No daemons: those may not start the processes that write a checkpoint.
+            fork.Process(target=run_rank, args=(functions, job, rank, folder))
             for rank in range(job["world"])
         ]
         for process in ranks:
@@ -71,7 +73,9 @@ def collect(job: dict[str, Any], folder: str, hung: list[int]) -> dict[str, Any]
     return {"values": [a["value"] for a in answers]}
 
 
-def run_rank(job: dict[str, Any], rank: int, folder: str) -> None:
+def run_rank(functions: Any, job: dict[str, Any], rank: int, folder: str) -> None:
+    import torch
+
     try:
         torch.distributed.init_process_group(
             "gloo",
@@ -80,7 +84,7 @@ def run_rank(job: dict[str, Any], rank: int, folder: str) -> None:
             world_size=job["world"],
             timeout=timedelta(seconds=60),
         )
-        answer = {"value": getattr(adapter_jobs, job["function"])(**job["kwargs"])}
+        answer = {"value": getattr(functions, job["function"])(**job["kwargs"])}
         code = 0
     except BaseException:
         answer, code = {"error": traceback.format_exc()}, 1
@@ -94,4 +98,4 @@ def run_rank(job: dict[str, Any], rank: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

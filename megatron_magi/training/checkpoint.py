@@ -1,0 +1,221 @@
+"""Save a run and go on with it, by Megatron's distributed checkpoints (format torch_dist).
+
+Weights and optimizer state are stored by their global names and shapes, so any other tensor,
+pipeline, context or data parallel size loads them. Random states belong to a (pipeline, tensor)
+layout and are loaded only under the same one. Of this package, only checkpoint.json is in there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter.compat import write_checkpoints_in_process
+from megatron_magi.training.checkpoint_folder import (
+    Checkpoint,
+    checkpoint_folder,
+    checkpoint_to_load,
+    finish,
+    open_partial,
+    order_changes,
+)
+from megatron_magi.training.config import RecipeError, RunConfig
+
+
+@dataclass
+class TrainingState:
+    """Everything of a run that changes while it trains."""
+
+    chunks: list[Any]
+    """Model chunks of this rank in their wrappers."""
+    optimizer: Any
+    scheduler: Any
+    iteration: int = 0
+    """Iterations done."""
+    consumed_samples: int = 0
+
+
+def save(state: TrainingState, config: RunConfig) -> Path:
+    """Write a checkpoint of `state`; every rank calls it at the same iteration.
+
+    Returns:
+        Its path, whole and visible to every rank.
+    """
+    write_checkpoints_in_process()
+    partial = _from_rank_0(lambda: open_partial(checkpoint_folder(config), state.iteration))
+    with parameters_gathered(state.chunks, config):
+        dist_checkpointing.save(
+            _sharded_state(state, is_loading=False, with_random=True),
+            str(partial),
+            ("torch_dist", 1),
+        )
+    dist.barrier()
+    return _from_rank_0(
+        lambda: finish(
+            partial, config, state.iteration, state.consumed_samples, dist.get_world_size()
+        )
+    )
+
+
+def resume(state: TrainingState, config: RunConfig) -> list[str]:
+    """Load what config.checkpoint.load asks for into `state`; every rank calls it.
+
+    Returns:
+        Lines for the log; none for a run from the start.
+
+    Raises:
+        RecipeError: nothing to load, or a checkpoint of another model; the same on every rank.
+    """
+    checkpoint: Checkpoint | None = _from_rank_0(lambda: checkpoint_to_load(config))
+    if checkpoint is None:
+        return []
+    saved = checkpoint.recipe["parallel"]
+    p = config.parallel
+    same_ranks = (saved["tp"], saved["pp"]) == (p.tp, p.pp)
+    with parameters_gathered(state.chunks, config):
+        loaded = dist_checkpointing.load(
+            _sharded_state(state, is_loading=True, with_random=same_ranks), str(checkpoint.path)
+        )
+        for name, chunk in _named_chunks(state.chunks):
+            chunk.load_state_dict(loaded[name])
+    state.optimizer.load_state_dict(loaded["optimizer"])
+    state.scheduler.load_state_dict(loaded["scheduler"])
+    if same_ranks:
+        _set_random_state(loaded["random"])
+    state.iteration = checkpoint.iteration
+    state.consumed_samples = checkpoint.consumed_samples
+    lines = [
+        f"resumed: {checkpoint.path}, iteration {checkpoint.iteration}, "
+        f"{checkpoint.consumed_samples} samples consumed, saved under {checkpoint.layout}"
+    ]
+    changes = order_changes(checkpoint, config)
+    if changes:
+        lines.append(f"note: sample numbers now mean other tokens ({'; '.join(changes)})")
+    return lines
+
+
+@contextmanager
+def parameters_gathered(chunks: list[Any], config: RunConfig) -> Iterator[None]:
+    """Inside, every rank holds current parameters although their gathering is overlapped."""
+    if not config.parallel.overlap_param_gather:
+        yield
+        return
+    for chunk in chunks:
+        chunk.disable_forward_pre_hook(param_sync=True)
+    yield
+    for chunk in chunks:
+        chunk.enable_forward_pre_hook()
+
+
+def _sharded_state(state: TrainingState, is_loading: bool, with_random: bool) -> dict[str, Any]:
+    metadata = {
+        # Optimizer state by parameter, whatever sharded it; the only form for every new layout.
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+    sharded: dict[str, Any] = {
+        name: chunk.sharded_state_dict(metadata=metadata)
+        for name, chunk in _named_chunks(state.chunks)
+    }
+    if is_loading:
+        _allocate_adam_state(state.optimizer)
+    sharded["optimizer"] = state.optimizer.sharded_state_dict(
+        dict(sharded), is_loading=is_loading, metadata=metadata
+    )
+    sharded["scheduler"] = state.scheduler.state_dict()
+    if with_random:
+        sharded["random"] = _sharded_random_state()
+    return sharded
+
+
+def _allocate_adam_state(optimizer: Any) -> None:
+    """Give torch's Adam the state it has after a step.
+
+    Megatron's distributed optimizer needs it to describe what it can load (0.16 asserts one common
+    step count); optimizers of apex and TransformerEngine count steps elsewhere.
+    """
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        adam = getattr(part, "optimizer", None)
+        if not isinstance(adam, (torch.optim.Adam, torch.optim.AdamW)):
+            continue
+        for group in adam.param_groups:
+            for p in group["params"]:
+                if not adam.state[p]:
+                    adam.state[p] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(p.data),
+                        "exp_avg_sq": torch.zeros_like(p.data),
+                    }
+
+
+def _named_chunks(chunks: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Megatron's names: "model", or "model0", "model1", ... of virtual pipeline stages."""
+    for index, chunk in enumerate(gpt_chunks(chunks)):
+        yield ("model" if len(chunks) == 1 else f"model{index}"), chunk
+
+
+def _sharded_random_state() -> ShardedObject:
+    """One state per (pipeline, tensor) rank; data and context parallel ranks share it."""
+    pp, tp = (
+        parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "tracker": get_cuda_rng_tracker().get_states(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return ShardedObject(
+        "random",
+        state,
+        (pp, tp),
+        (
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_tensor_model_parallel_rank(),
+        ),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    get_cuda_rng_tracker().set_states(state["tracker"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _from_rank_0(make: Any) -> Any:
+    """make() of rank 0 on every rank; a RecipeError or OSError of it is raised on every rank."""
+    answer: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            answer = [make()]
+        except (RecipeError, OSError) as error:
+            answer = [error]
+    dist.broadcast_object_list(answer, src=0)
+    if isinstance(answer[0], OSError):
+        raise RecipeError(
+            f"the checkpoint folder must be writable, got {answer[0]}; set checkpoint.dir"
+        )
+    if isinstance(answer[0], RecipeError):
+        raise answer[0]
+    return answer[0]

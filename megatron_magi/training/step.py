@@ -1,0 +1,128 @@
+"""One global batch through Megatron's schedule, and its sums over the world; CPU and GPU alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+
+from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter.loss import per_token_loss
+from megatron_magi.adapter.packed import pipeline_seq_length
+from megatron_magi.training.config import RunConfig, data_parallel_size
+from megatron_magi.training.data import PackedDataset
+from megatron_magi.training.microbatch import Microbatch
+
+
+class TrainingStopped(RuntimeError):
+    """A run that must not go on; the same message on every rank."""
+
+
+class StepSchedule:
+    """Megatron's schedule of a run, for training and for validation."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model_config: TransformerConfig,
+        chunks: list[Any],
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.run = partial(
+            get_forward_backward_func(),
+            forward_step_func=partial(_forward_step, device=device),
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=config.train.global_batch_size
+            // data_parallel_size(config, dist.get_world_size()),
+            seq_length=config.data.seq_length
+            if config.attention == "dense"
+            else pipeline_seq_length(config.data.seq_length, model_config, config.magi),
+            micro_batch_size=1,
+        )
+
+    def __call__(
+        self,
+        streams: list[Iterator[Microbatch]],
+        dataset: PackedDataset,
+        iteration: int,
+        train: bool = True,
+    ) -> torch.Tensor:
+        """One global batch, forward and (if `train`) backward.
+
+        Returns:
+            float64 [5] on the CPU, equal on every rank: sum of counted losses (nats), counted
+            tokens, attention area, sum of imbalances, microbatches.
+
+        Raises:
+            TrainingStopped: at a loss that is not finite, on every rank.
+        """
+        iterator = streams if len(streams) > 1 else streams[0]
+        reports = self.run(data_iterator=iterator, forward_only=not train)
+        return _reduce_reports(reports, iteration, dataset, self.device)
+
+
+def _forward_step(
+    stream: Iterator[Microbatch], chunk: Any, device: torch.device
+) -> tuple[torch.Tensor, Any]:
+    """Megatron's forward step: one microbatch through one model chunk, and how to take its loss."""
+    microbatch = next(stream)
+    (gpt,) = gpt_chunks(chunk)
+    local = microbatch.local(
+        gpt.pre_process or gpt.post_process, device, parallel_state.get_context_parallel_group()
+    )
+    return chunk(**local.model_inputs()), partial(_loss, microbatch, local.loss_mask)
+
+
+def _loss(microbatch: Microbatch, loss_mask: torch.Tensor | None, output: torch.Tensor) -> Any:
+    assert loss_mask is not None, "the last pipeline stage has a loss mask"
+    loss, num_tokens, report = per_token_loss(loss_mask, output)
+    return loss, num_tokens, {**report, "microbatch": microbatch}
+
+
+def _reduce_reports(
+    reports: list[dict[str, Any]], iteration: int, dataset: PackedDataset, device: torch.device
+) -> torch.Tensor:
+    """Sums over the world; see `StepSchedule.__call__`.
+
+    Only the last pipeline stage has reports. Losses are per context-parallel rank; the rest is
+    known alike on all of them and counted once.
+    """
+    sums = torch.zeros(5, dtype=torch.float64, device=device)
+    if parallel_state.get_tensor_model_parallel_rank() == 0:
+        for report in reports:
+            sums[:2] += report["lm loss"].double()
+            if parallel_state.get_context_parallel_rank() == 0:
+                microbatch = report["microbatch"]
+                facts = [microbatch.area, microbatch.imbalance, 1]
+                sums[2:] += torch.tensor(facts, dtype=torch.float64, device=sums.device)
+    dist.all_reduce(sums)
+    if not math.isfinite(float(sums[0])):
+        _stop_at_bad_loss(reports, iteration, dataset)
+    return sums.cpu()
+
+
+def _stop_at_bad_loss(
+    reports: list[dict[str, Any]], iteration: int, dataset: PackedDataset
+) -> None:
+    """Name, on every rank, the ranks and documents whose loss is not finite."""
+    mine = [
+        f"rank {dist.get_rank()}: sample {r['microbatch'].sample.index}, documents "
+        + ", ".join(dataset.document_names(r["microbatch"].sample)[:8])
+        for r in reports
+        if not bool(torch.isfinite(r["lm loss"]).all())
+    ]
+    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, mine)
+    where = "; ".join(line for lines in gathered for line in lines)
+    raise TrainingStopped(
+        f"the loss must be finite, got nan or inf at iteration {iteration} on {where}; look at "
+        f"these documents, lower optimizer.lr, or lengthen optimizer.warmup_iters"
+    )

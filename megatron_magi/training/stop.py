@@ -1,0 +1,39 @@
+"""SIGTERM and SIGINT become a wish that the loop fulfils at the end of a step."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Inside the `with`, SIGTERM and the first SIGINT are noted; a second SIGINT interrupts."""
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+        """Of the first signal that came; 0: none."""
+        self.previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        with contextlib.suppress(ValueError):  # only the main thread may set handlers
+            for number in SIGNALS:
+                self.previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.signal_number = self.signal_number or number
