@@ -8,10 +8,13 @@ from torch import Tensor
 
 from megatron_magi.api.runtime_key import DistAttnRuntimeKey, remember
 from megatron_magi.core.kernel.backend import acc_dtype
-from megatron_magi.core.kernel.flex_attn import AttnForwardMeta
+from megatron_magi.core.kernel.flex_attn import AttnForwardMeta, _slices_of_ranges
 from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func as _flex_flash_attn
+from megatron_magi.core.kernel.max_logits import check_max_logits, max_logits
 from megatron_magi.core.kernel.sink import apply_sink, check_layout
+from megatron_magi.core.kernel.slice_table import slice_table
 from megatron_magi.core.runtime.dist_attn import dist_attn
+from megatron_magi.core.runtime.max_logits import dist_max_logits
 
 TUNING_ARGUMENTS = (
     "sm_margin", "disable_fwd_atomic_reduction", "disable_bwd_dkv_atomic_reduction",
@@ -62,20 +65,24 @@ def flex_flash_attn_func(
         sink: learnable logits, "sh" [s, H] or "ssh" [T, s, H]; see ``core/kernel/sink.py``.
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
+        return_max_logits: on the reference backend; refused where another one runs.
         the rest: only their defaults mean something here: ``softcap``, ``index_attn``,
-            ``index_attn_indices``, block sizes and ``return_max_logits`` are refused otherwise,
-            ``TUNING_ARGUMENTS`` are ignored.
+            ``index_attn_indices`` and block sizes are refused otherwise, ``TUNING_ARGUMENTS`` are
+            ignored.
 
     Returns:
-        out: [T, H, D] in q's dtype, 0 where a row sees nothing; AttnForwardMeta with lse [T, H].
+        out: [T, H, D] in q's dtype, 0 where a row sees nothing; AttnForwardMeta with lse [T, H]
+        and max_logits [H] (largest visible scaled score, without the sink) or None.
 
     Raises:
         TypeError, ValueError: inputs that do not fit.
         NotImplementedError: what is refused.
     """
     _refuse_index_attention(index_attn, index_attn_indices, q_block_size, k_block_size)
-    _refuse_variants(softcap, return_max_logits)
+    _refuse_softcap(softcap)
     check_layout(sink_layout)
+    if return_max_logits:
+        check_max_logits("auto", q)
     out, meta = _flex_flash_attn(
         q, k, v, q_ranges, k_ranges, attn_type_map,
         softmax_scale=softmax_scale,
@@ -83,6 +90,11 @@ def flex_flash_attn_func(
         # Rounded once, after the sink.
         out_dtype=None if sink is None else acc_dtype(q.dtype),
     )  # fmt: skip
+    if return_max_logits:
+        slices = _slices_of_ranges(q_ranges, k_ranges, attn_type_map, len(q), len(k))
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        most = max_logits(q, k, slice_table(slices, len(q), len(k)), scale)
+        meta = replace(meta, max_logits=most)
     if sink is None:
         return out, meta
     out, lse = apply_sink(out, meta.lse, sink, sink_layout)
@@ -107,33 +119,35 @@ def calc_attn(
         sink: [s, H] logits, the same on every rank ("sh"). Its gradient is this rank's share: sum
             it over the group, as with any replicated parameter whose tokens are spread.
         softmax_scale: None: 1 / sqrt(D).
-        softcap, return_max_logits: only their defaults.
+        softcap: only 0.0.
+        return_max_logits: on the reference backend; refused where another one runs.
 
     Returns:
-        out: [num_tokens_local, H, D]; AttnForwardMeta with lse [num_tokens_local, H].
+        out: [num_tokens_local, H, D]; AttnForwardMeta with lse [num_tokens_local, H] and
+        max_logits [H] (over the whole sequence, the same on every rank) or None.
 
     Raises:
         TypeError, ValueError: tensors that do not fit the key.
-        NotImplementedError: softcap, return_max_logits.
+        NotImplementedError: softcap; return_max_logits with a fused kernel.
         AgreementError: ranks that planned different things.
     """
-    _refuse_variants(softcap, return_max_logits)
+    _refuse_softcap(softcap)
+    if return_max_logits:
+        check_max_logits(key.plan.config.kernel_backend, q)
     remember(key)
     out, lse = dist_attn(q, k, v, key.plan, key.cp_group, softmax_scale)
+    most = None
+    if return_max_logits:
+        most = dist_max_logits(q, k, key.plan, key.cp_group, softmax_scale)
     if sink is not None:
         out, lse = apply_sink(out, lse, sink, "sh")
-    return out, AttnForwardMeta(lse)
+    return out, AttnForwardMeta(lse, most)
 
 
-def _refuse_variants(softcap: float, return_max_logits: bool) -> None:
+def _refuse_softcap(softcap: float) -> None:
     if softcap:
         raise NotImplementedError(
             f"softcap must be 0.0, got {softcap}; no kernel here caps scores: train without it"
-        )
-    if return_max_logits:
-        raise NotImplementedError(
-            "return_max_logits must be False, got True; for QK-clip bound the scores by the norms "
-            "of q and k rows (|q| |k| softmax_scale)"
         )
 
 

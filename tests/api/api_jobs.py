@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from megatron_magi import AttnMask, api, masks
-from tests.api.test_kernel_call import sink_attention
+from tests.api.test_kernel_call import dense_max_logits, sink_attention
 from tests.api.typed_masks import count_cells, random_typed
 from tests.dense import (
     NAMES,
@@ -190,6 +190,24 @@ def replicated_sink(rank: int, cp_size: int) -> None:
     torch.testing.assert_close((full, lse), (dense, dense_lse))
     want = torch.autograd.grad(dense, (q, k, v, sink), dout)
     torch.testing.assert_close(got, want)
+
+
+def max_logits(rank: int, cp_size: int, degree: int | None) -> None:
+    """Of the whole sequence, the same on every rank."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    for cu_seqlens, mask in (
+        ([0, 9, 31], masks.from_cu_seqlens([0, 9, 31])),
+        ([0, 0, 3], masks.causal(3)),
+    ):
+        q, k, v, _ = random_qkv(mask, *HEADS, torch.float64, 8)
+        key = api.magi_attn_varlen_key(
+            cu_seqlens, cu_seqlens, *HEADS, 0, group, causal=True, dist_attn_config=config(degree)
+        )
+        local = [api.dispatch(x, key) for x in (q, k, v)]
+        _, meta = api.calc_attn(*local, key, softmax_scale=0.7, return_max_logits=True)
+        torch.testing.assert_close(meta.max_logits, dense_max_logits(q, k, mask, 0.7))
 
 
 def meshes(rank: int, _: int) -> None:

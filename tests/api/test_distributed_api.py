@@ -34,6 +34,11 @@ def test_replicated_sink(cp_size: int) -> None:
     pool(WORLD).run(jobs.replicated_sink, cp_size)
 
 
+@pytest.mark.parametrize("cp_size, degree", [(1, 0), (2, 0), (3, 2), (5, None)])
+def test_max_logits(cp_size: int, degree: int | None) -> None:
+    pool(WORLD).run(jobs.max_logits, cp_size, degree)
+
+
 def test_meshes() -> None:
     pool(4).run(jobs.meshes, 4)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi import api, masks
+from megatron_magi.core.kernel import max_logits as kernel_max_logits
 from tests.api.typed_masks import count_cells, random_typed
 from tests.dense import (
     NAMES,
@@ -108,11 +109,40 @@ def test_tuning_arguments_change_nothing() -> None:
     torch.testing.assert_close(out, dense_attention(q, k, v, masks.full(12), 8**-0.5)[0])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_max_logits_against_dense(seed: int) -> None:
+    typed = random_typed(seed, 23)
+    mask = masks.from_dense(count_cells(typed, 23, 23) > 0)
+    q, k, v, _ = random_qkv(mask, 4, 2, 8, torch.float32, seed)
+    codes = torch.tensor([t.to_int_type() for t in typed[2]], dtype=torch.int32)
+    _, meta = api.flex_flash_attn_func(
+        q, k, v, typed[0].to_tensor(), typed[1].to_tensor(), codes,
+        softmax_scale=0.3, sink=torch.full((1, 4), 50.0), return_max_logits=True,
+    )  # fmt: skip
+    assert meta.max_logits is not None and not meta.max_logits.requires_grad
+    torch.testing.assert_close(meta.max_logits, dense_max_logits(q, k, mask, 0.3))
+
+
+def dense_max_logits(q: Tensor, k: Tensor, mask: Any, softmax_scale: float) -> Tensor:
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = torch.einsum("thd,shd->hts", q, k).detach() * softmax_scale
+    return scores.masked_fill(~torch.from_numpy(mask.to_dense()), -torch.inf).amax((1, 2))
+
+
+def test_max_logits_are_refused_beside_a_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fused:
+        name = "cuda"
+
+    monkeypatch.setattr(kernel_max_logits, "select_backend", lambda *_: Fused())
+    q = torch.zeros(4, 2, 8)
+    with pytest.raises(NotImplementedError, match=r"needs the reference backend .* got 'cuda' for"):
+        api.flex_flash_attn_func(q, q, q, return_max_logits=True)
+
+
 @pytest.mark.parametrize(
     "arguments, text",
     [
         ({"softcap": 30.0}, "softcap must be 0.0, got 30.0; "),
-        ({"return_max_logits": True}, "return_max_logits must be False, got True; for QK-clip"),
         ({"index_attn": True}, "keys must be chosen by ranges, got index_attn=True"),
         ({"index_attn_indices": torch.zeros(4, 2, 1)}, "got index_attn=False, indices"),
         ({"q_block_size": 64}, r"block sizes \(64, 1\); write the chosen keys as q_ranges"),

@@ -1,0 +1,41 @@
+"""The largest scaled score of every head over the whole dispatched sequence."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magi.core.comm.group_cast import group_cast
+from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.kernel.backend import acc_dtype
+from megatron_magi.core.kernel.max_logits import max_logits
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.plan import AttnPlan
+
+
+@torch.no_grad()
+def dist_max_logits(
+    q: Tensor, k: Tensor, plan: AttnPlan, cp_group: CpGroup, softmax_scale: float | None = None
+) -> Tensor:
+    """[H], the same on every rank; not differentiable. Call it after ``dist_attn``, on every rank.
+
+    Args:
+        q: [T, H, D], this rank's tokens; k: [T, G, D].
+
+    Cost: this rank's key rows travel once more, then one all-reduce of H numbers.
+    """
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    group = resolve_group(cp_group)
+    most = torch.full((q.shape[1],), -torch.inf, dtype=acc_dtype(q.dtype), device=q.device)
+    for stage in plan.rank_plan(group_rank(cp_group)).stages:
+        keys = k
+        if stage.cast is not None:
+            (received,) = group_cast((k,), stage.cast, group).wait()
+            keys = received if len(received) == stage.num_keys else torch.cat([k, received])
+        if len(stage.slices):
+            table = SliceTable(stage.slices, len(q), stage.num_keys)
+            most = torch.maximum(most, max_logits(q, keys, table, scale))
+    if group is not None:
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    return most
