@@ -7,6 +7,7 @@ mask. q [T, H, D], k and v [S, G, D], all bf16 on the GPU.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,9 @@ def ours(
 def cudnn(
     direction: str, name: str, mask: AttnMask, q: Tensor, k: Tensor, v: Tensor, dout: Tensor
 ) -> Call | None:
-    """cuDNN through PyTorch's SDPA: dense masks only."""
+    """cuDNN: dense masks through PyTorch's SDPA, packed and windowed ones through its frontend."""
     if name not in ("full", "causal"):
-        return None
+        return _cudnn_packed(direction, name, q, k, v, dout)
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         views = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
@@ -63,6 +64,28 @@ def cudnn(
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     out, grad = forward(*leaves), dout.transpose(0, 1).unsqueeze(0)
     return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+
+def _cudnn_packed(
+    direction: str, name: str, q: Tensor, k: Tensor, v: Tensor, dout: Tensor
+) -> Call | None:
+    lengths = documents_of(name, q.shape[0])
+    if lengths is None or importlib.util.find_spec("cudnn") is None:
+        return None
+    from bench_kernel_cudnn import packed_call
+
+    causal = name in ("packed_causal", "swa1024")
+    window = WINDOW if name == "swa1024" else None
+    return packed_call(direction, q, k, v, dout, lengths, causal, window)
+
+
+def documents_of(name: str, seqlen: int) -> list[int] | None:
+    """Documents of the masks that dense kernels with document lengths can do."""
+    if name in ("packed_full", "packed_causal"):
+        return documents(SHORT_DOCS, seqlen)
+    if name == "tiny64":
+        return [64] * (seqlen // 64)
+    return [seqlen] if name in ("full", "causal", "swa1024") else None
 
 
 def _rule(name: str, seqlen: int, device: torch.device) -> Callable | None:
@@ -108,13 +131,8 @@ def _flash(package: Any) -> Callable[..., Call | None]:
     def make(
         direction: str, name: str, mask: AttnMask, q: Tensor, k: Tensor, v: Tensor, dout: Tensor
     ) -> Call | None:
-        seqlen = q.shape[0]
-        lengths = {
-            "packed_full": documents(SHORT_DOCS, seqlen),
-            "packed_causal": documents(SHORT_DOCS, seqlen),
-            "tiny64": [64] * (seqlen // 64),
-        }.get(name, [seqlen])
-        if name not in ("full", "causal", "packed_full", "packed_causal", "swa1024", "tiny64"):
+        lengths = documents_of(name, q.shape[0])
+        if lengths is None:
             return None
         cu = torch.tensor(cu_seqlens(lengths), dtype=torch.int32, device=q.device)
         causal = name in ("causal", "packed_causal", "swa1024")

@@ -237,7 +237,9 @@ struct FwdConsumer {
         lane(threadIdx.x & 31),
         row(consumer_idx * 64 + (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4) {}
 
+  // One arrival speaks for the warp, so all its lanes must be done reading.
   MAGI_DEVICE void release(uint64_t* empty) const {
+    __syncwarp();
     if (lane == 0) mbar_arrive(smem_addr(empty));
   }
 
