@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kMaxSteps = 1000;
 constexpr int64_t kMaxLooks = 20'000'000;  // chunks looked at: a bound on time for huge problems
+constexpr int64_t kMaxFailures = 16;       // then trade_twice is left out
 constexpr int64_t kMaxPairs = 128 * 128;   // chunk pairs of two ranks that trade_twice sorts
 constexpr int64_t kFullest = 4;            // ranks considered per step, and emptiest ones
 constexpr int64_t kPerChunk = 4;           // trades compared per chunk of such a rank
@@ -128,6 +129,7 @@ bool repair(Assignment& state, int64_t price, Rng& rng) {
   const ByLoad by_load(state);
   std::vector<int32_t> order(cp_size);
   std::vector<Trade> trades;
+  int64_t failures = 0;  // of trade_twice, which costs most
   for (int64_t step = 0; state.misfit() > 0 && step < kMaxSteps && by_load.looks() < kMaxLooks;
        ++step) {
     std::iota(order.begin(), order.end(), 0);
@@ -138,7 +140,10 @@ bool repair(Assignment& state, int64_t price, Rng& rng) {
     for (int32_t i = 0; i < std::min<int32_t>(cp_size, kFullest) && trades.empty(); ++i) {
       if (state.load(order[i]) > cap) collect_giving(state, by_load, order[i], room, trades);
     }
-    if (trades.empty() && trade_twice(state, order[0], rng)) continue;
+    if (trades.empty() && failures < kMaxFailures) {
+      if (trade_twice(state, order[0], rng)) continue;
+      ++failures;
+    }
     if (trades.empty()) {
       const int64_t emptiest = rng.below(std::min<int64_t>(cp_size, kFullest));
       collect_lifting(state, by_load, order[cp_size - 1 - emptiest], trades);

@@ -193,8 +193,16 @@ std::vector<int32_t> swap_search(const SwapProblem& problem, std::vector<int32_t
   const int64_t soft_share = 100 - kHardShare - (num_coarse > 0 ? kCoarseShare : 0);
   anneal(state, {trials * soft_share / 100, chunk_size * percent / 100, price(10), price(1000)},
          rng);
-  state.set_limits(hard);
-  if (!repair(state, price(30), rng)) state.assign(start);
+  bool fits = false;
+  for (int attempt = 0; !fits && attempt < 3; ++attempt) {
+    if (attempt > 0) {
+      state.set_limits(soft);
+      anneal(state, {trials / 10, chunk_size, price(1000), price(10000)}, rng);
+    }
+    state.set_limits(hard);
+    fits = repair(state, price(30), rng);
+  }
+  if (!fits) state.assign(start);
   anneal(state, {trials * kHardShare / 100, chunk_size, kHardPrice, kHardPrice}, rng);
   return state.traffic().total() < start_rows ? state.ranks() : start;
 }

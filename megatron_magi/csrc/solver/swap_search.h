@@ -23,7 +23,7 @@ struct SwapProblem {
   int64_t cp_size = 0;                   // ranks
   int64_t chunk_size = 0;                // rows
   int64_t max_load = 0;                  // tiles a rank may hold
-  int64_t trials = 0;                    // proposed trades
+  int64_t trials = 0;  // proposed trades; a fifth more where balance must be tried again
 };
 
 // Trials that pay on problems of one node and keep the largest below 100 ms: 700 per chunk, 150
