@@ -93,7 +93,12 @@ def run_local(work: Callable[[Place], None], num_processes: int) -> int:
 
 def quiet_megatron() -> None:
     """Silence what Megatron says about packages that nobody needs here."""
-    for message in ("(Transformer Engine and )?Apex (is|are) not installed", "full scope is depr"):
+    for message in (
+        "(Transformer Engine and )?Apex (is|are) not installed",
+        "full scope is deprecated",
+        "absl.logging is not installed",
+        "MimoModelConfig is experimental",
+    ):
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("megatron").setLevel(logging.ERROR)
 
