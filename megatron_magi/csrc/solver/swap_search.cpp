@@ -18,7 +18,8 @@ constexpr int64_t kMaxVisits = 300'000'000;        // segments per level: a boun
 constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: never worth it
 constexpr int64_t kMostRows = INT64_MAX / 4;       // fines stop here: no overflow
 
-// Shares of the trials in percent, and what the tuning runs of docs/planner.md settled on.
+// Shares of the trials in percent. These and the numbers below come from trying a few values each on
+// the packs of scripts/bench_planner.py; none is critical.
 constexpr int64_t kCoarseShare = 30;  // all coarse levels together
 constexpr int64_t kHardShare = 30;    // single chunks under the hard cap
 

@@ -26,8 +26,8 @@ struct SwapProblem {
   int64_t trials = 0;  // proposed trades; a fifth more where balance must be tried again
 };
 
-// Trials that pay on problems of one node and keep the largest below 100 ms: 700 per chunk, 150
-// per chunk above 180 chunks.
+// Trials that pay on problems of one node (docs/planner.md) and keep large ones in tens of
+// milliseconds: 700 per chunk, 150 per chunk above 180 chunks.
 int64_t default_swap_trials(int64_t num_chunks);
 
 // The better of `start` and what the search finds. No rank ends above `max_load` unless it could
