@@ -23,6 +23,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.compat import write_checkpoints_in_process
+from megatron_magi.training.adam_state import finish_loading, prepare_to_load
 from megatron_magi.training.checkpoint_folder import (
     Checkpoint,
     checkpoint_folder,
@@ -91,6 +92,7 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
         for name, chunk in _named_chunks(state.chunks):
             chunk.load_state_dict(loaded[name])
     state.optimizer.load_state_dict(loaded["optimizer"])
+    finish_loading(state.optimizer)
     state.scheduler.load_state_dict(loaded["scheduler"])
     if same_ranks:
         _set_random_state(loaded["random"])
@@ -132,7 +134,7 @@ def _sharded_state(state: TrainingState, is_loading: bool, with_random: bool) ->
         for name, chunk in _named_chunks(state.chunks)
     }
     if is_loading:
-        _allocate_adam_state(state.optimizer)
+        prepare_to_load(state.optimizer)
     sharded["optimizer"] = state.optimizer.sharded_state_dict(
         dict(sharded), is_loading=is_loading, metadata=metadata
     )
@@ -140,26 +142,6 @@ def _sharded_state(state: TrainingState, is_loading: bool, with_random: bool) ->
     if with_random:
         sharded["random"] = _sharded_random_state()
     return sharded
-
-
-def _allocate_adam_state(optimizer: Any) -> None:
-    """Give torch's Adam the state it has after a step.
-
-    Megatron's distributed optimizer needs it to describe what it can load (0.16 asserts one common
-    step count); optimizers of apex and TransformerEngine count steps elsewhere.
-    """
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        adam = getattr(part, "optimizer", None)
-        if not isinstance(adam, (torch.optim.Adam, torch.optim.AdamW)):
-            continue
-        for group in adam.param_groups:
-            for p in group["params"]:
-                if not adam.state[p]:
-                    adam.state[p] = {
-                        "step": torch.tensor(0.0),
-                        "exp_avg": torch.zeros_like(p.data),
-                        "exp_avg_sq": torch.zeros_like(p.data),
-                    }
 
 
 def _named_chunks(chunks: list[Any]) -> Iterator[tuple[str, Any]]:

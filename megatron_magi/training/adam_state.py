@@ -1,0 +1,54 @@
+"""Loading a checkpoint into torch's Adam, where Megatron's distributed optimizer expects apex's.
+
+torch's Adam keeps a step count per parameter, the Adams of apex and TransformerEngine one per
+group. Megatron (0.16.1 to 0.19.2) saves the count once and, for torch's Adam, gets three things of
+the way back wrong: before the first step there is no state to describe (AssertionError), a state of
+three entries is filled from two (KeyError: 'step'), and all parameters then share one count, which
+every parameter's update raises. With the other Adams nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+
+def prepare_to_load(optimizer: Any) -> None:
+    """Before the state of a Megatron optimizer is described and loaded."""
+    for part, adam in _torch_adams(optimizer):
+        for group in adam.param_groups:
+            for p in group["params"]:
+                adam.state[p] = adam.state[p] or {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(p.data),
+                    "exp_avg_sq": torch.zeros_like(p.data),
+                }
+        if isinstance(part, DistributedOptimizer):
+            part._set_main_param_and_optimizer_states = partial(_set_state_but_step, part)
+
+
+def finish_loading(optimizer: Any) -> None:
+    """After `load_state_dict` of a Megatron optimizer."""
+    for _, adam in _torch_adams(optimizer):
+        for state in adam.state.values():
+            state["step"] = state["step"].clone()
+
+
+def _torch_adams(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    """(Megatron's optimizer, torch's Adam inside it) for every part of a chain."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        adam = getattr(part, "optimizer", None)
+        if isinstance(adam, (torch.optim.Adam, torch.optim.AdamW)):
+            yield part, adam
+
+
+def _set_state_but_step(part: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+    """Megatron's method with the loaded count, which `tensors` lacks, as its own source."""
+    group_index, group_order = part.model_param_group_index_map[model_param]
+    main_param = part.optimizer.param_groups[group_index]["params"][group_order]
+    step = part.optimizer.state[main_param]["step"]
+    type(part)._set_main_param_and_optimizer_states(part, model_param, {"step": step, **tensors})
