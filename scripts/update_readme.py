@@ -55,18 +55,25 @@ def kernel_table(direction: str) -> str:
 
 
 def planner_table() -> str:
-    """Median planning time, balance and traffic per setting."""
+    """Rows received and balance of LPT and the search; documents cut at a quarter."""
     record = newest("planner")
     if record is None:
         return "No record yet: run `scripts/bench_planner.py`.\n"
-    columns = [c for c in record["rows"][0] if not isinstance(record["rows"][0][c], list)]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell(row.get(c)) for c in columns) + " |" for row in record["rows"]]
-    return "\n".join([*lines, "", source(record)]) + "\n"
-
-
-def cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    methods = ("lpt_2048", "lpt_fine", "swap_fine", "swap_auto")
+    lines = [
+        "| documents | cp | tokens per rank | LPT, chunk 2048 | LPT, chunk 512 | search, chunk 512 "
+        "| search, own chunk | plan ms |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        if row["what"] != "quality" or not row["cut"]:
+            continue
+        shown = [f"{row[m]['received_own']:.2f} / {row[m]['imbalance_max']:.3f}" for m in methods]
+        head = [row["distribution"], str(row["cp_size"]), f"{row['tokens_per_rank'] // 1024}K"]
+        time = f"{row['swap_auto']['plan_ms_p50']:.1f}"
+        lines.append("| " + " | ".join([*head, *shown, time]) + " |")
+    note = "A cell: rows received / highest imbalance of the packs. Time: median, own chunk."
+    return "\n".join([*lines, "", note, source(record)]) + "\n"
 
 
 def source(record: Record) -> str:
