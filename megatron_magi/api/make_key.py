@@ -235,7 +235,7 @@ def _varlen_mask(
 ) -> AttnMask:
     q, k = host_cu_seqlens(cu_seqlens_q, cu_seqlens_k)
     slices = cu_seqlens_slices(q, k, causal, window_size)
-    return AttnMask(slices, q[-1], k[-1])  # type: ignore[arg-type]
+    return AttnMask(slices, int(q[-1]), int(k[-1]))
 
 
 def _with_chunk_size(config: DistAttnConfig, chunk_size: int | None) -> DistAttnConfig:

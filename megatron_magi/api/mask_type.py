@@ -91,7 +91,7 @@ def mask_from_typed(
         ValueError: unpaired or out-of-bounds ranges, wrong types, slices that share a cell.
     """
     codes = [t.to_int_type() for t in mask_types(attn_mask_type, len(q_ranges))]
-    q, k = (np.array(list(map(tuple, r)), np.int64).reshape(-1, 2) for r in (q_ranges, k_ranges))
+    q, k = (np.array(r.to_naive_ranges(), np.int64).reshape(-1, 2) for r in (q_ranges, k_ranges))
     return AttnMask(slices_from_ranges(q, k, codes), total_seqlen_q, total_seqlen_k)
 
 
