@@ -223,6 +223,16 @@ def show_speed(row: dict[str, Any], setting: Setting) -> None:
         print(f"{setting!s:26} | speed {name} {row[name]}", flush=True)
 
 
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def setting_cells(row: dict[str, Any]) -> list[str]:
+    documents = f"{row['distribution']}, {'cut' if row['cut'] else 'uncut'}"
+    return [documents, str(row["cp_size"]), f"{row['tokens_per_rank'] // 1024}K"]
+
+
 def table(record: dict[str, Any]) -> str:
     """Markdown: rows received (own = 1), imbalance (mean / max over packs) and time."""
     head = ["documents", "cp", "tokens per rank"]
@@ -232,24 +242,34 @@ def table(record: dict[str, Any]) -> str:
         "swap_fine": "search, chunk 512",
         "swap_auto": "search, own chunk",
     }
-    lines = ["| " + " | ".join([*head, *methods.values()]) + " |"]
-    lines.append("|" + "---|" * (len(head) + len(methods)))
+    quality, budget, speed = [], [], []
+    budgets = ["0", "2000", "20000", "default", "1000000"]
     for row in record["rows"]:
-        if row["what"] != "quality":
-            continue
-        cells = [
-            f"{row['distribution']}, {'cut' if row['cut'] else 'uncut'}",
-            str(row["cp_size"]),
-            f"{row['tokens_per_rank'] // 1024}K",
-        ]
-        for name in methods:
-            c = row[name]
-            cells.append(
+        if row["what"] == "quality":
+            cells = [
                 f"{c['received_own']:.2f}, {c['imbalance_mean']:.3f} / {c['imbalance_max']:.3f}, "
                 f"{c['plan_ms_p50']:.1f} ms"
-            )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+                for c in (row[name] for name in methods)
+            ]
+            quality.append(setting_cells(row) + cells)
+        elif row["what"] == "budget":
+            cells = [
+                f"{c['received_own']:.2f}, {c['plan_ms_p50']:.1f} ms"
+                for c in (row[name] for name in budgets)
+            ]
+            budget.append(setting_cells(row) + cells)
+        else:
+            for name in ("lpt", "swap"):
+                c = row[name]
+                cells = [f"{c[f'{part}_ms_p50']:.2f}" for part in ("dispatch", "plan", "rank_view")]
+                speed.append([*setting_cells(row), name, str(c["chunks"]), *cells])
+    parts = ["dispatch ms", "plan ms", "rank view ms"]
+    tables = [
+        markdown(head + list(methods.values()), quality),
+        markdown(head + [f"{b} trials" for b in budgets], budget),
+        markdown([*head, "dispatch", "chunks", *parts], speed),
+    ]
+    return "\n\n".join(tables)
 
 
 def meta() -> dict[str, Any]:

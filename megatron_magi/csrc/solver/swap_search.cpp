@@ -19,7 +19,7 @@ constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: never worth
 constexpr int64_t kMostRows = INT64_MAX / 4;       // fines stop here: no overflow
 
 // Shares of the trials in percent. These and the numbers below come from trying a few values each on
-// the packs of scripts/bench_planner.py; none is critical.
+// the packs of scripts/bench_planner.py.
 constexpr int64_t kCoarseShare = 30;  // all coarse levels together
 constexpr int64_t kHardShare = 30;    // single chunks under the hard cap
 
