@@ -42,7 +42,7 @@ Made from the docstrings by `scripts/build_docs.py`; do not edit. Guides: [masks
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    parser.add_argument("--no-pictures", action="store_true", help="docs/api.md only")
+    parser.add_argument("--no-pictures", action="store_true", help="text only")
     options = parser.parse_args()
     page = api_page()
     if options.check:
@@ -52,6 +52,11 @@ def main() -> int:
         return 1
     PAGE.write_text(page)
     print(f"wrote {PAGE.relative_to(ROOT)}")
+    from docs_tables import update_page
+
+    for name in ("tuning.md", "cli.md"):
+        update_page(ROOT / "docs" / name)
+        print(f"wrote the tables and screens of docs/{name}")
     if not options.no_pictures:
         from docs_figures import draw_all
 

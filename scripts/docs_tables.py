@@ -1,0 +1,91 @@
+"""Numbers and screens in the docs, computed by the planner and the command line, never typed.
+
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; a screen is the indented block
+behind ``<!-- screen ARGUMENTS -->``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from docs_figures import HEADS, packed_lengths
+
+from megatron_magi import AttnMask, MagiConfig, masks
+from megatron_magi.cli import main as command_line
+from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.viz.plan_facts import exposed_share, receive_bytes, timeline
+
+TOTAL, CP_SIZE = 131072, 8
+LENGTHS = packed_lengths(TOTAL, seed=5)
+CHUNK_SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "`chunk_size=1024`": {"chunk_size": 1024},
+    "`chunk_size=512`": {"chunk_size": 512},
+    "`chunk_size=256`": {"chunk_size": 256},
+    '`chunk_size=512, dispatch="lpt"`': {"chunk_size": 512, "dispatch": "lpt"},
+    "`chunk_size=512, max_imbalance=1.05`": {"chunk_size": 512, "max_imbalance": 1.05},
+    "`chunk_size=512, max_imbalance=1.2`": {"chunk_size": 512, "max_imbalance": 1.2},
+}
+
+
+def update_page(page: Path) -> None:
+    """Rewrite the page's tables and screens in place."""
+    text = page.read_text()
+    for name, make in (("chunks", chunk_table), ("stages", stage_table)):
+        marked = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
+        if re.search(marked, text, re.S):
+            table = "\n".join(make())
+            text = re.sub(marked, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
+    screen = r"(<!-- screen (.*?) -->\n)((?:    .*\n|\n(?=    ))+)"
+    page.write_text(re.sub(screen, lambda m: m[1] + _screen(m[2]), text))
+
+
+def _screen(arguments: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        command_line(arguments.split())
+    shown = f"$ megatron-magi {arguments}\n{printed.getvalue().rstrip()}\n"
+    return "".join(f"    {line}".rstrip() + "\n" for line in shown.splitlines())
+
+
+def chunk_table() -> Iterator[str]:
+    """What chunk sizes and the load cap do to balance and traffic."""
+    mask = _packed()
+    yield "| setting | chunk | max/mean load | rows received / rows owned |"
+    yield "|---|---|---|---|"
+    for name, values in CHUNK_SETTINGS.items():
+        plan = make_attn_plan(mask, CP_SIZE, HEADS, MagiConfig(**values))
+        share = plan.rows_received.mean() / plan.dispatch.num_local_tokens
+        yield f"| {name} | {plan.dispatch.chunk_size} | {plan.imbalance:.3f} | {share:.2f} |"
+
+
+def stage_table() -> Iterator[str]:
+    """What stages do to the modelled time and to memory."""
+    causal = masks.causal(TOTAL)
+    yield (
+        "| `overlap_degree` | packed: us a layer | exposed | buffers, MiB "
+        "| causal: us a layer | exposed | buffers, MiB |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for degree in (0, 1, 2, 4, None):
+        config = MagiConfig(overlap_degree=degree)
+        plans = [make_attn_plan(m, CP_SIZE, HEADS, config) for m in (_packed(), causal)]
+        chosen = " and ".join(str(n) for n in dict.fromkeys(p.overlap_degree for p in plans))
+        label = f"None (default: {chosen})" if degree is None else str(degree)
+        yield f"| {label} | " + " | ".join(_stage_cells(p) for p in plans) + " |"
+
+
+def _packed() -> AttnMask:
+    return masks.from_cu_seqlens(np.cumsum([0, *LENGTHS]))
+
+
+def _stage_cells(plan: AttnPlan) -> str:
+    end = max(bar.compute_end for bar in timeline(plan))
+    mib = receive_bytes(plan).max() / 2**20
+    return f"{end:,.0f} | {exposed_share(plan):.0%} | {mib:.0f}"
