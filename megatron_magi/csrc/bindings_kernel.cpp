@@ -62,21 +62,29 @@ py::dict fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
   return out;
 }
 
-py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t tile_q,
+py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
+                       int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
                        int64_t tile_k, bool deterministic) {
   const std::vector<magi::Slice> slices = slices_from(rows);
   magi::BwdWorkList list;
+  magi::BwdSchedule schedule;
   {
     py::gil_scoped_release nogil;
     magi::BwdTiling tiling;
     tiling.tile_q = tile_q;
     tiling.tile_k = tile_k;
     list = magi::build_bwd_work_list(slices, num_q, num_k, tiling, deterministic);
+    const int64_t head_bytes = num_q * head_dim * 8;  // Q, dO in 16 bits, dQ in 32
+    schedule = magi::choose_bwd_schedule(list, heads_q / heads_kv, heads_kv, num_sms, head_bytes);
   }
   py::dict out;
   out["items"] = rows_to(list.items);
   out["entries"] = rows_to(list.entries);
   out["visits"] = rows_to(list.visits).reshape({-1});
+  out["descending"] = list.descending;
+  out["heads_inner"] = list.heads_inner;
+  out["num_splits"] = schedule.num_splits;
+  out["heads_per_section"] = schedule.heads_per_section;
   out["steps"] = list.steps;
   out["partial_steps"] = list.partial_steps;
   return out;
@@ -89,6 +97,8 @@ void bind_kernel(py::module_& m) {
         py::arg("tile_q") = 128, py::arg("tile_k") = 128,
         "Tiles, entries and empty rows of the forward (solver/work_list_fwd.h).");
   m.def("bwd_work_list", &bwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
-        py::arg("tile_q") = 64, py::arg("tile_k") = 128, py::arg("deterministic") = false,
-        "Items, entries and visits of the backward (solver/work_list_bwd.h).");
+        py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,
+        py::arg("num_sms") = 132, py::arg("tile_q") = 64, py::arg("tile_k") = 128,
+        py::arg("deterministic") = false,
+        "Items, entries, visits and schedule of the backward (solver/work_list_bwd.h).");
 }

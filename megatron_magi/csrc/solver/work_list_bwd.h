@@ -21,7 +21,7 @@ struct BwdItem {
   int32_t entry_begin = 0;  // entries [entry_begin, entry_end) of the list
   int32_t entry_end = 0;
   int32_t steps = 0;        // query tiles of all entries, per head
-  int32_t visit_begin = 0;  // first of `2 * steps` numbers in `BwdWorkList::visits`
+  int32_t visit_begin = 0;  // first of its numbers in `BwdWorkList::visits`
   int32_t reserved[2] = {0, 0};
 };
 
@@ -36,11 +36,19 @@ struct BwdEntry {
 };
 
 struct BwdWorkList {
-  std::vector<BwdItem> items;     // in launch order
-  std::vector<BwdEntry> entries;  // grouped by item
-  // Deterministic mode only. Query rows are cut into cells of `tile_q` rows, aligned to 0; a step
-  // touches the cell of its first row and the next one. Two numbers a step: how many steps touch
-  // each of these cells earlier (the step waits until so many have finished).
+  std::vector<BwdItem> items;     // in launch order: most steps first
+  std::vector<BwdEntry> entries;  // grouped by item, by ascending rows
+  // Walk the entries of an item, and the query tiles of an entry, from the last to the first:
+  // chosen so that blocks that run together start at the same rows (see `choose_walk`).
+  bool descending = false;
+  // Deterministic mode only: walk all heads of a query tile before the next tile. Good where all
+  // items share their first or last rows: nobody then waits for the others once a head.
+  bool heads_inner = false;
+  // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
+  // cells of `tile_q` rows aligned to 0; a step touches the cell of its first row and, if it does
+  // not start on a cell boundary, the next one, and signals each of them when it has finished.
+  // Two numbers a step, in walk order: how many signals of these cells the step waits for. 0 where
+  // an earlier step of the same entry has waited already (steps of one entry share no row).
   std::vector<int32_t> visits;
   int64_t steps = 0;          // sum over the items
   int64_t partial_steps = 0;  // of them, steps with at least one masked cell
@@ -51,10 +59,23 @@ struct BwdTiling {
   int64_t tile_q = 64;
 };
 
-// Items with the most steps first. With `deterministic`, items with the fewest steps first: then
-// the items that a step waits for are the ones that finish early.
 // Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k).
 BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                                 const BwdTiling& tiling, bool deterministic);
+
+// How the blocks of a launch are made and ordered: sections of `heads_per_section` kv heads
+// outermost, then items (longest first), then the heads of the section, then the splits.
+struct BwdSchedule {
+  int64_t num_splits = 1;         // blocks that share the query heads of one kv head
+  int64_t heads_per_section = 1;  // divides the kv heads
+  double makespan = 0.;           // of the busiest processor, in steps
+};
+
+// Few kv heads at a time keep Q, dO and dQ in the cache; many let long items of all heads start
+// early, so that no long item is left at the end. Splits cost a pass over partial dK and dV.
+// Simulates the launch on `num_sms` processors and takes the first choice that is within 2 % of
+// the best. `head_bytes` is the size of Q, dO and dQ of one query head.
+BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
+                                int64_t num_sms, int64_t head_bytes);
 
 }  // namespace magi

@@ -20,12 +20,12 @@ struct alignas(16) BwdEntryView {
 struct BwdMaps {
   CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}
   CUtensorMap k, v;     // {64, S, D/64, G}, box {64, 128, D/64, 1}
-  CUtensorMap stats;    // fp32 {round_up(T, 4), H, 2, 1}, box {64, 1, 2, 1}
   CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, D/64, 1}
 };
 
 // Kernel arguments that are not tensor maps.
 struct BwdArgs {
+  const float2* stats;  // [H, stat_rows]: see BwdPrepareArgs
   const BwdItemView* items;
   const BwdEntryView* entries;
   const int32_t* visits;
@@ -37,23 +37,33 @@ struct BwdArgs {
   int64_t split_stride;  // elements between the partial sums of two splits
   int32_t num_items;
   int32_t num_splits;
-  int32_t heads_per_block;
+  int32_t heads_per_block;    // query heads of one block
+  int32_t heads_per_section;  // kv heads that are worked on together
   int32_t num_heads_q;
   int32_t num_cells;
+  int32_t stat_rows;
+  int32_t heads_inner;  // walk order: all heads of a query tile, or all tiles of a head
+  int32_t descending;   // query tiles from the last to the first
   int32_t grad_is_fp32;
   float scale_log2;
   float softmax_scale;
 };
 
-// Stats from lse and delta: stats[0] = -lse * log2(e), stats[1] = -delta * delta_scale, head-major.
+// Stats of a row: {-lse * log2(e), -delta * delta_scale}, head-major: a step reads 64 rows of a
+// head. Steps may begin at the last row, so there are 64 rows more than tokens.
+constexpr int bwd_stat_rows(int num_q) {
+  return (num_q + 65) & ~1;
+}
+
 struct BwdPrepareArgs {
   MagiTensor out, dout;  // read when delta is null
   const float* lse;
   const float* delta;
-  float* stats;  // [2, H, round_up(T, 4)]
+  float2* stats;  // [H, bwd_stat_rows(T)]
   int64_t lse_stride_token, lse_stride_head;
   int64_t delta_stride_token, delta_stride_head;
   int32_t num_q, num_heads_q;
+  int32_t stat_rows;
   float delta_scale;
 };
 

@@ -57,27 +57,20 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
     }
     __syncthreads();
   }
-  const int token = first_token + threadIdx.x % kPrepareTokens;
-  const int in_group = threadIdx.x / kPrepareTokens % kPrepareHeads;
-  const int head = first_head + in_group;
-  const bool second = threadIdx.x >= kPrepareTokens * kPrepareHeads;  // delta, else lse
-  const int padded = (args.num_q + 3) & ~3;
-  if (token >= padded || head >= args.num_heads_q) return;
-  float value = 0.f;
+  if (threadIdx.x >= kPrepareTokens * kPrepareHeads) return;
+  const int in_tile = threadIdx.x % kPrepareTokens, in_group = threadIdx.x / kPrepareTokens;
+  const int token = first_token + in_tile, head = first_head + in_group;
+  if (token >= args.stat_rows || head >= args.num_heads_q) return;
+  float2 stat = {0.f, 0.f};  // rows behind the end are never used, but they are read
   if (token < args.num_q) {
-    if (second) {
-      const float delta = args.delta == nullptr
-                              ? delta_sums[in_group][threadIdx.x % kPrepareTokens]
-                              : args.delta[token * args.delta_stride_token +
-                                           head * args.delta_stride_head];
-      value = -delta * args.delta_scale;
-    } else {
-      const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
-      value = lse == -INFINITY ? -INFINITY : -lse * 1.4426950408889634f;
-    }
+    const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
+    const float delta =
+        args.delta == nullptr
+            ? delta_sums[in_group][in_tile]
+            : args.delta[token * args.delta_stride_token + head * args.delta_stride_head];
+    stat = {lse == -INFINITY ? -INFINITY : -lse * 1.4426950408889634f, -delta * args.delta_scale};
   }
-  const int64_t plane = second ? args.num_heads_q : 0;
-  args.stats[(plane + head) * padded + token] = value;
+  args.stats[static_cast<int64_t>(head) * args.stat_rows + token] = stat;
 }
 
 // One thread makes 8 neighbouring elements.

@@ -5,38 +5,63 @@
 // and are written once: no atomics, no zero fill, no conversion. dQ is added in fp32 to global
 // memory by TMA.
 //
-// Warpgroup 0 gives its registers away: warp 0 loads, warps 1 and 2 add dQ. Warpgroups 1 and 2
-// own 64 keys each. A step (one query tile of one head), with the 16-bit operands in smem unless
-// marked (r) for registers:
-//   1. S^T = K Q^T, dP^T = V dO^T                    m64n64, both started at once
-//   2. P^T = exp2(S^T - lse), masked                 while dP^T runs
-//   3. dV += P^T(r) dO                               m64nD
-//   4. dS^T = P^T * (dP^T - delta), 16 bit, to smem; both warpgroups meet (kBarScores)
-//   5. dQ = dS K, half of the columns per warpgroup  m64n(D/2)
-//   6. dK += dS^T(r) Q                               while dQ goes to the staging tile
+// Warpgroup 0 gives its registers away: warp 0 loads tiles, warp 1 brings the stats, warps 2 and 3
+// add dQ. Warpgroups 1 and 2 own 64 keys each. A step (one query tile of one head); operands are
+// 16 bit and in shared memory unless marked (r) for registers:
+//   1. S^T = K Q^T, dP^T = V dO^T           m64n64
+//   2. P^T = exp2(S^T - lse), masked        while dP^T runs
+//   3. dV += P^T(r) dO                      m64nD, in two parts around the store of dS
+//   4. dS^T = P^T * (dP^T - delta)          16 bit, to shared memory; both warpgroups meet
+//   5. dQ = dS K over all 128 keys          m64n(D/2): half of the columns per warpgroup
+//   6. dK += dS^T(r) Q                      m64nD
 // dS is double buffered, so one meeting per step is enough: who passes meeting n + 1 knows that
 // both have finished reading the dS of step n.
 //
-// Barriers            arrive                              wait
-//   q_full, do_full   producer (expect) + TMA             consumers, before step 1
-//   q_empty           8 consumer warps, after 6           producer
-//   do_empty          8 consumer warps, after 3           producer
-//   kv                producer + TMA, once                consumers
-//   dq_full[w]        4 warps of warpgroup w, after 6     reduce warp w
-//   dq_empty[w]       reduce warp w, smem was read        warpgroup w, before the staging store
-// Phases follow one running step counter n: stage n % 2, parity (n / 2) & 1; dq: parity n & 1.
+// Two facts shape the order (docs/kernel_notes_bwd.md has the measurements):
+// - Shared memory moves 128 bytes a clock, which m64n64 products of two shared operands use up
+//   completely. Per step, D = 128, in clocks of shared memory: S, dP, dQ 1536, dV, dK 512, stats
+//   270, dS 128, dQ staging 256 + 256, loads 256: 3200, where the tensor cores need 2560.
+// - Loads and stores of shared memory stand in one queue, in order, with the products: what is
+//   issued after a product waits until that has been handed to the tensor cores.
+//
+// Barriers (b = step % 2)  arrive                                     wait
+//   q_full[b], count 2     warp 0 (expect) + TMA, warp 1 (stats)      consumers, before 1
+//   do_full[b], 1          warp 0 (expect) + TMA                      consumers, before dP
+//   q_empty[b], 8          consumer warps, after 6                    warps 0 and 1
+//   do_empty[b], 8         consumer warps, after 3                    warp 0
+//   kv, 1                  warp 0 (expect) + TMA, once                consumers
+//   dq_full[w], 4          warpgroup w, dQ is in its staging tile     warp 2 + w
+//   dq_empty[w], 1         warp 2 + w, the staging tile was read      warpgroup w, before that
+// Phases follow the step counter n: (n / 2) & 1, for dq n & 1.
 //
 // Shared memory, D = 128: K 32, V 32, Q 2 x 16, dO 2 x 16, dS 2 x 16, dQ 32, rest 2 = 194 KiB.
-// Registers of a consumer: dK 64, dV 64, S/dQ 32, dP 32, P 16, dS 16.
+// Registers of a consumer: dK 64, dV 64, S 32, dP (then dQ) 32, P 16, dS 16. The producers' 24
+// registers spill a few addresses; the consumers do not spill.
 #pragma once
+#ifdef MAGI_DEBUG_WATCHDOG
+#include <cstdio>
+#endif
+
 #include "bwd_traits.h"
 
 namespace magi {
 
-extern __shared__ uint8_t bwd_smem_raw[];
+extern __shared__ __align__(1024) uint8_t bwd_smem[];
 
-// Step count of the block and the walk over (head, entry, query tile) in the order that producer
-// and consumers share. Only the producer walks; the others get BwdStepMeta.
+// A debug build stops with an error instead of hanging.
+MAGI_DEVICE void wait_for(uint32_t bar, uint32_t parity) {
+#ifdef MAGI_DEBUG_WATCHDOG
+  for (int tries = 0; !ptx::mbar_try_wait(bar, parity); ++tries)
+    if (tries > 1000000) {
+      printf("block %d thread %d waits at barrier %u, parity %u\n", blockIdx.x, threadIdx.x,
+             bar % 256, parity);
+      __trap();
+    }
+#else
+  ptx::mbar_wait(bar, parity);
+#endif
+}
+
 template <class Traits>
 struct BwdBlock {
   BwdItemView item;
@@ -46,59 +71,108 @@ struct BwdBlock {
   int num_steps;
 
   MAGI_DEVICE BwdBlock(const BwdArgs& args, int block) {
-    const int per_head = args.num_items * args.num_splits;
-    kv_head = block / per_head;
-    const int rest = block - kv_head * per_head;
+    // Sections of kv heads outermost, then items by size, then the heads of the section.
+    const int per_item = args.heads_per_section * args.num_splits;
+    const int section = block / (args.num_items * per_item);
+    const int rest = block - section * args.num_items * per_item;
+    item = args.items[rest / per_item];
+    kv_head = section * args.heads_per_section + rest % per_item / args.num_splits;
     split = rest % args.num_splits;
-    item = args.items[rest / args.num_splits];
     head_begin = (kv_head * args.num_splits + split) * args.heads_per_block;
     num_steps = item.steps * args.heads_per_block;
   }
-};
 
-// ---- warp 0 of the producer warpgroup, one thread
-
-template <class Traits>
-MAGI_DEVICE void bwd_produce(const BwdArgs& args, const BwdBlock<Traits>& block, uint32_t smem,
-                             BwdStepMeta* meta, const BwdMaps& maps) {
-  using T = Traits;
-  const uint32_t bars = smem + T::kOffBars;
-  const BwdItemView& item = block.item;
-  ptx::mbar_arrive_expect_tx(bars + T::kBarKv, 2 * T::kKeyBytes);
-  ptx::tma_load_4d(smem + T::kOffK, &maps.k, bars + T::kBarKv, 0, item.k_start, 0, block.kv_head,
-                   ptx::kEvictFirst);
-  ptx::tma_load_4d(smem + T::kOffV, &maps.v, bars + T::kBarKv, 0, item.k_start, 0, block.kv_head,
-                   ptx::kEvictFirst);
-  int n = 0;
-  for (int head = block.head_begin; head < block.head_begin + args.heads_per_block; ++head) {
-    int visit = item.visit_begin;
-    for (int e = item.entry_begin; e < item.entry_end; ++e) {
-      const BwdEntryView entry = args.entries[e];
-      for (int q = entry.q_begin; q < entry.q_end; q += T::kTileQ, ++n, visit += 2) {
-        const int stage = n % T::kStages;
-        const uint32_t parity = (n / T::kStages + 1) & 1;
-        const uint32_t q_full = bars + T::kBarQFull + 8 * stage;
-        ptx::mbar_wait(bars + T::kBarQEmpty + 8 * stage, parity);
-        const int shift = item.k_start - q;
-        meta[stage] = {entry.q_end - q,     entry.k_lo - item.k_start, entry.k_hi - item.k_start,
-                       entry.d_lo - shift, entry.d_hi - shift,        q,
-                       head,               visit};
-        ptx::mbar_arrive_expect_tx(q_full, T::kQueryBytes + T::kStatBytes);
-        ptx::tma_load_4d(smem + T::kOffQ + stage * T::kQueryBytes, &maps.q, q_full, 0, q, 0, head,
-                         ptx::kEvictNormal);
-        ptx::tma_load_4d(smem + T::kOffStats + stage * T::kStatBytes, &maps.stats, q_full, q, head, 0,
-                         0, ptx::kEvictNormal);
-        const uint32_t do_full = bars + T::kBarDoFull + 8 * stage;
-        ptx::mbar_wait(bars + T::kBarDoEmpty + 8 * stage, parity);
-        ptx::mbar_arrive_expect_tx(do_full, T::kQueryBytes);
-        ptx::tma_load_4d(smem + T::kOffDo + stage * T::kQueryBytes, &maps.dout, do_full, 0, q, 0, head,
-                         ptx::kEvictNormal);
+  // Calls f(n, entry, first query row, head, visit) for every step in order.
+  template <class F>
+  MAGI_DEVICE void walk(const BwdArgs& args, F&& f) const {
+    const int num_entries = item.entry_end - item.entry_begin;
+    const int outer_heads = args.heads_inner ? 1 : args.heads_per_block;
+    const int inner_heads = args.heads_inner ? args.heads_per_block : 1;
+    int outer = 0, inner = 0, e = -1, tile = 0, tiles = 0, visit = item.visit_begin;
+    BwdEntryView entry{};
+#pragma unroll 1
+    for (int n = 0; n < num_steps; ++n) {
+      if (tile == tiles) {  // next entry, perhaps of the next head
+        if (++e == num_entries) e = 0, ++outer, visit = item.visit_begin;
+        entry = args.entries[args.descending ? item.entry_end - 1 - e : item.entry_begin + e];
+        tiles = (entry.q_end - entry.q_begin + Traits::kTileQ - 1) / Traits::kTileQ;
+        tile = 0;
       }
+      const int q = entry.q_begin + (args.descending ? tiles - 1 - tile : tile) * Traits::kTileQ;
+      f(n, entry, q, head_begin + outer + inner, visit);
+      if (++inner == inner_heads) inner = 0, ++tile, visit += 2;
     }
   }
+};
+
+// ---- warp 0 of the producer warpgroup, one thread: tiles
+
+template <class Traits>
+MAGI_DEVICE void bwd_load_tiles(const BwdArgs& args, const BwdBlock<Traits>& block, uint32_t smem,
+                                const BwdMaps& maps) {
+  using T = Traits;
+  const uint32_t bars = smem + T::kOffBars;
+  const int k_start = block.item.k_start;
+  ptx::mbar_arrive_expect_tx(bars + T::kBarKv, 2 * T::kKeyBytes);
+  ptx::tma_load_4d(smem + T::kOffK, &maps.k, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
+                   ptx::kEvictFirst);
+  ptx::tma_load_4d(smem + T::kOffV, &maps.v, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
+                   ptx::kEvictFirst);
+  block.walk(args, [&](int n, const BwdEntryView&, int q, int head, int) {
+    const int stage = n % T::kStages;
+    const uint32_t parity = (n / T::kStages + 1) & 1;
+    const uint32_t q_full = bars + T::kBarQFull + 8 * stage;
+    const uint32_t do_full = bars + T::kBarDoFull + 8 * stage;
+    wait_for(bars + T::kBarQEmpty + 8 * stage, parity);
+    ptx::mbar_arrive_expect_tx(q_full, T::kQueryBytes);
+    ptx::tma_load_4d(smem + T::kOffQ + stage * T::kQueryBytes, &maps.q, q_full, 0, q, 0, head,
+                     ptx::kEvictNormal);
+    wait_for(bars + T::kBarDoEmpty + 8 * stage, parity);
+    ptx::mbar_arrive_expect_tx(do_full, T::kQueryBytes);
+    ptx::tma_load_4d(smem + T::kOffDo + stage * T::kQueryBytes, &maps.dout, do_full, 0, q, 0, head,
+                     ptx::kEvictNormal);
+  });
 }
 
-// ---- warps 1 and 2 of the producer warpgroup, one thread each: dQ half `half` to global memory
+// ---- warp 2 of the producer warpgroup: stats and what the step is
+
+template <class Traits>
+MAGI_DEVICE void bwd_load_stats(const BwdArgs& args, const BwdBlock<Traits>& block, uint32_t smem,
+                                uint8_t* smem_ptr, int lane) {
+  using T = Traits;
+  const uint32_t bars = smem + T::kOffBars;
+  const int k_start = block.item.k_start;
+  block.walk(args, [&](int n, const BwdEntryView& entry, int q, int head, int visit) {
+    const int stage = n % T::kStages;
+    const float2* src = args.stats + static_cast<int64_t>(head) * args.stat_rows + q + 2 * lane;
+    const float2 a = src[0], b = src[1];
+    wait_for(bars + T::kBarQEmpty + 8 * stage, (n / T::kStages + 1) & 1);
+    float* dst = reinterpret_cast<float*>(smem_ptr + T::kOffStats + stage * T::kStatBytes) +
+                 lane % 4 * 20 + lane / 4 * 2;
+    *reinterpret_cast<float2*>(dst) = {a.x, b.x};
+    *reinterpret_cast<float2*>(dst + T::kStatFloats) = {a.y, b.y};
+    if (lane == 0) {
+      BwdStepMeta& m =
+          *reinterpret_cast<BwdStepMeta*>(smem_ptr + T::kOffMeta + stage * T::kMetaBytes);
+      const int shift = k_start - q;
+      m.c_end = entry.q_end - q;
+      m.r_lo = entry.k_lo - k_start;
+      m.r_hi = entry.k_hi - k_start;
+      m.b_lo = entry.d_lo - shift;
+      m.b_hi = entry.d_hi - shift;
+      m.q_tile = q;
+      m.head = head;
+      if (T::kDeterministic) {
+        m.wait0 = args.visits[visit];
+        m.wait1 = args.visits[visit + 1];
+      }
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbar_arrive(bars + T::kBarQFull + 8 * stage);
+  });
+}
+
+// ---- warp 1 of the producer warpgroup, one thread: dQ to global memory
 
 MAGI_DEVICE int load_acquire(const int32_t* ptr) {
   int value;
@@ -109,23 +183,56 @@ MAGI_DEVICE void add_release(int32_t* ptr, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
 }
 
+// Counters of finished visits: [2 halves][H][cells of 64 query rows].
+struct BwdCells {
+  const BwdArgs& args;
+  int half;
+  int32_t* last = nullptr;  // first cell of the visit that has not been signalled
+  bool last_is_two = false;
+
+  MAGI_DEVICE int32_t* at(int q, int head) const {
+    return args.semaphores + 1 +
+           (static_cast<int64_t>(half) * args.num_heads_q + head) * args.num_cells + q / 64;
+  }
+  MAGI_DEVICE bool ready(int q, int head, int wait0, int wait1) const {
+    const int32_t* cell = at(q, head);
+    return (wait0 == 0 || load_acquire(cell) >= wait0) &&
+           (wait1 == 0 || load_acquire(cell + 1) >= wait1);
+  }
+  MAGI_DEVICE void pending(int q, int head) {
+    last = at(q, head);
+    last_is_two = q % 64 != 0;
+  }
+  MAGI_DEVICE void signal() {
+    if (last == nullptr) return;
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    add_release(last, 1);
+    if (last_is_two) add_release(last + 1, 1);
+    last = nullptr;
+  }
+};
+
+// Deterministic mode: a tile is added when all earlier visits of its rows have finished. The
+// signal of a step is sent one step later, so that its latency is hidden, or before a wait that
+// does not pass at once (then nobody can wait in a circle).
 template <class Traits>
 MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uint32_t smem,
                                const volatile int4* dq_meta, const CUtensorMap* map_dq) {
   using T = Traits;
   const uint32_t full = smem + T::kOffBars + T::kBarDqFull + 8 * half;
   const uint32_t empty = smem + T::kOffBars + T::kBarDqEmpty + 8 * half;
+  BwdCells cells{args, half};
   for (int n = 0; n < num_steps; ++n) {
-    ptx::mbar_wait(full, n & 1);
-    const int q = dq_meta[half].x, head = dq_meta[half].y, visit = dq_meta[half].z;
-    int32_t* cell = nullptr;
+    wait_for(full, n & 1);
+    const int q = dq_meta->x, head = dq_meta->y;
     if constexpr (T::kDeterministic) {
-      // Earlier visits of both cells the box touches must have finished.
-      cell = args.semaphores + 1 +
-             (static_cast<int64_t>(half) * args.num_heads_q + head) * args.num_cells +
-             q / T::kTileQ;
-      while (load_acquire(cell) < args.visits[visit]) {}
-      while (load_acquire(cell + 1) < args.visits[visit + 1]) {}
+      const int wait0 = dq_meta->z, wait1 = dq_meta->w;
+      if (!cells.ready(q, head, wait0, wait1)) {
+        ptx::bulk_wait<0>();
+        cells.signal();
+        while (!cells.ready(q, head, wait0, wait1)) {
+        }
+      }
       asm volatile("fence.proxy.async.global;" ::: "memory");
     }
     ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q, half * T::kDqPanels,
@@ -134,13 +241,13 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
     ptx::bulk_wait_read<0>();
     ptx::mbar_arrive(empty);
     if constexpr (T::kDeterministic) {
-      ptx::bulk_wait<0>();
-      asm volatile("fence.proxy.async.global;" ::: "memory");
-      add_release(cell, 1);
-      add_release(cell + 1, 1);
+      ptx::bulk_wait<1>();
+      cells.signal();
+      cells.pending(q, head);
     }
   }
   ptx::bulk_wait<0>();
+  if constexpr (T::kDeterministic) cells.signal();
 }
 
 // ---- consumers
@@ -158,13 +265,13 @@ MAGI_DEVICE void gemm_over_head_dim(float (&acc)[Traits::kTileQ / 2], uint64_t a
   }
 }
 
-// D += A B over the 64 query rows: A in registers, B an MN-major query tile.
-template <class Traits>
+// D += A B over query rows [16 kBegin, 16 kEnd): A in registers, B an MN-major query tile.
+template <class Traits, int kBegin = 0, int kEnd = Traits::kTileQ / 16>
 MAGI_DEVICE void gemm_over_queries(float (&acc)[Traits::kHeadDim / 2],
                                    const uint32_t (&a)[Traits::kTileQ / 4], uint64_t b) {
   using T = Traits;
 #pragma unroll
-  for (int k = 0; k < T::kTileQ / 16; ++k)
+  for (int k = kBegin; k < kEnd; ++k)
     ptx::Wgmma<T::kHeadDim, typename T::Element>::template rs<1>(
         acc, a + 4 * k, ptx::descriptor_plus(b, k * 2048), 1);
 }
@@ -179,14 +286,19 @@ MAGI_DEVICE void gemm_over_keys(float (&acc)[Traits::kDqCols / 2], uint64_t a, u
         acc, ptx::descriptor_plus(a, k * 2048), ptx::descriptor_plus(b, k * 2048), k != 0);
 }
 
-// Zero the masked cells of this thread. `row` is its first key row in the tile, `col` its first
-// query row; register i holds (row + 8 * ((i >> 1) & 1), col + 8 * (i >> 2) + (i & 1)).
-MAGI_DEVICE void mask_scores(float (&p)[32], const BwdStepMeta& m, int row, int col) {
+// Zero the masked cells of this thread; register i holds key row + 8 * ((i >> 1) & 1) and query
+// col + 8 * (i >> 2) + (i & 1) of the tile.
+MAGI_DEVICE void mask_scores(float (&p)[32], const volatile BwdStepMeta& step, int first_row) {
+  const int c_end = step.c_end, r_lo = step.r_lo, r_hi = step.r_hi;
+  const int b_lo = step.b_lo, b_hi = step.b_hi;
+  int thread;  // volatile: computed here, not kept in a register through the loop
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int row = first_row + thread % 128 / 32 * 16 + thread % 32 / 4, col = 2 * (thread % 4);
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     const int c = col + 8 * (j >> 1) + (j & 1);
-    const int lo = max(m.r_lo, c + m.b_lo);
-    const int hi = c < m.c_end ? min(m.r_hi, c + m.b_hi + 1) : 0;
+    const int lo = max(r_lo, c + b_lo);
+    const int hi = c < c_end ? min(r_hi, c + b_hi + 1) : 0;
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
       const int r = row + 8 * u;
@@ -281,125 +393,148 @@ MAGI_DEVICE void store_gradient(const float (&acc)[Traits::kHeadDim / 2], uint32
   }
 }
 
+// Not to be moved by the compiler.
+MAGI_DEVICE float4 load_shared(uint32_t addr) {
+  float4 x;
+  asm volatile("ld.volatile.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(addr)
+               : "memory");
+  return x;
+}
+
+// Register i of a score fragment belongs to query 8 * (i >> 2) + col + (i & 1).
+MAGI_DEVICE float stat_of(const float4 (&stats)[4], int i) {
+  const float4& x = stats[i >> 3];
+  return i & 4 ? (i & 1 ? x.w : x.z) : (i & 1 ? x.y : x.x);
+}
+
 template <class Traits>
-MAGI_DEVICE void bwd_consume(const BwdArgs& args, const BwdBlock<Traits>& block, int wg,
-                             uint32_t smem, const uint8_t* smem_ptr) {
+MAGI_DEVICE void bwd_consume(const BwdArgs& args, int block_idx, int num_steps, int wg,
+                             uint32_t smem, uint8_t* smem_ptr) {
   using T = Traits;
   using Element = typename T::Element;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const uint32_t bars = smem + T::kOffBars;
-  const uint64_t desc_k_rows = ptx::smem_descriptor(smem + T::kOffK + wg * 8192);
-  const uint64_t desc_v_rows = ptx::smem_descriptor(smem + T::kOffV + wg * 8192);
-  const uint64_t desc_q = ptx::smem_descriptor(smem + T::kOffQ);
-  const uint64_t desc_do = ptx::smem_descriptor(smem + T::kOffDo);
-  const uint64_t desc_q_mn = ptx::smem_descriptor(smem + T::kOffQ, T::kQueryPanelBytes);
-  const uint64_t desc_do_mn = ptx::smem_descriptor(smem + T::kOffDo, T::kQueryPanelBytes);
-  const uint64_t desc_ds = ptx::smem_descriptor(smem + T::kOffDs);
-  // This warpgroup's columns of K: one panel (D = 128) or half of one (D = 64).
-  const uint64_t desc_k_cols =
-      ptx::smem_descriptor(smem + T::kOffK + wg * (T::kPanels == 2 ? T::kKeyPanelBytes : 64));
-  const int first_row = 64 * wg;
-  const int row = first_row + 16 * warp + lane / 4;  // of this thread's first fragment row
-  const int col = 2 * (lane % 4);
+  const int first_row = 64 * wg;  // of this warpgroup's keys in the tile
   const uint32_t ds_store = smem + T::kOffDs + (first_row + 16 * warp + lane % 16) * 128;
   const uint32_t ds_swizzle = ((lane / 16) ^ (lane & 7)) << 4;
-  const uint32_t dq_tile = smem + T::kOffDq + wg * T::kDqBytes;
   const float ds_scale = T::kScaleInScores ? args.softmax_scale : 1.f;
+  const auto arrive = [&](int bar) __attribute__((always_inline)) {
+    if (lane == 0) ptx::mbar_arrive(bars + bar);
+  };
+
+  const auto finish_dq = [&]() __attribute__((always_inline)) {
+    ptx::fence_async_shared();
+    __syncwarp();
+    arrive(T::kBarDqFull + 8 * wg);
+  };
 
   float dk[T::kHeadDim / 2], dv[T::kHeadDim / 2];
 #pragma unroll
   for (int i = 0; i < T::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
-
-  if (block.num_steps > 0) ptx::mbar_wait(bars + T::kBarKv, 0);
+  if (num_steps > 0) wait_for(bars + T::kBarKv, 0);
 #pragma unroll 1
-  for (int n = 0; n < block.num_steps; ++n) {
+  for (int n = 0; n < num_steps; ++n) {
     const int stage = n % T::kStages;
     const uint32_t parity = (n / T::kStages) & 1;
-    const uint32_t stage_bytes = stage * T::kQueryBytes;
-    const uint32_t ds_buffer = (n & 1) * T::kScoreBytes;
+    const uint32_t q_tile = smem + T::kOffQ + stage * T::kQueryBytes;
+    const uint32_t do_tile = smem + T::kOffDo + stage * T::kQueryBytes;
+    const uint32_t meta = smem + T::kOffMeta + stage * T::kMetaBytes;
+    const volatile BwdStepMeta& m =
+        *reinterpret_cast<const BwdStepMeta*>(smem_ptr + T::kOffMeta + stage * T::kMetaBytes);
+    const uint32_t stats = smem + T::kOffStats + stage * T::kStatBytes + lane % 4 * 80;
+
+    // 1. S^T and dP^T
     float s[32], dp[32];
-
-    // 1. both products of this step
-    ptx::mbar_wait(bars + T::kBarQFull + 8 * stage, parity);
+    wait_for(bars + T::kBarQFull + 8 * stage, parity);
     ptx::wgmma_fence();
-    gemm_over_head_dim<T>(s, desc_k_rows, ptx::descriptor_plus(desc_q, stage_bytes));
+    gemm_over_head_dim<T>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
+                          ptx::smem_descriptor(q_tile));
     ptx::wgmma_commit();
-    ptx::mbar_wait(bars + T::kBarDoFull + 8 * stage, parity);
+    // Loads and stores of shared memory queue up behind the products that were issued before them
+    // (one queue, in order): so these stand before dP, the stores of dS in the middle of dV, and
+    // the fence after the stores of dQ behind the products of the next step.
+    float4 lse[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) lse[i] = load_shared(stats + 16 * i);
+    const float4 limits = load_shared(meta);  // bits of c_end, r_lo, r_hi, b_lo
+    const int b_hi = m.b_hi;
+    wait_for(bars + T::kBarDoFull + 8 * stage, parity);
     ptx::wgmma_fence();
-    gemm_over_head_dim<T>(dp, desc_v_rows, ptx::descriptor_plus(desc_do, stage_bytes));
+    gemm_over_head_dim<T>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
+                          ptx::smem_descriptor(do_tile));
     ptx::wgmma_commit();
+    if (n > 0) finish_dq();
 
-    const BwdStepMeta m =
-        *reinterpret_cast<const BwdStepMeta*>(smem_ptr + T::kOffMeta + stage * sizeof(BwdStepMeta));
-    const float* stats =
-        reinterpret_cast<const float*>(smem_ptr + T::kOffStats + stage * T::kStatBytes) + col;
+    const bool partial =
+        (__float_as_int(limits.x) < T::kTileQ) | (__float_as_int(limits.y) > first_row) |
+        (__float_as_int(limits.z) < first_row + 64) |
+        (__float_as_int(limits.w) > first_row - (T::kTileQ - 1)) | (b_hi < first_row + 63);
 
-    // 2. P^T; stats hold -lse * log2(e), which is -inf for rows that see nothing
+    // 2. P^T; a row that sees nothing has the stat -inf, which gives 0
     ptx::wgmma_wait<1>();
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(stats + 8 * j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        s[4 * j + i] =
-            ptx::exp2_approx(fmaf(s[4 * j + i], args.scale_log2, i & 1 ? lse.y : lse.x));
+    for (int i = 0; i < 32; ++i) {
+      s[i] = ptx::exp2_approx(fmaf(s[i], args.scale_log2, stat_of(lse, i)));
     }
-    const bool full = m.c_end >= T::kTileQ && m.r_lo <= first_row && m.r_hi >= first_row + 64 &&
-                      m.b_lo <= first_row - (T::kTileQ - 1) && m.b_hi >= first_row + 63;
-    if (!full) mask_scores(s, m, row, col);
+    if (partial) mask_scores(s, m, first_row);
+    float4 delta[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) delta[i] = load_shared(stats + 4 * T::kStatFloats + 16 * i);
     uint32_t p[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
 
-    // 4. dS^T (before 3 is started, so that one wait covers S and dP); stats hold -delta * ds_scale
-    ptx::wgmma_wait<0>();
+    // 3. dV
     ptx::wgmma_fence();
-    gemm_over_queries<T>(dv, p, ptx::descriptor_plus(desc_do_mn, stage_bytes));
+    gemm_over_queries<T, 0, 2>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
+
+    // 4. dS^T
+    ptx::wgmma_wait<1>();
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(stats + T::kTileQ + 8 * j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        dp[4 * j + i] = s[4 * j + i] * fmaf(dp[4 * j + i], ds_scale, i & 1 ? delta.y : delta.x);
-    }
+    for (int i = 0; i < 32; ++i) dp[i] = s[i] * fmaf(dp[i], ds_scale, stat_of(delta, i));
     uint32_t ds[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) ds[i] = ptx::pack2<Element>(dp[2 * i], dp[2 * i + 1]);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      ptx::stmatrix_x4<false>(ds_store + ds_buffer + (ds_swizzle ^ (j * 32)), ds[4 * j],
-                              ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
+      ptx::stmatrix_x4<false>(ds_store + stage * T::kScoreBytes + (ds_swizzle ^ (j * 32)),
+                              ds[4 * j], ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
+    ptx::wgmma_fence();
+    gemm_over_queries<T, 2>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
+    ptx::wgmma_commit();
     ptx::fence_async_shared();
     ptx::bar_sync(kBarScores, 256);
 
-    // 5. and 6.
+    // 5. and 6. The stores of dQ wait in the queue behind dK.
     float dq[T::kDqCols / 2];
     ptx::wgmma_fence();
-    gemm_over_keys<T>(dq, ptx::descriptor_plus(desc_ds, ds_buffer), desc_k_cols);
+    gemm_over_keys<T>(
+        dq, ptx::smem_descriptor(smem + T::kOffDs + stage * T::kScoreBytes),
+        ptx::smem_descriptor(smem + T::kOffK + wg * (T::kPanels == 2 ? T::kKeyPanelBytes : 64)));
     ptx::wgmma_commit();
-    gemm_over_queries<T>(dk, ds, ptx::descriptor_plus(desc_q_mn, stage_bytes));
+    gemm_over_queries<T>(dk, ds, ptx::smem_descriptor(q_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
-
     ptx::wgmma_wait<2>();  // dV
-    if (lane == 0) ptx::mbar_arrive(bars + T::kBarDoEmpty + 8 * stage);
+    arrive(T::kBarDoEmpty + 8 * stage);
     ptx::wgmma_wait<1>();  // dQ
-    ptx::mbar_wait(bars + T::kBarDqEmpty + 8 * wg, (n & 1) ^ 1);
-    stage_dq<T>(dq, dq_tile, warp, lane, args.softmax_scale);
+    wait_for(bars + T::kBarDqEmpty + 8 * wg, (n & 1) ^ 1);
+    stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, warp, lane, args.softmax_scale);
     if (warp == 0 && lane == 0)
-      *reinterpret_cast<int4*>(const_cast<uint8_t*>(smem_ptr) + T::kOffDqMeta + 16 * wg) = {
-          m.q_tile, m.head, m.visit, 0};
-    ptx::fence_async_shared();
-    __syncwarp();
-    if (lane == 0) ptx::mbar_arrive(bars + T::kBarDqFull + 8 * wg);
+      *reinterpret_cast<int4*>(smem_ptr + T::kOffDqMeta + 16 * wg) = {m.q_tile, m.head, m.wait0,
+                                                                      m.wait1};
     ptx::wgmma_wait<0>();  // dK
-    if (lane == 0) ptx::mbar_arrive(bars + T::kBarQEmpty + 8 * stage);
+    arrive(T::kBarQEmpty + 8 * stage);
   }
+  if (num_steps > 0) finish_dq();
 
   // K and V are no longer read: their tiles stage the gradients.
   ptx::bar_sync(kBarEpilogue, 256);
   const float dk_scale = T::kScaleInScores ? 1.f : args.softmax_scale;
   const int grad_bytes = args.grad_is_fp32 ? 4 : 2;
+  const BwdBlock<T> block(args, block_idx);  // read again: registers are scarce in the loop
   const BwdItemView& item = block.item;
   char* dk_base = static_cast<char*>(args.dk) +
                   (block.split * args.split_stride + item.k_start * args.dk_stride_token +
@@ -416,49 +551,49 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, const BwdBlock<Traits>& block,
 }
 
 template <class Traits>
-__global__ __launch_bounds__(Traits::kThreads, 1) void bwd_kernel(
-    const __grid_constant__ BwdMaps maps, const __grid_constant__ BwdArgs args) {
+__global__ __launch_bounds__(Traits::kThreads,
+                             1) void bwd_kernel(const __grid_constant__ BwdMaps maps,
+                                                const __grid_constant__ BwdArgs args) {
   using T = Traits;
-  const uint32_t raw = ptx::smem_addr(bwd_smem_raw);
-  uint8_t* smem_ptr = bwd_smem_raw + ((1024 - (raw & 1023)) & 1023);
+  uint8_t* smem_ptr = bwd_smem;
   const uint32_t smem = ptx::smem_addr(smem_ptr);
   const uint32_t bars = smem + T::kOffBars;
   int* block_slot = reinterpret_cast<int*>(smem_ptr + T::kOffBars + 8 * T::kNumBars);
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < T::kStages; ++i) {
-      ptx::mbar_init(bars + T::kBarQFull + 8 * i, 1);
+    if (smem % 1024 != 0) __trap();  // swizzled tiles rely on it
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbar_init(bars + T::kBarQFull + 8 * i, 2);
       ptx::mbar_init(bars + T::kBarQEmpty + 8 * i, 8);
       ptx::mbar_init(bars + T::kBarDoFull + 8 * i, 1);
       ptx::mbar_init(bars + T::kBarDoEmpty + 8 * i, 8);
+      ptx::mbar_init(bars + T::kBarDqFull + 8 * i, 4);
+      ptx::mbar_init(bars + T::kBarDqEmpty + 8 * i, 1);
     }
     ptx::mbar_init(bars + T::kBarKv, 1);
-    for (int half = 0; half < 2; ++half) {
-      ptx::mbar_init(bars + T::kBarDqFull + 8 * half, 4);
-      ptx::mbar_init(bars + T::kBarDqEmpty + 8 * half, 1);
-    }
     ptx::mbar_init_fence();
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
   }
   __syncthreads();
-  const BwdBlock<T> block(args, T::kDeterministic ? *block_slot : blockIdx.x);
+  const int block_idx = T::kDeterministic ? *block_slot : blockIdx.x;
   const int wg = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 
   if (wg == 0) {
     ptx::setmaxnreg_dec<T::kProducerRegs>();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-    if (block.num_steps > 0 && threadIdx.x % 32 == 0) {
-      if (warp == 0)
-        bwd_produce<T>(args, block, smem, reinterpret_cast<BwdStepMeta*>(smem_ptr + T::kOffMeta),
-                       maps);
-      else if (warp <= 2)
-        bwd_reduce_dq<T>(args, block.num_steps, warp - 1, smem,
-                         reinterpret_cast<const int4*>(smem_ptr + T::kOffDqMeta), &maps.dq);
+    const BwdBlock<T> block(args, block_idx);
+    if (block.num_steps > 0) {
+      if (warp == 0 && threadIdx.x == 0) bwd_load_tiles<T>(args, block, smem, maps);
+      if (warp == 1) bwd_load_stats<T>(args, block, smem, smem_ptr, threadIdx.x % 32);
+      if (warp >= 2 && threadIdx.x % 32 == 0)
+        bwd_reduce_dq<T>(args, block.num_steps, warp - 2, smem,
+                         reinterpret_cast<const int4*>(smem_ptr + T::kOffDqMeta) + warp - 2,
+                         &maps.dq);
     }
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegs>();
-    bwd_consume<T>(args, block, wg - 1, smem, smem_ptr);
+    bwd_consume<T>(args, block_idx, BwdBlock<T>(args, block_idx).num_steps, wg - 1, smem, smem_ptr);
   }
 }
 

@@ -11,8 +11,6 @@ namespace {
 constexpr int kTileK = 128;
 constexpr int kTileQ = 64;
 
-int round_up4(int n) { return (n + 3) & ~3; }
-
 Status check(const MagiBwdParams& p) {
   if (p.head_dim != 64 && p.head_dim != 128)
     return {kUnsupported, "head_dim must be 64 or 128, got " + std::to_string(p.head_dim) +
@@ -27,6 +25,9 @@ Status check(const MagiBwdParams& p) {
   if (p.num_splits < 1 || p.num_heads_q / p.num_heads_kv % p.num_splits != 0)
     return {kInvalidArgument, "num_splits must divide the query heads per kv head, got " +
                                   std::to_string(p.num_splits) + "; use 1"};
+  if (p.heads_per_section < 1 || p.num_heads_kv % p.heads_per_section != 0)
+    return {kInvalidArgument, "heads_per_section must divide the kv heads, got " +
+                                  std::to_string(p.heads_per_section) + "; use 1"};
   if (p.num_splits > 1 && p.partial == nullptr)
     return {kInvalidArgument, "num_splits > 1 needs the workspace `partial`; pass it"};
   if (p.delta == nullptr && p.out.data == nullptr)
@@ -44,14 +45,9 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
       encode_head_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
   MAGI_RETURN_IF_ERROR(
       encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
-  const uint64_t heads = p.num_heads_q, padded = round_up4(p.num_q);
-  const uint64_t stat_dims[4] = {padded, heads, 2, 1};
-  const uint64_t stat_strides[3] = {padded * 4, heads * padded * 4, 2 * heads * padded * 4};
-  const uint32_t stat_box[4] = {kTileQ, 1, 2, 1};
-  MAGI_RETURN_IF_ERROR(encode_tensor_map(&maps->stats, MapElement::kFp32, false, p.stats, 4,
-                                         stat_dims, stat_strides, stat_box));
   const uint64_t dq_dims[4] = {32, static_cast<uint64_t>(p.num_q),
-                               static_cast<uint64_t>(p.head_dim / 32), heads};
+                               static_cast<uint64_t>(p.head_dim / 32),
+                               static_cast<uint64_t>(p.num_heads_q)};
   const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4, 128,
                                   static_cast<uint64_t>(p.dq_acc.stride_head) * 4};
   const uint32_t dq_box[4] = {32, kTileQ, static_cast<uint32_t>(p.head_dim / 64), 1};
@@ -61,6 +57,10 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
 
 BwdArgs main_args(const MagiBwdParams& p) {
   BwdArgs args{};
+  args.stats = reinterpret_cast<const float2*>(p.stats);
+  args.stat_rows = bwd_stat_rows(p.num_q);
+  args.heads_inner = p.heads_inner;
+  args.descending = p.descending;
   args.items = reinterpret_cast<const BwdItemView*>(p.items);
   args.entries = reinterpret_cast<const BwdEntryView*>(p.entries);
   args.visits = p.visits;
@@ -68,6 +68,7 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.num_items = p.num_items;
   args.num_splits = p.num_splits;
   args.heads_per_block = p.num_heads_q / p.num_heads_kv / p.num_splits;
+  args.heads_per_section = p.heads_per_section;
   args.num_heads_q = p.num_heads_q;
   args.num_cells = p.num_q / kTileQ + 2;
   args.softmax_scale = p.softmax_scale;
@@ -109,13 +110,14 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   args.dout = p.dout;
   args.lse = p.lse;
   args.delta = p.delta;
-  args.stats = p.stats;
+  args.stats = reinterpret_cast<float2*>(p.stats);
   args.lse_stride_token = p.lse_stride_token;
   args.lse_stride_head = p.lse_stride_head;
   args.delta_stride_token = p.delta_stride_token;
   args.delta_stride_head = p.delta_stride_head;
   args.num_q = p.num_q;
   args.num_heads_q = p.num_heads_q;
+  args.stat_rows = bwd_stat_rows(p.num_q);
   args.delta_scale = kDtype == kMagiBf16 ? p.softmax_scale : 1.f;
   return cuda_status(run_bwd_prepare<kDtype, kHeadDim>(args, stream), "backward, prepare kernel");
 }

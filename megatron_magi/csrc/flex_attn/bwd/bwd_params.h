@@ -8,34 +8,37 @@
 //   2. main:    dk, dv, and dq added to dq_acc
 //   3. convert: dq_acc to dq, and the partial sums of split groups to dk and dv
 struct MagiBwdParams {
-  MagiTensor q;     // [T, H, D] dtype
-  MagiTensor k;     // [S, G, D] dtype
-  MagiTensor v;     // [S, G, D] dtype
-  MagiTensor dout;  // [T, H, D] dtype
-  MagiTensor out;   // [T, H, D] dtype, or data null when `delta` is given
-  MagiTensor dq_acc;  // [T, H, D] fp32; gradients are added to it
-  MagiTensor dq;    // [T, H, D] dtype: dq_acc converted; data null: not wanted
-  MagiTensor dk;    // [S, G, D] grad_dtype
-  MagiTensor dv;    // [S, G, D] grad_dtype
+  MagiTensor q;        // [T, H, D] dtype
+  MagiTensor k;        // [S, G, D] dtype
+  MagiTensor v;        // [S, G, D] dtype
+  MagiTensor dout;     // [T, H, D] dtype
+  MagiTensor out;      // [T, H, D] dtype, or data null when `delta` is given
+  MagiTensor dq_acc;   // [T, H, D] fp32; gradients are added to it
+  MagiTensor dq;       // [T, H, D] dtype: dq_acc converted; data null: not wanted
+  MagiTensor dk;       // [S, G, D] grad_dtype
+  MagiTensor dv;       // [S, G, D] grad_dtype
   const float* lse;    // [T, H] natural log, -inf for rows that see nothing
   const float* delta;  // [T, H] rowsum(out * dout), or null: computed from `out`
   int64_t lse_stride_token, lse_stride_head;      // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
-  float* stats;           // workspace [2, H, round_up(T, 4)] fp32
-  float* partial;         // workspace [2, num_splits, S, G, D] fp32; null if num_splits is 1
-  const int32_t* items;   // [num_items, 8]: struct BwdItem of solver/work_list_bwd.h
-  const int32_t* entries; // [num_entries, 8]: struct BwdEntry
-  const int32_t* visits;  // deterministic mode only: struct BwdWorkList
-  int32_t* semaphores;    // deterministic mode only: 1 + 2 * H * (T / 64 + 2), any content
-  void* stream;           // host: cudaStream_t
-  int32_t num_q, num_k;   // T, S
+  float* stats;                                   // workspace [H, round_up(T + 64, 2), 2] fp32
+  float* partial;          // workspace [2, num_splits, S, G, D] fp32; null if num_splits is 1
+  const int32_t* items;    // [num_items, 8]: struct BwdItem of solver/work_list_bwd.h
+  const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
+  const int32_t* visits;   // deterministic mode only: struct BwdWorkList
+  int32_t* semaphores;     // deterministic mode only: 1 + 2 * H * (T / 64 + 2), any content
+  void* stream;            // host: cudaStream_t
+  int32_t num_q, num_k;    // T, S
   int32_t num_heads_q, num_heads_kv;
   int32_t head_dim;
-  int32_t dtype;          // MagiDtype of q, k, v, dout, out
-  int32_t grad_dtype;     // of dk and dv: dtype or kMagiFp32
+  int32_t dtype;       // MagiDtype of q, k, v, dout, out
+  int32_t grad_dtype;  // of dk and dv: dtype or kMagiFp32
   int32_t num_items;
-  int32_t num_splits;     // blocks that share the query heads of one kv head; divides H / G
-  int32_t clear_dq;       // 1: dq_acc is set to zero first (it must be contiguous)
+  int32_t num_splits;         // blocks that share the query heads of one kv head; divides H / G
+  int32_t heads_per_section;  // kv heads that are worked on together; divides G
+  int32_t clear_dq;           // 1: dq_acc is set to zero first (it must be contiguous)
   int32_t deterministic;
+  int32_t heads_inner;  // walk order, see BwdArgs
+  int32_t descending;
   float softmax_scale;
 };

@@ -13,16 +13,16 @@ cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_block
                          cudaStream_t stream) {
   using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic>;
   const auto kernel = bwd_kernel<Traits>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSmemRequest);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSmemBytes);
   if (error != cudaSuccess) return error;
-  kernel<<<num_blocks, Traits::kThreads, Traits::kSmemRequest, stream>>>(maps, args);
+  kernel<<<num_blocks, Traits::kThreads, Traits::kSmemBytes, stream>>>(maps, args);
   return cudaGetLastError();
 }
 
 template <int kDtype, int kHeadDim>
 cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream) {
-  const dim3 grid((args.num_q + kPrepareTokens - 1) / kPrepareTokens,
+  const dim3 grid((args.stat_rows + kPrepareTokens - 1) / kPrepareTokens,
                   (args.num_heads_q + kPrepareHeads - 1) / kPrepareHeads);
   bwd_prepare_kernel<BwdElement<kDtype>, kHeadDim><<<grid, kPrepareThreads, 0, stream>>>(args);
   return cudaGetLastError();
@@ -36,12 +36,12 @@ cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-#define MAGI_INSTANTIATE_BWD(dtype, head_dim)                                                   \
+#define MAGI_INSTANTIATE_BWD(dtype, head_dim)                                                    \
   template cudaError_t run_bwd_main<dtype, head_dim, false>(const BwdMaps&, const BwdArgs&, int, \
-                                                            cudaStream_t);                      \
+                                                            cudaStream_t);                       \
   template cudaError_t run_bwd_main<dtype, head_dim, true>(const BwdMaps&, const BwdArgs&, int,  \
-                                                           cudaStream_t);                       \
-  template cudaError_t run_bwd_prepare<dtype, head_dim>(const BwdPrepareArgs&, cudaStream_t);   \
+                                                           cudaStream_t);                        \
+  template cudaError_t run_bwd_prepare<dtype, head_dim>(const BwdPrepareArgs&, cudaStream_t);    \
   template cudaError_t run_bwd_convert<dtype, head_dim>(const BwdConvertArgs&, cudaStream_t)
 
 }  // namespace magi

@@ -8,11 +8,16 @@
 
 namespace magi {
 
-// What the producer tells the consumers about one step, in tile coordinates: key row r of the
-// tile and query row c are visible to each other iff
-//   c < c_end, r_lo <= r < r_hi, b_lo <= r - c <= b_hi.
+// What a step is, in tile coordinates: key row r of the tile and query row c are visible to each
+// other iff c < c_end, r_lo <= r < r_hi, b_lo <= r - c <= b_hi.
 struct alignas(16) BwdStepMeta {
-  int32_t c_end, r_lo, r_hi, b_lo, b_hi, q_tile, head, visit;
+  int32_t c_end, r_lo, r_hi, b_lo;
+  int32_t b_hi;
+  int32_t q_tile,
+      head;       // where dQ goes; q_tile < 0: nowhere (the step that makes their number even)
+  int32_t wait0;  // deterministic: finished visits to wait for, at the cell of the first row
+  int32_t wait1;  // and at the next one
+  int32_t reserved[3];
 };
 
 // Named barriers (0 is __syncthreads).
@@ -39,11 +44,15 @@ struct BwdTraits {
   static constexpr int kKeyBytes = kPanels * kKeyPanelBytes;
   static constexpr int kQueryBytes = kPanels * kQueryPanelBytes;
   static constexpr int kScoreBytes = kTileK * kTileQ * 2;
-  static constexpr int kDqCols = kHeadDim / 2;  // columns of dQ per consumer warpgroup
+  static constexpr int kDqCols = kHeadDim / 2;    // columns of dQ per consumer warpgroup
   static constexpr int kDqPanels = kDqCols / 32;  // panels of 32 fp32 columns = 128 bytes
   static constexpr int kDqPanelBytes = kTileQ * 128;
-  static constexpr int kDqBytes = kDqPanels * kDqPanelBytes;  // staging per warpgroup
-  static constexpr int kStatBytes = 2 * kTileQ * 4;
+  static constexpr int kDqBytes = kDqPanels * kDqPanelBytes;
+  // Stats of a step, permuted so that a thread reads its 16 values of each kind with 16-byte
+  // loads: query 8 j + 2 c + e lies at float c * 20 + 2 j + e (20: four threads, four banks).
+  static constexpr int kStatFloats = 80;  // of one kind
+  static constexpr int kStatBytes = 2 * kStatFloats * 4;
+  static constexpr int kMetaBytes = static_cast<int>(sizeof(BwdStepMeta));
 
   static constexpr int kOffK = 0;
   static constexpr int kOffV = kOffK + kKeyBytes;
@@ -53,28 +62,26 @@ struct BwdTraits {
   static constexpr int kOffDq = kOffDs + 2 * kScoreBytes;
   static constexpr int kOffStats = kOffDq + 2 * kDqBytes;
   static constexpr int kOffMeta = kOffStats + kStages * kStatBytes;
-  static constexpr int kOffDqMeta = kOffMeta + kStages * static_cast<int>(sizeof(BwdStepMeta));
+  static constexpr int kOffDqMeta = kOffMeta + kStages * kMetaBytes;
   static constexpr int kOffBars = kOffDqMeta + 2 * 16;
   static constexpr int kNumBars = 4 * kStages + 1 + 4;
   static constexpr int kSmemBytes = kOffBars + 8 * kNumBars + 8;
-  static constexpr int kSmemRequest = kSmemBytes + 1024;  // the base is aligned by hand
 
-  // Barriers, as offsets from kOffBars.
-  static constexpr int kBarQFull = 0;                         // producer + TMA -> consumers
-  static constexpr int kBarQEmpty = kBarQFull + 8 * kStages;  // 8 consumer warps -> producer
+  // Barriers, as offsets from kOffBars; see the table in bwd_kernel.cuh.
+  static constexpr int kBarQFull = 0;
+  static constexpr int kBarQEmpty = kBarQFull + 8 * kStages;
   static constexpr int kBarDoFull = kBarQEmpty + 8 * kStages;
   static constexpr int kBarDoEmpty = kBarDoFull + 8 * kStages;
-  static constexpr int kBarKv = kBarDoEmpty + 8 * kStages;  // once per block
-  static constexpr int kBarDqFull = kBarKv + 8;    // per warpgroup: 4 warps -> reduce warp
-  static constexpr int kBarDqEmpty = kBarDqFull + 16;  // per warpgroup: reduce warp -> 4 warps
+  static constexpr int kBarKv = kBarDoEmpty + 8 * kStages;
+  static constexpr int kBarDqFull = kBarKv + 8;
+  static constexpr int kBarDqEmpty = kBarDqFull + 16;
 
   static_assert(kHeadDim == 64 || kHeadDim == 128, "layouts were verified for these head sizes");
-  static_assert(kOffQ % 1024 == 0 && kOffDo % 1024 == 0 && kOffDs % 1024 == 0 &&
-                    kOffDq % 1024 == 0,
+  static_assert(kOffQ % 1024 == 0 && kOffDo % 1024 == 0 && kOffDs % 1024 == 0 && kOffDq % 1024 == 0,
                 "128-byte swizzled tiles must start at multiples of 1024 bytes");
   static_assert(128 * kProducerRegs + 256 * kConsumerRegs <= 168 * kThreads,
                 "setmaxnreg shares out the registers of the launch, 168 per thread");
-  static_assert(kSmemRequest <= 227 * 1024, "a block has 227 KiB of shared memory");
+  static_assert(kSmemBytes <= 227 * 1024, "a block has 227 KiB of shared memory");
 };
 
 }  // namespace magi
