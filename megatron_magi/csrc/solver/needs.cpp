@@ -3,32 +3,17 @@
 #include <algorithm>
 
 namespace magi {
-namespace {
-
-// Ranges as events: open at `start`, close at `end`; the union of all of them.
-std::vector<Range> join(std::vector<Range> ranges) {
-  std::ranges::sort(ranges, {}, [](const Range& r) { return std::pair(r.start, r.end); });
-  std::vector<Range> joined;
-  for (const Range& range : ranges) {
-    if (!joined.empty() && joined.back().end >= range.start) {
-      joined.back().end = std::max(joined.back().end, range.end);
-    } else {
-      joined.push_back(range);
-    }
-  }
-  return joined;
-}
-
-}  // namespace
 
 std::vector<Range> rank_needs(const RangeLists& chunk_keys, const Layout& layout, int32_t rank) {
-  std::vector<Range> ranges;
+  RangeLists one;
   for (int64_t c = 0; c < layout.num_chunks(); ++c) {
     if (layout.chunk_ranks[c] != rank) continue;
     const auto keys = chunk_keys.of(c);
-    ranges.insert(ranges.end(), keys.begin(), keys.end());
+    one.ranges.insert(one.ranges.end(), keys.begin(), keys.end());
   }
-  return join(std::move(ranges));
+  one.begin = {0, static_cast<int64_t>(one.ranges.size())};
+  join_lists(one);
+  return one.ranges;
 }
 
 std::vector<Transfer> rank_transfers(const RangeLists& chunk_keys, const Layout& layout,

@@ -18,8 +18,8 @@ constexpr int64_t kMaxVisits = 300'000'000;        // segments per level: a boun
 constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: never worth it
 constexpr int64_t kMostRows = INT64_MAX / 4;       // fines stop here: no overflow
 
-// Shares of the trials in percent. These and the numbers below come from trying a few values each on
-// the packs of scripts/bench_planner.py.
+// Shares of the trials in percent. These and the numbers below come from trying a few values each
+// on the packs of scripts/bench_planner.py.
 constexpr int64_t kCoarseShare = 30;  // all coarse levels together
 constexpr int64_t kHardShare = 30;    // single chunks under the hard cap
 
@@ -205,7 +205,7 @@ std::vector<int32_t> swap_search(const SwapProblem& problem, std::vector<int32_t
   }
   if (!fits) state.assign(start);
   anneal(state, {trials * kHardShare / 100, chunk_size, kHardPrice, kHardPrice}, rng);
-  return state.traffic().total() < start_rows ? state.ranks() : start;
+  return state.misfit() == 0 && state.traffic().total() < start_rows ? state.ranks() : start;
 }
 
 }  // namespace magi

@@ -246,6 +246,22 @@ def test_stages_are_nearly_equal():
         assert max(rows) <= 1.3 * sum(rows) / 4
 
 
+def test_stages_cut_ranges_at_whole_tiles():
+    """Rank 0 reads 5000 rows of rank 1 in one range; three stages share them."""
+    mask = AttnMask(np.array([(0, 5000, 5000, 10_000, *OPEN)], np.int32), 10_000, 10_000)
+    config = MagiConfig(chunk_size=5000, overlap_degree=3, dispatch="lpt")
+    transfers = make_attn_plan(mask, 2, HEADS, config).transfers
+    assert transfers[:, 0].tolist() == [1, 2, 3]
+    assert (transfers[:, 4] - transfers[:, 3]).tolist() == [1664, 1664, 1672]
+
+
+def test_the_only_balanced_assignment_is_kept():
+    """Tiles 1, 2, 3, 4 on two ranks: 1 + 4 and 2 + 3, though 1 + 2 and 3 + 4 moves fewer rows."""
+    plan = make_attn_plan(packed_causal(512), 2, HEADS, MagiConfig(chunk_size=128))
+    assert plan.imbalance == 1.0
+    assert plan.dispatch.chunk_ranks.tolist() in ([0, 1, 1, 0], [1, 0, 0, 1])
+
+
 def test_peers_come_in_turn():
     config = MagiConfig(chunk_size=128, overlap_degree=3)
     full = AttnMask(np.array([(0, 4096, 0, 4096, *OPEN)], np.int32), 4096, 4096)
