@@ -51,7 +51,8 @@ class BwdParams(ctypes.Structure):
             (name, c_int32)
             for name in (
                 "num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim", "dtype", "grad_dtype",
-                "num_items", "num_splits", "heads_per_section", "clear_dq", "deterministic", "heads_inner", "descending",
+                "num_items", "num_splits", "heads_per_section", "clear_dq", "deterministic",
+                "heads_inner", "descending",
             )
         ),
         ("softmax_scale", c_float),
@@ -92,13 +93,12 @@ def cuda_backward(
     """
     check_gradients(dout_THD, q_THD, lse_TH, delta_TH, dq_acc)
     device = q_THD.device
-    options = {"dtype": torch.float32, "device": device}
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=device)
     if q_THD.shape[0] == 0 or k_SGD.shape[0] == 0:
-        dq = torch.zeros(q_THD.shape, **options) if dq_acc is None else dq_acc
-        return dq, torch.zeros(k_SGD.shape, **options), torch.zeros(v_SGD.shape, **options)
-    dq = torch.empty(q_THD.shape, **options) if dq_acc is None else dq_acc
-    dk = torch.empty(k_SGD.shape, **options)
-    dv = torch.empty(v_SGD.shape, **options)
+        dq = empty(q_THD.shape).zero_() if dq_acc is None else dq_acc
+        return dq, empty(k_SGD.shape).zero_(), empty(v_SGD.shape).zero_()
+    dq = empty(q_THD.shape) if dq_acc is None else dq_acc
+    dk, dv = empty(k_SGD.shape), empty(v_SGD.shape)
     key = HeadsKey(q_THD.shape[1], k_SGD.shape[1], q_THD.shape[2], device.index)
     work = bwd_work(table, key, deterministic)
     with torch.cuda.device(device):
@@ -156,9 +156,7 @@ def _launch(
     p.lse, p.delta = lse_TH.data_ptr(), delta_TH.data_ptr()
     p.lse_stride_token, p.lse_stride_head = lse_TH.stride()
     p.delta_stride_token, p.delta_stride_head = delta_TH.stride()
-    stats = torch.empty(
-        2 * p.num_heads_q * stat_rows(p.num_q), dtype=torch.float32, device=device
-    )
+    stats = torch.empty(2 * p.num_heads_q * stat_rows(p.num_q), dtype=torch.float32, device=device)
     p.stats = stats.data_ptr()
     if p.num_splits > 1:
         partial = torch.empty(

@@ -1,0 +1,220 @@
+"""The Hopper backward against fp64: named cases, random masks, accumulation, determinism."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from megatron_magi import masks
+from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.mask import AttnMask
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    mask: AttnMask
+    heads: tuple[int, int] = (4, 2)
+    head_dim: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    strided: bool = False
+
+
+def _docs(*lengths: int, causal: bool = True) -> AttnMask:
+    return masks.from_cu_seqlens(np.cumsum([0, *lengths]), causal=causal)
+
+
+def _slices(rows: list[tuple[int, ...]], num_q: int, num_k: int) -> AttnMask:
+    return AttnMask(np.array(rows, dtype=np.int32).reshape(-1, 6), num_q, num_k)
+
+
+REGULAR = [
+    Case("full", masks.full(256)),
+    Case("causal", masks.causal(512)),
+    Case("causal-hd64", masks.causal(512), head_dim=64),
+    Case("causal-fp16", masks.causal(512), dtype=torch.float16),
+    Case("window", masks.sliding_window(700, (99, 0))),
+]
+IRREGULAR = [
+    Case("odd-lengths", masks.full(333, 517)),
+    Case("documents", _docs(1, 63, 64, 65, 200, 17, 300, 2)),
+    Case("documents-hd64-fp16", _docs(129, 5, 127, 500), head_dim=64, dtype=torch.float16),
+    Case("tiny-documents", _docs(*[16] * 20, causal=False)),
+    Case("non-contiguous", _docs(100, 400), strided=True),
+    Case("group-of-8", masks.causal(500), heads=(8, 1)),
+    Case("one-kv-head-each", masks.causal(300), heads=(3, 3)),
+    Case("64-heads", masks.causal(200), heads=(64, 8)),
+]
+CORNER = [
+    Case("one-query", masks.full(1, 300)),
+    Case("one-key", masks.full(300, 1)),
+    Case("nothing-visible", _slices([], 100, 200)),
+    Case("empty-rows-and-keys", _slices([(10, 100, 20, 300, -79, 289)], 600, 800)),
+    Case("one-cell", _slices([(70, 71, 130, 131, 60, 60)], 200, 200)),
+    Case("square-bi-causal", _slices([(0, 200, 0, 200, 0, 0)], 200, 200)),
+]
+CASES = REGULAR + IRREGULAR + CORNER
+
+
+def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, dout on the GPU, seeded by the name."""
+    gen = torch.Generator("cuda").manual_seed(zlib.crc32(case.name.encode()))
+    heads_q, heads_kv = case.heads
+
+    def make(tokens: int, heads: int) -> Tensor:
+        pad = 1 if case.strided else 0
+        wide = torch.randn(
+            tokens, heads + pad, case.head_dim + 32 * pad, generator=gen, device="cuda"
+        ).to(case.dtype)
+        return wide[:, pad:, 16 * pad : 16 * pad + case.head_dim]
+
+    num_q, num_k = case.mask.total_seqlen_q, case.mask.total_seqlen_k
+    return make(num_q, heads_q), make(num_k, heads_kv), make(num_k, heads_kv), make(num_q, heads_q)
+
+
+def _table(mask: AttnMask) -> SliceTable:
+    return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
+
+
+@dataclass
+class Run:
+    """One case: what the fp64 reference says, and the arguments of the kernel."""
+
+    case: Case
+
+    def __post_init__(self) -> None:
+        q, k, v, dout = _inputs(self.case)
+        self.scale = self.case.head_dim**-0.5
+        table, reference = _table(self.case.mask), ReferenceBackend()
+        wide = [x.double() for x in (q, k, v, dout)]
+        out, lse = reference.forward(*wide[:3], table, self.scale)
+        delta = (out * wide[3]).sum(-1)
+        self.want = reference.backward(wide[3], *wide[:3], lse, delta, table, self.scale)
+        self.args = (dout, q, k, v, lse.float(), delta.float(), table, self.scale)
+        self.eager = _same_dtype_gradients(q, k, v, dout, self.case.mask, self.scale)
+
+    def check(self, grads: tuple[Tensor, Tensor, Tensor]) -> None:
+        """At most 1.5x the error of PyTorch in the same dtype plus one rounding step."""
+        step = torch.finfo(self.case.dtype).eps
+        for name, got, want, eager in zip(
+            ("dq", "dk", "dv"), grads, self.want, self.eager, strict=True
+        ):
+            assert torch.isfinite(got).all(), name
+            error = (got.double() - want).abs().max().item() if want.numel() else 0.0
+            usual = (eager.double() - want).abs().max().item() if want.numel() else 0.0
+            scale = max(want.abs().max().item() if want.numel() else 0.0, 1e-2)
+            assert error <= 1.5 * usual + step * scale, (name, error, usual)
+
+
+def _same_dtype_gradients(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, mask: AttnMask, scale: float
+) -> list[Tensor]:
+    """Dense attention of PyTorch in the dtype of q."""
+    visible = torch.from_numpy(mask.to_dense()).cuda()
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    repeat = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(repeat, 1) for x in leaves[1:])
+    scores = torch.einsum("thd,shd->hts", leaves[0], keys) * scale
+    hidden = ~visible & visible.any(-1, keepdim=True)
+    probs = scores.masked_fill(hidden, float("-inf")).softmax(-1) * visible.to(q.dtype)
+    torch.einsum("hts,shd->thd", probs, values).backward(dout)
+    return [x.grad for x in leaves]  # type: ignore[misc]
+
+
+def _poison(grads_of: Case) -> None:
+    """Fill the allocator's free memory with NaN, so that unwritten outputs show."""
+    for tokens, heads in (
+        (grads_of.mask.total_seqlen_q, grads_of.heads[0]),
+        *[(grads_of.mask.total_seqlen_k, grads_of.heads[1])] * 2,
+    ):
+        torch.full((tokens, heads, grads_of.head_dim), float("nan"), device="cuda")
+
+
+def _backward(run: Run, **options: object) -> tuple[Tensor, Tensor, Tensor]:
+    from megatron_magi.core.kernel.cuda_backward import cuda_backward
+
+    _poison(run.case)
+    return cuda_backward(*run.args, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_gradients(case: Case, deterministic: bool) -> None:
+    run = Run(case)
+    run.check(_backward(run, deterministic=deterministic))
+
+
+@pytest.mark.parametrize("case", REGULAR + IRREGULAR, ids=lambda c: c.name)
+def test_two_deterministic_runs_have_equal_bits(case: Case) -> None:
+    run = Run(case)
+    first = _backward(run, deterministic=True)
+    for _ in range(3):
+        again = _backward(run, deterministic=True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_accumulates_into_dq_in_place() -> None:
+    run = Run(Case("accumulate", _docs(100, 400)))
+    dq_acc = torch.randn(500, 4, 128, device="cuda")
+    before = dq_acc.clone()
+    dq, dk, dv = _backward(run, dq_acc=dq_acc)
+    assert dq is dq_acc
+    run.check((dq - before, dk, dv))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_masks(seed: int) -> None:
+    run = Run(random_case(seed))
+    run.check(_backward(run, deterministic=bool(seed % 2)))
+
+
+def random_case(seed: int) -> Case:
+    """Disjoint bands on a random grid, random heads, head_dim and dtype."""
+    rng = np.random.default_rng(seed)
+    num_q, num_k = (int(x) for x in rng.integers(1, 600, 2))
+    cuts_q, cuts_k = (
+        np.unique([0, n, *rng.integers(0, n + 1, rng.integers(0, 5))]) for n in (num_q, num_k)
+    )
+    rows = []
+    for q0, q1 in itertools.pairwise(cuts_q):
+        for k0, k1 in itertools.pairwise(cuts_k):
+            low, high = int(k0 - (q1 - 1)), int(k1 - 1 - q0)
+            a, b = sorted(int(x) for x in rng.integers(low, high + 1, 2))
+            kind = rng.integers(0, 4)
+            if kind == 1:
+                rows.append((q0, q1, k0, k1, low, high))
+            elif kind == 2:
+                rows.append((q0, q1, k0, k1, a, b))
+            elif kind == 3:
+                rows += [(q0, q1, k0, k1, low, a), (q0, q1, k0, k1, a + 1, high)]
+    heads_kv = int(rng.choice([1, 2, 3]))
+    return Case(
+        f"random-{seed}",
+        _slices(rows, num_q, num_k),
+        heads=(heads_kv * int(rng.choice([1, 2, 4])), heads_kv),
+        head_dim=int(rng.choice([64, 128])),
+        dtype=[torch.bfloat16, torch.float16][int(rng.integers(2))],
+    )
+
+
+def test_wrong_gradients_are_refused() -> None:
+    run = Run(Case("refused", masks.causal(64)))
+    dout, q, k, v, lse, delta, table, scale = run.args
+    from megatron_magi.core.kernel.cuda_backward import cuda_backward
+
+    with pytest.raises(TypeError, match=r"dout must have q's dtype and shape.*cast it"):
+        cuda_backward(dout.float(), q, k, v, lse, delta, table, scale)
+    with pytest.raises(TypeError, match=r"lse must be fp32.*pass what the forward returned"):
+        cuda_backward(dout, q, k, v, lse.double(), delta, table, scale)
+    with pytest.raises(ValueError, match=r"dq_acc must be fp32.*allocate it"):
+        cuda_backward(dout, q, k, v, lse, delta, table, scale, dq_acc=torch.zeros_like(q))

@@ -1,0 +1,161 @@
+"""The backward's work list against a dense mask, its deterministic order against a simulation."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_magi import masks
+from megatron_magi.core.native import solver
+
+TILE_Q, TILE_K = 64, 128
+
+
+@st.composite
+def slice_grids(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
+    """Disjoint banded slices on a random grid of q and k ranges, and the two lengths."""
+    num_q, num_k = draw(st.integers(1, 400)), draw(st.integers(1, 400))
+    cuts_q = sorted({0, num_q, *draw(st.lists(st.integers(0, num_q), max_size=4))})
+    cuts_k = sorted({0, num_k, *draw(st.lists(st.integers(0, num_k), max_size=4))})
+    rows = []
+    for q0, q1 in itertools.pairwise(cuts_q):
+        for k0, k1 in itertools.pairwise(cuts_k):
+            low, high = k0 - (q1 - 1), k1 - 1 - q0
+            bounds = sorted(draw(st.tuples(st.integers(low, high), st.integers(low, high))))
+            kind = draw(st.sampled_from(["none", "full", "band", "two bands"]))
+            if kind == "full":
+                rows.append((q0, q1, k0, k1, low, high))
+            elif kind == "band":
+                rows.append((q0, q1, k0, k1, *bounds))
+            elif kind == "two bands":
+                rows.append((q0, q1, k0, k1, low, bounds[0]))
+                rows.append((q0, q1, k0, k1, bounds[0] + 1, high))
+    return np.array(rows, dtype=np.int32).reshape(-1, 6), num_q, num_k
+
+
+def dense(slices: np.ndarray, num_q: int, num_k: int) -> np.ndarray:
+    q, k = np.arange(num_q)[:, None], np.arange(num_k)[None]
+    count = np.zeros((num_q, num_k), dtype=np.int32)
+    for q0, q1, k0, k1, lo, hi in slices.tolist():
+        count += (q >= q0) & (q < q1) & (k >= k0) & (k < k1) & (k - q >= lo) & (k - q <= hi)
+    return count
+
+
+def steps_of(work: dict, item: np.ndarray) -> list[tuple[int, int]]:
+    """(entry, first query row) of an item in walk order."""
+    steps = []
+    entries = range(item[2], item[3])
+    for e in reversed(entries) if work["descending"] else entries:
+        rows = list(range(work["entries"][e][0], work["entries"][e][1], TILE_Q))
+        steps += [(e, q) for q in (reversed(rows) if work["descending"] else rows)]
+    return steps
+
+
+@settings(max_examples=150, deadline=None)
+@given(slice_grids())
+def test_every_cell_once_and_every_key_row_once(case: tuple[np.ndarray, int, int]) -> None:
+    slices, num_q, num_k = case
+    work = solver.bwd_work_list(slices, num_q, num_k)
+    seen = np.zeros((num_q, num_k), dtype=np.int32)
+    written = np.zeros(num_k, dtype=np.int32)
+    total = 0
+    for item in work["items"].tolist():
+        k_start, k_rows, _, _, steps = item[:5]
+        assert 1 <= k_rows <= TILE_K
+        written[k_start : k_start + k_rows] += 1
+        walk = steps_of(work, item)
+        assert len(walk) == steps
+        total += steps
+        for e, q_tile in walk:
+            q_begin, q_end, k_lo, k_hi, d_lo, d_hi = work["entries"][e][:6].tolist()
+            assert q_begin <= q_tile < q_end and k_start <= k_lo < k_hi <= k_start + k_rows
+            box = np.array([[q_tile, min(q_tile + TILE_Q, q_end), k_lo, k_hi, d_lo, d_hi]])
+            seen += dense(box, num_q, num_k)
+    assert (written == 1).all()
+    np.testing.assert_array_equal(seen, dense(slices, num_q, num_k))
+    assert total == work["steps"] >= work["partial_steps"]
+    sizes = [int(item[4]) for item in work["items"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list[int]]:
+    """Items that add to each query row, in the order of a random legal execution.
+
+    ``width`` items run at a time, started in list order; a step runs when enough earlier visits of
+    its cells have signalled, as in BwdCells of csrc/flex_attn/bwd/bwd_kernel.cuh.
+    """
+    rng = random.Random(seed)
+    signals = [0] * (num_q // TILE_Q + 2)
+    order: list[list[int]] = [[] for _ in range(num_q)]
+    waiting = list(range(len(work["items"])))
+    running: dict[int, int] = {}
+    walks = {i: steps_of(work, item) for i, item in enumerate(work["items"].tolist())}
+    while waiting or running:
+        while waiting and len(running) < width:
+            running[waiting.pop(0)] = 0
+        ready = []
+        for i, step in running.items():
+            if step < len(walks[i]):
+                at = work["items"][i][5] + 2 * step
+                cell = walks[i][step][1] // TILE_Q
+                first, second = work["visits"][at : at + 2].tolist()
+                if signals[cell] < first or signals[cell + 1] < second:
+                    continue
+            ready.append(i)
+        assert ready, "every running item waits: a deadlock"
+        i = rng.choice(ready)
+        if running[i] == len(walks[i]):
+            del running[i]
+            continue
+        e, q = walks[i][running[i]]
+        for row in range(q, min(q + TILE_Q, work["entries"][e][1])):
+            order[row].append(e)
+        signals[q // TILE_Q] += 1
+        if q % TILE_Q:
+            signals[q // TILE_Q + 1] += 1
+        running[i] += 1
+    return order
+
+
+@settings(max_examples=60, deadline=None)
+@given(slice_grids(), st.integers(0, 2**16), st.integers(1, 6))
+def test_deterministic_order_is_kept_and_never_deadlocks(
+    case: tuple[np.ndarray, int, int], seed: int, width: int
+) -> None:
+    slices, num_q, num_k = case
+    work = solver.bwd_work_list(slices, num_q, num_k, deterministic=True)
+    once = run_in_any_order(work, num_q, seed, width)
+    assert once == run_in_any_order(work, num_q, seed + 1, 1)
+
+
+def test_documents_start_their_own_tiles() -> None:
+    mask = masks.from_cu_seqlens([0, 1000, 2300, 2310], causal=False)
+    work = solver.bwd_work_list(mask.slices, 2310, 2310)
+    # 8 x 16 and 11 x 21 tiles; the ten tokens at the end share the last tile of their neighbour.
+    assert work["steps"] == 8 * 16 + 11 * 21 + 1
+    assert len(work["items"]) == 8 + 11
+
+
+def test_unseen_keys_are_items_without_steps() -> None:
+    work = solver.bwd_work_list(np.array([[0, 10, 0, 10, -9, 9]], np.int32), 10, 300)
+    assert sorted(work["items"][:, 4].tolist()) == [0, 0, 1]
+
+
+def test_few_items_split_the_group_and_many_do_not() -> None:
+    def schedule(length: int) -> dict:
+        mask = masks.full(length, length)
+        return solver.bwd_work_list(mask.slices, length, length, 64, 8)
+
+    assert schedule(256)["num_splits"] > 1
+    assert schedule(16384)["num_splits"] == 1
+    assert 8 % schedule(4096)["heads_per_section"] == 0
+
+
+def test_slices_outside_the_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"must lie in 10 queries x 20 keys, got q .*; cut it"):
+        solver.bwd_work_list(np.array([[0, 11, 0, 10, -9, 9]], np.int32), 10, 20)
