@@ -2,6 +2,7 @@
 """Train a recipe on stock megatron-core.
 
     python scripts/pretrain.py recipes/tiny_llama_cpu.yaml [section.key=value ...]
+    python scripts/pretrain.py recipes/llama3_1b_h200.yaml --dry-run
     torchrun --nproc-per-node 8 scripts/pretrain.py recipes/llama3_1b_h200.yaml
 
 Alone it starts the recipe's tp * pp * cp * dp processes on this machine; under torchrun it joins.
@@ -17,6 +18,7 @@ from functools import partial
 from megatron_magi.training.checkpoint_folder import checkpoint_to_load
 from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
 from megatron_magi.training.data import check_files
+from megatron_magi.training.dry_run import dry_run, report
 from megatron_magi.training.processes import Place, process_groups, run_local
 from megatron_magi.training.recipe import load_recipe, to_yaml
 
@@ -28,12 +30,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("recipe", help="YAML file; every key is a field of RunConfig")
     parser.add_argument("overrides", nargs="*", help="section.key=value, null for None")
     parser.add_argument("--print-config", action="store_true", help="print every value and stop")
-    args = parser.parse_args(arguments)
+    parser.add_argument("--dry-run", action="store_true", help="say what would run and stop")
+    parser.add_argument("--mfu", type=float, default=0.4, help="assumed by --dry-run (%(default)s)")
+    parser.add_argument(
+        "--peak-tflops",
+        type=float,
+        default=989.0,
+        help="of a rank, assumed by --dry-run (%(default)s: dense bf16 of an H100 or H200)",
+    )
+    args = parser.parse_intermixed_args(arguments)
     place = _launched_place()
     try:
         config = load_recipe(args.recipe, args.overrides)
         if args.print_config:
             print(to_yaml(config), end="")
+            return 0
+        if args.dry_run:
+            world_size = place.world_size if place else None
+            if place is None or place.rank == 0:
+                print(report(dry_run(config, world_size), args.mfu, args.peak_tflops))
             return 0
         num_processes = config.parallel.model_size * (config.parallel.dp or 1)
         data_parallel_size(config, place.world_size if place else num_processes)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from megatron_magi.core.mask.builders import causal, cu_seqlens_from_eod, from_cu_seqlens
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.config import DataConfig, RecipeError
+from megatron_magi.training.index_file import IndexFile
 
 T = TypeVar("T")
 
@@ -101,8 +102,7 @@ class PackedDataset:
             document = int(documents[slot])
             length = min(missing, int(self.lengths[document]) - offset)
             if length:
-                piece = self.indexed.get(document, offset=offset, length=length)
-                pieces.append(np.asarray(piece, dtype=np.int64))
+                pieces.append(self.indexed.get(document, offset, length))
                 used.append(document)
             missing, offset, slot = missing - length, 0, slot + 1
         return np.concatenate(pieces), tuple(used)
@@ -202,19 +202,15 @@ def _read_names(prefix: str) -> list[str] | None:
     return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
 
 
-def _open_indexed(config: DataConfig) -> Any:
+def _open_indexed(config: DataConfig) -> IndexFile:
     check_files(config)
-    from megatron_magi.adapter.compat import require_megatron
-
-    require_megatron()
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    indexed = IndexedDataset(config.path)
+    indexed = IndexFile(config.path)
     for document in range(min(len(indexed), 16)):
-        if indexed[document][-1] != config.eod_token:
+        last = int(indexed.get(document)[-1])
+        if last != config.eod_token:
             raise RecipeError(
-                f"every document must end with data.eod_token {config.eod_token}, got "
-                f"{int(indexed[document][-1])} at the end of document {document} of "
-                f"{config.path}; set data.eod_token, or pack with an EOD (--append-eod)"
+                f"every document must end with data.eod_token {config.eod_token}, got {last} at "
+                f"the end of document {document} of {config.path}; set data.eod_token, or pack "
+                f"with an EOD (--append-eod)"
             )
     return indexed

@@ -14,11 +14,13 @@ from megatron_magi.training.config import DataConfig, RecipeError
 from megatron_magi.training.corpus import ByteTokenizer, Document, limit_bytes, pack, read_documents
 from megatron_magi.training.data import (
     PackedDataset,
+    is_held_out,
     microbatch_indices,
     move_boundary,
     prefetch,
     sample_mask,
 )
+from megatron_magi.training.index_file import IndexFile
 
 EOD = 256
 LENGTHS = (5, 40, 1, 17, 64, 3, 90, 2, 33)
@@ -54,7 +56,7 @@ def test_every_text_reads_back_with_its_eod(prefix: Path) -> None:
     dataset = open_dataset(prefix)
     assert dataset.lengths.tolist() == [n + 1 for n in LENGTHS]
     for i, text in enumerate(TEXTS):
-        ids = np.asarray(dataset.indexed[i])
+        ids = dataset.indexed.get(i)
         assert ids[-1] == EOD
         assert ByteTokenizer().decode(ids) == text
 
@@ -230,3 +232,73 @@ def test_bad_input_files(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="one document or more"):
         pack([], tmp_path / "none", ByteTokenizer())
     assert not Path(f"{tmp_path}/none.bin").exists()
+
+
+@pytest.mark.parametrize("vocab_size", [257, 200_000], ids=["uint16", "int32"])
+def test_files_are_read_as_megatron_reads_them(tmp_path: Path, vocab_size: int) -> None:
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+
+    dtype = DType.optimal_dtype(vocab_size)
+    builder = IndexedDatasetBuilder(f"{tmp_path}/d.bin", dtype=dtype)
+    rng = np.random.RandomState(3)
+    for length in (1, 7, 30):
+        builder.add_document(rng.randint(0, vocab_size, length), [length])
+    builder.finalize(f"{tmp_path}/d.idx")
+    ours, theirs = IndexFile(f"{tmp_path}/d"), IndexedDataset(f"{tmp_path}/d")
+    assert len(ours) == len(theirs) == 3
+    assert np.array_equal(ours.sequence_lengths, theirs.sequence_lengths)
+    for i in range(3):
+        assert np.array_equal(ours.get(i), theirs.get(i))
+    assert np.array_equal(ours.get(2, 5, 9), theirs.get(2, offset=5, length=9))
+
+
+def test_another_kind_of_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "d.bin").write_bytes(b"")
+    (tmp_path / "d.idx").write_bytes(b"something else")
+    with pytest.raises(RecipeError, match="another kind of file"):
+        IndexFile(f"{tmp_path}/d")
+
+
+# Held-out documents.
+
+
+def test_validation_and_training_share_no_document(prefix: Path) -> None:
+    config = DataConfig(path=str(prefix), seq_length=24)
+    train = PackedDataset(config, 1, held_out=0.3)
+    held = PackedDataset(config, 1, held_out=0.3, validation=True)
+    together = sorted([*train.documents, *held.documents])
+    assert together == list(range(len(train.lengths)))
+    assert len(held.documents) and len(train.documents)
+    for dataset in (train, held):
+        mine = set(dataset.documents.tolist())
+        used = [set(dataset[i].documents) for i in range(2 * dataset.samples_per_epoch)]
+        assert set().union(*used) <= mine
+    other_seed = PackedDataset(config, 2, held_out=0.3, validation=True)
+    assert np.array_equal(other_seed.documents, held.documents)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.1, 0.5])
+def test_the_held_out_share_is_even(fraction: float) -> None:
+    chosen = is_held_out(10_000, fraction)
+    assert abs(int(chosen.sum()) - 10_000 * fraction) <= 3
+    for block in chosen.reshape(10, -1):
+        assert abs(int(block.sum()) - 1000 * fraction) <= 3
+    assert np.array_equal(is_held_out(100, fraction), chosen[:100])  # more data changes nothing
+
+
+def test_holding_nothing_out_changes_nothing(prefix: Path) -> None:
+    plain = open_dataset(prefix)
+    same = PackedDataset(plain.config, plain.seed, held_out=0.0)
+    assert np.array_equal(plain.documents, np.arange(len(plain.lengths)))
+    assert np.array_equal(plain[3].tokens, same[3].tokens)
+
+
+def test_too_little_to_hold_out_is_one_clear_error(prefix: Path) -> None:
+    config = DataConfig(path=str(prefix), seq_length=200)
+    with pytest.raises(RecipeError, match=r"200 for validation, got \d+ .*change validation"):
+        PackedDataset(config, 1, held_out=0.1, validation=True)
+
+
+def test_a_later_start_reads_what_would_have_come() -> None:
+    whole = list(islice(microbatch_indices(6, 1, 3), 8))
+    assert list(islice(microbatch_indices(6, 1, 3, first=12), 4)) == whole[4:]

@@ -78,6 +78,9 @@ BAD = [
     Bad("dense", ("attention=dense", "parallel.cp=2"), ("needs parallel.cp 1", "got cp 2")),
     Bad("warmup", ("optimizer.warmup_iters=100",), ("below the 100 decay iterations",)),
     Bad("min_lr", ("optimizer.min_lr=1",), ("optimizer.min_lr must lie between 0",)),
+    Bad("held_out", ("validation.fraction=1",), ("at least 0 and below 1, got 1.0",)),
+    Bad("nothing_held_out", ("validation.interval=5",), ("set validation.fraction=0.02",)),
+    Bad("keep", ("checkpoint.keep=0",), ("checkpoint.keep must be positive, got 0",)),
     Bad("no_data", ("data.path=''",), ("data.path must name packed data", "prepare_data")),
     Bad("magi_value", ("magi.max_imbalance=0.5",), ("max_imbalance must be >= 1.0, got 0.5",)),
 ]

@@ -7,11 +7,18 @@ import signal
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 
-from megatron_magi.training import loop, processes
+from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter.init import named_global_parameters
+from megatron_magi.training import loop, model, processes
+from megatron_magi.training.checkpoint import TrainingState
 from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.data import PackedDataset
+from megatron_magi.training.microbatch import microbatch_streams
+from megatron_magi.training.optimizer import build_optimizer
 from megatron_magi.training.recipe import build_config
-from megatron_magi.training.step import TrainingStopped
+from megatron_magi.training.step import StepSchedule, TrainingStopped
 
 processes.quiet_megatron()
 
@@ -54,3 +61,70 @@ def _config(recipe: dict[str, Any]) -> RunConfig:
     from omegaconf import OmegaConf
 
     return build_config([OmegaConf.create(recipe)])
+
+
+def measure(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What this rank really holds: parameters by global name, bytes by part, saved activations."""
+    config = _config(recipe)
+    processes._initialize_megatron(config)
+    model_config = model.transformer_config(config)
+    chunks = model.build_model(config, model_config)
+    state = TrainingState(chunks, *build_optimizer(config, chunks))
+    dataset = PackedDataset(config.data, config.train.seed)
+    cpu = torch.device("cpu")
+    streams = microbatch_streams(dataset, config, model_config, cpu)
+    schedule = StepSchedule(config, model_config, chunks, cpu)
+    saved = _SavedBytes(chunks)
+    if config.parallel.pp == 1:
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda x: x):
+            local = next(streams[0]).local(True, cpu, parallel_state.get_context_parallel_group())
+            output = chunks[0](**local.model_inputs())
+        del output
+    loop._train_step(schedule, streams, dataset, state)
+    parts = getattr(state.optimizer, "chained_optimizers", [state.optimizer])
+    return {
+        "parameters": {
+            name: list(p.shape)
+            for chunk in gpt_chunks(chunks)
+            for name, p in named_global_parameters(chunk)
+        },
+        "weights": _unique_bytes(p for chunk in chunks for p in chunk.parameters()),
+        "gradients": _unique_bytes(b.grad_data for chunk in chunks for b in chunk.buffers),
+        "optimizer": _optimizer_bytes(parts, chunks),
+        "activations": saved.total,
+    }
+
+
+class _SavedBytes:
+    """Bytes of the storages autograd keeps, each counted once, parameters left out."""
+
+    def __init__(self, chunks: list[Any]) -> None:
+        self.skip = {p.untyped_storage().data_ptr() for c in chunks for p in c.parameters()}
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage().data_ptr()
+        if storage not in self.skip and storage not in self.kept:
+            self.kept[storage] = x  # alive until the end, so that no address is used twice
+        return x
+
+    @property
+    def total(self) -> int:
+        return sum(x.untyped_storage().nbytes() for x in self.kept.values())
+
+
+def _unique_bytes(tensors: Any) -> int:
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def _optimizer_bytes(parts: list[Any], chunks: list[Any]) -> int:
+    """Adam's moments, and main weights where they are not the model's own storage."""
+    mine = {p.untyped_storage().data_ptr() for c in chunks for p in c.parameters()}
+    tensors = []
+    for part in parts:
+        for group in part.optimizer.param_groups:
+            tensors += [p for p in group["params"] if p.untyped_storage().data_ptr() not in mine]
+        for state in part.optimizer.state.values():
+            tensors += [x for x in state.values() if x.dim() > 0]
+    return _unique_bytes(tensors)

@@ -1,0 +1,229 @@
+"""What a dry run says, against the model, optimizer and autograd graph of a real run."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron_magi.core.mask.builders import from_cu_seqlens
+from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.data import PackedDataset
+from megatron_magi.training.dry_run import assumed_sample, dry_run, report
+from megatron_magi.training.memory import (
+    activation_bytes,
+    chunks_in_flight,
+    layer_bytes,
+    rank_memory,
+    receive_bytes,
+)
+from megatron_magi.training.parameters import model_parameters, rank_parameters
+from megatron_magi.training.recipe import build_config, load_recipe
+
+ROOT = Path(__file__).parents[2]
+RUNS: dict[str, dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "wide": {"model": {"ffn_hidden_size": 256, "num_query_groups": 4, "tie_embeddings": False}},
+    "bf16": {"train": {"dtype": "bf16"}},
+    "full": {"train": {"recompute": "full"}},
+    "attention": {"train": {"recompute": "attention"}},
+    "tp2": {"parallel": {"tp": 2}},
+    "tp2_sp": {"parallel": {"tp": 2, "sequence_parallel": True}},
+    "cp2_sharded": {"parallel": {"cp": 2, "distributed_optimizer": True}},
+    "bf16_sharded": {
+        "parallel": {"dp": 2, "distributed_optimizer": True},
+        "train": {"dtype": "bf16"},
+    },
+    "pp2": {"parallel": {"pp": 2}},
+    "pp2_untied": {"parallel": {"pp": 2}, "model": {"tie_embeddings": False}},
+}
+
+
+@pytest.fixture(scope="module")
+def recipes(
+    tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Callable[..., dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("runs")
+    model = {"hidden_size": 64, "ffn_hidden_size": 192}
+    return {
+        name: tiny_recipe(
+            name,
+            folder,
+            **{**sections, "model": {**model, **sections.get("model", {})}},
+            data={"seq_length": 128},
+        )
+        for name, sections in RUNS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def results(
+    recipes: dict[str, dict[str, Any]], run_training_jobs: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    return run_training_jobs(
+        [
+            {
+                "name": name,
+                "function": "measure",
+                "kwargs": {"recipe": recipe},
+                "world": math.prod(
+                    v
+                    for k, v in recipe.get("parallel", {}).items()
+                    if k in ("tp", "pp", "cp", "dp")
+                ),
+            }
+            for name, recipe in recipes.items()
+        ]
+    )
+
+
+def config_of(recipe: dict[str, Any]) -> RunConfig:
+    from omegaconf import OmegaConf
+
+    return build_config([OmegaConf.create(recipe)])
+
+
+def measured(results: dict[str, Any], name: str) -> Any:
+    assert "error" not in results[name], results[name]["error"]
+    return results[name]["values"]
+
+
+def part_of(name: str) -> str:
+    if "norm" in name:
+        return "norms"
+    if "self_attention" in name:
+        return "attention"
+    return "mlp" if ".mlp." in name else name.split(".")[0].replace("_layer", "")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_parameters_are_counted_exactly_by_part(
+    results: dict[str, Any], recipes: dict[str, Any], name: str
+) -> None:
+    config = config_of(recipes[name])
+    for rank, values in enumerate(measured(results, name)):
+        stage = rank if config.parallel.pp > 1 else 0
+        expected = rank_parameters(config, stage)
+        if stage and config.model.tie_embeddings:  # the copy has the embedding's name
+            expected["embedding"] = expected.pop("output")
+        counted = dict.fromkeys(expected, 0)
+        for parameter, shape in values["parameters"].items():
+            counted[part_of(parameter)] += math.prod(shape)
+        assert counted == expected
+    if config.parallel.model_size == 1:
+        assert sum(model_parameters(config).values()) == sum(expected.values())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_bytes_of_weights_gradients_and_optimizer(
+    results: dict[str, Any], recipes: dict[str, Any], name: str
+) -> None:
+    run = dry_run(config_of(recipes[name]))
+    for rank, values in enumerate(measured(results, name)):
+        memory = run.memory[rank if len(run.memory) > 1 else 0]
+        assert memory.weights == pytest.approx(values["weights"], rel=0.01)
+        assert memory.gradients == pytest.approx(values["gradients"], rel=0.01)
+        assert memory.optimizer == pytest.approx(values["optimizer"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", [n for n in RUNS if not n.startswith("pp2")])
+def test_kept_activations(results: dict[str, Any], recipes: dict[str, Any], name: str) -> None:
+    config = config_of(recipes[name])
+    tokens = config.data.seq_length // config.parallel.cp
+    estimate = activation_bytes(config, tokens, dp=1, stage=0, fused_norms=False)
+    if name == "full":  # kept by autograd: without the layer that is computed again in backward
+        estimate -= layer_bytes(config, tokens, fused_norms=False)
+    for values in measured(results, name):
+        assert estimate == pytest.approx(values["activations"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "batch", "expected"),
+    [
+        (1, None, 8, [1]),
+        (4, None, 8, [4, 3, 2, 1]),
+        (4, None, 2, [2, 2, 2, 1]),
+        (2, 2, 8, [5, 3]),
+        (2, 2, 2, [4, 3]),
+    ],
+)
+def test_microbatches_in_flight(pp: int, vpp: int | None, batch: int, expected: list[int]) -> None:
+    recipe = {"data": {"path": "x"}, "train": {"global_batch_size": batch}}
+    config = config_of({**recipe, "parallel": {"pp": pp, "vpp": vpp}})
+    assert [chunks_in_flight(config, 1, stage) for stage in range(pp)] == expected
+
+
+def test_plan_work_and_area_are_those_of_the_first_batch(
+    recipes: dict[str, dict[str, Any]],
+) -> None:
+    config = config_of({**recipes["plain"], "parallel": {"cp": 4}})
+    run = dry_run(config)
+    dataset = PackedDataset(config.data, config.train.seed)
+    masks = [
+        from_cu_seqlens(dataset[n].cu_seqlens, causal=True)
+        for n in range(config.train.global_batch_size)
+    ]
+    assert run.area == sum(mask.area() for mask in masks)
+    assert run.plan is not None and run.plan.mask == masks[0]
+    rows = run.plan.rows_received
+    kv = 2 * config.model.num_query_groups * config.model.kv_channels
+    assert 0 < receive_bytes(config, run.plan) <= 2 * 4 * kv * int(rows.max())
+    assert run.tokens == 2 * 128
+    assert run.epochs == pytest.approx(6 * 2 / dataset.samples_per_epoch)
+    one, three = run.step_seconds(0.5, 100.0), run.step_seconds(0.5, 300.0)
+    assert one == pytest.approx(run.flops / (4 * 50e12)) and three == pytest.approx(one / 3)
+
+
+def test_without_data_documents_are_assumed(recipes: dict[str, dict[str, Any]]) -> None:
+    recipe = {**recipes["plain"], "data": {"path": "nowhere", "seq_length": 4096}}
+    run = dry_run(config_of(recipe))
+    assert run.epochs is None
+    assert "assumed documents (no data at nowhere)" in report(run, 0.4, 989.0)
+    counts = [len(assumed_sample(run.config, n).cu_seqlens) - 1 for n in range(50)]
+    assert 4 < np.mean(counts) < 16
+    again = assumed_sample(run.config, 0).cu_seqlens
+    assert np.array_equal(assumed_sample(run.config, 0).cu_seqlens, again)
+
+
+def test_the_1b_recipe_is_1_24_billion_parameters() -> None:
+    run = dry_run(load_recipe(ROOT / "recipes" / "llama3_1b_h200.yaml", ["data.path=nowhere"]))
+    assert sum(model_parameters(run.config).values()) == 1_235_814_400
+    text = report(run, 0.4, 989.0)
+    assert "parameters  1,235,814,400: embedding 262,668,288" in text
+    assert "4 processes: tp 1 pp 1 cp 4 dp 1, distributed optimizer" in text
+    sharded = rank_memory(run.config, run.plan, 1, 0)
+    assert sharded.optimizer == 12 * 1_235_814_400 // 4
+
+
+def test_errors_of_the_start_are_errors_of_the_dry_run(recipes: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="needs a whole checkpoint"):
+        dry_run(config_of({**recipes["plain"], "checkpoint": {"load": "latest"}}))
+    with pytest.raises(RecipeError, match="number of processes must be"):
+        dry_run(config_of({**recipes["plain"], "parallel": {"cp": 2}}), world_size=3)
+
+
+def test_the_script_starts_nothing_and_imports_no_megatron(recipes: dict[str, Any]) -> None:
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert not any(m.startswith('megatron.core') for m in sys.modules)"
+    )
+    data = recipes["plain"]["data"]["path"]
+    script = [str(ROOT / "scripts" / "pretrain.py"), str(ROOT / "recipes" / "tiny_llama_cpu.yaml")]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *script, "--dry-run", "--mfu", "0.5", f"data.path={data}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "dry run: nothing was started" in ran.stdout
+    assert "at 50 % of 989 TFLOP/s a rank" in ran.stdout
