@@ -16,8 +16,11 @@ from megatron_magi.core.native import solver
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-PADDING_UNIT = 128
-"""Where padding is needed anyway, ranks are padded to a multiple of up to this many rows."""
+PADDING_UNIT = 4096
+"""Where padding is needed, ranks are padded to a multiple of up to this many rows."""
+
+USEFUL_CHUNKS = range(8, 65)
+"""Chunks per rank with which balance is in reach and planning is quick."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +118,16 @@ def num_local_tokens(
     """Rows of every rank: a function of lengths and config only, never of the mask.
 
     A multiple of ``token_multiple`` and of a fixed ``chunk_size``. Without a fixed chunk size no
-    row is added where the sequence divides evenly; where it does not, ranks are padded up to a
-    multiple of a power of two (at most 128, at most 1/32 of the rank), so that a prime length still
-    has chunks of useful sizes.
+    row is added where the sequence divides evenly and a rank's share divides into 8 to 64 chunks
+    (or there is one rank); elsewhere ranks are padded up to a multiple of a power of two (at most
+    4096, at most 1/32 of the rank), so that a prime length still has chunks of useful sizes.
     """
     unit = math.lcm(token_multiple, config.chunk_size or 1)
-    if config.chunk_size is None and total_seqlen % (cp_size * unit):
+    per_rank, rest = divmod(total_seqlen, cp_size * unit)
+    is_even = rest == 0 and (
+        cp_size == 1 or any(per_rank * unit % count == 0 for count in USEFUL_CHUNKS)
+    )
+    if config.chunk_size is None and not is_even:
         per_rank = -(-total_seqlen // cp_size)
         padding = 1
         while padding < PADDING_UNIT and padding * 64 <= per_rank:

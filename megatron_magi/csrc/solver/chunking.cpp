@@ -85,14 +85,18 @@ Candidate best_candidate(const DispatchProblem& problem) {
 
 std::vector<int64_t> chunk_candidates(int64_t num_local_tokens, int64_t tile_q) {
   std::vector<int64_t> all, tiled;
+  int64_t finest_tiled = 0;  // chunks per rank
   for (int64_t per_rank = 1; per_rank <= std::min(kMaxChunksPerRank, num_local_tokens);
        ++per_rank) {
     if (num_local_tokens % per_rank != 0) continue;
     const int64_t size = num_local_tokens / per_rank;
     all.push_back(size);
-    if (size % tile_q == 0) tiled.push_back(size);
+    if (size % tile_q == 0) {
+      tiled.push_back(size);
+      finest_tiled = per_rank;
+    }
   }
-  return tiled.empty() ? all : tiled;
+  return finest_tiled < kFewChunksPerRank ? all : tiled;
 }
 
 Dispatch solve_dispatch(const DispatchProblem& problem) {

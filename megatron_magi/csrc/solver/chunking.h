@@ -38,8 +38,12 @@ inline constexpr int64_t kBorderRows = 128;
 // for balance, but chunks of 512 rows are hardly halved for it.
 inline constexpr int64_t kOverCapPercent = 20;
 
+// With fewer chunks per rank, balance is often out of reach.
+inline constexpr int64_t kFewChunksPerRank = 8;
+
 // Chunk sizes worth trying, largest first: the divisors of `num_local_tokens` that are multiples of
-// `tile_q`, or all divisors if there is none, with at most kMaxChunksPerRank chunks per rank.
+// `tile_q`, or all divisors if those leave fewer than kFewChunksPerRank chunks per rank, with at
+// most kMaxChunksPerRank chunks per rank.
 std::vector<int64_t> chunk_candidates(int64_t num_local_tokens, int64_t tile_q);
 
 // Throws std::invalid_argument for a chunk_size that does not divide num_local_tokens.
