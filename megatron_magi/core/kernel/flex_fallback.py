@@ -1,0 +1,254 @@
+"""PyTorch's FlexAttention behind the AttnBackend protocol, for GPUs without our own kernels.
+
+The block mask comes straight from the slices (no dense mask is ever made), the test inside a block
+from the intervals of keys that a row sees. Slower than the CUDA backend; chosen explicitly or where
+the GPU is not a Hopper, and logged by ``select_backend``.
+Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, R intervals.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.backend import OutLse, acc_dtype
+from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.slice_table import SliceTable
+
+BLOCK = 128
+"""Side of a block of the block mask, FlexAttention's default."""
+
+MAX_INTERVALS = 32
+"""Most slices that may meet one row: each costs two comparisons per cell of a partial block."""
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class FlexBackend:
+    """Forward and backward by FlexAttention, compiled on GPUs and eager on the CPU (tests).
+
+    A stage's backward runs its forward again: FlexAttention's backward wants the stage's own out
+    and lse, while the protocol hands over the final lse only.
+    """
+
+    name = "flex"
+
+    def forward(
+        self,
+        q_THD: Tensor,
+        k_SGD: Tensor,
+        v_SGD: Tensor,
+        table: SliceTable,
+        softmax_scale: float,
+        *,
+        prev: OutLse | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> OutLse:
+        """See AttnBackend.
+
+        Raises:
+            NotImplementedError: a dtype, head_dim or mask that FlexAttention cannot take.
+        """
+        out, lse = self._attend(q_THD, k_SGD, v_SGD, table, softmax_scale)
+        if prev is None:
+            return out.to(out_dtype or q_THD.dtype), lse
+        merge_(*prev, out.to(prev[0].dtype), lse)
+        return prev
+
+    def backward(
+        self,
+        dout_THD: Tensor,
+        q_THD: Tensor,
+        k_SGD: Tensor,
+        v_SGD: Tensor,
+        lse_TH: Tensor,
+        delta_TH: Tensor,
+        table: SliceTable,
+        softmax_scale: float,
+        *,
+        dq_acc: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See AttnBackend; raises as ``forward``.
+
+        With w = exp(lse of this stage - final lse), out = sum of w * stage out, so the stage's out
+        has the gradient w * dout and its lse has w * (rowsum(stage out * dout) - delta).
+        """
+        acc = acc_dtype(q_THD.dtype)
+        q, k, v = leaves = [x.detach().requires_grad_() for x in (q_THD, k_SGD, v_SGD)]
+        with torch.enable_grad():
+            out, lse = self._attend(q, k, v, table, softmax_scale)
+        with torch.no_grad():
+            empty = lse == -torch.inf
+            weight = (lse - lse_TH).masked_fill_(empty, -torch.inf).exp_()
+            dout = weight.unsqueeze(-1) * dout_THD
+            dlse = (out * dout).sum(-1) - weight * delta_TH
+        grads: tuple[Tensor | None, ...] = (None, None, None)  # nothing is visible
+        if out.requires_grad:
+            grads = torch.autograd.grad(
+                (out, lse), leaves, (dout.to(out.dtype), dlse.to(lse.dtype)), allow_unused=True
+            )
+        dq, dk, dv = (
+            torch.zeros_like(leaf, dtype=acc) if grad is None else grad.to(acc)
+            for leaf, grad in zip(leaves, grads, strict=True)
+        )
+        return dq if dq_acc is None else dq_acc.add_(dq), dk, dv
+
+    def _attend(
+        self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, table: SliceTable, softmax_scale: float
+    ) -> OutLse:
+        """out [T, H, D] and lse [T, H] in the accumulation dtype, differentiable."""
+        check_inputs(q_THD)
+        acc = acc_dtype(q_THD.dtype)
+        if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
+            out = torch.zeros(q_THD.shape, dtype=acc, device=q_THD.device)
+            return out, torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device)
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
+        out, lse = _flex(q_THD.device.type)(
+            q,
+            k,
+            v,
+            block_mask=block_mask(table, q_THD.device),
+            scale=softmax_scale,
+            enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
+            return_lse=True,
+        )
+        out, lse = out[0].transpose(0, 1).to(acc), lse[0].T.to(acc)
+        # Rows that see nothing, whatever this version of PyTorch makes of them.
+        empty = row_intervals(table, q_THD.device)[2].unsqueeze(-1)
+        lse = lse.masked_fill(empty, -torch.inf)
+        return out.masked_fill(empty.unsqueeze(-1), 0.0), lse
+
+
+def check_inputs(q_THD: Tensor) -> None:
+    """What FlexAttention demands beyond flex_attn.check_qkv."""
+    if q_THD.dtype not in DTYPES:
+        raise NotImplementedError(
+            f"FlexAttention takes bf16, fp16 and fp32, got {q_THD.dtype}; cast the inputs or use "
+            f"backend='reference'"
+        )
+    if q_THD.shape[2] < 16:
+        raise NotImplementedError(
+            f"FlexAttention needs head_dim 16 or more, got {q_THD.shape[2]}; pad the heads or use "
+            f"backend='reference'"
+        )
+
+
+@functools.lru_cache(maxsize=2)
+def _flex(device_type: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if device_type == "cpu":
+        return _without_warnings(flex_attention)
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The eager CPU form is for tests; that it is slow need not be said each time."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*args, **kwargs)
+
+    return call
+
+
+def row_intervals(table: SliceTable, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """(first [R, T], last [R, T], empty [T]): row q sees keys first[r, q] <= k < last[r, q].
+
+    Raises:
+        NotImplementedError: more than MAX_INTERVALS slices meet one row.
+    """
+    key = ("flex intervals", device)
+    if key not in table.cache:
+        first, last = _intervals(table.slices, table.num_q)
+        empty = (last <= first).all(0)
+        table.cache[key] = tuple(torch.from_numpy(x).to(device) for x in (first, last, empty))
+    return table.cache[key]
+
+
+def _intervals(
+    slices: npt.NDArray[np.int32], num_q: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    count = np.zeros(num_q, dtype=np.int64)
+    for q0, q1, *_ in slices.tolist():
+        count[q0:q1] += 1
+    needed = int(count.max(initial=0))
+    if needed > MAX_INTERVALS:
+        raise NotImplementedError(
+            f"the flex backend takes up to {MAX_INTERVALS} slices that meet one query row, got "
+            f"{needed}; merge slices or use backend='reference'"
+        )
+    first = np.zeros((max(needed, 1), num_q), dtype=np.int32)
+    last = np.zeros_like(first)
+    count[:] = 0
+    for q0, q1, k0, k1, d_lo, d_hi in slices.tolist():
+        rows = np.arange(q0, q1)
+        first[count[q0:q1], rows] = np.maximum(k0, rows + d_lo)
+        last[count[q0:q1], rows] = np.minimum(k1, rows + d_hi + 1)
+        count[q0:q1] += 1
+    return first, last
+
+
+def block_mask(table: SliceTable, device: torch.device) -> Any:
+    """FlexAttention's BlockMask of the table, made once per device."""
+    key = ("flex block mask", device)
+    if key not in table.cache:
+        table.cache[key] = _make_block_mask(table, device)
+    return table.cache[key]
+
+
+def _make_block_mask(table: SliceTable, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    first, last, _ = row_intervals(table, device)
+    num_intervals = first.shape[0]
+
+    def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        seen = (k >= first[0, q]) & (k < last[0, q])
+        for r in range(1, num_intervals):
+            seen = seen | ((k >= first[r, q]) & (k < last[r, q]))
+        return seen
+
+    partial, full = block_kinds(table)
+    return BlockMask.from_kv_blocks(
+        *_block_lists(partial, device),
+        *_block_lists(full, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible,
+        seq_lengths=(table.num_q, table.num_k),
+    )
+
+
+def block_kinds(table: SliceTable) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """bool [q blocks, k blocks] each: some cells are visible, and one slice covers all cells."""
+    num_q, num_k = -(-table.num_q // BLOCK), -(-table.num_k // BLOCK)
+    some = np.zeros((num_q, num_k), dtype=np.bool_)
+    full = np.zeros_like(some)
+    for q0, q1, k0, k1, d_lo, d_hi in table.slices.tolist():
+        rows = slice(q0 // BLOCK, -(-q1 // BLOCK))
+        keys = slice(k0 // BLOCK, -(-k1 // BLOCK))
+        q = np.arange(num_q)[rows, None] * BLOCK
+        k = np.arange(num_k)[None, keys] * BLOCK
+        q_first, q_last = np.maximum(q, q0), np.minimum(q + BLOCK, q1) - 1
+        k_first, k_last = np.maximum(k, k0), np.minimum(k + BLOCK, k1) - 1
+        some[rows, keys] |= (k_last - q_first >= d_lo) & (k_first - q_last <= d_hi)
+        inside = (q >= q0) & (q + BLOCK <= q1) & (k >= k0) & (k + BLOCK <= k1)
+        full[rows, keys] |= inside & (k_first - q_last >= d_lo) & (k_last - q_first <= d_hi)
+    return some & ~full, full
+
+
+def _block_lists(blocks: npt.NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Per q block how many k blocks, int32 [1, 1, q blocks], and which come first in a row."""
+    order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+    counts = blocks.sum(1).astype(np.int32)
+    return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(order)[None, None].to(
+        device
+    )

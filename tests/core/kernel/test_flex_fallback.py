@@ -1,0 +1,164 @@
+"""FlexAttention as a backend: block masks against dense ones, results against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_magi import masks
+from megatron_magi.core.kernel import flex_fallback
+from megatron_magi.core.kernel.flex_fallback import (
+    BLOCK,
+    MAX_INTERVALS,
+    FlexBackend,
+    block_kinds,
+    row_intervals,
+)
+from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.mask import AttnMask
+
+CPU = torch.device("cpu")
+MASKS = {
+    "full": masks.full(200, 300),
+    "causal": masks.causal(260),
+    "documents": masks.from_cu_seqlens([0, 5, 133, 134, 300]),
+    "window": masks.sliding_window(300, (40, 0)),
+    "two-slices-a-row": masks.global_and_window([0, 300], (30, 0), 17),
+    "holes": AttnMask(
+        np.array([[10, 100, 20, 150, -79, 139], [150, 200, 5, 33, -190, -120]], np.int32), 220, 180
+    ),
+    "nothing": AttnMask(np.zeros((0, 6), np.int32), 20, 30),
+}
+
+
+def table_of(mask: AttnMask) -> SliceTable:
+    return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_blocks_and_intervals_are_the_dense_mask(name: str) -> None:
+    mask = MASKS[name]
+    table, dense = table_of(mask), mask.to_dense()
+    first, last, empty = (x.numpy() for x in row_intervals(table, CPU))
+    keys = np.arange(table.num_k)
+    seen = ((keys >= first[..., None]) & (keys < last[..., None])).any(0)
+    np.testing.assert_array_equal(seen, dense)
+    np.testing.assert_array_equal(empty, ~dense.any(1))
+    partial, full = block_kinds(table)
+    assert not (partial & full).any()
+    for i in range(partial.shape[0]):
+        for j in range(partial.shape[1]):
+            block = dense[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK]
+            assert (partial | full)[i, j] == block.any()
+            assert not full[i, j] or block.all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=5),
+    st.booleans(),
+    st.sampled_from([(-1, -1), (0, 0), (50, 0), (10, 90)]),
+)
+def test_blocks_of_random_documents(
+    lengths: list[int], causal: bool, window: tuple[int, int]
+) -> None:
+    cu_seqlens = np.cumsum([0, *lengths])
+    mask = masks.from_cu_seqlens(cu_seqlens, causal=causal, window_size=window)
+    partial, full = block_kinds(table_of(mask))
+    dense = mask.to_dense()
+    for i, j in np.ndindex(partial.shape):
+        block = dense[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK]
+        assert (partial | full)[i, j] == block.any()
+        assert not full[i, j] or block.all()
+
+
+def inputs(mask: AttnMask, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    gen = torch.Generator().manual_seed(0)
+    shapes = [(mask.total_seqlen_q, 4), *[(mask.total_seqlen_k, 2)] * 2, (mask.total_seqlen_q, 4)]
+    return [
+        torch.randn(*shape, 32, generator=gen).to(device=device, dtype=dtype) for shape in shapes
+    ]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_forward_is_the_reference(name: str) -> None:
+    table = table_of(MASKS[name])
+    q, k, v, _ = inputs(MASKS[name], CPU, torch.float32)
+    out, lse = FlexBackend().forward(q, k, v, table, 0.2)
+    want_out, want_lse = ReferenceBackend().forward(q, k, v, table, 0.2)
+    torch.testing.assert_close(out, want_out, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)
+
+
+def test_forward_continues_in_place() -> None:
+    mask = MASKS["causal"]
+    table = table_of(mask)
+    q, k, v, _ = inputs(mask, CPU, torch.float32)
+    earlier = ReferenceBackend().forward(q, v, k, table, 0.2)
+    want = tuple(x.clone() for x in earlier)
+    merge_(*want, *ReferenceBackend().forward(q, k, v, table, 0.2))
+    got = FlexBackend().forward(q, k, v, table, 0.2, prev=earlier)
+    assert got[0] is earlier[0] and got[1] is earlier[1]
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def check_backward(name: str, device: torch.device, dtype: torch.dtype, tol: float) -> None:
+    """One stage of two: its keys are the mask's, the other stage has moved lse and delta."""
+    mask = MASKS[name]
+    table = table_of(mask)
+    q, k, v, dout = inputs(mask, device, dtype)
+    out, lse = ReferenceBackend().forward(q, k, v, table, 0.2, out_dtype=torch.float32)
+    merge_(out, lse, torch.randn_like(out), torch.zeros_like(lse))
+    delta = (out * dout).sum(-1)
+    want = ReferenceBackend().backward(dout, q, k, v, lse, delta, table, 0.2)
+    before = torch.randn_like(want[0])
+    dq_acc = before.clone()
+    dq, dk, dv = FlexBackend().backward(dout, q, k, v, lse, delta, table, 0.2, dq_acc=dq_acc)
+    assert dq is dq_acc and dk.dtype == torch.float32
+    for got, expected in zip((dq - before, dk, dv), want, strict=True):
+        torch.testing.assert_close(got, expected, atol=tol, rtol=tol)
+
+
+def dense_flex(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_mask: Any, scale: float, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What flex_attention computes, differentiable: PyTorch's has no backward on the CPU."""
+    rows, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    seen = block_mask.mask_mod(0, 0, rows, keys)
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = (q @ k.mT * scale).masked_fill(~seen & seen.any(-1, keepdim=True), -torch.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_backward_of_a_stage_is_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_fallback, "_flex", lambda device_type: dense_flex)
+    check_backward(name, CPU, torch.float32, 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", MASKS)
+def test_compiled_backward_on_a_gpu(name: str) -> None:
+    check_backward(name, torch.device("cuda"), torch.bfloat16, 5e-2)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    table = table_of(masks.causal(8))
+    x = torch.zeros(8, 1, 32, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match=r"takes bf16, fp16 and fp32.*cast"):
+        FlexBackend().forward(x, x, x, table, 1.0)
+    x = torch.zeros(8, 1, 8)
+    with pytest.raises(NotImplementedError, match=r"head_dim 16 or more, got 8; pad"):
+        FlexBackend().forward(x, x, x, table, 1.0)
+    many = np.array([[0, 4, i, i + 1, i - 3, i] for i in range(0, 2 * MAX_INTERVALS + 2, 2)])
+    with pytest.raises(NotImplementedError, match=r"up to 32 slices .* got 33; merge"):
+        row_intervals(SliceTable(many.astype(np.int32), 4, 100), CPU)
