@@ -1,0 +1,111 @@
+"""The quick start's verdict: passes what is right, refuses what is wrong or was not caught."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_magi.training.corpus import ByteTokenizer, Document, pack
+
+pytest.importorskip("matplotlib")
+ROOT = Path(__file__).parents[2]
+LOSSES = np.linspace(5.5, 2.5, 20)
+
+
+def write_run(folder: Path, losses: np.ndarray, grad_norms: np.ndarray) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "steps.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        columns = ["iteration", "lm_loss", "grad_norm", "step_seconds", "tokens_per_second"]
+        writer.writerow(columns)
+        for i, (loss, grad_norm) in enumerate(zip(losses, grad_norms, strict=True), start=1):
+            writer.writerow([i, loss, grad_norm, 0.5, 1000])
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.RandomState(0)
+    texts = [bytes(97 + rng.randint(0, 8, n).astype(np.uint8)) for n in rng.randint(5, 4000, 60)]
+    pack((Document(f"d{i}", t) for i, t in enumerate(texts)), folder / "data", ByteTokenizer())
+    path = folder / "recipe.yaml"
+    path.write_text(f"data: {{path: {folder / 'data'}}}\n")
+    return path
+
+
+def report(runs: Path, recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "scripts" / "quickstart_report.py")
+    return subprocess.run(
+        [sys.executable, script, str(runs), "--recipe", str(recipe), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_right_passes_and_wrong_is_caught(tmp_path: Path, recipe: Path) -> None:
+    ones = np.ones_like(LOSSES)
+    write_run(tmp_path / "dense", LOSSES, ones)
+    write_run(tmp_path / "magi", LOSSES * (1 + 1e-6), ones * (1 + 1e-6))
+    write_run(tmp_path / "moved_boundary", LOSSES * (1 + 1e-3), ones)
+    record, image = tmp_path / "record.json", tmp_path / "both.png"
+    run = report(tmp_path, recipe, "--record", str(record), "--image", str(image))
+    assert run.returncode == 0, run.stderr
+    verdicts = [line.rsplit("|", 1)[-1].strip() for line in run.stdout.splitlines()]
+    assert [v for v in verdicts if v in ("reference", "PASS", "caught")] == [
+        "reference",
+        "PASS",
+        "caught",
+    ]
+    for picture in (tmp_path / "loss.png", tmp_path / "mask.png", image):
+        assert picture.read_bytes()[:4] == b"\x89PNG"
+    written = json.loads(record.read_text())
+    assert len(written["rows"]) == 60
+    shares = written["shares"]
+    for name in ("zigzag", "megatron_magi"):
+        tiles = np.array(shares[name]["tiles"])
+        assert shares[name]["imbalance"] == pytest.approx(tiles.max() / tiles.mean(), abs=1e-4)
+    assert shares["megatron_magi"]["imbalance"] < shares["zigzag"]["imbalance"]
+
+
+@pytest.mark.parametrize(
+    ("magi", "moved", "says"),
+    [
+        (1 + 1e-3, 1 + 1e-3, "FAIL"),
+        (1.0, 1 + 1e-6, "NOT CAUGHT"),
+        (np.nan, 1 + 1e-3, "FAIL"),
+    ],
+    ids=["wrong", "not_caught", "nan"],
+)
+def test_anything_else_fails(
+    tmp_path: Path, recipe: Path, magi: float, moved: float, says: str
+) -> None:
+    ones = np.ones_like(LOSSES)
+    for name, factor in (("dense", 1.0), ("magi", magi), ("moved_boundary", moved)):
+        write_run(tmp_path / name, LOSSES * factor, ones)
+    run = report(tmp_path, recipe)
+    assert run.returncode == 1, run.stderr
+    assert says in run.stdout
+
+
+def test_runs_that_learn_nothing_prove_nothing(tmp_path: Path, recipe: Path) -> None:
+    flat, ones = np.full_like(LOSSES, 5.5), np.ones_like(LOSSES)
+    for name, factor in (("dense", 1.0), ("magi", 1.0), ("moved_boundary", 1.1)):
+        write_run(tmp_path / name, flat * factor, ones)
+    run = report(tmp_path, recipe)
+    assert run.returncode == 1
+    assert "the reference's loss did not fall" in run.stdout
+
+
+def test_a_missing_run_is_one_clear_error(tmp_path: Path, recipe: Path) -> None:
+    run = report(tmp_path, recipe)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: a run to compare must have a steps.csv")
