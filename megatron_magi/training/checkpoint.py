@@ -91,7 +91,8 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
         )
         for name, chunk in _named_chunks(state.chunks):
             chunk.load_state_dict(loaded[name])
-    state.optimizer.load_state_dict(loaded["optimizer"])
+    with _recipe_settings(state.optimizer):
+        state.optimizer.load_state_dict(loaded["optimizer"])
     finish_loading(state.optimizer)
     state.scheduler.load_state_dict(loaded["scheduler"])
     if same_ranks:
@@ -119,6 +120,16 @@ def parameters_gathered(chunks: list[Any], config: RunConfig) -> Iterator[None]:
     yield
     for chunk in chunks:
         chunk.enable_forward_pre_hook()
+
+
+@contextmanager
+def _recipe_settings(optimizer: Any) -> Iterator[None]:
+    """Loading replaces a parameter group's settings by the saved ones; put the recipe's back."""
+    names = ("max_lr", "min_lr", "weight_decay", "betas", "eps")
+    kept = [{n: group[n] for n in names if n in group} for group in optimizer.param_groups]
+    yield
+    for group, settings in zip(optimizer.param_groups, kept, strict=True):
+        group.update(settings)
 
 
 def _sharded_state(state: TrainingState, is_loading: bool, with_random: bool) -> dict[str, Any]:

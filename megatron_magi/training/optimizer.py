@@ -52,5 +52,8 @@ def build_optimizer(config: RunConfig, chunks: list[Any]) -> tuple[Any, Optimize
         end_wd=o.weight_decay,
         wd_incr_steps=decay,
         wd_incr_style="constant",
+        # A resumed run follows its recipe, not the recipe that saved the checkpoint.
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
     )
     return optimizer, scheduler

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +41,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pretrain(
     folder: Path, *overrides: str, launcher: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    script = str(ROOT / "scripts" / "pretrain.py")
-    where = (f"data.path={folder / 'data'}", f"log.dir={folder}")
     return subprocess.run(
-        [sys.executable, *launcher, script, str(RECIPE), *SMALL, *where, *overrides],
+        command(folder, *overrides, launcher=launcher),
         capture_output=True,
         text=True,
         timeout=120,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=environment(),
     )
+
+
+def command(folder: Path, *overrides: str, launcher: tuple[str, ...] = ()) -> list[str]:
+    script = str(ROOT / "scripts" / "pretrain.py")
+    where = (f"data.path={folder / 'data'}", f"log.dir={folder}")
+    return [sys.executable, *launcher, script, str(RECIPE), *SMALL, *where, *overrides]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.slow
@@ -91,11 +101,12 @@ def test_a_loss_that_is_not_finite_stops_and_names_documents(folder: Path) -> No
 @pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("checkpoint.load=latest", "needs a whole checkpoint, got none in"),
         ("train.iteration=3", "did you mean 'train.iterations'?"),
         ("data.path=nowhere", "no nowhere.bin"),
         ("parallel.dp=3", "global_batch_size must be a multiple of the data-parallel size 3"),
     ],
-    ids=["typo", "data", "batch"],
+    ids=["checkpoint", "typo", "data", "batch"],
 )
 def test_a_bad_recipe_ends_before_any_process_starts(
     folder: Path, override: str, says: str
@@ -120,3 +131,45 @@ def test_the_whole_recipe_can_be_printed(folder: Path) -> None:
     assert run.returncode == 0
     assert "global_batch_size: 2" in run.stdout
     assert "overlap_degree: null" in run.stdout
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_to_the_same_numbers(folder: Path) -> None:
+    """SIGTERM to the command, as a scheduler sends it; the same command goes on."""
+    length = "train.iterations=60"
+    run = subprocess.Popen(
+        command(folder, "name=stopped", length, "checkpoint.load=auto"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(),
+    )
+    steps = folder / "stopped" / "steps.csv"
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and run.poll() is None:
+        if steps.is_file() and len(steps.read_text().splitlines()) > 3:
+            run.send_signal(signal.SIGTERM)
+            break
+        time.sleep(0.02)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err
+    assert "stopped by SIGTERM after iteration" in out
+    assert "nothing is lost; to go on: the same command" in out
+    done = len(read_run(folder / "stopped").loss)
+    assert 3 <= done < 60
+    resumed = pretrain(folder, "name=stopped", length, "checkpoint.load=auto")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"iteration {done}, {2 * done} samples consumed" in resumed.stdout
+    whole = pretrain(folder, "name=never_stopped", length)
+    assert whole.returncode == 0, whole.stderr
+    a, b = read_run(folder / "stopped"), read_run(folder / "never_stopped")
+    assert a.loss.tolist() == b.loss.tolist()
+    assert a.grad_norm.tolist() == b.grad_norm.tolist()
+
+
+def test_a_dry_run_starts_nothing(folder: Path) -> None:
+    run = pretrain(folder, "name=dry", "--dry-run", "parallel.dp=2")
+    assert run.returncode == 0, run.stderr
+    assert "4 processes: tp 1 pp 1 cp 2 dp 2" in run.stdout
+    assert not (folder / "dry").exists()

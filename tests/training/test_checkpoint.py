@@ -46,6 +46,13 @@ SHARDED: dict[str, dict[str, Any]] = {
 """Resumed with the optimizer's state sharded over data and context parallel ranks."""
 
 
+CHANGED: dict[str, dict[str, Any]] = {
+    "optimizer": {"lr": 1e-3, "min_lr": 1e-4, "warmup_iters": 2, "weight_decay": 0.3},
+    "train": {"iterations": 5, "global_batch_size": 2},
+}
+"""Settings that a resumed run may change."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
@@ -91,6 +98,18 @@ def results(
             job("whole_bf16", parallel=sharded, **bf16),
             job("half_bf16", parallel=sharded, stop=True, **bf16),
             layout("again_bf16", sharded, "half_bf16", **bf16),
+            *(
+                job(name, parallel={**parallel}, checkpoint=load, **CHANGED)
+                for name, parallel, load in (
+                    ("fresh", {"cp": 2}, {}),
+                    ("changed", {"cp": 2}, {"load": str(folder / "half" / "checkpoints")}),
+                    (
+                        "changed_sharded",
+                        sharded,
+                        {"load": str(folder / "half_sharded/checkpoints")},
+                    ),
+                )
+            ),
             job("done", run="half", train={"iterations": CUT_AT}, checkpoint={"load": "latest"}),
             job(
                 "other",
@@ -177,6 +196,16 @@ def test_nothing_of_ours_is_in_the_state(results: dict[str, Any], folder: Path) 
     assert b"decoder.layers" in text
     assert b"megatron_magi" not in text
     assert b"magi" not in text
+
+
+@pytest.mark.parametrize("name", ["changed", "changed_sharded"])
+def test_a_resumed_run_follows_its_own_recipe(
+    results: dict[str, Any], folder: Path, name: str
+) -> None:
+    assert [r[0] for r in values(results, name)] == [4, 5]
+    fresh = columns(folder / "fresh" / "steps.csv")
+    rates = [r["learning_rate"] for r in columns(folder / name / "steps.csv")]
+    assert rates == [r["learning_rate"] for r in fresh[CUT_AT:]]
 
 
 def test_a_finished_run_has_nothing_to_do(results: dict[str, Any]) -> None:
