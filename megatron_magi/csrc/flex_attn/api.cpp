@@ -20,9 +20,13 @@ int report(const magi::Status& status, char* message, int message_bytes) {
 
 #define MAGI_EXPORT extern "C" __attribute__((visibility("default")))
 
-MAGI_EXPORT int magi_abi_version() { return kAbiVersion; }
+MAGI_EXPORT int magi_abi_version() {
+  return kAbiVersion;
+}
 
-MAGI_EXPORT int magi_fwd_params_bytes() { return sizeof(MagiFwdParams); }
+MAGI_EXPORT int magi_fwd_params_bytes() {
+  return sizeof(MagiFwdParams);
+}
 
 MAGI_EXPORT int magi_flex_attn_fwd(const MagiFwdParams* params, char* message, int message_bytes) {
   return report(magi::launch_fwd(*params), message, message_bytes);

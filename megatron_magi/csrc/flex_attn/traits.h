@@ -38,17 +38,17 @@ struct FwdTraits {
   static constexpr int kProducerRegs = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegs = kConsumers == 2 ? 232 : 160;
   static constexpr int kPanels = kHeadDim / 64;
-  static constexpr int kStages = 2;                      // of K and of V
+  static constexpr int kStages = 2;  // of K and of V
   // As many Q tiles, and an own buffer for the output, as there is room for; without the buffer the
   // output leaves straight from registers.
   static constexpr int kTileBytes = kBlockM * kHeadDim * 2;
   static constexpr int kRoom = (226 * 1024 - 4 * kBlockN * kHeadDim * 2) / kTileBytes;
   static constexpr int kQStages = kRoom >= 3 ? 2 : 1;
   static constexpr bool kStageOut = kRoom >= 2;
-  static constexpr int kRecordSlots = 2 * kStages;       // see fwd_kernel.cuh, "step record"
-  static constexpr int kInfoSlots = kQStages + 2;        // see fwd_kernel.cuh, "item record"
+  static constexpr int kRecordSlots = 2 * kStages;  // see fwd_kernel.cuh, "step record"
+  static constexpr int kInfoSlots = kQStages + 2;   // see fwd_kernel.cuh, "item record"
 
-  static constexpr int kQBytes = 64 * kHeadDim * 2;      // one consumer's rows
+  static constexpr int kQBytes = 64 * kHeadDim * 2;  // one consumer's rows
   static constexpr int kKVBytes = kBlockN * kHeadDim * 2;
   static constexpr int kQPanelBytes = 64 * 128;
   static constexpr int kKVPanelBytes = kBlockN * 128;
@@ -69,7 +69,8 @@ struct FwdTraits {
   static_assert(kHeadDim % 64 == 0, "a swizzled panel is 64 columns wide");
   static_assert(kKVPanelBytes % 1024 == 0, "panels start on a swizzle atom");
   static_assert(kBlockN % 16 == 0, "P V steps take 16 keys");
-  static_assert(128 * kProducerRegs + 128 * kConsumers * kConsumerRegs <= 65536 / kThreads / 8 * 8 * kThreads,
+  static_assert(128 * kProducerRegs + 128 * kConsumers * kConsumerRegs <=
+                    65536 / kThreads / 8 * 8 * kThreads,
                 "setmaxnreg may only hand out the registers the launch took");
   static_assert(kConsumers == 2 || kConsumers == 3, "register budgets are set for these");
   static_assert(kSharedBytes <= 227 * 1024, "a Hopper block has 227 KB of shared memory");

@@ -33,13 +33,12 @@ struct Band {
   }
   // Are all cells of rows [q0, q1) x keys [k0, k1) visible?
   MAGI_HOST_DEVICE bool covers(int q0, int q1, int k0, int k1) const {
-    return q0 >= q_start && q1 <= q_end && k0 >= k_start && k1 <= k_end &&
-           k0 - (q1 - 1) >= d_lo && (k1 - 1) - q0 <= d_hi;
+    return q0 >= q_start && q1 <= q_end && k0 >= k_start && k1 <= k_end && k0 - (q1 - 1) >= d_lo &&
+           (k1 - 1) - q0 <= d_hi;
   }
   // The same band in coordinates whose origin is (q0, k0).
   MAGI_HOST_DEVICE Band relative_to(int q0, int k0) const {
-    return {q_start - q0,     q_end - q0,       k_start - k0,
-            k_end - k0,       d_lo - (k0 - q0), d_hi - (k0 - q0)};
+    return {q_start - q0, q_end - q0, k_start - k0, k_end - k0, d_lo - (k0 - q0), d_hi - (k0 - q0)};
   }
 };
 

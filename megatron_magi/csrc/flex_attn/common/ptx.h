@@ -85,7 +85,9 @@ MAGI_DEVICE void setmaxnreg_dec() {
 MAGI_DEVICE void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-MAGI_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+MAGI_DEVICE void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 // At most kPending groups of this thread have yet to be read from shared memory.
 template <int kPending>
 MAGI_DEVICE void bulk_wait_read() {
@@ -208,29 +210,32 @@ MAGI_DEVICE float exp2_approx(float x) {
 }
 MAGI_DEVICE bool elect_one() {
   uint32_t elected;
-  asm volatile(
-      "{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
   return elected != 0;
 }
 
 // ---- wgmma
 
-MAGI_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-MAGI_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+MAGI_DEVICE void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+MAGI_DEVICE void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int kPending>
 MAGI_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the computation of `value` in front of the next wgmma_wait. ptxas moves a wait to the top of
-// its basic block, over arithmetic that was meant to run beside the products still in flight (seen
-// with 13.0: the whole softmax went behind the wait). The store never happens: `value` must be at
-// least 0, or NaN.
+// Keeps the computation of `value` in front of the next wgmma_wait. ptxas moves a wait to the top
+// of its basic block, over arithmetic that was meant to run beside the products still in flight
+// (seen with 13.0: the whole softmax went behind the wait). The store never happens: `value` must
+// be at least 0, or NaN.
 MAGI_DEVICE void compute_before_wait(float value, uint32_t any_shared_address) {
-  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(
-                   value),
-               "r"(any_shared_address)
-               : "memory");
+  asm volatile(
+      "{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(value),
+      "r"(any_shared_address)
+      : "memory");
 }
 
 // Descriptor of a 128-byte-swizzled operand whose start is a multiple of 1024 bytes (plus k16
@@ -242,7 +247,9 @@ MAGI_DEVICE uint64_t smem_descriptor(uint32_t addr, uint32_t leading_bytes = 0,
          static_cast<uint64_t>((stride_bytes >> 4) & 0x3fff) << 32 | 1ull << 62;
 }
 // Advance a descriptor by a compile-time byte offset: one add on the low word.
-MAGI_DEVICE uint64_t descriptor_plus(uint64_t desc, uint32_t bytes) { return desc + (bytes >> 4); }
+MAGI_DEVICE uint64_t descriptor_plus(uint64_t desc, uint32_t bytes) {
+  return desc + (bytes >> 4);
+}
 
 // Wgmma<N, Element>::ss / rs: D[64, N] (+)= A[64, 16] B[16, N], fp32 accumulators, A and B of
 // Element. kTransA/kTransB: 0 = K-major, 1 = MN-major in shared memory. accumulate 0 overwrites D.
@@ -267,7 +274,7 @@ struct Wgmma;
 #define MAGI_REGS_128 MAGI_REGS_96 MAGI_R6 MAGI_R7
 #define MAGI_REGS_176 MAGI_REGS_128 MAGI_R8 MAGI_R9 MAGI_R10
 
-#define MAGI_D8(i)                                                                           \
+#define MAGI_D8(i)                                                                            \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MAGI_ACC_32 MAGI_D8(0), MAGI_D8(8)
@@ -278,31 +285,31 @@ struct Wgmma;
 #define MAGI_ACC_176 MAGI_ACC_128, MAGI_D8(64), MAGI_D8(72), MAGI_D8(80)
 
 // i0..i6 are the operand numbers that follow the N/2 accumulators.
-#define MAGI_WGMMA(N, Element, TYPE, i0, i1, i2, i3, i4, i5, i6)                                 \
-  template <>                                                                                   \
-  struct Wgmma<N, Element> {                                                                    \
-    template <int kTransA, int kTransB>                                                         \
-    static MAGI_DEVICE void ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {     \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2 ", 0;\n"                               \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
-                   " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}"    \
-                   : MAGI_ACC_##N                                                               \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(kTransA), "n"(kTransB));              \
-    }                                                                                           \
-    template <int kTransB>                                                                      \
-    static MAGI_DEVICE void rs(float (&d)[N / 2], const uint32_t* a, uint64_t b,                \
-                               int accumulate) {                                                \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i5 ", 0;\n"                               \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
-                   " {" MAGI_REGS_##N "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4         \
-                   ", p, 1, 1, %" #i6 ";}"                                                      \
-                   : MAGI_ACC_##N                                                               \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),       \
-                     "n"(kTransB));                                                             \
-    }                                                                                           \
+#define MAGI_WGMMA(N, Element, TYPE, i0, i1, i2, i3, i4, i5, i6)                                   \
+  template <>                                                                                      \
+  struct Wgmma<N, Element> {                                                                       \
+    template <int kTransA, int kTransB>                                                            \
+    static MAGI_DEVICE void ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {        \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2                                           \
+                   ", 0;\n"                                                                        \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
+                   " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}"       \
+                   : MAGI_ACC_##N                                                                  \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(kTransA), "n"(kTransB));                 \
+    }                                                                                              \
+    template <int kTransB>                                                                         \
+    static MAGI_DEVICE void rs(float (&d)[N / 2], const uint32_t* a, uint64_t b, int accumulate) { \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %" #i5                                                    \
+          ", 0;\n"                                                                                 \
+          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MAGI_REGS_##N       \
+          "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4 ", p, 1, 1, %" #i6 ";}"                \
+          : MAGI_ACC_##N                                                                           \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransB));    \
+    }                                                                                              \
   };
-#define MAGI_WGMMA_BOTH(N, ...)              \
-  MAGI_WGMMA(N, bf16, "bf16", __VA_ARGS__)   \
+#define MAGI_WGMMA_BOTH(N, ...)            \
+  MAGI_WGMMA(N, bf16, "bf16", __VA_ARGS__) \
   MAGI_WGMMA(N, fp16, "f16", __VA_ARGS__)
 
 MAGI_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)

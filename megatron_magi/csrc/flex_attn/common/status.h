@@ -21,8 +21,8 @@ inline Status cuda_status(cudaError_t error, const char* what) {
 
 }  // namespace magi
 
-#define MAGI_RETURN_IF_ERROR(expr)                  \
-  do {                                              \
-    ::magi::Status status_ = (expr);                \
-    if (!status_.ok()) return status_;              \
+#define MAGI_RETURN_IF_ERROR(expr)     \
+  do {                                 \
+    ::magi::Status status_ = (expr);   \
+    if (!status_.ok()) return status_; \
   } while (0)

@@ -21,9 +21,12 @@ EncodeTiled find_encoder() {
 
 CUtensorMapDataType data_type(MapElement element) {
   switch (element) {
-    case MapElement::kBf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    case MapElement::kFp16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    default: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case MapElement::kBf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case MapElement::kFp16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    default:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   }
 }
 
@@ -36,21 +39,21 @@ Status encode_tensor_map(CUtensorMap* map, MapElement element, bool swizzle_128b
                          const uint32_t* box) {
   static const EncodeTiled encode = find_encoder();
   if (encode == nullptr)
-    return {kCudaError, "the CUDA driver has no cuTensorMapEncodeTiled; a 12.0 or newer driver is "
-                        "required"};
+    return {kCudaError,
+            "the CUDA driver has no cuTensorMapEncodeTiled; a 12.0 or newer driver is "
+            "required"};
   static_assert(sizeof(cuuint64_t) == sizeof(uint64_t), "strides are passed through unchanged");
   const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
-  CUresult result = encode(
-      map, data_type(element), rank, const_cast<void*>(base),
-      reinterpret_cast<const cuuint64_t*>(dims), reinterpret_cast<const cuuint64_t*>(strides_bytes),
-      box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle_128b ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUresult result = encode(map, data_type(element), rank, const_cast<void*>(base),
+                           reinterpret_cast<const cuuint64_t*>(dims),
+                           reinterpret_cast<const cuuint64_t*>(strides_bytes), box, element_strides,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           swizzle_128b ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    return {kInvalidArgument,
-            "cuTensorMapEncodeTiled refused a tensor (driver error " +
-                std::to_string(static_cast<int>(result)) +
-                "); base and strides must be multiples of 16 bytes"};
+    return {kInvalidArgument, "cuTensorMapEncodeTiled refused a tensor (driver error " +
+                                  std::to_string(static_cast<int>(result)) +
+                                  "); base and strides must be multiples of 16 bytes"};
   return {};
 }
 

@@ -1,9 +1,10 @@
 // Flex-attention forward for sm_90a.
 //
 // Problem: out = softmax(scale * Q K^T | mask) V per head, mask = union of banded rectangles.
-// A work item is (query tile of 64 rows per consumer, head). One block owns an item from first to last key, so
-// there are no atomics on outputs and the result is the same bits in every run. With `pack` > 1 the
-// rows of a tile are tokens x pack query heads of one kv head (row = token * pack + head).
+// A work item is (query tile of 64 rows per consumer, head). One block owns an item from first to
+// last key, so there are no atomics on outputs and the result is the same bits in every run. With
+// `pack` > 1 the rows of a tile are tokens x pack query heads of one kv head:
+// row = token * pack + head.
 //
 // Blocks are persistent (one per SM). Items are numbered by kv-head section, then longest first,
 // then head; a block takes item blockIdx.x first and then what the global counter hands out.
@@ -18,21 +19,23 @@
 // matrix products exist once in the code (nvcc serialises wgmma when they are in several copies).
 // The stream begins with a product of nothing (P = 0) and ends with one whose S is not used.
 //
-// Barriers (mbarrier)      arrives                                       waits
-//   full_k[]               bytes of K, of Q too in an item's first step   consumers
-//   full_v[]               bytes of V                                    consumers
-//   empty_q[]              lane 0 of each consumer warp, after the item's  producer
-//                          last Q K^T
-//   empty_k/v[]            lane 0 of each consumer warp, product done     producer
+// Barriers (mbarrier)   arrives                                          waits
+//   full_k[]            bytes of K, of Q too in an item's first step     consumers
+//   full_v[]            bytes of V                                       consumers
+//   empty_q[]           lane 0 of each consumer warp, after the last     producer
+//                       Q K^T of the item
+//   empty_k/v[]         lane 0 of each consumer warp, product done       producer
 // Named barriers: 1.. = output staging of a consumer (128 threads).
 //
-// Step record (2 x int4 beside each K tile): {flags, rows of the slice} and {keys of the slice, band},
-//   relative to the tile's first token and key. It has 2 * kStages slots: the producer reuses a slot
-//   only after the K tile kStages later is released, by which time its mask has been applied.
-// Item record: {q_start, num_tokens, head or kv head, -}; kQStages + 2 slots, because an item's output
-//   leaves after the first Q K^T of the item behind it (which may be a one-step item).
+// Step record (2 x int4 beside each K tile): {flags, rows of the slice} and {keys of the slice,
+//   band}, relative to the tile's first token and key. It has 2 * kStages slots: the producer
+//   reuses a slot only after the K tile kStages later is released, by which time its mask has been
+//   applied.
+// Item record: {q_start, num_tokens, head or kv head, -}; kQStages + 2 slots, because an item's
+//   output leaves after the first Q K^T of the item behind it (which may be a one-step item).
 //
-// Registers of a consumer thread (head_dim 128, 128 keys): O 64, S 64, P 32, softmax state 6.
+// Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared
+// memory: Q 2 x 48 KB, K and V 2 x 20 KB each, output 48 KB.
 #pragma once
 #include "../common/mask.h"
 #include "../common/ptx.h"
@@ -51,12 +54,12 @@ struct FwdKernelParams {
   CUtensorMap map_q, map_k, map_v, map_out;
   MagiFwdParams args;
   // A unit is what one block computes of a tile: a head, or `pack` heads of one kv head.
-  int32_t num_items;      // tiles x units
+  int32_t num_items;  // tiles x units
   int32_t num_units;
   int32_t section_units;  // units of one section
   int32_t units_per_kv;
-  int32_t pack_shift;     // log2(pack)
-  float scale_log2;       // softmax_scale * log2(e)
+  int32_t pack_shift;  // log2(pack)
+  float scale_log2;    // softmax_scale * log2(e)
   float inverse_scale_log2;
 };
 
@@ -109,8 +112,8 @@ struct FwdProducer {
       mbar_arrive(bar);
     } else {
       const bool first = (rows.x & kStepFirst) != 0;
-      mbar_arrive_expect_tx(
-          bar, Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
+      mbar_arrive_expect_tx(bar,
+                            Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
       if (first) load_q(bar, q_start, unit);
       tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
     }
@@ -143,8 +146,7 @@ struct FwdProducer {
     const int unit = first_unit + in_section % units;
     const int kv_head = unit / p.units_per_kv;
     const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[in_section / units];
-    const FwdEntry* entry =
-        reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
+    const FwdEntry* entry = reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
     mbar_wait(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
     smem.infos[info_slot] = make_int4(tile.q_start, tile.num_tokens, unit, 0);
     info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
@@ -225,9 +227,9 @@ struct FwdConsumer {
   const FwdKernelParams& p;
   Storage& smem;
   const int consumer;
-  const int thread;    // 0..127 in the warpgroup
+  const int thread;  // 0..127 in the warpgroup
   const int lane;
-  const int row;       // first of this thread's two rows (row, row + 8) in the tile
+  const int row;  // first of this thread's two rows (row, row + 8) in the tile
 
   MAGI_DEVICE FwdConsumer(const FwdKernelParams& params, Storage& storage, int consumer_idx)
       : p(params),
@@ -237,10 +239,18 @@ struct FwdConsumer {
         lane(threadIdx.x & 31),
         row(consumer_idx * 64 + (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4) {}
 
-  // One arrival speaks for the warp, so all its lanes must be done reading.
+  // Lane 0 arrives for its warp. So that its arrival covers every read of what the producer writes
+  // with ordinary stores, only lane 0 reads that, and hands it round.
   MAGI_DEVICE void release(uint64_t* empty) const {
-    __syncwarp();
     if (lane == 0) mbar_arrive(smem_addr(empty));
+  }
+  MAGI_DEVICE int shared_by_lane0(const int& source) const {
+    return __shfl_sync(0xffffffff, lane == 0 ? source : 0, 0);
+  }
+  MAGI_DEVICE int4 shared_by_lane0(const int4& source) const {
+    const int4 x = lane == 0 ? source : make_int4(0, 0, 0, 0);
+    return make_int4(__shfl_sync(0xffffffff, x.x, 0), __shfl_sync(0xffffffff, x.y, 0),
+                     __shfl_sync(0xffffffff, x.z, 0), __shfl_sync(0xffffffff, x.w, 0));
   }
 
   MAGI_DEVICE void issue_scores(float (&s)[kScores], int q_slot, int k_slot) const {
@@ -265,7 +275,8 @@ struct FwdConsumer {
   // one of them, and often none.
   MAGI_DEVICE void apply_mask(float (&s)[kScores], int4 rows, int4 keys) const {
     const Band band = {rows.y, rows.z, keys.x, keys.y, keys.z, keys.w};
-    int begin[2], end[2];  // in this thread's numbering: its column j stands at key 8 * (j / 2) + j % 2
+    int begin[2],
+        end[2];  // in this thread's numbering: its column j stands at key 8 * (j / 2) + j % 2
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const Interval visible = band.keys_of((row + 8 * h) >> p.pack_shift);
@@ -306,10 +317,10 @@ struct FwdConsumer {
 
   // State of online softmax for this thread's two rows. Scores enter as exp2(scale_log2 * score -
   // shift). The shift follows the row's maximum lazily: it moves only when a score is more than
-  // kSlack above it. exp2(kSlack) is far from any overflow and the final division cancels it, so most
-  // steps need neither the maximum of the whole row nor any rescaling. All four lanes of a row hold
-  // the same shift; row_sum is each lane's own part.
-  // Source of the idea: conditional rescaling in FlashAttention-4.
+  // kSlack above it. exp2(kSlack) is far from any overflow and the final division cancels it, so
+  // most steps need neither the maximum of the whole row nor any rescaling. All four lanes of a row
+  // hold the same shift; row_sum is each lane's own part. Source of the idea: conditional rescaling
+  // in FlashAttention-4.
   struct SoftmaxState {
     float minus_shift[2], limit[2], row_sum[2];
     MAGI_DEVICE void reset() {
@@ -322,12 +333,11 @@ struct FwdConsumer {
     }
   };
 
-  // Turns scores into unnormalised probabilities. Returns whether the accumulators of this warp must be
-  // multiplied by alpha.
-  MAGI_DEVICE bool softmax_step(float (&s)[kScores], SoftmaxState& state,
-                                float (&alpha)[2]) const {
+  // Turns scores into unnormalised probabilities. Returns whether the accumulators of this warp
+  // must be multiplied by alpha.
+  MAGI_DEVICE bool softmax_step(float (&s)[kScores], SoftmaxState& state, float (&alpha)[2]) const {
     constexpr float kSlack = 8.f;  // log2
-    float top[2][2];  // two chains per row, for latency
+    float top[2][2];               // two chains per row, for latency
 #pragma unroll
     for (int i = 0; i < 4; ++i) top[i >> 1][i & 1] = s[i];
 #pragma unroll
@@ -335,8 +345,7 @@ struct FwdConsumer {
       top[(j >> 1) & 1][j & 1] = fmaxf(top[(j >> 1) & 1][j & 1], s[j]);
     const float top0 = fmaxf(top[0][0], top[0][1]), top1 = fmaxf(top[1][0], top[1][1]);
     alpha[0] = alpha[1] = 1.f;
-    const bool rescale =
-        __any_sync(0xffffffff, top0 > state.limit[0] || top1 > state.limit[1]);
+    const bool rescale = __any_sync(0xffffffff, top0 > state.limit[0] || top1 > state.limit[1]);
     if (rescale) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -344,8 +353,8 @@ struct FwdConsumer {
         if (seen > state.limit[h]) {
           const float minus_shift = -seen * p.scale_log2;
           // A row that saw nothing before has sums of 0, which any finite alpha leaves.
-          alpha[h] = state.limit[h] == -INFINITY ? 0.f
-                                                 : exp2_approx(minus_shift - state.minus_shift[h]);
+          alpha[h] =
+              state.limit[h] == -INFINITY ? 0.f : exp2_approx(minus_shift - state.minus_shift[h]);
           state.minus_shift[h] = minus_shift;
           state.limit[h] = seen + kSlack * p.inverse_scale_log2;
           state.row_sum[h] *= alpha[h];
@@ -368,8 +377,8 @@ struct FwdConsumer {
     return rescale;
   }
 
-  // The rows of an item are complete except for the last product: writes lse and returns the weights
-  // of the accumulators (1 / sum) and of the earlier result (0 unless merging).
+  // The rows of an item are complete except for the last product: writes lse and returns the
+  // weights of the accumulators (1 / sum) and of the earlier result (0 unless merging).
   MAGI_DEVICE void finish_rows(int4 info, const SoftmaxState& state, float (&weight)[2],
                                float (&weight_prev)[2]) const {
     const MagiFwdParams& a = p.args;
@@ -381,7 +390,8 @@ struct FwdConsumer {
       lse[h] = sum == 0.f ? -INFINITY : fmaf(state.minus_shift[h], -kLn2, __logf(sum));
       weight[h] = sum == 0.f ? 0.f : __fdividef(1.f, sum);
       const RowAddress at = address_of(row + 8 * h, info);
-      dst[h] = at.valid ? a.lse + at.token * a.lse_stride_token + at.head * a.lse_stride_head : nullptr;
+      dst[h] =
+          at.valid ? a.lse + at.token * a.lse_stride_token + at.head * a.lse_stride_head : nullptr;
       prev[h] = at.valid && a.merge ? *dst[h] : -INFINITY;
     }
     __syncwarp();  // all four lanes of a row have read the earlier lse
@@ -459,9 +469,9 @@ struct FwdConsumer {
   MAGI_DEVICE void store_output(const float (&o)[kOuts], int4 info,
                                 const float (&weight_prev)[2]) const {
     // A whole box, or one that the end of the tensor clips.
-    const bool whole = ((consumer + 1) * 64 >> p.pack_shift) <= info.y ||
-                       (info.x + info.y == p.args.num_q &&
-                        (consumer * 64 >> p.pack_shift) < info.y);
+    const bool whole =
+        ((consumer + 1) * 64 >> p.pack_shift) <= info.y ||
+        (info.x + info.y == p.args.num_q && (consumer * 64 >> p.pack_shift) < info.y);
     if (Traits::kStageOut && whole && p.args.out_dtype != kMagiFp32)
       store_tma(o, info);
     else
@@ -484,8 +494,8 @@ struct FwdConsumer {
     while (true) {
       // 1. S = Q K(g+1)^T, O += P(g) V(g).
       mbar_wait(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
-      const int4 rows = smem.records[record_slot][0];
-      const int flags = rows.x;
+      const int4* record = smem.records[record_slot];
+      const int flags = shared_by_lane0(record[0].x);
       pin_registers(o);
       wgmma_fence();
       issue_scores(s, ring_q.slot, ring_k.slot);
@@ -505,10 +515,12 @@ struct FwdConsumer {
       float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
       const bool new_item = (flags & (kStepFirst | kStepEnd)) != 0;
       if (new_item) {
-        if (started) finish_rows(smem.infos[info_slot], state, weight, weight_prev);
+        if (started)
+          finish_rows(shared_by_lane0(smem.infos[info_slot]), state, weight, weight_prev);
         state.reset();
       }
-      if (flags & kStepMasked) apply_mask(s, rows, smem.records[record_slot][1]);
+      if (flags & kStepMasked)
+        apply_mask(s, shared_by_lane0(record[0]), shared_by_lane0(record[1]));
       const bool rescale = softmax_step(s, state, alpha);
       compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.infos[0]));
       record_slot = record_slot + 1 == Traits::kRecordSlots ? 0 : record_slot + 1;
@@ -527,7 +539,7 @@ struct FwdConsumer {
           o[j] *= new_item ? weight[h] : alpha[h];
         }
         if (new_item && started) {
-          store_output(o, smem.infos[info_slot], weight_prev);
+          store_output(o, shared_by_lane0(smem.infos[info_slot]), weight_prev);
           info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
         }
       }
@@ -545,8 +557,8 @@ struct FwdConsumer {
 };
 
 template <class Traits>
-__global__ __launch_bounds__(Traits::kThreads, 1) void flex_fwd_kernel(
-    const __grid_constant__ FwdKernelParams p) {
+__global__ __launch_bounds__(Traits::kThreads,
+                             1) void flex_fwd_kernel(const __grid_constant__ FwdKernelParams p) {
   extern __shared__ __align__(1024) uint8_t raw[];
   using Storage = typename Traits::SharedStorage;
   Storage& smem = *reinterpret_cast<Storage*>(raw);

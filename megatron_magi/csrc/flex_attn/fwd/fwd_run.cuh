@@ -28,24 +28,24 @@ Status run_fwd(const MagiFwdParams& args) {
     const bool stage_out = args.out_dtype != kMagiFp32;
     const MagiTensor& out = stage_out ? args.out : args.q;  // fp32 leaves without TMA
     auto encode = [&](CUtensorMap* map, const MagiTensor& tensor) {
-      return args.pack == 1 ? encode_head_tile(map, element, tensor, args.num_q, args.num_heads_q,
-                                               kD, 64)
-                            : encode_packed_tile(map, element, tensor, args.num_q,
-                                                 args.num_heads_q, kD, args.pack, 64 / args.pack);
+      return args.pack == 1
+                 ? encode_head_tile(map, element, tensor, args.num_q, args.num_heads_q, kD, 64)
+                 : encode_packed_tile(map, element, tensor, args.num_q, args.num_heads_q, kD,
+                                      args.pack, 64 / args.pack);
     };
     MAGI_RETURN_IF_ERROR(encode(&p.map_q, args.q));
     MAGI_RETURN_IF_ERROR(encode(&p.map_out, out));
-    MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_k, element, args.k, args.num_k,
-                                          args.num_heads_kv, kD, Traits::kBlockN));
-    MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_v, element, args.v, args.num_k,
-                                          args.num_heads_kv, kD, Traits::kBlockN));
+    MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_k, element, args.k, args.num_k, args.num_heads_kv,
+                                          kD, Traits::kBlockN));
+    MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_v, element, args.v, args.num_k, args.num_heads_kv,
+                                          kD, Traits::kBlockN));
   }
 
   auto* kernel = flex_fwd_kernel<Traits>;
-  MAGI_RETURN_IF_ERROR(cuda_status(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           Traits::kSharedBytes),
-      "this GPU does not give the forward kernel its shared memory"));
+  MAGI_RETURN_IF_ERROR(
+      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Traits::kSharedBytes),
+                  "this GPU does not give the forward kernel its shared memory"));
   kernel<<<args.num_sms, Traits::kThreads, Traits::kSharedBytes,
            static_cast<cudaStream_t>(args.stream)>>>(p);
   return cuda_status(cudaGetLastError(), "launch of the forward kernel");

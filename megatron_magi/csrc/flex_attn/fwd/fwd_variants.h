@@ -1,5 +1,5 @@
-// The compiled forward variants: one function per (element, head_dim, block_m, block_n), each in its own
-// instantiation file so that they build in parallel.
+// The compiled forward variants: one function per (element, head_dim, block_m, block_n), each in
+// its own instantiation file so that they build in parallel.
 #pragma once
 #include "../common/status.h"
 #include "../params.h"
