@@ -17,8 +17,6 @@ from megatron_magi.training.flops import step_flops
 from megatron_magi.training.memory import RankMemory, rank_memory
 from megatron_magi.training.parameters import model_parameters
 
-GIB = 2**30
-
 
 @dataclass(frozen=True)
 class DryRun:
@@ -172,9 +170,10 @@ def _memory(run: DryRun) -> list[str]:
     stage = max(range(len(run.memory)), key=lambda s: run.memory[s].total)
     memory = run.memory[stage]
     where = f" (fullest pipeline stage: {stage})" if len(run.memory) > 1 else ""
-    lines = [f"memory      {memory.total / GIB:.2f} GiB a rank{where}, estimated"]
-    for name, number in vars(memory).items():
-        lines.append(f"  {name.replace('_', ' '):<20} {number / GIB:8.3f} GiB")
+    unit, name = (2**30, "GiB") if memory.total >= 2**29 else (2**20, "MiB")
+    lines = [f"memory      {memory.total / unit:.2f} {name} a rank{where}, estimated"]
+    for part, number in vars(memory).items():
+        lines.append(f"  {part.replace('_', ' '):<20} {number / unit:8.3f} {name}")
     return lines
 
 

@@ -89,12 +89,14 @@ def layer_bytes(config: RunConfig, tokens: int, fused_norms: bool = True) -> int
 
     Norms: input and output of both, as rows of the residual stream. Attention: the QKV projection
     (v is a view of it), q and k after RoPE, the output. SwiGLU: both halves, the activated gate,
-    the shifted other half, their product.
+    the shifted other half, their product. The dense reference keeps all probabilities too.
     """
     m, tp = config.model, config.parallel.tp
     element = _element(config)
     heads, groups = m.num_attention_heads // tp, m.num_query_groups // tp
     attention = tokens * (_qkv_width(config) + (2 * heads + groups) * m.kv_channels)
+    if config.attention == "dense":
+        attention += tokens * tokens * heads
     mlp = tokens * 5 * m.ffn_hidden_size // tp
     angles = tokens * 4 * m.kv_channels
     lse = 0 if config.train.recompute == "attention" else 4 * tokens * heads

@@ -2,9 +2,9 @@
 
 MODULE has the jobs' functions. Importing Megatron takes seconds, so it is imported once, and every
 job forks its processes from this one: fresh state per job, no import. Nothing heavy is imported at
-the top, because Megatron's checkpoint writers spawn processes that import this file once more.
-A job is {"name", "function", "kwargs", "world"}; its result is {"values": [what each rank returned]} or {"error": text}. A world that is not done
-after its time-out is killed and reported.
+the top, because Megatron's checkpoint writers may spawn processes that import this file once more.
+A job is {"name", "function", "kwargs", "world"}; its result is {"values": [what each rank
+returned]} or {"error": text}. A world that is not done after its time-out is killed and reported.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ def packed_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_recipe(packed_data: Path) -> Callable[..., dict[str, Any]]:
-    """A recipe of a two-layer model; sections given as dicts are merged over it."""
+    """A recipe of a two-layer model; sections and values given by name are merged over it."""
 
-    def make(name: str, folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    def make(name: str, folder: Path, **sections: Any) -> dict[str, Any]:
         recipe: dict[str, Any] = {
             "name": name,
             "model": {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 64},
@@ -46,7 +46,8 @@ def tiny_recipe(packed_data: Path) -> Callable[..., dict[str, Any]]:
             "log": {"dir": str(folder), "interval": 100, "progress": False},
         }
         for section, values in sections.items():
-            recipe[section] = {**recipe.get(section, {}), **values}
+            is_section = isinstance(values, dict)
+            recipe[section] = {**recipe.get(section, {}), **values} if is_section else values
         return recipe
 
     return make

@@ -27,12 +27,13 @@ from megatron_magi.training.parameters import model_parameters, rank_parameters
 from megatron_magi.training.recipe import build_config, load_recipe
 
 ROOT = Path(__file__).parents[2]
-RUNS: dict[str, dict[str, dict[str, Any]]] = {
+RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "wide": {"model": {"ffn_hidden_size": 256, "num_query_groups": 4, "tie_embeddings": False}},
     "bf16": {"train": {"dtype": "bf16"}},
     "full": {"train": {"recompute": "full"}},
     "attention": {"train": {"recompute": "attention"}},
+    "dense": {"attention": "dense"},
     "tp2": {"parallel": {"tp": 2}},
     "tp2_sp": {"parallel": {"tp": 2, "sequence_parallel": True}},
     "cp2_sharded": {"parallel": {"cp": 2, "distributed_optimizer": True}},
