@@ -42,7 +42,7 @@ Int32Array rows_to(const std::vector<Row>& rows) {
 }
 
 py::dict fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t tile_q,
-                       int64_t tile_k) {
+                       int64_t tile_k, int64_t max_steps) {
   const std::vector<magi::Slice> slices = slices_from(rows);
   magi::FwdWorkList list;
   {
@@ -51,6 +51,7 @@ py::dict fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
     tiling.tile_q = tile_q;
     tiling.tile_k = tile_k;
     list = magi::build_fwd_work_list(slices, num_q, num_k, tiling);
+    if (max_steps > 0) magi::split_long_walks(list, num_q, tile_k, max_steps);
   }
   py::dict out;
   out["tiles"] = rows_to(list.tiles);
@@ -59,6 +60,7 @@ py::dict fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
   out["steps"] = list.steps;
   out["masked_steps"] = list.masked_steps;
   out["active_keys"] = list.active_keys;
+  out["num_parts"] = list.num_parts;
   return out;
 }
 
@@ -80,7 +82,8 @@ py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
   py::dict out;
   out["items"] = rows_to(list.items);
   out["entries"] = rows_to(list.entries);
-  out["visits"] = rows_to(list.visits).reshape({-1});
+  out["visits"] = rows_to(list.visits);
+  out["num_cells"] = list.num_cells;
   out["descending"] = list.descending;
   out["heads_inner"] = list.heads_inner;
   out["num_splits"] = schedule.num_splits;
@@ -94,7 +97,7 @@ py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
 
 void bind_kernel(py::module_& m) {
   m.def("fwd_work_list", &fwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
-        py::arg("tile_q") = 128, py::arg("tile_k") = 128,
+        py::arg("tile_q") = 128, py::arg("tile_k") = 128, py::arg("max_steps") = 0,
         "Tiles, entries and empty rows of the forward (solver/work_list_fwd.h).");
   m.def("bwd_work_list", &bwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,

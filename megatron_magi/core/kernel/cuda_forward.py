@@ -13,6 +13,7 @@ from megatron_magi.core.kernel.cuda_library import (
     cuda_library,
 )
 from megatron_magi.core.kernel.cuda_work import FwdWork, HeadsKey, fwd_work, tile_counter
+from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 
@@ -29,6 +30,8 @@ def cuda_forward(
     device = q_THD.device
     key = HeadsKey(q_THD.shape[1], k_SGD.shape[1], q_THD.shape[2], device.index)
     work = fwd_work(table, key)
+    if work.num_parts > 1:
+        return _forward_in_parts(work, q_THD, k_SGD, v_SGD, softmax_scale, prev, out_dtype)
     if prev is None:
         out = torch.empty(q_THD.shape, dtype=out_dtype or q_THD.dtype, device=device)
         lse = torch.empty(q_THD.shape[:2], dtype=torch.float32, device=device)
@@ -36,6 +39,29 @@ def cuda_forward(
         out, lse = prev
     launch_forward(work, q_THD, k_SGD, v_SGD, out, lse, softmax_scale, prev is not None)
     return out, lse
+
+
+def _forward_in_parts(
+    work: FwdWork,
+    q_THD: Tensor,
+    k_SGD: Tensor,
+    v_SGD: Tensor,
+    softmax_scale: float,
+    prev: OutLse | None,
+    out_dtype: torch.dtype | None,
+) -> OutLse:
+    """Few tiles with long key walks: parts of the keys side by side, then merged in fixed order."""
+    shape = (work.num_parts, *q_THD.shape)
+    out = torch.empty(shape, dtype=torch.float32, device=q_THD.device)
+    lse = torch.empty(shape[:3], dtype=torch.float32, device=q_THD.device)
+    flat = out.flatten(0, 1), lse.flatten(0, 1)
+    launch_forward(work, q_THD, k_SGD, v_SGD, *flat, softmax_scale, merge=False)
+    for part in range(1, work.num_parts):
+        merge_(out[0], lse[0], out[part], lse[part])
+    if prev is not None:
+        merge_(*prev, out[0], lse[0])
+        return prev
+    return out[0].to(out_dtype or q_THD.dtype, copy=True), lse[0].clone()
 
 
 def launch_forward(

@@ -25,6 +25,8 @@ STEP_COST: dict[int, dict[tuple[int, int], float]] = {
 TILE_COST = 0.3  # starting a tile and writing it out
 MASKED_COST = 0.07  # a masked step over an unmasked one
 FEW_ITEMS = 8  # items per SM below which the last wave matters
+MAX_PARTS = 8  # of a split key walk
+MERGE_COST = 30.0  # of merging two parts: a few small launches, about 50 us
 
 
 @dataclass
@@ -69,6 +71,7 @@ class FwdWork:
     variant: Variant
     steps: int
     cost: float
+    num_parts: int = 1  # of a split key walk: outputs that the caller merges
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,37 @@ def _make(table: SliceTable, key: HeadsKey) -> FwdWork:
             variant.block_m // variant.pack,
             variant.block_n,
         )
-        cost = work_cost(work, key, variant, num_sms)
-        if best is None or cost < best[0]:
-            best = (cost, variant, work)
+        whole = (work_cost(work, key, variant, num_sms), variant, work)
+        for choice in (whole, _split(table, key, num_sms, *whole)):
+            if best is None or choice[0] < best[0]:
+                best = choice
     assert best is not None
     return upload_work(table, key, num_sms, *best)
+
+
+def _split(
+    table: SliceTable,
+    key: HeadsKey,
+    num_sms: int,
+    cost: float,
+    variant: Variant,
+    work: dict[str, Any],
+) -> tuple[float, Variant, dict[str, Any]]:
+    """The same tiles with long walks cut into parts, where few tiles leave most SMs idle."""
+    units = key.heads_q // variant.pack
+    even = -(-units * work["steps"] // num_sms)  # steps of each SM if it could be even
+    longest = int(work["tiles"][0, 4]) if len(work["tiles"]) else 0
+    max_steps = max(even, -(-longest // MAX_PARTS), 8)
+    if longest < 2 * max_steps:
+        return cost, variant, work
+    tile_q = variant.block_m // variant.pack
+    split = solver.fwd_work_list(
+        table.slices, table.num_q, table.num_k, tile_q, variant.block_n, max_steps
+    )
+    if split["num_parts"] * table.num_q >= 2**31:
+        return cost, variant, work
+    merging = MERGE_COST * (split["num_parts"] - 1)
+    return work_cost(split, key, variant, num_sms) + merging, variant, split
 
 
 def upload_work(
@@ -176,7 +205,7 @@ def upload_work(
         block_n=variant.block_n,
         num_sms=num_sms,
     )
-    return FwdWork(buffer, params, variant, work["steps"], cost)
+    return FwdWork(buffer, params, variant, work["steps"], cost, work["num_parts"])
 
 
 def heads_per_section(active_keys: int, key: HeadsKey) -> int:

@@ -12,7 +12,8 @@ namespace magi {
 struct FwdTile {
   int32_t q_start, num_tokens, entry_begin, num_entries;
   int32_t num_steps;  // sum of the entries' num_tiles, at least 1
-  int32_t unused[3];
+  int32_t out_start;  // row of out and lse where q_start goes; q_start unless walks are split
+  int32_t unused[2];
 };
 static_assert(sizeof(FwdTile) == 32, "the solver writes rows of 8 int32");
 

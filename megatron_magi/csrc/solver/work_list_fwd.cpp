@@ -50,6 +50,12 @@ std::vector<Segment> cut_segments(std::span<const Slice> slices, int64_t num_q) 
   return segments;
 }
 
+void longest_first(std::vector<FwdTileRow>& tiles) {
+  std::stable_sort(tiles.begin(), tiles.end(), [](const FwdTileRow& a, const FwdTileRow& b) {
+    return a.num_steps > b.num_steps;
+  });
+}
+
 class Builder {
  public:
   Builder(std::span<const Slice> slices, int64_t num_q, const FwdTiling& tiling)
@@ -72,9 +78,7 @@ class Builder {
       done_ = at;
       while (i < segments_.size() && segments_[i].end <= done_) ++i;
     }
-    std::stable_sort(
-        list_.tiles.begin(), list_.tiles.end(),
-        [](const FwdTileRow& a, const FwdTileRow& b) { return a.num_steps > b.num_steps; });
+    longest_first(list_.tiles);
     list_.active_keys = count_active_keys();
     return std::move(list_);
   }
@@ -211,7 +215,7 @@ class Builder {
       return;
     }
     FwdTileRow tile;
-    tile.q_start = static_cast<int32_t>(begin);
+    tile.q_start = tile.out_start = static_cast<int32_t>(begin);
     tile.num_tokens = static_cast<int32_t>(end - begin);
     tile.entry_begin = static_cast<int32_t>(list_.entries.size());
     tile.num_entries = static_cast<int32_t>(scratch_.size());
@@ -256,6 +260,44 @@ class Builder {
   FwdWorkList list_;
 };
 
+// Key tiles [begin, end) of the tile's walk, as entries.
+void cut_walk(const FwdWorkList& list, const FwdTileRow& tile, int32_t begin, int32_t end,
+              int32_t tile_k, std::vector<FwdEntryRow>& out) {
+  int32_t at = 0;  // steps before the entry
+  for (int32_t i = 0; i < tile.num_entries; ++i) {
+    FwdEntryRow entry = list.entries[tile.entry_begin + i];
+    const int32_t first = std::max(begin - at, 0);
+    const int32_t last = std::min(end - at, entry.num_tiles);
+    at += entry.num_tiles;
+    if (first >= last) continue;
+    entry.k_begin += first * tile_k;
+    entry.num_tiles = last - first;
+    entry.full_begin = std::clamp(entry.full_begin - first, 0, entry.num_tiles);
+    entry.full_end = std::clamp(entry.full_end - first, 0, entry.num_tiles);
+    out.push_back(entry);
+  }
+}
+
+// The rows of `num_parts` outputs of num_q rows that no tile writes, as pairs.
+std::vector<int32_t> unwritten_rows(const FwdWorkList& list, int64_t num_q) {
+  std::vector<Range> written;
+  for (const FwdTileRow& t : list.tiles)
+    written.push_back({t.out_start, t.out_start + t.num_tokens});
+  std::sort(written.begin(), written.end(),
+            [](const Range& a, const Range& b) { return a.start < b.start; });
+  written.push_back({list.num_parts * num_q, list.num_parts * num_q});
+  std::vector<int32_t> rows;
+  int64_t at = 0;
+  for (const Range& r : written) {
+    if (at < r.start) {
+      rows.push_back(static_cast<int32_t>(at));
+      rows.push_back(static_cast<int32_t>(r.start));
+    }
+    at = r.end;
+  }
+  return rows;
+}
+
 }  // namespace
 
 FwdWorkList build_fwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
@@ -275,6 +317,34 @@ FwdWorkList build_fwd_work_list(std::span<const Slice> slices, int64_t num_q, in
     throw std::invalid_argument("tile_q and tile_k must be positive");
   if (num_q == 0) return {};
   return Builder(tight, num_q, tiling).run();
+}
+
+void split_long_walks(FwdWorkList& list, int64_t num_q, int64_t tile_k, int64_t max_steps) {
+  if (max_steps <= 0) throw std::invalid_argument("max_steps must be positive");
+  FwdWorkList split = list;
+  split.tiles.clear();
+  split.entries.clear();
+  split.masked_steps = 0;
+  for (const FwdTileRow& tile : list.tiles) {
+    const int64_t parts = ceil_div(tile.num_steps, max_steps);
+    split.num_parts = std::max(split.num_parts, parts);
+    for (int64_t part = 0; part < parts; ++part) {
+      FwdTileRow cut = tile;
+      const auto begin = static_cast<int32_t>(part * tile.num_steps / parts);
+      const auto end = static_cast<int32_t>((part + 1) * tile.num_steps / parts);
+      cut.entry_begin = static_cast<int32_t>(split.entries.size());
+      cut_walk(list, tile, begin, end, static_cast<int32_t>(tile_k), split.entries);
+      cut.num_entries = static_cast<int32_t>(split.entries.size()) - cut.entry_begin;
+      cut.num_steps = end - begin;
+      cut.out_start = static_cast<int32_t>(part * num_q + tile.q_start);
+      split.tiles.push_back(cut);
+    }
+  }
+  for (const FwdEntryRow& e : split.entries)
+    split.masked_steps += e.num_tiles - (e.full_end - e.full_begin);
+  longest_first(split.tiles);
+  split.empty_rows = unwritten_rows(split, num_q);
+  list = std::move(split);
 }
 
 }  // namespace magi

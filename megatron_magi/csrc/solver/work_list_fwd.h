@@ -23,7 +23,8 @@ struct FwdTileRow {
   int32_t entry_begin = 0;
   int32_t num_entries = 0;
   int32_t num_steps = 0;  // key tiles of all entries, at least 1
-  int32_t reserved[3] = {0, 0, 0};
+  int32_t out_start = 0;  // output row of q_start: part * num_q + q_start
+  int32_t reserved[2] = {0, 0};
 };
 
 struct FwdEntryRow {
@@ -47,6 +48,9 @@ struct FwdWorkList {
   int64_t steps = 0;                // sum over the tiles
   int64_t masked_steps = 0;
   int64_t active_keys = 0;  // keys that some slice covers: what must stay in L2
+  // 1, or how many parts the longest walk is split into. The output then has num_parts * num_q
+  // rows: each part is attention over some of the keys, and the caller merges them.
+  int64_t num_parts = 1;
 };
 
 struct FwdTiling {
@@ -59,5 +63,9 @@ struct FwdTiling {
 // Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k).
 FwdWorkList build_fwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                                 const FwdTiling& tiling);
+
+// For few tiles with very long walks: cuts every tile of more than `max_steps` key tiles into equal
+// parts. `empty_rows` then covers what no part writes.
+void split_long_walks(FwdWorkList& list, int64_t num_q, int64_t tile_k, int64_t max_steps);
 
 }  // namespace magi

@@ -211,6 +211,37 @@ def test_two_streams_at_once() -> None:
     assert all(torch.equal(out, want) for out in outs)
 
 
+@pytest.mark.parametrize("out_dtype", [None, FP32])
+def test_few_rows_with_many_keys_are_split(out_dtype: torch.dtype | None) -> None:
+    mask = masks.from_ranges(
+        [[0, 300], [350, 400]],
+        [[0, 80_000], [20_000, 80_000]],
+        [1, 0],
+        total_seqlen_q=410,
+        total_seqlen_k=80_000,
+    )
+    case, table = Case("", (2, 1)), table_of(mask)
+    q, k, v = draw(case, mask, 6)
+    work = cuda_work.fwd_work(table, HeadsKey(2, 1, 128, q.device.index))
+    assert work.num_parts > 1
+    out, lse = backend().forward(q, k, v, table, 0.1, out_dtype=out_dtype)
+    again = backend().forward(q, k, v, table, 0.1, out_dtype=out_dtype)
+    assert torch.equal(out, again[0]) and torch.equal(lse, again[1])
+    wide = dense_attention(q.double(), k.double(), v.double(), mask, 0.1)
+    same = dense_attention(q, k, v, mask, 0.1)
+    names = ("out", "lse")
+    assert_as_good(
+        {"out": out, "lse": lse},
+        dict(zip(names, wide, strict=True)),
+        dict(zip(names, same, strict=True)),
+        BF16,
+        {"out": v.abs().max().item(), "lse": 1.0},
+    )
+    prev = (torch.zeros(q.shape, device="cuda"), torch.full(q.shape[:2], -torch.inf, device="cuda"))
+    merged = backend().forward(q, k, v, table, 0.1, prev=prev)
+    assert merged[0] is prev[0] and (merged[1] - lse).nan_to_num(0.0).abs().max() < 1e-5
+
+
 def test_many_tokens_need_64_bit_offsets() -> None:
     tokens = 140_000  # x 128 heads x 128 = 2.3e9 elements
     mask = masks.sliding_window(tokens, (100, 0))

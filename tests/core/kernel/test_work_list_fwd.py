@@ -28,14 +28,14 @@ def dense_of(slices: np.ndarray, num_q: int, num_k: int) -> np.ndarray:
 def replay(work: dict, num_q: int, num_k: int, tile_q: int, tile_k: int) -> np.ndarray:
     """How often each cell is computed, by the rules the kernel follows; checks the rest."""
     count = np.zeros((num_q, num_k + tile_k), dtype=np.int32)
-    written = np.zeros(num_q, dtype=np.int32)
+    written = np.zeros(num_q * work["num_parts"], dtype=np.int32)
     for begin, end in work["empty_rows"].tolist():
         assert begin < end
         written[begin:end] += 1
     steps = masked = 0
-    for q0, tokens, entry_begin, num_entries, num_steps, *_ in work["tiles"].tolist():
-        assert 1 <= tokens <= tile_q and num_steps >= 1
-        written[q0 : q0 + tokens] += 1
+    for q0, tokens, entry_begin, num_entries, num_steps, out, *_ in work["tiles"].tolist():
+        assert 1 <= tokens <= tile_q and num_steps >= 1 and out % num_q == q0
+        written[out : out + tokens] += 1
         entries = work["entries"][entry_begin : entry_begin + num_entries].tolist()
         assert sum(e[1] for e in entries) == num_steps
         steps += num_steps
@@ -86,6 +86,18 @@ def legal_masks(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
             rows.append([q0, q1, k0, k1, lo, hi])
     slices = np.array(rows, dtype=np.int32).reshape(-1, 6)
     return solver.canonical_slices(slices), num_q, num_k
+
+
+@settings(max_examples=60, deadline=None)
+@given(legal_masks(), st.sampled_from(TILINGS), st.integers(1, 5))
+def test_split_walks_cover_every_cell_once(
+    mask: tuple[np.ndarray, int, int], tiling: tuple[int, int], max_steps: int
+) -> None:
+    slices, num_q, num_k = mask
+    work = solver.fwd_work_list(slices, num_q, num_k, *tiling, max_steps)
+    count = replay(work, num_q, num_k, *tiling)
+    np.testing.assert_array_equal(count, dense_of(slices, num_q, num_k))
+    assert all(row[4] <= max_steps for row in work["tiles"].tolist())
 
 
 @settings(max_examples=150, deadline=None)

@@ -31,7 +31,7 @@
 //   band}, relative to the tile's first token and key. It has 2 * kStages slots: the producer
 //   reuses a slot only after the K tile kStages later is released, by which time its mask has been
 //   applied.
-// Item record: {q_start, num_tokens, head or kv head, -}; kQStages + 2 slots, because an item's
+// Item record: {out_start, num_tokens, head or kv head, -}; kQStages + 2 slots, because an item's
 //   output leaves after the first Q K^T of the item behind it (which may be a one-step item).
 //
 // Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared
@@ -148,7 +148,7 @@ struct FwdProducer {
     const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[in_section / units];
     const FwdEntry* entry = reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
     mbar_wait(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
-    smem.infos[info_slot] = make_int4(tile.q_start, tile.num_tokens, unit, 0);
+    smem.infos[info_slot] = make_int4(tile.out_start, tile.num_tokens, unit, 0);
     info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
     int flags = kStepFirst;
     for (int steps_left = tile.num_steps; steps_left > 0; ++entry) {
