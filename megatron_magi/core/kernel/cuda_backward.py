@@ -26,8 +26,6 @@ from megatron_magi.core.kernel.cuda_work import DeviceBuffer, HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 
-TILE_Q = 64  # kTileQ of csrc/flex_attn/bwd/bwd_traits.h
-
 
 class BwdParams(ctypes.Structure):
     """MagiBwdParams of csrc/flex_attn/bwd/bwd_params.h."""
@@ -52,7 +50,7 @@ class BwdParams(ctypes.Structure):
             for name in (
                 "num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim", "dtype", "grad_dtype",
                 "num_items", "num_splits", "heads_per_section", "clear_dq", "deterministic",
-                "heads_inner", "descending",
+                "num_cells", "heads_inner", "descending",
             )
         ),
         ("softmax_scale", c_float),
@@ -164,7 +162,7 @@ def _launch(
         )
         p.partial = partial.data_ptr()
     if p.deterministic:
-        cells = 1 + 2 * p.num_heads_q * (p.num_q // TILE_Q + 2)
+        cells = 1 + 2 * p.num_heads_q * p.num_cells
         semaphores = torch.empty(cells, dtype=torch.int32, device=device)
         p.semaphores = semaphores.data_ptr()
     p.stream = stream.cuda_stream
@@ -228,6 +226,7 @@ def _make(table: SliceTable, key: HeadsKey, deterministic: bool, num_sms: int) -
         num_splits=work["num_splits"],
         heads_per_section=work["heads_per_section"],
         deterministic=deterministic,
+        num_cells=work["num_cells"],
         heads_inner=deterministic and work["heads_inner"],
         descending=work["descending"],
     )

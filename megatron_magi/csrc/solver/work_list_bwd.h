@@ -21,7 +21,7 @@ struct BwdItem {
   int32_t entry_begin = 0;  // entries [entry_begin, entry_end) of the list
   int32_t entry_end = 0;
   int32_t steps = 0;        // query tiles of all entries, per head
-  int32_t visit_begin = 0;  // first of its numbers in `BwdWorkList::visits`
+  int32_t visit_begin = 0;  // first of its records in `BwdWorkList::visits`
   int32_t reserved[2] = {0, 0};
 };
 
@@ -35,6 +35,14 @@ struct BwdEntry {
   int32_t reserved[2] = {0, 0};
 };
 
+struct BwdVisit {
+  int32_t cell = 0;       // of the step's first row
+  int32_t num_cells = 0;  // 1 or 2: also the next one
+  // Signals of the two cells that the step waits for; 0 where an earlier step of the same entry has
+  // waited already (steps of one entry share no row).
+  int32_t wait[2] = {0, 0};
+};
+
 struct BwdWorkList {
   std::vector<BwdItem> items;     // in launch order: most steps first
   std::vector<BwdEntry> entries;  // grouped by item, by ascending rows
@@ -45,11 +53,10 @@ struct BwdWorkList {
   // items share their first or last rows: nobody then waits for the others once a head.
   bool heads_inner = false;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
-  // cells of `tile_q` rows aligned to 0; a step touches the cell of its first row and, if it does
-  // not start on a cell boundary, the next one, and signals each of them when it has finished.
-  // Two numbers a step, in walk order: how many signals of these cells the step waits for. 0 where
-  // an earlier step of the same entry has waited already (steps of one entry share no row).
-  std::vector<int32_t> visits;
+  // cells of at most `tile_q` rows, so that nearly every step lies in one cell and every step in at
+  // most two; a step signals its cells when it has finished. One record a step, in walk order.
+  std::vector<BwdVisit> visits;
+  int64_t num_cells = 0;
   int64_t steps = 0;          // sum over the items
   int64_t partial_steps = 0;  // of them, steps with at least one masked cell
 };

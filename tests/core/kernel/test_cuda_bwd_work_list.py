@@ -90,7 +90,7 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
     its cells have signalled, as in BwdCells of csrc/flex_attn/bwd/bwd_kernel.cuh.
     """
     rng = random.Random(seed)
-    signals = [0] * (num_q // TILE_Q + 2)
+    signals = [0] * (work["num_cells"] + 1)
     order: list[list[int]] = [[] for _ in range(num_q)]
     waiting = list(range(len(work["items"])))
     running: dict[int, int] = {}
@@ -101,9 +101,7 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
         ready = []
         for i, step in running.items():
             if step < len(walks[i]):
-                at = work["items"][i][5] + 2 * step
-                cell = walks[i][step][1] // TILE_Q
-                first, second = work["visits"][at : at + 2].tolist()
+                cell, _, first, second = work["visits"][work["items"][i][5] + step].tolist()
                 if signals[cell] < first or signals[cell + 1] < second:
                     continue
             ready.append(i)
@@ -115,9 +113,9 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
         e, q = walks[i][running[i]]
         for row in range(q, min(q + TILE_Q, work["entries"][e][1])):
             order[row].append(e)
-        signals[q // TILE_Q] += 1
-        if q % TILE_Q:
-            signals[q // TILE_Q + 1] += 1
+        cell, num_cells, _, _ = work["visits"][work["items"][i][5] + running[i]].tolist()
+        for touched in range(cell, cell + num_cells):
+            signals[touched] += 1
         running[i] += 1
     return order
 

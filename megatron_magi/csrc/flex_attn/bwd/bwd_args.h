@@ -28,7 +28,7 @@ struct BwdArgs {
   const float2* stats;  // [H, stat_rows]: see BwdPrepareArgs
   const BwdItemView* items;
   const BwdEntryView* entries;
-  const int32_t* visits;
+  const int4* visits;   // struct BwdVisit
   int32_t* semaphores;  // [0] ticket, then [2 halves][H][cells]
   void* dk;
   void* dv;

@@ -62,6 +62,18 @@ MAGI_DEVICE void wait_for(uint32_t bar, uint32_t parity) {
 #endif
 }
 
+// Whether the phase has completed; never suspends the thread.
+MAGI_DEVICE bool is_complete(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;"
+      " selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 template <class Traits>
 struct BwdBlock {
   BwdItemView item;
@@ -100,7 +112,7 @@ struct BwdBlock {
       }
       const int q = entry.q_begin + (args.descending ? tiles - 1 - tile : tile) * Traits::kTileQ;
       f(n, entry, q, head_begin + outer + inner, visit);
-      if (++inner == inner_heads) inner = 0, ++tile, visit += 2;
+      if (++inner == inner_heads) inner = 0, ++tile, ++visit;
     }
   }
 };
@@ -134,7 +146,7 @@ MAGI_DEVICE void bwd_load_tiles(const BwdArgs& args, const BwdBlock<Traits>& blo
   });
 }
 
-// ---- warp 2 of the producer warpgroup: stats and what the step is
+// ---- warp 1 of the producer warpgroup: stats and what the step is
 
 template <class Traits>
 MAGI_DEVICE void bwd_load_stats(const BwdArgs& args, const BwdBlock<Traits>& block, uint32_t smem,
@@ -162,17 +174,14 @@ MAGI_DEVICE void bwd_load_stats(const BwdArgs& args, const BwdBlock<Traits>& blo
       m.b_hi = entry.d_hi - shift;
       m.q_tile = q;
       m.head = head;
-      if (T::kDeterministic) {
-        m.wait0 = args.visits[visit];
-        m.wait1 = args.visits[visit + 1];
-      }
+      if (T::kDeterministic) m.visit = args.visits[visit];
     }
     __syncwarp();
     if (lane == 0) ptx::mbar_arrive(bars + T::kBarQFull + 8 * stage);
   });
 }
 
-// ---- warp 1 of the producer warpgroup, one thread: dQ to global memory
+// ---- warps 2 and 3 of the producer warpgroup, one thread each: half of dQ to global memory
 
 MAGI_DEVICE int load_acquire(const int32_t* ptr) {
   int value;
@@ -183,38 +192,39 @@ MAGI_DEVICE void add_release(int32_t* ptr, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
 }
 
-// Counters of finished visits: [2 halves][H][cells of 64 query rows].
+// Counters of finished visits: [2 halves][H][cells].
 struct BwdCells {
   const BwdArgs& args;
   int half;
-  int32_t* last = nullptr;  // first cell of the visit that has not been signalled
-  bool last_is_two = false;
+  int32_t* last = nullptr;  // first cell of a visit that has not been signalled
+  int last_count = 0;
 
-  MAGI_DEVICE int32_t* at(int q, int head) const {
+  MAGI_DEVICE int32_t* at(int cell, int head) const {
     return args.semaphores + 1 +
-           (static_cast<int64_t>(half) * args.num_heads_q + head) * args.num_cells + q / 64;
+           (static_cast<int64_t>(half) * args.num_heads_q + head) * args.num_cells + cell;
   }
-  MAGI_DEVICE bool ready(int q, int head, int wait0, int wait1) const {
-    const int32_t* cell = at(q, head);
-    return (wait0 == 0 || load_acquire(cell) >= wait0) &&
-           (wait1 == 0 || load_acquire(cell + 1) >= wait1);
+  MAGI_DEVICE bool ready(int head, const int4& visit) const {
+    const int32_t* cell = at(visit.x, head);
+    return (visit.z == 0 || load_acquire(cell) >= visit.z) &&
+           (visit.w == 0 || load_acquire(cell + 1) >= visit.w);
   }
-  MAGI_DEVICE void pending(int q, int head) {
-    last = at(q, head);
-    last_is_two = q % 64 != 0;
+  MAGI_DEVICE void pending(int head, const int4& visit) {
+    last = at(visit.x, head);
+    last_count = visit.y;
   }
   MAGI_DEVICE void signal() {
     if (last == nullptr) return;
     asm volatile("fence.proxy.async.global;" ::: "memory");
     add_release(last, 1);
-    if (last_is_two) add_release(last + 1, 1);
+    if (last_count > 1) add_release(last + 1, 1);
     last = nullptr;
   }
 };
 
-// Deterministic mode: a tile is added when all earlier visits of its rows have finished. The
-// signal of a step is sent one step later, so that its latency is hidden, or before a wait that
-// does not pass at once (then nobody can wait in a circle).
+// Deterministic mode: a tile is added when all earlier visits of its rows have finished. It is
+// signalled as soon as it has arrived, or, where the next tile is there already, after that has
+// been issued; but always before a wait that does not pass at once, so that nobody waits in a
+// circle.
 template <class Traits>
 MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uint32_t smem,
                                const volatile int4* dq_meta, const CUtensorMap* map_dq) {
@@ -222,15 +232,17 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
   const uint32_t full = smem + T::kOffBars + T::kBarDqFull + 8 * half;
   const uint32_t empty = smem + T::kOffBars + T::kBarDqEmpty + 8 * half;
   BwdCells cells{args, half};
+#pragma unroll 1
   for (int n = 0; n < num_steps; ++n) {
     wait_for(full, n & 1);
-    const int q = dq_meta->x, head = dq_meta->y;
+    const int q = dq_meta[0].x, head = dq_meta[0].y;
+    int4 visit{};
     if constexpr (T::kDeterministic) {
-      const int wait0 = dq_meta->z, wait1 = dq_meta->w;
-      if (!cells.ready(q, head, wait0, wait1)) {
+      visit = {dq_meta[1].x, dq_meta[1].y, dq_meta[1].z, dq_meta[1].w};
+      if (!cells.ready(head, visit)) {
         ptx::bulk_wait<0>();
         cells.signal();
-        while (!cells.ready(q, head, wait0, wait1)) {
+        while (!cells.ready(head, visit)) {
         }
       }
       asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -241,9 +253,15 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
     ptx::bulk_wait_read<0>();
     ptx::mbar_arrive(empty);
     if constexpr (T::kDeterministic) {
-      ptx::bulk_wait<1>();
-      cells.signal();
-      cells.pending(q, head);
+      if (cells.last != nullptr) {
+        ptx::bulk_wait<1>();
+        cells.signal();
+      }
+      cells.pending(head, visit);
+      if (!is_complete(full, (n + 1) & 1)) {
+        ptx::bulk_wait<0>();
+        cells.signal();
+      }
     }
   }
   ptx::bulk_wait<0>();
@@ -522,9 +540,11 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int block_idx, int num_steps, 
     ptx::wgmma_wait<1>();  // dQ
     wait_for(bars + T::kBarDqEmpty + 8 * wg, (n & 1) ^ 1);
     stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, warp, lane, args.softmax_scale);
-    if (warp == 0 && lane == 0)
-      *reinterpret_cast<int4*>(smem_ptr + T::kOffDqMeta + 16 * wg) = {m.q_tile, m.head, m.wait0,
-                                                                      m.wait1};
+    if (warp == 0 && lane == 0) {
+      int4* dq_meta = reinterpret_cast<int4*>(smem_ptr + T::kOffDqMeta + 32 * wg);
+      dq_meta[0] = {m.q_tile, m.head, 0, 0};
+      if (T::kDeterministic) dq_meta[1] = {m.visit.x, m.visit.y, m.visit.z, m.visit.w};
+    }
     ptx::wgmma_wait<0>();  // dK
     arrive(T::kBarQEmpty + 8 * stage);
   }
@@ -588,7 +608,7 @@ __global__ __launch_bounds__(Traits::kThreads,
       if (warp == 1) bwd_load_stats<T>(args, block, smem, smem_ptr, threadIdx.x % 32);
       if (warp >= 2 && threadIdx.x % 32 == 0)
         bwd_reduce_dq<T>(args, block.num_steps, warp - 2, smem,
-                         reinterpret_cast<const int4*>(smem_ptr + T::kOffDqMeta) + warp - 2,
+                         reinterpret_cast<const int4*>(smem_ptr + T::kOffDqMeta) + 2 * (warp - 2),
                          &maps.dq);
     }
   } else {

@@ -25,8 +25,8 @@ struct MagiBwdParams {
   float* partial;          // workspace [2, num_splits, S, G, D] fp32; null if num_splits is 1
   const int32_t* items;    // [num_items, 8]: struct BwdItem of solver/work_list_bwd.h
   const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
-  const int32_t* visits;   // deterministic mode only: struct BwdWorkList
-  int32_t* semaphores;     // deterministic mode only: 1 + 2 * H * (T / 64 + 2), any content
+  const int32_t* visits;   // [num_visits, 4], deterministic mode only: struct BwdVisit
+  int32_t* semaphores;     // deterministic mode only: 1 + 2 * H * num_cells, any content
   void* stream;            // host: cudaStream_t
   int32_t num_q, num_k;    // T, S
   int32_t num_heads_q, num_heads_kv;
@@ -38,6 +38,7 @@ struct MagiBwdParams {
   int32_t heads_per_section;  // kv heads that are worked on together; divides G
   int32_t clear_dq;           // 1: dq_acc is set to zero first (it must be contiguous)
   int32_t deterministic;
+  int32_t num_cells;    // deterministic mode only
   int32_t heads_inner;  // walk order, see BwdArgs
   int32_t descending;
   float softmax_scale;

@@ -13,11 +13,9 @@ namespace magi {
 struct alignas(16) BwdStepMeta {
   int32_t c_end, r_lo, r_hi, b_lo;
   int32_t b_hi;
-  int32_t q_tile,
-      head;       // where dQ goes; q_tile < 0: nowhere (the step that makes their number even)
-  int32_t wait0;  // deterministic: finished visits to wait for, at the cell of the first row
-  int32_t wait1;  // and at the next one
-  int32_t reserved[3];
+  int32_t q_tile, head;  // where dQ goes
+  int32_t reserved;
+  int4 visit;  // deterministic mode: struct BwdVisit
 };
 
 // Named barriers (0 is __syncthreads).
@@ -63,7 +61,7 @@ struct BwdTraits {
   static constexpr int kOffStats = kOffDq + 2 * kDqBytes;
   static constexpr int kOffMeta = kOffStats + kStages * kStatBytes;
   static constexpr int kOffDqMeta = kOffMeta + kStages * kMetaBytes;
-  static constexpr int kOffBars = kOffDqMeta + 2 * 16;
+  static constexpr int kOffBars = kOffDqMeta + 2 * 32;
   static constexpr int kNumBars = 4 * kStages + 1 + 4;
   static constexpr int kSmemBytes = kOffBars + 8 * kNumBars + 8;
 
