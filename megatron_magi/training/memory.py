@@ -29,7 +29,7 @@ class RankMemory:
     activations: int
     """What the backward pass needs of all microbatches in flight, at the fullest moment."""
     output_workspace: int
-    """Logits and their gradient, on the last pipeline stage, beside what is kept of them."""
+    """Logits or their weight's gradient, on the last pipeline stage, beside the probabilities."""
     receive_buffers: int
     """Keys, values and their gradients that travel for one layer's attention."""
     attention_workspace: int
@@ -154,7 +154,14 @@ def _qkv_width(config: RunConfig) -> int:
 
 
 def _output_workspace(config: RunConfig, tokens: int) -> int:
-    """The logits beside their fp32 copy, and the gradient that goes back into the projection."""
-    element = _element(config)
-    logits = tokens * config.model.padded_vocab_size // config.parallel.tp
-    return 2 * element * logits
+    """Beside the kept probabilities, at the fuller of two moments.
+
+    Loss: bf16 logits beside their fp32 copy (fp32 logits become the probabilities in place). Then,
+    probabilities given up for the logits' gradient: the gradient of the projection's weight, which
+    exists for a moment before it is added to the buffer.
+    """
+    m, tp, element = config.model, config.parallel.tp, _element(config)
+    logits = tokens * m.padded_vocab_size // tp
+    weight = m.hidden_size * m.padded_vocab_size // tp
+    at_loss = 0 if element == 4 else element * logits
+    return max(at_loss, element * (logits + weight) - 4 * logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from typing import Any
@@ -93,6 +94,33 @@ def measure(recipe: dict[str, Any]) -> dict[str, Any]:
         "optimizer": _optimizer_bytes(parts, chunks),
         "activations": saved.total,
     }
+
+
+def peak(recipe: dict[str, Any]) -> int:
+    """Most bytes that forward and backward of a global batch allocate at once on this rank.
+
+    Weights, gradient buffers and optimizer state are there before and not counted.
+    """
+    config = _config(recipe)
+    processes._initialize_megatron(config)
+    model_config = model.transformer_config(config)
+    chunks = model.build_model(config, model_config)
+    state = TrainingState(chunks, *build_optimizer(config, chunks))
+    dataset = PackedDataset(config.data, config.train.seed)
+    cpu = torch.device("cpu")
+    streams = microbatch_streams(dataset, config, model_config, cpu)
+    schedule = StepSchedule(config, model_config, chunks, cpu)
+    loop._train_step(schedule, streams, dataset, state)
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    state.optimizer.zero_grad()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiler:
+        schedule(streams, dataset, 2)
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(itertools.accumulate(number for _, number in changes))
 
 
 class _SavedBytes:
