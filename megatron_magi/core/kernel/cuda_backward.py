@@ -57,6 +57,21 @@ class BwdParams(ctypes.Structure):
     ]  # fmt: skip
 
 
+class DeltaParams(ctypes.Structure):
+    """MagiDeltaParams of csrc/flex_attn/bwd/bwd_params.h."""
+
+    _fields_ = [
+        ("out", TensorView),
+        ("dout", TensorView),
+        ("delta", c_void_p),
+        ("stream", c_void_p),
+        ("num_tokens", c_int32),
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("dtype", c_int32),
+    ]
+
+
 @dataclass(frozen=True)
 class BwdWork:
     """A work list on the device and a params struct with everything in it that calls share."""
@@ -105,6 +120,40 @@ def cuda_backward(
             softmax_scale, clear_dq=dq_acc is None,
         )  # fmt: skip
     return dq, dk, dv
+
+
+def has_cuda_row_delta(out_THD: Tensor, dout_THD: Tensor) -> bool:
+    """Whether ``cuda_row_delta`` takes these; never builds the library for it.
+
+    Not while tracing: fake tensors have no memory, and the compiler fuses the plain form anyway.
+    """
+    return (
+        type(out_THD) is Tensor
+        and type(dout_THD) is Tensor
+        and cuda_library.cache_info().currsize > 0
+        and out_THD.is_cuda
+        and out_THD.dtype in (torch.bfloat16, torch.float16)
+        and dout_THD.dtype == out_THD.dtype
+        and out_THD.shape[-1] in (64, 128)
+        and out_THD.numel() > 0
+    )
+
+
+def cuda_row_delta(out_THD: Tensor, dout_THD: Tensor) -> Tensor:
+    """fp32 [T, H] sum over D of out * dout in one pass (PyTorch makes two fp32 copies first)."""
+    out, dout = aligned(out_THD), aligned(dout_THD)
+    delta = torch.empty(out.shape[:2], dtype=torch.float32, device=out.device)
+    params = DeltaParams(
+        TensorView.of(out),
+        TensorView.of(dout),
+        delta.data_ptr(),
+        torch.cuda.current_stream(out.device).cuda_stream,
+        *out.shape,
+        DTYPE_CODES[out.dtype],
+    )
+    with torch.cuda.device(out.device):
+        _library().call("magi_row_delta", params)
+    return delta
 
 
 def check_gradients(

@@ -92,6 +92,11 @@ def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor 
 
 def row_delta(out_THD: Tensor, dout_THD: Tensor, dtype: torch.dtype) -> Tensor:
     """[T, H] sum over D of out * dout, the term every score gradient subtracts."""
+    if out_THD.is_cuda and dtype == torch.float32:
+        from megatron_magi.core.kernel.cuda_backward import cuda_row_delta, has_cuda_row_delta
+
+        if has_cuda_row_delta(out_THD, dout_THD):
+            return cuda_row_delta(out_THD, dout_THD)
     return (out_THD.to(dtype) * dout_THD.to(dtype)).sum(-1)
 
 

@@ -5,11 +5,24 @@
 
 #define MAGI_EXPORT extern "C" __attribute__((visibility("default")))
 
-MAGI_EXPORT int magi_bwd_params_bytes() { return sizeof(MagiBwdParams); }
+namespace {
 
-MAGI_EXPORT int magi_flex_attn_bwd(const MagiBwdParams* params, char* message, int message_bytes) {
-  const magi::Status status = magi::launch_bwd(*params);
+int report(const magi::Status& status, char* message, int message_bytes) {
   if (message != nullptr && message_bytes > 0)
     std::snprintf(message, message_bytes, "%s", status.message.c_str());
   return status.code;
+}
+
+}  // namespace
+
+MAGI_EXPORT int magi_bwd_params_bytes() {
+  return sizeof(MagiBwdParams);
+}
+
+MAGI_EXPORT int magi_flex_attn_bwd(const MagiBwdParams* params, char* message, int message_bytes) {
+  return report(magi::launch_bwd(*params), message, message_bytes);
+}
+
+MAGI_EXPORT int magi_row_delta(const MagiDeltaParams* params, char* message, int message_bytes) {
+  return report(magi::launch_delta(*params), message, message_bytes);
 }

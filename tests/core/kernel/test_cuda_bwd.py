@@ -210,6 +210,15 @@ def random_case(seed: int) -> Case:
     )
 
 
+@pytest.mark.parametrize("case", [*REGULAR[1:4], IRREGULAR[4]], ids=lambda c: c.name)
+def test_row_delta(case: Case) -> None:
+    from megatron_magi.core.kernel.cuda_backward import cuda_row_delta
+
+    out, _, _, dout = _inputs(case)
+    want = (out.double() * dout.double()).sum(-1)
+    torch.testing.assert_close(cuda_row_delta(out, dout).double(), want, atol=1e-4, rtol=1e-5)
+
+
 def test_wrong_gradients_are_refused() -> None:
     run = Run(Case("refused", masks.causal(64)))
     dout, q, k, v, lse, delta, table, scale = run.args

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "../params.h"
+#include "bwd_params.h"
 
 namespace magi {
 
@@ -83,6 +83,8 @@ cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_block
                          cudaStream_t stream);
 template <int kDtype, int kHeadDim>
 cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream);
+template <int kDtype, int kHeadDim>
+cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream);
 template <int kDtype, int kHeadDim>
 cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream);
 

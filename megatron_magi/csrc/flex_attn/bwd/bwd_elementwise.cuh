@@ -1,5 +1,5 @@
-// The two bandwidth-bound kernels around the main kernel: prepare (stats) and convert (fp32 sums
-// to the wanted dtype). Both move 16 bytes a thread and access.
+// The bandwidth-bound kernels around the main kernel: prepare (stats), convert (fp32 sums to the
+// wanted dtype) and delta for callers that need it by itself. 16 bytes a thread and access.
 #pragma once
 #include <cmath>
 
@@ -13,6 +13,44 @@ MAGI_DEVICE float2 unpack2(uint32_t packed, ptx::bf16) {
 }
 MAGI_DEVICE float2 unpack2(uint32_t packed, ptx::fp16) {
   return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
+
+// Sum of the products of 8 neighbouring elements of two rows.
+template <class Element>
+MAGI_DEVICE float dot8(const MagiTensor& a, const MagiTensor& b, int64_t token, int64_t head,
+                       int col) {
+  const auto load = [&](const MagiTensor& t) {
+    return *reinterpret_cast<const uint4*>(static_cast<const Element*>(t.data) +
+                                           token * t.stride_token + head * t.stride_head + col);
+  };
+  const uint4 u = load(a), v = load(b);
+  const uint32_t x[4] = {u.x, u.y, u.z, u.w}, y[4] = {v.x, v.y, v.z, v.w};
+  float sum = 0.f;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float2 p = unpack2(x[j], Element{}), q = unpack2(y[j], Element{});
+    sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
+  }
+  return sum;
+}
+
+template <int kLanes>
+MAGI_DEVICE float sum_over_lanes(float sum) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+  return sum;
+}
+
+template <class Element, int kHeadDim>
+__global__ __launch_bounds__(256) void bwd_delta_kernel(MagiDeltaParams args) {
+  constexpr int kLanes = kHeadDim / 8;  // threads per row
+  const int64_t row = blockIdx.x * int64_t{256 / kLanes} + threadIdx.x / kLanes;
+  const int64_t token = row / args.num_heads, head = row % args.num_heads;
+  const int lane = threadIdx.x % kLanes;
+  const bool inside = token < args.num_tokens;
+  const float sum = sum_over_lanes<kLanes>(
+      inside ? dot8<Element>(args.out, args.dout, token, head, 8 * lane) : 0.f);
+  if (inside && lane == 0) args.delta[row] = sum;
 }
 
 constexpr int kPrepareTokens = 32;
@@ -35,24 +73,9 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
       const int row = i * kRowsAtOnce + threadIdx.x / kLanes;
       const int token = first_token + row / kPrepareHeads;
       const int head = first_head + row % kPrepareHeads;
-      float sum = 0.f;
-      if (token < args.num_q && head < args.num_heads_q) {
-        const auto load = [&](const MagiTensor& t) {
-          return *reinterpret_cast<const uint4*>(static_cast<const Element*>(t.data) +
-                                                 token * t.stride_token + head * t.stride_head +
-                                                 8 * lane);
-        };
-        const uint4 a = load(args.out), b = load(args.dout);
-        const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 u = unpack2(x[j], Element{}), w = unpack2(y[j], Element{});
-          sum = fmaf(u.x, w.x, fmaf(u.y, w.y, sum));
-        }
-      }
-#pragma unroll
-      for (int step = kLanes / 2; step > 0; step /= 2)
-        sum += __shfl_xor_sync(0xffffffff, sum, step);
+      const bool inside = token < args.num_q && head < args.num_heads_q;
+      const float sum = sum_over_lanes<kLanes>(
+          inside ? dot8<Element>(args.out, args.dout, token, head, 8 * lane) : 0.f);
       if (lane == 0) delta_sums[row % kPrepareHeads][row / kPrepareHeads] = sum;
     }
     __syncthreads();

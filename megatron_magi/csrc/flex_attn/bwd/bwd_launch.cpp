@@ -170,4 +170,20 @@ Status launch_bwd(const MagiBwdParams& p) {
   return p.head_dim == 128 ? launch<kMagiFp16, 128>(p) : launch<kMagiFp16, 64>(p);
 }
 
+Status launch_delta(const MagiDeltaParams& p) {
+  if ((p.head_dim != 64 && p.head_dim != 128) || (p.dtype != kMagiBf16 && p.dtype != kMagiFp16))
+    return {kUnsupported, "delta needs head_dim 64 or 128 and bf16 or fp16, got head_dim " +
+                              std::to_string(p.head_dim) + " and dtype code " +
+                              std::to_string(p.dtype) + "; compute it in PyTorch"};
+  const auto stream = static_cast<cudaStream_t>(p.stream);
+  cudaError_t error;
+  if (p.dtype == kMagiBf16)
+    error = p.head_dim == 128 ? run_bwd_delta<kMagiBf16, 128>(p, stream)
+                              : run_bwd_delta<kMagiBf16, 64>(p, stream);
+  else
+    error = p.head_dim == 128 ? run_bwd_delta<kMagiFp16, 128>(p, stream)
+                              : run_bwd_delta<kMagiFp16, 64>(p, stream);
+  return cuda_status(error, "backward, delta kernel");
+}
+
 }  // namespace magi

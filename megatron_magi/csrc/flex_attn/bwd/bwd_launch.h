@@ -6,5 +6,6 @@
 namespace magi {
 
 Status launch_bwd(const MagiBwdParams& params);
+Status launch_delta(const MagiDeltaParams& params);
 
 }  // namespace magi

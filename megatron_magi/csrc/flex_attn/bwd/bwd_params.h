@@ -43,3 +43,14 @@ struct MagiBwdParams {
   int32_t descending;
   float softmax_scale;
 };
+
+// delta = rowsum(out * dout), the term that every score gradient subtracts.
+struct MagiDeltaParams {
+  MagiTensor out;   // [T, H, D] dtype
+  MagiTensor dout;  // [T, H, D] dtype
+  float* delta;     // [T, H] contiguous
+  void* stream;     // host: cudaStream_t
+  int32_t num_tokens, num_heads;
+  int32_t head_dim;
+  int32_t dtype;  // kMagiBf16 or kMagiFp16
+};

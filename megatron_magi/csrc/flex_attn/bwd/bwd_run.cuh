@@ -29,6 +29,14 @@ cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream) {
 }
 
 template <int kDtype, int kHeadDim>
+cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream) {
+  const int64_t threads = int64_t{args.num_tokens} * args.num_heads * (kHeadDim / 8);
+  const int blocks = static_cast<int>((threads + 255) / 256);
+  bwd_delta_kernel<BwdElement<kDtype>, kHeadDim><<<blocks, 256, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <int kDtype, int kHeadDim>
 cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream) {
   const int64_t threads = int64_t{args.num_tokens} * args.num_heads * (kHeadDim / 8);
   const int blocks = static_cast<int>((threads + 255) / 256);
@@ -42,6 +50,7 @@ cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream) {
   template cudaError_t run_bwd_main<dtype, head_dim, true>(const BwdMaps&, const BwdArgs&, int,  \
                                                            cudaStream_t);                        \
   template cudaError_t run_bwd_prepare<dtype, head_dim>(const BwdPrepareArgs&, cudaStream_t);    \
+  template cudaError_t run_bwd_delta<dtype, head_dim>(const MagiDeltaParams&, cudaStream_t);     \
   template cudaError_t run_bwd_convert<dtype, head_dim>(const BwdConvertArgs&, cudaStream_t)
 
 }  // namespace magi
