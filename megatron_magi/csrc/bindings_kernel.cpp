@@ -77,7 +77,8 @@ py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
     tiling.tile_k = tile_k;
     list = magi::build_bwd_work_list(slices, num_q, num_k, tiling, deterministic);
     const int64_t head_bytes = num_q * head_dim * 8;  // Q, dO in 16 bits, dQ in 32
-    schedule = magi::choose_bwd_schedule(list, heads_q / heads_kv, heads_kv, num_sms, head_bytes);
+    schedule = magi::choose_bwd_schedule(list, heads_q / heads_kv, heads_kv, num_sms, head_bytes,
+                                         deterministic);
   }
   py::dict out;
   out["items"] = rows_to(list.items);

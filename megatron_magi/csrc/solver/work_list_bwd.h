@@ -81,8 +81,10 @@ struct BwdSchedule {
 // Few kv heads at a time keep Q, dO and dQ in the cache; many let long items of all heads start
 // early, so that no long item is left at the end. Splits cost a pass over partial dK and dV.
 // Simulates the launch on `num_sms` processors and takes the first choice that is within 2 % of
-// the best. `head_bytes` is the size of Q, dO and dQ of one query head.
+// the best. `head_bytes` is the size of Q, dO and dQ of one query head. In deterministic mode
+// blocks of one kv head wait for each other, so enough heads are mixed that few of one run at a
+// time.
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                int64_t num_sms, int64_t head_bytes);
+                                int64_t num_sms, int64_t head_bytes, bool deterministic);
 
 }  // namespace magi

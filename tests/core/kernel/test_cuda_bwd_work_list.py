@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magi import masks
+from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 
 TILE_Q, TILE_K = 64, 128
@@ -152,6 +153,26 @@ def test_few_items_split_the_group_and_many_do_not() -> None:
     assert schedule(256)["num_splits"] > 1
     assert schedule(16384)["num_splits"] == 1
     assert 8 % schedule(4096)["heads_per_section"] == 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "descending", "heads_inner"),
+    [
+        (masks.causal(2048), True, True),
+        (masks.full(2048), True, True),
+        (masks.from_cu_seqlens([0, 700, 1500, 2048]), True, True),
+        (masks.sliding_window(4096, (300, 0)), True, False),
+        (AttnMask(np.array([[0, 2048, 0, 2048, 0, 2047]], np.int32), 2048, 2048), False, True),
+    ],
+    ids=["causal", "full", "documents", "window", "inverse-causal"],
+)
+def test_walk_starts_neighbours_on_the_same_rows(
+    mask: AttnMask, descending: bool, heads_inner: bool
+) -> None:
+    work = solver.bwd_work_list(
+        mask.slices, mask.total_seqlen_q, mask.total_seqlen_k, deterministic=True
+    )
+    assert (work["descending"], work["heads_inner"]) == (descending, heads_inner)
 
 
 def test_slices_outside_the_lengths_are_refused() -> None:
