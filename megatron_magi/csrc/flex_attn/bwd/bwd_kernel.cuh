@@ -35,8 +35,7 @@
 // Phases follow the step counter n: (n / 2) & 1, for dq n & 1.
 //
 // Shared memory, D = 128: K 32, V 32, Q 2 x 16, dO 2 x 16, dS 2 x 16, dQ 32, rest 2 = 194 KiB.
-// Registers of a consumer: dK 64, dV 64, S 32, dP (then dQ) 32, P 16, dS 16. The producers' 24
-// registers spill a few addresses; the consumers do not spill.
+// Registers of a consumer: dK 64, dV 64, S 32, dP (then dQ) 32, P 16, dS 16 of 232; nothing spills.
 #pragma once
 #ifdef MAGI_DEBUG_WATCHDOG
 #include <cstdio>

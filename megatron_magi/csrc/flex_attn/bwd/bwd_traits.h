@@ -30,8 +30,8 @@ struct BwdTraits {
   static constexpr int kTileQ = 64;
   static constexpr int kStages = 2;
   static constexpr int kThreads = 384;
-  static constexpr int kProducerRegs = 24;
-  static constexpr int kConsumerRegs = 240;
+  static constexpr int kProducerRegs = 40;
+  static constexpr int kConsumerRegs = 232;
   // bf16 folds softmax_scale into dS, which costs nothing. fp16 would lose small dS to its
   // exponent range, so there the scale is applied to dQ and dK in fp32.
   static constexpr bool kScaleInScores = std::is_same_v<Element, ptx::bf16>;
