@@ -91,7 +91,7 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
         )
         for name, chunk in _named_chunks(state.chunks):
             chunk.load_state_dict(loaded[name])
-    with _recipe_settings(state.optimizer):
+    with _recipe_settings(state.optimizer, loaded["optimizer"]):
         state.optimizer.load_state_dict(loaded["optimizer"])
     finish_loading(state.optimizer)
     state.scheduler.load_state_dict(loaded["scheduler"])
@@ -123,10 +123,16 @@ def parameters_gathered(chunks: list[Any], config: RunConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _recipe_settings(optimizer: Any) -> Iterator[None]:
-    """Loading replaces a parameter group's settings by the saved ones; put the recipe's back."""
+def _recipe_settings(optimizer: Any, saved: dict[str, Any]) -> Iterator[None]:
+    """Loading replaces a parameter group's settings by the saved ones; put the recipe's back.
+
+    Megatron 0.19 also finds a group's partner in `saved` by its learning rates, equal in all groups
+    of these models, so they are the recipe's there before.
+    """
     names = ("max_lr", "min_lr", "weight_decay", "betas", "eps")
     kept = [{n: group[n] for n in names if n in group} for group in optimizer.param_groups]
+    for group in (saved if "param_groups" in saved else saved["optimizer"])["param_groups"]:
+        group.update({n: kept[0][n] for n in ("max_lr", "min_lr") if n in kept[0]})
     yield
     for group, settings in zip(optimizer.param_groups, kept, strict=True):
         group.update(settings)
