@@ -11,24 +11,16 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from megatron_magi import HeadShape, masks
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, make_attn_plan
+from megatron_magi import HeadShape
+from megatron_magi.core.plan import AttnPlan, make_attn_plan
 from megatron_magi.training.compare import Comparison
 from megatron_magi.training.config import DataConfig, RunConfig
 from megatron_magi.training.data import PackedDataset, PackedSample, sample_mask
+from megatron_magi.viz.plan_facts import zigzag_dispatch
+from megatron_magi.viz.plan_figures import fill_shares
+from megatron_magi.viz.style import GRID, INK, MUTED
 
-INK, MUTED, GRID = "#222222", "#666666", "#d8d8d8"
 RUN_COLORS = ("#222222", "#1f77b4", "#d62728")
-RANK_COLORS = (
-    "#2f6db3",
-    "#e08a2b",
-    "#3c9d6b",
-    "#b8476b",
-    "#7a5bb0",
-    "#8c6d3f",
-    "#4aa3b5",
-    "#999933",
-)
 PICTURE_CP, PICTURE_TOKENS, PICTURE_CANDIDATES = 4, 32768, 63
 TINY = 1e-9
 """Differences below this, also 0, are drawn here."""
@@ -98,15 +90,9 @@ def _draw_differences(axis: Any, comparisons: list[Comparison]) -> None:
 def _fill_shares(figure: Any, config: RunConfig) -> None:
     sample, zigzag, ours = typical_sample(config)
     plans = {"zigzag": zigzag, "megatron_magi": ours}
-    axes = figure.subplots(1, 3, width_ratios=(1, 1, 0.62))
-    for axis, (name, plan) in zip(axes, plans.items(), strict=False):
-        _draw_share(axis, name, plan)
-    axes[0].set_ylabel("query", color=MUTED)
-    axes[1].set_ylabel("")
-    for rank in range(PICTURE_CP):
-        axes[0].plot([], [], "s", color=RANK_COLORS[rank], markersize=9, label=f"rank {rank}")
-    axes[0].legend(loc="upper right", frameon=False, labelcolor=INK, handletextpad=0.2)
-    _draw_loads(axes[2], plans)
+    panels = figure.subplots(1, 3, width_ratios=(1, 1, 0.72))
+    fill_shares(panels, plans)
+    panels[1].set_ylabel("")
     figure.suptitle(
         f"Who computes what on {PICTURE_CP} ranks: a packed sample of {PICTURE_TOKENS // 1024}K "
         f"tokens, {len(sample.cu_seqlens) - 1} documents, causal inside each "
@@ -142,87 +128,15 @@ def typical_sample(config: RunConfig) -> tuple[PackedSample, AttnPlan, AttnPlan]
     data = DataConfig(path=config.data.path, seq_length=PICTURE_TOKENS, prefetch=0)
     dataset = PackedDataset(data, config.train.seed)
     heads = HeadShape(32, 8, 64)
+    layout = zigzag_dispatch(PICTURE_TOKENS, PICTURE_CP)
     candidates = []
     for i in range(min(PICTURE_CANDIDATES, dataset.samples_per_epoch)):
         mask = sample_mask(dataset[i], data)
-        plan = make_attn_plan(mask, PICTURE_CP, heads, config.magi, dispatch=_zigzag())
+        plan = make_attn_plan(mask, PICTURE_CP, heads, config.magi, dispatch=layout)
         candidates.append((plan.imbalance, i, plan))
     _, index, zigzag = sorted(candidates, key=lambda c: c[:2])[len(candidates) // 2]
     ours = make_attn_plan(zigzag.mask, PICTURE_CP, heads, config.magi)
     return dataset[index], zigzag, ours
-
-
-def _draw_share(axis: Any, name: str, plan: AttnPlan) -> None:
-    """The mask's cells in the color of the rank that computes their row."""
-    masks.draw_mask(plan.mask, axis, row_bands=_row_bands(plan))
-    axis.set_title(name, loc="left", color=INK, fontweight="bold")
-    ticks = range(0, PICTURE_TOKENS + 1, PICTURE_TOKENS // 4)
-    labels = [f"{t // 1024}K" if t else "0" for t in ticks]
-    axis.set_xticks(ticks, labels)
-    axis.set_yticks(ticks, labels)
-    axis.tick_params(length=0, labelcolor=MUTED)
-    axis.spines[:].set_color(GRID)
-    axis.set_xlabel("key", color=MUTED)
-
-
-def _zigzag() -> DispatchPlan:
-    """The usual layout: 2 * cp chunks, rank r owns chunk r from the front and from the back."""
-    ranks = [*range(PICTURE_CP), *reversed(range(PICTURE_CP))]
-    chunk = PICTURE_TOKENS // len(ranks)
-    return DispatchPlan(PICTURE_TOKENS, chunk, PICTURE_CP, np.array(ranks, dtype=np.int32))
-
-
-def _row_bands(plan: AttnPlan) -> list[tuple[int, int, Any]]:
-    return [
-        (int(start), int(end), RANK_COLORS[rank])
-        for rank in range(plan.cp_size)
-        for start, end in plan.dispatch.local_ranges(rank)
-    ]
-
-
-def _draw_loads(axis: Any, plans: dict[str, AttnPlan]) -> None:
-    """Load of every rank over the mean, a block of bars per plan."""
-    top = max(float(plan.loads.max() / plan.loads.mean()) for plan in plans.values())
-    for block, (name, plan) in enumerate(plans.items()):
-        first = block * (PICTURE_CP + 2.2)
-        loads = plan.loads / plan.loads.mean()
-        positions = first + np.arange(PICTURE_CP)
-        axis.barh(positions, loads, height=0.86, color=RANK_COLORS[:PICTURE_CP])
-        for position, load in zip(positions, loads, strict=True):
-            axis.text(
-                max(load, 1.0) + 0.03 if load > 0.8 else load + 0.03,
-                position,
-                f"{load:.2f}",
-                va="center",
-                color=INK,
-                fontsize=9,
-            )
-        axis.vlines(1.0, first - 0.5, first + PICTURE_CP - 0.5, INK, ":", linewidth=1)
-        received = plan.rows_received / 1024
-        axis.text(
-            0,
-            first - 1.35,
-            f"{name}: max/mean {plan.imbalance:.3f}",
-            fontweight="bold",
-            color=INK,
-            va="center",
-        )
-        axis.text(
-            0,
-            first - 0.82,
-            f"keys received: mean {received.mean():.1f}K, max {received.max():.1f}K",
-            color=MUTED,
-            va="center",
-            fontsize=9,
-        )
-    axis.set_xlim(0, top * 1.12)
-    axis.set_ylim(2 * PICTURE_CP + 1.8, -1.8)
-    axis.set_yticks([])
-    axis.set_xticks([0, 0.5, 1.0, 1.5])
-    axis.tick_params(length=0, labelcolor=MUTED)
-    axis.set_xlabel("attention tiles of a rank / mean", color=MUTED)
-    axis.spines[["top", "right", "bottom"]].set_visible(False)
-    axis.spines["left"].set_color(GRID)
 
 
 def _clean(*axes: Any) -> None:

@@ -62,6 +62,13 @@ def shares_figure(plans: Plans, text: str) -> Any:
     figure, panels = new_figure(
         1, count + 1, 4.6 * count + 3.6, 5.2, width_ratios=[1.0] * count + [0.72]
     )
+    fill_shares(panels, plans)
+    heading(figure, text)
+    return figure
+
+
+def fill_shares(panels: Any, plans: Plans) -> None:
+    """Draw on given axes: one per plan for its mask, and the last one for all loads."""
     for axes, (name, plan) in zip(panels, plans.items(), strict=False):
         colors = rank_colors(plan.cp_size)
         bands = [
@@ -74,8 +81,6 @@ def shares_figure(plans: Plans, text: str) -> Any:
         title(axes, name)
     _rank_legend(panels[0], next(iter(plans.values())).cp_size)
     _load_bars(panels[-1], plans)
-    heading(figure, text)
-    return figure
 
 
 def traffic_figure(plan: AttnPlan) -> Any:
