@@ -16,6 +16,13 @@ find megatron_magi/csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name
   xargs -0 "$python" -c 'import clang_format; clang_format.clang_format()' --dry-run --Werror
 echo "== types"
 "$python" -m mypy
+if command -v nvcc >/dev/null; then
+  echo "== CUDA library, and what ptxas said about it"
+  "$python" -m megatron_magi.build
+  "$python" scripts/check_ptxas.py
+else
+  echo "== CUDA library: skipped, there is no nvcc"
+fi
 echo "== tests"
 "$python" -m pytest -q -n 2 --dist loadfile -m "not gpu and not multi_gpu and not benchmark" "$@"
 [ $# -eq 0 ] || exit 0
