@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +10,9 @@ import numpy as np
 import pytest
 
 from megatron_magi.training.corpus import ByteTokenizer, Document, pack
+from tests.megatron_worker import run_jobs_of
 
-HERE = Path(__file__).parent
-WORKER = HERE.parent / "adapter" / "layout_worker.py"
+JOBS = Path(__file__).parent / "training_jobs.py"
 WORKER_TIMEOUT_S = 280
 
 
@@ -57,41 +51,5 @@ def tiny_recipe(packed_data: Path) -> Callable[..., dict[str, Any]]:
 def run_training_jobs(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-    """Run jobs of training_jobs.py (see layout_worker) and return their results by name."""
-
-    def run(jobs: list[dict[str, Any]]) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("jobs")
-        (folder / "jobs.json").write_text(json.dumps(jobs))
-        # The path of a tried megatron-core stays in front; the package comes from this checkout.
-        path = [os.environ.get("PYTHONPATH"), str(HERE.parent.parent), str(HERE)]
-        worker = subprocess.Popen(
-            [
-                sys.executable,
-                str(WORKER),
-                f"{folder}/jobs.json",
-                f"{folder}/out.json",
-                "training_jobs",
-            ],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-                "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = worker.communicate(timeout=WORKER_TIMEOUT_S)
-        finally:
-            # The worker and every process it forked, also when the time is over.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)
-        assert worker.returncode == 0, output[-4000:]
-        answers: dict[str, Any] = json.loads((folder / "out.json").read_text())
-        answers["output"] = output
-        return answers
-
-    return run
+    """Run jobs of training_jobs.py and return their results by name."""
+    return lambda jobs: run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("jobs"), WORKER_TIMEOUT_S)

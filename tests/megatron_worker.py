@@ -1,0 +1,52 @@
+"""Starts the process that imports Megatron once and runs jobs in worlds forked from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent
+WORKER = TESTS / "adapter" / "layout_worker.py"
+
+
+def run_jobs_of(
+    module: Path, jobs: list[dict[str, Any]], folder: Path, timeout_s: float
+) -> dict[str, Any]:
+    """Results by job name, and "output" with what was printed; see layout_worker.py.
+
+    Args:
+        module: file with the jobs' functions.
+        folder: for the jobs and their results.
+        timeout_s: after it the worker and every process it forked are killed and the test fails.
+    """
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    # The path of a tried megatron-core stays in front; the package comes from this checkout.
+    path = [os.environ.get("PYTHONPATH"), str(TESTS.parent), str(module.parent)]
+    worker = subprocess.Popen(
+        [sys.executable, WORKER, folder / "jobs.json", folder / "out.json", module.stem],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = worker.communicate(timeout=timeout_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+    assert worker.returncode == 0, output[-4000:]
+    answers: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    answers["output"] = output
+    return answers
