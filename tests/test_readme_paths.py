@@ -1,6 +1,8 @@
 """What README and docs name exists."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,8 @@ def test_every_page_is_reachable_from_the_readme() -> None:
     text = "".join(p.read_text() for p in PAGES)
     for page in PAGES[1:]:
         assert page.name in text.replace(f"# {page.name}", ""), f"nothing links to {page.name}"
+
+
+def test_tables_are_made_from_the_newest_records() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "update_readme.py"), "--check"]
+    assert subprocess.run(command).returncode == 0, "run python scripts/update_readme.py"
