@@ -1,154 +1,163 @@
 """Speed of the attention kernels beside their peers, all in one process, interleaved.
 
-    python scripts/bench_kernel.py                                  # forward, 16k, ours and cudnn
+    python scripts/bench_kernel.py                    # 16k: all masks, both directions, all peers
     python scripts/bench_kernel.py --masks causal,swa1024 --seqlens 8192,65536 --impls ours,fa3
-    python scripts/bench_kernel.py --directions fwd,bwd --record benchmarks/records/kernel.json
+    python scripts/bench_kernel.py --directions bwd --seconds 240 --record kernel.json
 
+Columns are what can be imported of: ours, cudnn, flex, fa3, fa4, ffa; what is left out says why.
 TFLOP/s count the visible area only: forward 4 * area * head_dim * heads, backward 2.5 times that.
 Every round runs each implementation once, on one of several input sets in turn; the median counts.
+An implementation whose outputs are not those of the first is left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
-import statistics
-import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+from bench_kernel_cell import Case, Direction, Inputs, Peer
+from bench_kernel_compile import compile_ahead
 from bench_kernel_masks import MASKS
-from bench_kernel_peers import Call, available
+from bench_kernel_peers import all_peers
+from bench_kernel_record import Record, describe, slower
+from bench_kernel_timing import (
+    MOST_DIFFERENCE,
+    Budget,
+    Ready,
+    difference,
+    ready,
+    row,
+    time_calls,
+)
 
 INPUT_SETS = 2
-WARMUP = 2
-SPIN_CYCLES = 400_000  # 0.2 ms
+DIFFERS = "its outputs differ from those"
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--masks", default=",".join(MASKS))
-    parser.add_argument("--seqlens", default="16384")
-    parser.add_argument("--impls", default="ours,cudnn")
-    parser.add_argument("--directions", default="fwd")
-    parser.add_argument("--heads", default="64,8", help="query heads, key/value heads")
+    names, numbers = _list_of(str), _list_of(int)
+    parser.add_argument("--masks", type=names, default=list(MASKS))
+    parser.add_argument("--seqlens", type=numbers, default=[16384])
+    parser.add_argument("--impls", type=names, default=list(all_peers()))
+    parser.add_argument("--directions", type=names, default=["fwd", "bwd"])
+    parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--record", type=Path, help="write a JSON record")
+    parser.add_argument("--rounds", type=int, default=7, help="at most; never fewer than 3")
+    parser.add_argument("--cell-seconds", type=float, default=3.0, help="to spend on rounds, about")
+    parser.add_argument("--seconds", type=float, help="begin no cell after this time")
+    parser.add_argument("--flex-seqlens", type=numbers, help="flex only at these lengths")
+    parser.add_argument(
+        "--compile-jobs", type=int, default=0, help="compile flex ahead, in so many"
+    )
+    parser.add_argument("--record", type=Path, help="write a JSON record, after every cell")
+    parser.add_argument("--append", action="store_true", help="keep the record's other cells")
+    parser.add_argument("--commit", help="for the record, where there is no git")
     parser.add_argument("--compare", type=Path, help="print what got over 15 %% slower than there")
     return parser.parse_args(argv)
 
 
-def make_inputs(seqlen: int, heads: tuple[int, int], dim: int) -> list[torch.Tensor]:
-    """q, k, v, dout."""
-    shapes = [(seqlen, h, dim) for h in (heads[0], heads[1], heads[1], heads[0])]
-    return [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+def _list_of(kind: type) -> Any:
+    def parse(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return parse
 
 
-def time_calls(calls: dict[str, list[Call]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of every round, implementations interleaved, input sets rotated."""
-    for sets in calls.values():
-        for call in sets * WARMUP:
-            call()
-    torch.cuda.synchronize()
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in calls}
-    for turn, (name, sets) in itertools.product(range(rounds), calls.items()):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(SPIN_CYCLES)  # the host runs ahead, so that its launch is not timed
-        begin.record()
-        sets[turn % len(sets)]()
-        end.record()
-        events[name].append((begin, end))
-    torch.cuda.synchronize()
-    return {n: [a.elapsed_time(b) for a, b in pairs] for n, pairs in events.items()}
+def prepare(peer: Peer, case: Case, direction: Direction, inputs: list[Inputs]) -> Ready | str:
+    """Ready to be timed; or why not."""
+    reason = peer.refuses(case, direction)
+    if reason is not None:
+        return reason
+    try:
+        return ready([peer.call(case, direction, x) for x in inputs])
+    except Exception as error:  # a peer that cannot run a cell must not end the run
+        return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def run_cell(args: argparse.Namespace, name: str, seqlen: int, direction: str) -> list[dict]:
-    """One row of the record per implementation that can do this cell."""
-    heads = tuple(int(h) for h in args.heads.split(","))
-    mask = MASKS[name](seqlen)
-    inputs = [make_inputs(seqlen, (heads[0], heads[1]), args.head_dim) for _ in range(INPUT_SETS)]
-    calls: dict[str, list[Call]] = {}
-    peers = available()
-    for impl in args.impls.split(","):
-        if impl not in peers:
-            print(f"{impl}: not importable here, left out", file=sys.stderr)
-            continue
-        try:
-            made = [peers[impl](direction, name, mask, *x) for x in inputs]
-        except Exception as error:  # a peer that cannot run a cell must not end the run
-            if impl == "ours":
-                raise
-            print(f"{impl} {name} {seqlen} {direction}: {str(error)[:200]}", file=sys.stderr)
-            continue
-        if None not in made:
-            calls[impl] = made  # type: ignore[assignment]
-    flops = 4 * mask.area() * args.head_dim * heads[0] * (2.5 if direction == "bwd" else 1)
-    rows = []
-    for impl, times in time_calls(calls, args.rounds).items():
-        ms = statistics.median(times)
-        rows.append(
-            {
-                "mask": name, "seqlen": seqlen, "direction": direction, "impl": impl,
-                "tflops": round(flops / ms / 1e9, 1), "ms": round(ms, 4),
-                "min_ms": round(min(times), 4), "max_ms": round(max(times), 4), "n": len(times),
-            }
-        )  # fmt: skip
-    return rows
+def run_cell(
+    peers: dict[str, Peer], case: Case, direction: Direction, inputs: list[Inputs]
+) -> tuple[dict[str, Ready], dict[str, str]]:
+    """Those that can, with the outputs of the first; why the others cannot."""
+    able: dict[str, Ready] = {}
+    left_out: dict[str, str] = {}
+    for name, peer in peers.items():
+        made = prepare(peer, case, direction, inputs)
+        if isinstance(made, Ready) and able:
+            first = next(iter(able))
+            off = difference(made.outputs, able[first].outputs)
+            if not off < MOST_DIFFERENCE:
+                made = f"{DIFFERS} of {first} by {off:.1e}"
+        if isinstance(made, Ready):
+            able[name] = made
+        else:
+            left_out[name] = made
+    return able, left_out
 
 
-def cells(args: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
-    for direction in args.directions.split(","):
-        for seqlen in args.seqlens.split(","):
-            for name in args.masks.split(","):
-                yield name, int(seqlen), direction
+def importable(args: argparse.Namespace) -> dict[str, Peer]:
+    """The implementations asked for; what is not there is said once."""
+    known = all_peers(None if args.flex_seqlens is None else tuple(args.flex_seqlens))
+    if unknown := set(args.impls) - set(known):
+        raise SystemExit(f"--impls takes {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    missing = {name: known[name].missing() for name in args.impls}
+    for name, reason in missing.items():
+        if reason is not None:
+            print(f"no column {name}: {reason}", file=sys.stderr)
+    return {name: known[name] for name, reason in missing.items() if reason is None}
 
 
-def describe(argv: list[str]) -> dict[str, Any]:
-    """The machine and the versions, for the record."""
-    query = "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"
-    smi = subprocess.run(
-        ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True
-    )
-    gpu, driver, *clocks = [x.strip() for x in smi.stdout.splitlines()[0].split(",")]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-    return {
-        "gpu": gpu, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(), "commit": commit.stdout.strip(),
-        "clocks": " / ".join(clocks), "command": "python scripts/bench_kernel.py " + " ".join(argv),
-    }  # fmt: skip
-
-
-def print_slower(rows: list[dict], path: Path) -> None:
-    """Timings never fail anything: machines are noisy. They are printed."""
-    keys = ("mask", "seqlen", "direction", "impl")
-    old = {tuple(r[k] for k in keys): r["tflops"] for r in json.loads(path.read_text())["rows"]}
-    for row in rows:
-        before = old.get(tuple(row[k] for k in keys))
-        if before and row["tflops"] < 0.85 * before:
-            print(
-                f"slower: {row['mask']} {row['seqlen']} {row['impl']} {before} -> {row['tflops']}"
-            )
+def cells(args: argparse.Namespace) -> Iterator[tuple[Case, Direction, list[Inputs]]]:
+    for seqlen in args.seqlens:
+        inputs = [
+            Inputs.random(seqlen, tuple(args.heads), args.head_dim) for _ in range(INPUT_SETS)
+        ]
+        for name in args.masks:
+            case = Case(name, seqlen)
+            for direction in args.directions:
+                yield case, direction, inputs
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the cells, print a line each, write the record."""
+    """Run the cells, print a line each, write the record; 1 if ours failed or outputs differed."""
     argv = sys.argv[1:] if argv is None else argv
-    args, rows = options(argv), []
-    for name, seqlen, direction in cells(args):
-        found = run_cell(args, name, seqlen, direction)
-        rows += found
-        figures = "  ".join(f"{r['impl']} {r['tflops']:.0f}" for r in found)
-        print(f"{direction} {seqlen:7d} {name:20s} {figures}", flush=True)
+    args, begin, failed = options(argv), time.monotonic(), False
+    peers = importable(args)
+    command = "python scripts/bench_kernel.py " + " ".join(argv)
+    record = Record(args.record, describe(command, args.commit), args.append)
+    compile_flex(args, peers)
+    for case, direction, inputs in cells(args):
+        label = f"{direction} {case.seqlen:7d} {case.name:20s}"
+        if args.seconds and time.monotonic() - begin > args.seconds:
+            print(f"{label} skipped: the {args.seconds:.0f} s are over", file=sys.stderr)
+            continue
+        able, left_out = run_cell(peers, case, direction, inputs)
+        times = time_calls(able, Budget(args.rounds, args.cell_seconds)) if able else {}
+        flops = case.flops(args.heads[0], args.head_dim, direction)
+        key = {"mask": case.name, "seqlen": case.seqlen, "direction": direction}
+        rows = [{**key, "impl": impl, **row(flops, ms)} for impl, ms in times.items()]
+        record.add(rows)
+        print(label, "  ".join(f"{r['impl']} {r['tflops']:.0f}" for r in rows), flush=True)
+        for impl, reason in left_out.items():
+            print(f"{label} without {impl}: {reason}", file=sys.stderr, flush=True)
+        failed |= "ours" in left_out or any(DIFFERS in reason for reason in left_out.values())
+    record.finish(describe(command, args.commit))
     if args.compare:
-        print_slower(rows, args.compare)
-    if args.record:
-        args.record.write_text(json.dumps({"meta": describe(argv), "rows": rows}, indent=1) + "\n")
-    return 0
+        print("\n".join(slower(record.rows, args.compare)))
+    return int(failed)
+
+
+def compile_flex(args: argparse.Namespace, peers: dict[str, Peer]) -> None:
+    if not args.compile_jobs or "flex" not in peers:
+        return
+    begin, lengths = time.monotonic(), args.flex_seqlens or args.seqlens
+    todo = [(name, n) for n in lengths if n in args.seqlens for name in args.masks]
+    compile_ahead(todo, (args.heads[0], args.heads[1]), args.head_dim, args.compile_jobs)
+    print(f"flex compiled for {len(todo)} cases in {time.monotonic() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

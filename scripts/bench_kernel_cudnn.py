@@ -1,98 +1,182 @@
-"""cuDNN attention through nvidia-cudnn-frontend: packed documents and windows, which SDPA lacks."""
+"""cuDNN attention: dense masks through PyTorch's SDPA, packed documents and windows through
+nvidia-cudnn-frontend, which alone offers them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import functools
+import importlib.util
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from bench_kernel_cell import Call, Case, Direction, Inputs, autograd_call
+from bench_kernel_masks import Documents, cu_seqlens
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-def packed_call(
-    direction: str, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lengths: list[int],
-    causal: bool, window: int | None,
-) -> Callable[[], Any]:  # fmt: skip
-    """One forward or backward over documents of these lengths; THD tensors, bf16."""
-    import cudnn
+class Cudnn:
+    """Two doors to one library; SDPA costs nothing above the frontend on dense masks."""
 
-    handle = cudnn.create_handle()
-    cudnn.set_stream(handle, torch.cuda.current_stream().cuda_stream)
-    docs, longest = len(lengths), max(lengths)
-    starts = torch.tensor([0, *lengths]).cumsum(0)
-    counts = torch.tensor(lengths, dtype=torch.int32, device="cuda").view(-1, 1, 1, 1)
-    out = torch.empty_like(q)
-    stats = torch.empty(docs, q.shape[1], longest, 1, device="cuda")
-    grads = [torch.empty_like(x) for x in (q, k, v)]
+    def missing(self) -> str | None:
+        return None
 
-    def offsets(heads: int) -> Tensor:  # in elements
-        return (starts * heads * q.shape[2]).view(-1, 1, 1, 1).cuda()
+    def refuses(self, case: Case, direction: Direction) -> str | None:
+        if case.documents is None:
+            return "no documents in this mask"
+        if _is_dense(case.documents) or importlib.util.find_spec("cudnn"):
+            return None
+        return "no nvidia-cudnn-frontend here, and SDPA has neither documents nor windows"
 
-    off_q, off_k = offsets(q.shape[1]), offsets(k.shape[1])
-    mask: dict[str, Any] = {"use_padding_mask": True}
-    if causal:
-        mask["diagonal_alignment"] = cudnn.diagonal_alignment.TOP_LEFT
-        mask["diagonal_band_right_bound"] = 0
-    if window is not None:
-        mask["diagonal_band_left_bound"] = window
+    def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
+        assert case.documents is not None
+        if _is_dense(case.documents):
+            causal = case.documents.causal
+            return autograd_call(lambda *qkv: _sdpa(*qkv, causal), case, direction, x)
+        graphs = _graphs(case, x.q.shape, x.k.shape)
+        q, k, v = ({n: t} for n, t in (("q", x.q), ("k", x.k), ("v", x.v)))
+        saved = {"o": torch.empty_like(x.q), "stats": graphs.new_stats()}
+        forward = functools.partial(graphs.forward.run, {**q, **k, **v, **saved})
+        if direction == "fwd":
+            return lambda: (forward(), (saved["o"],))[1]
+        forward()
+        grads = {n: torch.empty_like(t) for n, t in (("dq", x.q), ("dk", x.k), ("dv", x.v))}
+        tensors = {**q, **k, **v, **saved, "do": x.dout, **grads}
+        return lambda: (graphs.backward.run(tensors), tuple(grads.values()))[1]
 
-    def new_graph() -> Any:
-        return cudnn.pygraph(
-            io_data_type=cudnn.data_type.BFLOAT16,
-            intermediate_data_type=cudnn.data_type.FLOAT,
-            compute_data_type=cudnn.data_type.FLOAT,
-            handle=handle,
+
+def _is_dense(docs: Documents) -> bool:
+    return len(docs.lengths) == 1 and docs.window is None
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    views = (x.transpose(0, 1)[None] for x in (q, k, v))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = F.scaled_dot_product_attention(*views, is_causal=causal, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+@functools.lru_cache(maxsize=1)
+def _graphs(case: Case, q_shape: torch.Size, k_shape: torch.Size) -> Graphs:
+    assert case.documents is not None
+    return Graphs(case.documents, q_shape, k_shape)
+
+
+@dataclass
+class Graph:
+    """A finished graph: ``nodes`` by name, ``fixed`` tensors that every run takes."""
+
+    graph: Any
+    handle: Any
+    nodes: dict[str, Any]
+    fixed: dict[str, Tensor]
+    workspace: Tensor
+
+    def run(self, tensors: dict[str, Tensor]) -> None:
+        pack = {self.nodes[n]: t for n, t in (tensors | self.fixed).items()}
+        self.graph.execute(pack, self.workspace, handle=self.handle)
+
+
+class Graphs:
+    """Forward and backward over ragged tensors. Dimensions are [documents, heads, longest document,
+    D]; where a document begins comes from offsets, counted in elements."""
+
+    def __init__(self, docs: Documents, q_shape: torch.Size, k_shape: torch.Size) -> None:
+        import cudnn
+
+        self.cudnn, self.docs, self.longest = cudnn, docs, max(docs.lengths)
+        self.tokens, self.dim = q_shape[0], q_shape[2]
+        self.heads = {n: (q_shape if n in ("q", "o", "do", "dq") else k_shape)[1] for n in NAMES}
+        self.handle = cudnn.create_handle()
+        cudnn.set_stream(self.handle, torch.cuda.current_stream().cuda_stream)
+        starts = torch.tensor(cu_seqlens(docs.lengths), dtype=torch.int64, device="cuda")
+        counts = torch.tensor(docs.lengths, dtype=torch.int32, device="cuda")
+        fixed = {"counts_q": counts, "counts_k": counts.clone()}
+        fixed |= {f"offsets_{n}": starts * self.heads[n] * self.dim for n in ("q", "k")}
+        self.fixed = {n: t.view(-1, 1, 1, 1) for n, t in fixed.items()}
+
+    def new_stats(self) -> Tensor:
+        return torch.empty(len(self.docs.lengths), self.heads["q"], self.longest, 1, device="cuda")
+
+    @functools.cached_property
+    def forward(self) -> Graph:
+        graph, nodes, common = self._begin("q", "k", "v")
+        nodes["o"], nodes["stats"] = graph.sdpa(name="fwd", generate_stats=True, **common)
+        self._outputs(nodes, "o")
+        nodes["stats"].set_output(True).set_data_type(self.cudnn.data_type.FLOAT)
+        return self._finish(graph, nodes)
+
+    @functools.cached_property
+    def backward(self) -> Graph:
+        """With the number of tokens said; else work space is padded to the longest document."""
+        try:
+            return self._backward(max_total_seq_len_q=self.tokens, max_total_seq_len_kv=self.tokens)
+        except self.cudnn.cudnnGraphNotSupportedError as error:
+            print(f"cudnn: backward with padded work space: {error}", file=sys.stderr)
+            return self._backward()
+
+    def _backward(self, **totals: int) -> Graph:
+        graph, nodes, common = self._begin("q", "k", "v", "o", "do")
+        nodes["stats"] = graph.tensor_like(self.new_stats())
+        nodes["dq"], nodes["dk"], nodes["dv"] = graph.sdpa_backward(
+            name="bwd", o=nodes["o"], dO=nodes["do"], stats=nodes["stats"], **totals, **common
+        )
+        self._outputs(nodes, "dq", "dk", "dv")
+        return self._finish(graph, nodes)
+
+    def _begin(self, *inputs: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """A graph, its nodes by name, and the arguments that both directions take."""
+        kinds = self.cudnn.data_type
+        graph = self.cudnn.pygraph(
+            io_data_type=kinds.BFLOAT16, intermediate_data_type=kinds.FLOAT,
+            compute_data_type=kinds.FLOAT, handle=self.handle,
+        )  # fmt: skip
+        nodes = {n: graph.tensor_like(t) for n, t in self.fixed.items()}
+        for n in inputs:
+            dim, stride = self._layout(n)
+            nodes[n] = graph.tensor(dim=dim, stride=stride, data_type=kinds.BFLOAT16)
+            nodes[n].set_ragged_offset(self._offsets(nodes, n))
+        common = {n: nodes[n] for n in ("q", "k", "v")} | self._rule()
+        return (
+            graph,
+            nodes,
+            common | dict(seq_len_q=nodes["counts_q"], seq_len_kv=nodes["counts_k"]),
         )
 
-    def add(graph: Any, x: Tensor, offset: Any) -> Any:
-        heads, dim = x.shape[1:]
-        node = graph.tensor(
-            dim=[docs, heads, longest, dim], stride=[longest * heads * dim, dim, heads * dim, 1],
-            data_type=cudnn.data_type.BFLOAT16,
-        )  # fmt: skip
-        node.set_ragged_offset(offset)
-        return node
+    def _rule(self) -> dict[str, Any]:
+        rule: dict[str, Any] = {"use_padding_mask": True, "attn_scale": self.dim**-0.5}
+        if self.docs.causal:
+            rule["diagonal_alignment"] = self.cudnn.diagonal_alignment.TOP_LEFT
+            rule["diagonal_band_right_bound"] = 0
+        if self.docs.window is not None:  # this bound is exclusive: so many keys, the own included
+            rule["diagonal_band_left_bound"] = self.docs.window
+        return rule
 
-    def shape_output(node: Any, x: Tensor, offset: Any) -> None:
-        heads, dim = x.shape[1:]
-        node.set_output(True).set_dim([docs, heads, longest, dim])
-        node.set_stride([longest * heads * dim, dim, heads * dim, 1]).set_ragged_offset(offset)
+    def _layout(self, name: str) -> tuple[list[int], list[int]]:
+        """dim and stride."""
+        row = self.heads[name] * self.dim
+        dims = [len(self.docs.lengths), self.heads[name], self.longest, self.dim]
+        return dims, [self.longest * row, self.dim, row, 1]
 
-    def finish(graph: Any) -> Tensor:
+    def _offsets(self, nodes: dict[str, Any], name: str) -> Any:
+        return nodes["offsets_q" if self.heads[name] == self.heads["q"] else "offsets_k"]
+
+    def _outputs(self, nodes: dict[str, Any], *names: str) -> None:
+        for n in names:
+            dim, stride = self._layout(n)
+            nodes[n].set_output(True).set_dim(dim).set_stride(stride)
+            nodes[n].set_ragged_offset(self._offsets(nodes, n))
+
+    def _finish(self, graph: Any, nodes: dict[str, Any]) -> Graph:
         graph.validate()
         graph.build_operation_graph()
-        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.create_execution_plans([self.cudnn.heur_mode.A, self.cudnn.heur_mode.FALLBACK])
         graph.check_support()
         graph.build_plans()
-        return torch.empty(graph.get_workspace_size(), device="cuda", dtype=torch.uint8)
+        workspace = torch.empty(graph.get_workspace_size(), device="cuda", dtype=torch.uint8)
+        return Graph(graph, self.handle, nodes, self.fixed, workspace)
 
-    scale = 1 / math.sqrt(q.shape[2])
 
-    def build(backward: bool) -> Callable[[], Any]:
-        graph = new_graph()
-        rq, rk = graph.tensor_like(off_q), graph.tensor_like(off_k)
-        lq, lk = graph.tensor_like(counts), graph.tensor_like(counts)
-        nq, nk, nv = add(graph, q, rq), add(graph, k, rk), add(graph, v, rk)
-        pack = {nq: q, nk: k, nv: v, rq: off_q, rk: off_k, lq: counts, lk: counts}
-        common = dict(q=nq, k=nk, v=nv, attn_scale=scale, seq_len_q=lq, seq_len_kv=lk, **mask)
-        if not backward:
-            no, ns = graph.sdpa(name="sdpa", generate_stats=True, **common)
-            shape_output(no, q, rq)
-            ns.set_output(True).set_data_type(cudnn.data_type.FLOAT)
-            pack |= {no: out, ns: stats}
-        else:
-            no, nd = add(graph, out, rq), add(graph, dout, rq)
-            ns = graph.tensor_like(stats)
-            nodes = graph.sdpa_backward(name="bwd", o=no, dO=nd, stats=ns, **common)
-            for node, x, offset in zip(nodes, (q, k, v), (rq, rk, rk), strict=True):
-                shape_output(node, x, offset)
-            pack |= {no: out, nd: dout, ns: stats, **dict(zip(nodes, grads, strict=True))}
-        workspace = finish(graph)
-        return lambda: graph.execute(pack, workspace, handle=handle)
-
-    forward = build(False)
-    if direction == "fwd":
-        return forward
-    forward()
-    return build(True)
+NAMES = ("q", "k", "v", "o", "do", "dq", "dk", "dv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,6 +46,51 @@ def documents(table: dict[int, list[int]], seqlen: int) -> list[int]:
 
 def cu_seqlens(lengths: list[int]) -> list[int]:
     return np.cumsum([0, *lengths]).tolist()
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A mask as kernels for packed documents take it: each document alone, one rule for all."""
+
+    lengths: list[int]
+    causal: bool = False
+    window: int | None = None
+    """Most keys that a row sees, its own one included."""
+
+
+def as_documents(name: str, seqlen: int) -> Documents | None:
+    """None: this mask is not made of such documents."""
+    whole, short = [seqlen], documents(SHORT_DOCS, seqlen)
+    known = {
+        "full": Documents(whole),
+        "causal": Documents(whole, causal=True),
+        "swa1024": Documents(whole, causal=True, window=WINDOW),
+        "packed_full": Documents(short),
+        "packed_causal": Documents(short, causal=True),
+        "tiny64": Documents([64] * (seqlen // 64)),
+    }
+    return known.get(name)
+
+
+@dataclass(frozen=True)
+class BlockCausal:
+    """packed_block_causal by blocks of queries, each with a first key and a number of keys."""
+
+    cu_queries: list[int]
+    first_keys: list[int]
+    """One more than blocks; the last is the number of tokens."""
+    num_keys: list[int]
+    longest_query: int
+
+
+def block_causal(seqlen: int) -> BlockCausal:
+    queries, first, keys, at = [], [], [], 0
+    for lengths in _blocks(seqlen):
+        queries += lengths
+        first += [at] * len(lengths)
+        keys += np.cumsum(lengths).tolist()
+        at += sum(lengths)
+    return BlockCausal(cu_seqlens(queries), [*first, at], keys, max(queries))
 
 
 def _blocks(seqlen: int) -> list[list[int]]:

@@ -8,80 +8,14 @@ A table stands between `<!-- record NAME -->` and `<!-- end -->`; numbers are ne
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RECORDS = ROOT / "benchmarks" / "records"
+from readme_kernel import kernel_peers, kernel_summary, kernel_table
+from readme_records import ROOT, newest, source
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PEERS = ("cudnn", "flex", "fa3", "fa4", "ffa")
-SHOWN_LENGTHS = (4096, 16384, 65536)
-NO_KERNEL_RECORD = "No record yet: run `scripts/bench_kernel.py` on a Hopper GPU.\n"
-
-Record = dict[str, Any]
-
-
-def newest(prefix: str) -> Record | None:
-    """The record whose file name sorts last; names end in the date."""
-    files = sorted(RECORDS.glob(f"{prefix}_*.json"))
-    return {**json.loads(files[-1].read_text()), "file": files[-1]} if files else None
-
-
-def kernel_cells(record: Record, direction: str) -> dict[tuple[str, int, str], float]:
-    """TFLOP/s on visible area by (mask, tokens, implementation)."""
-    return {
-        (r["mask"], r["seqlen"], r["impl"]): r["tflops"]
-        for r in record["rows"]
-        if r["direction"] == direction
-    }
-
-
-def kernel_summary() -> str:
-    """One line per mask: ours at three lengths, forward and backward, over the best peer."""
-    record = newest("kernel")
-    if record is None:
-        return NO_KERNEL_RECORD
-    heads = [f"{word} {n // 1024}k" for word in ("forward", "backward") for n in SHOWN_LENGTHS]
-    lines = ["| mask | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
-    tables = [kernel_cells(record, direction) for direction in ("fwd", "bwd")]
-    for mask in dict.fromkeys(key[0] for key in tables[0]):
-        shown = [summary_cell(cells, mask, n) for cells in tables for n in SHOWN_LENGTHS]
-        lines.append(f"| `{mask}` | " + " | ".join(shown) + " |")
-    note = "A cell: ours, in brackets ours over the best peer of the same run (cuDNN where it can)."
-    return "\n".join([*lines, "", note, source(record)]) + "\n"
-
-
-def summary_cell(cells: dict[tuple[str, int, str], float], mask: str, seqlen: int) -> str:
-    ours = cells.get((mask, seqlen, "ours"))
-    best = max((cells[key] for p in PEERS if (key := (mask, seqlen, p)) in cells), default=None)
-    if ours is None:
-        return "-"
-    return f"{ours:.0f}" + (f" ({ours / best:.2f}x)" if best else "")
-
-
-def kernel_table(direction: str) -> str:
-    """Everything the record has: one line per mask and length."""
-    record = newest("kernel")
-    cells = kernel_cells(record, direction) if record else {}
-    if record is None or not cells:
-        return NO_KERNEL_RECORD
-    impls = [p for p in PEERS if any(key[2] == p for key in cells)]
-    lines = [
-        "| mask | tokens | ours | " + " | ".join(impls) + " | ours / best peer |",
-        "|---|---|---|" + "---|" * (len(impls) + 1),
-    ]
-    for mask, seqlen in dict.fromkeys(key[:2] for key in cells if key[2] == "ours"):
-        ours = cells[mask, seqlen, "ours"]
-        peers = [cells.get((mask, seqlen, p)) for p in impls]
-        best = max((p for p in peers if p), default=None)
-        ratio = f"{ours / best:.2f}" if best else "-"
-        shown = " | ".join("-" if p is None else f"{p:.0f}" for p in peers)
-        lines.append(f"| {mask} | {seqlen} | {ours:.0f} | {shown} | {ratio} |")
-    return "\n".join([*lines, "", source(record)]) + "\n"
 
 
 def planner_table() -> str:
@@ -106,15 +40,9 @@ def planner_table() -> str:
     return "\n".join([*lines, "", note, source(record)]) + "\n"
 
 
-def source(record: Record) -> str:
-    meta = record["meta"]
-    shown = [str(meta[k]) for k in ("gpu", "cpu", "date", "torch") if meta.get(k)]
-    path = record["file"].relative_to(ROOT)
-    return f"Record: [`{path}`]({path}) ({', '.join(shown)})."
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "kernel": kernel_summary,
+    "kernel peers": kernel_peers,
     "kernel forward": lambda: kernel_table("fwd"),
     "kernel backward": lambda: kernel_table("bwd"),
     "planner": planner_table,

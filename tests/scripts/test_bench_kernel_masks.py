@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "scripts" / "bench_kernel_masks.py"
-spec = importlib.util.spec_from_file_location("bench_kernel_masks", PATH)
-assert spec is not None and spec.loader is not None
-masks = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(masks)
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import bench_kernel_masks as masks
 
 
 @pytest.mark.parametrize("seqlen", [1024, 4096, 8192, 16384, 131072])

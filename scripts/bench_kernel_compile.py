@@ -1,0 +1,30 @@
+"""Compiles FlexAttention for all its cases at once, in processes of their own; the benchmark then
+finds the kernels in PyTorch's and Triton's caches on disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+from bench_kernel_cell import Case, Inputs
+from bench_kernel_peers import Flex
+
+
+def compile_ahead(
+    cases: list[tuple[str, int]], heads: tuple[int, int], dim: int, jobs: int
+) -> None:
+    """Failures are printed; the benchmark will meet them again."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        pending = {case: pool.submit(_compile, *case, heads, dim) for case in cases}
+        for case, done in pending.items():
+            if error := done.exception():
+                print(f"flex {case}: not compiled ahead: {error}"[:300], file=sys.stderr)
+
+
+def _compile(name: str, seqlen: int, heads: tuple[int, int], dim: int) -> None:
+    """The backward's call has run the forward."""
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1  # no pool of workers in each of the processes
+    Flex().call(Case(name, seqlen), "bwd", Inputs.random(seqlen, heads, dim))()
