@@ -19,7 +19,7 @@ from megatron_magi.training.checkpoint_folder import checkpoint_to_load
 from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
 from megatron_magi.training.data import check_files
 from megatron_magi.training.dry_run import dry_run, report
-from megatron_magi.training.processes import Place, process_groups, run_local
+from megatron_magi.training.processes import Place, check_devices, process_groups, run_local
 from megatron_magi.training.recipe import load_recipe, to_yaml
 
 
@@ -52,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         num_processes = config.parallel.model_size * (config.parallel.dp or 1)
         data_parallel_size(config, place.world_size if place else num_processes)
+        if place is None:
+            check_devices(num_processes)
         check_files(config.data)
         checkpoint_to_load(config)
     except RecipeError as error:

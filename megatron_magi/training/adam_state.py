@@ -1,4 +1,7 @@
-"""Loading a checkpoint into torch's Adam, where Megatron's distributed optimizer expects apex's.
+"""torch's Adam, where Megatron expects apex's: how it updates, and how it is loaded.
+
+torch's Adam updates by a chain of kernels with a copy of all second moments between them: 4 bytes a
+parameter on top of the step. On a GPU it has one fused kernel too, which Megatron does not ask for.
 
 torch's Adam keeps a step count per parameter, the Adams of apex and TransformerEngine one per
 group. Megatron (0.16.1 to 0.19.2) saves the count once and, for torch's Adam, gets three things of
@@ -15,6 +18,17 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+
+def choose_update(optimizer: Any, fused: bool | None = None) -> None:
+    """Let every torch Adam of a Megatron optimizer update in one kernel (None: where CUDA is)."""
+    fused = torch.cuda.is_available() if fused is None else fused
+    for _, adam in _torch_adams(optimizer):
+        for group in adam.param_groups:
+            group.update(fused=fused or None, foreach=False if fused else None)
+        for p, state in adam.state.items():
+            if "step" in state:  # the fused kernel counts on the device
+                state["step"] = state["step"].to(p.device if fused else "cpu")
 
 
 def prepare_to_load(optimizer: Any) -> None:
@@ -36,6 +50,7 @@ def finish_loading(optimizer: Any) -> None:
     for _, adam in _torch_adams(optimizer):
         for state in adam.state.values():
             state["step"] = state["step"].clone()
+    choose_update(optimizer)  # a loaded group has the saved run's choice
 
 
 def _torch_adams(optimizer: Any) -> Iterator[tuple[Any, Any]]:

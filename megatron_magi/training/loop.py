@@ -35,7 +35,7 @@ def train(config: RunConfig) -> list[StepRecord]:
         TrainingStopped: at a loss or gradient norm that is not finite; nothing is saved then.
     """
     data_parallel_size(config, dist.get_world_size())
-    device = torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
+    device = rank_device()
     model_config = transformer_config(config)
     chunks = build_model(config, model_config)
     state = TrainingState(chunks, *build_optimizer(config, chunks))
@@ -50,7 +50,7 @@ def train(config: RunConfig) -> list[StepRecord]:
         log.header(dataset, dist.get_world_size(), news)
         while state.iteration < config.train.iterations:
             begin = time.perf_counter()
-            sums = _train_step(schedule, streams, dataset, state)
+            sums = train_step(schedule, streams, dataset, state)
             record, signal_number = _finish_step(config, state, sums, begin, stop)
             if validation is not None and validation.is_due(state.iteration):
                 with parameters_gathered(chunks, config):
@@ -66,7 +66,12 @@ def train(config: RunConfig) -> list[StepRecord]:
     return records
 
 
-def _train_step(
+def rank_device() -> torch.device:
+    """Where this rank trains: its GPU by number, since other threads have their own, or the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
+
+
+def train_step(
     schedule: StepSchedule, streams: list[Any], dataset: PackedDataset, state: TrainingState
 ) -> tuple[torch.Tensor, float, float]:
     """Forward, backward and update: the sums of `StepSchedule`, gradient norm, learning rate."""

@@ -14,6 +14,7 @@ from megatron.core.optimizer import (
 )
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from megatron_magi.training.adam_state import choose_update
 from megatron_magi.training.config import RunConfig
 
 
@@ -39,6 +40,7 @@ def build_optimizer(config: RunConfig, chunks: list[Any]) -> tuple[Any, Optimize
     )
     overrides = get_standard_config_overrides(megatron_config)
     optimizer = get_megatron_optimizer(megatron_config, chunks, config_overrides=overrides)
+    choose_update(optimizer)
     decay = o.decay_iters or config.train.iterations
     scheduler = OptimizerParamScheduler(
         optimizer,

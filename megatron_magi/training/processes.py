@@ -63,8 +63,27 @@ def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
     try:
         _initialize_megatron(config)
         yield
-    finally:
-        _destroy()
+    except BaseException:
+        if on_cpu:
+            _destroy()
+        # NCCL's end waits for all ranks, and the others may wait for this one: the process's end
+        # is enough.
+        raise
+    _destroy()
+
+
+def check_devices(num_processes: int) -> None:
+    """Raise RecipeError where this machine has GPUs, but fewer than one for each process."""
+    import torch
+
+    from megatron_magi.training.config import RecipeError
+
+    num_gpus = torch.cuda.device_count()
+    if 0 < num_gpus < num_processes:
+        raise RecipeError(
+            f"each process needs a GPU of its own, got {num_gpus} GPUs for {num_processes} "
+            f"processes; lower parallel.* or use torchrun on several machines"
+        )
 
 
 def run_local(work: Callable[[Place], None], num_processes: int) -> int:

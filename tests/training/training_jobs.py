@@ -48,14 +48,14 @@ def train(recipe: dict[str, Any], signal_at: int | None = None) -> Any:
 
 
 def _send_signal_in(iteration: int) -> None:
-    step = loop._train_step
+    step = loop.train_step
 
     def with_signal(schedule: Any, streams: Any, dataset: Any, state: Any) -> Any:
         if state.iteration + 1 == iteration:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(schedule, streams, dataset, state)
 
-    loop._train_step = with_signal
+    loop.train_step = with_signal
 
 
 def _config(recipe: dict[str, Any]) -> RunConfig:
@@ -81,7 +81,7 @@ def measure(recipe: dict[str, Any]) -> dict[str, Any]:
             local = next(streams[0]).local(True, cpu, parallel_state.get_context_parallel_group())
             output = chunks[0](**local.model_inputs())
         del output
-    loop._train_step(schedule, streams, dataset, state)
+    loop.train_step(schedule, streams, dataset, state)
     parts = getattr(state.optimizer, "chained_optimizers", [state.optimizer])
     return {
         "parameters": {
@@ -110,7 +110,7 @@ def peak(recipe: dict[str, Any]) -> int:
     cpu = torch.device("cpu")
     streams = microbatch_streams(dataset, config, model_config, cpu)
     schedule = StepSchedule(config, model_config, chunks, cpu)
-    loop._train_step(schedule, streams, dataset, state)
+    loop.train_step(schedule, streams, dataset, state)
     for chunk in chunks:
         chunk.zero_grad_buffer()
     state.optimizer.zero_grad()

@@ -1,0 +1,49 @@
+"""torch's Adam in its fused form, on the CPU, which has it too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from megatron_magi.training.adam_state import choose_update
+from megatron_magi.training.config import RecipeError
+from megatron_magi.training.processes import check_devices
+
+
+def adam(fused: bool) -> tuple[SimpleNamespace, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.randn(n, generator=generator).requires_grad_() for n in (3, 50)]
+    optimizer = SimpleNamespace(optimizer=torch.optim.AdamW(parameters, lr=1e-2))
+    choose_update(optimizer, fused)
+    return optimizer, parameters
+
+
+def step(optimizer: SimpleNamespace, parameters: list[torch.Tensor]) -> None:
+    for p in parameters:
+        p.grad = torch.sin(p.detach() * 7)
+    optimizer.optimizer.step()
+
+
+def test_fused_and_plain_updates_agree_and_can_follow_each_other() -> None:
+    (fused, ours), (plain, reference) = adam(True), adam(False)
+    assert [g["fused"] for g in fused.optimizer.param_groups] == [True]
+    for turn in range(4):
+        if turn == 2:  # as after loading the other kind's checkpoint
+            choose_update(fused, False)
+            choose_update(plain, True)
+        step(fused, ours)
+        step(plain, reference)
+        for a, b in zip(ours, reference, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    assert {float(s["step"]) for s in fused.optimizer.state.values()} == {4.0}
+
+
+def test_a_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    check_devices(2)  # gloo on the CPU
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_devices(2)
+    with pytest.raises(RecipeError, match="got 2 GPUs for 4 processes"):
+        check_devices(4)
