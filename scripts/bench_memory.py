@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from bench_memory_train import Facts, pack_documents, run_case
+from readme_memory import parts
 
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.dry_run import dry_run
@@ -136,11 +137,8 @@ def misses(rows: list[dict[str, Any]], cases: list[Case]) -> list[str]:
 
 def lines(r: dict[str, Any]) -> list[str]:
     """A row for the screen, in GiB: the estimate above what was measured."""
-    e, m = r["estimate"], r["measured"]
-    static = e["weights"] + e["gradients"]
-    held = m["weights_and_gradients"] + m["optimizer"]
-    estimated = (static, e["optimizer"], e["total"] - static - e["optimizer"], e["total"])
-    measured = (m["weights_and_gradients"], m["optimizer"], m["peak_step"] - held, m["peak"])
+    m = r["measured"]
+    estimated, measured = zip(*parts(r), strict=True)
     note = (
         f"  ratio {r['ratio']:.3f}, peak of the update {m['peak_update'] / 2**30:.2f}, reserved "
         f"{m['reserved'] / 2**30:.2f}, loss {m['loss']:.3f}, {m['tokens_per_second']:,} tokens/s"

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 
 from readme_kernel import kernel_peers, kernel_summary, kernel_table
+from readme_memory import memory_table
 from readme_records import ROOT, newest, source
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -46,6 +47,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernel forward": lambda: kernel_table("fwd"),
     "kernel backward": lambda: kernel_table("bwd"),
     "planner": planner_table,
+    "memory": memory_table,
 }
 
 
