@@ -203,7 +203,7 @@ def _launch(
     p.lse, p.delta = lse_TH.data_ptr(), delta_TH.data_ptr()
     p.lse_stride_token, p.lse_stride_head = lse_TH.stride()
     p.delta_stride_token, p.delta_stride_head = delta_TH.stride()
-    stats = torch.empty(2 * p.num_heads_q * stat_rows(p.num_q), dtype=torch.float32, device=device)
+    stats = torch.empty(8 * p.num_heads_q * stat_rows(p.num_q), dtype=torch.float32, device=device)
     p.stats = stats.data_ptr()
     if p.num_splits > 1:
         partial = torch.empty(

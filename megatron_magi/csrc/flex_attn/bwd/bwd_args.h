@@ -25,7 +25,8 @@ struct BwdMaps {
 
 // Kernel arguments that are not tensor maps.
 struct BwdArgs {
-  const float2* stats;  // [H, stat_rows]: see BwdPrepareArgs
+  const uint4* stats;        // [2 kinds, H, stat_rows]: see bwd_stat_rows
+  int64_t stat_kind_stride;  // H * stat_rows
   const BwdItemView* items;
   const BwdEntryView* entries;
   const int4* visits;   // struct BwdVisit
@@ -49,8 +50,12 @@ struct BwdArgs {
   float softmax_scale;
 };
 
-// Stats of a row: {-lse * log2(e), -delta * delta_scale}, head-major: a step reads 64 rows of a
-// head. Steps may begin at the last row, so there are 64 rows more than tokens.
+// Stats of a row, two kinds: -lse / softmax_scale, which the scores are shifted by, and -delta,
+// which dP is shifted by. The tensor cores add them to the products they belong to, so each comes
+// as eight 16-bit values of which the first three, times kStatUnit, 1 and 1 / kStatUnit, sum up to
+// it with the precision of fp32 and (fp16) its range. Head-major: a step reads 64 rows of a head.
+// Steps may begin at the last row, so there are 64 rows more than tokens.
+constexpr float kStatUnit = 2048.f;
 constexpr int bwd_stat_rows(int num_q) {
   return (num_q + 65) & ~1;
 }
@@ -59,12 +64,12 @@ struct BwdPrepareArgs {
   MagiTensor out, dout;  // read when delta is null
   const float* lse;
   const float* delta;
-  float2* stats;  // [H, bwd_stat_rows(T)]
+  uint4* stats;  // [2, H, bwd_stat_rows(T)]
   int64_t lse_stride_token, lse_stride_head;
   int64_t delta_stride_token, delta_stride_head;
   int32_t num_q, num_heads_q;
   int32_t stat_rows;
-  float delta_scale;
+  float softmax_scale;
 };
 
 // dst[t, h, :] = sum over parts of src[part, t, h, :].

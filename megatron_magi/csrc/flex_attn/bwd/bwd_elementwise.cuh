@@ -8,13 +8,6 @@
 
 namespace magi {
 
-MAGI_DEVICE float2 unpack2(uint32_t packed, ptx::bf16) {
-  return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
-}
-MAGI_DEVICE float2 unpack2(uint32_t packed, ptx::fp16) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
-}
-
 // Sum of the products of 8 neighbouring elements of two rows.
 template <class Element>
 MAGI_DEVICE float dot8(const MagiTensor& a, const MagiTensor& b, int64_t token, int64_t head,
@@ -28,7 +21,7 @@ MAGI_DEVICE float dot8(const MagiTensor& a, const MagiTensor& b, int64_t token, 
   float sum = 0.f;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const float2 p = unpack2(x[j], Element{}), q = unpack2(y[j], Element{});
+    const float2 p = ptx::unpack2(x[j], Element{}), q = ptx::unpack2(y[j], Element{});
     sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
   }
   return sum;
@@ -52,6 +45,20 @@ __global__ __launch_bounds__(256) void bwd_delta_kernel(MagiDeltaParams args) {
       inside ? dot8<Element>(args.out, args.dout, token, head, 8 * lane) : 0.f);
   if (inside && lane == 0) args.delta[row] = sum;
 }
+
+// Three 16-bit parts of a number; infinity and NaN stay what they are.
+template <class Element>
+MAGI_DEVICE uint4 split_stat(float x) {
+  const auto round = [](float y) { return ptx::unpack2(ptx::pack2<Element>(y, 0.f), Element{}).x; };
+  const float high = round(x / kStatUnit);
+  const float rest = isfinite(high) ? x - high * kStatUnit : 0.f;
+  const float middle = round(rest);
+  const float low = (rest - middle) * kStatUnit;
+  return {ptx::pack2<Element>(high, middle), ptx::pack2<Element>(low, 0.f), 0, 0};
+}
+
+// The shift of a row that sees nothing: finite, so that masked cells stay finite.
+constexpr float kHidden = -3e4f * kStatUnit;
 
 constexpr int kPrepareTokens = 32;
 constexpr int kPrepareHeads = 4;
@@ -84,16 +91,18 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
   const int in_tile = threadIdx.x % kPrepareTokens, in_group = threadIdx.x / kPrepareTokens;
   const int token = first_token + in_tile, head = first_head + in_group;
   if (token >= args.stat_rows || head >= args.num_heads_q) return;
-  float2 stat = {0.f, 0.f};  // rows behind the end are never used, but they are read
+  float shift = 0.f, delta = 0.f;  // rows behind the end are never used, but they are read
   if (token < args.num_q) {
     const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
-    const float delta =
-        args.delta == nullptr
-            ? delta_sums[in_group][in_tile]
-            : args.delta[token * args.delta_stride_token + head * args.delta_stride_head];
-    stat = {lse == -INFINITY ? -INFINITY : -lse * 1.4426950408889634f, -delta * args.delta_scale};
+    shift = lse == -INFINITY ? kHidden : -lse / args.softmax_scale;
+    delta = args.delta == nullptr
+                ? delta_sums[in_group][in_tile]
+                : args.delta[token * args.delta_stride_token + head * args.delta_stride_head];
   }
-  args.stats[static_cast<int64_t>(head) * args.stat_rows + token] = stat;
+  const int64_t row = static_cast<int64_t>(head) * args.stat_rows + token;
+  args.stats[row] = split_stat<Element>(shift);
+  args.stats[static_cast<int64_t>(args.num_heads_q) * args.stat_rows + row] =
+      split_stat<Element>(-delta);
 }
 
 // One thread makes 8 neighbouring elements.

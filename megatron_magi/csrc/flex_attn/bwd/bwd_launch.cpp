@@ -57,8 +57,9 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
 
 BwdArgs main_args(const MagiBwdParams& p) {
   BwdArgs args{};
-  args.stats = reinterpret_cast<const float2*>(p.stats);
+  args.stats = static_cast<const uint4*>(p.stats);
   args.stat_rows = bwd_stat_rows(p.num_q);
+  args.stat_kind_stride = int64_t{p.num_heads_q} * args.stat_rows;
   args.heads_inner = p.heads_inner;
   args.descending = p.descending;
   args.items = reinterpret_cast<const BwdItemView*>(p.items);
@@ -110,7 +111,7 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   args.dout = p.dout;
   args.lse = p.lse;
   args.delta = p.delta;
-  args.stats = reinterpret_cast<float2*>(p.stats);
+  args.stats = static_cast<uint4*>(p.stats);
   args.lse_stride_token = p.lse_stride_token;
   args.lse_stride_head = p.lse_stride_head;
   args.delta_stride_token = p.delta_stride_token;
@@ -118,7 +119,7 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   args.num_q = p.num_q;
   args.num_heads_q = p.num_heads_q;
   args.stat_rows = bwd_stat_rows(p.num_q);
-  args.delta_scale = kDtype == kMagiBf16 ? p.softmax_scale : 1.f;
+  args.softmax_scale = p.softmax_scale;
   return cuda_status(run_bwd_prepare<kDtype, kHeadDim>(args, stream), "backward, prepare kernel");
 }
 

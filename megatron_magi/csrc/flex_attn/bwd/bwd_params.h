@@ -21,7 +21,7 @@ struct MagiBwdParams {
   const float* delta;  // [T, H] rowsum(out * dout), or null: computed from `out`
   int64_t lse_stride_token, lse_stride_head;      // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
-  float* stats;                                   // workspace [H, round_up(T + 64, 2), 2] fp32
+  void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
   float* partial;          // workspace [2, num_splits, S, G, D] fp32; null if num_splits is 1
   const int32_t* items;    // [num_items, 8]: struct BwdItem of solver/work_list_bwd.h
   const int32_t* entries;  // [num_entries, 8]: struct BwdEntry

@@ -1,7 +1,6 @@
 // Tile sizes, shared-memory plan and barriers of the backward main kernel.
 #pragma once
 #include <cstdint>
-#include <type_traits>
 
 #include "../common/ptx.h"
 #include "bwd_args.h"
@@ -13,9 +12,9 @@ namespace magi {
 struct alignas(16) BwdStepMeta {
   int32_t c_end, r_lo, r_hi, b_lo;
   int32_t b_hi;
+  int32_t partial;       // bit w: keys [64 w, 64 w + 64) of the tile have masked cells
   int32_t q_tile, head;  // where dQ goes
-  int32_t reserved;
-  int4 visit;  // deterministic mode: struct BwdVisit
+  int4 visit;            // deterministic mode: struct BwdVisit
 };
 
 // Named barriers (0 is __syncthreads).
@@ -28,13 +27,11 @@ struct BwdTraits {
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr int kTileK = 128;  // keys: 64 per consumer warpgroup
   static constexpr int kTileQ = 64;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = 2;  // of Q, dO, the stats and dS
+  static constexpr int kMetaSlots = 4;
   static constexpr int kThreads = 384;
   static constexpr int kProducerRegs = 40;
   static constexpr int kConsumerRegs = 232;
-  // bf16 folds softmax_scale into dS, which costs nothing. fp16 would lose small dS to its
-  // exponent range, so there the scale is applied to dQ and dK in fp32.
-  static constexpr bool kScaleInScores = std::is_same_v<Element, ptx::bf16>;
 
   static constexpr int kPanels = kHeadDim / 64;  // panels of 64 16-bit columns = 128 bytes
   static constexpr int kKeyPanelBytes = kTileK * 128;
@@ -46,10 +43,7 @@ struct BwdTraits {
   static constexpr int kDqPanels = kDqCols / 32;  // panels of 32 fp32 columns = 128 bytes
   static constexpr int kDqPanelBytes = kTileQ * 128;
   static constexpr int kDqBytes = kDqPanels * kDqPanelBytes;
-  // Stats of a step, permuted so that a thread reads its 16 values of each kind with 16-byte
-  // loads: query 8 j + 2 c + e lies at float c * 20 + 2 j + e (20: four threads, four banks).
-  static constexpr int kStatFloats = 80;  // of one kind
-  static constexpr int kStatBytes = 2 * kStatFloats * 4;
+  static constexpr int kStatBytes = kTileQ * 16;  // of one kind
   static constexpr int kMetaBytes = static_cast<int>(sizeof(BwdStepMeta));
 
   static constexpr int kOffK = 0;
@@ -57,13 +51,14 @@ struct BwdTraits {
   static constexpr int kOffQ = kOffV + kKeyBytes;
   static constexpr int kOffDo = kOffQ + kStages * kQueryBytes;
   static constexpr int kOffDs = kOffDo + kStages * kQueryBytes;
-  static constexpr int kOffDq = kOffDs + 2 * kScoreBytes;
-  static constexpr int kOffStats = kOffDq + 2 * kDqBytes;
-  static constexpr int kOffMeta = kOffStats + kStages * kStatBytes;
-  static constexpr int kOffDqMeta = kOffMeta + kStages * kMetaBytes;
-  static constexpr int kOffBars = kOffDqMeta + 2 * 32;
+  static constexpr int kOffDq = kOffDs + kStages * kScoreBytes;
+  static constexpr int kOffStats = kOffDq + 2 * kDqBytes;  // [stage][lse, delta]
+  static constexpr int kOffWeights = kOffStats + kStages * 2 * kStatBytes;
+  static constexpr int kOffMeta = kOffWeights + 256;
+  static constexpr int kOffBars = kOffMeta + kMetaSlots * kMetaBytes;
   static constexpr int kNumBars = 4 * kStages + 1 + 4;
-  static constexpr int kSmemBytes = kOffBars + 8 * kNumBars + 8;
+  static constexpr int kOffBlock = kOffBars + 8 * kNumBars;
+  static constexpr int kSmemBytes = kOffBlock + 8;
 
   // Barriers, as offsets from kOffBars; see the table in bwd_kernel.cuh.
   static constexpr int kBarQFull = 0;

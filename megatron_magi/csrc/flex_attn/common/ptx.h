@@ -203,6 +203,13 @@ MAGI_DEVICE uint32_t pack2(float lo, float hi) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
   return packed;
 }
+// The two 16-bit values of a register, low half first; the second argument chooses the type.
+MAGI_DEVICE float2 unpack2(uint32_t packed, bf16) {
+  return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+}
+MAGI_DEVICE float2 unpack2(uint32_t packed, fp16) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
 MAGI_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -246,13 +253,23 @@ MAGI_DEVICE uint64_t smem_descriptor(uint32_t addr, uint32_t leading_bytes = 0,
          static_cast<uint64_t>((leading_bytes >> 4) & 0x3fff) << 16 |
          static_cast<uint64_t>((stride_bytes >> 4) & 0x3fff) << 32 | 1ull << 62;
 }
+// Descriptor of a K-major operand without swizzle: blocks of 8 rows x 16 bytes, contiguous;
+// `leading_bytes` to the next 16 bytes of k, `stride_bytes` to the next 8 rows. Either may be 0 to
+// read the same block again.
+MAGI_DEVICE uint64_t plain_descriptor(uint32_t addr, uint32_t leading_bytes,
+                                      uint32_t stride_bytes) {
+  return static_cast<uint64_t>((addr >> 4) & 0x3fff) |
+         static_cast<uint64_t>((leading_bytes >> 4) & 0x3fff) << 16 |
+         static_cast<uint64_t>((stride_bytes >> 4) & 0x3fff) << 32;
+}
 // Advance a descriptor by a compile-time byte offset: one add on the low word.
 MAGI_DEVICE uint64_t descriptor_plus(uint64_t desc, uint32_t bytes) {
   return desc + (bytes >> 4);
 }
 
 // Wgmma<N, Element>::ss / rs: D[64, N] (+)= A[64, 16] B[16, N], fp32 accumulators, A and B of
-// Element. kTransA/kTransB: 0 = K-major, 1 = MN-major in shared memory. accumulate 0 overwrites D.
+// Element. kTransA/kTransB: 0 = K-major, 1 = MN-major in shared memory. accumulate 0 overwrites D;
+// ss_first does too, and tells the compiler so: what D held before need not be kept.
 template <int N, class Element>
 struct Wgmma;
 
@@ -277,6 +294,15 @@ struct Wgmma;
 #define MAGI_D8(i)                                                                            \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define MAGI_NEW8(i)                                                                          \
+  "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), \
+      "=f"(d[i + 6]), "=f"(d[i + 7])
+#define MAGI_NEW_32 MAGI_NEW8(0), MAGI_NEW8(8)
+#define MAGI_NEW_64 MAGI_NEW_32, MAGI_NEW8(16), MAGI_NEW8(24)
+#define MAGI_NEW_80 MAGI_NEW_64, MAGI_NEW8(32)
+#define MAGI_NEW_96 MAGI_NEW_80, MAGI_NEW8(40)
+#define MAGI_NEW_128 MAGI_NEW_96, MAGI_NEW8(48), MAGI_NEW8(56)
+#define MAGI_NEW_176 MAGI_NEW_128, MAGI_NEW8(64), MAGI_NEW8(72), MAGI_NEW8(80)
 #define MAGI_ACC_32 MAGI_D8(0), MAGI_D8(8)
 #define MAGI_ACC_64 MAGI_ACC_32, MAGI_D8(16), MAGI_D8(24)
 #define MAGI_ACC_80 MAGI_ACC_64, MAGI_D8(32)
@@ -296,6 +322,13 @@ struct Wgmma;
                    " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}"       \
                    : MAGI_ACC_##N                                                                  \
                    : "l"(a), "l"(b), "r"(accumulate), "n"(kTransA), "n"(kTransB));                 \
+    }                                                                                              \
+    template <int kTransA, int kTransB>                                                            \
+    static MAGI_DEVICE void ss_first(float (&d)[N / 2], uint64_t a, uint64_t b) {                  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
+                   " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", 0, 1, 1, %" #i2 ", %" #i3 ";"        \
+                   : MAGI_NEW_##N                                                                  \
+                   : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));                                  \
     }                                                                                              \
     template <int kTransB>                                                                         \
     static MAGI_DEVICE void rs(float (&d)[N / 2], const uint32_t* a, uint64_t b, int accumulate) { \
