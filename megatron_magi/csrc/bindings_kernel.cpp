@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "solver/bwd_schedule.h"
 #include "solver/work_list_bwd.h"
 #include "solver/work_list_fwd.h"
 
@@ -78,7 +79,7 @@ py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
     list = magi::build_bwd_work_list(slices, num_q, num_k, tiling, deterministic);
     const int64_t head_bytes = num_q * head_dim * 8;  // Q, dO in 16 bits, dQ in 32
     schedule = magi::choose_bwd_schedule(list, heads_q / heads_kv, heads_kv, num_sms, head_bytes,
-                                         deterministic);
+                                         num_q, deterministic);
   }
   py::dict out;
   out["items"] = rows_to(list.items);
@@ -87,6 +88,7 @@ py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
   out["num_cells"] = list.num_cells;
   out["descending"] = list.descending;
   out["heads_inner"] = list.heads_inner;
+  out["grouped"] = list.grouped;
   out["num_splits"] = schedule.num_splits;
   out["heads_per_section"] = schedule.heads_per_section;
   out["steps"] = list.steps;

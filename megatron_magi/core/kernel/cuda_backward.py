@@ -276,7 +276,7 @@ def _make(table: SliceTable, key: HeadsKey, deterministic: bool, num_sms: int) -
         heads_per_section=work["heads_per_section"],
         deterministic=deterministic,
         num_cells=work["num_cells"],
-        heads_inner=deterministic and work["heads_inner"],
+        heads_inner=work["heads_inner"],
         descending=work["descending"],
     )
     return BwdWork(buffer, params, work["steps"], work["num_splits"])

@@ -44,14 +44,20 @@ struct BwdVisit {
 };
 
 struct BwdWorkList {
-  std::vector<BwdItem> items;     // in launch order: most steps first
+  std::vector<BwdItem> items;     // in launch order, see bwd_order.h
   std::vector<BwdEntry> entries;  // grouped by item, by ascending rows
   // Walk the entries of an item, and the query tiles of an entry, from the last to the first:
-  // chosen so that blocks that run together start at the same rows (see `choose_walk`).
+  // chosen so that blocks that run together start at the same rows.
   bool descending = false;
-  // Deterministic mode only: walk all heads of a query tile before the next tile. Good where all
-  // items share their first or last rows: nobody then waits for the others once a head.
+  // Walk all heads of a query tile before the next tile. Good for a list by groups, whose blocks
+  // then stay together, and in deterministic mode where all items share their first or last rows:
+  // nobody then waits for the others once a head.
   bool heads_inner = false;
+  // Items that share their first or last rows stand together, longest items first inside; otherwise
+  // longest items first.
+  bool grouped = false;
+  // Over how many rows blocks spread that start together and have work of different length.
+  double shared_rows = 0.;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
   // cells of at most `tile_q` rows, so that nearly every step lies in one cell and every step in at
   // most two; a step signals its cells when it has finished. One record a step, in walk order.
@@ -69,22 +75,5 @@ struct BwdTiling {
 // Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k).
 BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                                 const BwdTiling& tiling, bool deterministic);
-
-// How the blocks of a launch are made and ordered: sections of `heads_per_section` kv heads
-// outermost, then items (longest first), then the heads of the section, then the splits.
-struct BwdSchedule {
-  int64_t num_splits = 1;         // blocks that share the query heads of one kv head
-  int64_t heads_per_section = 1;  // divides the kv heads
-  double makespan = 0.;           // of the busiest processor, in steps
-};
-
-// Few kv heads at a time keep Q, dO and dQ in the cache; many let long items of all heads start
-// early, so that no long item is left at the end. Splits cost a pass over partial dK and dV.
-// Simulates the launch on `num_sms` processors and takes the first choice that is within 2 % of
-// the best. `head_bytes` is the size of Q, dO and dQ of one query head. In deterministic mode
-// blocks of one kv head wait for each other, so enough heads are mixed that few of one run at a
-// time.
-BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                int64_t num_sms, int64_t head_bytes, bool deterministic);
 
 }  // namespace magi

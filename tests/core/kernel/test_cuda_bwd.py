@@ -31,6 +31,10 @@ class Case:
     head_dim: int = 128
     dtype: torch.dtype = torch.bfloat16
     strided: bool = False
+    scale: float | None = None
+    """softmax_scale; None: 1 / sqrt(head_dim)."""
+    magnitude: float = 1.0
+    """Standard deviation of q."""
 
 
 def _docs(*lengths: int, causal: bool = True) -> AttnMask:
@@ -66,7 +70,14 @@ CORNER = [
     Case("one-cell", _slices([(70, 71, 130, 131, 60, 60)], 200, 200)),
     Case("square-bi-causal", _slices([(0, 200, 0, 200, 0, 0)], 200, 200)),
 ]
-CASES = REGULAR + IRREGULAR + CORNER
+# The tensor cores add lse / softmax_scale to the scores: large, tiny and wildly different sizes.
+SCALES = [
+    Case(f"{name}-scale-{scale}-q-{magnitude}", _docs(200, 130), dtype=dtype, scale=scale,
+         magnitude=magnitude)
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
+    for scale, magnitude in ((1e-6, 1.0), (1e-3, 100.0), (1e-2, 1.0), (1.0, 1.0), (0.5, 4.0))
+]  # fmt: skip
+CASES = REGULAR + IRREGULAR + CORNER + SCALES
 
 
 def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -82,7 +93,12 @@ def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return wide[:, pad:, 16 * pad : 16 * pad + case.head_dim]
 
     num_q, num_k = case.mask.total_seqlen_q, case.mask.total_seqlen_k
-    return make(num_q, heads_q), make(num_k, heads_kv), make(num_k, heads_kv), make(num_q, heads_q)
+    return (
+        case.magnitude * make(num_q, heads_q),
+        make(num_k, heads_kv),
+        make(num_k, heads_kv),
+        make(num_q, heads_q),
+    )
 
 
 def _table(mask: AttnMask) -> SliceTable:
@@ -97,7 +113,7 @@ class Run:
 
     def __post_init__(self) -> None:
         q, k, v, dout = _inputs(self.case)
-        self.scale = self.case.head_dim**-0.5
+        self.scale = self.case.scale or self.case.head_dim**-0.5
         table, reference = _table(self.case.mask), ReferenceBackend()
         wide = [x.double() for x in (q, k, v, dout)]
         out, lse = reference.forward(*wide[:3], table, self.scale)
@@ -175,10 +191,34 @@ def test_accumulates_into_dq_in_place() -> None:
     run.check((dq - before, dk, dv))
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_random_masks(seed: int) -> None:
-    run = Run(random_case(seed))
-    run.check(_backward(run, deterministic=bool(seed % 2)))
+@pytest.mark.parametrize("spoiled", ["q", "k", "v", "dout", "lse", "delta"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
+def test_non_finite_inputs_spoil_what_they_spoil_in_the_reference(
+    spoiled: str, value: float
+) -> None:
+    run = Run(Case("spoiled", masks.full(192, 256), heads=(2, 1)))
+    names = ("dout", "q", "k", "v", "lse", "delta")
+    args = {name: x.clone() for name, x in zip(names, run.args[:6], strict=True)}
+    args[spoiled][(70, 0, 5)[: args[spoiled].dim()]] = value
+    table, scale = run.args[6:]
+    want = ReferenceBackend().backward(*(x.double() for x in args.values()), table, scale)
+    from megatron_magi.core.kernel.cuda_backward import cuda_backward
+
+    got = cuda_backward(*args.values(), table, scale)
+    for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
+        assert torch.equal(torch.isfinite(x), torch.isfinite(y)), name
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_random_masks(block: int) -> None:
+    """2,000 masks by seed, both modes in turn."""
+    for seed in range(100 * block, 100 * block + 100):
+        case = random_case(seed)
+        run = Run(case)
+        try:
+            run.check(_backward(run, deterministic=bool(seed % 2)))
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {case.mask.slices.tolist()}") from error
 
 
 def random_case(seed: int) -> Case:

@@ -81,7 +81,7 @@ def test_every_cell_once_and_every_key_row_once(case: tuple[np.ndarray, int, int
     np.testing.assert_array_equal(seen, dense(slices, num_q, num_k))
     assert total == work["steps"] >= work["partial_steps"]
     sizes = [int(item[4]) for item in work["items"]]
-    assert sizes == sorted(sizes, reverse=True)
+    assert work["grouped"] or sizes == sorted(sizes, reverse=True)
 
 
 def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list[int]]:
@@ -173,6 +173,30 @@ def test_walk_starts_neighbours_on_the_same_rows(
         mask.slices, mask.total_seqlen_q, mask.total_seqlen_k, deterministic=True
     )
     assert (work["descending"], work["heads_inner"]) == (descending, heads_inner)
+
+
+def test_causal_documents_stand_together_longest_first() -> None:
+    bounds = [0, 700, 2900, 3500, 5200, 6000]
+    work = solver.bwd_work_list(masks.from_cu_seqlens(bounds).slices, 6000, 6000, 64, 8)
+    ends = [work["entries"][item[3] - 1][1] for item in work["items"].tolist()]
+    documents = [key for key, _ in itertools.groupby(ends)]
+    assert work["grouped"] and work["heads_inner"]
+    # Documents by length; one key tile may straddle two of them and stands with the later one.
+    assert documents == [2900, 5200, 6000, 700, 3500]
+    steps = work["items"][:, 4].tolist()
+    for _, part in itertools.groupby(zip(ends, steps, strict=True), key=lambda pair: pair[0]):
+        counts = [count for _, count in part]
+        assert counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [masks.causal(4096), masks.from_cu_seqlens([0, 700, 2900, 4096], causal=False)],
+    ids=["one document", "full documents"],
+)
+def test_items_are_grouped_only_where_lengths_differ_in_a_group(mask: AttnMask) -> None:
+    work = solver.bwd_work_list(mask.slices, 4096, 4096, 64, 8)
+    assert not work["grouped"] and not work["heads_inner"]
 
 
 def test_slices_outside_the_lengths_are_refused() -> None:

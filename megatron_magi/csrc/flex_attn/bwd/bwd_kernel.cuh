@@ -13,18 +13,15 @@ namespace magi {
 
 extern __shared__ __align__(1024) uint8_t bwd_smem[];
 
-// The constant operand of the product that adds stats (see bwd_prepare_kernel): 8 equal rows of
-// {2048, 1, 1/2048, 0, ...}, then 8 rows of zeros.
+// The constant operand of the product that adds stats (see bwd_stat_rows): 8 equal rows of 16 bytes.
+// Both halves of its 16 columns are read from here, as both halves of the stats are from one block,
+// so the weights are half of what the parts are worth.
 template <class Traits>
 MAGI_DEVICE void write_weights(uint8_t* smem_ptr, int thread) {
   using Element = typename Traits::Element;
-  if (thread >= 16) return;
-  uint4 row{};
-  if (thread < 8) {
-    row.x = ptx::pack2<Element>(kStatUnit, 1.f);
-    row.y = ptx::pack2<Element>(1.f / kStatUnit, 0.f);
-  }
-  *reinterpret_cast<uint4*>(smem_ptr + Traits::kOffWeights + 16 * thread) = row;
+  if (thread < 0 || thread >= 8) return;
+  *reinterpret_cast<uint4*>(smem_ptr + Traits::kOffWeights + 16 * thread) = {
+      ptx::pack2<Element>(kStatUnit / 2, 0.5f), ptx::pack2<Element>(0.5f / kStatUnit, 0.f), 0, 0};
   ptx::fence_async_shared();
 }
 

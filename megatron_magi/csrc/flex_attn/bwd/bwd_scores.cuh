@@ -159,7 +159,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
   using T = Traits;
   using Element = typename T::Element;
   const uint32_t bars = smem + T::kOffBars;
-  const uint64_t weights = ptx::plain_descriptor(smem + T::kOffWeights, 128, 0);
+  const uint64_t weights = ptx::plain_descriptor(smem + T::kOffWeights, 0, 0);
   const auto arrive = [&](int bar) __attribute__((always_inline)) {
     if (thread_again() % 32 == 0) ptx::mbar_arrive(bars + bar);
   };

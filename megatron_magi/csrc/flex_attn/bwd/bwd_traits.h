@@ -54,7 +54,7 @@ struct BwdTraits {
   static constexpr int kOffDq = kOffDs + kStages * kScoreBytes;
   static constexpr int kOffStats = kOffDq + 2 * kDqBytes;  // [stage][lse, delta]
   static constexpr int kOffWeights = kOffStats + kStages * 2 * kStatBytes;
-  static constexpr int kOffMeta = kOffWeights + 256;
+  static constexpr int kOffMeta = kOffWeights + 128;
   static constexpr int kOffBars = kOffMeta + kMetaSlots * kMetaBytes;
   static constexpr int kNumBars = 4 * kStages + 1 + 4;
   static constexpr int kOffBlock = kOffBars + 8 * kNumBars;

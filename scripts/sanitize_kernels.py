@@ -1,0 +1,103 @@
+"""The CUDA kernels under compute-sanitizer: small masks that touch each code path.
+
+    python scripts/sanitize_kernels.py                    # all four tools; exit code 1: a finding
+    python scripts/sanitize_kernels.py --tools memcheck,racecheck
+    python scripts/sanitize_kernels.py --run              # the cases alone, without a tool
+
+Needs one Hopper GPU and compute-sanitizer of the CUDA toolkit. Results are not compared here; that
+is what tests/core/kernel does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from megatron_magi import AttnMask, masks
+
+TOOLS = {
+    "memcheck": (),
+    "racecheck": ("--racecheck-report", "all"),
+    "synccheck": (),
+    "initcheck": (),
+}
+# PyTorch's own kernels are not what is looked at.
+OURS = "regex:magi"
+
+
+def cases() -> Iterator[tuple[AttnMask, int, torch.dtype]]:
+    """Masks with full, partial and no tiles at all, ragged ends, windows and tiny documents."""
+    some = [
+        masks.full(192, 320),
+        masks.from_cu_seqlens([0, 130, 161, 400]),
+        masks.sliding_window(333, (70, 0)),
+        masks.from_cu_seqlens([0, *range(20, 201, 20)], causal=False),
+    ]
+    both = (torch.bfloat16, torch.float16)
+    for mask, head_dim, dtype in itertools.product(some, (64, 128), both):
+        if dtype == torch.bfloat16 or mask is some[1]:
+            yield mask, head_dim, dtype
+
+
+def run_case(mask: AttnMask, head_dim: int, dtype: torch.dtype) -> None:
+    from megatron_magi.core.kernel.cuda_backend import CudaBackend
+    from megatron_magi.core.kernel.slice_table import SliceTable
+
+    num_q, num_k = mask.total_seqlen_q, mask.total_seqlen_k
+    table = SliceTable(mask.slices, num_q, num_k)
+    shapes = ((num_q, 4), (num_k, 2), (num_k, 2), (num_q, 4))
+    q, k, v, dout = (torch.randn(*s, head_dim, device="cuda", dtype=dtype) for s in shapes)
+    for deterministic in (False, True):
+        backend = CudaBackend(q.device, dtype, deterministic=deterministic)
+        out, lse = backend.forward(q, k, v, table, head_dim**-0.5)
+        backend.forward(q, k, v, table, head_dim**-0.5, prev=(out.float(), lse))
+        delta = (out.float() * dout.float()).sum(-1)
+        dq, _, _ = backend.backward(dout, q, k, v, lse, delta, table, head_dim**-0.5)
+        backend.backward(dout, q, k, v, lse, delta, table, head_dim**-0.5, dq_acc=dq)
+    torch.cuda.synchronize()
+
+
+def run_cases() -> None:
+    torch.manual_seed(0)
+    for case in cases():
+        run_case(*case)
+    print("all cases ran")
+
+
+def sanitize(tool: str) -> bool:
+    """Whether ``tool`` finds nothing."""
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    command = [program, "--tool", tool, *TOOLS[tool], "--error-exitcode", "9"]
+    command += ["--kernel-name", OURS, sys.executable, __file__, "--run"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [x for x in (done.stdout + done.stderr).splitlines() if x.strip()]
+    print(
+        f"{tool}: {'clean' if done.returncode == 0 else 'FINDINGS'}: {lines[-1] if lines else ''}"
+    )
+    if done.returncode != 0:
+        print("\n".join(lines[-60:]))
+    return done.returncode == 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tools", default=",".join(TOOLS), help="of: " + ", ".join(TOOLS))
+    parser.add_argument("--run", action="store_true", help="run the cases, no tool")
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        print("a Hopper GPU is needed, got none; run this on one", file=sys.stderr)
+        return 2
+    if options.run:
+        run_cases()
+        return 0
+    return 0 if all([sanitize(tool) for tool in options.tools.split(",")]) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
