@@ -23,12 +23,12 @@ from megatron_magi import AttnMask, masks
 
 TOOLS = {
     "memcheck": (),
-    "racecheck": ("--racecheck-report", "all"),
+    "racecheck": ("--racecheck-report", "analysis"),
     "synccheck": (),
     "initcheck": (),
 }
 # PyTorch's own kernels are not what is looked at.
-OURS = "regex:magi"
+OURS = "kernel_substring=magi"
 
 
 def cases() -> Iterator[tuple[AttnMask, int, torch.dtype]]:
@@ -65,8 +65,9 @@ def run_case(mask: AttnMask, head_dim: int, dtype: torch.dtype) -> None:
 
 def run_cases() -> None:
     torch.manual_seed(0)
-    for case in cases():
-        run_case(*case)
+    for mask, head_dim, dtype in cases():
+        print(f"{mask.total_seqlen_q} x {mask.total_seqlen_k}, {head_dim}, {dtype}", flush=True)
+        run_case(mask, head_dim, dtype)
     print("all cases ran")
 
 
@@ -81,7 +82,7 @@ def sanitize(tool: str) -> bool:
         f"{tool}: {'clean' if done.returncode == 0 else 'FINDINGS'}: {lines[-1] if lines else ''}"
     )
     if done.returncode != 0:
-        print("\n".join(lines[-60:]))
+        print("\n".join(lines[:60]))
     return done.returncode == 0
 
 

@@ -64,9 +64,11 @@ class Groups {
   const Group& of(const BwdItem& item) const { return groups_.at(key(item)); }
   int64_t size() const { return static_cast<int64_t>(groups_.size()); }
 
-  // Rows of an uneven group, averaged over the steps of all.
   double uneven_rows() const {
     return average([](const Group& g) { return g.uneven() ? g.last - g.first : 0; });
+  }
+  double even_rows() const {
+    return average([](const Group& g) { return g.uneven() ? 0 : g.last - g.first; });
   }
   double uneven_share() const {
     return average([](const Group& g) { return g.uneven() ? 1 : 0; });
@@ -113,7 +115,8 @@ void order_items(BwdWorkList& list, bool deterministic) {
   const Groups groups(list);
   std::stable_sort(list.items.begin(), list.items.end(),
                    [](const BwdItem& a, const BwdItem& b) { return a.steps > b.steps; });
-  list.shared_rows = groups.uneven_rows();
+  list.uneven_rows = groups.uneven_rows();
+  list.even_rows = groups.even_rows();
   if (deterministic) return;
   list.grouped =
       groups.size() > 1 && groups.changes() > 2 * groups.size() && groups.uneven_share() > 0.5;

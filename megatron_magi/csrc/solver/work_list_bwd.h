@@ -56,8 +56,10 @@ struct BwdWorkList {
   // Items that share their first or last rows stand together, longest items first inside; otherwise
   // longest items first.
   bool grouped = false;
-  // Over how many rows blocks spread that start together and have work of different length.
-  double shared_rows = 0.;
+  // Rows of the groups, averaged over all steps: of groups whose items have work of different length,
+  // and of the others.
+  double uneven_rows = 0.;
+  double even_rows = 0.;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
   // cells of at most `tile_q` rows, so that nearly every step lies in one cell and every step in at
   // most two; a step signals its cells when it has finished. One record a step, in walk order.

@@ -13,15 +13,22 @@ namespace magi {
 
 extern __shared__ __align__(1024) uint8_t bwd_smem[];
 
-// The constant operand of the product that adds stats (see bwd_stat_rows): 8 equal rows of 16 bytes.
-// Both halves of its 16 columns are read from here, as both halves of the stats are from one block,
-// so the weights are half of what the parts are worth.
+// The constant operand of the product that adds stats (see bwd_stat_rows): 64 equal rows, of which
+// the first half (8 columns) holds what the parts of a stat are worth; and the second half of the
+// stats, zeros. All of it in the plain layout: halves one after the other, rows of 16 bytes.
 template <class Traits>
-MAGI_DEVICE void write_weights(uint8_t* smem_ptr, int thread) {
-  using Element = typename Traits::Element;
-  if (thread < 0 || thread >= 8) return;
-  *reinterpret_cast<uint4*>(smem_ptr + Traits::kOffWeights + 16 * thread) = {
-      ptx::pack2<Element>(kStatUnit / 2, 0.5f), ptx::pack2<Element>(0.5f / kStatUnit, 0.f), 0, 0};
+MAGI_DEVICE void write_constants(uint8_t* smem_ptr, int thread, int num_threads) {
+  using T = Traits;
+  using Element = typename T::Element;
+  const auto fill = [&](int offset, uint4 row) {
+    for (int i = thread; i < T::kTileQ; i += num_threads)
+      *reinterpret_cast<uint4*>(smem_ptr + offset + 16 * i) = row;
+  };
+  fill(T::kOffWeights,
+       {ptx::pack2<Element>(kStatUnit, 1.f), ptx::pack2<Element>(1.f / kStatUnit, 0.f), 0, 0});
+  fill(T::kOffWeights + T::kStatHalf, {});
+  for (int i = 0; i < 2 * T::kStages; ++i)
+    fill(T::kOffStats + i * T::kStatBytes + T::kStatHalf, {});
   ptx::fence_async_shared();
 }
 
@@ -50,7 +57,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
   }
-  write_weights<T>(smem_ptr, static_cast<int>(threadIdx.x) - 32);
+  write_constants<T>(smem_ptr, static_cast<int>(threadIdx.x), T::kThreads);
   __syncthreads();
   const int block_idx = T::kDeterministic ? *block_slot : blockIdx.x;
   const int wg = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);

@@ -50,15 +50,15 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
     write_step_meta<T>(args, block.item, entry, q, head, visit,
                        *reinterpret_cast<BwdStepMeta*>(smem_ptr + T::kOffMeta +
                                                        n % T::kMetaSlots * T::kMetaBytes));
-    ptx::mbar_arrive_expect_tx(q_full, T::kQueryBytes + T::kStatBytes);
+    ptx::mbar_arrive_expect_tx(q_full, T::kQueryBytes + T::kStatHalf);
     ptx::tma_load_4d(smem + T::kOffQ + stage * T::kQueryBytes, &maps.q, q_full, 0, q, 0, head,
                      ptx::kEvictNormal);
-    ptx::bulk_load(stats, args.stats + row, T::kStatBytes, q_full);
+    ptx::bulk_load(stats, args.stats + row, T::kStatHalf, q_full);
     wait_for(bars + T::kBarDoEmpty + 8 * stage, parity);
-    ptx::mbar_arrive_expect_tx(do_full, T::kQueryBytes + T::kStatBytes);
+    ptx::mbar_arrive_expect_tx(do_full, T::kQueryBytes + T::kStatHalf);
     ptx::tma_load_4d(smem + T::kOffDo + stage * T::kQueryBytes, &maps.dout, do_full, 0, q, 0, head,
                      ptx::kEvictNormal);
-    ptx::bulk_load(stats + T::kStatBytes, args.stats + args.stat_kind_stride + row, T::kStatBytes,
+    ptx::bulk_load(stats + T::kStatBytes, args.stats + args.stat_kind_stride + row, T::kStatHalf,
                    do_full);
   });
 }

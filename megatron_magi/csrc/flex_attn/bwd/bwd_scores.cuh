@@ -159,7 +159,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
   using T = Traits;
   using Element = typename T::Element;
   const uint32_t bars = smem + T::kOffBars;
-  const uint64_t weights = ptx::plain_descriptor(smem + T::kOffWeights, 0, 0);
+  const uint64_t weights = ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
   const auto arrive = [&](int bar) __attribute__((always_inline)) {
     if (thread_again() % 32 == 0) ptx::mbar_arrive(bars + bar);
   };
@@ -189,13 +189,13 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     ptx::wgmma_fence();
     gemm_over_head_dim<T>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
                           ptx::smem_descriptor(q_tile), weights,
-                          ptx::plain_descriptor(stats, 0, 128));
+                          ptx::plain_descriptor(stats, T::kStatHalf, 128));
     ptx::wgmma_commit();
     wait_for(bars + T::kBarDoFull + 8 * stage, parity);
     ptx::wgmma_fence();
     gemm_over_head_dim<T>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
                           ptx::smem_descriptor(do_tile), weights,
-                          ptx::plain_descriptor(stats + T::kStatBytes, 0, 128));
+                          ptx::plain_descriptor(stats + T::kStatBytes, T::kStatHalf, 128));
     ptx::wgmma_commit();
     if (n > 0) finish_dq();
 
@@ -249,6 +249,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
                 thread_again() % 32, args.softmax_scale);
     ptx::wgmma_wait<0>();  // dK
+    __syncwarp();          // all lanes have read what the step is
     arrive(T::kBarQEmpty + 8 * stage);
   }
   if (num_steps > 0) finish_dq();

@@ -43,7 +43,8 @@ struct BwdTraits {
   static constexpr int kDqPanels = kDqCols / 32;  // panels of 32 fp32 columns = 128 bytes
   static constexpr int kDqPanelBytes = kTileQ * 128;
   static constexpr int kDqBytes = kDqPanels * kDqPanelBytes;
-  static constexpr int kStatBytes = kTileQ * 16;  // of one kind
+  static constexpr int kStatHalf = kTileQ * 16;     // of one kind: 8 columns, what is loaded
+  static constexpr int kStatBytes = 2 * kStatHalf;  // with 8 columns of zeros
   static constexpr int kMetaBytes = static_cast<int>(sizeof(BwdStepMeta));
 
   static constexpr int kOffK = 0;
@@ -54,7 +55,7 @@ struct BwdTraits {
   static constexpr int kOffDq = kOffDs + kStages * kScoreBytes;
   static constexpr int kOffStats = kOffDq + 2 * kDqBytes;  // [stage][lse, delta]
   static constexpr int kOffWeights = kOffStats + kStages * 2 * kStatBytes;
-  static constexpr int kOffMeta = kOffWeights + 128;
+  static constexpr int kOffMeta = kOffWeights + kStatBytes;
   static constexpr int kOffBars = kOffMeta + kMetaSlots * kMetaBytes;
   static constexpr int kNumBars = 4 * kStages + 1 + 4;
   static constexpr int kOffBlock = kOffBars + 8 * kNumBars;

@@ -254,8 +254,7 @@ MAGI_DEVICE uint64_t smem_descriptor(uint32_t addr, uint32_t leading_bytes = 0,
          static_cast<uint64_t>((stride_bytes >> 4) & 0x3fff) << 32 | 1ull << 62;
 }
 // Descriptor of a K-major operand without swizzle: blocks of 8 rows x 16 bytes, contiguous;
-// `leading_bytes` to the next 16 bytes of k, `stride_bytes` to the next 8 rows. Either may be 0 to
-// read the same block again.
+// `leading_bytes` to the next 16 bytes of k, `stride_bytes` to the next 8 rows.
 MAGI_DEVICE uint64_t plain_descriptor(uint32_t addr, uint32_t leading_bytes,
                                       uint32_t stride_bytes) {
   return static_cast<uint64_t>((addr >> 4) & 0x3fff) |
