@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,9 @@ Cell = tuple[str, int]
 
 @dataclass
 class KernelCells:
-    """TFLOP/s on visible area of one direction: cell -> implementation -> figure, each cell (mask,
-    tokens) from the newest record that has it, whole: its peers ran beside it."""
+    """TFLOP/s on visible area of one direction: cell -> implementation -> figure. Each cell (mask,
+    tokens) comes whole, for its peers ran beside it: from the newest day that has it, there from
+    the record with most implementations."""
 
     figures: dict[Cell, dict[str, float]]
     origin: dict[Cell, Path]
@@ -39,15 +41,23 @@ class KernelCells:
 
 
 def kernel_cells(direction: str) -> KernelCells:
-    cells = KernelCells({}, {})
+    cells, ranks = KernelCells({}, {}), dict[Cell, tuple[str, int]]()
     for record in records("kernel"):
         found: dict[Cell, dict[str, float]] = {}
         for r in record["rows"]:
             if r["direction"] == direction:
                 found.setdefault((r["mask"], r["seqlen"]), {})[r["impl"]] = r["tflops"]
-        cells.figures |= found
-        cells.origin |= dict.fromkeys(found, record["file"])
+        for cell, figures in found.items():
+            rank = (day(record["file"]), len(figures))
+            if rank > ranks.get(cell, ("", 0)):
+                ranks[cell] = rank
+                cells.figures[cell], cells.origin[cell] = figures, record["file"]
     return cells
+
+
+def day(file: Path) -> str:
+    match = re.search(r"\d{4}-\d{2}-\d{2}", file.name)
+    return match[0] if match else ""
 
 
 def kernel_summary() -> str:
