@@ -51,11 +51,12 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def rewrite(text: str) -> str:
-    """The page with every known table made anew."""
+def rewrite(text: str, root: str = "") -> str:
+    """The page with every known table made anew; ``root`` leads from it to the repository."""
 
     def fill(match: re.Match[str]) -> str:
-        return f"<!-- record {match[1]} -->\n{TABLES[match[1]]()}<!-- end -->"
+        table = TABLES[match[1]]().replace("](benchmarks/", f"]({root}benchmarks/")
+        return f"<!-- record {match[1]} -->\n{table}<!-- end -->"
 
     return re.sub(r"<!-- record ([a-z ]+) -->\n.*?<!-- end -->", fill, text, flags=re.S)
 
@@ -64,8 +65,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if a page is out of date")
     args = parser.parse_args()
-    pages = {page: page.read_text() for page in PAGES}
-    stale = {page: new for page, old in pages.items() if (new := rewrite(old)) != old}
+    stale = {}
+    for page in PAGES:
+        old = page.read_text()
+        new = rewrite(old, "" if page.parent == ROOT else "../")
+        if new != old:
+            stale[page] = new
     if args.check:
         return len(stale)
     for page, text in stale.items():
