@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
+from megatron_magi.adapter.stages import agree_on_stages
 from megatron_magi.core.runtime.agreement import agree
 from megatron_magi.core.runtime.token_dispatch import dispatch
 
@@ -79,9 +80,13 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
 
     Raises:
         ValueError: a tensor whose shape is not [1, stream length] of the plan.
+        AgreementError: for an earlier batch the tensor-parallel ranks or pipeline stages planned
+            different things (see `stages.finish_stage_agreement`).
     """
     plan = packed.dispatch_plan
+    agree_on_stages(plan)
     if packed.window_plan is not None and packed.window_plan is not plan:
+        agree_on_stages(packed.window_plan)
         agree(packed.window_plan, cp_group)
     if batch is None:
         agree(plan, cp_group)

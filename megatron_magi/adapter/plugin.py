@@ -15,6 +15,7 @@ from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.loss import check_loss_config
 from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
+from megatron_magi.adapter.stages import open_stage_agreement
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.backend import select_backend
 
@@ -25,7 +26,8 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
     Replaces the rotary embedding by one that follows the plan's positions, checks loss settings
     and that every self-attention runs our core attention, and prints one start-up line on rank 0:
     kernel backend, transport, cp size, chunk and balance (of a causal stream of seq_length tokens;
-    default: the model's max_sequence_length).
+    default: the model's max_sequence_length). Opens the comparison of plans between the ranks of
+    one model, so all of them call it.
 
     Returns:
         The start-up line.
@@ -45,8 +47,10 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
         rotary = getattr(chunk, "rotary_pos_emb", None)
         if rotary is not None:
             chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
+    magi_config = magi_config or MagiConfig()
+    open_stage_agreement(magi_config.agreement_timeout_s)
     length = seq_length or chunks[0].max_sequence_length
-    line = startup_line(config, magi_config or MagiConfig(), length)
+    line = startup_line(config, magi_config, length)
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         print(line, flush=True)
     return line

@@ -16,6 +16,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.loss import per_token_loss
 from megatron_magi.adapter.packed import pipeline_seq_length
+from megatron_magi.adapter.stages import finish_stage_agreement
 from megatron_magi.training.config import RunConfig, data_parallel_size
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.microbatch import Microbatch
@@ -63,9 +64,11 @@ class StepSchedule:
 
         Raises:
             TrainingStopped: at a loss that is not finite, on every rank.
+            AgreementError: ranks planned different things.
         """
         iterator = streams if len(streams) > 1 else streams[0]
         reports = self.run(data_iterator=iterator, forward_only=not train)
+        finish_stage_agreement()
         return _reduce_reports(reports, iteration, dataset, self.device)
 
 

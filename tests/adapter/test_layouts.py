@@ -86,6 +86,8 @@ WRONG = [
     case("loss-per-rank", cp=2, per_token_loss=False),
     case("masks-differ", cp=2, moved_boundary_rank=1),
     case("vpp2-batched-p2p", pp=2, vpp=2, batched_p2p=True),
+    case("stages-differ", pp=2, moved_boundary_rank=1),
+    case("tensor-ranks-differ", tp=2, moved_boundary_rank=1),
 ]
 BF16 = [
     case("bf16-cp2", cp=2, bf16=True),
@@ -171,3 +173,13 @@ def test_ranks_with_different_masks_all_stop(results: dict[str, Any], wanted: Ca
 @pytest.mark.parametrize("wanted", WRONG[3:4], ids=lambda c: c.id)
 def test_two_stages_with_batched_p2p_are_refused(results: dict[str, Any], wanted: Case) -> None:
     assert "require overlap_p2p_comm=True" in results[wanted.id]["error"]
+
+
+@pytest.mark.parametrize("wanted", WRONG[4:], ids=lambda c: c.id)
+def test_ranks_of_one_model_with_different_masks_stop(
+    results: dict[str, Any], wanted: Case
+) -> None:
+    result = results[wanted.id]
+    assert "AgreementError: tensor- and pipeline-parallel ranks must plan" in result["error"]
+    assert "differ from rank 0 in mask" in result["error"]
+    assert result["seconds"] < 20

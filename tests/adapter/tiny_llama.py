@@ -25,7 +25,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
-from megatron_magi.adapter import batch, init, layer_spec, loss, packed, plugin, reference
+from megatron_magi.adapter import batch, init, layer_spec, loss, packed, plugin, reference, stages
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.config import MagiConfig
 
@@ -271,6 +271,7 @@ def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, ste
         micro_batch_size=1,
         forward_only=False,
     )
+    stages.finish_stage_agreement()
     total = torch.zeros(2)
     for report in reports:
         total += report["lm loss"]

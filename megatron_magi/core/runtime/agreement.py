@@ -4,6 +4,10 @@ Every dispatch call exchanges 16 bytes over a CPU group, asynchronously and what
 cache says, so a rank with a cache hit and one with a miss meet in the same exchange. The first
 cast waits for it. A disagreement is then one error on every rank, where a mismatched all-to-all
 would hang.
+
+Ranks that exchange no rows but work on the same batch (tensor-parallel ranks, pipeline stages)
+compare too, in a group that is opened for it: nobody waits there before the end of a step, because
+a later stage plans only when the earlier one has sent it something.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ class _Exchange:
 @dataclass
 class _GroupState:
     cpu_group: dist.ProcessGroupGloo
+    members: str = "context-parallel ranks"
     pending: deque[_Exchange] = field(default_factory=deque)
     agreed: OrderedDict[int, None] = field(default_factory=OrderedDict)
     """Digests of plans that were compared, the latest last; bounded, equal on every rank."""
@@ -64,11 +69,8 @@ def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
         return
     state = _state(group, plan.config.agreement_timeout_s)
     if len(state.pending) >= MAX_PENDING:  # somebody dispatches and never attends
-        _finish(state.pending.popleft(), dist.get_rank(group))
-    mine = fingerprint(plan)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    work = state.cpu_group.allgather([gathered], [mine])  # type: ignore[attr-defined]
-    state.pending.append(_Exchange(work, gathered, plan.config.agreement_timeout_s))
+        _finish_oldest(state, dist.get_rank(group))
+    _start(plan, group, state)
     state.agreed[plan.digest] = None
     state.agreed.move_to_end(plan.digest)
     if len(state.agreed) > MAX_AGREED:
@@ -88,9 +90,64 @@ def ensure_agreed(plan: AttnPlan, cp_group: CpGroup) -> None:
     if plan.digest not in _state(group, plan.config.agreement_timeout_s).agreed:
         agree(plan, group)
     state = _states[group]
+    _finish_all(state, dist.get_rank(group))
+
+
+def open_agreement(group: dist.ProcessGroup, members: str, timeout_s: float) -> None:
+    """Let the ranks of ``group`` compare their plans from now on; all of them call it.
+
+    Args:
+        members: What an error calls them, e.g. "tensor-parallel ranks".
+        timeout_s: How long to wait for the others, here and when a comparison is finished.
+    """
+    if group not in _states:
+        _states[group] = _GroupState(_cpu_group(group, timeout_s), members)
+
+
+def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
+    """Start comparing this plan in an opened group, and look at older comparisons that are done.
+
+    Never waits (unless MAX_PENDING comparisons are under way). Nothing happens in a group that was
+    not opened. All ranks of the group call it equally often.
+
+    Raises:
+        AgreementError: an older plan differs.
+    """
+    state = _states.get(group)
+    if state is None:
+        return
+    while state.pending and (
+        state.pending[0].work.is_completed() or len(state.pending) >= MAX_PENDING
+    ):
+        _finish_oldest(state, dist.get_rank(group))
+    _start(plan, group, state)
+
+
+def finish_agreement(group: dist.ProcessGroup) -> None:
+    """Wait for every comparison in an opened group; before what was computed is used.
+
+    Raises:
+        AgreementError: as `ensure_agreed`.
+    """
+    if group in _states:
+        _finish_all(_states[group], dist.get_rank(group))
+
+
+def _start(plan: AttnPlan, group: dist.ProcessGroup, state: _GroupState) -> None:
+    mine = fingerprint(plan)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    work = state.cpu_group.allgather([gathered], [mine])  # type: ignore[attr-defined]
+    state.pending.append(_Exchange(work, gathered, plan.config.agreement_timeout_s))
+
+
+def _finish_all(state: _GroupState, rank: int) -> None:
+    while state.pending:
+        _finish_oldest(state, rank)
+
+
+def _finish_oldest(state: _GroupState, rank: int) -> None:
     try:
-        while state.pending:
-            _finish(state.pending.popleft(), dist.get_rank(group))
+        _finish(state.pending.popleft(), state.members, rank)
     except AgreementError:
         # Nothing that was compared since the last success counts, nor fails a later step.
         state.pending.clear()
@@ -133,18 +190,18 @@ def _cpu_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroupG
         )
     except RuntimeError as error:
         raise AgreementError(
-            f"all context-parallel ranks {list(ranks)} must dispatch their first batch within "
+            f"all ranks {list(ranks)} must dispatch their first batch within "
             f"{timeout_s:.0f} s of each other, and one did not come; look for the first error in "
             f"the other ranks' logs, or raise MagiConfig.agreement_timeout_s ({error})"
         ) from error
 
 
-def _finish(exchange: _Exchange, rank: int) -> None:
+def _finish(exchange: _Exchange, members: str, rank: int) -> None:
     try:
         exchange.work.wait(timedelta(seconds=exchange.timeout_s))
     except RuntimeError as error:
         raise AgreementError(
-            f"all context-parallel ranks must dispatch the same batch; rank {rank} waited "
+            f"all {members} must dispatch the same batch; rank {rank} waited "
             f"{exchange.timeout_s:.0f} s and a rank did not come; look for the first error in the "
             f"other ranks' logs, check that every rank takes the same number of batches, or raise "
             f"MagiConfig.agreement_timeout_s ({error})"
@@ -152,10 +209,10 @@ def _finish(exchange: _Exchange, rank: int) -> None:
     first = exchange.gathered[0]
     differing = [r for r, theirs in enumerate(exchange.gathered) if not torch.equal(theirs, first)]
     if differing:
-        raise AgreementError(_describe(exchange.gathered, differing, rank))
+        raise AgreementError(_describe(exchange.gathered, differing, members, rank))
 
 
-def _describe(gathered: list[Tensor], differing: list[int], rank: int) -> str:
+def _describe(gathered: list[Tensor], differing: list[int], members: str, rank: int) -> str:
     def hashes(r: int) -> list[int]:
         packed = int(gathered[r][1]) & 0xFFFFFFFFFFFFFFFF
         return [packed >> shift & 0xFFFF for shift in (48, 32, 16, 0)]
@@ -166,7 +223,7 @@ def _describe(gathered: list[Tensor], differing: list[int], rank: int) -> str:
         if any(hashes(r)[i] != hashes(0)[i] for r in differing)
     ]
     return (
-        f"context-parallel ranks must plan the same thing; ranks {differing} differ from rank 0 in "
+        f"{members} must plan the same thing; ranks {differing} differ from rank 0 in "
         f"{', '.join(fields) or 'the plan'} (seen by rank {rank}); give every rank the same mask, "
         f"config and package version"
     )

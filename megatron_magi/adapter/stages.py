@@ -1,0 +1,55 @@
+"""Tensor-parallel ranks and pipeline stages work on one batch: they compare what they planned.
+
+Inside a context-parallel group a wrong plan would be noticed at the first exchange. Between stages
+nothing is exchanged but activations, whose shapes depend on lengths only, so other boundaries on
+one stage would train on, silently wrong.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.runtime.agreement import agree_later, finish_agreement, open_agreement
+
+
+def open_stage_agreement(timeout_s: float) -> None:
+    """All ranks of a model call it once, when the model is built (``attach`` does).
+
+    Cost: a gloo group of the tensor- and pipeline-parallel ranks; nothing where there is one rank.
+    """
+    group = _model_parallel_group()
+    if group is not None:
+        open_agreement(group, "tensor- and pipeline-parallel ranks", timeout_s)
+
+
+def agree_on_stages(plan: AttnPlan) -> None:
+    """Compare this plan with the other ranks of the model, without waiting.
+
+    Cost: an asynchronous exchange of 16 bytes.
+
+    Raises:
+        AgreementError: an earlier plan differed.
+    """
+    group = _model_parallel_group()
+    if group is not None:
+        agree_later(plan, group)
+
+
+def finish_stage_agreement() -> None:
+    """Wait until all comparisons of this step are done; call it before the optimizer's step.
+
+    Raises:
+        AgreementError: ranks of one model planned different things, on every one of them.
+    """
+    group = _model_parallel_group()
+    if group is not None:
+        finish_agreement(group)
+
+
+def _model_parallel_group() -> dist.ProcessGroup | None:
+    if not dist.is_initialized() or not parallel_state.model_parallel_is_initialized():
+        return None
+    group = parallel_state.get_model_parallel_group()
+    return group if dist.get_world_size(group) > 1 else None
