@@ -14,6 +14,8 @@ from megatron_magi.core.kernel.slice_table import SliceTable
 
 HEAD_DIMS = (64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
+MIN_SCALE = {torch.bfloat16: 1e-30, torch.float16: 1e-6}
+"""The backward divides lse by softmax_scale and keeps the quotient in parts of this dtype."""
 
 
 class CudaBackend:
@@ -96,9 +98,11 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, table: SliceTable, softmax_sca
             f"q and k must have the lengths the slices were made for, {table.num_q} and "
             f"{table.num_k}, got {q.shape[0]} and {k.shape[0]}; build the mask for these lengths"
         )
-    if not 0.0 < softmax_scale < math.inf:
+    least = MIN_SCALE.get(q.dtype, 0.0)
+    if not least <= softmax_scale < math.inf:
         raise ValueError(
-            f"softmax_scale must be positive and finite, got {softmax_scale}; move the sign into q"
+            f"softmax_scale must be at least {least} in {q.dtype} and finite, got {softmax_scale}; "
+            f"move the sign or a smaller factor into q"
         )
 
 

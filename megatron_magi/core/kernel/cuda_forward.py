@@ -101,4 +101,4 @@ def aligned(x: Tensor) -> Tensor:
     step = 16 // x.element_size()
     fits = x.stride(0) % step == 0 and x.stride(1) % step == 0 and x.data_ptr() % 16 == 0
     fits = fits and x.stride(0) > 0 and x.stride(1) > 0 and x.stride(2) == 1
-    return x if fits else x.contiguous()
+    return x if fits else x.clone(memory_format=torch.contiguous_format)

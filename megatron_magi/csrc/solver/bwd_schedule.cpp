@@ -65,17 +65,24 @@ double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, 
   return factor * (1. + kDriftPenalty * doublings(drift, kDriftBytes));
 }
 
-// Blocks of one kv head wait for each other, those of different heads and splits never: enough of
-// both that about two of each run at a time. Items that share no rows hardly wait: as in fast mode.
+// Whether the partial sums of this many splits stay small (1.1 GB at head_dim 128).
+bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, int64_t splits) {
+  return static_cast<int64_t>(list.items.size()) * num_heads_kv * splits / 2 <=
+         kMaxSplitBlocksPerSm * num_sms;
+}
+
+// Blocks of one kv head wait for each other, those of different heads and splits never: at least
+// two of either at a time, and enough that about two blocks each run. Items that share no rows
+// hardly wait: as in fast mode.
 BwdSchedule deterministic_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                    int64_t num_sms, BwdSchedule chosen) {
   if (!list.heads_inner) return chosen;
-  chosen.num_splits = group % 2 == 0 ? 2 : 1;
+  chosen.num_splits = group % 2 == 0 && may_split(list, num_heads_kv, num_sms, 2) ? 2 : 1;
   chosen.heads_per_section = 1;
   const auto enough = [&] {
-    const int64_t blocks =
-        static_cast<int64_t>(list.items.size()) * chosen.num_splits * chosen.heads_per_section;
-    return static_cast<double>(blocks) >= kDeterministicBlocksPerSm * static_cast<double>(num_sms);
+    const int64_t lanes = chosen.num_splits * chosen.heads_per_section;
+    return lanes >= 2 && static_cast<double>(static_cast<int64_t>(list.items.size()) * lanes) >=
+                             kDeterministicBlocksPerSm * static_cast<double>(num_sms);
   };
   while (chosen.heads_per_section < num_heads_kv &&
          (num_heads_kv % chosen.heads_per_section != 0 || !enough()))
@@ -91,9 +98,7 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
   std::vector<BwdSchedule> choices;
   for (int64_t splits = 1; splits <= group; splits *= 2) {
     if (group % splits != 0) break;
-    if (splits > 1 && static_cast<int64_t>(list.items.size()) * num_heads_kv * splits / 2 >
-                          kMaxSplitBlocksPerSm * num_sms)
-      break;
+    if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
     for (int64_t heads = 1; heads <= num_heads_kv; ++heads) {
       if (num_heads_kv % heads != 0) continue;
       const double makespan = simulate(list, group, num_heads_kv, num_sms, splits, heads) *

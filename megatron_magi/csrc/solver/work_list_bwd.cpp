@@ -100,14 +100,41 @@ class TileCutter {
   size_t next_ = 0;
 };
 
-int64_t count_partial(const Slice& s, Range tile, int64_t tile_q) {
-  int64_t partial = 0;
-  for (int64_t q = s.q_start; q < s.q_end; q += tile_q) {
-    const bool full = q + tile_q <= s.q_end && s.k_start == tile.start && s.k_end == tile.end &&
-                      tile.start - (q + tile_q - 1) >= s.d_lo && tile.end - 1 - q <= s.d_hi;
-    partial += !full;
+bool is_full(const Slice& s) {
+  return s.k_start - (s.q_end - 1) >= s.d_lo && s.k_end - 1 - s.q_start <= s.d_hi;
+}
+
+// Neighbouring rows that all see the same keys become one slice, as the branches of a tree do in
+// the tiles of their trunk: each by itself would fill its last query tile badly.
+std::vector<Slice> joined(const std::vector<Slice>& cuts) {
+  std::vector<Slice> out;
+  for (const Slice& s : cuts) {
+    if (!out.empty()) {
+      Slice& last = out.back();
+      if (last.q_end == s.q_start && last.k_start == s.k_start && last.k_end == s.k_end &&
+          is_full(last) && is_full(s)) {
+        last.q_end = s.q_end;
+        last.d_lo = last.k_start - (last.q_end - 1);
+        last.d_hi = last.k_end - 1 - last.q_start;
+        continue;
+      }
+    }
+    out.push_back(s);
   }
-  return partial;
+  return out;
+}
+
+// Query tiles of the slice with a masked cell: all but those at the rows where every key of the
+// tile is inside the band.
+int64_t count_partial(const Slice& s, Range tile, int64_t tile_q) {
+  const int64_t tiles = ceil_div(s.q_end - s.q_start, tile_q);
+  if (s.k_start != tile.start || s.k_end != tile.end) return tiles;
+  const int64_t lowest = std::max(s.q_start, tile.end - 1 - s.d_hi);
+  const int64_t highest = std::min(s.q_end, tile.start - s.d_lo + 1) - tile_q;
+  if (highest < lowest) return tiles;
+  const int64_t first = ceil_div(lowest - s.q_start, tile_q);
+  const int64_t last = (highest - s.q_start) / tile_q;
+  return tiles - std::max<int64_t>(last - first + 1, 0);
 }
 
 void add_item(BwdWorkList& list, Range tile, const std::vector<Slice>& cuts, int64_t tile_q) {
@@ -115,7 +142,7 @@ void add_item(BwdWorkList& list, Range tile, const std::vector<Slice>& cuts, int
   item.k_start = static_cast<int32_t>(tile.start);
   item.k_rows = static_cast<int32_t>(tile.size());
   item.entry_begin = static_cast<int32_t>(list.entries.size());
-  for (const Slice& s : cuts) {
+  for (const Slice& s : joined(cuts)) {
     BwdEntry entry;
     entry.q_begin = static_cast<int32_t>(s.q_start);
     entry.q_end = static_cast<int32_t>(s.q_end);

@@ -64,7 +64,7 @@ def test_every_cell_once_and_every_key_row_once(case: tuple[np.ndarray, int, int
     work = solver.bwd_work_list(slices, num_q, num_k)
     seen = np.zeros((num_q, num_k), dtype=np.int32)
     written = np.zeros(num_k, dtype=np.int32)
-    total = 0
+    total = partial = 0
     for item in work["items"].tolist():
         k_start, k_rows, _, _, steps = item[:5]
         assert 1 <= k_rows <= TILE_K
@@ -76,10 +76,12 @@ def test_every_cell_once_and_every_key_row_once(case: tuple[np.ndarray, int, int
             q_begin, q_end, k_lo, k_hi, d_lo, d_hi = work["entries"][e][:6].tolist()
             assert q_begin <= q_tile < q_end and k_start <= k_lo < k_hi <= k_start + k_rows
             box = np.array([[q_tile, min(q_tile + TILE_Q, q_end), k_lo, k_hi, d_lo, d_hi]])
-            seen += dense(box, num_q, num_k)
+            visible = dense(box, num_q, num_k)
+            seen += visible
+            partial += int(visible.sum()) < TILE_Q * k_rows
     assert (written == 1).all()
     np.testing.assert_array_equal(seen, dense(slices, num_q, num_k))
-    assert total == work["steps"] >= work["partial_steps"]
+    assert (total, partial) == (work["steps"], work["partial_steps"])
     sizes = [int(item[4]) for item in work["items"]]
     assert work["grouped"] or sizes == sorted(sizes, reverse=True)
 
@@ -88,7 +90,7 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
     """Items that add to each query row, in the order of a random legal execution.
 
     ``width`` items run at a time, started in list order; a step runs when enough earlier visits of
-    its cells have signalled, as in BwdCells of csrc/flex_attn/bwd/bwd_kernel.cuh.
+    its cells have signalled, as in BwdCells of csrc/flex_attn/bwd/bwd_dq.cuh.
     """
     rng = random.Random(seed)
     signals = [0] * (work["num_cells"] + 1)
@@ -140,9 +142,28 @@ def test_documents_start_their_own_tiles() -> None:
     assert len(work["items"]) == 8 + 11
 
 
+def test_branches_share_the_tiles_of_their_trunk() -> None:
+    trunk, branches = 256, [10] * 20
+    mask = masks.shared_question([trunk], [branches])
+    work = solver.bwd_work_list(mask.slices, *mask.to_dense().shape)
+    full = [e for e in work["entries"].tolist() if e[0] == trunk]
+    # All branches see both key tiles of the trunk: 200 rows are 4 query tiles, not 20.
+    assert [e[1] - e[0] for e in full if e[3] <= trunk] == [200, 200]
+
+
 def test_unseen_keys_are_items_without_steps() -> None:
     work = solver.bwd_work_list(np.array([[0, 10, 0, 10, -9, 9]], np.int32), 10, 300)
     assert sorted(work["items"][:, 4].tolist()) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("length", [4096, 16384, 131072])
+def test_deterministic_mode_mixes_heads_or_splits_within_its_memory(length: int) -> None:
+    work = solver.bwd_work_list(
+        masks.causal(length).slices, length, length, 64, 8, deterministic=True
+    )
+    assert work["num_splits"] * work["heads_per_section"] >= 2
+    partial_bytes = 2 * 4 * work["num_splits"] * length * 8 * 128 * (work["num_splits"] > 1)
+    assert partial_bytes < 1.2e9
 
 
 def test_few_items_split_the_group_and_many_do_not() -> None:

@@ -1,9 +1,10 @@
 // Main kernel of the attention backward for sm_90a.
 //
 // A block owns one tile of 128 keys of one kv head (an item of the work list) and walks all query
-// tiles of 64 rows that see it, for every query head of the group, so dK and dV stay in registers
-// and are written once: no atomics, no zero fill, no conversion. dQ is added in fp32 to global
-// memory by TMA.
+// tiles of 64 rows that see it, for every query head of the group (or of its part, where a launch
+// splits the group: the parts' sums are then added by another kernel), so dK and dV stay in
+// registers and are written once: no atomics, no zero fill. dQ is added in fp32 to global memory by
+// TMA.
 //
 // Warpgroup 0 gives its registers away: warp 0 loads (bwd_load.cuh), warps 2 and 3 add dQ, half of
 // the columns each (bwd_dq.cuh). Warpgroups 1 and 2 own 64 keys each (bwd_scores.cuh). A step, one

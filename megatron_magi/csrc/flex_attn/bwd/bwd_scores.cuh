@@ -4,8 +4,8 @@
 
 namespace magi {
 
-// Registers are what this warpgroup lacks: what is cheap to make again is not kept through the
-// loop, and `volatile` keeps the compiler from doing so.
+// Registers are what this warpgroup lacks: what is cheap to make again is made again in every step.
+// `volatile` keeps the compiler from hoisting it out of the loop.
 MAGI_DEVICE int thread_again() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -30,7 +30,7 @@ MAGI_DEVICE int2 load_shared2(uint32_t addr) {
 
 // D = A B over kHeadDim, both K-major (A from a 128-row tile, B from a 64-row tile), plus a stat of
 // every query: `weights` x `stats` is a product over 16 columns of which three hold the parts of
-// the stat (see bwd_prepare_kernel).
+// the stat (see split_stat).
 template <class Traits>
 MAGI_DEVICE void gemm_over_head_dim(float (&acc)[32], uint64_t a, uint64_t b, uint64_t weights,
                                     uint64_t stats) {

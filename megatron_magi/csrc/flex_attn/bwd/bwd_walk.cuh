@@ -32,7 +32,7 @@ struct BwdBlock {
   int num_steps;
 
   MAGI_DEVICE BwdBlock(const BwdArgs& args, int block) {
-    // Sections of kv heads outermost, then items by size, then the heads of the section.
+    // Sections of kv heads outermost, then items in list order, then the heads of the section.
     const int per_item = args.heads_per_section * args.num_splits;
     const int section = block / (args.num_items * per_item);
     const int rest = block - section * args.num_items * per_item;
@@ -47,7 +47,6 @@ struct BwdBlock {
   template <class F>
   MAGI_DEVICE void walk(const BwdArgs& args, F&& f) const {
     const int num_entries = item.entry_end - item.entry_begin;
-    const int outer_heads = args.heads_inner ? 1 : args.heads_per_block;
     const int inner_heads = args.heads_inner ? args.heads_per_block : 1;
     int outer = 0, inner = 0, e = -1, tile = 0, tiles = 0, visit = item.visit_begin;
     BwdEntryView entry{};

@@ -150,13 +150,6 @@ MAGI_DEVICE void tma_store_5d(const CUtensorMap* map, uint32_t src, int c0, int 
       "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
-MAGI_DEVICE void tma_reduce_add_3d(const CUtensorMap* map, uint32_t src, int c0, int c1, int c2) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group"
-      " [%0, {%2,%3,%4}], [%1];" ::"l"(map),
-      "r"(src), "r"(c0), "r"(c1), "r"(c2)
-      : "memory");
-}
 MAGI_DEVICE void tma_reduce_add_4d(const CUtensorMap* map, uint32_t src, int c0, int c1, int c2,
                                    int c3) {
   asm volatile(
@@ -165,14 +158,6 @@ MAGI_DEVICE void tma_reduce_add_4d(const CUtensorMap* map, uint32_t src, int c0,
       "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-// Contiguous fp32 add of `bytes` (multiple of 16, both addresses 16-byte aligned).
-MAGI_DEVICE void bulk_reduce_add_f32(void* dst, uint32_t src, uint32_t bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
-      "r"(src), "r"(bytes)
-      : "memory");
-}
-
 // ---- registers to shared memory
 
 // Byte offset of 16-byte chunk `chunk` (0-7) of row `row` in a panel of 128-byte rows.
