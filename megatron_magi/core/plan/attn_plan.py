@@ -18,7 +18,7 @@ from megatron_magi.core.plan.dispatch import (
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
 
-PLANNER_VERSION = 2
+PLANNER_VERSION = 3
 """Part of every digest. Raise it whenever the same input may give another plan."""
 
 MAX_CP_SIZE = 65536

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "solver/dispatch.h"
 #include "solver/loads.h"
@@ -69,10 +70,12 @@ Candidate best_candidate(const DispatchProblem& problem) {
                                    : chunk_candidates(problem.num_local_tokens, problem.tile_q);
   const int64_t num_rows = problem.num_local_tokens * problem.cp_size;
   std::vector<int64_t> tiles;
+  bool tiled = false;  // the chunks of `tiles` are whole tiles
   Candidate best;
   for (const int64_t size : sizes) {
     // Tiles are counted from the chunk's start: for multiples of tile_q they are the same tiles.
-    if (tiles.empty() || size % problem.tile_q != 0) {
+    const bool was_tiled = std::exchange(tiled, size % problem.tile_q == 0);
+    if (!was_tiled || !tiled) {
       tiles = tile_loads(problem.slices, size, num_rows / size, problem.tile_q, problem.tile_k);
     }
     Candidate candidate = try_size(problem, size, tiles);

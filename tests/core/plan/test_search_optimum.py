@@ -1,0 +1,65 @@
+"""LPT and search against every assignment there is: the cap, the fewest rows, any budget."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.plan.small_problems import SmallProblem
+
+SIZES = [(8, 2), (10, 2), (6, 3), (9, 3), (8, 4)]
+NUM_SEEDS = 100
+
+
+def problems(num_chunks: int, cp_size: int, max_imbalance: float) -> list[SmallProblem]:
+    return [SmallProblem(seed, num_chunks, cp_size, max_imbalance) for seed in range(NUM_SEEDS)]
+
+
+@pytest.mark.parametrize("max_imbalance", [1.01, 1.05, 1.3])
+@pytest.mark.parametrize("num_chunks, cp_size", SIZES)
+def test_the_cap_is_kept_where_one_assignment_in_twenty_keeps_it(
+    num_chunks: int, cp_size: int, max_imbalance: float
+) -> None:
+    """A cap that few assignments keep may be missed: trades are no exhaustive search."""
+    for problem in problems(num_chunks, cp_size, max_imbalance):
+        if problem.share_under_cap >= 0.05:
+            assert problem.highest_load(problem.dispatch()) <= problem.cap, problem
+
+
+@pytest.mark.parametrize("max_imbalance", [1.01, 1.05, 1.3])
+@pytest.mark.parametrize("num_chunks, cp_size", SIZES)
+def test_no_assignment_under_the_cap_moves_fewer_rows(
+    num_chunks: int, cp_size: int, max_imbalance: float
+) -> None:
+    """Nearly always, and little is lost otherwise. An unreachable cap is LPT's highest load."""
+    found, fewest = [], []
+    for problem in problems(num_chunks, cp_size, max_imbalance):
+        ranks = problem.dispatch()
+        reached = problem.highest_load(ranks) <= problem.cap
+        cap = problem.cap if reached else problem.highest_load(problem.dispatch("lpt"))
+        found.append(int(problem.rows(ranks)))
+        fewest.append(problem.fewest_rows(cap))
+    best = sum(a == b for a, b in zip(found, fewest, strict=True))
+    assert min(a - b for a, b in zip(found, fewest, strict=True)) >= 0
+    assert best >= 0.97 * NUM_SEEDS
+    assert sum(found) <= 1.01 * sum(fewest)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.sampled_from(SIZES),
+    max_imbalance=st.sampled_from([1.0, 1.01, 1.05, 1.3]),
+    trials=st.sampled_from([1, 2, 5, 20, 100, 1000]),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_budget_keeps_the_limits(
+    seed: int, size: tuple[int, int], max_imbalance: float, trials: int
+) -> None:
+    """However few trials: no rank above the cap or LPT's fullest one, no more rows than LPT's."""
+    problem = SmallProblem(seed, *size, max_imbalance)
+    lpt, swap = problem.dispatch("lpt"), problem.dispatch(trials=trials)
+    lpt_load = problem.highest_load(lpt)
+    assert problem.highest_load(swap) <= max(problem.cap, lpt_load)
+    if lpt_load <= problem.cap:
+        assert problem.rows(swap) <= problem.rows(lpt)
