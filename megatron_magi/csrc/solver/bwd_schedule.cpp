@@ -56,7 +56,10 @@ double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, 
   const double heads = static_cast<double>(heads_per_section);
   const double row_bytes =
       static_cast<double>(head_bytes) / static_cast<double>(std::max<int64_t>(num_q, 1));
-  const double drift = list.uneven_rows * row_bytes * static_cast<double>(group / num_splits);
+  // Kv heads at a time spread over as many bytes each; where items are grouped, they start
+  // together.
+  const double at_once = static_cast<double>(group / num_splits) * (list.grouped ? 1. : heads);
+  const double drift = list.uneven_rows * row_bytes * at_once;
   const double even = list.even_rows * row_bytes * heads * static_cast<double>(num_splits);
   double factor = 1. + kHeadsPenalty * std::log2(heads);
   factor += kEvenPenalty * std::pow(doublings(even, kEvenBytes), 2);
