@@ -1,4 +1,4 @@
-"""The only reader of ``MAGI_DEBUG_*``: logging and extra checks, never results.
+"""The only reader of ``MAGI_DEBUG_*``: logging, never results.
 
 MAGI_DEBUG_LOG=INFO (or DEBUG) shows the package's log on stderr.
 """

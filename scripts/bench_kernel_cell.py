@@ -56,6 +56,8 @@ class Inputs:
 
     @classmethod
     def random(cls, seqlen: int, heads: tuple[int, int], dim: int, device: str = "cuda") -> Inputs:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise SystemExit("a CUDA GPU is needed, got none; run this on one")
         shapes = [(seqlen, h, dim) for h in (heads[0], heads[1], heads[1], heads[0])]
         return cls(*(torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes))
 

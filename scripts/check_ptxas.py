@@ -1,4 +1,4 @@
-"""Gate on what ptxas said while the CUDA library was built: run by CI, a warning for users.
+"""Gate on what ptxas said while the CUDA library was built; scripts/test.sh runs it.
 
     python scripts/check_ptxas.py [LOG]    # default: the log of the current library
 
@@ -8,8 +8,8 @@ above 64 bytes and on spills without a reason in ALLOWED_SPILLS.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 MAX_STACK_BYTES = 64
@@ -48,11 +48,14 @@ def findings(log: str, allowed: dict[str, str] | None = None) -> list[str]:
     return found
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Print the findings; 1 if there are any."""
-    if argv:
-        path = Path(argv[0])
-    else:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("log", nargs="?", type=Path, help="default: that of the current library")
+    path: Path | None = parser.parse_args(argv).log
+    if path is None:
         from megatron_magi.build import library_path
 
         path = library_path().with_suffix(".log")
@@ -62,4 +65,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

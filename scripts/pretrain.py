@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("recipe", help="YAML file; every key is a field of RunConfig")
-    parser.add_argument("overrides", nargs="*", help="section.key=value, null for None")
+    parser.add_argument("overrides", nargs="*", default=[], help="section.key=value, null for None")
     parser.add_argument("--print-config", action="store_true", help="print every value and stop")
     parser.add_argument("--dry-run", action="store_true", help="say what would run and stop")
     parser.add_argument("--mfu", type=float, default=0.4, help="assumed by --dry-run (%(default)s)")

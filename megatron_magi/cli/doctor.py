@@ -79,7 +79,9 @@ def judge(checks: list[Check], kernel: str, required: list[str]) -> Verdict:
     }
     where = {"megatron": "megatron-core", "gpu": "GPU", "cuda": "CUDA library"}
     for name in required:
-        if not met[name]:
+        if name == "cuda" and kernel != "cuda":
+            failed.append(f"--require cuda: attention runs on {kernel}; it needs a Hopper GPU")
+        elif not met[name]:
             check = found[where[name]]
             failed.append(f"--require {name}: {check.found}; {check.advice or 'see above'}")
     if failed:

@@ -101,7 +101,10 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
     changes["config"] = replace(given.config, **knobs)
     made = replace(given, **changes)
     if made.cp_size < 1:
-        raise UsageError("the number of context-parallel ranks is needed; pass --cp N")
+        got = "none" if options.cp is None else options.cp
+        raise UsageError(
+            f"the number of context-parallel ranks is needed, at least 1, got {got}; pass --cp N"
+        )
     return made
 
 

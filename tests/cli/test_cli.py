@@ -55,11 +55,11 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
             "argument --cp: invalid int value: 'two'; see megatron-magi plan",
         ),
         (["plan", "--cp", "2"], "a mask is needed, got none; pass --lengths"),
-        (["plan", "--lengths", "8"], "ranks is needed; pass --cp N"),
+        (["plan", "--lengths", "8"], "ranks is needed, at least 1, got none; pass --cp"),
         (["plan", "--lengths", "8x", "--cp", "2"], "numbers must look like 4096,8192x3, got '8x'"),
         (["plan", "--lengths", "8", "--cp", "2", "a=1"], "got 'a=1' without --recipe"),
         (["plan", "--lengths", "8", "--cp", "2", "--heads", "8,2"], "three numbers Q,KV,DIM"),
-        (["plan", "--lengths", "8", "--cp", "0"], "ranks is needed; pass --cp N"),
+        (["plan", "--lengths", "8", "--cp", "0"], "at least 1, got 0; pass --cp N"),
         (["plan", "--lengths", "8", "--cp", "2", "--chunk-size", "8"], "chunk_size must leave"),
         (["plan", "--cu-seqlens", "0,9,4", "--cp", "2"], "must start at 0 and never decrease"),
         (["plan", "--lengths", "8", "--global-tokens", "2", "--cp", "2"], "needs --window"),
@@ -294,7 +294,8 @@ def test_doctor_requires_what_is_not_there(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, out, _ = run(capsys, "doctor", "--require", "gpu", "cuda", "-q")
-    assert code == 1 and "not ready: --require gpu: none; " in out and "--require cuda" in out
+    assert code == 1 and "not ready: --require gpu: none; " in out
+    assert "--require cuda: attention runs on reference; it needs a Hopper GPU" in out
 
 
 def test_doctor_names_a_missing_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
