@@ -61,7 +61,7 @@ def find_nvcc() -> str:
     raise CudaBuildError(
         "the Hopper kernels need nvcc 12.3 or newer to be built, got no nvcc in CUDA_HOME, PATH or "
         "/usr/local/cuda; install the CUDA toolkit, copy a built megatron_magi/_lib here, or use "
-        "kernel_backend='flex'"
+        "the backend 'flex'"
     )
 
 

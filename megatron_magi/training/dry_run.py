@@ -187,7 +187,7 @@ def _plan_text(run: DryRun) -> list[str]:
     text = (
         f"plan        first sample on cp {plan.cp_size}: {dispatch.num_local_tokens:,} tokens a "
         f"rank in chunks of {dispatch.chunk_size}, balance (max/mean) {plan.imbalance:.3f}, "
-        f"{plan.num_stages} stages"
+        f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''}"
     )
     if plan.cp_size == 1:
         return [text]

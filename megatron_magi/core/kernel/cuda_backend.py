@@ -35,12 +35,12 @@ class CudaBackend:
         if capability != (9, 0):
             raise NotImplementedError(
                 f"the CUDA kernels need a Hopper GPU (compute capability 9.0), got "
-                f"{capability[0]}.{capability[1]} on {device}; use kernel_backend='flex'"
+                f"{capability[0]}.{capability[1]} on {device}; use the backend 'flex'"
             )
         if dtype not in DTYPES:
             raise NotImplementedError(
                 f"the CUDA kernels take bf16 and fp16, got {dtype}; cast the inputs or use "
-                f"kernel_backend='reference'"
+                f"the backend 'reference'"
             )
         self.deterministic = deterministic
         cuda_library()
@@ -89,7 +89,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, table: SliceTable, softmax_sca
     if q.shape[-1] not in HEAD_DIMS:
         raise NotImplementedError(
             f"the CUDA kernels take head_dim {' or '.join(map(str, HEAD_DIMS))}, got "
-            f"{q.shape[-1]}; pad the heads or use kernel_backend='flex'"
+            f"{q.shape[-1]}; pad the heads or use the backend 'flex'"
         )
     if q.dtype not in DTYPES:
         raise TypeError(f"the CUDA kernels take bf16 and fp16, got {q.dtype}; cast q, k and v")

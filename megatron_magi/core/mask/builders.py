@@ -316,7 +316,12 @@ def _padded_total(used: int, total_seqlen: int | None) -> int:
 
 
 def _window(window_size: Window) -> tuple[int | None, int | None]:
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"window_size must be a pair (left, right), got {window_size!r}; use -1 for no limit"
+        ) from None
     for side in (left, right):
         _at_least(side, -1, "window_size")
     return (None if left == -1 else left), (None if right == -1 else right)

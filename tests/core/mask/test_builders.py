@@ -1,6 +1,7 @@
 """Every builder against the sentence that defines it, cell by cell."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,6 +159,12 @@ def test_prefix_tree() -> None:
 def test_bad_arguments_are_refused(build: Callable[[], AttnMask], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         build()
+
+
+@pytest.mark.parametrize("window_size", [4, (4,), (1, 2, 3)])
+def test_a_window_is_a_pair(window_size: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be a pair \(left, right\), got"):
+        masks.sliding_window(8, window_size)
 
 
 def test_rendering() -> None:
