@@ -117,9 +117,8 @@ def test_the_chosen_size_keeps_the_promised_local_length(**given: float) -> None
 @pytest.mark.parametrize("seed", range(10))
 def test_sizes_that_are_no_whole_tiles_are_tried_between(seed: int, dispatch: str) -> None:
     """Sizes 384, 192, 128: tiles of chunks of 192 once stood for 128, 512 rows came for 384."""
-    lengths = np.random.default_rng(seed).integers(1, 600, 20)
-    ends = [e for e in np.cumsum(lengths).tolist() if e < 8 * 384]
-    mask = masks.from_cu_seqlens([0, *ends, 8 * 384])
+    ends = np.random.default_rng(seed).integers(1, 8 * 384, 5).tolist()
+    mask = masks.from_cu_seqlens([0, *sorted(set(ends)), 8 * 384])
     plan = make_attn_plan(mask, 8, HEADS, MagiConfig(dispatch=dispatch))
     assert plan.dispatch.num_local_tokens == 384
     assert plan.loads.sum() == sum(tiles_per_chunk(mask, plan.dispatch, plan.config))
@@ -142,6 +141,25 @@ def test_chunk_borders_fall_on_document_borders_where_that_balances() -> None:
     assert plan.dispatch.chunk_size == 512
     assert plan.imbalance == 1.0
     assert plan.rows_received.sum() == 0
+
+
+def full_document(rows: int, total: int) -> AttnMask:
+    """A document in which all see all, then rows that see nothing."""
+    return AttnMask(masks.full(rows).slices, total, total)
+
+
+def test_up_to_64_chunks_on_a_rank() -> None:
+    """Eight tile rows with work on eight ranks: only chunks of one tile give each rank one."""
+    plan = make_attn_plan(full_document(8 * 128, 8 * 8192), 8, HEADS, MagiConfig())
+    assert plan.dispatch.chunk_size == 128
+    assert plan.imbalance == 1.0
+
+
+def test_few_whole_tiles_leave_other_sizes_to_try() -> None:
+    """Three tiles on a rank: halves of the document balance, whole tiles of 128 or 384 do not."""
+    plan = make_attn_plan(full_document(384, 768), 2, HEADS, MagiConfig())
+    assert plan.dispatch.chunk_size == 192
+    assert plan.imbalance == 1.0
 
 
 def test_trades_that_reach_the_cap_spare_small_chunks() -> None:
