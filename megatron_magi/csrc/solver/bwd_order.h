@@ -2,7 +2,7 @@
 //
 // Blocks that run at the same time share Q, dO and dQ through the cache if they are at the same
 // rows of the same head. Measured on an H200 (50 MiB of L2; docs/kernel_notes_bwd.md): 64 packed
-// causal documents, longest items first, 464 TFLOP/s; document after document 537.
+// causal documents, longest items first, 467 TFLOP/s; document after document 537.
 #pragma once
 
 #include "solver/work_list_bwd.h"

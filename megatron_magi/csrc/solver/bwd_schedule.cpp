@@ -12,8 +12,8 @@ namespace {
 constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
 constexpr double kTolerance = 1.005;
-// Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reaches 98 % of the
-// best of them on average (docs/kernel_notes_bwd.md).
+// Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
+// best of them on average (docs/kernel_notes_bwd.md, step 18).
 constexpr double kHeadsPenalty = 0.02;  // for twice the kv heads at a time
 constexpr double kDriftPenalty = 0.02;  // for twice the bytes that uneven items spread over
 constexpr double kDriftBytes = 67e6;

@@ -2,8 +2,9 @@
 //
 // One item is one key tile; a thread block runs one item for one group of query heads and keeps
 // dK and dV of the tile in registers, so every key row belongs to exactly one item, also rows that
-// no query sees. One entry is one slice of one item, cut to the tile's keys; its queries are walked
-// in tiles of `tile_q` rows from `q_begin` on, so a document that starts anywhere wastes nothing.
+// no query sees. One entry is one slice of one item, cut to the tile's keys (or several slices of
+// neighbouring rows that all see the same keys); its queries are walked in tiles of `tile_q` rows
+// from `q_begin` on, so a document that starts anywhere wastes nothing.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace magi {
 
-// Both structs are copied to the device as they are (see flex_attn/bwd/bwd_params.h).
+// Both structs are copied to the device as they are (see flex_attn/bwd/bwd_args.h).
 struct BwdItem {
   int32_t k_start = 0;      // first key row of the tile
   int32_t k_rows = 0;       // 1..tile_k
@@ -56,8 +57,8 @@ struct BwdWorkList {
   // Items that share their first or last rows stand together, longest items first inside; otherwise
   // longest items first.
   bool grouped = false;
-  // Rows of the groups, averaged over all steps: of groups whose items have work of different length,
-  // and of the others.
+  // Rows of the groups, averaged over all steps: of groups whose items have work of different
+  // length, and of the others.
   double uneven_rows = 0.;
   double even_rows = 0.;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
