@@ -115,9 +115,15 @@ def make_attn_plan(
             sequence parallelism).
 
     Raises:
+        TypeError: ``head_shape`` is no HeadShape.
         ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
             leaves a rank without a chunk, a dispatch of another length, size or multiple.
     """
+    if not isinstance(head_shape, HeadShape):
+        raise TypeError(
+            f"head_shape must be a HeadShape, got {head_shape!r}; pass "
+            f"HeadShape(num_heads_q, num_heads_kv, head_dim)"
+        )
     _check(mask, cp_size, dispatch, token_multiple)
     if dispatch is None:
         dispatch = make_dispatch(mask, cp_size, config, token_multiple)

@@ -128,15 +128,17 @@ def _select(x: Tensor, layout: DispatchPlan, rank: int, dim: int, pad_value: flo
     return local
 
 
+# torch 2.13 renamed it, and warns at every call of the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 def _gather(x_local: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:
     group = resolve_group(cp_group)
     rows = x_local.movedim(dim, 0).contiguous()
     if group is not None:
         everything = rows.new_empty((layout.padded_seqlen, *rows.shape[1:]))
         # As bytes: gloo knows no int16 and no fp8.
-        dist.all_gather_into_tensor(
-            everything.view(torch.uint8), rows.view(torch.uint8), group=group
-        )
+        _all_gather(everything.view(torch.uint8), rows.view(torch.uint8), group=group)
         rows = everything
     return rows.index_select(0, _inverse(layout, rows.device)).movedim(0, dim)
 

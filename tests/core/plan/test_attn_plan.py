@@ -459,6 +459,8 @@ def test_bad_ranks_are_refused():
         replace(plan.dispatch, chunk_ranks=np.zeros(4, np.int32))
     with pytest.raises(ValueError, match="multiple of cp_size = 4"):
         replace(plan.dispatch, chunk_ranks=np.zeros(3, np.int32))
+    with pytest.raises(TypeError, match=r"must be a HeadShape, got \(4, 2, 16\); pass HeadShape"):
+        make_attn_plan(packed_causal(64), 2, (4, 2, 16), MagiConfig())
     with pytest.raises(ValueError, match="num_heads_q must be a multiple of num_heads_kv"):
         HeadShape(8, 3, 64)
     with pytest.raises(ValueError, match="head_dim must be an integer >= 1, got 0"):
