@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,24 +65,42 @@ def _config(recipe: dict[str, Any]) -> RunConfig:
     return build_config([OmegaConf.create(recipe)])
 
 
-def measure(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What this rank really holds: parameters by global name, bytes by part, saved activations."""
-    config = _config(recipe)
+@dataclass
+class _Run:
+    """All that a step of training needs."""
+
+    config: RunConfig
+    state: TrainingState
+    dataset: PackedDataset
+    streams: list[Any]
+    schedule: StepSchedule
+
+
+def _built(recipe: dict[str, Any]) -> _Run:
+    config, cpu = _config(recipe), torch.device("cpu")
     processes._initialize_megatron(config)
     model_config = model.transformer_config(config)
     chunks = model.build_model(config, model_config)
     state = TrainingState(chunks, *build_optimizer(config, chunks))
     dataset = PackedDataset(config.data, config.train.seed)
-    cpu = torch.device("cpu")
     streams = microbatch_streams(dataset, config, model_config, cpu)
-    schedule = StepSchedule(config, model_config, chunks, cpu)
+    return _Run(config, state, dataset, streams, StepSchedule(config, model_config, chunks, cpu))
+
+
+def measure(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What this rank really holds: parameters by global name, bytes by part, saved activations."""
+    run = _built(recipe)
+    config, chunks, state = run.config, run.state.chunks, run.state
+    streams, schedule = run.streams, run.schedule
     saved = _SavedBytes(chunks)
     if config.parallel.pp == 1:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda x: x):
-            local = next(streams[0]).local(True, cpu, parallel_state.get_context_parallel_group())
+            local = next(streams[0]).local(
+                True, torch.device("cpu"), parallel_state.get_context_parallel_group()
+            )
             output = chunks[0](**local.model_inputs())
         del output
-    loop.train_step(schedule, streams, dataset, state)
+    loop.train_step(schedule, streams, run.dataset, state)
     parts = getattr(state.optimizer, "chained_optimizers", [state.optimizer])
     return {
         "parameters": {
@@ -101,23 +120,15 @@ def peak(recipe: dict[str, Any]) -> int:
 
     Weights, gradient buffers and optimizer state are there before and not counted.
     """
-    config = _config(recipe)
-    processes._initialize_megatron(config)
-    model_config = model.transformer_config(config)
-    chunks = model.build_model(config, model_config)
-    state = TrainingState(chunks, *build_optimizer(config, chunks))
-    dataset = PackedDataset(config.data, config.train.seed)
-    cpu = torch.device("cpu")
-    streams = microbatch_streams(dataset, config, model_config, cpu)
-    schedule = StepSchedule(config, model_config, chunks, cpu)
-    loop.train_step(schedule, streams, dataset, state)
-    for chunk in chunks:
+    run = _built(recipe)
+    loop.train_step(run.schedule, run.streams, run.dataset, run.state)
+    for chunk in run.state.chunks:
         chunk.zero_grad_buffer()
-    state.optimizer.zero_grad()
+    run.state.optimizer.zero_grad()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiler:
-        schedule(streams, dataset, 2)
+        run.schedule(run.streams, run.dataset, 2)
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return max(itertools.accumulate(number for _, number in changes))

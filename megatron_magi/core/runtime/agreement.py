@@ -190,7 +190,7 @@ def _cpu_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroupG
         )
     except RuntimeError as error:
         raise AgreementError(
-            f"all ranks {list(ranks)} must dispatch their first batch within "
+            f"all ranks {list(ranks)} must begin to compare plans (first batch, attach) within "
             f"{timeout_s:.0f} s of each other, and one did not come; look for the first error in "
             f"the other ranks' logs, or raise MagiConfig.agreement_timeout_s ({error})"
         ) from error

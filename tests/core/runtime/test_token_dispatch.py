@@ -34,6 +34,13 @@ def test_ranks_with_other_second_masks_are_told() -> None:
         assert "ranks [1] differ from rank 0 in mask" in error
 
 
+def test_comparisons_without_rows_are_finished_on_every_rank() -> None:
+    for said in pool(WORLD).run(jobs.later_comparisons, 3, timeout_s=60)[:3]:
+        first, second = said
+        assert first.startswith("stages must plan the same thing; ranks [1] differ from rank 0")
+        assert second == "equal"
+
+
 def test_positions_are_the_callers_own() -> None:
     plan = magi.plan(masks.causal(15), 1, HeadShape(2, 1, 4))
     with torch.inference_mode():

@@ -6,7 +6,13 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import AgreementError, HeadShape, MagiConfig, masks
-from megatron_magi.core.runtime.agreement import ensure_agreed
+from megatron_magi.core.runtime.agreement import (
+    agree_later,
+    ensure_agreed,
+    finish_agreement,
+    forget_groups,
+    open_agreement,
+)
 from tests.process_pool import subgroup
 
 SHAPE = HeadShape(2, 1, 4)
@@ -91,3 +97,24 @@ def other_second_masks(rank: int, cp_size: int) -> str:
     except AgreementError as error:
         return str(error)
     return "no error"
+
+
+def later_comparisons(rank: int, cp_size: int) -> list[str]:
+    """What an opened group says of one differing plan, and of an equal one after that."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return []
+    forget_groups()  # other jobs used these ranks as context-parallel ones
+    right = magi.plan(masks.full(24), group, SHAPE)
+    wrong = magi.plan(masks.causal(24), group, SHAPE) if rank == 1 else right
+    agree_later(wrong, group)  # not opened yet: nothing happens
+    open_agreement(group, "stages", 20)
+    said = []
+    for plan in (wrong, right):
+        try:
+            agree_later(plan, group)
+            finish_agreement(group)
+            said.append("equal")
+        except AgreementError as error:
+            said.append(str(error))
+    return said
