@@ -33,8 +33,9 @@ class Ours:
 
         def backward() -> tuple[Tensor, ...]:
             delta = row_delta(out, x.dout, torch.float32)
-            grads = kernel.backward(x.dout, x.q, x.k, x.v, lse, delta, table, scale)
-            return tuple(g.to(x.q.dtype) for g in grads)
+            return kernel.backward(
+                x.dout, x.q, x.k, x.v, lse, delta, table, scale, grad_dtype=x.q.dtype
+            )
 
         return backward
 

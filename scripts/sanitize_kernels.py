@@ -60,6 +60,7 @@ def run_case(mask: AttnMask, head_dim: int, dtype: torch.dtype) -> None:
         delta = (out.float() * dout.float()).sum(-1)
         dq, _, _ = backend.backward(dout, q, k, v, lse, delta, table, head_dim**-0.5)
         backend.backward(dout, q, k, v, lse, delta, table, head_dim**-0.5, dq_acc=dq)
+        backend.backward(dout, q, k, v, lse, delta, table, head_dim**-0.5, grad_dtype=dtype)
     torch.cuda.synchronize()
 
 

@@ -54,12 +54,13 @@ class AttnBackend(Protocol):
         softmax_scale: float,
         *,
         dq_acc: Tensor | None = None,
+        grad_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv) in the accumulation dtype.
+        """(dq, dk, dv) in ``grad_dtype``: the accumulation dtype (None) or that of q.
 
         ``lse_TH`` is the final lse over all stages and ``delta_TH`` the row sum of out * dout, so
-        that partial gradients of several stages simply add. ``dq_acc``: dq is added to it in
-        place and it is returned.
+        that partial gradients of several stages simply add. ``dq_acc``, in the accumulation dtype:
+        dq is added to it in place and it is returned.
         """
         ...
 

@@ -73,6 +73,7 @@ class CudaBackend:
         softmax_scale: float,
         *,
         dq_acc: Tensor | None = None,
+        grad_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See AttnBackend."""
         from megatron_magi.core.kernel.cuda_backward import cuda_backward
@@ -80,7 +81,7 @@ class CudaBackend:
         check_inputs(q_THD, k_SGD, v_SGD, table, softmax_scale)
         return cuda_backward(
             dout_THD, q_THD, k_SGD, v_SGD, lse_TH, delta_TH, table, softmax_scale,
-            dq_acc=dq_acc, deterministic=self.deterministic,
+            dq_acc=dq_acc, grad_dtype=grad_dtype, deterministic=self.deterministic,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.cuda_forward import aligned
+from megatron_magi.core.kernel.cuda_forward import aligned, on_device
 from megatron_magi.core.kernel.cuda_library import (
     DTYPE_CODES,
     CudaKernelError,
@@ -33,7 +33,7 @@ class BwdParams(ctypes.Structure):
     _fields_ = [
         *(
             (name, TensorView)
-            for name in ("q", "k", "v", "dout", "out", "dq_acc", "dq", "dk", "dv")
+            for name in ("q", "k", "v", "dout", "dq_acc", "dq", "dk", "dv")
         ),
         ("lse", c_void_p),
         ("delta", c_void_p),
@@ -93,32 +93,32 @@ def cuda_backward(
     softmax_scale: float,
     *,
     dq_acc: Tensor | None = None,
+    grad_dtype: torch.dtype | None = None,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See AttnBackend.backward; q, k and v are checked by the caller.
 
     Returns:
-        fp32 dq [T, H, D] (``dq_acc`` itself if given), dk and dv [S, G, D].
+        dq [T, H, D] (``dq_acc`` itself if given), dk and dv [S, G, D] in ``grad_dtype``.
 
     Raises:
         TypeError, ValueError: gradients, lse or delta that do not fit q.
         CudaKernelError: a launch failed.
     """
-    check_gradients(dout_THD, q_THD, lse_TH, delta_TH, dq_acc)
-    device = q_THD.device
-    empty = functools.partial(torch.empty, dtype=torch.float32, device=device)
-    if q_THD.shape[0] == 0 or k_SGD.shape[0] == 0:
-        dq = empty(q_THD.shape).zero_() if dq_acc is None else dq_acc
-        return dq, empty(k_SGD.shape).zero_(), empty(v_SGD.shape).zero_()
-    dq = empty(q_THD.shape) if dq_acc is None else dq_acc
-    dk, dv = empty(k_SGD.shape), empty(v_SGD.shape)
+    check_gradients(dout_THD, q_THD, lse_TH, delta_TH, dq_acc, grad_dtype)
+    device, dtype = q_THD.device, grad_dtype or torch.float32
+    nothing = q_THD.shape[0] == 0 or k_SGD.shape[0] == 0
+    make = functools.partial(torch.zeros if nothing else torch.empty, device=device)
+    dk, dv = make(k_SGD.shape, dtype=dtype), make(v_SGD.shape, dtype=dtype)
+    acc = make(q_THD.shape, dtype=torch.float32) if dq_acc is None else dq_acc
+    dq = make(q_THD.shape, dtype=dtype) if dq_acc is None and dtype != acc.dtype else acc
+    if nothing:
+        return dq, dk, dv
     key = HeadsKey(q_THD.shape[1], k_SGD.shape[1], q_THD.shape[2], device.index)
     work = bwd_work(table, key, deterministic)
-    with torch.cuda.device(device):
-        _launch(
-            work, (q_THD, k_SGD, v_SGD, dout_THD), (dq, dk, dv), lse_TH, delta_TH,
-            softmax_scale, clear_dq=dq_acc is None,
-        )  # fmt: skip
+    inputs, grads = (q_THD, k_SGD, v_SGD, dout_THD), (acc, dq, dk, dv)
+    with on_device(device):
+        _launch(work, inputs, grads, lse_TH, delta_TH, softmax_scale, clear_dq=dq_acc is None)
     return dq, dk, dv
 
 
@@ -151,15 +151,24 @@ def cuda_row_delta(out_THD: Tensor, dout_THD: Tensor) -> Tensor:
         *out.shape,
         DTYPE_CODES[out.dtype],
     )
-    with torch.cuda.device(out.device):
+    with on_device(out.device):
         _library().call("magi_row_delta", params)
     return delta
 
 
 def check_gradients(
-    dout: Tensor, q: Tensor, lse: Tensor, delta: Tensor, dq_acc: Tensor | None
+    dout: Tensor,
+    q: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    dq_acc: Tensor | None,
+    grad_dtype: torch.dtype | None,
 ) -> None:
     """What the backward demands beyond the inputs of the forward."""
+    if grad_dtype not in (None, torch.float32, q.dtype):
+        raise TypeError(
+            f"grad_dtype must be {q.dtype} or torch.float32, got {grad_dtype}; cast the gradients"
+        )
     if dout.dtype != q.dtype or dout.shape != q.shape:
         raise TypeError(
             f"dout must have q's dtype and shape, {q.dtype} {list(q.shape)}, got {dout.dtype} "
@@ -185,30 +194,31 @@ def check_gradients(
 def _launch(
     work: BwdWork,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    grads: tuple[Tensor, Tensor, Tensor],
+    grads: tuple[Tensor, Tensor, Tensor, Tensor],
     lse_TH: Tensor,
     delta_TH: Tensor,
     softmax_scale: float,
     *,
     clear_dq: bool,
 ) -> None:
-    """One launch on the current stream; no synchronisation."""
-    device = inputs[0].device
+    """One launch on the current stream; no synchronisation. Gradients: fp32 sum of dq, dq (the same
+    tensor where it is wanted in fp32), dk, dv."""
+    device, (acc, dq, dk, dv) = inputs[0].device, grads
     stream = torch.cuda.current_stream(device)
     work.buffer.use_on(stream)
     p = BwdParams.from_buffer_copy(work.params)
     held = [aligned(x) for x in inputs]  # until the launch
     p.q, p.k, p.v, p.dout = map(TensorView.of, held)
-    p.dq_acc, p.dk, p.dv = map(TensorView.of, grads)
+    p.dq_acc, p.dk, p.dv = map(TensorView.of, (acc, dk, dv))
+    if dq is not acc:
+        p.dq = TensorView.of(dq)
     p.lse, p.delta = lse_TH.data_ptr(), delta_TH.data_ptr()
     p.lse_stride_token, p.lse_stride_head = lse_TH.stride()
     p.delta_stride_token, p.delta_stride_head = delta_TH.stride()
     stats = torch.empty(8 * p.num_heads_q * stat_rows(p.num_q), dtype=torch.float32, device=device)
     p.stats = stats.data_ptr()
     if p.num_splits > 1:
-        partial = torch.empty(
-            2 * p.num_splits * grads[1].numel(), dtype=torch.float32, device=device
-        )
+        partial = torch.empty(2 * p.num_splits * dk.numel(), dtype=torch.float32, device=device)
         p.partial = partial.data_ptr()
     if p.deterministic:
         cells = 1 + 2 * p.num_heads_q * p.num_cells
@@ -216,7 +226,7 @@ def _launch(
         p.semaphores = semaphores.data_ptr()
     p.stream = stream.cuda_stream
     p.dtype = DTYPE_CODES[inputs[0].dtype]
-    p.grad_dtype = DTYPE_CODES[torch.float32]
+    p.grad_dtype = DTYPE_CODES[dk.dtype]
     p.clear_dq = clear_dq
     p.softmax_scale = softmax_scale
     _library().call("magi_flex_attn_bwd", p)

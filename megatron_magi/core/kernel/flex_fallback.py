@@ -74,13 +74,14 @@ class FlexBackend:
         softmax_scale: float,
         *,
         dq_acc: Tensor | None = None,
+        grad_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See AttnBackend; raises as ``forward``.
 
         With w = exp(lse of this stage - final lse), out = sum of w * stage out, so the stage's out
         has the gradient w * dout and its lse has w * (rowsum(stage out * dout) - delta).
         """
-        acc = acc_dtype(q_THD.dtype)
+        wanted = grad_dtype or acc_dtype(q_THD.dtype)
         q, k, v = leaves = [x.detach().requires_grad_() for x in (q_THD, k_SGD, v_SGD)]
         with torch.enable_grad():
             out, lse = self._attend(q, k, v, table, softmax_scale)
@@ -95,7 +96,7 @@ class FlexBackend:
                 (out, lse), leaves, (dout.to(out.dtype), dlse.to(lse.dtype)), allow_unused=True
             )
         dq, dk, dv = (
-            torch.zeros_like(leaf, dtype=acc) if grad is None else grad.to(acc)
+            torch.zeros_like(leaf, dtype=wanted) if grad is None else grad.to(wanted)
             for leaf, grad in zip(leaves, grads, strict=True)
         )
         return dq if dq_acc is None else dq_acc.add_(dq), dk, dv

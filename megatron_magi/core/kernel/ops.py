@@ -54,8 +54,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     table = slice_table(slices, q.shape[0], k.shape[0])
     kernel = select_backend(backend, q.device, q.dtype, deterministic)
-    dq, dk, dv = kernel.backward(dout, q, k, v, lse, delta, table, softmax_scale)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    return kernel.backward(dout, q, k, v, lse, delta, table, softmax_scale, grad_dtype=q.dtype)
 
 
 def _fake_forward(

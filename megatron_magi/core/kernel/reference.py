@@ -81,6 +81,7 @@ class ReferenceBackend:
         softmax_scale: float,
         *,
         dq_acc: Tensor | None = None,
+        grad_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         acc = acc_dtype(q_THD.dtype)
         dq = torch.zeros_like(q_THD, dtype=acc) if dq_acc is None else dq_acc
@@ -98,7 +99,8 @@ class ReferenceBackend:
             dv[keys] += torch.einsum("grts,tgrd->sgrd", probs, dout).sum(2)
             dk[keys] += torch.einsum("grts,tgrd->sgrd", dscores, q).sum(2)
             dq[rows] += torch.einsum("grts,sgd->tgrd", dscores, k).flatten(1, 2)
-        return dq, dk, dv
+        wanted = grad_dtype or acc
+        return dq if dq_acc is not None else dq.to(wanted), dk.to(wanted), dv.to(wanted)
 
 
 def _tiles(table: SliceTable, num_heads: int, device: torch.device) -> Iterator[Tile]:

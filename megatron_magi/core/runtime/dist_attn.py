@@ -141,40 +141,53 @@ class _DistAttn(torch.autograd.Function):
         assert so_far is not None, "a plan has at least one stage"
         out, lse = so_far[0].to(q.dtype), so_far[1]
         ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)
         ctx.work = work
         return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         work: _StageWork = ctx.work
-        # A gradient of lse only moves delta: d lse / d score is the softmax weight itself.
-        delta = row_delta(out, dout, lse.dtype).sub_(dlse)
-        dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))
+        dout = torch.zeros_like(out) if dout is None else dout
+        delta = row_delta(out, dout, lse.dtype)
+        if dlse is not None:
+            # d lse / d score is the softmax weight itself, so it only moves delta.
+            delta = delta.sub_(dlse)
+        dtype = _sum_dtype(work.rank_plan, q.dtype)
+        dq: Tensor | None = None
+        home: tuple[Tensor, Tensor] | None = None  # of this rank's rows, all in the first stage
         homeward: list[PendingReduce] = []
 
         def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
+            nonlocal dq, home
             if len(stage.slices):
-                _, dkeys, dvalues = work.backend.backward(
+                dq, dkeys, dvalues = work.backend.backward(
                     dout, q, keys, values, lse, delta, _table(stage, len(q)), work.softmax_scale,
-                    dq_acc=dq,
+                    dq_acc=dq, grad_dtype=dtype,
                 )  # fmt: skip
             else:
-                dkeys, dvalues = (torch.zeros_like(x, dtype=lse.dtype) for x in (keys, values))
-            num_received = 0 if stage.cast is None else stage.cast.num_recv
-            own = stage.num_keys - num_received
+                dkeys, dvalues = (torch.zeros_like(x, dtype=dtype) for x in (keys, values))
+            own = stage.num_keys - (0 if stage.cast is None else stage.cast.num_recv)
             if own:
-                dk.add_(dkeys[:own])
-                dv.add_(dvalues[:own])
+                home = dkeys[:own], dvalues[:own]
             if stage.cast is not None:
                 partials = (dkeys[own:], dvalues[own:])
                 homeward.append(group_reduce(partials, stage.cast, work.group))
 
         _for_each_stage(work, k, v, attend)
+        dk, dv = home or (torch.zeros_like(x, dtype=dtype) for x in (k, v))
         for pending in homeward:
             pending.add_into((dk, dv))
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+        dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _sum_dtype(plan: RankPlan, dtype: torch.dtype) -> torch.dtype:
+    """Partial results are added in the accumulation dtype; a single one is the result."""
+    alone = len(plan.stages) == 1 and plan.stages[0].cast is None
+    return dtype if alone else acc_dtype(dtype)
 
 
 def _table(stage: StagePlan, num_q: int) -> SliceTable:

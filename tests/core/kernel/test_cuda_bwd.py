@@ -173,6 +173,31 @@ def test_gradients(case: Case, deterministic: bool) -> None:
     run.check(_backward(run, deterministic=deterministic))
 
 
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize("case", REGULAR + IRREGULAR + CORNER, ids=lambda c: c.name)
+def test_gradients_in_the_dtype_of_q_are_the_rounded_sums(case: Case, deterministic: bool) -> None:
+    run = Run(case)
+    sums = _backward(run, deterministic=deterministic)
+    grads = _backward(run, deterministic=deterministic, grad_dtype=case.dtype)
+    assert all(x.dtype == case.dtype and x.is_contiguous() for x in grads)
+    run.check(grads)
+    # In the fast mode dq is added up in another order each time; dk and dv never are.
+    for rounded, exact in list(zip(grads, sums, strict=True))[0 if deterministic else 1 :]:
+        assert torch.equal(rounded, exact.to(case.dtype))
+
+
+def test_split_groups_give_gradients_in_the_dtype_of_q() -> None:
+    """Few keys and many query heads: the parts of a head group are added by another kernel."""
+    from megatron_magi.core.kernel.cuda_backward import bwd_work
+    from megatron_magi.core.kernel.cuda_work import HeadsKey
+
+    run = Run(Case("split", masks.causal(1000), heads=(64, 4)))
+    table, device = run.args[6], run.args[0].device
+    for deterministic in (False, True):
+        assert bwd_work(table, HeadsKey(64, 4, 128, device.index), deterministic).num_splits > 1
+        run.check(_backward(run, deterministic=deterministic, grad_dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("case", REGULAR + IRREGULAR, ids=lambda c: c.name)
 def test_two_deterministic_runs_have_equal_bits(case: Case) -> None:
     run = Run(case)
@@ -184,11 +209,30 @@ def test_two_deterministic_runs_have_equal_bits(case: Case) -> None:
 
 def test_accumulates_into_dq_in_place() -> None:
     run = Run(Case("accumulate", _docs(100, 400)))
-    dq_acc = torch.randn(500, 4, 128, device="cuda")
-    before = dq_acc.clone()
-    dq, dk, dv = _backward(run, dq_acc=dq_acc)
-    assert dq is dq_acc
-    run.check((dq - before, dk, dv))
+    for grad_dtype in (None, torch.bfloat16):
+        dq_acc = torch.randn(500, 4, 128, device="cuda")
+        before = dq_acc.clone()
+        dq, dk, dv = _backward(run, dq_acc=dq_acc, grad_dtype=grad_dtype)
+        assert dq is dq_acc and dk.dtype == (grad_dtype or torch.float32)
+        run.check((dq - before, dk, dv))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_in_the_hundreds_of_millions(dtype: torch.dtype) -> None:
+    """lse / softmax_scale reaches 8e8: in fp16 only its split into three parts has that range."""
+    run = Run(Case("large", _docs(200, 130), dtype=dtype, scale=1e-6))
+    dout, q, k, v, *_, table, scale = run.args
+    q, k = 4000 * q, 4000 * k
+    wide, reference = [x.double() for x in (q, k, v)], ReferenceBackend()
+    out, lse = reference.forward(*wide, table, scale)
+    assert lse.max() / scale > 4e8
+    delta = (out * dout.double()).sum(-1)
+    want = reference.backward(dout.double(), *wide, lse, delta, table, scale)
+    from megatron_magi.core.kernel.cuda_backward import cuda_backward
+
+    got = cuda_backward(dout, q, k, v, lse.float(), delta.float(), table, scale)
+    for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
+        assert (x.double() - y).norm() < 0.02 * y.norm(), name
 
 
 @pytest.mark.parametrize("spoiled", ["q", "k", "v", "dout", "lse", "delta"])
@@ -216,7 +260,8 @@ def test_random_masks(block: int) -> None:
         case = random_case(seed)
         run = Run(case)
         try:
-            run.check(_backward(run, deterministic=bool(seed % 2)))
+            grad_dtype = case.dtype if seed // 2 % 2 else None
+            run.check(_backward(run, deterministic=bool(seed % 2), grad_dtype=grad_dtype))
         except AssertionError as error:
             raise AssertionError(f"{case}: {case.mask.slices.tolist()}") from error
 
@@ -268,5 +313,9 @@ def test_wrong_gradients_are_refused() -> None:
         cuda_backward(dout.float(), q, k, v, lse, delta, table, scale)
     with pytest.raises(TypeError, match=r"lse must be fp32.*pass what the forward returned"):
         cuda_backward(dout, q, k, v, lse.double(), delta, table, scale)
+    with pytest.raises(
+        TypeError, match=r"grad_dtype must be torch.bfloat16 or.*cast the gradients"
+    ):
+        cuda_backward(dout, q, k, v, lse, delta, table, scale, grad_dtype=torch.float16)
     with pytest.raises(ValueError, match=r"dq_acc must be fp32.*allocate it"):
         cuda_backward(dout, q, k, v, lse, delta, table, scale, dq_acc=torch.zeros_like(q))

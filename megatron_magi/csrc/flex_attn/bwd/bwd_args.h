@@ -52,16 +52,16 @@ struct BwdArgs {
 
 // Stats of a row, two kinds: -lse / softmax_scale, which the scores are shifted by, and -delta,
 // which dP is shifted by. The tensor cores add them to the products they belong to, so each comes
-// as eight 16-bit values of which the first three, times kStatUnit, 1 and 1 / kStatUnit, sum up to
-// it with the precision of fp32 and (fp16) its range. Head-major: a step reads 64 rows of a head.
-// Steps may begin at the last row, so there are 64 rows more than tokens.
-constexpr float kStatUnit = 2048.f;
+// as eight 16-bit values of which the first three, times these units, sum up to it with the
+// precision of fp32; up to 2e9 in fp16, where the units are all that gives it range. Head-major: a
+// step reads 64 rows of a head. Steps may begin at the last row, so there are 64 rows more than
+// tokens.
+constexpr float kStatHigh = 32768.f, kStatMiddle = 16.f, kStatLow = 1.f / 128.f;
 constexpr int bwd_stat_rows(int num_q) {
   return (num_q + 65) & ~1;
 }
 
 struct BwdPrepareArgs {
-  MagiTensor out, dout;  // read when delta is null
   const float* lse;
   const float* delta;
   uint4* stats;  // [2, H, bwd_stat_rows(T)]

@@ -1,5 +1,5 @@
 // The bandwidth-bound kernels around the main kernel: prepare (stats), convert (fp32 sums to the
-// wanted dtype) and delta for callers that need it by itself. 16 bytes a thread and access.
+// wanted dtype) and delta, which callers make once for all stages. 16 bytes a thread and access.
 #pragma once
 #include <cmath>
 
@@ -50,54 +50,32 @@ __global__ __launch_bounds__(256) void bwd_delta_kernel(MagiDeltaParams args) {
 template <class Element>
 MAGI_DEVICE uint4 split_stat(float x) {
   const auto round = [](float y) { return ptx::unpack2(ptx::pack2<Element>(y, 0.f), Element{}).x; };
-  const float high = round(x / kStatUnit);
-  const float rest = isfinite(high) ? x - high * kStatUnit : 0.f;
-  const float middle = round(rest);
-  const float low = (rest - middle) * kStatUnit;
+  const float high = round(x / kStatHigh);
+  const float rest = isfinite(high) ? x - high * kStatHigh : 0.f;
+  const float middle = round(rest / kStatMiddle);
+  const float low = (rest - middle * kStatMiddle) / kStatLow;
   return {ptx::pack2<Element>(high, middle), ptx::pack2<Element>(low, 0.f), 0, 0};
 }
 
 // The shift of a row that sees nothing: finite, so that masked cells stay finite.
-constexpr float kHidden = -3e4f * kStatUnit;
+constexpr float kHidden = -3e4f * kStatHigh;
 
 constexpr int kPrepareTokens = 32;
-constexpr int kPrepareHeads = 4;
-constexpr int kPrepareThreads = 256;
+constexpr int kPrepareHeads = 8;
+constexpr int kPrepareThreads = kPrepareTokens * kPrepareHeads;
 
-// A block makes the stats of 32 tokens x 4 heads: rows are read where heads are neighbours and
+// A block makes the stats of 32 tokens x 8 heads: numbers are read where heads are neighbours and
 // written where tokens are.
 template <class Element, int kHeadDim>
 __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepareArgs args) {
-  __shared__ float delta_sums[kPrepareHeads][kPrepareTokens + 1];
-  constexpr int kLanes = kHeadDim / 8;  // threads per row
-  constexpr int kRowsAtOnce = kPrepareThreads / kLanes;
-  const int first_token = blockIdx.x * kPrepareTokens;
-  const int first_head = blockIdx.y * kPrepareHeads;
-  if (args.delta == nullptr) {
-    const int lane = threadIdx.x % kLanes;
-#pragma unroll
-    for (int i = 0; i < kPrepareTokens * kPrepareHeads / kRowsAtOnce; ++i) {
-      const int row = i * kRowsAtOnce + threadIdx.x / kLanes;
-      const int token = first_token + row / kPrepareHeads;
-      const int head = first_head + row % kPrepareHeads;
-      const bool inside = token < args.num_q && head < args.num_heads_q;
-      const float sum = sum_over_lanes<kLanes>(
-          inside ? dot8<Element>(args.out, args.dout, token, head, 8 * lane) : 0.f);
-      if (lane == 0) delta_sums[row % kPrepareHeads][row / kPrepareHeads] = sum;
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x >= kPrepareTokens * kPrepareHeads) return;
-  const int in_tile = threadIdx.x % kPrepareTokens, in_group = threadIdx.x / kPrepareTokens;
-  const int token = first_token + in_tile, head = first_head + in_group;
+  const int token = blockIdx.x * kPrepareTokens + threadIdx.x % kPrepareTokens;
+  const int head = blockIdx.y * kPrepareHeads + threadIdx.x / kPrepareTokens;
   if (token >= args.stat_rows || head >= args.num_heads_q) return;
   float shift = 0.f, delta = 0.f;  // rows behind the end are never used, but they are read
   if (token < args.num_q) {
     const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
     shift = lse == -INFINITY ? kHidden : -lse / args.softmax_scale;
-    delta = args.delta == nullptr
-                ? delta_sums[in_group][in_tile]
-                : args.delta[token * args.delta_stride_token + head * args.delta_stride_head];
+    delta = args.delta[token * args.delta_stride_token + head * args.delta_stride_head];
   }
   const int64_t row = static_cast<int64_t>(head) * args.stat_rows + token;
   args.stats[row] = split_stat<Element>(shift);

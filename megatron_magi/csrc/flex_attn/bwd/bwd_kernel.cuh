@@ -53,15 +53,15 @@ extern __shared__ __align__(1024) uint8_t bwd_smem[];
 // the first half (8 columns) holds what the parts of a stat are worth; and the second half of the
 // stats, zeros. All of it in the plain layout: halves one after the other, rows of 16 bytes.
 template <class Traits>
-MAGI_DEVICE void write_constants(uint8_t* smem_ptr, int thread, int num_threads) {
+MAGI_DEVICE void write_constants(uint8_t* smem_ptr) {
   using T = Traits;
   using Element = typename T::Element;
+  if (threadIdx.x >= T::kTileQ) return;
   const auto fill = [&](int offset, uint4 row) {
-    for (int i = thread; i < T::kTileQ; i += num_threads)
-      *reinterpret_cast<uint4*>(smem_ptr + offset + 16 * i) = row;
+    *reinterpret_cast<uint4*>(smem_ptr + offset + 16 * threadIdx.x) = row;
   };
   fill(T::kOffWeights,
-       {ptx::pack2<Element>(kStatUnit, 1.f), ptx::pack2<Element>(1.f / kStatUnit, 0.f), 0, 0});
+       {ptx::pack2<Element>(kStatHigh, kStatMiddle), ptx::pack2<Element>(kStatLow, 0.f), 0, 0});
   fill(T::kOffWeights + T::kStatHalf, {});
   for (int i = 0; i < 2 * T::kStages; ++i)
     fill(T::kOffStats + i * T::kStatBytes + T::kStatHalf, {});
@@ -93,7 +93,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
   }
-  write_constants<T>(smem_ptr, static_cast<int>(threadIdx.x), T::kThreads);
+  write_constants<T>(smem_ptr);
   __syncthreads();
   const int block_idx = T::kDeterministic ? *block_slot : blockIdx.x;
   const int wg = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);

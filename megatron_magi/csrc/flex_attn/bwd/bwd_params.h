@@ -4,7 +4,7 @@
 #include "../params.h"
 
 // One backward pass. Everything is enqueued on `stream`; nothing synchronises.
-//   1. prepare: stats from lse and delta (or from out and dout); dq_acc is cleared if asked for
+//   1. prepare: stats from lse and delta; dq_acc is cleared if asked for
 //   2. main:    dk, dv, and dq added to dq_acc
 //   3. convert: dq_acc to dq, and the partial sums of split groups to dk and dv
 struct MagiBwdParams {
@@ -12,13 +12,12 @@ struct MagiBwdParams {
   MagiTensor k;        // [S, G, D] dtype
   MagiTensor v;        // [S, G, D] dtype
   MagiTensor dout;     // [T, H, D] dtype
-  MagiTensor out;      // [T, H, D] dtype, or data null when `delta` is given
   MagiTensor dq_acc;   // [T, H, D] fp32; gradients are added to it
   MagiTensor dq;       // [T, H, D] dtype: dq_acc converted; data null: not wanted
   MagiTensor dk;       // [S, G, D] grad_dtype
   MagiTensor dv;       // [S, G, D] grad_dtype
   const float* lse;    // [T, H] natural log, -inf for rows that see nothing
-  const float* delta;  // [T, H] rowsum(out * dout), or null: computed from `out`
+  const float* delta;  // [T, H] rowsum(out * dout)
   int64_t lse_stride_token, lse_stride_head;      // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
   void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
@@ -31,7 +30,7 @@ struct MagiBwdParams {
   int32_t num_q, num_k;    // T, S
   int32_t num_heads_q, num_heads_kv;
   int32_t head_dim;
-  int32_t dtype;       // MagiDtype of q, k, v, dout, out
+  int32_t dtype;       // MagiDtype of q, k, v, dout, dq
   int32_t grad_dtype;  // of dk and dv: dtype or kMagiFp32
   int32_t num_items;
   int32_t num_splits;         // blocks that share the query heads of one kv head; divides H / G

@@ -11,21 +11,28 @@ MAGI_DEVICE int thread_again() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
-MAGI_DEVICE int4 load_shared(uint32_t addr) {
-  int4 x;
-  asm volatile("ld.volatile.shared.v4.s32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(addr)
-               : "memory");
+MAGI_DEVICE int load_shared(uint32_t addr) {
+  int x;
+  asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(x) : "r"(addr) : "memory");
   return x;
 }
-MAGI_DEVICE int2 load_shared2(uint32_t addr) {
-  int2 x;
-  asm volatile("ld.volatile.shared.v2.s32 {%0,%1}, [%2];"
-               : "=r"(x.x), "=r"(x.y)
-               : "r"(addr)
-               : "memory");
+
+// Lane 0 arrives for its warp. So that its arrival covers every read of what the loader writes with
+// ordinary stores, only lane 0 reads that, and hands it round.
+MAGI_DEVICE int4 load_by_lane0(uint32_t addr) {
+  int4 x{};
+  if (thread_again() % 32 == 0)
+    asm volatile("ld.volatile.shared.v4.s32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(addr)
+                 : "memory");
   return x;
+}
+MAGI_DEVICE int from_lane0(int x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
+MAGI_DEVICE int4 from_lane0(const int4& x) {
+  return {from_lane0(x.x), from_lane0(x.y), from_lane0(x.z), from_lane0(x.w)};
 }
 
 // D = A B over kHeadDim, both K-major (A from a 128-row tile, B from a 64-row tile), plus a stat of
@@ -185,12 +192,14 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     // 1. S^T and dP^T
     float s[32], dp[32];
     wait_for(bars + T::kBarQFull + 8 * stage, parity);
-    const int2 limit = load_shared2(meta + 16);  // b_hi, partial
+    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, b_hi));
     ptx::wgmma_fence();
     gemm_over_head_dim<T>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
                           ptx::smem_descriptor(q_tile), weights,
                           ptx::plain_descriptor(stats, T::kStatHalf, 128));
     ptx::wgmma_commit();
+    // Here, where the load has come back, and the queue not yet full with products.
+    const int b_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
     wait_for(bars + T::kBarDoFull + 8 * stage, parity);
     ptx::wgmma_fence();
     gemm_over_head_dim<T>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
@@ -203,7 +212,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     ptx::wgmma_wait<1>();
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
-    if (limit.y >> wg & 1) mask_scores(s, visible_cells(load_shared(meta), limit.x, wg));
+    if (partial >> wg & 1) mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), b_hi, wg));
     uint32_t p[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
@@ -249,7 +258,6 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
                 thread_again() % 32, args.softmax_scale);
     ptx::wgmma_wait<0>();  // dK
-    __syncwarp();          // all lanes have read what the step is
     arrive(T::kBarQEmpty + 8 * stage);
   }
   if (num_steps > 0) finish_dq();
@@ -258,7 +266,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
   ptx::bar_sync(kBarEpilogue, 256);
   const int warp = thread_again() % 128 / 32, lane = thread_again() % 32, first_row = 64 * wg;
   const int grad_bytes = args.grad_is_fp32 ? 4 : 2;
-  const BwdBlock<T> block(args, load_shared2(smem + T::kOffBlock).x);
+  const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
   const BwdItemView& item = block.item;
   char* dk_base = static_cast<char*>(args.dk) +
                   (block.split * args.split_stride + item.k_start * args.dk_stride_token +

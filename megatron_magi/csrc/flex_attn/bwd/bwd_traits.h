@@ -1,5 +1,6 @@
 // Tile sizes, shared-memory plan and barriers of the backward main kernel.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "../common/ptx.h"
