@@ -79,6 +79,7 @@ class CudaBackend:
         from megatron_magi.core.kernel.cuda_backward import cuda_backward
 
         check_inputs(q_THD, k_SGD, v_SGD, table, softmax_scale)
+        dout_THD = dout_THD.to(q_THD.dtype)  # out may have been asked for in fp32
         return cuda_backward(
             dout_THD, q_THD, k_SGD, v_SGD, lse_TH, delta_TH, table, softmax_scale,
             dq_acc=dq_acc, grad_dtype=grad_dtype, deterministic=self.deterministic,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.cuda_forward import aligned, on_device
+from megatron_magi.core.kernel.cuda_forward import aligned, empty_as, on_device, stream_handle
 from megatron_magi.core.kernel.cuda_library import (
     DTYPE_CODES,
     CudaKernelError,
@@ -80,6 +80,9 @@ class BwdWork:
     params: BwdParams
     steps: int
     num_splits: int
+    scratch_at: tuple[int, int, int, int]
+    """Where the parts of a call's scratch memory begin, in bytes: stats, partial sums, semaphores,
+    and the fp32 sum of dq where that is not an output."""
 
 
 def cuda_backward(
@@ -106,19 +109,19 @@ def cuda_backward(
         CudaKernelError: a launch failed.
     """
     check_gradients(dout_THD, q_THD, lse_TH, delta_TH, dq_acc, grad_dtype)
-    device, dtype = q_THD.device, grad_dtype or torch.float32
-    nothing = q_THD.shape[0] == 0 or k_SGD.shape[0] == 0
-    make = functools.partial(torch.zeros if nothing else torch.empty, device=device)
-    dk, dv = make(k_SGD.shape, dtype=dtype), make(v_SGD.shape, dtype=dtype)
-    acc = make(q_THD.shape, dtype=torch.float32) if dq_acc is None else dq_acc
-    dq = make(q_THD.shape, dtype=dtype) if dq_acc is None and dtype != acc.dtype else acc
-    if nothing:
-        return dq, dk, dv
+    dtype = grad_dtype or torch.float32
+    dk, dv = empty_as(k_SGD, dtype), empty_as(v_SGD, dtype)
+    dq = empty_as(q_THD, dtype) if dq_acc is None else dq_acc
+    if q_THD.shape[0] == 0 or k_SGD.shape[0] == 0:
+        return dq.zero_() if dq_acc is None else dq_acc, dk.zero_(), dv.zero_()
+    device = q_THD.device
     key = HeadsKey(q_THD.shape[1], k_SGD.shape[1], q_THD.shape[2], device.index)
     work = bwd_work(table, key, deterministic)
-    inputs, grads = (q_THD, k_SGD, v_SGD, dout_THD), (acc, dq, dk, dv)
+    inputs = (q_THD, k_SGD, v_SGD, dout_THD)
     with on_device(device):
-        _launch(work, inputs, grads, lse_TH, delta_TH, softmax_scale, clear_dq=dq_acc is None)
+        _launch(
+            work, inputs, (dq, dk, dv), lse_TH, delta_TH, softmax_scale, clear_dq=dq_acc is None
+        )
     return dq, dk, dv
 
 
@@ -147,7 +150,7 @@ def cuda_row_delta(out_THD: Tensor, dout_THD: Tensor) -> Tensor:
         TensorView.of(out),
         TensorView.of(dout),
         delta.data_ptr(),
-        torch.cuda.current_stream(out.device).cuda_stream,
+        stream_handle(out.device),
         *out.shape,
         DTYPE_CODES[out.dtype],
     )
@@ -194,47 +197,46 @@ def check_gradients(
 def _launch(
     work: BwdWork,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    grads: tuple[Tensor, Tensor, Tensor, Tensor],
+    grads: tuple[Tensor, Tensor, Tensor],
     lse_TH: Tensor,
     delta_TH: Tensor,
     softmax_scale: float,
     *,
     clear_dq: bool,
 ) -> None:
-    """One launch on the current stream; no synchronisation. Gradients: fp32 sum of dq, dq (the same
-    tensor where it is wanted in fp32), dk, dv."""
-    device, (acc, dq, dk, dv) = inputs[0].device, grads
-    stream = torch.cuda.current_stream(device)
+    """One pass on the current stream; no synchronisation."""
+    (q, k, v, dout), (dq, dk, dv) = map(aligned, inputs), grads  # held until the launch
+    stream = stream_handle(q.device)
     work.buffer.use_on(stream)
     p = BwdParams.from_buffer_copy(work.params)
-    held = [aligned(x) for x in inputs]  # until the launch
-    p.q, p.k, p.v, p.dout = map(TensorView.of, held)
-    p.dq_acc, p.dk, p.dv = map(TensorView.of, (acc, dk, dv))
-    if dq is not acc:
-        p.dq = TensorView.of(dq)
+    p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, dout, dk, dv))
     p.lse, p.delta = lse_TH.data_ptr(), delta_TH.data_ptr()
     p.lse_stride_token, p.lse_stride_head = lse_TH.stride()
     p.delta_stride_token, p.delta_stride_head = delta_TH.stride()
-    stats = torch.empty(8 * p.num_heads_q * stat_rows(p.num_q), dtype=torch.float32, device=device)
-    p.stats = stats.data_ptr()
-    if p.num_splits > 1:
-        partial = torch.empty(2 * p.num_splits * dk.numel(), dtype=torch.float32, device=device)
-        p.partial = partial.data_ptr()
-    if p.deterministic:
-        cells = 1 + 2 * p.num_heads_q * p.num_cells
-        semaphores = torch.empty(cells, dtype=torch.int32, device=device)
-        p.semaphores = semaphores.data_ptr()
-    p.stream = stream.cuda_stream
-    p.dtype = DTYPE_CODES[inputs[0].dtype]
+    in_fp32 = dq.dtype == torch.float32
+    floats = work.scratch_at[3] // 4 + (0 if in_fp32 else q.numel())
+    scratch = torch.empty(floats, dtype=torch.float32, device=q.device)
+    p.stats, p.partial, p.semaphores, dq_acc = map(scratch.data_ptr().__add__, work.scratch_at)
+    if in_fp32:
+        p.dq_acc = TensorView.of(dq)
+    else:
+        p.dq_acc = TensorView(dq_acc, q.shape[1] * q.shape[2], q.shape[2])
+        p.dq = TensorView.of(dq)
+    p.stream = stream
+    p.dtype = DTYPE_CODES[q.dtype]
     p.grad_dtype = DTYPE_CODES[dk.dtype]
     p.clear_dq = clear_dq
     p.softmax_scale = softmax_scale
     _library().call("magi_flex_attn_bwd", p)
 
 
-def stat_rows(num_q: int) -> int:
-    """Rows of the stats workspace: bwd_stat_rows of csrc/flex_attn/bwd/bwd_args.h."""
-    return (num_q + 65) // 2 * 2
+def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
+    """See BwdWork; sizes as in csrc/flex_attn/bwd/bwd_params.h."""
+    stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
+    partial = 8 * p.num_splits * p.num_k * p.num_heads_kv * p.head_dim if p.num_splits > 1 else 0
+    semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_cells) if p.deterministic else 0
+    sizes = [-(-size // 128) * 128 for size in (stats, partial, semaphores)]
+    return 0, sizes[0], sum(sizes[:2]), sum(sizes)
 
 
 @functools.lru_cache(maxsize=1)
@@ -289,4 +291,4 @@ def _make(table: SliceTable, key: HeadsKey, deterministic: bool, num_sms: int) -
         heads_inner=work["heads_inner"],
         descending=work["descending"],
     )
-    return BwdWork(buffer, params, work["steps"], work["num_splits"])
+    return BwdWork(buffer, params, work["steps"], work["num_splits"], _scratch_at(params))

@@ -26,7 +26,8 @@ class TensorView(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> TensorView:
-        return cls(x.data_ptr(), x.stride(0), x.stride(1))
+        token, head, _ = x.stride()
+        return cls(x.data_ptr(), token, head)
 
 
 class FwdParams(ctypes.Structure):
@@ -50,6 +51,9 @@ class FwdParams(ctypes.Structure):
     ]
 
 
+_Message = ctypes.c_char * 512
+
+
 class CudaLibrary:
     """A loaded library. Functions take a params struct and raise CudaKernelError."""
 
@@ -67,8 +71,8 @@ class CudaLibrary:
 
     def call(self, name: str, params: ctypes.Structure) -> None:
         """Run a function of the C ABI."""
-        message = ctypes.create_string_buffer(512)
-        code = getattr(self.handle, name)(ctypes.byref(params), message, 512)
+        message = _Message()
+        code = getattr(self.handle, name)(ctypes.byref(params), message, len(message))
         if code != 0:
             raise CudaKernelError(f"{name} failed with code {code}: {message.value.decode()}")
 

@@ -45,12 +45,14 @@ class DeviceBuffer:
         ready.record(stream)
         return cls(data, ready, {stream.cuda_stream})
 
-    def use_on(self, stream: torch.cuda.Stream) -> None:
-        """Make the current launch on ``stream`` see the data, and the data outlive the launch."""
-        if stream.cuda_stream not in self.streams:
+    def use_on(self, handle: int) -> None:
+        """Make the current launch on the current stream, which has this handle, see the data, and
+        the data outlive the launch."""
+        if handle not in self.streams:
+            stream = torch.cuda.current_stream(self.data.device)
             stream.wait_event(self.ready)
             self.data.record_stream(stream)
-            self.streams.add(stream.cuda_stream)
+            self.streams.add(handle)
 
 
 @dataclass(frozen=True)

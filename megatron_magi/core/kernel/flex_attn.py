@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.kernel import ops as _ops  # noqa: F401 - registers torch.ops.magi
-from megatron_magi.core.kernel.slice_table import slices_tensor
+from megatron_magi.core.kernel.backend import select_backend
+from megatron_magi.core.kernel.eager import attend, must_dispatch
+from megatron_magi.core.kernel.slice_table import slice_table, slices_tensor
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
 
@@ -77,16 +78,16 @@ def flex_flash_attn_func(
         _check_lengths(slices, q.shape[0], k.shape[0])
         slices = _tensor_of_mask(slices)
     _check_slices(slices)
-    out, lse = torch.ops.magi.flex_attn_fwd(
-        q,
-        k,
-        v,
-        slices,
-        q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale),
-        out_dtype or q.dtype,
-        backend,
-        deterministic,
-    )
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    dtype = out_dtype or q.dtype
+    if must_dispatch(q, k, v, slices):
+        out, lse = torch.ops.magi.flex_attn_fwd(
+            q, k, v, slices, scale, dtype, backend, deterministic
+        )
+    else:
+        table = slice_table(slices, q.shape[0], k.shape[0])
+        kernel = select_backend(backend, q.device, q.dtype, deterministic)
+        out, lse = attend(q, k, v, table, kernel, scale, dtype)
     return out, AttnForwardMeta(lse)
 
 

@@ -79,18 +79,26 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, slices, out, lse = ctx.saved_tensors
-    delta = row_delta(out, dout, lse.dtype)
-    if dlse is not None:
-        # d lse / d score is the softmax weight itself, so a gradient of lse only moves delta.
-        delta = delta - dlse
+    delta = score_delta(out, dout, dlse, lse.dtype)
     dq, dk, dv = torch.ops.magi.flex_attn_bwd(
         dout, q, k, v, lse, delta, slices, ctx.softmax_scale, ctx.backend, ctx.deterministic
     )
     return dq, dk, dv, None, None, None, None, None
 
 
+def score_delta(
+    out_THD: Tensor, dout_THD: Tensor, dlse_TH: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """[T, H], what every score gradient subtracts: the row sum of out * dout, less dlse.
+
+    d lse / d score is the softmax weight itself, so a gradient of lse only moves delta.
+    """
+    delta = row_delta(out_THD, dout_THD, dtype)
+    return delta if dlse_TH is None else delta - dlse_TH
+
+
 def row_delta(out_THD: Tensor, dout_THD: Tensor, dtype: torch.dtype) -> Tensor:
-    """[T, H] sum over D of out * dout, the term every score gradient subtracts."""
+    """[T, H] sum over D of out * dout."""
     if out_THD.is_cuda and dtype == torch.float32:
         from megatron_magi.core.kernel.cuda_backward import cuda_row_delta, has_cuda_row_delta
 

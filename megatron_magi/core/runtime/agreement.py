@@ -227,8 +227,3 @@ def _describe(gathered: list[Tensor], differing: list[int], members: str, rank: 
         f"{', '.join(fields) or 'the plan'} (seen by rank {rank}); give every rank the same mask, "
         f"config and package version"
     )
-
-
-def forget_groups() -> None:
-    """Drop all state, for processes that tear down torch.distributed and start it again."""
-    _states.clear()

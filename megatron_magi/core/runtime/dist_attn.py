@@ -25,7 +25,7 @@ from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.kernel.backend import AttnBackend, acc_dtype, select_backend
 from megatron_magi.core.kernel.flex_attn import check_qkv
-from megatron_magi.core.kernel.ops import row_delta
+from megatron_magi.core.kernel.ops import score_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
 from megatron_magi.core.runtime.agreement import ensure_agreed
@@ -151,10 +151,7 @@ class _DistAttn(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         work: _StageWork = ctx.work
         dout = torch.zeros_like(out) if dout is None else dout
-        delta = row_delta(out, dout, lse.dtype)
-        if dlse is not None:
-            # d lse / d score is the softmax weight itself, so it only moves delta.
-            delta = delta.sub_(dlse)
+        delta = score_delta(out, dout, dlse, lse.dtype)
         dtype = _sum_dtype(work.rank_plan, q.dtype)
         dq: Tensor | None = None
         home: tuple[Tensor, Tensor] | None = None  # of this rank's rows, all in the first stage

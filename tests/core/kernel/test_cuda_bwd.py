@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_magi import masks
+from megatron_magi import flex_flash_attn_func, masks
 from megatron_magi.core.kernel.reference import ReferenceBackend
-from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from megatron_magi.core.mask import AttnMask
 
 SUMMAND = 0.1
@@ -233,6 +234,38 @@ def test_scores_in_the_hundreds_of_millions(dtype: torch.dtype) -> None:
     got = cuda_backward(dout, q, k, v, lse.float(), delta.float(), table, scale)
     for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
         assert (x.double() - y).norm() < 0.02 * y.norm(), name
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+def test_the_op_with_gradients_of_out_and_lse(out_dtype: torch.dtype) -> None:
+    """Eager calls and the dispatched op, out in either dtype, inputs that are views."""
+    mask = _docs(100, 29, 400)
+    q, k, v, dout = _inputs(Case("op", mask, strided=True))
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def gradients(
+        function: Callable[..., tuple[Tensor, Tensor]], qkv: list[Tensor]
+    ) -> list[Tensor]:
+        out, lse = function(*qkv)
+        return list(torch.autograd.grad((out.float() * dout).sum() + lse.sum(), leaves))
+
+    def eager(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, meta = flex_flash_attn_func(q, k, v, slices=mask, out_dtype=out_dtype)
+        return out, meta.lse
+
+    def dispatched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        args = slices_tensor(mask), 128**-0.5, out_dtype, "cuda", False
+        return torch.ops.magi.flex_attn_fwd(q, k, v, *args)
+
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, meta = flex_flash_attn_func(q, k, v, slices=mask, backend="reference")
+        return out, meta.lse
+
+    want = gradients(reference, [x.double() for x in leaves])
+    for function in (eager, dispatched):
+        for got, exact in zip(gradients(function, leaves), want, strict=True):
+            assert got.dtype == torch.bfloat16
+            assert (got.double() - exact.double()).norm() < 0.01 * exact.double().norm()
 
 
 @pytest.mark.parametrize("spoiled", ["q", "k", "v", "dout", "lse", "delta"])

@@ -64,22 +64,28 @@ constexpr int bwd_stat_rows(int num_q) {
 struct BwdPrepareArgs {
   const float* lse;
   const float* delta;
-  uint4* stats;  // [2, H, bwd_stat_rows(T)]
+  uint4* stats;   // [2, H, bwd_stat_rows(T)]
+  float* dq_acc;  // [T, H, D], set to zero; null: left as it is
   int64_t lse_stride_token, lse_stride_head;
   int64_t delta_stride_token, delta_stride_head;
+  int64_t dq_stride_token, dq_stride_head;
   int32_t num_q, num_heads_q;
   int32_t stat_rows;
   float softmax_scale;
 };
 
 // dst[t, h, :] = sum over parts of src[part, t, h, :].
-struct BwdConvertArgs {
+struct BwdConvertJob {
   MagiTensor src;  // fp32
   MagiTensor dst;  // dtype or fp32
   int64_t part_stride;
   int32_t num_parts;
   int32_t num_tokens, num_heads;
   int32_t dst_is_fp32;
+};
+struct BwdConvertArgs {
+  BwdConvertJob jobs[3];  // dq, dk, dv as far as they are wanted
+  int32_t num_jobs;
 };
 
 // One launch each; defined in bwd_run.cuh, instantiated in ../instantiations/bwd_*.cu.

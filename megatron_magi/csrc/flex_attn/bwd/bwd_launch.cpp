@@ -97,11 +97,6 @@ BwdArgs main_args(const MagiBwdParams& p) {
 
 template <int kDtype, int kHeadDim>
 Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
-  if (p.clear_dq) {
-    const size_t bytes = sizeof(float) * p.num_q * p.num_heads_q * p.head_dim;
-    MAGI_RETURN_IF_ERROR(
-        cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
-  }
   if (p.deterministic) {
     const size_t cells = size_t{2} * p.num_heads_q * p.num_cells;
     MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, (cells + 1) * 4, stream),
@@ -111,6 +106,9 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   args.lse = p.lse;
   args.delta = p.delta;
   args.stats = static_cast<uint4*>(p.stats);
+  args.dq_acc = p.clear_dq ? static_cast<float*>(p.dq_acc.data) : nullptr;
+  args.dq_stride_token = p.dq_acc.stride_token;
+  args.dq_stride_head = p.dq_acc.stride_head;
   args.lse_stride_token = p.lse_stride_token;
   args.lse_stride_head = p.lse_stride_head;
   args.delta_stride_token = p.delta_stride_token;
@@ -124,24 +122,25 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
 
 template <int kDtype, int kHeadDim>
 Status convert(const MagiBwdParams& p, cudaStream_t stream) {
-  const auto run = [&](const MagiTensor& src, const MagiTensor& dst, int64_t part_stride, int parts,
-                       int tokens, int heads, bool fp32) {
-    const BwdConvertArgs args{src, dst, part_stride, parts, tokens, heads, fp32};
-    return cuda_status(run_bwd_convert<kDtype, kHeadDim>(args, stream), "backward, convert kernel");
-  };
+  BwdConvertArgs args{};
   if (p.dq.data != nullptr)
-    MAGI_RETURN_IF_ERROR(run(p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, false));
+    args.jobs[args.num_jobs++] = {p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, false};
   if (p.num_splits > 1) {
-    const BwdArgs args = main_args(p);
-    const bool fp32 = p.grad_dtype == kMagiFp32;
-    const MagiTensor dk{args.dk, args.dk_stride_token, args.dk_stride_head};
-    const MagiTensor dv{args.dv, args.dv_stride_token, args.dv_stride_head};
-    MAGI_RETURN_IF_ERROR(
-        run(dk, p.dk, args.split_stride, p.num_splits, p.num_k, p.num_heads_kv, fp32));
-    MAGI_RETURN_IF_ERROR(
-        run(dv, p.dv, args.split_stride, p.num_splits, p.num_k, p.num_heads_kv, fp32));
+    const BwdArgs parts = main_args(p);
+    const auto add = [&](void* src, const MagiTensor& dst) {
+      args.jobs[args.num_jobs++] = {{src, parts.dk_stride_token, parts.dk_stride_head},
+                                    dst,
+                                    parts.split_stride,
+                                    p.num_splits,
+                                    p.num_k,
+                                    p.num_heads_kv,
+                                    p.grad_dtype == kMagiFp32};
+    };
+    add(parts.dk, p.dk);
+    add(parts.dv, p.dv);
   }
-  return {};
+  if (args.num_jobs == 0) return {};
+  return cuda_status(run_bwd_convert<kDtype, kHeadDim>(args, stream), "backward, convert kernel");
 }
 
 template <int kDtype, int kHeadDim>
@@ -158,7 +157,7 @@ Status launch(const MagiBwdParams& p) {
                         : run_bwd_main<kDtype, kHeadDim, false>(maps, args, num_blocks, stream);
     MAGI_RETURN_IF_ERROR(cuda_status(error, "backward, main kernel"));
   }
-  return p.num_q > 0 || p.num_splits > 1 ? convert<kDtype, kHeadDim>(p, stream) : Status{};
+  return convert<kDtype, kHeadDim>(p, stream);
 }
 
 }  // namespace

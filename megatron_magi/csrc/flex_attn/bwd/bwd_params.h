@@ -21,7 +21,7 @@ struct MagiBwdParams {
   int64_t lse_stride_token, lse_stride_head;      // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
   void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
-  float* partial;          // workspace [2, num_splits, S, G, D] fp32; null if num_splits is 1
+  float* partial;          // workspace [2, num_splits, S, G, D] fp32; unused if num_splits is 1
   const int32_t* items;    // [num_items, 8]: struct BwdItem of solver/work_list_bwd.h
   const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
   const int32_t* visits;   // [num_visits, 4], deterministic mode only: struct BwdVisit
@@ -35,7 +35,7 @@ struct MagiBwdParams {
   int32_t num_items;
   int32_t num_splits;         // blocks that share the query heads of one kv head; divides H / G
   int32_t heads_per_section;  // kv heads that are worked on together; divides G
-  int32_t clear_dq;           // 1: dq_acc is set to zero first (it must be contiguous)
+  int32_t clear_dq;           // 1: dq_acc is set to zero first
   int32_t deterministic;
   int32_t num_cells;    // deterministic mode only
   int32_t heads_inner;  // walk order, see BwdArgs

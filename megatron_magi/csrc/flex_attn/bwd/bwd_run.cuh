@@ -1,5 +1,7 @@
 // Launches of the backward kernels; included by the instantiations only.
 #pragma once
+#include <algorithm>
+
 #include "bwd_elementwise.cuh"
 #include "bwd_kernel.cuh"
 
@@ -38,9 +40,12 @@ cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream) {
 
 template <int kDtype, int kHeadDim>
 cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream) {
-  const int64_t threads = int64_t{args.num_tokens} * args.num_heads * (kHeadDim / 8);
-  const int blocks = static_cast<int>((threads + 255) / 256);
-  bwd_convert_kernel<BwdElement<kDtype>, kHeadDim><<<blocks, 256, 0, stream>>>(args);
+  int64_t most_rows = 0;
+  for (int i = 0; i < args.num_jobs; ++i)
+    most_rows = std::max(most_rows, int64_t{args.jobs[i].num_tokens} * args.jobs[i].num_heads);
+  if (most_rows == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>((most_rows * (kHeadDim / 8) + 255) / 256), args.num_jobs);
+  bwd_convert_kernel<BwdElement<kDtype>, kHeadDim><<<grid, 256, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
