@@ -64,11 +64,9 @@ constexpr int bwd_stat_rows(int num_q) {
 struct BwdPrepareArgs {
   const float* lse;
   const float* delta;
-  uint4* stats;   // [2, H, bwd_stat_rows(T)]
-  float* dq_acc;  // [T, H, D], set to zero; null: left as it is
+  uint4* stats;  // [2, H, bwd_stat_rows(T)]
   int64_t lse_stride_token, lse_stride_head;
   int64_t delta_stride_token, delta_stride_head;
-  int64_t dq_stride_token, dq_stride_head;
   int32_t num_q, num_heads_q;
   int32_t stat_rows;
   float softmax_scale;
@@ -82,6 +80,7 @@ struct BwdConvertJob {
   int32_t num_parts;
   int32_t num_tokens, num_heads;
   int32_t dst_is_fp32;
+  int32_t end_block;  // of the launch; filled in by run_bwd_convert
 };
 struct BwdConvertArgs {
   BwdConvertJob jobs[3];  // dq, dk, dv as far as they are wanted
@@ -97,6 +96,6 @@ cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream);
 template <int kDtype, int kHeadDim>
 cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream);
 template <int kDtype, int kHeadDim>
-cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream);
+cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream);
 
 }  // namespace magi

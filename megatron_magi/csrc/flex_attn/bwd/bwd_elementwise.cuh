@@ -1,5 +1,6 @@
-// The bandwidth-bound kernels around the main kernel: prepare (stats, zeros), convert (fp32 sums to the
-// wanted dtype) and delta, which callers make once for all stages. 16 bytes a thread and access.
+// The bandwidth-bound kernels around the main kernel: prepare (stats, zeros), convert (fp32 sums to
+// the wanted dtype) and delta, which callers make once for all stages. 16 bytes a thread and
+// access.
 #pragma once
 #include <cmath>
 
@@ -64,25 +65,10 @@ constexpr int kPrepareTokens = 32;
 constexpr int kPrepareHeads = 8;
 constexpr int kPrepareThreads = kPrepareTokens * kPrepareHeads;
 
-// The rows of dq_acc that belong to a block of the prepare kernel.
-template <int kHeadDim>
-MAGI_DEVICE void clear_dq(const BwdPrepareArgs& args) {
-  constexpr int kChunks = kHeadDim / 4;  // of 16 bytes, per row
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kPrepareThreads * kChunks; i += kPrepareThreads) {
-    const int64_t head = blockIdx.y * kPrepareHeads + i / kChunks % kPrepareHeads;
-    const int64_t token = blockIdx.x * kPrepareTokens + i / (kChunks * kPrepareHeads);
-    if (token < args.num_q && head < args.num_heads_q)
-      *reinterpret_cast<float4*>(args.dq_acc + token * args.dq_stride_token +
-                                 head * args.dq_stride_head + i % kChunks * 4) = {};
-  }
-}
-
 // A block makes the stats of 32 tokens x 8 heads: numbers are read where heads are neighbours and
 // written where tokens are.
 template <class Element, int kHeadDim>
 __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepareArgs args) {
-  if (args.dq_acc != nullptr) clear_dq<kHeadDim>(args);
   const int token = blockIdx.x * kPrepareTokens + threadIdx.x % kPrepareTokens;
   const int head = blockIdx.y * kPrepareHeads + threadIdx.x / kPrepareTokens;
   if (token >= args.stat_rows || head >= args.num_heads_q) return;
@@ -102,9 +88,12 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
 template <class Element, int kHeadDim>
 __global__ __launch_bounds__(256) void bwd_convert_kernel(
     const __grid_constant__ BwdConvertArgs all) {
-  const BwdConvertJob& args = all.jobs[blockIdx.y];
+  int job = 0;
+  while (static_cast<int>(blockIdx.x) >= all.jobs[job].end_block) ++job;
+  const BwdConvertJob& args = all.jobs[job];
   constexpr int kLanes = kHeadDim / 8;
-  const int64_t index = blockIdx.x * int64_t{256} + threadIdx.x;
+  const int block = blockIdx.x - (job > 0 ? all.jobs[job - 1].end_block : 0);
+  const int64_t index = block * int64_t{256} + threadIdx.x;
   const int64_t row = index / kLanes;
   const int64_t token = row / args.num_heads, head = row % args.num_heads;
   if (token >= args.num_tokens) return;

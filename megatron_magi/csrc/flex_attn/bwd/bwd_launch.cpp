@@ -97,6 +97,11 @@ BwdArgs main_args(const MagiBwdParams& p) {
 
 template <int kDtype, int kHeadDim>
 Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
+  if (p.clear_dq) {
+    const size_t bytes = sizeof(float) * p.num_q * p.num_heads_q * p.head_dim;
+    MAGI_RETURN_IF_ERROR(
+        cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
+  }
   if (p.deterministic) {
     const size_t cells = size_t{2} * p.num_heads_q * p.num_cells;
     MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, (cells + 1) * 4, stream),
@@ -106,9 +111,6 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   args.lse = p.lse;
   args.delta = p.delta;
   args.stats = static_cast<uint4*>(p.stats);
-  args.dq_acc = p.clear_dq ? static_cast<float*>(p.dq_acc.data) : nullptr;
-  args.dq_stride_token = p.dq_acc.stride_token;
-  args.dq_stride_head = p.dq_acc.stride_head;
   args.lse_stride_token = p.lse_stride_token;
   args.lse_stride_head = p.lse_stride_head;
   args.delta_stride_token = p.delta_stride_token;

@@ -35,7 +35,7 @@ struct MagiBwdParams {
   int32_t num_items;
   int32_t num_splits;         // blocks that share the query heads of one kv head; divides H / G
   int32_t heads_per_section;  // kv heads that are worked on together; divides G
-  int32_t clear_dq;           // 1: dq_acc is set to zero first
+  int32_t clear_dq;           // 1: dq_acc is set to zero first (it must be contiguous)
   int32_t deterministic;
   int32_t num_cells;    // deterministic mode only
   int32_t heads_inner;  // walk order, see BwdArgs

@@ -1,7 +1,5 @@
 // Launches of the backward kernels; included by the instantiations only.
 #pragma once
-#include <algorithm>
-
 #include "bwd_elementwise.cuh"
 #include "bwd_kernel.cuh"
 
@@ -39,13 +37,15 @@ cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream) {
 }
 
 template <int kDtype, int kHeadDim>
-cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream) {
-  int64_t most_rows = 0;
-  for (int i = 0; i < args.num_jobs; ++i)
-    most_rows = std::max(most_rows, int64_t{args.jobs[i].num_tokens} * args.jobs[i].num_heads);
-  if (most_rows == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>((most_rows * (kHeadDim / 8) + 255) / 256), args.num_jobs);
-  bwd_convert_kernel<BwdElement<kDtype>, kHeadDim><<<grid, 256, 0, stream>>>(args);
+cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream) {
+  int blocks = 0;
+  for (int i = 0; i < args.num_jobs; ++i) {
+    BwdConvertJob& job = args.jobs[i];
+    const int64_t threads = int64_t{job.num_tokens} * job.num_heads * (kHeadDim / 8);
+    job.end_block = blocks += static_cast<int>((threads + 255) / 256);
+  }
+  if (blocks == 0) return cudaSuccess;
+  bwd_convert_kernel<BwdElement<kDtype>, kHeadDim><<<blocks, 256, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
@@ -56,6 +56,6 @@ cudaError_t run_bwd_convert(const BwdConvertArgs& args, cudaStream_t stream) {
                                                            cudaStream_t);                        \
   template cudaError_t run_bwd_prepare<dtype, head_dim>(const BwdPrepareArgs&, cudaStream_t);    \
   template cudaError_t run_bwd_delta<dtype, head_dim>(const MagiDeltaParams&, cudaStream_t);     \
-  template cudaError_t run_bwd_convert<dtype, head_dim>(const BwdConvertArgs&, cudaStream_t)
+  template cudaError_t run_bwd_convert<dtype, head_dim>(BwdConvertArgs, cudaStream_t)
 
 }  // namespace magi
