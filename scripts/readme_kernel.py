@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from readme_records import records, source
+from readme_records import newest, records, source
 
 PEERS = ("cudnn", "flex", "fa3", "fa4", "ffa")
 SHOWN_LENGTHS = (4096, 16384, 65536)
@@ -112,6 +112,20 @@ def kernel_table(direction: str) -> str:
         ratio = cells.ratio((mask, seqlen))
         lines.append(f"| {mask} | {seqlen} | {shown} | " + (f"{ratio:.2f} |" if ratio else "- |"))
     return kernel_page(lines, "", cells)
+
+
+def host_table() -> str:
+    """Microseconds that a call keeps the host, one line per implementation and level."""
+    record = newest("host")
+    if record is None:
+        return "No record yet: run `scripts/bench_kernel_host.py` on a Hopper GPU.\n"
+    us = {(r["impl"], r["level"], r["direction"]): r for r in record["rows"]}
+    lines = ["| us a call, median (least) | forward | backward |", "|---|---|---|"]
+    for impl, level in dict.fromkeys(key[:2] for key in us):
+        pair = [us[impl, level, direction] for direction in ("fwd", "bwd")]
+        shown = " | ".join(f"{r['us']:.0f} ({r['min_us']:.0f})" for r in pair)
+        lines.append(f"| {impl}, {level} | {shown} |")
+    return "\n".join([*lines, "", source(record)]) + "\n"
 
 
 def figure(cells: KernelCells, cell: Cell, impl: str) -> str:

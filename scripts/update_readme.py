@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from readme_kernel import kernel_peers, kernel_summary, kernel_table
+from readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from readme_memory import memory_table
 from readme_records import ROOT, newest, source
 
@@ -46,6 +46,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernel peers": kernel_peers,
     "kernel forward": lambda: kernel_table("fwd"),
     "kernel backward": lambda: kernel_table("bwd"),
+    "host": host_table,
     "planner": planner_table,
     "memory": memory_table,
 }
