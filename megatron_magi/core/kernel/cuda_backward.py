@@ -78,7 +78,6 @@ class BwdWork:
 
     buffer: DeviceBuffer
     params: BwdParams
-    steps: int
     num_splits: int
     scratch_at: tuple[int, int, int, int]
     """Where the parts of a call's scratch memory begin, in bytes: stats, partial sums, semaphores,
@@ -291,4 +290,4 @@ def _make(table: SliceTable, key: HeadsKey, deterministic: bool, num_sms: int) -
         heads_inner=work["heads_inner"],
         descending=work["descending"],
     )
-    return BwdWork(buffer, params, work["steps"], work["num_splits"], _scratch_at(params))
+    return BwdWork(buffer, params, work["num_splits"], _scratch_at(params))

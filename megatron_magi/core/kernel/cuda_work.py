@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,14 +67,21 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A work list that could run, and its cost (see ``work_cost``)."""
+
+    variant: Variant
+    work: dict[str, Any]
+    cost: float
+
+
+@dataclass(frozen=True)
 class FwdWork:
     """A chosen work list and a params struct with everything in it that calls share."""
 
     buffer: DeviceBuffer
     params: FwdParams
     variant: Variant
-    steps: int
-    cost: float
     num_parts: int = 1  # of a split key walk: outputs that the caller merges
 
 
@@ -130,55 +139,34 @@ def _makespan(costs: list[float], units: int, num_sms: int) -> float:
 
 def _make(table: SliceTable, key: HeadsKey) -> FwdWork:
     num_sms = torch.cuda.get_device_properties(key.device_index).multi_processor_count
-    best: tuple[float, Variant, dict[str, Any]] | None = None
-    for variant in candidates(key):
-        work = solver.fwd_work_list(
-            table.slices,
-            table.num_q,
-            table.num_k,
-            variant.block_m // variant.pack,
-            variant.block_n,
-        )
-        whole = (work_cost(work, key, variant, num_sms), variant, work)
-        for choice in (whole, _split(table, key, num_sms, *whole)):
-            if best is None or choice[0] < best[0]:
-                best = choice
-    assert best is not None
-    return upload_work(table, key, num_sms, *best)
+    choices = [c for variant in candidates(key) for c in _choices(table, key, variant, num_sms)]
+    best = min(choices, key=lambda c: c.cost)
+    return upload_work(table, key, num_sms, best.variant, best.work)
 
 
-def _split(
-    table: SliceTable,
-    key: HeadsKey,
-    num_sms: int,
-    cost: float,
-    variant: Variant,
-    work: dict[str, Any],
-) -> tuple[float, Variant, dict[str, Any]]:
-    """The same tiles with long walks cut into parts, where few tiles leave most SMs idle."""
+def _choices(table: SliceTable, key: HeadsKey, variant: Variant, num_sms: int) -> Iterator[Choice]:
+    """The variant's work list and, where few tiles leave most SMs idle, the same tiles with long
+    walks cut into parts."""
+    lists = functools.partial(
+        solver.fwd_work_list, table.slices, table.num_q, table.num_k,
+        variant.block_m // variant.pack, variant.block_n,
+    )  # fmt: skip
+    whole = lists()
+    yield Choice(variant, whole, work_cost(whole, key, variant, num_sms))
     units = key.heads_q // variant.pack
-    even = -(-units * work["steps"] // num_sms)  # steps of each SM if it could be even
-    longest = int(work["tiles"][0, 4]) if len(work["tiles"]) else 0
+    even = -(-units * whole["steps"] // num_sms)  # steps of each SM if it could be even
+    longest = int(whole["tiles"][0, 4]) if len(whole["tiles"]) else 0
     max_steps = max(even, -(-longest // MAX_PARTS), 8)
     if longest < 2 * max_steps:
-        return cost, variant, work
-    tile_q = variant.block_m // variant.pack
-    split = solver.fwd_work_list(
-        table.slices, table.num_q, table.num_k, tile_q, variant.block_n, max_steps
-    )
-    if split["num_parts"] * table.num_q >= 2**31:
-        return cost, variant, work
-    merging = MERGE_COST * (split["num_parts"] - 1)
-    return work_cost(split, key, variant, num_sms) + merging, variant, split
+        return
+    split = lists(max_steps)
+    if split["num_parts"] * table.num_q < 2**31:
+        merging = MERGE_COST * (split["num_parts"] - 1)
+        yield Choice(variant, split, work_cost(split, key, variant, num_sms) + merging)
 
 
 def upload_work(
-    table: SliceTable,
-    key: HeadsKey,
-    num_sms: int,
-    cost: float,
-    variant: Variant,
-    work: dict[str, Any],
+    table: SliceTable, key: HeadsKey, num_sms: int, variant: Variant, work: dict[str, Any]
 ) -> FwdWork:
     """Put a work list on the device and fill in the part of the params that never changes."""
     parts = [work["tiles"], work["entries"], work["empty_rows"]]
@@ -207,7 +195,7 @@ def upload_work(
         block_n=variant.block_n,
         num_sms=num_sms,
     )
-    return FwdWork(buffer, params, variant, work["steps"], cost, work["num_parts"])
+    return FwdWork(buffer, params, variant, work["num_parts"])
 
 
 def heads_per_section(active_keys: int, key: HeadsKey) -> int:

@@ -21,8 +21,8 @@ struct MagiFwdParams {
   float* lse;                 // [T, H] natural log, -inf for rows that see nothing
   int64_t lse_stride_token;   // elements
   int64_t lse_stride_head;    // elements
-  const int32_t* tiles;       // [num_tiles, 8]: struct FwdTile of traits.h, largest first
-  const int32_t* entries;     // [num_entries, 12]: struct FwdEntry of traits.h
+  const int32_t* tiles;       // [num_tiles, 8]: struct FwdTile of fwd/fwd_traits.h, largest first
+  const int32_t* entries;     // [num_entries, 12]: struct FwdEntry of fwd/fwd_traits.h
   const int32_t* empty_rows;  // [num_empty_ranges, 2]: rows no slice covers: out 0, lse -inf
   int32_t* counter;           // [2], zero before the first launch; the kernel leaves it zero
   void* stream;               // host: cudaStream_t

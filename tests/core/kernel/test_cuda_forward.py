@@ -132,7 +132,7 @@ def run_variant(
             slices, num_q, num_k, variant.block_m // variant.pack, variant.block_n
         )
         table = SliceTable(slices, num_q, num_k)
-        ready = cuda_work.upload_work(table, key, 132, 0.0, variant, work)
+        ready = cuda_work.upload_work(table, key, 132, variant, work)
         launch_forward(ready, q, k, v, out, lse, case.head_dim**-0.5, merge=stage > 0)
     return out, lse
 

@@ -1,12 +1,12 @@
-// Constants, work-list records and shared-memory plans of the kernels.
+// Work-list records, tile sizes and shared-memory plan of the forward.
 #pragma once
 #include <cstdint>
 
-#include "common/mask.h"
+#include "../common/mask.h"
 
 namespace magi {
 
-// ---- work-list records, written by csrc/solver/work_list_fwd.cpp as int32 rows
+// Work-list records, written by csrc/solver/work_list_fwd.cpp as int32 rows.
 
 // One query tile: tokens [q_start, q_start + num_tokens), keys of `num_entries` entries.
 struct FwdTile {
@@ -25,8 +25,6 @@ struct FwdEntry {
   int32_t unused[2];
 };
 static_assert(sizeof(FwdEntry) == 48, "the solver writes rows of 12 int32");
-
-// ---- forward
 
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_>
 struct FwdTraits {
