@@ -1,0 +1,216 @@
+"""Distributed attention on the GPUs of one host, beside its own kernels and the plain way.
+
+    python scripts/bench_dist_attn.py                             # all GPUs, 16k tokens each
+    python scripts/bench_dist_attn.py --ranks 4 --tokens 8192,16384 --record dist.json
+    python scripts/bench_dist_attn.py --device cpu --ranks 2 --tokens 64 --heads 4,2 --head-dim 16
+
+One process per rank. Implementations, in turn, round after round; a round starts together and
+counts for its slowest rank, the median of the rounds is reported:
+  ours         dist_attn, the planner's overlap degree; oursN: overlap degree N
+  kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
+  all_gather   contiguous tokens, all keys and values to every rank, our kernel
+  one_gpu      the whole mask on every GPU by itself (as many times longer as there are ranks)
+TFLOP/s per GPU count the visible area once: forward 4 * area * head_dim * heads / ranks, backward
+2.5 times that; one_gpu without the division. Out and gradients of the whole sequence must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from bench_dist_calls import AllGather, Call, KernelsOnly, OneGpu, Ours, Problem
+from bench_kernel_masks import MASKS
+from bench_kernel_record import describe
+from bench_kernel_timing import MOST_DIFFERENCE, difference
+
+from megatron_magi import HeadShape
+
+DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
+WARM_ROUNDS = 2
+
+
+def options(argv: list[str] | None = None) -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [int(x) for x in text.split(",")]
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=max(torch.cuda.device_count(), 1))
+    parser.add_argument("--tokens", type=numbers, default=[16384], help="of every rank")
+    parser.add_argument("--masks", default=DEFAULT_MASKS)
+    parser.add_argument("--impls", default="ours,kernels,all_gather,one_gpu")
+    parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, help="begin no mask after this time")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--record", type=Path, help="write a JSON record, after every mask")
+    parser.add_argument("--commit", help="for the record, where there is no git")
+    return parser.parse_args(argv)
+
+
+def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
+    """The implementation called so; `kernels` runs the plan of `ours`."""
+    if name.startswith("ours"):
+        return Ours(x, int(name[4:]) if name[4:] else None)
+    if name == "kernels":
+        ours = made["ours"] if "ours" in made else Ours(x, None)
+        assert isinstance(ours, Ours)
+        return KernelsOnly(x, ours)
+    if name == "all_gather":
+        return AllGather(x)
+    if name == "one_gpu":
+        return OneGpu(x)
+    raise SystemExit(f"--impls takes ours, oursN, kernels, all_gather, one_gpu, got {name}")
+
+
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of the slowest rank; all begin together."""
+    together = torch.zeros(1, device=device)
+    dist.all_reduce(together)
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        took = begin.elapsed_time(end)
+    else:
+        began = time.perf_counter()
+        call()
+        took = 1e3 * (time.perf_counter() - began)
+    slowest = torch.tensor([took], device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item()
+
+
+def disagreements(made: dict[str, Call]) -> Iterator[str]:
+    """Implementations whose whole-sequence results differ from the first one's."""
+    first: tuple[torch.Tensor, ...] | None = None
+    for name, call in made.items():
+        full = call.full()
+        if full is None:
+            continue
+        first = full if first is None else first
+        off = difference(full, first)
+        if not off < MOST_DIFFERENCE:
+            yield f"{name} differs by {off:.1e}"
+
+
+def run_mask(
+    name: str, tokens: int, args: argparse.Namespace, device: torch.device
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of one mask (equal on every rank), and what disagreed."""
+    mask = MASKS[name](tokens * args.ranks)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    like = torch.empty(0, device=device, dtype=dtype)
+    x = Problem.random(mask, HeadShape(*args.heads, args.head_dim), like)
+    made: dict[str, Call] = {}
+    for impl in args.impls.split(","):
+        made[impl] = build(impl, x, made)
+    wrong = list(disagreements(made))
+    times: dict[tuple[str, str], list[float]] = {}
+    for turn in range(WARM_ROUNDS + args.rounds):
+        for impl, call in made.items():
+            for direction, run in (("fwd", call.forward), ("bwd", call.backward)):
+                took = timed(run, device)
+                if turn >= WARM_ROUNDS:
+                    times.setdefault((impl, direction), []).append(took)
+    flops = 4 * mask.area() * args.heads[0] * args.head_dim
+    rows = []
+    for (impl, direction), ms in times.items():
+        share = (2.5 if direction == "bwd" else 1) * flops
+        share /= 1 if impl == "one_gpu" else args.ranks
+        row = {
+            "mask": name, "tokens": tokens, "ranks": args.ranks, "impl": impl,
+            "direction": direction, "tflops": round(share / statistics.median(ms) / 1e9, 2),
+            "ms": round(statistics.median(ms), 3), "min_ms": round(min(ms), 3),
+            "max_ms": round(max(ms), 3), "n": len(ms),
+        }  # fmt: skip
+        call = made[impl]
+        if isinstance(call, Ours):
+            row["received_rows"] = [int(n) for n in call.plan.rows_received]
+            row["imbalance"] = round(call.plan.imbalance, 4)
+        rows.append(row)
+    return rows, wrong
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    label = f"{rows[0]['tokens']:7d} x {rows[0]['ranks']} {rows[0]['mask']:20s}"
+    for direction in ("fwd", "bwd"):
+        shown = [r for r in rows if r["direction"] == direction]
+        cells = "  ".join(f"{r['impl']} {r['tflops']:.0f} ({r['ms']:.2f} ms)" for r in shown)
+        print(direction, label, cells, flush=True)
+
+
+def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None:
+    """One rank; rank 0 prints and writes. Raises SystemExit(1) if results disagreed."""
+    device = torch.device(args.device, rank) if args.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=args.ranks
+    )
+    began, rows, failed = time.monotonic(), [], False
+    for tokens in args.tokens:
+        for name in args.masks.split(","):
+            over = torch.tensor([time.monotonic() - began], device=device)
+            dist.broadcast(over, 0)  # ranks must agree whether to go on
+            if args.seconds and over.item() > args.seconds:
+                continue
+            found, wrong = run_mask(name, tokens, args, device)
+            rows += found
+            failed |= bool(wrong)
+            if rank == 0:
+                show(found)
+                print("".join(f"WRONG: {line}\n" for line in wrong), end="", flush=True)
+                write(args, rows, command)
+    dist.destroy_process_group()
+    if failed:
+        raise SystemExit(1)
+
+
+def write(args: argparse.Namespace, rows: list[dict[str, Any]], command: str) -> None:
+    if args.record is None:
+        return
+    meta = {**describe(command, args.commit), "date": str(datetime.date.today())}
+    if args.device == "cuda":
+        meta["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    args = options(argv)
+    if args.device == "cuda" and torch.cuda.device_count() < args.ranks:
+        found = torch.cuda.device_count()
+        print(f"{args.ranks} GPUs are needed, got {found}; use --device cpu", file=sys.stderr)
+        return 2
+    command = "python scripts/bench_dist_attn.py " + " ".join(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            torch.multiprocessing.spawn(
+                serve, (args, f"{folder}/store", command), nprocs=args.ranks
+            )
+        except torch.multiprocessing.ProcessExitedException as error:
+            return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,203 @@
+"""What the distributed benchmark times on a rank: ours, its kernels alone, all-gather, one GPU.
+
+T tokens of this rank, S of the sequence, H query heads, G key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import megatron_magi as magi
+from megatron_magi import AttnMask, HeadShape, MagiConfig
+from megatron_magi.core.kernel.backend import AttnBackend, OutLse, select_backend
+from megatron_magi.core.kernel.ops import row_delta
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.native import solver
+
+Grads = tuple[Tensor, Tensor, Tensor]
+
+# The names of newer PyTorch, which warns of the older ones.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A mask and the whole sequence, equal on every rank."""
+
+    mask: AttnMask
+    q: Tensor  # [S, H, D]
+    k: Tensor  # [S, G, D]
+    v: Tensor  # [S, G, D]
+    dout: Tensor  # [S, H, D]
+
+    @classmethod
+    def random(cls, mask: AttnMask, heads: HeadShape, like: Tensor) -> Problem:
+        """``like``: any tensor of the wanted device and dtype."""
+        gen = torch.Generator(like.device).manual_seed(0)
+        counts = heads.num_heads_q, heads.num_heads_kv, heads.num_heads_kv, heads.num_heads_q
+        shapes = [(mask.total_seqlen_q, count, heads.head_dim) for count in counts]
+        return cls(mask, *(like.new_empty(s).normal_(generator=gen) for s in shapes))
+
+    @property
+    def heads(self) -> HeadShape:
+        return HeadShape(self.q.shape[1], self.k.shape[1], self.q.shape[2])
+
+    @property
+    def scale(self) -> float:
+        return self.q.shape[-1] ** -0.5
+
+    def kernel(self) -> AttnBackend:
+        return select_backend("auto", self.q.device, self.q.dtype)
+
+
+class Call(Protocol):
+    """One forward, one backward; results as the timed code leaves them."""
+
+    def forward(self) -> OutLse: ...
+
+    def backward(self) -> Grads: ...
+
+    def full(self) -> tuple[Tensor, ...] | None:
+        """(out, dq, dk, dv) of the whole sequence, for comparison; None: no result to compare."""
+        ...
+
+
+class Ours:
+    """dist_attn, forward and backward through autograd as a model calls it."""
+
+    def __init__(self, x: Problem, degree: int | None) -> None:
+        self.group = dist.group.WORLD
+        config = MagiConfig(overlap_degree=degree)
+        self.plan = magi.plan(x.mask, self.group, x.heads, config)
+        local = [magi.dispatch(t, self.plan, self.group) for t in (x.q, x.k, x.v)]
+        self.dout = magi.dispatch(x.dout, self.plan, self.group)
+        self.leaves = [t.detach().requires_grad_() for t in local]
+        self.out, _ = magi.dist_attn(*self.leaves, self.plan, self.group)
+
+    def forward(self) -> OutLse:
+        with torch.no_grad():
+            return magi.dist_attn(*self.leaves, self.plan, self.group)
+
+    def backward(self) -> Grads:
+        return torch.autograd.grad(self.out, self.leaves, self.dout, retain_graph=True)
+
+    def full(self) -> tuple[Tensor, ...]:
+        parts = self.out.detach(), *self.backward()
+        return tuple(magi.undispatch(t, self.plan, self.group) for t in parts)
+
+
+class KernelsOnly:
+    """The kernel calls of ``Ours`` on rows that are there already: what an endless wire gives."""
+
+    def __init__(self, x: Problem, ours: Ours) -> None:
+        self.kernel, self.scale = x.kernel(), x.scale
+        self.q, k, _ = (t.detach() for t in ours.leaves)
+        self.dout = ours.dout
+        stages = ours.plan.rank_plan(dist.get_rank()).stages
+        self.stages = [
+            (SliceTable(s.slices, len(self.q), s.num_keys), *self._rows(k, s.num_keys))
+            for s in stages
+            if len(s.slices)
+        ]
+        self.dtype = None if len(self.stages) > 1 else self.q.dtype
+        self.out, self.lse = self.forward()
+
+    @staticmethod
+    def _rows(k: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return tuple(torch.randn_like(k[:1].expand(count, -1, -1)) for _ in range(2))  # type: ignore[return-value]
+
+    def forward(self) -> OutLse:
+        so_far: OutLse | None = None
+        for table, k, v in self.stages:
+            dtype = self.dtype or torch.float32
+            so_far = self.kernel.forward(
+                self.q, k, v, table, self.scale, prev=so_far, out_dtype=dtype
+            )
+        assert so_far is not None
+        return so_far
+
+    def backward(self) -> Grads:
+        out = self.out.to(self.q.dtype)
+        delta, dq = row_delta(out, self.dout, self.lse.dtype), None
+        for table, k, v in self.stages:
+            dq, dk, dv = self.kernel.backward(
+                self.dout, self.q, k, v, self.lse, delta, table, self.scale,
+                dq_acc=dq, grad_dtype=self.dtype,
+            )  # fmt: skip
+        assert dq is not None
+        return dq, dk, dv
+
+    def full(self) -> None:
+        return None
+
+
+class AllGather:
+    """Contiguous tokens, all keys and values to every rank, gradients by reduce-scatter in the
+    dtype of q: the plain way, with our kernel. Keys are gathered again in backward, as in ours."""
+
+    def __init__(self, x: Problem) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        tokens = x.mask.total_seqlen_q // ranks
+        rows = slice(rank * tokens, (rank + 1) * tokens)
+        self.q, self.k, self.v, self.dout = (t[rows].clone() for t in (x.q, x.k, x.v, x.dout))
+        slices = solver.cut_slices(x.mask.slices, rows.start, rows.stop, 0, x.mask.total_seqlen_k)
+        slices = slices - np.array([1, 1, 0, 0, -1, -1], np.int32) * rows.start
+        self.table = SliceTable(slices, tokens, x.mask.total_seqlen_k)
+        self.kernel, self.scale = x.kernel(), x.scale
+        self.out, self.lse = self.forward()
+
+    def _gather(self, x: Tensor) -> Tensor:
+        out = x.new_empty(len(x) * dist.get_world_size(), *x.shape[1:])
+        _all_gather(out, x)
+        return out
+
+    def _scatter(self, x: Tensor) -> Tensor:
+        out = x.new_empty(len(x) // dist.get_world_size(), *x.shape[1:])
+        _reduce_scatter(out, x)
+        return out
+
+    def forward(self) -> OutLse:
+        k, v = self._gather(self.k), self._gather(self.v)
+        return self.kernel.forward(self.q, k, v, self.table, self.scale)
+
+    def backward(self) -> Grads:
+        k, v = self._gather(self.k), self._gather(self.v)
+        delta = row_delta(self.out, self.dout, self.lse.dtype)
+        dq, dk, dv = self.kernel.backward(
+            self.dout, self.q, k, v, self.lse, delta, self.table, self.scale,
+            grad_dtype=self.q.dtype,
+        )  # fmt: skip
+        return dq, self._scatter(dk), self._scatter(dv)
+
+    def full(self) -> tuple[Tensor, ...]:
+        return tuple(self._gather(t) for t in (self.out, *self.backward()))
+
+
+class OneGpu:
+    """The whole mask on every GPU by itself: nothing travels. Ideal scaling keeps its rate."""
+
+    def __init__(self, x: Problem) -> None:
+        self.x, self.kernel = x, x.kernel()
+        self.table = SliceTable(x.mask.slices, x.mask.total_seqlen_q, x.mask.total_seqlen_k)
+        self.out, self.lse = self.forward()
+
+    def forward(self) -> OutLse:
+        x = self.x
+        return self.kernel.forward(x.q, x.k, x.v, self.table, x.scale)
+
+    def backward(self) -> Grads:
+        x = self.x
+        delta = row_delta(self.out, x.dout, self.lse.dtype)
+        return self.kernel.backward(
+            x.dout, x.q, x.k, x.v, self.lse, delta, self.table, x.scale, grad_dtype=x.q.dtype
+        )
+
+    def full(self) -> tuple[Tensor, ...]:
+        return self.out, *self.backward()
