@@ -57,6 +57,11 @@ class MagiConfig:
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""
 
+    dkv_reduce_in_fp32: bool = True
+    """Partial gradients of keys and values travel home in fp32. False: in the dtype of the inputs,
+    half the bytes for bf16, rounded once more for every rank that reads a row; the sums are fp32
+    either way."""
+
     agreement_timeout_s: float = 300.0
     """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. Ranks that
     disagree are told at once."""
@@ -67,6 +72,8 @@ class MagiConfig:
             _convert(self, name, lambda value: int(operator.index(value)), "an integer")
         for name in ("max_imbalance", *_RATES, "stage_latency_us"):
             _convert(self, name, float, "a number")
+        for name in ("deterministic", "dkv_reduce_in_fp32"):
+            _require(isinstance(getattr(self, name), bool), name, "True or False", self)
         _require(
             self.chunk_size is None or self.chunk_size >= 1, "chunk_size", ">= 1 or None", self
         )

@@ -121,15 +121,16 @@ def chunks_in_flight(config: RunConfig, dp: int, stage: int) -> int:
 
 
 def receive_bytes(config: RunConfig, plan: AttnPlan) -> int:
-    """Fullest rank's buffers of one layer: keys and values of two stages, fp32 gradients of all."""
+    """Fullest rank's buffers of one layer: keys and values of two stages, gradients of all."""
     m, tp = config.model, config.parallel.tp
     element = _element(config)
+    on_wire = 4 if config.magi.dkv_reduce_in_fp32 else element
     row = 2 * m.num_query_groups // tp * m.kv_channels
     worst = 0
     for rank in range(plan.cp_size):
         casts = [s.cast.num_recv for s in plan.rank_plan(rank).stages if s.cast is not None]
         together = max((sum(casts[i : i + 2]) for i in range(len(casts))), default=0)
-        worst = max(worst, row * (element * together + 4 * sum(casts)))
+        worst = max(worst, row * (element * together + on_wire * sum(casts)))
     return worst
 
 

@@ -29,6 +29,8 @@ def test_equal_configs_have_equal_digests() -> None:
         ("overlap_degree", 65, ValueError, "between 0 and 64, or None, got 65"),
         ("dispatch", "best", ValueError, "must be 'lpt' or 'swap', got 'best'"),
         ("kernel_backend", "fa3", ValueError, "must be one of"),
+        ("dkv_reduce_in_fp32", "no", ValueError, "must be True or False, got 'no'"),
+        ("deterministic", None, ValueError, "must be True or False, got None"),
     ],
 )
 def test_bad_values_are_refused(field: str, value: object, error: type, text: str) -> None:

@@ -30,7 +30,7 @@ class PendingReduce:
         equal bits.
 
         Args:
-            owned: [num_local_tokens, ...] accumulators in the dtype of the partial sums.
+            owned: [num_local_tokens, ...] accumulators; the partial sums are added in their dtype.
         """
         if self.work is not None:
             self.work.wait()
@@ -39,7 +39,7 @@ class PendingReduce:
         for start, end in pairwise(bounds):
             rows = split_columns(self.buffer[start:end], self.shapes)
             for target, part in zip(owned, rows, strict=True):
-                target.index_add_(0, index[start:end], part)
+                target.index_add_(0, index[start:end], part.to(target.dtype))
 
 
 def group_reduce(

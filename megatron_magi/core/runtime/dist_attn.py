@@ -70,6 +70,7 @@ def dist_attn(
         resolve_group(cp_group),
         select_backend(plan.config.kernel_backend, q.device, q.dtype, plan.config.deterministic),
         q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale),
+        acc_dtype(q.dtype) if plan.config.dkv_reduce_in_fp32 else q.dtype,
     )
     out, lse = _DistAttn.apply(q, k, v, work)
     return out, lse
@@ -83,6 +84,8 @@ class _StageWork:
     group: dist.ProcessGroup | None
     backend: AttnBackend
     softmax_scale: float
+    wire_dtype: torch.dtype
+    """Of partial gradients on their way home."""
 
 
 Attend = Callable[[StagePlan, Tensor, Tensor], None]
@@ -159,18 +162,21 @@ class _DistAttn(torch.autograd.Function):
 
         def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
             nonlocal dq, home
+            own = stage.num_keys - (0 if stage.cast is None else stage.cast.num_recv)
+            wanted = dtype if own else work.wire_dtype
             if len(stage.slices):
+                if dq is None and wanted != dtype:
+                    dq = torch.zeros_like(q, dtype=dtype)
                 dq, dkeys, dvalues = work.backend.backward(
                     dout, q, keys, values, lse, delta, _table(stage, len(q)), work.softmax_scale,
-                    dq_acc=dq, grad_dtype=dtype,
+                    dq_acc=dq, grad_dtype=wanted,
                 )  # fmt: skip
             else:
-                dkeys, dvalues = (torch.zeros_like(x, dtype=dtype) for x in (keys, values))
-            own = stage.num_keys - (0 if stage.cast is None else stage.cast.num_recv)
+                dkeys, dvalues = (torch.zeros_like(x, dtype=wanted) for x in (keys, values))
             if own:
                 home = dkeys[:own], dvalues[:own]
             if stage.cast is not None:
-                partials = (dkeys[own:], dvalues[own:])
+                partials = [x[own:].to(work.wire_dtype) for x in (dkeys, dvalues)]
                 homeward.append(group_reduce(partials, stage.cast, work.group))
 
         _for_each_stage(work, k, v, attend)

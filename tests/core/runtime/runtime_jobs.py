@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -113,6 +114,27 @@ NAMED = {
     "shared question": masks.shared_question([30, 9], [[20, 11, 5], [8]]),
     "block causal": masks.block_causal([[16, 20], [12, 12, 12]]),
 }
+
+
+def wire_dtype(
+    rank: int, cp_size: int, name: str, degree: int, dtype: torch.dtype, in_fp32: bool
+) -> None:
+    """Partial gradients travel in the dtype that was asked for, and are as good as one process."""
+    from megatron_magi.core.runtime import dist_attn
+
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    seen: list[torch.dtype] = []
+
+    def spy(partials: Any, *args: Any) -> Any:
+        seen.extend(x.dtype for x in partials)
+        return group_reduce(partials, *args)
+
+    config = MagiConfig(overlap_degree=degree, dkv_reduce_in_fp32=in_fp32)
+    with mock.patch.object(dist_attn, "group_reduce", spy):
+        check_against_dense(NAMED[name], config, group, dtype, seed=len(name))
+    assert seen and set(seen) == {torch.float32 if in_fp32 else dtype}
 
 
 def second_mask(rank: int, cp_size: int) -> None:

@@ -29,6 +29,16 @@ def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
     pool(WORLD).run(jobs.named_mask, 4, "packed", 2, dtype)
 
 
+@pytest.mark.parametrize("in_fp32", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cp_size, degree", [(2, 0), (5, 2)])
+@pytest.mark.parametrize("name", ["causal", "shared question"])
+def test_partial_gradients_on_the_wire(
+    name: str, cp_size: int, degree: int, dtype: torch.dtype, in_fp32: bool
+) -> None:
+    pool(WORLD).run(jobs.wire_dtype, cp_size, name, degree, dtype, in_fp32)
+
+
 def test_second_mask_on_one_dispatch() -> None:
     pool(WORLD).run(jobs.second_mask, 3)
 
