@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron_magi.core.kernel.calls import must_dispatch
 from megatron_magi.core.kernel.cuda_forward import aligned, empty_as, on_device, stream_handle
 from megatron_magi.core.kernel.cuda_library import (
     DTYPE_CODES,
@@ -130,10 +131,9 @@ def has_cuda_row_delta(out_THD: Tensor, dout_THD: Tensor) -> bool:
     Not while tracing: fake tensors have no memory, and the compiler fuses the plain form anyway.
     """
     return (
-        type(out_THD) is Tensor
-        and type(dout_THD) is Tensor
-        and cuda_library.cache_info().currsize > 0
+        cuda_library.cache_info().currsize > 0
         and out_THD.is_cuda
+        and not must_dispatch(out_THD, dout_THD)
         and out_THD.dtype in (torch.bfloat16, torch.float16)
         and dout_THD.dtype == out_THD.dtype
         and out_THD.shape[-1] in (64, 128)
@@ -241,11 +241,12 @@ def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
 @functools.lru_cache(maxsize=1)
 def _library() -> CudaLibrary:
     library = cuda_library()
-    size = library.function("magi_bwd_params_bytes")()
-    if size != ctypes.sizeof(BwdParams):
+    want = ctypes.sizeof(BwdParams), ctypes.sizeof(DeltaParams)
+    got = tuple(library.function(f"magi_{x}_params_bytes")() for x in ("bwd", "delta"))
+    if got != want:
         raise CudaKernelError(
-            f"the CUDA library must take {ctypes.sizeof(BwdParams)} bytes of backward parameters, "
-            f"got {size}; rebuild with python -m megatron_magi.build --force"
+            f"the CUDA library must take {want} bytes of backward and delta parameters, got {got}; "
+            f"rebuild with python -m megatron_magi.build --force"
         )
     return library
 

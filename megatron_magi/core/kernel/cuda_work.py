@@ -41,7 +41,8 @@ class DeviceBuffer:
 
     @classmethod
     def upload(cls, host: np.ndarray, device: torch.device) -> DeviceBuffer:
-        data = torch.from_numpy(host).to(device)
+        with torch.inference_mode(False):  # used by later calls as well
+            data = torch.from_numpy(host).to(device)
         ready = torch.cuda.Event()
         stream = torch.cuda.current_stream(device)
         ready.record(stream)
@@ -214,5 +215,7 @@ def tile_counter(device: torch.device, stream: int) -> Tensor:
     key = (device.index, stream)
     if key not in _counters:
         # Copied rather than filled there: initcheck, which looks at our kernels only, sees copies.
-        _counters[key] = torch.zeros(2, dtype=torch.int32).to(device)
+        with torch.inference_mode(False):
+            made = torch.zeros(2, dtype=torch.int32).to(device)
+        return _counters.setdefault(key, made)  # of two threads the first one's counts
     return _counters[key]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.kernel.backend import select_backend
-from megatron_magi.core.kernel.eager import attend, must_dispatch
-from megatron_magi.core.kernel.slice_table import slice_table, slices_tensor
+from megatron_magi.core.kernel.calls import must_dispatch, refuse_tangents
+from megatron_magi.core.kernel.eager import Attend, attend
+from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
 
@@ -78,16 +78,15 @@ def flex_flash_attn_func(
         _check_lengths(slices, q.shape[0], k.shape[0])
         slices = _tensor_of_mask(slices)
     _check_slices(slices)
+    refuse_tangents(q, k, v)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    dtype = out_dtype or q.dtype
+    how = Attend(scale, out_dtype or q.dtype, backend, deterministic)
     if must_dispatch(q, k, v, slices):
         out, lse = torch.ops.magi.flex_attn_fwd(
-            q, k, v, slices, scale, dtype, backend, deterministic
+            q, k, v, slices, how.softmax_scale, how.out_dtype, how.backend, how.deterministic
         )
     else:
-        table = slice_table(slices, q.shape[0], k.shape[0])
-        kernel = select_backend(backend, q.device, q.dtype, deterministic)
-        out, lse = attend(q, k, v, table, kernel, scale, dtype)
+        out, lse = attend(q, k, v, slices, how)
     return out, AttnForwardMeta(lse)
 
 

@@ -171,7 +171,8 @@ def row_intervals(table: SliceTable, device: torch.device) -> tuple[Tensor, Tens
     if key not in table.cache:
         first, last = _intervals(table.slices, table.num_q)
         empty = (last <= first).all(0)
-        table.cache[key] = tuple(torch.from_numpy(x).to(device) for x in (first, last, empty))
+        with torch.inference_mode(False):  # later calls may save them for backward
+            table.cache[key] = tuple(torch.from_numpy(x).to(device) for x in (first, last, empty))
     return table.cache[key]
 
 
@@ -202,7 +203,8 @@ def block_mask(table: SliceTable, device: torch.device) -> Any:
     """FlexAttention's BlockMask of the table, made once per device."""
     key = ("flex block mask", device)
     if key not in table.cache:
-        table.cache[key] = _make_block_mask(table, device)
+        with torch.inference_mode(False):
+            table.cache[key] = _make_block_mask(table, device)
     return table.cache[key]
 
 

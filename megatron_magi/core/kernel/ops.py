@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.kernel.backend import acc_dtype, select_backend
+from megatron_magi.core.kernel.calls import refuse_second_derivative
 from megatron_magi.core.kernel.slice_table import slice_table
 
 _library = torch.library.Library("magi", "DEF")
@@ -114,3 +115,4 @@ torch.library.register_fake("magi::flex_attn_bwd", _fake_backward, lib=_library)
 torch.library.register_autograd(
     "magi::flex_attn_fwd", _differentiate, setup_context=_save, lib=_library
 )
+torch.library.register_autograd("magi::flex_attn_bwd", refuse_second_derivative, lib=_library)

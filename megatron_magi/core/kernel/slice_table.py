@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class SliceTable:
 _MAX_TABLES = 256
 _by_tensor: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _by_content: OrderedDict[tuple[bytes, int, int], SliceTable] = OrderedDict()
+_lock = threading.Lock()
 
 
 def slice_table(slices: Tensor, num_q: int, num_k: int) -> SliceTable:
@@ -57,12 +59,13 @@ def slice_table(slices: Tensor, num_q: int, num_k: int) -> SliceTable:
 
 def _from_content(slices: IntArray, num_q: int, num_k: int) -> SliceTable:
     key = (np.ascontiguousarray(slices).tobytes(), num_q, num_k)
-    if key not in _by_content:
-        _by_content[key] = SliceTable(AttnMask(slices, num_q, num_k).slices, num_q, num_k)
-        while len(_by_content) > _MAX_TABLES:
-            _by_content.popitem(last=False)
-    _by_content.move_to_end(key)
-    return _by_content[key]
+    with _lock:
+        if key not in _by_content:
+            _by_content[key] = SliceTable(AttnMask(slices, num_q, num_k).slices, num_q, num_k)
+            while len(_by_content) > _MAX_TABLES:
+                _by_content.popitem(last=False)
+        _by_content.move_to_end(key)
+        return _by_content[key]
 
 
 def slices_tensor(mask: AttnMask) -> Tensor:

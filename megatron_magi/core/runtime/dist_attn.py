@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.group_cast import PendingCast, group_cast
 from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.kernel.backend import AttnBackend, acc_dtype, select_backend
+from megatron_magi.core.kernel.calls import differentiable_once, refuse_tangents
 from megatron_magi.core.kernel.flex_attn import check_qkv
 from megatron_magi.core.kernel.ops import score_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
@@ -64,6 +64,7 @@ def dist_attn(
     """
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
+    refuse_tangents(q, k, v)
     ensure_agreed(plan, cp_group)
     work = _StageWork(
         plan.rank_plan(group_rank(cp_group)),
@@ -149,7 +150,7 @@ class _DistAttn(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         work: _StageWork = ctx.work
@@ -184,7 +185,12 @@ class _DistAttn(torch.autograd.Function):
         for pending in homeward:
             pending.add_into((dk, dv))
         dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None
+        return dq, _alone(dk.to(k.dtype)), _alone(dv.to(v.dtype)), None
+
+
+def _alone(x: Tensor) -> Tensor:
+    """``x`` without the rest of a buffer that it may be a view of: gradients are kept."""
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
 
 
 def _sum_dtype(plan: RankPlan, dtype: torch.dtype) -> torch.dtype:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.kernel.calls import differentiable_once
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, RollPlan, make_roll_plan
 from megatron_magi.core.runtime.agreement import ensure_agreed
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens
@@ -45,7 +45,7 @@ class _Roll(torch.autograd.Function):
         return _roll(x, shift, layout, cp_group, dim)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rolled = _roll(grad, -ctx.shift, ctx.layout, ctx.cp_group, ctx.dim)
         return rolled, None, None, None, None

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
+from megatron_magi.core.kernel.calls import differentiable_once
 from megatron_magi.core.plan import AttnPlan, DispatchPlan
 from megatron_magi.core.runtime.agreement import agree
 
@@ -95,7 +95,7 @@ class _Dispatch(torch.autograd.Function):
         return _select(x, layout, group_rank(cp_group), dim, pad_value)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _gather(grad, ctx.layout, ctx.cp_group, ctx.dim), None, None, None, None
 
@@ -109,7 +109,7 @@ class _Undispatch(torch.autograd.Function):
         return _gather(x_local, layout, cp_group, dim)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         group = resolve_group(ctx.cp_group)
         if ctx.partial and group is not None:

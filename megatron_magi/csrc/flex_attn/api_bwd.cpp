@@ -19,6 +19,10 @@ MAGI_EXPORT int magi_bwd_params_bytes() {
   return sizeof(MagiBwdParams);
 }
 
+MAGI_EXPORT int magi_delta_params_bytes() {
+  return sizeof(MagiDeltaParams);
+}
+
 MAGI_EXPORT int magi_flex_attn_bwd(const MagiBwdParams* params, char* message, int message_bytes) {
   return report(magi::launch_bwd(*params), message, message_bytes);
 }

@@ -236,6 +236,15 @@ def test_scores_in_the_hundreds_of_millions(dtype: torch.dtype) -> None:
         assert (x.double() - y).norm() < 0.02 * y.norm(), name
 
 
+@pytest.mark.parametrize("delta", [float("inf"), float("nan")])
+def test_rows_that_see_nothing_may_have_any_delta(delta: float) -> None:
+    """A gradient of their lse is infinite, for one."""
+    run = Run(CORNER[3])
+    assert (run.args[4] == -torch.inf).any()
+    run.args[5][run.args[4] == -torch.inf] = delta
+    run.check(_backward(run))
+
+
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
 def test_the_op_with_gradients_of_out_and_lse(out_dtype: torch.dtype) -> None:
     """Eager calls and the dispatched op, out in either dtype, inputs that are views."""

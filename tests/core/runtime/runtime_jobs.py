@@ -263,6 +263,21 @@ def cache_hit_meets_miss(rank: int, cp_size: int) -> None:
         ensure_agreed(plan, group)
 
 
+def gradient_memory(rank: int, cp_size: int, degree: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    mask = masks.full(64)
+    plan = magi.plan(mask, group, SHAPE, MagiConfig(overlap_degree=degree))
+    leaves = [
+        magi.dispatch(x, plan, group).detach().requires_grad_()
+        for x in random_qkv(mask, 4, 2, 8, torch.float32, 0)[:3]
+    ]
+    magi.dist_attn(*leaves, plan, group)[0].sum().backward()
+    for leaf in leaves:
+        assert leaf.grad.untyped_storage().nbytes() == leaf.nbytes
+
+
 def gradient_of_lse(rank: int, cp_size: int) -> None:
     group = subgroup(cp_size)
     if rank >= cp_size:

@@ -47,6 +47,11 @@ def test_two_runs_give_equal_bits() -> None:
     pool(WORLD).run(jobs.equal_bits, 4)
 
 
+@pytest.mark.parametrize("degree", [0, 1])
+def test_gradients_do_not_keep_receive_buffers(degree: int) -> None:
+    pool(WORLD).run(jobs.gradient_memory, 4, degree)
+
+
 def test_gradient_of_lse() -> None:
     pool(WORLD).run(jobs.gradient_of_lse, 3)
 

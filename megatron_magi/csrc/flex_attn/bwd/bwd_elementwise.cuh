@@ -75,8 +75,11 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
   float shift = 0.f, delta = 0.f;  // rows behind the end are never used, but they are read
   if (token < args.num_q) {
     const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
-    shift = lse == -INFINITY ? kHidden : -lse / args.softmax_scale;
-    delta = args.delta[token * args.delta_stride_token + head * args.delta_stride_head];
+    const bool sees = lse != -INFINITY;
+    shift = sees ? -lse / args.softmax_scale : kHidden;
+    // A row that sees nothing takes no part; its delta may be infinite (a gradient of its lse).
+    delta =
+        sees ? args.delta[token * args.delta_stride_token + head * args.delta_stride_head] : 0.f;
   }
   const int64_t row = static_cast<int64_t>(head) * args.stat_rows + token;
   args.stats[row] = split_stat<Element>(shift);

@@ -1,0 +1,81 @@
+"""Who is calling: whether the op must be seen, and what may not be differentiated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def must_dispatch(*tensors: Tensor) -> bool:
+    """Whether somebody wants to see ``torch.ops.magi``: torch.compile, tracing, a dispatch mode
+    (fake tensors, selective checkpointing, flop counters), a transform, or a tensor that is no
+    plain one or has no memory."""
+    return (
+        any(type(x) is not Tensor or x.is_meta for x in tensors)
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
+    )
+
+
+def refuse_tangents(*tensors: Tensor) -> None:
+    """Forward-mode differentiation would see no derivative.
+
+    Raises:
+        NotImplementedError: inputs with tangents.
+    """
+    if forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            "attention has no forward-mode derivative (jvp), got inputs with tangents; use "
+            "reverse mode (backward, vjp)"
+        )
+
+
+Backward = Callable[..., tuple[Tensor | None, ...]]
+
+
+def differentiable_once(backward: Backward) -> Backward:
+    """An autograd function's backward, a derivative of which is an error instead of missing.
+
+    ``torch.autograd.function.once_differentiable`` is not enough: its error hangs on new leaves, so
+    a derivative by given inputs (``torch.autograd.grad``) passes it by. Here it hangs between the
+    gradients and all they depend on.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return results
+        needed = (*ctx.saved_tensors, *grads)
+        made = iter(_Once.apply(len(needed), *needed, *(x for x in results if x is not None)))
+        return tuple(None if x is None else next(made) for x in results)
+
+    return run
+
+
+def refuse_second_derivative(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "attention can be differentiated once, got a second derivative through it; leave out "
+        "create_graph=True, or use PyTorch's own attention where you need it"
+    )
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, num_inputs: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in tensors[num_inputs:] if x is not None)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()

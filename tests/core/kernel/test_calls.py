@@ -1,0 +1,139 @@
+"""Ways to call the op: second derivatives, checkpoints, modes, tracing, transforms."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import megatron_magi as magi
+from megatron_magi import flex_flash_attn_func, masks
+from megatron_magi.core.kernel.flex_fallback import FlexBackend, block_mask, row_intervals
+from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
+from tests.dense import dense_attention, random_qkv
+
+MASK = masks.from_cu_seqlens([0, 5, 12])
+SLICES = slices_tensor(MASK)
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return list(random_qkv(MASK, 4, 2, 8, dtype, 3)[:3])
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flex_flash_attn_func(q, k, v, slices=SLICES)[0]
+
+
+def dispatched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.ops.magi.flex_attn_fwd(q, k, v, SLICES, 8**-0.5, q.dtype, "auto", False)[0]
+
+
+def distributed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return magi.dist_attn(q, k, v, magi.plan(MASK, 1, magi.HeadShape(4, 2, 8)), None)[0]
+
+
+def moved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Dispatch and undispatch alone: linear, so only the gradient itself has a derivative."""
+    plan = magi.plan(MASK, 1, magi.HeadShape(4, 2, 8))
+    return magi.undispatch(magi.dispatch(q * q, plan, None), plan, None)
+
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(),
+    "square": lambda x: (x * x).sum(),
+}
+
+
+@pytest.mark.parametrize(
+    "attention, loss",
+    [(a, loss) for a in (eager, dispatched, distributed) for loss in LOSSES] + [(moved, "square")],
+)
+def test_second_derivatives_are_an_error_and_never_missing(attention: Attention, loss: str) -> None:
+    q, k, v = inputs()
+    (first,) = torch.autograd.grad(LOSSES[loss](attention(q, k, v)), q, create_graph=True)
+    for second in (
+        lambda: torch.autograd.grad((first**2).sum() + q.sum(), q, retain_graph=True),
+        lambda: (first**2).sum().backward(),
+    ):
+        with pytest.raises(RuntimeError, match=r"differentiated once.*leave out create_graph"):
+            second()
+
+
+def test_a_first_derivative_in_a_graph_is_right() -> None:
+    q, k, v = inputs()
+    for a, b in zip(
+        torch.autograd.grad(eager(q, k, v).sin().sum(), (q, k, v), create_graph=True),
+        torch.autograd.grad(dense_attention(q, k, v, MASK, 8**-0.5)[0].sin().sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "magi":
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_mode_around_one_half_of_a_checkpointed_step(where: str) -> None:
+    """The recomputed forward runs the other way; what it saves must fit."""
+    q, k, v = inputs()
+    want = torch.autograd.grad(eager(q, k, v).square().sum(), (q, k, v))
+    watch = Watch()
+    with watch if where == "forward" else contextlib.nullcontext():
+        loss = checkpoint(eager, q, k, v, use_reentrant=False).square().sum()
+    with watch if where == "backward" else contextlib.nullcontext():
+        got = torch.autograd.grad(loss, (q, k, v))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+    expected = ["flex_attn_fwd.default", "flex_attn_bwd.default"]
+    assert watch.names == (expected[:1] if where == "forward" else expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_traced_function_records_the_op() -> None:
+    q, k, v = (x.detach() for x in inputs(torch.float32))
+    eager(q, k, v)  # the table is known
+    traced = torch.jit.trace(lambda q, k, v: eager(q, k, v), (q, k, v))
+    assert "magi::flex_attn_fwd" in str(traced.graph)
+    torch.testing.assert_close(traced(2 * q, k, v), eager(2 * q, k, v))
+
+
+def test_batched_gradients() -> None:
+    q, k, v = inputs()
+    out = eager(q, k, v)
+    seeds = torch.randn(3, *out.shape, dtype=out.dtype)
+    (got,) = torch.autograd.grad(out, q, seeds, is_grads_batched=True, retain_graph=True)
+    for row, seed in zip(got, seeds, strict=True):
+        torch.testing.assert_close(row, torch.autograd.grad(out, q, seed, retain_graph=True)[0])
+
+
+@pytest.mark.parametrize("attention", [eager, distributed])
+def test_forward_mode_is_refused(attention: Attention) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match=r"no forward-mode derivative.*use reverse mode"),
+    ):
+        attention(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+
+
+def test_flex_fallback_keeps_nothing_that_only_inference_may_use() -> None:
+    table = SliceTable(MASK.slices, 12, 12)
+    q, k, v, _ = random_qkv(MASK, 4, 2, 16, torch.float32, 3)
+    with torch.inference_mode():
+        FlexBackend().forward(q.detach(), k.detach(), v.detach(), table, 0.25)
+    assert not any(x.is_inference() for x in row_intervals(table, q.device))
+    assert not block_mask(table, q.device).kv_num_blocks.is_inference()
