@@ -15,3 +15,22 @@ def test_without_a_gpu_nothing_is_called_clean() -> None:
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
     assert done.returncode == 2 and "a Hopper GPU is needed" in done.stderr
     assert "clean" not in done.stdout
+
+
+@pytest.mark.parametrize("code, verdict", [(0, "clean"), (9, "FINDINGS")])
+@pytest.mark.parametrize("tool, few", [("racecheck", False), ("initcheck", True)])
+def test_output_is_shown_and_the_exit_code_decides(
+    code: int, verdict: str, tool: str, few: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fake = tmp_path / "compute-sanitizer"
+    fake.write_text(f'#!/bin/sh\necho "args $@"\necho\necho "last word" >&2\nexit {code}\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from sanitize_kernels import sanitize
+
+    assert sanitize(tool) == (code == 0)
+    shown = capsys.readouterr().out.splitlines()
+    assert f"args --tool {tool}" in shown[0] and shown[0].endswith("--few") == few
+    assert len(shown) == 3 and shown[2] == f"{tool}: {verdict}: last word"

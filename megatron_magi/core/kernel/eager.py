@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.backend import OutLse, select_backend
 from megatron_magi.core.kernel.calls import differentiable_once, must_dispatch
-from megatron_magi.core.kernel.ops import score_delta
+from megatron_magi.core.kernel.ops import saveable, score_delta
 from megatron_magi.core.kernel.slice_table import SliceTable, slice_table
 
 
@@ -47,7 +47,7 @@ class _EagerAttn(torch.autograd.Function):
         ctx.table, ctx.how = slice_table(slices, q.shape[0], k.shape[0]), how
         out, lse = _forward(q, k, v, ctx.table, how)
         # What the dispatched op saves, in its order: a checkpoint may run one and then the other.
-        ctx.save_for_backward(q, k, v, slices, out, lse)
+        ctx.save_for_backward(q, k, v, saveable(slices), out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
 

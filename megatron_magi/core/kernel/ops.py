@@ -75,7 +75,12 @@ def _fake_backward(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, slices, ctx.softmax_scale, _, ctx.backend, ctx.deterministic = inputs
-    ctx.save_for_backward(q, k, v, slices, *output)
+    ctx.save_for_backward(q, k, v, saveable(slices), *output)
+
+
+def saveable(slices: Tensor) -> Tensor:
+    """Autograd does not save what was made in inference mode; a mask may well have been."""
+    return slices.clone() if slices.is_inference() else slices
 
 
 def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:

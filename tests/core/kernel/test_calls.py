@@ -130,6 +130,18 @@ def test_forward_mode_is_refused(attention: Attention) -> None:
         attention(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)), k, v)
 
 
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, Watch])
+def test_slices_that_were_made_in_inference_mode(mode: Callable[[], Any]) -> None:
+    with torch.inference_mode():
+        slices = slices_tensor(MASK)
+    q, k, v = inputs()
+    with mode():
+        out, _ = flex_flash_attn_func(q, k, v, slices=slices)
+        got = torch.autograd.grad(out.sin().sum(), (q, k, v))
+    for a, b in zip(got, torch.autograd.grad(eager(q, k, v).sin().sum(), (q, k, v)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_flex_fallback_keeps_nothing_that_only_inference_may_use() -> None:
     table = SliceTable(MASK.slices, 12, 12)
     q, k, v, _ = random_qkv(MASK, 4, 2, 16, torch.float32, 3)
