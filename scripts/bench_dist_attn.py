@@ -7,6 +7,7 @@
 One process per rank. Implementations, in turn, round after round; a round starts together and
 counts for its slowest rank, the median of the rounds is reported:
   ours         dist_attn, the planner's overlap degree; oursN: overlap degree N
+  narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
   all_gather   contiguous tokens, all keys and values to every rank, our kernel
   one_gpu      the whole mask on every GPU by itself (as many times longer as there are ranks)
@@ -34,7 +35,7 @@ from bench_kernel_masks import MASKS
 from bench_kernel_record import describe
 from bench_kernel_timing import MOST_DIFFERENCE, difference
 
-from megatron_magi import HeadShape
+from megatron_magi import HeadShape, MagiConfig
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
 WARM_ROUNDS = 2
@@ -64,16 +65,18 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     """The implementation called so; `kernels` runs the plan of `ours`."""
     if name.startswith("ours"):
-        return Ours(x, int(name[4:]) if name[4:] else None)
+        return Ours(x, MagiConfig(overlap_degree=int(name[4:]) if name[4:] else None))
+    if name == "narrow":
+        return Ours(x, MagiConfig(dkv_reduce_in_fp32=False))
     if name == "kernels":
-        ours = made["ours"] if "ours" in made else Ours(x, None)
+        ours = made["ours"] if "ours" in made else Ours(x, MagiConfig())
         assert isinstance(ours, Ours)
         return KernelsOnly(x, ours)
     if name == "all_gather":
         return AllGather(x)
     if name == "one_gpu":
         return OneGpu(x)
-    raise SystemExit(f"--impls takes ours, oursN, kernels, all_gather, one_gpu, got {name}")
+    raise SystemExit(f"--impls takes ours, oursN, narrow, kernels, all_gather, one_gpu, got {name}")
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:

@@ -72,9 +72,8 @@ class Call(Protocol):
 class Ours:
     """dist_attn, forward and backward through autograd as a model calls it."""
 
-    def __init__(self, x: Problem, degree: int | None) -> None:
+    def __init__(self, x: Problem, config: MagiConfig) -> None:
         self.group = dist.group.WORLD
-        config = MagiConfig(overlap_degree=degree)
         self.plan = magi.plan(x.mask, self.group, x.heads, config)
         local = [magi.dispatch(t, self.plan, self.group) for t in (x.q, x.k, x.v)]
         self.dout = magi.dispatch(x.dout, self.plan, self.group)

@@ -21,7 +21,7 @@ def bench(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
 
 def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
-    impls = ["ours", "ours0", "kernels", "all_gather", "one_gpu"]
+    impls = ["ours", "ours0", "narrow", "kernels", "all_gather", "one_gpu"]
     command = [sys.executable, SCRIPTS / "bench_dist_attn.py", "--device", "cpu", "--ranks", "2"]
     command += ["--tokens", "48", "--masks", "packed_causal,swa1024", "--impls", ",".join(impls)]
     command += ["--heads", "4,2", "--head-dim", "8", "--rounds", "2"]
