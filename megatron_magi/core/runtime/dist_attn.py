@@ -90,6 +90,7 @@ class _StageWork:
 
 
 Attend = Callable[[StagePlan, Tensor, Tensor], None]
+Pair = tuple[Tensor, Tensor]
 
 
 def _for_each_stage(work: _StageWork, k: Tensor, v: Tensor, attend: Attend) -> None:
@@ -158,13 +159,11 @@ class _DistAttn(torch.autograd.Function):
         delta = score_delta(out, dout, dlse, lse.dtype)
         dtype = _sum_dtype(work.rank_plan, q.dtype)
         dq: Tensor | None = None
-        home: tuple[Tensor, Tensor] | None = None  # of this rank's rows, all in the first stage
-        homeward: list[PendingReduce] = []
+        homeward = _Homeward(work)
 
         def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
-            nonlocal dq, home
-            own = stage.num_keys - (0 if stage.cast is None else stage.cast.num_recv)
-            wanted = dtype if own else work.wire_dtype
+            nonlocal dq
+            wanted = dtype if _own_keys(stage) else work.wire_dtype
             if len(stage.slices):
                 if dq is None and wanted != dtype:
                     dq = torch.zeros_like(q, dtype=dtype)
@@ -174,18 +173,41 @@ class _DistAttn(torch.autograd.Function):
                 )  # fmt: skip
             else:
                 dkeys, dvalues = (torch.zeros_like(x, dtype=wanted) for x in (keys, values))
-            if own:
-                home = dkeys[:own], dvalues[:own]
-            if stage.cast is not None:
-                partials = [x[own:].to(work.wire_dtype) for x in (dkeys, dvalues)]
-                homeward.append(group_reduce(partials, stage.cast, work.group))
+            homeward.send(stage, (dkeys, dvalues))
 
         _for_each_stage(work, k, v, attend)
-        dk, dv = home or (torch.zeros_like(x, dtype=dtype) for x in (k, v))
-        for pending in homeward:
-            pending.add_into((dk, dv))
+        dk, dv = homeward.sums(k, v, dtype)
         dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
         return dq, _alone(dk.to(k.dtype)), _alone(dv.to(v.dtype)), None
+
+
+class _Homeward:
+    """Gradients of a stage's keys and values on their way to the ranks that own the rows."""
+
+    def __init__(self, work: _StageWork) -> None:
+        self.work = work
+        self.mine: Pair | None = None  # of this rank's rows, all in the first stage
+        self.pending: list[PendingReduce] = []
+
+    def send(self, stage: StagePlan, grads: Pair) -> None:
+        own = _own_keys(stage)
+        if own:
+            self.mine = grads[0][:own], grads[1][:own]
+        if stage.cast is not None:
+            partials = [x[own:].to(self.work.wire_dtype) for x in grads]
+            self.pending.append(group_reduce(partials, stage.cast, self.work.group))
+
+    def sums(self, k: Tensor, v: Tensor, dtype: torch.dtype) -> Pair:
+        """Of this rank's rows, when all have arrived."""
+        found = self.mine or (torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype))
+        for pending in self.pending:
+            pending.add_into(found)
+        return found
+
+
+def _own_keys(stage: StagePlan) -> int:
+    """How many of the stage's keys are this rank's own; they come first."""
+    return stage.num_keys - (0 if stage.cast is None else stage.cast.num_recv)
 
 
 def _alone(x: Tensor) -> Tensor:
