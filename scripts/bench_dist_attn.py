@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -38,6 +39,7 @@ from bench_kernel_timing import MOST_DIFFERENCE, difference
 from megatron_magi import HeadShape, MagiConfig
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
+IMPLS = r"ours\d*|narrow|kernels|all_gather|one_gpu"
 WARM_ROUNDS = 2
 
 
@@ -59,7 +61,13 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--record", type=Path, help="write a JSON record, after every mask")
     parser.add_argument("--commit", help="for the record, where there is no git")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.masks, args.impls = args.masks.split(","), args.impls.split(",")
+    if unknown := set(args.masks) - set(MASKS):
+        parser.error(f"--masks takes {', '.join(MASKS)}, got {', '.join(sorted(unknown))}")
+    if unknown := {name for name in args.impls if not re.fullmatch(IMPLS, name)}:
+        parser.error(f"--impls takes names that match {IMPLS}, got {', '.join(sorted(unknown))}")
+    return args
 
 
 def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
@@ -74,9 +82,7 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         return KernelsOnly(x, ours)
     if name == "all_gather":
         return AllGather(x)
-    if name == "one_gpu":
-        return OneGpu(x)
-    raise SystemExit(f"--impls takes ours, oursN, narrow, kernels, all_gather, one_gpu, got {name}")
+    return OneGpu(x)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
@@ -121,7 +127,7 @@ def run_mask(
     like = torch.empty(0, device=device, dtype=dtype)
     x = Problem.random(mask, HeadShape(*args.heads, args.head_dim), like)
     made: dict[str, Call] = {}
-    for impl in args.impls.split(","):
+    for impl in args.impls:
         made[impl] = build(impl, x, made)
     wrong = list(disagreements(made))
     times: dict[tuple[str, str], list[float]] = {}
@@ -171,7 +177,7 @@ def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None
     )
     began, rows, failed = time.monotonic(), [], False
     for tokens in args.tokens:
-        for name in args.masks.split(","):
+        for name in args.masks:
             over = torch.tensor([time.monotonic() - began], device=device)
             dist.broadcast(over, 0)  # ranks must agree whether to go on
             if args.seconds and over.item() > args.seconds:

@@ -83,6 +83,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="write a JSON record")
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args()
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        raise SystemExit("a Hopper GPU is needed, got none; run this on one")
     made = calls()
     times: dict[str, list[float]] = {name: [] for name in made}
     for burst in range(args.bursts + 5):

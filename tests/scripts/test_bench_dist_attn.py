@@ -59,6 +59,15 @@ def test_other_results_are_named(bench: SimpleNamespace) -> None:
     assert [line.split()[0] for line in wrong] == ["far", "nan"]
 
 
+@pytest.mark.parametrize("option", ["--masks", "--impls"])
+def test_unknown_names_are_refused_before_ranks_start(
+    option: str, bench: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench.main([option, "ours,full", "--device", "cpu"])
+    assert f"{option} takes" in capsys.readouterr().err
+
+
 def test_too_few_gpus_are_refused(
     bench: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,8 +66,8 @@ def differentiable_once(backward: Backward) -> Backward:
 
 def refuse_second_derivative(*_: Any) -> NoReturn:
     raise RuntimeError(
-        "attention can be differentiated once, got a second derivative through it; leave out "
-        "create_graph=True, or use PyTorch's own attention where you need it"
+        "attention and the moves of its tokens can be differentiated once, got a second "
+        "derivative through them; leave out create_graph=True, or use PyTorch's own attention"
     )
 
 

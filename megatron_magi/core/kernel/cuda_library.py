@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 

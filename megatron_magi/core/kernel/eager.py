@@ -6,21 +6,18 @@ Whoever has to see the op still gets it; see ``calls.must_dispatch``. Shapes as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse, select_backend
+from megatron_magi.core.kernel import ops
+from megatron_magi.core.kernel.backend import OutLse
 from megatron_magi.core.kernel.calls import differentiable_once, must_dispatch
-from megatron_magi.core.kernel.ops import saveable, score_delta
-from megatron_magi.core.kernel.slice_table import SliceTable, slice_table
 
 
-@dataclass(frozen=True)
-class Attend:
-    """The arguments of ``flex_attn_fwd`` behind its tensors."""
+class Attend(NamedTuple):
+    """The arguments of ``flex_attn_fwd`` behind its tensors, in its order."""
 
     softmax_scale: float
     out_dtype: torch.dtype
@@ -33,40 +30,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, how: Attend) -> OutL
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _EagerAttn.apply(q, k, v, slices, how)
         return out, lse
-    return _forward(q, k, v, slice_table(slices, q.shape[0], k.shape[0]), how)
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, table: SliceTable, how: Attend) -> OutLse:
-    kernel = select_backend(how.backend, q.device, q.dtype, how.deterministic)
-    return kernel.forward(q, k, v, table, how.softmax_scale, out_dtype=how.out_dtype)
+    return ops.forward(q, k, v, slices, *how)
 
 
 class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, slices: Tensor, how: Attend) -> OutLse:
-        ctx.table, ctx.how = slice_table(slices, q.shape[0], k.shape[0]), how
-        out, lse = _forward(q, k, v, ctx.table, how)
+        out, lse = ops.forward(q, k, v, slices, *how)
         # What the dispatched op saves, in its order: a checkpoint may run one and then the other.
-        ctx.save_for_backward(q, k, v, saveable(slices), out, lse)
+        ctx.save_for_backward(q, k, v, ops.saveable(slices), out, lse)
         ctx.set_materialize_grads(False)
+        ctx.how = how
         return out, lse
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slices, out, lse = ctx.saved_tensors
+        scale, _, *choice = ctx.how
         dout = torch.zeros_like(out) if dout is None else dout
-        delta = score_delta(out, dout, dlse, lse.dtype)
-        return *_backward(dout, q, k, v, lse, delta, slices, ctx.table, ctx.how), None, None
-
-
-def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, slices: Tensor,
-    table: SliceTable, how: Attend,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    if must_dispatch(dout, delta, q, k, v):
-        return torch.ops.magi.flex_attn_bwd(
-            dout, q, k, v, lse, delta, slices, how.softmax_scale, how.backend, how.deterministic
-        )
-    kernel = select_backend(how.backend, q.device, q.dtype, how.deterministic)
-    return kernel.backward(dout, q, k, v, lse, delta, table, how.softmax_scale, grad_dtype=q.dtype)
+        delta = ops.score_delta(out, dout, dlse, lse.dtype)
+        seen = must_dispatch(dout, delta, q, k, v)
+        run = torch.ops.magi.flex_attn_bwd if seen else ops.backward
+        return *run(dout, q, k, v, lse, delta, slices, scale, *choice), None, None

@@ -63,7 +63,8 @@ def flex_flash_attn_func(
 
     Raises:
         TypeError, ValueError: inputs that do not fit, named with the remedy.
-        NotImplementedError: a backend that cannot run here.
+        NotImplementedError: a backend that cannot run here, or inputs with forward-mode tangents.
+        RuntimeError: in backward, a second derivative.
 
     Cost: ranges or slices given as CUDA tensors are copied to the host when first seen.
     """
@@ -82,9 +83,7 @@ def flex_flash_attn_func(
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     how = Attend(scale, out_dtype or q.dtype, backend, deterministic)
     if must_dispatch(q, k, v, slices):
-        out, lse = torch.ops.magi.flex_attn_fwd(
-            q, k, v, slices, how.softmax_scale, how.out_dtype, how.backend, how.deterministic
-        )
+        out, lse = torch.ops.magi.flex_attn_fwd(q, k, v, slices, *how)
     else:
         out, lse = attend(q, k, v, slices, how)
     return out, AttnForwardMeta(lse)

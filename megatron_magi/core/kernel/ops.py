@@ -26,7 +26,7 @@ _library.define(
 )
 
 
-def _forward(
+def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -41,7 +41,7 @@ def _forward(
     return kernel.forward(q, k, v, table, softmax_scale, out_dtype=out_dtype)
 
 
-def _backward(
+def backward(
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -113,8 +113,8 @@ def row_delta(out_THD: Tensor, dout_THD: Tensor, dtype: torch.dtype) -> Tensor:
     return (out_THD.to(dtype) * dout_THD.to(dtype)).sum(-1)
 
 
-_library.impl("flex_attn_fwd", _forward, "CompositeExplicitAutograd")
-_library.impl("flex_attn_bwd", _backward, "CompositeExplicitAutograd")
+_library.impl("flex_attn_fwd", forward, "CompositeExplicitAutograd")
+_library.impl("flex_attn_bwd", backward, "CompositeExplicitAutograd")
 torch.library.register_fake("magi::flex_attn_fwd", _fake_forward, lib=_library)
 torch.library.register_fake("magi::flex_attn_bwd", _fake_backward, lib=_library)
 torch.library.register_autograd(

@@ -58,6 +58,8 @@ def dist_attn(
     Raises:
         ValueError, TypeError: tensors or a group that do not fit the plan.
         AgreementError: ranks that planned different things.
+        NotImplementedError: inputs with forward-mode tangents.
+        RuntimeError: in backward, a second derivative.
 
     Cost: forward receives the key/value rows this rank needs, once each; backward receives them
     again and returns their gradients. The host does not wait on the device.

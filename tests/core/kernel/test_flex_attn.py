@@ -1,16 +1,13 @@
 """The kernel front and its PyTorch reference against a dense fp64 answer."""
 
-import contextlib
 import gc
 import math
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_magi import AttnMask, AttnSlice, masks
 from megatron_magi.core.kernel import flex_attn, reference
@@ -162,34 +159,6 @@ def test_meta_tensors_and_opcheck() -> None:
     q, k, v, _ = random_qkv(masks.causal(6), 4, 2, 8, torch.float64, 0)
     args = (q, k, v, slices, 0.3, torch.float64, "auto", False)
     torch.library.opcheck(torch.ops.magi.flex_attn_fwd.default, args)
-
-
-class Seen(TorchDispatchMode):
-    """Names of our ops that ran under it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "magi":
-            self.names.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def test_dispatch_modes_see_the_op_and_eager_calls_give_the_same() -> None:
-    mask = MASKS["prefix tree"]
-    q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float32, 5)
-    runs = []
-    for mode in (Seen(), contextlib.nullcontext()):
-        with mode:
-            out, meta = flex_flash_attn_func(q, k, v, slices=mask)
-            loss = (out * dout).sum() + meta.lse.exp().sum()
-            runs.append((out, meta.lse, *torch.autograd.grad(loss, (q, k, v))))
-        if isinstance(mode, Seen):
-            assert mode.names == ["flex_attn_fwd.default", "flex_attn_bwd.default"]
-    for a, b in zip(*runs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_gradients_of_lse_alone() -> None:

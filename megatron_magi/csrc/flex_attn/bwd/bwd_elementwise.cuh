@@ -1,6 +1,5 @@
-// The bandwidth-bound kernels around the main kernel: prepare (stats, zeros), convert (fp32 sums to
-// the wanted dtype) and delta, which callers make once for all stages. 16 bytes a thread and
-// access.
+// The bandwidth-bound kernels around the main kernel: prepare (stats), convert (fp32 sums to the
+// wanted dtype) and delta, which callers make once for all stages. 16 bytes a thread and access.
 #pragma once
 #include <cmath>
 

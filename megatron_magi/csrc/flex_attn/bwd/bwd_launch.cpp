@@ -30,6 +30,8 @@ Status check(const MagiBwdParams& p) {
                                   std::to_string(p.heads_per_section) + "; use 1"};
   if (p.num_splits > 1 && p.partial == nullptr)
     return {kInvalidArgument, "num_splits > 1 needs the workspace `partial`; pass it"};
+  if (p.lse == nullptr || p.delta == nullptr)
+    return {kInvalidArgument, "lse and delta are required, got none; pass both"};
   if (p.grad_dtype != p.dtype && p.grad_dtype != kMagiFp32)
     return {kUnsupported, "grad_dtype must be fp32 or that of q, got code " +
                               std::to_string(p.grad_dtype) + "; cast the result"};
