@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import megatron_magi as magi
 from megatron_magi import flex_flash_attn_func, masks
-from megatron_magi.core.kernel.flex_fallback import FlexBackend, block_mask, row_intervals
+from megatron_magi.core.kernel.flex_fallback import block_mask, row_intervals
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from tests.dense import dense_attention, random_qkv
 
@@ -156,10 +156,12 @@ def test_slices_that_were_made_in_inference_mode(mode: Callable[[], Any]) -> Non
         torch.testing.assert_close(a, b)
 
 
-def test_flex_fallback_keeps_nothing_that_only_inference_may_use() -> None:
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_flex_fallback_keeps_nothing_that_only_inference_may_use(device: str) -> None:
+    """ "meta": another device than the host's, to which the intervals are copied."""
     table = SliceTable(MASK.slices, 12, 12)
-    q, k, v, _ = random_qkv(MASK, 4, 2, 16, torch.float32, 3)
     with torch.inference_mode():
-        FlexBackend().forward(q.detach(), k.detach(), v.detach(), table, 0.25)
-    assert not any(x.is_inference() for x in row_intervals(table, q.device))
-    assert not block_mask(table, q.device).kv_num_blocks.is_inference()
+        intervals = row_intervals(table, torch.device(device))
+        made = block_mask(table, torch.device(device))
+    assert not any(x.is_inference() for x in intervals)
+    assert not made.kv_num_blocks.is_inference() and not made.kv_indices.is_inference()
