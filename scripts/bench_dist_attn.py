@@ -5,7 +5,8 @@
     python scripts/bench_dist_attn.py --device cpu --ranks 2 --tokens 64 --heads 4,2 --head-dim 16
 
 One process per rank. Implementations, in turn, round after round; a round starts together and
-counts for its slowest rank, the median of the rounds is reported:
+counts for its slowest rank, the median of the rounds is reported. The GPUs are kept busy while the
+host enqueues a round, as by the layers before it in a model; what the host takes is host_ms.
   ours         dist_attn, the planner's overlap degree; oursN: overlap degree N
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
@@ -41,6 +42,8 @@ from megatron_magi import HeadShape, MagiConfig
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
 IMPLS = r"ours\d*|narrow|kernels|all_gather|one_gpu"
 WARM_ROUNDS = 2
+HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
+CYCLES_PER_MS = 2_000_000
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -85,24 +88,29 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     return OneGpu(x)
 
 
-def timed(call: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of the slowest rank; all begin together."""
+def timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Milliseconds of the slowest rank and of its host; all begin together."""
     together = torch.zeros(1, device=device)
     dist.all_reduce(together)
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(HEAD_START_MS * CYCLES_PER_MS))
         begin.record()
+        began = time.perf_counter()
         call()
+        host = time.perf_counter() - began
         end.record()
         end.synchronize()
         took = begin.elapsed_time(end)
     else:
         began = time.perf_counter()
         call()
-        took = 1e3 * (time.perf_counter() - began)
-    slowest = torch.tensor([took], device=device)
+        host = time.perf_counter() - began
+        took = 1e3 * host
+    slowest = torch.tensor([took, 1e3 * host], device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return slowest.item()
+    ms, host_ms = slowest.tolist()
+    return ms, host_ms
 
 
 def disagreements(made: dict[str, Call]) -> Iterator[str]:
@@ -130,7 +138,7 @@ def run_mask(
     for impl in args.impls:
         made[impl] = build(impl, x, made)
     wrong = list(disagreements(made))
-    times: dict[tuple[str, str], list[float]] = {}
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for turn in range(WARM_ROUNDS + args.rounds):
         for impl, call in made.items():
             for direction, run in (("fwd", call.forward), ("bwd", call.backward)):
@@ -139,14 +147,16 @@ def run_mask(
                     times.setdefault((impl, direction), []).append(took)
     flops = 4 * mask.area() * args.heads[0] * args.head_dim
     rows = []
-    for (impl, direction), ms in times.items():
+    for (impl, direction), measured in times.items():
+        ms, host_ms = zip(*measured, strict=True)
         share = (2.5 if direction == "bwd" else 1) * flops
         share /= 1 if impl == "one_gpu" else args.ranks
         row = {
             "mask": name, "tokens": tokens, "ranks": args.ranks, "impl": impl,
             "direction": direction, "tflops": round(share / statistics.median(ms) / 1e9, 2),
             "ms": round(statistics.median(ms), 3), "min_ms": round(min(ms), 3),
-            "max_ms": round(max(ms), 3), "n": len(ms),
+            "max_ms": round(max(ms), 3), "host_ms": round(statistics.median(host_ms), 3),
+            "n": len(ms),
         }  # fmt: skip
         call = made[impl]
         if isinstance(call, Ours):
