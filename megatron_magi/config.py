@@ -34,7 +34,8 @@ class MagiConfig:
     """Budget of the swap search in trials. None: grows with the number of chunks."""
 
     overlap_degree: int | None = None
-    """Remote stages. 0: receive everything, then one kernel. None: the planner's cost model."""
+    """Remote stages. 0: receive everything, then one kernel. None: the planner's cost model, which
+    may also let the forward receive everything first and stage the backward alone."""
 
     tile_q: int = 128
     """Query rows of a kernel tile; loads are counted in tiles because that is what runs."""
@@ -47,6 +48,9 @@ class MagiConfig:
 
     kernel_tflops: float = 550.0
     """Rate of the attention kernel in TFLOP/s, for choosing the number of stages."""
+
+    memory_gib_s: float = 3700.0
+    """Bytes a kernel reads and writes per second, in GiB/s (H200: 3700 to 4000)."""
 
     stage_latency_us: float = 60.0
     """Fixed cost of one more stage in microseconds: launches, one message per peer, a merge."""
@@ -97,7 +101,7 @@ class MagiConfig:
         _require(0 <= self.stage_latency_us < math.inf, "stage_latency_us", ">= 0 and finite", self)
 
 
-_RATES = ("link_gib_s", "kernel_tflops", "agreement_timeout_s")
+_RATES = ("link_gib_s", "kernel_tflops", "memory_gib_s", "agreement_timeout_s")
 
 
 def _convert(config: MagiConfig, field: str, kind: Callable[[Any], Any], what: str) -> None:

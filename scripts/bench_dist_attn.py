@@ -162,6 +162,7 @@ def run_mask(
         if isinstance(call, Ours):
             row["received_rows"] = [int(n) for n in call.plan.rows_received]
             row["imbalance"] = round(call.plan.imbalance, 4)
+            row["degrees"] = [call.plan.forward_degree, call.plan.overlap_degree]
         rows.append(row)
     return rows, wrong
 

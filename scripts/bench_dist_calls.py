@@ -5,6 +5,7 @@ T tokens of this rank, S of the sequence, H query heads, G key/value heads, D he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from megatron_magi.core.kernel.backend import AttnBackend, OutLse, select_backen
 from megatron_magi.core.kernel.ops import row_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
+from megatron_magi.core.plan import StagePlan
 
 Grads = tuple[Tensor, Tensor, Tensor]
 
@@ -97,25 +99,31 @@ class KernelsOnly:
 
     def __init__(self, x: Problem, ours: Ours) -> None:
         self.kernel, self.scale = x.kernel(), x.scale
-        self.q, k, _ = (t.detach() for t in ours.leaves)
+        self.q, self.k, _ = (t.detach() for t in ours.leaves)
         self.dout = ours.dout
-        stages = ours.plan.rank_plan(dist.get_rank()).stages
-        self.stages = [
-            (SliceTable(s.slices, len(self.q), s.num_keys), *self._rows(k, s.num_keys))
+        view = ours.plan.rank_plan(dist.get_rank())
+        self.forward_stages = self._with_rows(view.forward_stages)
+        same = view.stages is view.forward_stages
+        self.stages = self.forward_stages if same else self._with_rows(view.stages)
+        self.out, self.lse = self.forward()
+
+    def _with_rows(self, stages: Sequence[StagePlan]) -> list[tuple[SliceTable, Tensor, Tensor]]:
+        """Table, keys and values of every stage that sees something."""
+        shape = self.k.shape[1:]
+        return [
+            (
+                SliceTable(s.slices, len(self.q), s.num_keys),
+                torch.randn(s.num_keys, *shape, dtype=self.k.dtype, device=self.k.device),
+                torch.randn(s.num_keys, *shape, dtype=self.k.dtype, device=self.k.device),
+            )
             for s in stages
             if len(s.slices)
         ]
-        self.dtype = None if len(self.stages) > 1 else self.q.dtype
-        self.out, self.lse = self.forward()
-
-    @staticmethod
-    def _rows(k: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        return tuple(torch.randn_like(k[:1].expand(count, -1, -1)) for _ in range(2))  # type: ignore[return-value]
 
     def forward(self) -> OutLse:
         so_far: OutLse | None = None
-        for table, k, v in self.stages:
-            dtype = self.dtype or torch.float32
+        dtype = self.q.dtype if len(self.forward_stages) == 1 else torch.float32
+        for table, k, v in self.forward_stages:
             so_far = self.kernel.forward(
                 self.q, k, v, table, self.scale, prev=so_far, out_dtype=dtype
             )
@@ -123,12 +131,13 @@ class KernelsOnly:
         return so_far
 
     def backward(self) -> Grads:
+        dtype = self.q.dtype if len(self.stages) == 1 else None
         out = self.out.to(self.q.dtype)
         delta, dq = row_delta(out, self.dout, self.lse.dtype), None
         for table, k, v in self.stages:
             dq, dk, dv = self.kernel.backward(
                 self.dout, self.q, k, v, self.lse, delta, table, self.scale,
-                dq_acc=dq, grad_dtype=self.dtype,
+                dq_acc=dq, grad_dtype=dtype,
             )  # fmt: skip
         assert dq is not None
         return dq, dk, dv

@@ -94,6 +94,7 @@ def plan_facts(
             "tokens_per_rank": layout.num_local_tokens,
             "padding_tokens": layout.padded_seqlen - layout.total_seqlen,
             "overlap_degree": plan.overlap_degree,
+            "forward_degree": plan.forward_degree,
             "imbalance": plan.imbalance,
             "digest": f"{plan.digest:016x}",
             "planning_ms": plan_ms,
@@ -158,7 +159,13 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
 def _stages_text(p: dict[str, Any]) -> str:
     if p["overlap_degree"] == 0:
         return "everything is received first, then one kernel call"
-    return f"own keys, then {p['overlap_degree']} of received keys, each arriving one stage ahead"
+    degree = p["overlap_degree"]
+    if p["forward_degree"] == 0:
+        return (
+            f"forward: everything is received first, one kernel call; backward: {degree} of "
+            f"received keys, own keys last"
+        )
+    return f"own keys and {degree} of received keys, each arriving one stage ahead"
 
 
 def _rank_table(facts: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan import AttnPlan, most_buffered_rows
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.parameters import rank_parameters
 
@@ -128,9 +128,11 @@ def receive_bytes(config: RunConfig, plan: AttnPlan) -> int:
     row = 2 * m.num_query_groups // tp * m.kv_channels
     worst = 0
     for rank in range(plan.cp_size):
-        casts = [s.cast.num_recv for s in plan.rank_plan(rank).stages if s.cast is not None]
-        together = max((sum(casts[i : i + 2]) for i in range(len(casts))), default=0)
-        worst = max(worst, row * (element * together + on_wire * sum(casts)))
+        view = plan.rank_plan(rank)
+        own, *remote = view.stages
+        received = sum(s.cast.num_recv for s in view.stages if s.cast is not None)
+        backward = element * most_buffered_rows([*remote, own]) + on_wire * received
+        worst = max(worst, row * max(backward, element * most_buffered_rows(view.forward_stages)))
     return worst
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan import AttnPlan, DispatchPlan
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, most_buffered_rows
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def ring_rows(plan: AttnPlan) -> int:
 
 
 def stage_rows(plan: AttnPlan) -> npt.NDArray[np.int64]:
-    """int64 [cp_size, num_stages]: key rows received."""
+    """int64 [cp_size, num_stages]: key rows received; the backward's stages."""
     rows = np.zeros((plan.cp_size, plan.num_stages), dtype=np.int64)
     stage, dst, _, start, end = plan.transfers.T
     np.add.at(rows, (dst, stage), end - start)
@@ -56,31 +56,34 @@ def stage_rows(plan: AttnPlan) -> npt.NDArray[np.int64]:
 
 
 def receive_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
-    """int64 [cp_size]: peak of the forward's receive buffers.
+    """int64 [cp_size]: peak of the forward's key and value buffers.
 
-    While a stage computes, the next one's keys and values arrive: two stages are alive.
+    While a stage computes, the next one's keys and values arrive: two stages are alive. A stage on
+    own and received rows has both in its buffer.
     """
-    rows = stage_rows(plan)
-    alive = rows.copy()
-    alive[:, :-1] += rows[:, 1:]
-    return alive.max(1) * plan.head_shape.kv_row_bytes
+    row_bytes = plan.head_shape.kv_row_bytes
+    views = [plan.rank_plan(rank).forward_stages for rank in range(plan.cp_size)]
+    return np.array([row_bytes * most_buffered_rows(stages) for stages in views], dtype=np.int64)
 
 
 def timeline(plan: AttnPlan) -> list[StageBar]:
     """The forward of every rank under the plan's cost table; a model, not a measurement.
 
     A stage's rows travel after the previous stage's, and once the stage two before it has left the
-    compute stream; they are attended when they are there and the stage before is done.
+    compute stream; they are attended when they are there and the stage before is done. Several
+    stages keep out in fp32: a pass to write it, one more for every stage merged.
     """
     heads, config = plan.head_shape, plan.config
     row_us = heads.kv_row_bytes / (config.link_gib_s * 2**30) * 1e6
-    tile_flops = 4 * heads.num_heads_q * heads.head_dim * config.tile_q * config.tile_k
-    tile_us = tile_flops / (config.kernel_tflops * 1e6)
+    row_elements = heads.num_heads_q * heads.head_dim
+    tile_us = 4 * row_elements * config.tile_q * config.tile_k / (config.kernel_tflops * 1e6)
+    out_bytes = 8 * plan.dispatch.num_local_tokens * row_elements
+    pass_us = out_bytes / (config.memory_gib_s * 2**30) * 1e6
     bars: list[StageBar] = []
     for rank in range(plan.cp_size):
-        rank_plan = plan.rank_plan(rank)
+        stages = plan.rank_plan(rank).forward_stages
         done: list[StageBar] = []
-        for i, stage in enumerate(rank_plan.stages):
+        for i, stage in enumerate(stages):
             rows = stage.cast.num_recv if stage.cast else 0
             tiles = num_tiles(plan, stage.slices, stage.num_keys)
             ready = done[i - 2].compute_end if i > 1 else 0.0
@@ -88,6 +91,7 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
             receive_end = receive_start + rows * row_us
             compute_start = max(receive_end, done[-1].compute_end if done else 0.0)
             extra = config.stage_latency_us if i else 0.0
+            extra += pass_us if len(stages) > 1 else 0.0
             compute_end = compute_start + tiles * tile_us + extra
             done.append(
                 StageBar(rank, i, rows, tiles, receive_start, receive_end, compute_start,

@@ -46,6 +46,12 @@ def test_two_stages_of_receive_buffers_are_alive() -> None:
     assert receive_bytes(p).tolist() == [w * 2 * 2 * 64 * 2 for w in want]
 
 
+def test_one_stage_on_all_keys_has_them_all_in_its_buffer() -> None:
+    p = plan(4, 0)
+    rows = p.dispatch.num_local_tokens + stage_rows(p)[:, 0]
+    assert receive_bytes(p).tolist() == (rows * 2 * 2 * 64 * 2).tolist()
+
+
 def test_zigzag_is_the_usual_layout() -> None:
     layout = zigzag_dispatch(64, 4)
     assert layout.chunk_ranks.tolist() == [0, 1, 2, 3, 3, 2, 1, 0] and layout.chunk_size == 8
@@ -65,7 +71,7 @@ def test_zigzag_is_the_usual_layout() -> None:
 def test_time_line_obeys_the_runtime(degree: int) -> None:
     p = plan(4, degree)
     bars = timeline(p)
-    assert len(bars) == 4 * p.num_stages
+    assert len(bars) == 4 * (p.forward_degree + 1)
     for rank in range(4):
         mine = [b for b in bars if b.rank == rank]
         for i, bar in enumerate(mine):

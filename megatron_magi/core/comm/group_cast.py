@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from megatron_magi.core.comm.row_kernels import gather_rows
 from megatron_magi.core.plan import GroupCastPlan
 
 _send_indices: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -24,7 +25,8 @@ class PendingCast:
     shapes: tuple[torch.Size, ...]
 
     def wait(self) -> tuple[Tensor, ...]:
-        """The received rows of each tensor, [num_recv, ...], views of one buffer.
+        """The rows of each tensor, [num_recv, ...] behind the own rows if those were asked for;
+        views of one buffer.
 
         On a GPU the current stream waits, the host does not.
         """
@@ -34,7 +36,11 @@ class PendingCast:
 
 
 def group_cast(
-    xs: Sequence[Tensor], plan: GroupCastPlan, group: dist.ProcessGroup | None
+    xs: Sequence[Tensor],
+    plan: GroupCastPlan,
+    group: dist.ProcessGroup | None,
+    *,
+    with_own: bool = False,
 ) -> PendingCast:
     """Send local rows to the ranks that read them, receive the rows this rank reads.
 
@@ -43,58 +49,81 @@ def group_cast(
             (key and value together).
         plan: send and receive table of this rank.
         group: the context-parallel group; None for one rank.
+        with_own: put all local rows in front of the received ones, copied while those travel.
 
     Returns:
         A PendingCast whose rows are ordered as ``plan.recv_ranges``.
 
     Cost: ``plan.num_sent`` rows out and ``plan.num_recv`` in, one all-to-all with uneven splits.
     """
-    send = gather_columns(xs, send_index(plan, xs[0].device))
     shapes = tuple(x.shape[1:] for x in xs)
-    recv, work = exchange(send, plan.send_counts, plan.recv_counts, group)
-    return PendingCast(work, recv, shapes)
+    send = rows_beside(xs[0], plan.num_sent, shapes)
+    gather_rows(xs, send_index(plan, xs[0].device), split_columns(send, shapes))
+    own = len(xs[0]) if with_own else 0
+    buffer = rows_beside(xs[0], own + plan.num_recv, shapes)
+    work = exchange(send, buffer[own:], plan.send_counts, plan.recv_counts, group)
+    if own:
+        gather_rows(xs, None, split_columns(buffer[:own], shapes))
+    return PendingCast(work, buffer, shapes)
 
 
 def exchange(
     send: Tensor,
+    recv: Tensor,
     send_counts: Sequence[int],
     recv_counts: Sequence[int],
     group: dist.ProcessGroup | None,
-) -> tuple[Tensor, dist.Work | None]:
-    """Rows [sum(send_counts), C] to their peers; [sum(recv_counts), C] and the work to wait on."""
-    recv = send.new_empty(sum(recv_counts), send.shape[1])
+) -> dist.Work | None:
+    """Rows [sum(send_counts), C] to their peers, [sum(recv_counts), C] from them; what to wait on.
+
+    Both are contiguous. One rank alone has nothing to exchange.
+    """
     if group is None:
         assert recv.numel() == 0, f"one rank receives nothing, got {list(recv_counts)}"
-        return recv, None
-    # As bytes: every backend moves those, and gloo knows no bfloat16.
-    work = dist.all_to_all_single(
-        recv.view(torch.uint8),
-        send.view(torch.uint8),
+        return None
+    return dist.all_to_all_single(
+        _as_bytes(recv),
+        _as_bytes(send),
         list(recv_counts),
         list(send_counts),
         group=group,
         async_op=True,
     )
-    return recv, work
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    """Every backend moves those, and gloo knows no bfloat16."""
+    if rows.numel() == 0:  # whose strides may be anything
+        return rows.new_empty(rows.shape, dtype=torch.uint8)
+    return rows.view(torch.uint8)
 
 
 def send_index(plan: GroupCastPlan, device: torch.device) -> Tensor:
     """int64 [num_sent] local rows in the order they are sent; made once per plan and device."""
     per_device = _send_indices.setdefault(plan, {})
     if device not in per_device:
-        starts = torch.from_numpy(plan.send_ranges[:, 0].astype("int64"))
-        lengths = torch.from_numpy(
-            (plan.send_ranges[:, 1] - plan.send_ranges[:, 0]).astype("int64")
-        )
-        offsets = torch.repeat_interleave(starts - lengths.cumsum(0) + lengths, lengths)
-        per_device[device] = (offsets + torch.arange(len(offsets))).to(device)
+        per_device[device] = sent_rows(plan).to(device)
     index: Tensor = per_device[device]
     return index
 
 
-def gather_columns(xs: Sequence[Tensor], index: Tensor) -> Tensor:
-    """Rows ``index`` of every tensor side by side: [len(index), total columns]."""
-    return torch.cat([x.index_select(0, index).flatten(1) for x in xs], dim=1)
+def sent_rows(plan: GroupCastPlan) -> Tensor:
+    """As ``send_index``, made anew on the host."""
+    starts = torch.from_numpy(plan.send_ranges[:, 0].astype("int64"))
+    lengths = torch.from_numpy((plan.send_ranges[:, 1] - plan.send_ranges[:, 0]).astype("int64"))
+    offsets = torch.repeat_interleave(starts - lengths.cumsum(0) + lengths, lengths)
+    return offsets + torch.arange(len(offsets))
+
+
+def rows_beside(
+    like: Tensor,
+    num_rows: int,
+    shapes: Sequence[torch.Size],
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[num_rows, C] uninitialised, for rows of these shapes side by side; see split_columns."""
+    columns = sum(shape.numel() for shape in shapes)
+    return like.new_empty(num_rows, columns, dtype=dtype or like.dtype)
 
 
 def split_columns(rows: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:

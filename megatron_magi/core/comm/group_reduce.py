@@ -9,51 +9,92 @@ from itertools import accumulate, pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.comm.group_cast import exchange, send_index, split_columns
+from megatron_magi.core.comm.group_cast import exchange, rows_beside, sent_rows, split_columns
+from megatron_magi.core.comm.row_kernels import RowSources, add_rows, add_rows_into
 from megatron_magi.core.plan import GroupCastPlan
+
+_sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @dataclass
 class PendingReduce:
-    """Partial sums on their way to their owners. ``add_into`` may be called once."""
+    """Partial sums on their way to their owners; for one call of ``sum_at_home``."""
 
     work: dist.Work | None
     buffer: Tensor
     shapes: tuple[torch.Size, ...]
     plan: GroupCastPlan
 
-    def add_into(self, owned: Sequence[Tensor]) -> None:
-        """Add what arrived to the owner's rows, peer by peer in rank order.
-
-        A peer sends a row at most once, so the order of additions is fixed and two runs give
-        equal bits.
-
-        Args:
-            owned: [num_local_tokens, ...] accumulators; the partial sums are added in their dtype.
-        """
+    def wait(self) -> tuple[Tensor, ...]:
+        """What arrived for each tensor, [num_sent, ...]: views of one buffer."""
         if self.work is not None:
             self.work.wait()
-        index = send_index(self.plan, self.buffer.device)
+        return split_columns(self.buffer, self.shapes)
+
+    @property
+    def peers(self) -> list[slice]:
+        """Every peer's part of what arrives; a peer sends a row at most once."""
         bounds = [0, *accumulate(self.plan.send_counts)]
-        for start, end in pairwise(bounds):
-            rows = split_columns(self.buffer[start:end], self.shapes)
-            for target, part in zip(owned, rows, strict=True):
-                target.index_add_(0, index[start:end], part.to(target.dtype))
+        return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def group_reduce(
-    partials: Sequence[Tensor], plan: GroupCastPlan, group: dist.ProcessGroup | None
+    partials: Tensor,
+    shapes: Sequence[torch.Size],
+    plan: GroupCastPlan,
+    group: dist.ProcessGroup | None,
 ) -> PendingReduce:
     """Send partial sums of received rows back to the rows' owners.
 
     Args:
-        partials: [num_recv, ...] each, one dtype, ordered as ``plan.recv_ranges``.
+        partials: [num_recv, C] contiguous, ordered as ``plan.recv_ranges``: rows of these shapes
+            side by side, as ``rows_beside`` makes them. It may not be written to until the sums
+            are made.
         plan: the table of the group_cast that brought the rows.
         group: the context-parallel group; None for one rank.
 
     Cost: ``plan.num_recv`` rows out and ``plan.num_sent`` in, one all-to-all with uneven splits.
     """
-    send = torch.cat([x.flatten(1) for x in partials], dim=1)
-    buffer, work = exchange(send, plan.recv_counts, plan.send_counts, group)
-    return PendingReduce(work, buffer, tuple(x.shape[1:] for x in partials), plan)
+    buffer = rows_beside(partials, plan.num_sent, shapes)
+    work = exchange(partials, buffer, plan.recv_counts, plan.send_counts, group)
+    return PendingReduce(work, buffer, tuple(shapes), plan)
+
+
+def sum_at_home(
+    own: Sequence[Tensor], arriving: Sequence[PendingReduce], dtype: torch.dtype
+) -> list[Tensor]:
+    """The owner's rows with everything added that arrives for them.
+
+    Reduce by reduce, peer by peer in rank order: two runs give equal bits.
+
+    Args:
+        own: [num_local_tokens, ...] each, in the accumulation dtype; used up.
+        dtype: of the sums.
+
+    Returns:
+        Contiguous tensors that hold nothing else alive.
+    """
+    for reduce in arriving[:-1]:
+        add_rows(own, reduce.wait(), _row_sources(reduce, len(own[0])), reduce.peers)
+    if arriving:
+        last = arriving[-1]
+        sources = _row_sources(last, len(own[0]))
+        return add_rows_into(own, last.wait(), sources, last.peers, dtype)
+    return [_alone(x.to(dtype).contiguous()) for x in own]
+
+
+def _alone(x: Tensor) -> Tensor:
+    """``x`` without the rest of a buffer that it may be a view of."""
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
+
+
+def _row_sources(reduce: PendingReduce, num_rows: int) -> RowSources:
+    """Made once per plan and device."""
+    device = reduce.buffer.device
+    per_device = _sources.setdefault(reduce.plan, {})
+    if device not in per_device:
+        per_device[device] = RowSources(sent_rows(reduce.plan), num_rows, device)
+    sources: RowSources = per_device[device]
+    return sources

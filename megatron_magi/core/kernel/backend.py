@@ -14,6 +14,7 @@ from megatron_magi.core.kernel.slice_table import SliceTable
 logger = logging.getLogger("megatron_magi")
 
 OutLse = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 class AttnBackend(Protocol):
@@ -55,14 +56,25 @@ class AttnBackend(Protocol):
         *,
         dq_acc: Tensor | None = None,
         grad_dtype: torch.dtype | None = None,
+        dkv: Pair | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv) in ``grad_dtype``: the accumulation dtype (None) or that of q.
 
         ``lse_TH`` is the final lse over all stages and ``delta_TH`` the row sum of out * dout, so
         that partial gradients of several stages simply add. ``dq_acc``, in the accumulation dtype:
-        dq is added to it in place and it is returned.
+        dq is added to it in place and it is returned. ``dkv``: where dk and dv are written, in
+        ``grad_dtype``, any strides with the last dimension contiguous; None: new tensors.
         """
         ...
+
+
+def deliver(grads: Pair, dkv: Pair | None) -> Pair:
+    """Gradients of keys and values where the caller wants them; see AttnBackend.backward."""
+    if dkv is None:
+        return grads
+    for target, grad in zip(dkv, grads, strict=True):
+        target.copy_(grad)
+    return dkv
 
 
 def acc_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse
+from megatron_magi.core.cuda_library import cuda_library
+from megatron_magi.core.kernel.backend import OutLse, Pair
 from megatron_magi.core.kernel.cuda_forward import cuda_forward
-from megatron_magi.core.kernel.cuda_library import cuda_library
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 HEAD_DIMS = (64, 128)
@@ -74,6 +74,7 @@ class CudaBackend:
         *,
         dq_acc: Tensor | None = None,
         grad_dtype: torch.dtype | None = None,
+        dkv: Pair | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See AttnBackend."""
         from megatron_magi.core.kernel.cuda_backward import cuda_backward
@@ -82,7 +83,7 @@ class CudaBackend:
         dout_THD = dout_THD.to(q_THD.dtype)  # out may have been asked for in fp32
         return cuda_backward(
             dout_THD, q_THD, k_SGD, v_SGD, lse_TH, delta_TH, table, softmax_scale,
-            dq_acc=dq_acc, grad_dtype=grad_dtype, deterministic=self.deterministic,
+            dq_acc=dq_acc, grad_dtype=grad_dtype, dkv=dkv, deterministic=self.deterministic,
         )  # fmt: skip
 
 

@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.calls import must_dispatch
-from megatron_magi.core.kernel.cuda_forward import aligned, empty_as, on_device, stream_handle
-from megatron_magi.core.kernel.cuda_library import (
+from megatron_magi.core.cuda_library import (
     DTYPE_CODES,
     CudaKernelError,
     CudaLibrary,
     TensorView,
     cuda_library,
 )
+from megatron_magi.core.kernel.backend import Pair
+from megatron_magi.core.kernel.calls import must_dispatch
+from megatron_magi.core.kernel.cuda_forward import aligned, empty_as, on_device, stream_handle
 from megatron_magi.core.kernel.cuda_work import DeviceBuffer, HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
@@ -97,12 +98,14 @@ def cuda_backward(
     *,
     dq_acc: Tensor | None = None,
     grad_dtype: torch.dtype | None = None,
+    dkv: Pair | None = None,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See AttnBackend.backward; q, k and v are checked by the caller.
 
     Returns:
-        dq [T, H, D] (``dq_acc`` itself if given), dk and dv [S, G, D] in ``grad_dtype``.
+        dq [T, H, D] (``dq_acc`` itself if given), dk and dv [S, G, D] (``dkv`` itself if given)
+        in ``grad_dtype``.
 
     Raises:
         TypeError, ValueError: gradients, lse or delta that do not fit q.
@@ -110,7 +113,9 @@ def cuda_backward(
     """
     check_gradients(dout_THD, q_THD, lse_TH, delta_TH, dq_acc, grad_dtype)
     dtype = grad_dtype or torch.float32
-    dk, dv = empty_as(k_SGD, dtype), empty_as(v_SGD, dtype)
+    dk, dv = dkv or (empty_as(k_SGD, dtype), empty_as(v_SGD, dtype))
+    for name, grad, x in (("dk", dk, k_SGD), ("dv", dv, v_SGD)) if dkv else ():
+        _check_target(name, grad, x, dtype)
     dq = empty_as(q_THD, dtype) if dq_acc is None else dq_acc
     if q_THD.shape[0] == 0 or k_SGD.shape[0] == 0:
         return dq.zero_() if dq_acc is None else dq_acc, dk.zero_(), dv.zero_()
@@ -190,6 +195,16 @@ def check_gradients(
             f"dq_acc must be fp32 {list(q.shape)} with 16-byte aligned rows, got {dq_acc.dtype} "
             f"{list(dq_acc.shape)} with strides {list(dq_acc.stride())}; allocate it with "
             f"torch.zeros"
+        )
+
+
+def _check_target(name: str, grad: Tensor, x: Tensor, dtype: torch.dtype) -> None:
+    fits = grad.dtype == dtype and grad.shape == x.shape and grad.stride(2) == 1
+    step = 16 // grad.element_size()
+    if not fits or grad.data_ptr() % 16 or grad.stride(0) % step or grad.stride(1) % step:
+        raise ValueError(
+            f"{name} must be written to {dtype} {list(x.shape)} with 16-byte aligned rows, got "
+            f"{grad.dtype} {list(grad.shape)} with strides {list(grad.stride())}; leave dkv out"
         )
 
 

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse
-from megatron_magi.core.kernel.cuda_library import (
+from megatron_magi.core.cuda_library import (
     DTYPE_CODES,
     FwdParams,
     TensorView,
     cuda_library,
 )
+from megatron_magi.core.kernel.backend import OutLse
 from megatron_magi.core.kernel.cuda_work import FwdWork, HeadsKey, fwd_work, tile_counter
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.slice_table import SliceTable

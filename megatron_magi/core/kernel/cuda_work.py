@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.cuda_library import FwdParams
+from megatron_magi.core.cuda_library import FwdParams
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse, acc_dtype
+from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.slice_table import SliceTable
 
@@ -75,6 +75,7 @@ class FlexBackend:
         *,
         dq_acc: Tensor | None = None,
         grad_dtype: torch.dtype | None = None,
+        dkv: Pair | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See AttnBackend; raises as ``forward``.
 
@@ -99,7 +100,7 @@ class FlexBackend:
             torch.zeros_like(leaf, dtype=wanted) if grad is None else grad.to(wanted)
             for leaf, grad in zip(leaves, grads, strict=True)
         )
-        return dq if dq_acc is None else dq_acc.add_(dq), dk, dv
+        return dq if dq_acc is None else dq_acc.add_(dq), *deliver((dk, dv), dkv)
 
     def _attend(
         self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, table: SliceTable, softmax_scale: float

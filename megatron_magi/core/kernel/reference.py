@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse, acc_dtype
+from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.slice_table import SliceTable
 
@@ -82,6 +82,7 @@ class ReferenceBackend:
         *,
         dq_acc: Tensor | None = None,
         grad_dtype: torch.dtype | None = None,
+        dkv: Pair | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         acc = acc_dtype(q_THD.dtype)
         dq = torch.zeros_like(q_THD, dtype=acc) if dq_acc is None else dq_acc
@@ -100,7 +101,8 @@ class ReferenceBackend:
             dk[keys] += torch.einsum("grts,tgrd->sgrd", dscores, q).sum(2)
             dq[rows] += torch.einsum("grts,sgd->tgrd", dscores, k).flatten(1, 2)
         wanted = grad_dtype or acc
-        return dq if dq_acc is not None else dq.to(wanted), dk.to(wanted), dv.to(wanted)
+        dq = dq if dq_acc is not None else dq.to(wanted)
+        return dq, *deliver((dk.to(wanted), dv.to(wanted)), dkv)
 
 
 def _tiles(table: SliceTable, num_heads: int, device: torch.device) -> Iterator[Tile]:

@@ -4,7 +4,7 @@ from megatron_magi.core.plan.attn_plan import AttnPlan, make_attn_plan
 from megatron_magi.core.plan.dispatch import DispatchPlan, num_local_tokens
 from megatron_magi.core.plan.group_cast import GroupCastPlan
 from megatron_magi.core.plan.head_shape import HeadShape
-from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan
+from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan, most_buffered_rows
 from megatron_magi.core.plan.roll import RollPlan, make_roll_plan
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "StagePlan",
     "make_attn_plan",
     "make_roll_plan",
+    "most_buffered_rows",
     "num_local_tokens",
 ]

@@ -18,7 +18,7 @@ from megatron_magi.core.plan.dispatch import (
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
 
-PLANNER_VERSION = 3
+PLANNER_VERSION = 4
 """Part of every digest. Raise it whenever the same input may give another plan."""
 
 MAX_CP_SIZE = 65536
@@ -38,6 +38,9 @@ class AttnPlan:
     config: MagiConfig
     overlap_degree: int
     """Remote stages; 0: everything is received first and one kernel call follows."""
+    forward_degree: int
+    """The same for the forward: ``overlap_degree``, or 0 where receiving everything first is
+    faster than to keep sums of stages."""
     transfers: Int32Array = field(repr=False)
     """int32 [M, 5], read-only: (stage, dst, src, start, end), global rows, sorted."""
     loads: Int64Array = field(repr=False)
@@ -83,8 +86,9 @@ class AttnPlan:
         self.dispatch.check_rank(rank)
         if rank not in self._rank_plans:
             self._rank_plans[rank] = make_rank_plan(
-                self.mask, self.dispatch, self.transfers, self.overlap_degree, rank
-            )
+                self.mask, self.dispatch, self.transfers, rank,
+                degree=self.overlap_degree, forward_degree=self.forward_degree,
+            )  # fmt: skip
         return self._rank_plans[rank]
 
     def __eq__(self, other: object) -> bool:
@@ -127,13 +131,13 @@ def make_attn_plan(
     _check(mask, cp_size, dispatch, token_multiple)
     if dispatch is None:
         dispatch = make_dispatch(mask, cp_size, config, token_multiple)
-    degree, transfers, loads = solver.solve_transfers(
+    degree, forward_degree, transfers, loads = solver.solve_transfers(
         mask.slices,
         *dispatch.layout,
         tile_q=config.tile_q,
         tile_k=config.tile_k,
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
-        **_costs_ps(head_shape, config),
+        **_costs_ps(head_shape, config, dispatch.num_local_tokens),
     )
     field_digests = {
         "mask": mask.digest,
@@ -143,17 +147,23 @@ def make_attn_plan(
     }
     digest = _digest((PLANNER_VERSION, cp_size, *field_digests.values()))
     return AttnPlan(
-        mask, dispatch, head_shape, config, degree, transfers, loads, digest, field_digests
-    )
+        mask, dispatch, head_shape, config, degree, forward_degree, transfers, loads, digest,
+        field_digests,
+    )  # fmt: skip
 
 
-def _costs_ps(head_shape: HeadShape, config: MagiConfig) -> dict[str, int]:
-    """The cost table in picoseconds per received row, per tile and per stage."""
-    tile_flops = 4 * head_shape.num_heads_q * head_shape.head_dim * config.tile_q * config.tile_k
+def _costs_ps(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> dict[str, int]:
+    """The cost table in picoseconds; see StageCosts of csrc/solver/stages.h."""
+    row_elements = head_shape.num_heads_q * head_shape.head_dim
+    tile_flops = 4 * row_elements * config.tile_q * config.tile_k
+    row_s = head_shape.kv_row_bytes / (config.link_gib_s * 2**30)
+    pass_s = 8 * num_tokens * row_elements / (config.memory_gib_s * 2**30)
     return {
-        "row_ps": round(head_shape.kv_row_bytes / (config.link_gib_s * 2**30) * 1e12),
+        "row_ps": round(row_s * 1e12),
+        "home_row_ps": round(row_s * 1e12) * (2 if config.dkv_reduce_in_fp32 else 1),
         "tile_ps": round(tile_flops / config.kernel_tflops),
         "stage_ps": round(config.stage_latency_us * 1e6),
+        "pass_ps": round(pass_s * 1e12),
     }
 
 

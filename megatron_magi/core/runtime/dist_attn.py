@@ -1,16 +1,17 @@
 """Distributed attention: one loop over stages, forward and backward.
 
 Stage i + 1's keys and values travel while stage i computes. The verbs differ: forward attends and
-merges (out, lse); backward adds to dq and sends dk, dv home, again while the next stage computes.
-Keys and values are fetched again in backward rather than kept, so memory does not grow with the
-number of ranks.
+merges (out, lse), own keys first; backward adds to dq and sends dk, dv home while the next stage
+computes, own keys last, so that the last gradients travel beside a computation too (the first keys
+travel while delta is made and dq cleared). Keys and values are fetched again in backward rather
+than kept, so memory does not grow with the number of ranks.
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.comm.group_cast import PendingCast, group_cast
-from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce
+from megatron_magi.core.comm.group_cast import (
+    PendingCast,
+    group_cast,
+    rows_beside,
+    split_columns,
+)
+from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce, sum_at_home
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
-from megatron_magi.core.kernel.backend import AttnBackend, acc_dtype, select_backend
+from megatron_magi.core.comm.row_kernels import head_start
+from megatron_magi.core.kernel.backend import AttnBackend, Pair, acc_dtype, select_backend
 from megatron_magi.core.kernel.calls import differentiable_once, refuse_tangents
 from megatron_magi.core.kernel.flex_attn import check_qkv
 from megatron_magi.core.kernel.ops import score_delta
@@ -91,39 +98,28 @@ class _StageWork:
     """Of partial gradients on their way home."""
 
 
-Attend = Callable[[StagePlan, Tensor, Tensor], None]
-Pair = tuple[Tensor, Tensor]
+class _Feed:
+    """The keys and values of stages, in turn, each fetched while the stage before computes; the
+    first ones from now on."""
 
+    def __init__(self, work: _StageWork, stages: Sequence[StagePlan], k: Tensor, v: Tensor) -> None:
+        # A stage without keys and without a cast is empty on every rank.
+        self.stages = [s for s in stages if s.num_keys or s.cast is not None]
+        self.work, self.k, self.v = work, k, v
+        self.travelling = self._fetch(0)
 
-def _for_each_stage(work: _StageWork, k: Tensor, v: Tensor, attend: Attend) -> None:
-    """Run ``attend(stage, keys, values)`` for all stages, fetching one stage ahead."""
-    # A stage without keys and without a cast is empty on every rank.
-    stages = [s for s in work.rank_plan.stages if s.num_keys or s.cast is not None]
-    arriving = _fetch(stages[0], k, v, work.group)
-    for i, stage in enumerate(stages):
-        following = None
-        if i + 1 < len(stages):
-            following = _fetch(stages[i + 1], k, v, work.group)
-        attend(stage, *_stage_keys(stage, k, v, arriving))
-        arriving = following
+    def _fetch(self, i: int) -> PendingCast | None:
+        if i == len(self.stages) or (cast := self.stages[i].cast) is None:
+            return None
+        with_own = _own_keys(self.stages[i]) > 0
+        return group_cast((self.k, self.v), cast, self.work.group, with_own=with_own)
 
-
-def _fetch(
-    stage: StagePlan, k: Tensor, v: Tensor, group: dist.ProcessGroup | None
-) -> PendingCast | None:
-    return None if stage.cast is None else group_cast((k, v), stage.cast, group)
-
-
-def _stage_keys(
-    stage: StagePlan, k: Tensor, v: Tensor, arriving: PendingCast | None
-) -> tuple[Tensor, Tensor]:
-    """The stage's key buffer: own rows, received rows, or (degree 0) own and then received."""
-    if arriving is None:
-        return k, v
-    keys, values = arriving.wait()
-    if stage.num_keys == len(keys):
-        return keys, values
-    return torch.cat([k, keys]), torch.cat([v, values])
+    def __iter__(self) -> Iterator[tuple[StagePlan, Tensor, Tensor]]:
+        """(stage, keys, values): own rows, received rows, or (degree 0) own and then received."""
+        for i, stage in enumerate(self.stages):
+            arriving, self.travelling = self.travelling, self._fetch(i + 1)
+            keys, values = (self.k, self.v) if arriving is None else arriving.wait()
+            yield stage, keys, values
 
 
 class _DistAttn(torch.autograd.Function):
@@ -131,20 +127,20 @@ class _DistAttn(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: _StageWork
     ) -> tuple[Tensor, Tensor]:
-        so_far: tuple[Tensor, Tensor] | None = None
+        stages = work.rank_plan.forward_stages
+        so_far: Pair | None = None
         # One stage writes the final dtype directly; several accumulate first.
-        dtype = q.dtype if len(work.rank_plan.stages) == 1 else acc_dtype(q.dtype)
-
-        def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
-            nonlocal so_far
+        dtype = q.dtype if len(stages) == 1 else acc_dtype(q.dtype)
+        feed = _Feed(work, stages, k, v)
+        for stage, keys, values in feed:
             if so_far is not None and not len(stage.slices):
-                return
+                continue
+            if feed.travelling is not None:
+                head_start(q.device)
             so_far = work.backend.forward(
                 q, keys, values, _table(stage, len(q)), work.softmax_scale,
                 prev=so_far, out_dtype=dtype,
             )  # fmt: skip
-
-        _for_each_stage(work, k, v, attend)
         assert so_far is not None, "a plan has at least one stage"
         out, lse = so_far[0].to(q.dtype), so_far[1]
         ctx.save_for_backward(q, k, v, out, lse)
@@ -157,70 +153,70 @@ class _DistAttn(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         work: _StageWork = ctx.work
+        own, *remote = work.rank_plan.stages
+        feed = _Feed(work, [*remote, own], k, v)
         dout = torch.zeros_like(out) if dout is None else dout
         delta = score_delta(out, dout, dlse, lse.dtype)
-        dtype = _sum_dtype(work.rank_plan, q.dtype)
-        dq: Tensor | None = None
-        homeward = _Homeward(work)
-
-        def attend(stage: StagePlan, keys: Tensor, values: Tensor) -> None:
-            nonlocal dq
-            wanted = dtype if _own_keys(stage) else work.wire_dtype
+        alone = not remote and own.cast is None  # one kernel call makes the results
+        dq = None if alone else torch.zeros_like(q, dtype=acc_dtype(q.dtype))
+        homeward = _Homeward(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
+        for stage, keys, values in feed:
+            grads = homeward.place(stage)
             if len(stage.slices):
-                if dq is None and wanted != dtype:
-                    dq = torch.zeros_like(q, dtype=dtype)
-                dq, dkeys, dvalues = work.backend.backward(
+                dq, *_ = work.backend.backward(
                     dout, q, keys, values, lse, delta, _table(stage, len(q)), work.softmax_scale,
-                    dq_acc=dq, grad_dtype=wanted,
+                    dq_acc=dq, grad_dtype=grads[0].dtype, dkv=grads,
                 )  # fmt: skip
             else:
-                dkeys, dvalues = (torch.zeros_like(x, dtype=wanted) for x in (keys, values))
-            homeward.send(stage, (dkeys, dvalues))
-
-        _for_each_stage(work, k, v, attend)
-        dk, dv = homeward.sums(k, v, dtype)
-        dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
-        return dq, _alone(dk.to(k.dtype)), _alone(dv.to(v.dtype)), None
+                for x in grads:
+                    x.zero_()
+            homeward.send(stage)
+        dk, dv = homeward.sums()
+        return torch.zeros_like(q) if dq is None else dq.to(q.dtype), dk, dv, None
 
 
 class _Homeward:
     """Gradients of a stage's keys and values on their way to the ranks that own the rows."""
 
-    def __init__(self, work: _StageWork) -> None:
-        self.work = work
-        self.mine: Pair | None = None  # of this rank's rows, all in the first stage
+    def __init__(self, work: _StageWork, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
+        """``dtype``: of the sums of this rank's rows until they leave."""
+        self.work, self.k, self.v, self.dtype = work, k, v, dtype
+        self.shapes = k.shape[1:], v.shape[1:]
+        self.place_of: Tensor | None = None
+        self.mine: Pair | None = None  # of this rank's rows, all in one stage
         self.pending: list[PendingReduce] = []
 
-    def send(self, stage: StagePlan, grads: Pair) -> None:
+    def place(self, stage: StagePlan) -> Pair:
+        """Where the stage's dk and dv go, [num_keys, G, D]: what travels lies side by side."""
         own = _own_keys(stage)
+        if stage.cast is None:
+            dk, dv = (torch.empty_like(x[:own], dtype=self.dtype) for x in (self.k, self.v))
+        else:
+            dtype = self.dtype if own else self.work.wire_dtype
+            self.place_of = rows_beside(self.k, stage.num_keys, self.shapes, dtype)
+            dk, dv = split_columns(self.place_of, self.shapes)
         if own:
-            self.mine = grads[0][:own], grads[1][:own]
-        if stage.cast is not None:
-            partials = [x[own:].to(self.work.wire_dtype) for x in grads]
-            self.pending.append(group_reduce(partials, stage.cast, self.work.group))
+            self.mine = dk[:own], dv[:own]
+        return dk, dv
 
-    def sums(self, k: Tensor, v: Tensor, dtype: torch.dtype) -> Pair:
-        """Of this rank's rows, when all have arrived."""
-        found = self.mine or (torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype))
-        for pending in self.pending:
-            pending.add_into(found)
-        return found
+    def send(self, stage: StagePlan) -> None:
+        """What ``place`` gave room for is there."""
+        if stage.cast is not None:
+            assert self.place_of is not None
+            partials = self.place_of[_own_keys(stage) :].to(self.work.wire_dtype)
+            self.pending.append(group_reduce(partials, self.shapes, stage.cast, self.work.group))
+
+    def sums(self) -> Pair:
+        """Of this rank's rows, in the dtype of k, when all have arrived."""
+        if self.mine is None:
+            self.mine = self.k.to(self.dtype), self.v.to(self.dtype)  # no rows at all
+        dk, dv = sum_at_home(self.mine, self.pending, self.k.dtype)
+        return dk, dv
 
 
 def _own_keys(stage: StagePlan) -> int:
     """How many of the stage's keys are this rank's own; they come first."""
     return stage.num_keys - (0 if stage.cast is None else stage.cast.num_recv)
-
-
-def _alone(x: Tensor) -> Tensor:
-    """``x`` without the rest of a buffer that it may be a view of: gradients are kept."""
-    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
-
-
-def _sum_dtype(plan: RankPlan, dtype: torch.dtype) -> torch.dtype:
-    """Partial results are added in the accumulation dtype; a single one is the result."""
-    alone = len(plan.stages) == 1 and plan.stages[0].cast is None
-    return dtype if alone else acc_dtype(dtype)
 
 
 def _table(stage: StagePlan, num_q: int) -> SliceTable:

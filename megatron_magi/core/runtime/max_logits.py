@@ -28,11 +28,11 @@ def dist_max_logits(
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     group = resolve_group(cp_group)
     most = torch.full((q.shape[1],), -torch.inf, dtype=acc_dtype(q.dtype), device=q.device)
-    for stage in plan.rank_plan(group_rank(cp_group)).stages:
+    for stage in plan.rank_plan(group_rank(cp_group)).forward_stages:
         keys = k
         if stage.cast is not None:
-            (received,) = group_cast((k,), stage.cast, group).wait()
-            keys = received if len(received) == stage.num_keys else torch.cat([k, received])
+            with_own = stage.num_keys > stage.cast.num_recv
+            (keys,) = group_cast((k,), stage.cast, group, with_own=with_own).wait()
         if len(stage.slices):
             table = SliceTable(stage.slices, len(q), stage.num_keys)
             most = torch.maximum(most, max_logits(q, keys, table, scale))

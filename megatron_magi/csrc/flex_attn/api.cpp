@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 int report(const magi::Status& status, char* message, int message_bytes) {
   if (message != nullptr && message_bytes > 0)

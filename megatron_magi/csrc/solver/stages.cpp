@@ -5,7 +5,7 @@
 namespace magi {
 namespace {
 
-int64_t one_rank_ps(const RankWork& work, const StageCosts& costs, int64_t degree) {
+int64_t forward_ps(const RankWork& work, const StageCosts& costs, int64_t degree) {
   const int64_t receive = work.remote_rows * costs.row_ps;
   const int64_t own = work.own_tiles * costs.tile_ps;
   const int64_t remote = work.remote_tiles * costs.tile_ps;
@@ -13,7 +13,32 @@ int64_t one_rank_ps(const RankWork& work, const StageCosts& costs, int64_t degre
   const int64_t one_receive = receive / degree;
   const int64_t one_remote = remote / degree;
   return std::max(one_receive, own) + (degree - 1) * std::max(one_receive, one_remote) +
-         one_remote + degree * costs.stage_ps;
+         one_remote + degree * costs.stage_ps + (degree + 1) * costs.pass_ps;
+}
+
+int64_t backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree) {
+  const int64_t receive = work.remote_rows * costs.row_ps;
+  const int64_t home = work.remote_rows * costs.home_row_ps;
+  const int64_t own = work.own_tiles * costs.tile_ps / 2 * 5;
+  const int64_t remote = work.remote_tiles * costs.tile_ps / 2 * 5;
+  if (degree == 0) return std::max(receive, costs.pass_ps) + own + remote + home;
+  const int64_t one_receive = receive / degree;
+  const int64_t one_home = home / degree;
+  const int64_t one_remote = remote / degree;
+  int64_t time = std::max(one_receive, costs.pass_ps);
+  for (int64_t stage = 1; stage < degree; ++stage) {
+    const int64_t travelling = one_receive + (stage > 1 ? one_home : 0);
+    time += std::max(one_remote, travelling);
+  }
+  const int64_t last = std::max(one_remote, degree > 1 ? one_home : 0);
+  return time + last + std::max(own, one_home) + degree * costs.stage_ps;
+}
+
+template <class OneRank>
+int64_t slowest(std::span<const RankWork> work, const OneRank& one_rank) {
+  int64_t most = 0;
+  for (const RankWork& rank : work) most = std::max(most, one_rank(rank));
+  return most;
 }
 
 // Ends of the stages as row counts along the whole list, ascending; the last one is the total.
@@ -43,16 +68,24 @@ std::vector<int64_t> stage_ends(std::span<const Transfer> transfers, int64_t deg
 
 }  // namespace
 
-int64_t stage_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree) {
-  int64_t slowest = 0;
-  for (const RankWork& rank : work) slowest = std::max(slowest, one_rank_ps(rank, costs, degree));
-  return slowest;
+int64_t forward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree) {
+  return slowest(work, [&](const RankWork& rank) { return forward_ps(rank, costs, degree); });
 }
 
-int64_t choose_degree(std::span<const RankWork> work, const StageCosts& costs) {
-  int64_t best = 0;
+int64_t backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree) {
+  return slowest(work, [&](const RankWork& rank) { return backward_ps(rank, costs, degree); });
+}
+
+Degrees choose_degrees(std::span<const RankWork> work, const StageCosts& costs) {
+  const auto time_of = [&](const Degrees& d) {
+    return forward_time_ps(work, costs, d.forward) + backward_time_ps(work, costs, d.remote);
+  };
+  Degrees best;
   for (int64_t degree = 1; degree <= kMaxAutoDegree; ++degree) {
-    if (stage_time_ps(work, costs, degree) < stage_time_ps(work, costs, best)) best = degree;
+    for (const int64_t forward : {int64_t{0}, degree}) {
+      const Degrees other{degree, forward};
+      if (time_of(other) < time_of(best)) best = other;
+    }
   }
   return best;
 }

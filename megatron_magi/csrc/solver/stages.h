@@ -11,9 +11,11 @@ namespace magi {
 
 // Times in picoseconds, so that the choice is made in integers and is the same everywhere.
 struct StageCosts {
-  int64_t row_ps = 0;    // to receive one row (key and value of one token)
-  int64_t tile_ps = 0;   // to attend one tile
-  int64_t stage_ps = 0;  // fixed cost of one more stage
+  int64_t row_ps = 0;       // to receive one row (key and value of one token)
+  int64_t home_row_ps = 0;  // to receive the gradients of one row
+  int64_t tile_ps = 0;      // to attend one tile forward; backward takes 5/2 of that
+  int64_t stage_ps = 0;     // fixed cost of one more stage
+  int64_t pass_ps = 0;      // to read or write 8 bytes for every element of a rank's out
 };
 
 // What one rank has to do.
@@ -23,14 +25,26 @@ struct RankWork {
   int64_t remote_rows = 0;   // to receive
 };
 
+// Remote stages of a plan. The forward may still receive everything first (0).
+struct Degrees {
+  int64_t remote = 0;
+  int64_t forward = 0;
+};
+
 inline constexpr int64_t kMaxAutoDegree = 4;
 
-// Modelled time of the slowest rank: receive, then attend everything (degree 0), or attend own keys
-// while stage 1 arrives, then stage i while stage i + 1 arrives, stages of equal size.
-int64_t stage_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
+// Modelled time of the slowest rank, forward: receive, then attend everything (degree 0), or attend
+// own keys while stage 1 arrives, then stage i while stage i + 1 arrives, stages of equal size. More
+// stages than one keep out in fp32: a pass to write it, two to merge a stage, one to cast it.
+int64_t forward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
 
-// The degree in 0..kMaxAutoDegree with the least `stage_time_ps`; the lower one of equals.
-int64_t choose_degree(std::span<const RankWork> work, const StageCosts& costs);
+// Backward: the first rows arrive while sums are prepared (one pass); then remote stages, the
+// gradients of each of which travel while the next one computes, own keys last.
+int64_t backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
+
+// The remote degree in 0..kMaxAutoDegree, with the forward in as many stages or in one, of the least
+// modelled time; the lower degrees of equals.
+Degrees choose_degrees(std::span<const RankWork> work, const StageCosts& costs);
 
 // Splits one rank's transfers, ordered by (src, row), into stages 1..degree of nearly equal rows
 // and appends them to `stages[stage - 1]`, in that order again. Peers come in turn beginning at

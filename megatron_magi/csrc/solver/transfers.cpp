@@ -66,10 +66,10 @@ TransferPlan solve_transfers(const TransferProblem& problem) {
     plan.transfers.insert(plan.transfers.end(), received.begin(), received.end());
   }
   // 3. Stages.
-  plan.degree =
-      problem.degree ? *problem.degree : choose_degree(rank_work(problem, plan), problem.costs);
-  if (plan.degree == 0) return plan;
-  std::vector<std::vector<Transfer>> stages(plan.degree);
+  plan.degrees = problem.degree ? Degrees{*problem.degree, *problem.degree}
+                                : choose_degrees(rank_work(problem, plan), problem.costs);
+  if (plan.degrees.remote == 0) return plan;
+  std::vector<std::vector<Transfer>> stages(plan.degrees.remote);
   for (auto first = plan.transfers.begin(); first != plan.transfers.end();) {
     const auto last = std::find_if(first, plan.transfers.end(),
                                    [&](const Transfer& t) { return t.dst != first->dst; });

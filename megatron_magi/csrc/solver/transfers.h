@@ -22,7 +22,7 @@ struct TransferProblem {
 };
 
 struct TransferPlan {
-  int64_t degree = 0;
+  Degrees degrees;
   std::vector<int64_t> loads;       // tiles per rank: [cp_size]
   std::vector<Transfer> transfers;  // ordered by (stage, dst, src, row)
 };

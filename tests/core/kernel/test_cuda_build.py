@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron_magi import build
-from megatron_magi.core.kernel.cuda_library import CudaLibrary, FwdParams, TensorView
+from megatron_magi.core.cuda_library import CudaLibrary, FwdParams, TensorView
 
 PARAMS = build.SOURCE_DIR / "params.h"
 

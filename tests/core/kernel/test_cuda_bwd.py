@@ -187,6 +187,25 @@ def test_gradients_in_the_dtype_of_q_are_the_rounded_sums(case: Case, determinis
         assert torch.equal(rounded, exact.to(case.dtype))
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("heads", [(4, 2), (64, 4)], ids=["whole groups", "split groups"])
+def test_gradients_are_written_where_they_are_wanted(
+    heads: tuple[int, int], dtype: torch.dtype | None
+) -> None:
+    """Side by side, as they travel; equal bits, and nothing beside them is touched."""
+    run = Run(Case("placed", masks.causal(1000), heads=heads))
+    _, dk, dv = _backward(run, grad_dtype=dtype)
+    buffer = torch.full((1000, 3, *dk.shape[1:]), 7.0, dtype=dk.dtype, device="cuda")
+    placed = _backward(run, grad_dtype=dtype, dkv=(buffer[:, 0], buffer[:, 2]))
+    assert placed[1].data_ptr() == buffer.data_ptr()
+    assert torch.equal(placed[1], dk) and torch.equal(placed[2], dv)
+    assert (buffer[:, 1] == 7).all()
+    with pytest.raises(ValueError, match="dv must be written to .* with 16-byte aligned rows"):
+        _backward(
+            run, grad_dtype=dtype, dkv=(dk, dv.transpose(0, 1).contiguous().transpose(0, 1)[:-1])
+        )
+
+
 def test_split_groups_give_gradients_in_the_dtype_of_q() -> None:
     """Few keys and many query heads: the parts of a head group are added by another kernel."""
     from megatron_magi.core.kernel.cuda_backward import bwd_work

@@ -85,13 +85,21 @@ def check_transfers(plan: AttnPlan, dense: np.ndarray) -> None:
 
 def check_ranks(plan: AttnPlan, dense: np.ndarray) -> None:
     """Stages' slices, mapped back, are the mask, no cell twice; casts of all ranks pair up."""
+    views = [plan.rank_plan(r) for r in range(plan.cp_size)]
+    assert plan.forward_degree in (0, plan.overlap_degree)
+    assert plan.num_stages == plan.overlap_degree + 1
+    check_stages(plan, dense, [view.stages for view in views], plan.overlap_degree)
+    check_stages(plan, dense, [view.forward_stages for view in views], plan.forward_degree)
+
+
+def check_stages(plan: AttnPlan, dense: np.ndarray, views: list, degree: int) -> None:
+    """``views``: every rank's stages."""
     d = plan.dispatch
     seen = np.zeros((d.padded_seqlen, d.padded_seqlen), int)
-    ranks = [plan.rank_plan(r) for r in range(d.cp_size)]
-    for rank, view in enumerate(ranks):
-        assert len(view.stages) == plan.num_stages == plan.overlap_degree + 1
+    for rank, stages in enumerate(views):
+        assert len(stages) == degree + 1
         rows = d.position_ids(rank)
-        for number, stage in enumerate(view.stages):
+        for number, stage in enumerate(stages):
             keys = list(rows) if number == 0 else []
             if stage.cast is not None:
                 for a, b in stage.cast.recv_ranges.tolist():
@@ -104,8 +112,8 @@ def check_ranks(plan: AttnPlan, dense: np.ndarray) -> None:
     n = d.total_seqlen
     assert np.array_equal(seen[:n, :n], dense.astype(int))
     assert seen[n:].sum() == seen[:, n:].sum() == 0
-    for number in range(plan.num_stages):
-        casts = [view.stages[number].cast for view in ranks]
+    for number in range(degree + 1):
+        casts = [stages[number].cast for stages in views]
         assert all(c is None for c in casts) or all(c is not None for c in casts)
         if casts[0] is not None:
             check_casts(plan, casts)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.comm.group_cast import group_cast
-from megatron_magi.core.comm.group_reduce import group_reduce
+from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
 from megatron_magi.core.runtime.agreement import AgreementError, ensure_agreed
 from megatron_magi.core.runtime.plan_cache import plan_cache
 from tests.dense import (
@@ -56,12 +56,21 @@ def check_against_dense(
     assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
 
 
+def staged(degree: int | None, **knobs: Any) -> MagiConfig:
+    """A fixed overlap degree; None: the planner's, at costs that make it stage the backward and
+    let the forward receive everything first."""
+    if degree is not None:
+        return MagiConfig(overlap_degree=degree, **knobs)
+    slow = {"link_gib_s": 2e-3, "kernel_tflops": 1e-3, "memory_gib_s": 2e-3}
+    return MagiConfig(**slow, stage_latency_us=0.0, **knobs)
+
+
 def on_gpus(rank: int, name: str, degree: int | None, dim: int, dtype: torch.dtype) -> None:
     """The CUDA kernel over NCCL, all ranks of the world, against the dense answer."""
     mask, group, device = GPU_MASKS[name], dist.group.WORLD, f"cuda:{rank}"
     q, k, v, dout = random_qkv(mask, 8, 2, dim, dtype, seed=len(name), device=device)
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    config = MagiConfig(overlap_degree=degree, kernel_backend="cuda")
+    config = staged(degree, kernel_backend="cuda")
     plan = magi.plan(mask, group, HeadShape(8, 2, dim), config)
     out, lse = magi.dist_attn(*(magi.dispatch(x, plan, group) for x in (q, k, v)), plan, group)
     out, lse = magi.undispatch(out, plan, group), magi.undispatch(lse, plan, group)
@@ -90,7 +99,7 @@ def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | None) 
         length = 1 + seed % 41
         mask = random_mask(seed, length, length)
         try:
-            check_against_dense(mask, MagiConfig(overlap_degree=degree), group, torch.float64, seed)
+            check_against_dense(mask, staged(degree), group, torch.float64, seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, cp {cp_size}, degree {degree}: {error}") from error
 
@@ -98,9 +107,7 @@ def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | None) 
 def named_mask(rank: int, cp_size: int, name: str, degree: int | None, dtype: torch.dtype) -> None:
     group = subgroup(cp_size)
     if rank < cp_size:
-        check_against_dense(
-            NAMED[name], MagiConfig(overlap_degree=degree), group, dtype, seed=len(name)
-        )
+        check_against_dense(NAMED[name], staged(degree), group, dtype, seed=len(name))
 
 
 NAMED = {
@@ -128,10 +135,10 @@ def wire_dtype(
     seen: list[torch.dtype] = []
 
     def spy(partials: Any, *args: Any) -> Any:
-        seen.extend(x.dtype for x in partials)
+        seen.append(partials.dtype)
         return group_reduce(partials, *args)
 
-    config = MagiConfig(overlap_degree=degree, dkv_reduce_in_fp32=in_fp32)
+    config = staged(degree, dkv_reduce_in_fp32=in_fp32)
     with mock.patch.object(dist_attn, "group_reduce", spy):
         check_against_dense(NAMED[name], config, group, dtype, seed=len(name))
     assert seen and set(seen) == {torch.float32 if in_fp32 else dtype}
@@ -214,14 +221,19 @@ def cast_and_reduce(rank: int, cp_size: int) -> None:
         wanted = [i for a, b in stage.cast.recv_ranges.tolist() for i in range(a, b)]
         assert received[:, 0].tolist() == wanted and len(received) == stage.cast.num_recv
         assert torch.equal(twice, received * 2)
-        home = torch.zeros(len(rows), 1, dtype=torch.float64)
-        group_reduce([torch.ones(len(wanted), 1, dtype=torch.float64)], stage.cast, group).add_into(
-            [home]
+        (own, again) = group_cast((rows, rows * 2), stage.cast, group, with_own=True).wait()
+        assert torch.equal(own, torch.cat([rows, received]))
+        assert torch.equal(again, torch.cat([rows * 2, twice]))
+        ones = torch.ones(len(wanted), 1, dtype=torch.float64)
+        shapes = (torch.Size([1]),)
+        arriving = [group_reduce(ones * n, shapes, stage.cast, group) for n in (1, 10)]
+        (home,) = sum_at_home(
+            [torch.full((len(rows), 1), 0.5, dtype=torch.float64)], arriving, torch.float32
         )
-        sent = torch.zeros(len(rows), 1, dtype=torch.float64)
+        sent = torch.zeros(len(rows), 1)
         for a, b in stage.cast.send_ranges.tolist():
             sent[a:b] += 1
-        assert torch.equal(home, sent)
+        assert home.dtype == torch.float32 and torch.equal(home, 11 * sent + 0.5)
 
 
 def ranks_disagree(rank: int, cp_size: int, what: str) -> str:
@@ -268,7 +280,7 @@ def gradient_memory(rank: int, cp_size: int, degree: int) -> None:
     if rank >= cp_size:
         return
     mask = masks.full(64)
-    plan = magi.plan(mask, group, SHAPE, MagiConfig(overlap_degree=degree))
+    plan = magi.plan(mask, group, SHAPE, staged(degree))
     leaves = [
         magi.dispatch(x, plan, group).detach().requires_grad_()
         for x in random_qkv(mask, 4, 2, 8, torch.float32, 0)[:3]

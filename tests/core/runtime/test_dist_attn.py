@@ -31,7 +31,7 @@ def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("in_fp32", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cp_size, degree", [(2, 0), (5, 2)])
+@pytest.mark.parametrize("cp_size, degree", [(2, 0), (5, 2), (3, None)])
 @pytest.mark.parametrize("name", ["causal", "shared question"])
 def test_partial_gradients_on_the_wire(
     name: str, cp_size: int, degree: int, dtype: torch.dtype, in_fp32: bool
@@ -47,7 +47,7 @@ def test_two_runs_give_equal_bits() -> None:
     pool(WORLD).run(jobs.equal_bits, 4)
 
 
-@pytest.mark.parametrize("degree", [0, 1])
+@pytest.mark.parametrize("degree", [0, 1, None])
 def test_gradients_do_not_keep_receive_buffers(degree: int) -> None:
     pool(WORLD).run(jobs.gradient_memory, 4, degree)
 

@@ -13,8 +13,8 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("degree", [0, 1, 3])
+@pytest.mark.parametrize("degree", [0, 1, 3, None])
 @pytest.mark.parametrize("name", jobs.GPU_MASKS)
 @pytest.mark.parametrize("dim", [64, 128])
-def test_named_masks(name: str, degree: int, dim: int) -> None:
+def test_named_masks(name: str, degree: int | None, dim: int) -> None:
     pool(NUM_GPUS, "nccl").run(jobs.on_gpus, name, degree, dim, torch.bfloat16)

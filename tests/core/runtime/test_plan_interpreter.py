@@ -49,16 +49,15 @@ def interpret(plan: AttnPlan, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> 
     for rank in range(plan.cp_size):
         own = torch.from_numpy(plan.dispatch.position_ids(rank))
         so_far = None
-        stages = plan.rank_plan(rank).stages
-        assert len(stages) == plan.overlap_degree + 1
-        tables = [SliceTable(s.slices, len(own), s.num_keys) for s in stages]
-        rows = [key_rows(s, own) for s in stages]
-        for table, keys in zip(tables, rows, strict=True):
+        view = plan.rank_plan(rank)
+        for stage in view.forward_stages:
+            keys, table = key_rows(stage, own), SliceTable(stage.slices, len(own), stage.num_keys)
             so_far = BACKEND.forward(q[own], k[keys], v[keys], table, SCALE, prev=so_far)
         assert so_far is not None
         out[own], lse[own] = so_far
         delta = row_delta(so_far[0], dout[own], torch.float64)
-        for table, keys in zip(tables, rows, strict=True):
+        for stage in view.stages:
+            keys, table = key_rows(stage, own), SliceTable(stage.slices, len(own), stage.num_keys)
             parts = BACKEND.backward(
                 dout[own], q[own], k[keys], v[keys], so_far[1], delta, table, SCALE
             )

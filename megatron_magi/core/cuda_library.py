@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
@@ -87,3 +87,8 @@ def cuda_library() -> CudaLibrary:
     from megatron_magi.build import library_path
 
     return CudaLibrary(library_path())
+
+
+def loaded_cuda_library() -> CudaLibrary | None:
+    """The library if a kernel backend has loaded it; never builds it."""
+    return cuda_library() if cuda_library.cache_info().currsize > 0 else None

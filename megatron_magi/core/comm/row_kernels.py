@@ -1,0 +1,211 @@
+"""Moving and adding rows: one pass of our CUDA kernels where they are loaded, PyTorch elsewhere.
+
+Both ways give equal bits: sums are made in the accumulation dtype and in the same order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from ctypes import c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.cuda_library import (
+    DTYPE_CODES,
+    CudaKernelError,
+    CudaLibrary,
+    loaded_cuda_library,
+)
+
+MAX_PARTS = 2  # tensors of one call: keys and values
+HEAD_START_NS = 5000
+
+
+class Rows(ctypes.Structure):
+    """MagiRows of csrc/flex_attn/rows/rows_params.h."""
+
+    _fields_ = [("data", c_void_p), ("stride", c_int64)]
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        return cls(x.data_ptr(), x.stride(0) * x.element_size())
+
+
+class GatherParams(ctypes.Structure):
+    """MagiGatherParams."""
+
+    _fields_ = [
+        ("src", Rows * MAX_PARTS),
+        ("dst", Rows * MAX_PARTS),
+        ("index", c_void_p),
+        ("stream", c_void_p),
+        ("num_rows", c_int64),
+        ("row_bytes", c_int32),
+        ("num_parts", c_int32),
+    ]
+
+
+class AddParams(ctypes.Structure):
+    """MagiAddParams."""
+
+    _fields_ = [
+        ("own", Rows * MAX_PARTS),
+        ("received", Rows * MAX_PARTS),
+        ("dst", Rows * MAX_PARTS),
+        ("begin", c_void_p),
+        ("sources", c_void_p),
+        ("stream", c_void_p),
+        ("num_rows", c_int64),
+        ("width", c_int32),
+        ("num_parts", c_int32),
+        ("received_dtype", c_int32),
+        ("dst_dtype", c_int32),
+    ]
+
+
+def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tensor]) -> None:
+    """``into[i][r] = xs[i][index[r]]``; no index: row r.
+
+    Args:
+        xs: [n, ...] each, of one dtype and row shape; into: [num_rows, ...] each.
+        index: int64 [num_rows].
+    """
+    library = _library_for(*xs, *into)
+    if library is None or len(xs) > MAX_PARTS or len({x.shape[1:] for x in xs}) > 1:
+        for x, target in zip(xs, into, strict=True):
+            target.copy_(x if index is None else x.index_select(0, index))
+        return
+    params = GatherParams(
+        (Rows * MAX_PARTS)(*map(Rows.of, xs)),
+        (Rows * MAX_PARTS)(*map(Rows.of, into)),
+        None if index is None else index.data_ptr(),
+        torch.cuda.current_stream(xs[0].device).cuda_stream,
+        len(into[0]),
+        xs[0].shape[1:].numel() * xs[0].element_size(),
+        len(xs),
+    )
+    with torch.cuda.device(xs[0].device):
+        library.call("magi_gather_rows", params)
+
+
+class RowSources:
+    """Which received rows are added to every owned row, in which order."""
+
+    def __init__(self, owners: Tensor, num_rows: int, device: torch.device) -> None:
+        """``owners``: int64 [num_received] on the host, the owned row of every received one."""
+        begin = torch.bincount(owners, minlength=num_rows).cumsum(0)
+        self.index = owners.to(device)
+        self.sources = torch.sort(owners, stable=True).indices.to(device, torch.int32)
+        self.begin = torch.nn.functional.pad(begin, (1, 0)).to(device, torch.int32)
+
+
+def add_rows(
+    own: Sequence[Tensor], received: Sequence[Tensor], sources: RowSources, peers: Sequence[slice]
+) -> None:
+    """Add received rows to the owned ones, in place and in the order received.
+
+    Args:
+        own: [num_rows, ...] each, in the accumulation dtype.
+        received: [num_received, ...] each, one for every one of ``own``.
+        peers: parts of the received rows within which no owned row comes twice.
+    """
+    _add(own, received, sources, peers, own)
+
+
+def add_rows_into(
+    own: Sequence[Tensor],
+    received: Sequence[Tensor],
+    sources: RowSources,
+    peers: Sequence[slice],
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """As ``add_rows``, the sums contiguous and in ``dtype``; ``own`` is used up."""
+    targets = [x.new_empty(x.shape, dtype=dtype) for x in own]
+    _add(own, received, sources, peers, targets)
+    return targets
+
+
+def _add(
+    own: Sequence[Tensor],
+    received: Sequence[Tensor],
+    sources: RowSources,
+    peers: Sequence[slice],
+    targets: Sequence[Tensor],
+) -> None:
+    library = _library_for(*own, *received, *targets)
+    fits = len(own) <= MAX_PARTS and all(x.dtype == torch.float32 for x in own)
+    fits = fits and len({x.shape[1:] for x in own}) == 1 and own[0].shape[1:].numel() % 8 == 0
+    if library is None or not fits:
+        for rows in peers:
+            for mine, theirs in zip(own, received, strict=True):
+                mine.index_add_(0, sources.index[rows], theirs[rows].to(mine.dtype))
+        for mine, target in zip(own, targets, strict=True):
+            if target is not mine:
+                target.copy_(mine)
+        return
+    params = AddParams(
+        (Rows * MAX_PARTS)(*map(Rows.of, own)),
+        (Rows * MAX_PARTS)(*map(Rows.of, received)),
+        (Rows * MAX_PARTS)(*map(Rows.of, targets)),
+        sources.begin.data_ptr(),
+        sources.sources.data_ptr(),
+        torch.cuda.current_stream(own[0].device).cuda_stream,
+        len(own[0]),
+        own[0].shape[1:].numel(),
+        len(own),
+        DTYPE_CODES[received[0].dtype],
+        DTYPE_CODES[targets[0].dtype],
+    )
+    with torch.cuda.device(own[0].device):
+        library.call("magi_add_rows", params)
+
+
+def head_start(device: torch.device) -> None:
+    """Lets an exchange that was just begun get onto the GPU before the next kernel.
+
+    Both become ready at the same time, and a kernel that fills the GPU and came first keeps the
+    exchange out until it ends: nothing would overlap. Costs ``HEAD_START_NS`` on the stream.
+    """
+    library = loaded_cuda_library() if device.type == "cuda" else None
+    if library is None:
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream(device).cuda_stream
+        code = library.function("magi_pause")(ctypes.c_uint64(HEAD_START_NS), c_void_p(stream))
+    if code != 0:
+        raise CudaKernelError(f"magi_pause failed with code {code}")
+
+
+def _library_for(*xs: Tensor) -> CudaLibrary | None:
+    """The CUDA library if it is loaded and can take these tensors."""
+    if not all(x.is_cuda and _fits(x) for x in xs):
+        return None
+    library = loaded_cuda_library()
+    return None if library is None else _checked(library)
+
+
+def _fits(x: Tensor) -> bool:
+    """16-byte aligned rows without gaps in a row, of a dtype that the kernels know."""
+    if x.dtype not in DTYPE_CODES or x.data_ptr() % 16:
+        return False
+    width = 1
+    for size, stride in zip(reversed(x.shape[1:]), reversed(x.stride()[1:]), strict=True):
+        if size != 1 and stride != width:
+            return False
+        width *= size
+    return not (width * x.element_size() % 16 or x.stride(0) * x.element_size() % 16)
+
+
+@functools.lru_cache(maxsize=1)
+def _checked(library: CudaLibrary) -> CudaLibrary:
+    want = ctypes.sizeof(GatherParams) + ctypes.sizeof(AddParams)
+    got = library.function("magi_row_params_bytes")()
+    if got != want:
+        raise CudaKernelError(
+            f"the CUDA library must take {want} bytes of row parameters, got {got}; "
+            f"rebuild with python -m megatron_magi.build --force"
+        )
+    return library

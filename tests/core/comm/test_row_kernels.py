@@ -1,0 +1,139 @@
+"""Rows moved and added: the CUDA kernels against PyTorch's operations, bit by bit."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from itertools import pairwise
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron_magi.build import SOURCE_DIR
+from megatron_magi.core.comm import row_kernels
+from megatron_magi.core.comm.row_kernels import (
+    AddParams,
+    GatherParams,
+    RowSources,
+    add_rows,
+    add_rows_into,
+    gather_rows,
+)
+from megatron_magi.core.cuda_library import CudaKernelError, cuda_library
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")],
+    ),
+]
+SHAPES = [(2, 64), (8, 128), (3, 8), (1, 4096), (5, 7)]
+
+
+def side_by_side(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: str) -> list:
+    """Two tensors whose rows lie beside each other."""
+    width = shape[0] * shape[1]
+    buffer = torch.full((rows, 2 * width), 7.0, dtype=dtype, device=device)
+    return [part.unflatten(1, shape) for part in buffer.split(width, dim=1)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("num_rows", [0, 1, 9, 1000])
+def test_gather(num_rows: int, dtype: torch.dtype, shape: tuple[int, int], device: str) -> None:
+    """Into columns of a buffer and out of one, with an index and without."""
+    if device == "cuda":
+        cuda_library()
+    gen = torch.Generator().manual_seed(num_rows)
+    xs = [torch.randn(50, *shape, generator=gen).to(device, dtype) for _ in range(2)]
+    index = torch.randint(0, 50, (num_rows,), generator=gen).to(device)
+    targets = side_by_side(num_rows, shape, dtype, device)
+    gather_rows(xs, index, targets)
+    for x, target in zip(xs, targets, strict=True):
+        assert torch.equal(target, x[index])
+    back = [torch.zeros(num_rows, *shape, dtype=dtype, device=device) for _ in range(2)]
+    gather_rows(targets, None, back)
+    for x, target in zip(back, targets, strict=True):
+        assert torch.equal(target, x)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("received", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("counts", [(), (0, 0), (40, 0, 17), (3, 60, 1, 59)])
+def test_add(
+    counts: tuple[int, ...], received: torch.dtype, shape: tuple[int, int], device: str
+) -> None:
+    """One peer after the other, in fp32: the bits of a plain loop."""
+    if device == "cuda":
+        cuda_library()
+    gen = torch.Generator().manual_seed(sum(counts))
+    owners = torch.cat(
+        [torch.zeros(0, dtype=torch.long)]
+        + [torch.randperm(60, generator=gen)[:n].sort().values for n in counts]
+    )
+    bounds = torch.tensor((0, *counts)).cumsum(0).tolist()
+    peers = [slice(a, b) for a, b in pairwise(bounds)]
+    own = [torch.randn(60, *shape, generator=gen).to(device) for _ in range(2)]
+    arrived = side_by_side(len(owners), shape, received, device)
+    for part in arrived:
+        part.copy_(torch.randn(part.shape, generator=gen))
+    want = [x.clone() for x in own]
+    for x, part in zip(want, arrived, strict=True):
+        for rows in peers:
+            x[owners[rows].to(device)] += part[rows].float()
+    sources = RowSources(owners, 60, torch.device(device))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        mine = [x.clone() for x in own]
+        sums = add_rows_into(mine, arrived, sources, peers, dtype)
+        for got, x in zip(sums, want, strict=True):
+            assert got.dtype == dtype and got.is_contiguous() and torch.equal(got, x.to(dtype))
+    add_rows(own, arrived, sources, peers)
+    assert all(map(torch.equal, own, want))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+def test_the_kernels_are_what_runs_on_a_gpu() -> None:
+    """PyTorch's way would pass the tests above as well."""
+    library = cuda_library()
+    x = torch.randn(20, 2, 64, device="cuda")
+    sources = RowSources(torch.arange(20), 20, x.device)
+    with mock.patch.object(library, "call", wraps=library.call) as call:
+        gather_rows([x], None, [torch.empty_like(x)])
+        add_rows([x], [x.clone()], sources, [slice(0, 20)])
+        row_kernels.head_start(x.device)
+    assert [c.args[0] for c in call.call_args_list] == ["magi_gather_rows", "magi_add_rows"]
+    torch.cuda.synchronize()
+
+
+def test_what_does_not_fit_the_kernels() -> None:
+    def fits(x: Tensor) -> bool:
+        return row_kernels._fits(x)
+
+    x = torch.zeros(6, 2, 8)
+    assert fits(x) and fits(x[:0]) and fits(x[:, :1])
+    assert not fits(x[..., ::2]) and not fits(x.transpose(1, 2)) and not fits(x[:, :, 1:])
+    assert not fits(x.double()) and not fits(torch.zeros(6, 1, 3))
+    assert fits(torch.zeros(6, 4, 8)[:, 1:3]), "columns of a wider row"
+
+
+def test_params_mirror_the_header() -> None:
+    header = (SOURCE_DIR / "rows" / "rows_params.h").read_text()
+    for mirror, name in ((GatherParams, "MagiGatherParams"), (AddParams, "MagiAddParams")):
+        body = re.search(rf"struct {name} \{{(.*?)\n\}};", header, re.S)
+        assert body is not None
+        code = re.sub(r"//.*|\[\w+\]", "", body[1])
+        names = []
+        for declaration in filter(str.strip, code.split(";")):
+            words = declaration.replace("*", " ").replace("const", " ").split()
+            names += [w.strip(",") for w in words[1:]]
+        assert names == [field for field, *_ in mirror._fields_]
+    assert ctypes.sizeof(GatherParams) == 2 * 2 * 16 + 4 * 8
+    with pytest.raises(CudaKernelError, match="row parameters, got 1"):
+        row_kernels._checked(mock.Mock(function=lambda name: lambda: 1))
