@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "megatron_magi"
-BASE = ["config", "debug", "build", "_solver", "core.native"]
+BASE = ["config", "debug", "build", "_solver", "core.native", "core.cuda_library"]
 LAYERS = {
     "core.mask": BASE,
     "core.plan": [*BASE, "core.mask"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,20 @@ def cuda_library() -> CudaLibrary:
 def loaded_cuda_library() -> CudaLibrary | None:
     """The library if a kernel backend has loaded it; never builds it."""
     return cuda_library() if cuda_library.cache_info().currsize > 0 else None
+
+
+def stream_handle(device: torch.device) -> int:
+    """The current cudaStream_t, without the Stream object that takes microseconds to make."""
+    if _raw_stream is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    return _raw_stream(device.index)
+
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what Triton's launcher calls
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Launches go to the current device; to switch costs microseconds, so only where needed."""
+    if torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -128,5 +128,7 @@ def rows_beside(
 
 def split_columns(rows: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
     """The inverse of laying tensors side by side: views with the rows' stride."""
+    if all(shape == shapes[0] for shape in shapes):  # nearly always; a fifth of the host time
+        return rows.view(len(rows), len(shapes), *shapes[0]).unbind(1)
     parts = rows.split([shape.numel() for shape in shapes], dim=1)
     return tuple(part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))

@@ -18,6 +18,8 @@ from megatron_magi.core.cuda_library import (
     CudaKernelError,
     CudaLibrary,
     loaded_cuda_library,
+    on_device,
+    stream_handle,
 )
 
 MAX_PARTS = 2  # tensors of one call: keys and values
@@ -82,12 +84,12 @@ def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tenso
         (Rows * MAX_PARTS)(*map(Rows.of, xs)),
         (Rows * MAX_PARTS)(*map(Rows.of, into)),
         None if index is None else index.data_ptr(),
-        torch.cuda.current_stream(xs[0].device).cuda_stream,
+        stream_handle(xs[0].device),
         len(into[0]),
         xs[0].shape[1:].numel() * xs[0].element_size(),
         len(xs),
     )
-    with torch.cuda.device(xs[0].device):
+    with on_device(xs[0].device):
         library.call("magi_gather_rows", params)
 
 
@@ -152,14 +154,14 @@ def _add(
         (Rows * MAX_PARTS)(*map(Rows.of, targets)),
         sources.begin.data_ptr(),
         sources.sources.data_ptr(),
-        torch.cuda.current_stream(own[0].device).cuda_stream,
+        stream_handle(own[0].device),
         len(own[0]),
         own[0].shape[1:].numel(),
         len(own),
         DTYPE_CODES[received[0].dtype],
         DTYPE_CODES[targets[0].dtype],
     )
-    with torch.cuda.device(own[0].device):
+    with on_device(own[0].device):
         library.call("magi_add_rows", params)
 
 
@@ -172,9 +174,9 @@ def head_start(device: torch.device) -> None:
     library = loaded_cuda_library() if device.type == "cuda" else None
     if library is None:
         return
-    with torch.cuda.device(device):
-        stream = torch.cuda.current_stream(device).cuda_stream
-        code = library.function("magi_pause")(ctypes.c_uint64(HEAD_START_NS), c_void_p(stream))
+    stream = c_void_p(stream_handle(device))
+    with on_device(device):
+        code = library.function("magi_pause")(ctypes.c_uint64(HEAD_START_NS), stream)
     if code != 0:
         raise CudaKernelError(f"magi_pause failed with code {code}")
 
@@ -191,12 +193,14 @@ def _fits(x: Tensor) -> bool:
     """16-byte aligned rows without gaps in a row, of a dtype that the kernels know."""
     if x.dtype not in DTYPE_CODES or x.data_ptr() % 16:
         return False
+    strides, size = x.stride(), x.element_size()
     width = 1
-    for size, stride in zip(reversed(x.shape[1:]), reversed(x.stride()[1:]), strict=True):
-        if size != 1 and stride != width:
+    for i in range(x.ndim - 1, 0, -1):
+        length = x.shape[i]
+        if length != 1 and strides[i] != width:
             return False
-        width *= size
-    return not (width * x.element_size() % 16 or x.stride(0) * x.element_size() % 16)
+        width *= length
+    return not (width * size % 16 or strides[0] * size % 16)
 
 
 @functools.lru_cache(maxsize=1)

@@ -20,10 +20,12 @@ from megatron_magi.core.cuda_library import (
     CudaLibrary,
     TensorView,
     cuda_library,
+    on_device,
+    stream_handle,
 )
 from megatron_magi.core.kernel.backend import Pair
 from megatron_magi.core.kernel.calls import must_dispatch
-from megatron_magi.core.kernel.cuda_forward import aligned, empty_as, on_device, stream_handle
+from megatron_magi.core.kernel.cuda_forward import aligned, empty_as
 from megatron_magi.core.kernel.cuda_work import DeviceBuffer, HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver

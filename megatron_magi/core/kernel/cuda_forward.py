@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,8 @@ from megatron_magi.core.cuda_library import (
     FwdParams,
     TensorView,
     cuda_library,
+    on_device,
+    stream_handle,
 )
 from megatron_magi.core.kernel.backend import OutLse
 from megatron_magi.core.kernel.cuda_work import FwdWork, HeadsKey, fwd_work, tile_counter
@@ -98,23 +98,6 @@ def launch_forward(
 def empty_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Contiguous, of the shape of ``x``; half the host time of torch.empty."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-def stream_handle(device: torch.device) -> int:
-    """The current cudaStream_t, without the Stream object that takes microseconds to make."""
-    if _raw_stream is None:
-        return torch.cuda.current_stream(device).cuda_stream
-    return _raw_stream(device.index)
-
-
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what Triton's launcher calls
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Launches go to the current device; to switch costs microseconds, so only where needed."""
-    if torch.cuda.current_device() == device.index:
-        return nullcontext()
-    return torch.cuda.device(device)
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -155,6 +155,8 @@ class _DistAttn(torch.autograd.Function):
         work: _StageWork = ctx.work
         own, *remote = work.rank_plan.stages
         feed = _Feed(work, [*remote, own], k, v)
+        if feed.travelling is not None:
+            head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
         delta = score_delta(out, dout, dlse, lse.dtype)
         alone = not remote and own.cast is None  # one kernel call makes the results

@@ -200,7 +200,7 @@ def test_gradients_are_written_where_they_are_wanted(
     assert placed[1].data_ptr() == buffer.data_ptr()
     assert torch.equal(placed[1], dk) and torch.equal(placed[2], dv)
     assert (buffer[:, 1] == 7).all()
-    with pytest.raises(ValueError, match="dv must be written to .* with 16-byte aligned rows"):
+    with pytest.raises(ValueError, match=r"dv must be written to .* with 16-byte aligned rows"):
         _backward(
             run, grad_dtype=dtype, dkv=(dk, dv.transpose(0, 1).contiguous().transpose(0, 1)[:-1])
         )
