@@ -3,9 +3,13 @@
     python scripts/bench_kernel_host.py [--record host.json]
 
 The mask is small, so that the GPU is done long before the host: bursts of calls, each burst waited
-for outside the clock, the median of all bursts. Beside it PyTorch's own attention (SDPA) on dense
-inputs of the same size, in turn. "kernel": the backend below the op; "op": flex_flash_attn_func
-with autograd, its backward through torch.autograd.grad as in a training step.
+for outside the clock, the median of all bursts. Levels:
+  kernel  the backend below the op
+  op      flex_flash_attn_func with autograd, its backward by a torch.autograd.grad of its own
+  chain   16 layers of it, each attending from the output of the one before, the backward by one
+          torch.autograd.grad as in a training step; per layer
+Beside it, in turn: PyTorch's own attention (sdpa) on dense inputs of the same size, and an autograd
+function in Python that allocates its results and does nothing (noop): what autograd itself takes.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +32,11 @@ from megatron_magi.core.kernel.backend import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 BURST = 20
+LAYERS = 16
 TOKENS, HEADS, DIM = 256, (8, 2), 128
 
 Calls = dict[str, Callable[[], object]]
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def calls() -> Calls:
@@ -41,40 +48,78 @@ def calls() -> Calls:
     kernel = select_backend("cuda", q.device, q.dtype)
     out, lse = kernel.forward(q, k, v, table, scale)
     delta = (out.float() * dout.float()).sum(-1)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 
-    def attend() -> torch.Tensor:
-        return flex_flash_attn_func(*leaves, slices=mask)[0]
+    def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flex_flash_attn_func(q, k, v, slices=mask)[0]
 
-    ours = attend()
-    dense = [x.detach().transpose(0, 1)[None].requires_grad_() for x in leaves]
-    sdpa = _sdpa(dense)
-    grad = dout.transpose(0, 1)[None]
-    return {
+    made: Calls = {
         "ours kernel fwd": lambda: kernel.forward(q, k, v, table, scale),
         "ours kernel bwd": lambda: kernel.backward(
             dout, q, k, v, lse, delta, table, scale, grad_dtype=q.dtype
         ),
-        "ours op fwd": attend,
-        "ours op bwd": lambda: torch.autograd.grad(ours, leaves, dout, retain_graph=True),
-        "sdpa op fwd": lambda: _sdpa(dense),
-        "sdpa op bwd": lambda: torch.autograd.grad(sdpa, dense, grad, retain_graph=True),
+    }
+    dense = [x.transpose(0, 1)[None] for x in (q, k, v, dout)]
+    for name, attention, (*qkv, grad) in (
+        ("ours", ours, (q, k, v, dout)),
+        ("sdpa", _sdpa, dense),
+        ("noop", _Noop.apply, (q, k, v, dout)),
+    ):
+        made |= _with_autograd(name, "op", attention, qkv, grad, 1)
+        made |= _with_autograd(name, "chain", attention, qkv, grad, LAYERS)
+    return made
+
+
+def _with_autograd(
+    name: str,
+    level: str,
+    attention: Attention,
+    qkv: list[torch.Tensor],
+    grad: torch.Tensor,
+    layers: int,
+) -> Calls:
+    """Forward and backward of that many layers, each with keys and values of its own."""
+    leaves = [qkv[0].clone().requires_grad_()]
+    leaves += [x.clone().requires_grad_() for _ in range(layers) for x in qkv[1:]]
+
+    def run() -> torch.Tensor:
+        x = leaves[0]
+        for i in range(layers):
+            x = attention(x, leaves[2 * i + 1], leaves[2 * i + 2])
+        return x
+
+    out = run()
+    return {
+        f"{name} {level} fwd": run,
+        f"{name} {level} bwd": lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True),
     }
 
 
-def _sdpa(qkv: list[torch.Tensor]) -> torch.Tensor:
-    return F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
+class _Noop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *qkv: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*qkv)
+        return torch.empty_like(qkv[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(torch.empty_like, ctx.saved_tensors))
 
 
-def host_us(call: Callable[[], object]) -> float:
-    """Microseconds of one call in a burst."""
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def host_us(name: str, call: Callable[[], object]) -> float:
+    """Microseconds of one layer's call in a burst."""
+    layers = LAYERS if " chain " in name else 1
+    calls = max(1, BURST // layers)
     torch.cuda.synchronize()
     began = time.perf_counter()
-    for _ in range(BURST):
+    for _ in range(calls):
         call()
     took = time.perf_counter() - began
     torch.cuda.synchronize()
-    return 1e6 * took / BURST
+    return 1e6 * took / (calls * layers)
 
 
 def main() -> None:
@@ -89,7 +134,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in made}
     for burst in range(args.bursts + 5):
         for name, call in made.items():
-            took = host_us(call)
+            took = host_us(name, call)
             if burst >= 5:  # plans, libraries and the allocator are warm
                 times[name].append(took)
     rows = []
