@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 DispatchAlgorithm = Literal["lpt", "swap"]
+ForwardMode = Literal["at_once", "local_first", "staged"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,12 @@ class MagiConfig:
     """Budget of the swap search in trials. None: grows with the number of chunks."""
 
     overlap_degree: int | None = None
-    """Remote stages. 0: receive everything, then one kernel. None: the planner's cost model, which
-    may also let the forward receive everything first and stage the backward alone."""
+    """Remote stages. 0: receive everything, then one kernel. None: the planner's cost model."""
+
+    forward_mode: ForwardMode | None = None
+    """"at_once": receive everything, then one kernel. "local_first": rows that see no other rank's
+    keys while those travel, then the other rows. "staged": own keys, then the remote stages,
+    merged. None: the planner's cost model; with a given overlap_degree "staged", 0: "at_once"."""
 
     tile_q: int = 128
     """Query rows of a kernel tile; loads are counted in tiles because that is what runs."""
@@ -90,6 +95,13 @@ class MagiConfig:
             self.overlap_degree is None or 0 <= self.overlap_degree <= 64,
             "overlap_degree",
             "between 0 and 64, or None",
+            self,
+        )
+        modes = ("at_once", "local_first", "staged")
+        _require(
+            self.forward_mode is None or self.forward_mode in modes,
+            "forward_mode",
+            f"one of {modes} or None",
             self,
         )
         backends = ("auto", "cuda", "flex", "reference")

@@ -7,7 +7,8 @@
 One process per rank. Implementations, in turn, round after round; a round starts together and
 counts for its slowest rank, the median of the rounds is reported. The GPUs are kept busy while the
 host enqueues a round, as by the layers before it in a model; what the host takes is host_ms.
-  ours         dist_attn, the planner's overlap degree; oursN: overlap degree N
+  ours         dist_attn as planned; oursN: overlap degree N, forward and backward
+  local_first  the forward mode of this name, staged: that one; the planner's overlap degree
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
   all_gather   contiguous tokens, all keys and values to every rank, our kernel
@@ -40,7 +41,7 @@ from bench_kernel_timing import MOST_DIFFERENCE, difference
 from megatron_magi import HeadShape, MagiConfig
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
-IMPLS = r"ours\d*|narrow|kernels|all_gather|one_gpu"
+IMPLS = r"ours\d*|local_first|staged|narrow|kernels|all_gather|one_gpu"
 WARM_ROUNDS = 2
 HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
 CYCLES_PER_MS = 2_000_000
@@ -77,6 +78,8 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     """The implementation called so; `kernels` runs the plan of `ours`."""
     if name.startswith("ours"):
         return Ours(x, MagiConfig(overlap_degree=int(name[4:]) if name[4:] else None))
+    if name in ("local_first", "staged"):
+        return Ours(x, MagiConfig(forward_mode=name))
     if name == "narrow":
         return Ours(x, MagiConfig(dkv_reduce_in_fp32=False))
     if name == "kernels":
@@ -162,7 +165,8 @@ def run_mask(
         if isinstance(call, Ours):
             row["received_rows"] = [int(n) for n in call.plan.rows_received]
             row["imbalance"] = round(call.plan.imbalance, 4)
-            row["degrees"] = [call.plan.forward_degree, call.plan.overlap_degree]
+            row["forward_mode"] = call.plan.forward_mode
+            row["overlap_degree"] = call.plan.overlap_degree
         rows.append(row)
     return rows, wrong
 

@@ -102,6 +102,7 @@ class KernelsOnly:
         self.q, self.k, _ = (t.detach() for t in ours.leaves)
         self.dout = ours.dout
         view = ours.plan.rank_plan(dist.get_rank())
+        self.merges = view.forward_merges
         self.forward_stages = self._with_rows(view.forward_stages)
         same = view.stages is view.forward_stages
         self.stages = self.forward_stages if same else self._with_rows(view.stages)
@@ -122,11 +123,13 @@ class KernelsOnly:
 
     def forward(self) -> OutLse:
         so_far: OutLse | None = None
-        dtype = self.q.dtype if len(self.forward_stages) == 1 else torch.float32
         for table, k, v in self.forward_stages:
             so_far = self.kernel.forward(
-                self.q, k, v, table, self.scale, prev=so_far, out_dtype=dtype
-            )
+                self.q, k, v, table, self.scale,
+                prev=so_far if self.merges else None,
+                into=None if self.merges else so_far,
+                out_dtype=torch.float32 if self.merges else self.q.dtype,
+            )  # fmt: skip
         assert so_far is not None
         return so_far
 

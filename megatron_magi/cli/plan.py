@@ -94,7 +94,7 @@ def plan_facts(
             "tokens_per_rank": layout.num_local_tokens,
             "padding_tokens": layout.padded_seqlen - layout.total_seqlen,
             "overlap_degree": plan.overlap_degree,
-            "forward_degree": plan.forward_degree,
+            "forward_mode": plan.forward_mode,
             "imbalance": plan.imbalance,
             "digest": f"{plan.digest:016x}",
             "planning_ms": plan_ms,
@@ -157,15 +157,15 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
 
 
 def _stages_text(p: dict[str, Any]) -> str:
-    if p["overlap_degree"] == 0:
-        return "everything is received first, then one kernel call"
     degree = p["overlap_degree"]
-    if p["forward_degree"] == 0:
-        return (
-            f"forward: everything is received first, one kernel call; backward: {degree} of "
-            f"received keys, own keys last"
-        )
-    return f"own keys and {degree} of received keys, each arriving one stage ahead"
+    forward = {
+        "at_once": "everything is received first",
+        "local_first": "rows that see no received keys first, then the others",
+        "staged": f"own keys, then {degree} of received keys, each arriving one stage ahead",
+    }
+    backward = f"{degree} of received keys, own keys last" if degree else "everything at once"
+    mode = "at_once" if degree == 0 and p["forward_mode"] == "staged" else p["forward_mode"]
+    return f"forward: {forward[mode]}; backward: {backward}"
 
 
 def _rank_table(facts: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@
 #include "solver/layout.h"
 #include "solver/loads.h"
 #include "solver/rank_view.h"
+#include "solver/remote_rows.h"
 #include "solver/slices.h"
 #include "solver/traffic.h"
 #include "solver/transfers.h"
@@ -125,6 +126,17 @@ Int32Array ranges_to(const std::vector<magi::Range>& ranges) {
   return rows;
 }
 
+std::vector<magi::Range> ranges_from(const Int32Array& rows) {
+  if (rows.ndim() != 2 || rows.shape(1) != 2) {
+    throw std::invalid_argument("ranges must be int32 [N, 2] (start, end), got ndim " +
+                                std::to_string(rows.ndim()) + "; stack one row per range");
+  }
+  const auto view = rows.unchecked<2>();
+  std::vector<magi::Range> ranges(static_cast<size_t>(view.shape(0)));
+  for (py::ssize_t i = 0; i < view.shape(0); ++i) ranges[i] = {view(i, 0), view(i, 1)};
+  return ranges;
+}
+
 Int32Array transfers_to(const std::vector<magi::Transfer>& transfers) {
   Int32Array rows({static_cast<py::ssize_t>(transfers.size()), static_cast<py::ssize_t>(5)});
   int32_t* out = rows.mutable_data();
@@ -177,19 +189,26 @@ py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int
 
 py::tuple solve_transfers(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
                           int64_t cp_size, const Int32Array& chunk_ranks, int64_t tile_q,
-                          int64_t tile_k, int64_t degree, int64_t row_ps, int64_t home_row_ps,
-                          int64_t tile_ps, int64_t stage_ps, int64_t pass_ps) {
+                          int64_t tile_k, int64_t degree, int64_t forward, int64_t row_ps,
+                          int64_t home_row_ps, int64_t tile_ps, int64_t stage_ps, int64_t pass_ps) {
   const std::vector<magi::Slice> given = slices_from(slices);
   const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
   magi::TransferPlan plan;
   {
     py::gil_scoped_release nogil;
-    plan = magi::solve_transfers({given, layout, tile_q, tile_k, optional_from(degree),
+    std::optional<magi::Forward> chosen;
+    if (forward >= 0) chosen = static_cast<magi::Forward>(forward);
+    plan = magi::solve_transfers({given,
+                                  layout,
+                                  tile_q,
+                                  tile_k,
+                                  optional_from(degree),
+                                  chosen,
                                   {row_ps, home_row_ps, tile_ps, stage_ps, pass_ps}});
   }
   const py::array_t<int64_t> loads(static_cast<py::ssize_t>(plan.loads.size()), plan.loads.data());
-  return py::make_tuple(plan.degrees.remote, plan.degrees.forward, transfers_to(plan.transfers),
-                        loads);
+  return py::make_tuple(plan.staging.degree, static_cast<int>(plan.staging.forward),
+                        transfers_to(plan.transfers), loads);
 }
 
 int64_t rows_to_travel(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
@@ -226,25 +245,33 @@ py::tuple cast_table(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
 
 Int32Array stage_slices(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
                         int64_t cp_size, const Int32Array& chunk_ranks, int32_t rank,
-                        const Int32Array& recv_ranges, bool own_keys) {
+                        const Int32Array& key_ranges, const py::object& query_ranges) {
   const std::vector<magi::Slice> given = slices_from(slices);
   const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
-  const auto received = recv_ranges.unchecked<2>();
+  const std::vector<magi::Range> buffer = ranges_from(key_ranges);
+  std::vector<magi::Placed> queries = magi::local_runs(layout, rank);
+  if (!query_ranges.is_none()) {
+    queries = magi::within(queries, ranges_from(py::cast<Int32Array>(query_ranges)));
+  }
   std::vector<magi::Slice> local;
   {
     py::gil_scoped_release nogil;
-    const std::vector<magi::Placed> queries = magi::local_runs(layout, rank);
     std::vector<magi::Placed> keys;
-    if (own_keys) keys = queries;
-    int64_t at = own_keys ? layout.num_local_tokens() : 0;
-    for (py::ssize_t i = 0; i < received.shape(0); ++i) {
-      const magi::Range rows{received(i, 0), received(i, 1)};
+    int64_t at = 0;
+    for (const magi::Range& rows : buffer) {
       keys.push_back({rows, at});
       at += rows.size();
     }
     local = magi::local_slices(given, queries, keys);
   }
   return slices_to(local);
+}
+
+py::tuple split_rows(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
+                     int64_t cp_size, const Int32Array& chunk_ranks, int32_t rank) {
+  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
+  const std::vector<magi::Range> waiting = magi::remote_rows(slices_from(slices), layout, rank);
+  return py::make_tuple(ranges_to(magi::other_rows(waiting, layout, rank)), ranges_to(waiting));
 }
 
 }  // namespace
@@ -263,7 +290,7 @@ PYBIND11_MODULE(_solver, m) {
         py::arg("max_imbalance_ppm"), py::arg("swap_trials"));
   m.def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("total_seqlen"),
         py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("tile_q"),
-        py::arg("tile_k"), py::arg("degree"), py::arg("row_ps"),
+        py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("row_ps"),
         py::arg("home_row_ps"), py::arg("tile_ps"), py::arg("stage_ps"), py::arg("pass_ps"));
   m.def("rows_to_travel", &rows_to_travel, py::arg("slices"), py::arg("total_seqlen"),
         py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"));
@@ -275,7 +302,9 @@ PYBIND11_MODULE(_solver, m) {
         py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("transfers"), py::arg("rank"));
   m.def("stage_slices", &stage_slices, py::arg("slices"), py::arg("total_seqlen"),
         py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("rank"),
-        py::arg("recv_ranges"), py::arg("own_keys"));
+        py::arg("key_ranges"), py::arg("query_ranges") = py::none());
+  m.def("split_rows", &split_rows, py::arg("slices"), py::arg("total_seqlen"),
+        py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("rank"));
   m.def("hash64", &hash64, py::arg("data"), py::arg("seed") = 0);
   bind_kernel(m);
 }

@@ -70,8 +70,8 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
     """The forward of every rank under the plan's cost table; a model, not a measurement.
 
     A stage's rows travel after the previous stage's, and once the stage two before it has left the
-    compute stream; they are attended when they are there and the stage before is done. Several
-    stages keep out in fp32: a pass to write it, one more for every stage merged.
+    compute stream; they are attended when they are there and the stage before is done. Stages that
+    are merged keep out in fp32: a pass to write it, one more for every stage merged.
     """
     heads, config = plan.head_shape, plan.config
     row_us = heads.kv_row_bytes / (config.link_gib_s * 2**30) * 1e6
@@ -81,9 +81,9 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
     pass_us = out_bytes / (config.memory_gib_s * 2**30) * 1e6
     bars: list[StageBar] = []
     for rank in range(plan.cp_size):
-        stages = plan.rank_plan(rank).forward_stages
+        view = plan.rank_plan(rank)
         done: list[StageBar] = []
-        for i, stage in enumerate(stages):
+        for i, stage in enumerate(view.forward_stages):
             rows = stage.cast.num_recv if stage.cast else 0
             tiles = num_tiles(plan, stage.slices, stage.num_keys)
             ready = done[i - 2].compute_end if i > 1 else 0.0
@@ -91,7 +91,7 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
             receive_end = receive_start + rows * row_us
             compute_start = max(receive_end, done[-1].compute_end if done else 0.0)
             extra = config.stage_latency_us if i else 0.0
-            extra += pass_us if len(stages) > 1 else 0.0
+            extra += pass_us if view.forward_merges else 0.0
             compute_end = compute_start + tiles * tile_us + extra
             done.append(
                 StageBar(rank, i, rows, tiles, receive_start, receive_end, compute_start,

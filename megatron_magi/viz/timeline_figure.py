@@ -31,7 +31,7 @@ def timeline_figure(plan: AttnPlan) -> Any:
     colors = rank_colors(plan.cp_size)
     figure, axes = new_figure(1, 1, 10, max(2.6, 0.5 * plan.cp_size + 1.4))
     for bar in bars:
-        what = "own keys" if bar.stage == 0 and plan.forward_degree else f"stage {bar.stage}"
+        what = "own keys" if bar.stage == 0 and bar.num_rows == 0 else f"stage {bar.stage}"
         compute = (bar.compute_start, bar.compute_end)
         receive = (bar.receive_start, bar.receive_end)
         labelled = plan.cp_size <= MAX_LABELLED_RANKS

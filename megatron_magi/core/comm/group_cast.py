@@ -12,8 +12,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.row_kernels import gather_rows
 from megatron_magi.core.plan import GroupCastPlan
+from megatron_magi.core.plan.dispatch import Int32Array
 
-_send_indices: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_indices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @dataclass
@@ -25,8 +26,7 @@ class PendingCast:
     shapes: tuple[torch.Size, ...]
 
     def wait(self) -> tuple[Tensor, ...]:
-        """The rows of each tensor, [num_recv, ...] behind the own rows if those were asked for;
-        views of one buffer.
+        """The rows of each tensor, [num_own + num_recv, ...]: views of one buffer.
 
         On a GPU the current stream waits, the host does not.
         """
@@ -39,8 +39,6 @@ def group_cast(
     xs: Sequence[Tensor],
     plan: GroupCastPlan,
     group: dist.ProcessGroup | None,
-    *,
-    with_own: bool = False,
 ) -> PendingCast:
     """Send local rows to the ranks that read them, receive the rows this rank reads.
 
@@ -49,21 +47,22 @@ def group_cast(
             (key and value together).
         plan: send and receive table of this rank.
         group: the context-parallel group; None for one rank.
-        with_own: put all local rows in front of the received ones, copied while those travel.
 
     Returns:
-        A PendingCast whose rows are ordered as ``plan.recv_ranges``.
+        A PendingCast whose rows are ordered as ``plan.own_ranges``, copied while the others travel,
+        and then as ``plan.recv_ranges``.
 
     Cost: ``plan.num_sent`` rows out and ``plan.num_recv`` in, one all-to-all with uneven splits.
     """
     shapes = tuple(x.shape[1:] for x in xs)
     send = rows_beside(xs[0], plan.num_sent, shapes)
     gather_rows(xs, send_index(plan, xs[0].device), split_columns(send, shapes))
-    own = len(xs[0]) if with_own else 0
+    own = plan.num_own
     buffer = rows_beside(xs[0], own + plan.num_recv, shapes)
     work = exchange(send, buffer[own:], plan.send_counts, plan.recv_counts, group)
     if own:
-        gather_rows(xs, None, split_columns(buffer[:own], shapes))
+        index = None if own == len(xs[0]) else own_index(plan, xs[0].device)
+        gather_rows(xs, index, split_columns(buffer[:own], shapes))
     return PendingCast(work, buffer, shapes)
 
 
@@ -100,17 +99,27 @@ def _as_bytes(rows: Tensor) -> Tensor:
 
 def send_index(plan: GroupCastPlan, device: torch.device) -> Tensor:
     """int64 [num_sent] local rows in the order they are sent; made once per plan and device."""
-    per_device = _send_indices.setdefault(plan, {})
-    if device not in per_device:
-        per_device[device] = sent_rows(plan).to(device)
-    index: Tensor = per_device[device]
+    return _index("send", plan, device)
+
+
+def own_index(plan: GroupCastPlan, device: torch.device) -> Tensor:
+    """int64 [num_own] local rows in front of the received ones; made once per plan and device."""
+    return _index("own", plan, device)
+
+
+def _index(which: str, plan: GroupCastPlan, device: torch.device) -> Tensor:
+    made = _indices.setdefault(plan, {})
+    if (which, device) not in made:
+        ranges = plan.send_ranges if which == "send" else plan.own_ranges
+        made[which, device] = rows_of(ranges).to(device)
+    index: Tensor = made[which, device]
     return index
 
 
-def sent_rows(plan: GroupCastPlan) -> Tensor:
-    """As ``send_index``, made anew on the host."""
-    starts = torch.from_numpy(plan.send_ranges[:, 0].astype("int64"))
-    lengths = torch.from_numpy((plan.send_ranges[:, 1] - plan.send_ranges[:, 0]).astype("int64"))
+def rows_of(ranges: Int32Array) -> Tensor:
+    """int64 on the host: every row of int32 [n, 2] ranges."""
+    starts = torch.from_numpy(ranges[:, 0].astype("int64"))
+    lengths = torch.from_numpy((ranges[:, 1] - ranges[:, 0]).astype("int64"))
     offsets = torch.repeat_interleave(starts - lengths.cumsum(0) + lengths, lengths)
     return offsets + torch.arange(len(offsets))
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.comm.group_cast import exchange, rows_beside, sent_rows, split_columns
+from megatron_magi.core.comm.group_cast import exchange, rows_beside, rows_of, split_columns
 from megatron_magi.core.comm.row_kernels import RowSources, add_rows, add_rows_into
 from megatron_magi.core.plan import GroupCastPlan
 
@@ -95,6 +95,6 @@ def _row_sources(reduce: PendingReduce, num_rows: int) -> RowSources:
     device = reduce.buffer.device
     per_device = _sources.setdefault(reduce.plan, {})
     if device not in per_device:
-        per_device[device] = RowSources(sent_rows(reduce.plan), num_rows, device)
+        per_device[device] = RowSources(rows_of(reduce.plan.send_ranges), num_rows, device)
     sources: RowSources = per_device[device]
     return sources

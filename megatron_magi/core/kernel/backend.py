@@ -37,10 +37,12 @@ class AttnBackend(Protocol):
         softmax_scale: float,
         *,
         prev: OutLse | None = None,
+        into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
         """(out, lse). With ``prev`` (both in the accumulation dtype): merged into it in place and
-        returned. ``out_dtype`` of a fresh out; None: the dtype of q."""
+        returned. With ``into``: rows that slices cover are written there, the others stay, and it
+        is returned. ``out_dtype`` of out otherwise; None: the dtype of q."""
         ...
 
     def backward(
@@ -66,6 +68,14 @@ class AttnBackend(Protocol):
         ``grad_dtype``, any strides with the last dimension contiguous; None: new tensors.
         """
         ...
+
+
+def put_rows(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
+    """The rows that slices cover, put where they belong; see AttnBackend.forward."""
+    for start, end in table.covered_rows:
+        for target, made in zip(into, rows, strict=True):
+            target[start:end] = made[start:end]
+    return into
 
 
 def deliver(grads: Pair, dkv: Pair | None) -> Pair:

@@ -54,12 +54,13 @@ class CudaBackend:
         softmax_scale: float,
         *,
         prev: OutLse | None = None,
+        into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
         """See AttnBackend."""
         check_inputs(q_THD, k_SGD, v_SGD, table, softmax_scale)
-        check_output(q_THD, prev, out_dtype)
-        return cuda_forward(q_THD, k_SGD, v_SGD, table, softmax_scale, prev, out_dtype)
+        check_output(q_THD, prev, into, out_dtype)
+        return cuda_forward(q_THD, k_SGD, v_SGD, table, softmax_scale, prev, into, out_dtype)
 
     def backward(
         self,
@@ -109,19 +110,27 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, table: SliceTable, softmax_sca
         )
 
 
-def check_output(q: Tensor, prev: OutLse | None, out_dtype: torch.dtype | None) -> None:
-    """Output dtype, and an earlier result to continue from."""
-    if prev is None:
+def check_output(
+    q: Tensor, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
+) -> None:
+    """Output dtype, an earlier result to continue from, or one of other rows."""
+    given = into if prev is None else prev
+    if given is None:
         if out_dtype not in (None, q.dtype, torch.float32):
             raise TypeError(
                 f"out_dtype must be {q.dtype} or torch.float32, got {out_dtype}; cast the result"
             )
         return
-    out, lse = prev
-    if out.dtype != torch.float32 or lse.dtype != torch.float32:
+    out, lse = given
+    if prev is not None and out.dtype != torch.float32:
         raise TypeError(
-            f"an earlier result must be fp32 to continue from, got out {out.dtype} and lse "
-            f"{lse.dtype}; ask for out_dtype=torch.float32 in the first stage"
+            f"an earlier result must be fp32 to continue from, got out {out.dtype}; "
+            f"ask for out_dtype=torch.float32 in the first stage"
+        )
+    if out.dtype not in (q.dtype, torch.float32) or lse.dtype != torch.float32:
+        raise TypeError(
+            f"an earlier result must be out in {q.dtype} or fp32 and lse in fp32, got "
+            f"{out.dtype} and {lse.dtype}; pass what the first stage returned"
         )
     if out.shape != q.shape or lse.shape != q.shape[:2] or out.stride(2) != 1:
         raise ValueError(

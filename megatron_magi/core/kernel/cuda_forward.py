@@ -13,7 +13,7 @@ from megatron_magi.core.cuda_library import (
     on_device,
     stream_handle,
 )
-from megatron_magi.core.kernel.backend import OutLse
+from megatron_magi.core.kernel.backend import OutLse, put_rows
 from megatron_magi.core.kernel.cuda_work import FwdWork, HeadsKey, fwd_work, tile_counter
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.slice_table import SliceTable
@@ -26,6 +26,7 @@ def cuda_forward(
     table: SliceTable,
     softmax_scale: float,
     prev: OutLse | None,
+    into: OutLse | None,
     out_dtype: torch.dtype | None,
 ) -> OutLse:
     """See AttnBackend.forward; inputs are checked by the caller."""
@@ -33,13 +34,18 @@ def cuda_forward(
     key = HeadsKey(q_THD.shape[1], k_SGD.shape[1], q_THD.shape[2], device.index)
     work = fwd_work(table, key)
     if work.num_parts > 1:
-        return _forward_in_parts(work, q_THD, k_SGD, v_SGD, softmax_scale, prev, out_dtype)
-    if prev is None:
+        made = _forward_in_parts(work, q_THD, k_SGD, v_SGD, softmax_scale, prev, out_dtype)
+        return made if into is None else put_rows(made, table, into)
+    given = into if prev is None else prev
+    if given is None:
         out = empty_as(q_THD, out_dtype or q_THD.dtype)
         lse = torch.empty(q_THD.shape[:2], dtype=torch.float32, device=device)
     else:
-        out, lse = prev
-    launch_forward(work, q_THD, k_SGD, v_SGD, out, lse, softmax_scale, prev is not None)
+        out, lse = given
+    launch_forward(
+        work, q_THD, k_SGD, v_SGD, out, lse, softmax_scale, prev is not None,
+        fill_empty_rows=given is None,
+    )  # fmt: skip
     return out, lse
 
 
@@ -75,6 +81,8 @@ def launch_forward(
     lse_TH: Tensor,
     softmax_scale: float,
     merge: bool,
+    *,
+    fill_empty_rows: bool = True,
 ) -> None:
     """One launch on the current stream; no synchronisation."""
     device = q_THD.device
@@ -90,6 +98,8 @@ def launch_forward(
     p.dtype = DTYPE_CODES[q_THD.dtype]
     p.out_dtype = DTYPE_CODES[out_THD.dtype]
     p.merge = merge
+    if not fill_empty_rows:
+        p.num_empty_ranges = 0
     p.softmax_scale = softmax_scale
     with on_device(device):
         cuda_library().call("magi_flex_attn_fwd", p)

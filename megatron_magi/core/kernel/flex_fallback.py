@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver
+from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver, put_rows
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.slice_table import SliceTable
 
@@ -49,6 +49,7 @@ class FlexBackend:
         softmax_scale: float,
         *,
         prev: OutLse | None = None,
+        into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
         """See AttnBackend.
@@ -57,6 +58,8 @@ class FlexBackend:
             NotImplementedError: a dtype, head_dim or mask that FlexAttention cannot take.
         """
         out, lse = self._attend(q_THD, k_SGD, v_SGD, table, softmax_scale)
+        if into is not None:
+            return put_rows((out, lse), table, into)
         if prev is None:
             return out.to(out_dtype or q_THD.dtype), lse
         merge_(*prev, out.to(prev[0].dtype), lse)

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver
+from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver, put_rows
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.slice_table import SliceTable
 
@@ -51,6 +51,7 @@ class ReferenceBackend:
         softmax_scale: float,
         *,
         prev: OutLse | None = None,
+        into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
         acc = acc_dtype(q_THD.dtype)
@@ -64,6 +65,8 @@ class ReferenceBackend:
             probs = (scores - _finite(tile_lse).unsqueeze(-1)).exp_()
             tile_out = torch.einsum("grts,sgd->tgrd", probs, v_SGD[keys].to(acc)).flatten(1, 2)
             merge_(out[rows], lse[rows], tile_out, tile_lse.flatten(0, 1).T)
+        if into is not None:
+            return put_rows((out, lse), table, into)
         if prev is None:
             out = out.to(out_dtype or q_THD.dtype)
         return out, lse

@@ -30,6 +30,20 @@ class SliceTable:
     num_k: int
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def covered_rows(self) -> list[tuple[int, int]]:
+        """Ranges of query rows that some slice covers, ascending."""
+        if "covered" not in self.cache:
+            ranges: list[tuple[int, int]] = []
+            for start, end in sorted(self.slices[:, :2].tolist()):
+                if ranges and start <= ranges[-1][1]:
+                    ranges[-1] = ranges[-1][0], max(ranges[-1][1], end)
+                else:
+                    ranges.append((start, end))
+            self.cache["covered"] = ranges
+        covered: list[tuple[int, int]] = self.cache["covered"]
+        return covered
+
 
 _MAX_TABLES = 256
 _by_tensor: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, field, fields
 
 import numpy as np
 
-from megatron_magi.config import MagiConfig
+from megatron_magi.config import ForwardMode, MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import (
@@ -23,6 +23,9 @@ PLANNER_VERSION = 4
 
 MAX_CP_SIZE = 65536
 
+FORWARD_MODES: tuple[ForwardMode, ...] = ("at_once", "local_first", "staged")
+"""By their numbers in csrc/solver/stages.h."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttnPlan:
@@ -38,9 +41,8 @@ class AttnPlan:
     config: MagiConfig
     overlap_degree: int
     """Remote stages; 0: everything is received first and one kernel call follows."""
-    forward_degree: int
-    """The same for the forward: ``overlap_degree``, or 0 where receiving everything first is
-    faster than to keep sums of stages."""
+    forward_mode: ForwardMode
+    """How the forward uses what it receives; see MagiConfig."""
     transfers: Int32Array = field(repr=False)
     """int32 [M, 5], read-only: (stage, dst, src, start, end), global rows, sorted."""
     loads: Int64Array = field(repr=False)
@@ -87,7 +89,7 @@ class AttnPlan:
         if rank not in self._rank_plans:
             self._rank_plans[rank] = make_rank_plan(
                 self.mask, self.dispatch, self.transfers, rank,
-                degree=self.overlap_degree, forward_degree=self.forward_degree,
+                degree=self.overlap_degree, mode=self.forward_mode,
             )  # fmt: skip
         return self._rank_plans[rank]
 
@@ -131,12 +133,13 @@ def make_attn_plan(
     _check(mask, cp_size, dispatch, token_multiple)
     if dispatch is None:
         dispatch = make_dispatch(mask, cp_size, config, token_multiple)
-    degree, forward_degree, transfers, loads = solver.solve_transfers(
+    degree, forward, transfers, loads = solver.solve_transfers(
         mask.slices,
         *dispatch.layout,
         tile_q=config.tile_q,
         tile_k=config.tile_k,
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
+        forward=_wanted_forward(config),
         **_costs_ps(head_shape, config, dispatch.num_local_tokens),
     )
     field_digests = {
@@ -147,9 +150,18 @@ def make_attn_plan(
     }
     digest = _digest((PLANNER_VERSION, cp_size, *field_digests.values()))
     return AttnPlan(
-        mask, dispatch, head_shape, config, degree, forward_degree, transfers, loads, digest,
-        field_digests,
+        mask, dispatch, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
+        digest, field_digests,
     )  # fmt: skip
+
+
+def _wanted_forward(config: MagiConfig) -> int:
+    """Number of the forward's mode, -1: the planner chooses."""
+    if config.forward_mode is not None:
+        return FORWARD_MODES.index(config.forward_mode)
+    if config.overlap_degree is None:
+        return -1
+    return FORWARD_MODES.index("staged" if config.overlap_degree else "at_once")
 
 
 def _costs_ps(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> dict[str, int]:

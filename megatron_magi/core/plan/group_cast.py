@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import DispatchPlan, Int32Array
 
@@ -23,6 +25,8 @@ class GroupCastPlan:
     """Rows from every peer: [cp_size]."""
     recv_ranges: Int32Array = field(repr=False)
     """int32 [n, 2], read-only: global rows in receive-buffer order: by source, then row."""
+    own_ranges: Int32Array = field(repr=False)
+    """int32 [n, 2], read-only, ascending: local rows that stand in front of the received ones."""
 
     @property
     def num_sent(self) -> int:
@@ -31,11 +35,22 @@ class GroupCastPlan:
 
     @property
     def num_recv(self) -> int:
-        """Rows of the receive buffer."""
+        """Rows received."""
         return sum(self.recv_counts)
 
+    @property
+    def num_own(self) -> int:
+        """Own rows in front of them."""
+        return int((self.own_ranges[:, 1] - self.own_ranges[:, 0]).sum())
 
-def cast_of(dispatch: DispatchPlan, transfers: Int32Array, rank: int) -> GroupCastPlan:
+
+NO_RANGES: Int32Array = np.zeros((0, 2), np.int32)
+NO_RANGES.setflags(write=False)
+
+
+def cast_of(
+    dispatch: DispatchPlan, transfers: Int32Array, rank: int, own_ranges: Int32Array = NO_RANGES
+) -> GroupCastPlan:
     """The rank's tables of one exchange.
 
     Args:
@@ -46,4 +61,4 @@ def cast_of(dispatch: DispatchPlan, transfers: Int32Array, rank: int) -> GroupCa
     )
     send_ranges.setflags(write=False)
     recv_ranges.setflags(write=False)
-    return GroupCastPlan(send_ranges, send_counts, recv_counts, recv_ranges)
+    return GroupCastPlan(send_ranges, send_counts, recv_counts, recv_ranges, own_ranges)

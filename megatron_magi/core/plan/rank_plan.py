@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from megatron_magi.config import ForwardMode
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import DispatchPlan, Int32Array
-from megatron_magi.core.plan.group_cast import GroupCastPlan, cast_of
+from megatron_magi.core.plan.group_cast import NO_RANGES, GroupCastPlan, cast_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,13 @@ class StagePlan:
     num_keys: int
     """Rows of the key buffer."""
     cast: GroupCastPlan | None
-    """None where no rank receives anything: then there is nothing to call, on any rank."""
+    """What fills the buffer: own rows, then received ones. None where no rank receives anything:
+    then there is nothing to call, on any rank, and the buffer is this rank's rows or empty."""
+
+    @property
+    def num_own(self) -> int:
+        """Own rows in the key buffer; they come first."""
+        return self.num_keys - (0 if self.cast is None else self.cast.num_recv)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +45,10 @@ class RankPlan:
     stages: tuple[StagePlan, ...]
     """Of the plan's overlap degree; the backward's."""
     forward_stages: tuple[StagePlan, ...]
-    """Of its forward degree: ``stages`` themselves, or one that receives all their rows."""
+    """Of the plan's forward mode: ``stages`` themselves, or one stage, or two of which each
+    attends other query rows."""
+    forward_merges: bool
+    """Whether a query row may be attended in several of the forward's stages."""
 
 
 def make_rank_plan(
@@ -48,13 +58,17 @@ def make_rank_plan(
     rank: int,
     *,
     degree: int,
-    forward_degree: int,
+    mode: ForwardMode,
 ) -> RankPlan:
     """Derive one rank's view of a plan; see ``AttnPlan.rank_plan``."""
-    stages = forward = _stages(mask, dispatch, transfers, degree, rank)
-    if forward_degree != degree:
-        forward = _stages(mask, dispatch, in_one_stage(transfers), 0, rank)
-    return RankPlan(rank, dispatch.num_local_tokens, stages, forward)
+    view = _View(mask, dispatch, rank)
+    stages = forward = view.stages(transfers, degree)
+    if mode == "at_once" and degree > 0:
+        forward = view.stages(in_one_stage(transfers), 0)
+    elif mode == "local_first" and len(transfers):
+        forward = view.local_first(in_one_stage(transfers))
+    merges = forward is stages and degree > 0
+    return RankPlan(rank, dispatch.num_local_tokens, stages, forward, merges)
 
 
 def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
@@ -74,19 +88,79 @@ def in_one_stage(transfers: Int32Array) -> Int32Array:
     return ordered
 
 
-def _stages(
-    mask: AttnMask, dispatch: DispatchPlan, transfers: Int32Array, degree: int, rank: int
-) -> tuple[StagePlan, ...]:
-    stages = []
-    for stage in range(degree + 1):
-        begin, end = np.searchsorted(transfers[:, 0], [stage, stage + 1])
-        cast = cast_of(dispatch, transfers[begin:end], rank) if end > begin else None
-        received = cast.recv_ranges if cast else np.zeros((0, 2), np.int32)
-        own_keys = stage == 0
-        slices = solver.stage_slices(
-            mask.slices, *dispatch.layout, rank=rank, recv_ranges=received, own_keys=own_keys
+@dataclass(frozen=True)
+class _View:
+    """Makes one rank's stages."""
+
+    mask: AttnMask
+    dispatch: DispatchPlan
+    rank: int
+
+    def stages(self, transfers: Int32Array, degree: int) -> tuple[StagePlan, ...]:
+        everything = np.array([[0, self.dispatch.num_local_tokens]], np.int32)
+        stages = []
+        for stage in range(degree + 1):
+            begin, end = np.searchsorted(transfers[:, 0], [stage, stage + 1])
+            own = everything if stage == 0 else NO_RANGES
+            stages.append(self._stage(own, transfers[begin:end]))
+        return tuple(stages)
+
+    def local_first(self, transfers: Int32Array) -> tuple[StagePlan, StagePlan]:
+        """Query rows that see own keys only; the others, with just those own keys that they see."""
+        everything = np.array([[0, self.dispatch.num_local_tokens]], np.int32)
+        local, waiting = solver.split_rows(self.mask.slices, *self.dispatch.layout, self.rank)
+        own = self._slices(self.dispatch.local_ranges(self.rank), waiting)
+        needed = joined(own[:, 2:4])
+        return (
+            self._stage(everything, transfers[:0], local),
+            self._stage(needed, transfers, waiting),
         )
+
+    def _stage(
+        self, own: Int32Array, transfers: Int32Array, queries: Int32Array | None = None
+    ) -> StagePlan:
+        """
+        Args:
+            own: local rows at the front of the key buffer.
+            queries: global rows that attend; None: all of the rank's.
+        """
+        cast = cast_of(self.dispatch, transfers, self.rank, own) if len(transfers) else None
+        received = cast.recv_ranges if cast else NO_RANGES
+        keys = np.concatenate([self._globally(own), received])
+        num_keys = int((keys[:, 1] - keys[:, 0]).sum())
+        return StagePlan(self._slices(keys, queries), num_keys, cast)
+
+    def _slices(self, keys: Int32Array, queries: Int32Array | None) -> Int32Array:
+        slices = solver.stage_slices(
+            self.mask.slices, *self.dispatch.layout, rank=self.rank, key_ranges=keys,
+            query_ranges=queries,
+        )  # fmt: skip
         slices.setflags(write=False)
-        num_keys = (dispatch.num_local_tokens if own_keys else 0) + (cast.num_recv if cast else 0)
-        stages.append(StagePlan(slices, num_keys, cast))
-    return tuple(stages)
+        return slices
+
+    def _globally(self, ranges: Int32Array) -> Int32Array:
+        """Local rows as global ones, in the same order."""
+        runs = self.dispatch.local_ranges(self.rank)
+        ends = np.cumsum(runs[:, 1] - runs[:, 0])
+        parts = []
+        for start, end in ranges.tolist():
+            while start < end:
+                run = int(np.searchsorted(ends, start, side="right"))
+                stop = min(end, int(ends[run]))
+                shift = int(runs[run, 1]) - int(ends[run])
+                parts.append((start + shift, stop + shift))
+                start = stop
+        return np.array(parts, np.int32).reshape(-1, 2)
+
+
+def joined(ranges: Int32Array) -> Int32Array:
+    """The union of ranges, ascending, not touching."""
+    parts: list[list[int]] = []
+    for start, end in sorted(ranges.tolist()):
+        if parts and start <= parts[-1][1]:
+            parts[-1][1] = max(parts[-1][1], end)
+        else:
+            parts.append([start, end])
+    union = np.array(parts, np.int32).reshape(-1, 2)
+    union.setflags(write=False)
+    return union

@@ -111,11 +111,10 @@ class _Feed:
     def _fetch(self, i: int) -> PendingCast | None:
         if i == len(self.stages) or (cast := self.stages[i].cast) is None:
             return None
-        with_own = _own_keys(self.stages[i]) > 0
-        return group_cast((self.k, self.v), cast, self.work.group, with_own=with_own)
+        return group_cast((self.k, self.v), cast, self.work.group)
 
     def __iter__(self) -> Iterator[tuple[StagePlan, Tensor, Tensor]]:
-        """(stage, keys, values): own rows, received rows, or (degree 0) own and then received."""
+        """(stage, keys, values): own rows, received rows, or own and then received ones."""
         for i, stage in enumerate(self.stages):
             arriving, self.travelling = self.travelling, self._fetch(i + 1)
             keys, values = (self.k, self.v) if arriving is None else arriving.wait()
@@ -127,11 +126,11 @@ class _DistAttn(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: _StageWork
     ) -> tuple[Tensor, Tensor]:
-        stages = work.rank_plan.forward_stages
         so_far: Pair | None = None
-        # One stage writes the final dtype directly; several accumulate first.
-        dtype = q.dtype if len(stages) == 1 else acc_dtype(q.dtype)
-        feed = _Feed(work, stages, k, v)
+        # A row's only stage writes the final dtype directly; several accumulate first.
+        merges = work.rank_plan.forward_merges
+        dtype = acc_dtype(q.dtype) if merges else q.dtype
+        feed = _Feed(work, work.rank_plan.forward_stages, k, v)
         for stage, keys, values in feed:
             if so_far is not None and not len(stage.slices):
                 continue
@@ -139,7 +138,7 @@ class _DistAttn(torch.autograd.Function):
                 head_start(q.device)
             so_far = work.backend.forward(
                 q, keys, values, _table(stage, len(q)), work.softmax_scale,
-                prev=so_far, out_dtype=dtype,
+                prev=so_far if merges else None, into=None if merges else so_far, out_dtype=dtype,
             )  # fmt: skip
         assert so_far is not None, "a plan has at least one stage"
         out, lse = so_far[0].to(q.dtype), so_far[1]
@@ -190,7 +189,7 @@ class _Homeward:
 
     def place(self, stage: StagePlan) -> Pair:
         """Where the stage's dk and dv go, [num_keys, G, D]: what travels lies side by side."""
-        own = _own_keys(stage)
+        own = stage.num_own
         if stage.cast is None:
             dk, dv = (torch.empty_like(x[:own], dtype=self.dtype) for x in (self.k, self.v))
         else:
@@ -205,7 +204,7 @@ class _Homeward:
         """What ``place`` gave room for is there."""
         if stage.cast is not None:
             assert self.place_of is not None
-            partials = self.place_of[_own_keys(stage) :].to(self.work.wire_dtype)
+            partials = self.place_of[stage.num_own :].to(self.work.wire_dtype)
             self.pending.append(group_reduce(partials, self.shapes, stage.cast, self.work.group))
 
     def sums(self) -> Pair:
@@ -214,11 +213,6 @@ class _Homeward:
             self.mine = self.k.to(self.dtype), self.v.to(self.dtype)  # no rows at all
         dk, dv = sum_at_home(self.mine, self.pending, self.k.dtype)
         return dk, dv
-
-
-def _own_keys(stage: StagePlan) -> int:
-    """How many of the stage's keys are this rank's own; they come first."""
-    return stage.num_keys - (0 if stage.cast is None else stage.cast.num_recv)
 
 
 def _table(stage: StagePlan, num_q: int) -> SliceTable:

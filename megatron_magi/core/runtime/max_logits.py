@@ -31,8 +31,7 @@ def dist_max_logits(
     for stage in plan.rank_plan(group_rank(cp_group)).forward_stages:
         keys = k
         if stage.cast is not None:
-            with_own = stage.num_keys > stage.cast.num_recv
-            (keys,) = group_cast((k,), stage.cast, group, with_own=with_own).wait()
+            (keys,) = group_cast((k,), stage.cast, group).wait()
         if len(stage.slices):
             table = SliceTable(stage.slices, len(q), stage.num_keys)
             most = torch.maximum(most, max_logits(q, keys, table, scale))

@@ -1,5 +1,6 @@
 #include "solver/layout.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -48,6 +49,19 @@ std::vector<Placed> local_runs(const Layout& layout, int32_t rank) {
     local += layout.chunk_size;
   }
   return runs;
+}
+
+std::vector<Placed> within(std::span<const Placed> runs, std::span<const Range> ranges) {
+  std::vector<Placed> parts;
+  auto range = ranges.begin();
+  for (const Placed& run : runs) {
+    while (range != ranges.end() && range->end <= run.rows.start) ++range;
+    for (auto r = range; r != ranges.end() && r->start < run.rows.end; ++r) {
+      const Range rows{std::max(r->start, run.rows.start), std::min(r->end, run.rows.end)};
+      parts.push_back({rows, run.local + rows.start - run.rows.start});
+    }
+  }
+  return parts;
 }
 
 std::vector<int64_t> chunk_offsets(const Layout& layout) {

@@ -35,6 +35,9 @@ void check(const Layout& layout);
 // The rank's rows as ascending global runs (neighbouring chunks joined), with their local offsets.
 std::vector<Placed> local_runs(const Layout& layout, int32_t rank);
 
+// The parts of runs that lie in `ranges` (ascending), each where it was.
+std::vector<Placed> within(std::span<const Placed> runs, std::span<const Range> ranges);
+
 // All ranks' rows, with every chunk's offset in its owner's local order: [num_chunks].
 std::vector<int64_t> chunk_offsets(const Layout& layout);
 

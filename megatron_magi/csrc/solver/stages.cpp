@@ -5,11 +5,16 @@
 namespace magi {
 namespace {
 
-int64_t forward_ps(const RankWork& work, const StageCosts& costs, int64_t degree) {
+int64_t forward_ps(const RankWork& work, const StageCosts& costs, const Staging& staging) {
   const int64_t receive = work.remote_rows * costs.row_ps;
   const int64_t own = work.own_tiles * costs.tile_ps;
   const int64_t remote = work.remote_tiles * costs.tile_ps;
-  if (degree == 0) return receive + own + remote;
+  const int64_t degree = staging.degree;
+  if (staging.forward == Forward::kLocalFirst) {
+    const int64_t local = work.local_tiles * costs.tile_ps;
+    return std::max(receive, local) + own + remote - local + costs.stage_ps;
+  }
+  if (staging.forward == Forward::kAtOnce || degree == 0) return receive + own + remote;
   const int64_t one_receive = receive / degree;
   const int64_t one_remote = remote / degree;
   return std::max(one_receive, own) + (degree - 1) * std::max(one_receive, one_remote) +
@@ -68,23 +73,25 @@ std::vector<int64_t> stage_ends(std::span<const Transfer> transfers, int64_t deg
 
 }  // namespace
 
-int64_t forward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree) {
-  return slowest(work, [&](const RankWork& rank) { return forward_ps(rank, costs, degree); });
+int64_t forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
+                        const Staging& staging) {
+  return slowest(work, [&](const RankWork& rank) { return forward_ps(rank, costs, staging); });
 }
 
 int64_t backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree) {
   return slowest(work, [&](const RankWork& rank) { return backward_ps(rank, costs, degree); });
 }
 
-Degrees choose_degrees(std::span<const RankWork> work, const StageCosts& costs) {
-  const auto time_of = [&](const Degrees& d) {
-    return forward_time_ps(work, costs, d.forward) + backward_time_ps(work, costs, d.remote);
+Staging choose_staging(std::span<const RankWork> work, const StageCosts& costs,
+                       std::optional<int64_t> degree, std::optional<Forward> forward) {
+  Staging best{degree.value_or(0), forward.value_or(Forward::kAtOnce)};
+  const auto time_of = [&](const Staging& s) {
+    return forward_time_ps(work, costs, s) + backward_time_ps(work, costs, s.degree);
   };
-  Degrees best;
-  for (int64_t degree = 1; degree <= kMaxAutoDegree; ++degree) {
-    for (const int64_t forward : {int64_t{0}, degree}) {
-      const Degrees other{degree, forward};
-      if (time_of(other) < time_of(best)) best = other;
+  for (int64_t d = degree.value_or(0); d <= degree.value_or(kMaxAutoDegree); ++d) {
+    for (const Forward f : {Forward::kAtOnce, Forward::kLocalFirst, Forward::kStaged}) {
+      const Staging other{d, f};
+      if (f == forward.value_or(f) && time_of(other) < time_of(best)) best = other;
     }
   }
   return best;

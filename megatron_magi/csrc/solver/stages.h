@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,29 +23,38 @@ struct StageCosts {
 struct RankWork {
   int64_t own_tiles = 0;     // on its own keys
   int64_t remote_tiles = 0;  // on received keys
+  int64_t local_tiles = 0;   // of rows that see none but own keys
   int64_t remote_rows = 0;   // to receive
 };
 
-// Remote stages of a plan. The forward may still receive everything first (0).
-struct Degrees {
-  int64_t remote = 0;
-  int64_t forward = 0;
+// How the forward uses what it receives.
+enum class Forward {
+  kAtOnce = 0,      // everything is received, then one kernel call
+  kLocalFirst = 1,  // rows that see own keys only while it travels, then the other rows
+  kStaged = 2,      // own keys, then stage by stage, merged
+};
+
+struct Staging {
+  int64_t degree = 0;  // remote stages
+  Forward forward = Forward::kAtOnce;
 };
 
 inline constexpr int64_t kMaxAutoDegree = 4;
 
-// Modelled time of the slowest rank, forward: receive, then attend everything (degree 0), or attend
-// own keys while stage 1 arrives, then stage i while stage i + 1 arrives, stages of equal size. More
-// stages than one keep out in fp32: a pass to write it, two to merge a stage, one to cast it.
-int64_t forward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
+// Modelled time of the slowest rank, forward. Staged: own keys while stage 1 arrives, then stage i
+// while stage i + 1 arrives, stages of equal size; out is kept in fp32: a pass to write it, two to
+// merge a stage, one to cast it.
+int64_t forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
+                        const Staging& staging);
 
 // Backward: the first rows arrive while sums are prepared (one pass); then remote stages, the
 // gradients of each of which travel while the next one computes, own keys last.
 int64_t backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
 
-// The remote degree in 0..kMaxAutoDegree, with the forward in as many stages or in one, of the least
-// modelled time; the lower degrees of equals.
-Degrees choose_degrees(std::span<const RankWork> work, const StageCosts& costs);
+// The degree in 0..kMaxAutoDegree and the forward of the least modelled time; the lower ones of
+// equals. What is given stays.
+Staging choose_staging(std::span<const RankWork> work, const StageCosts& costs,
+                       std::optional<int64_t> degree, std::optional<Forward> forward);
 
 // Splits one rank's transfers, ordered by (src, row), into stages 1..degree of nearly equal rows
 // and appends them to `stages[stage - 1]`, in that order again. Peers come in turn beginning at

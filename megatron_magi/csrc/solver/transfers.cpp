@@ -5,6 +5,7 @@
 
 #include "solver/dispatch.h"
 #include "solver/loads.h"
+#include "solver/remote_rows.h"
 
 namespace magi {
 namespace {
@@ -43,6 +44,10 @@ std::vector<RankWork> rank_work(const TransferProblem& problem, const TransferPl
     const int64_t per_tile = std::max<int64_t>(1, total_area / std::max<int64_t>(1, total_tiles));
     work[rank].own_tiles = std::min(plan.loads[rank], own[rank] / per_tile);
     work[rank].remote_tiles = plan.loads[rank] - work[rank].own_tiles;
+    const int32_t r = static_cast<int32_t>(rank);
+    const std::vector<Range> waiting = remote_rows(problem.slices, problem.layout, r);
+    const int64_t local = area_of_rows(problem.slices, other_rows(waiting, problem.layout, r));
+    work[rank].local_tiles = std::min(plan.loads[rank], local / per_tile);
   }
   for (const Transfer& t : plan.transfers) work[t.dst].remote_rows += t.rows.size();
   return work;
@@ -66,10 +71,12 @@ TransferPlan solve_transfers(const TransferProblem& problem) {
     plan.transfers.insert(plan.transfers.end(), received.begin(), received.end());
   }
   // 3. Stages.
-  plan.degrees = problem.degree ? Degrees{*problem.degree, *problem.degree}
-                                : choose_degrees(rank_work(problem, plan), problem.costs);
-  if (plan.degrees.remote == 0) return plan;
-  std::vector<std::vector<Transfer>> stages(plan.degrees.remote);
+  const bool given = problem.degree && problem.forward;
+  plan.staging = given ? Staging{*problem.degree, *problem.forward}
+                       : choose_staging(rank_work(problem, plan), problem.costs, problem.degree,
+                                        problem.forward);
+  if (plan.staging.degree == 0) return plan;
+  std::vector<std::vector<Transfer>> stages(plan.staging.degree);
   for (auto first = plan.transfers.begin(); first != plan.transfers.end();) {
     const auto last = std::find_if(first, plan.transfers.end(),
                                    [&](const Transfer& t) { return t.dst != first->dst; });

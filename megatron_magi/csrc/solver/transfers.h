@@ -17,12 +17,13 @@ struct TransferProblem {
   Layout layout;
   int64_t tile_q = 0;
   int64_t tile_k = 0;
-  std::optional<int64_t> degree;  // remote stages; nullopt: choose
-  StageCosts costs;               // for choosing
+  std::optional<int64_t> degree;   // remote stages; nullopt: choose
+  std::optional<Forward> forward;  // nullopt: choose
+  StageCosts costs;                // for choosing
 };
 
 struct TransferPlan {
-  Degrees degrees;
+  Staging staging;
   std::vector<int64_t> loads;       // tiles per rank: [cp_size]
   std::vector<Transfer> transfers;  // ordered by (stage, dst, src, row)
 };

@@ -18,6 +18,7 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan import (
     AttnPlan,
     HeadShape,
+    StagePlan,
     make_attn_plan,
     make_roll_plan,
     num_local_tokens,
@@ -86,22 +87,48 @@ def check_transfers(plan: AttnPlan, dense: np.ndarray) -> None:
 def check_ranks(plan: AttnPlan, dense: np.ndarray) -> None:
     """Stages' slices, mapped back, are the mask, no cell twice; casts of all ranks pair up."""
     views = [plan.rank_plan(r) for r in range(plan.cp_size)]
-    assert plan.forward_degree in (0, plan.overlap_degree)
     assert plan.num_stages == plan.overlap_degree + 1
-    check_stages(plan, dense, [view.stages for view in views], plan.overlap_degree)
-    check_stages(plan, dense, [view.forward_stages for view in views], plan.forward_degree)
+    check_stages(plan, dense, [view.stages for view in views], plan.num_stages)
+    mode = plan.forward_mode
+    if mode == "local_first" and not len(plan.transfers):
+        mode = "staged"
+    count = {"at_once": 1, "local_first": 2, "staged": plan.num_stages}[mode]
+    check_stages(plan, dense, [view.forward_stages for view in views], count)
+    for view in views:
+        assert view.forward_merges == (mode == "staged" and plan.overlap_degree > 0)
+        if mode == "local_first":
+            check_local_first(*view.forward_stages)
 
 
-def check_stages(plan: AttnPlan, dense: np.ndarray, views: list, degree: int) -> None:
+def check_local_first(local: StagePlan, waiting: StagePlan) -> None:
+    """No row twice; every row that waits has something to wait for; no own key for nothing."""
+    rows = [
+        {r for q0, q1 in s.slices[:, :2].tolist() for r in range(q0, q1)} for s in (local, waiting)
+    ]
+    assert not rows[0] & rows[1]
+    assert local.cast is None and waiting.cast is not None
+    received = {
+        r for q0, q1, _, k1, lo, hi in waiting.slices.tolist()
+        for r in range(q0, q1) if min(k1, r + hi + 1) > waiting.num_own
+    }  # fmt: skip
+    assert received == rows[1]
+    own = {k for _, _, k0, k1, _, _ in waiting.slices.tolist() for k in range(k0, k1)}
+    assert own >= set(range(waiting.num_own))
+
+
+def check_stages(plan: AttnPlan, dense: np.ndarray, views: list, count: int) -> None:
     """``views``: every rank's stages."""
     d = plan.dispatch
     seen = np.zeros((d.padded_seqlen, d.padded_seqlen), int)
     for rank, stages in enumerate(views):
-        assert len(stages) == degree + 1
+        assert len(stages) == count
         rows = d.position_ids(rank)
         for number, stage in enumerate(stages):
-            keys = list(rows) if number == 0 else []
+            keys = list(rows) if number == 0 and stage.cast is None else []
             if stage.cast is not None:
+                for a, b in stage.cast.own_ranges.tolist():
+                    keys += list(rows[a:b])
+                assert stage.num_own == len(keys)
                 for a, b in stage.cast.recv_ranges.tolist():
                     keys += range(a, b)
             assert stage.num_keys == len(keys)
@@ -112,7 +139,7 @@ def check_stages(plan: AttnPlan, dense: np.ndarray, views: list, degree: int) ->
     n = d.total_seqlen
     assert np.array_equal(seen[:n, :n], dense.astype(int))
     assert seen[n:].sum() == seen[:, n:].sum() == 0
-    for number in range(degree + 1):
+    for number in range(count):
         casts = [stages[number].cast for stages in views]
         assert all(c is None for c in casts) or all(c is not None for c in casts)
         if casts[0] is not None:
@@ -166,15 +193,17 @@ def check(plan: AttnPlan) -> None:
     dispatch=st.sampled_from(["lpt", "swap"]),
     multiple=st.integers(1, 4),
     chunk=st.sampled_from([None, None, 1, 2, 3, 5]),
+    mode=st.sampled_from([None, "at_once", "local_first", "local_first", "staged"]),
 )
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_mask_on_any_group(seed, total, cp_size, degree, dispatch, multiple, chunk):
+def test_any_mask_on_any_group(seed, total, cp_size, degree, dispatch, multiple, chunk, mode):
     if chunk is not None and -(-total // chunk) < cp_size:
         chunk = None
     mask = random_mask(np.random.default_rng(seed), total)
     config = MagiConfig(
-        chunk_size=chunk, dispatch=dispatch, overlap_degree=degree, tile_q=4, tile_k=8
-    )
+        chunk_size=chunk, dispatch=dispatch, overlap_degree=degree, forward_mode=mode, tile_q=4,
+        tile_k=8,
+    )  # fmt: skip
     plan = make_attn_plan(mask, cp_size, HEADS, config, token_multiple=multiple)
     assert plan.dispatch.num_local_tokens % multiple == 0
     check(plan)
@@ -218,6 +247,8 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_named_cases(case):
     check(make_attn_plan(case.mask, case.cp_size, HEADS, case.config))
+    config = replace(case.config, forward_mode="local_first")
+    check(make_attn_plan(case.mask, case.cp_size, HEADS, config))
 
 
 def test_one_rank_exchanges_nothing():

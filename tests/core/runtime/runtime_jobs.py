@@ -14,6 +14,7 @@ import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
+from megatron_magi.core.plan import GroupCastPlan, StagePlan
 from megatron_magi.core.runtime.agreement import AgreementError, ensure_agreed
 from megatron_magi.core.runtime.plan_cache import plan_cache
 from tests.dense import (
@@ -56,16 +57,18 @@ def check_against_dense(
     assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
 
 
-def staged(degree: int | None, **knobs: Any) -> MagiConfig:
-    """A fixed overlap degree; None: the planner's, at costs that make it stage the backward and
-    let the forward receive everything first."""
+def staged(degree: int | str | None, **knobs: Any) -> MagiConfig:
+    """A fixed overlap degree; or a forward mode, its backward in two remote stages; None: all is
+    the planner's, at costs that make it stage the backward."""
+    if isinstance(degree, str):
+        return MagiConfig(overlap_degree=2, forward_mode=degree, **knobs)  # type: ignore[arg-type]
     if degree is not None:
         return MagiConfig(overlap_degree=degree, **knobs)
     slow = {"link_gib_s": 2e-3, "kernel_tflops": 1e-3, "memory_gib_s": 2e-3}
     return MagiConfig(**slow, stage_latency_us=0.0, **knobs)
 
 
-def on_gpus(rank: int, name: str, degree: int | None, dim: int, dtype: torch.dtype) -> None:
+def on_gpus(rank: int, name: str, degree: int | str | None, dim: int, dtype: torch.dtype) -> None:
     """The CUDA kernel over NCCL, all ranks of the world, against the dense answer."""
     mask, group, device = GPU_MASKS[name], dist.group.WORLD, f"cuda:{rank}"
     q, k, v, dout = random_qkv(mask, 8, 2, dim, dtype, seed=len(name), device=device)
@@ -90,7 +93,7 @@ GPU_MASKS = {
 }
 
 
-def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | None) -> None:
+def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | str | None) -> None:
     """Any legal mask at any cp_size gives the dense fp64 answer, forward and backward."""
     group = subgroup(cp_size)
     if rank >= cp_size:
@@ -104,7 +107,9 @@ def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | None) 
             raise AssertionError(f"seed {seed}, cp {cp_size}, degree {degree}: {error}") from error
 
 
-def named_mask(rank: int, cp_size: int, name: str, degree: int | None, dtype: torch.dtype) -> None:
+def named_mask(
+    rank: int, cp_size: int, name: str, degree: int | str | None, dtype: torch.dtype
+) -> None:
     group = subgroup(cp_size)
     if rank < cp_size:
         check_against_dense(NAMED[name], staged(degree), group, dtype, seed=len(name))
@@ -206,34 +211,36 @@ def roll_matches_torch(rank: int, cp_size: int, length: int) -> None:
 
 
 def cast_and_reduce(rank: int, cp_size: int) -> None:
-    """Exactly the rows of the table arrive; their partial sums come home in full."""
+    """Own rows and exactly the rows of the table; partial sums of those come home in full."""
     group = subgroup(cp_size)
     if rank >= cp_size:
         return
-    plan = magi.plan(NAMED["packed"], group, SHAPE, MagiConfig(overlap_degree=2))
-    mine = plan.rank_plan(rank)
-    positions = magi.position_ids(plan, group)
+    for degree in (2, "local_first", "at_once"):
+        plan = magi.plan(NAMED["packed"], group, SHAPE, staged(degree))
+        view = plan.rank_plan(rank)
+        for stage in dict.fromkeys((*view.stages, *view.forward_stages)):
+            if stage.cast is not None:
+                cast_and_reduce_stage(stage, stage.cast, magi.position_ids(plan, group), group)
+
+
+def cast_and_reduce_stage(
+    stage: StagePlan, cast: GroupCastPlan, positions: torch.Tensor, group: Any
+) -> None:
     rows = positions.to(torch.bfloat16)[:, None].expand(-1, 3).contiguous()
-    for stage in mine.stages:
-        if stage.cast is None:
-            continue
-        (received, twice) = group_cast((rows, rows * 2), stage.cast, group).wait()
-        wanted = [i for a, b in stage.cast.recv_ranges.tolist() for i in range(a, b)]
-        assert received[:, 0].tolist() == wanted and len(received) == stage.cast.num_recv
-        assert torch.equal(twice, received * 2)
-        (own, again) = group_cast((rows, rows * 2), stage.cast, group, with_own=True).wait()
-        assert torch.equal(own, torch.cat([rows, received]))
-        assert torch.equal(again, torch.cat([rows * 2, twice]))
-        ones = torch.ones(len(wanted), 1, dtype=torch.float64)
-        shapes = (torch.Size([1]),)
-        arriving = [group_reduce(ones * n, shapes, stage.cast, group) for n in (1, 10)]
-        (home,) = sum_at_home(
-            [torch.full((len(rows), 1), 0.5, dtype=torch.float64)], arriving, torch.float32
-        )
-        sent = torch.zeros(len(rows), 1)
-        for a, b in stage.cast.send_ranges.tolist():
-            sent[a:b] += 1
-        assert home.dtype == torch.float32 and torch.equal(home, 11 * sent + 0.5)
+    (keys, twice) = group_cast((rows, rows * 2), cast, group).wait()
+    kept = [int(positions[i]) for a, b in cast.own_ranges.tolist() for i in range(a, b)]
+    wanted = [i for a, b in cast.recv_ranges.tolist() for i in range(a, b)]
+    assert keys[:, 0].tolist() == kept + wanted
+    assert len(keys) == stage.num_keys and len(kept) == stage.num_own
+    assert torch.equal(twice, keys * 2)
+    ones = torch.ones(len(wanted), 1, dtype=torch.float64)
+    arriving = [group_reduce(ones * n, (torch.Size([1]),), cast, group) for n in (1, 10)]
+    own = torch.full((len(rows), 1), 0.5, dtype=torch.float64)
+    (home,) = sum_at_home([own], arriving, torch.float32)
+    sent = torch.zeros(len(rows), 1)
+    for a, b in cast.send_ranges.tolist():
+        sent[a:b] += 1
+    assert home.dtype == torch.float32 and torch.equal(home, 11 * sent + 0.5)
 
 
 def ranks_disagree(rank: int, cp_size: int, what: str) -> str:

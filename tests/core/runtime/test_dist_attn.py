@@ -11,16 +11,18 @@ from tests.process_pool import ProcessPool, pool
 WORLD = 5
 
 
-@pytest.mark.parametrize("degree", [0, 1, 3, None])
+@pytest.mark.parametrize("degree", [0, 1, 3, None, "local_first", "at_once"])
 @pytest.mark.parametrize("cp_size", [1, 2, 3, 5])
-def test_any_legal_mask(cp_size: int, degree: int | None) -> None:
-    first = 1000 * cp_size + 100 * (degree or 7)
+def test_any_legal_mask(cp_size: int, degree: int | str | None) -> None:
+    first = 1000 * cp_size + 100 * (degree if isinstance(degree, int) else 7)
     pool(WORLD).run(jobs.random_masks, cp_size, list(range(first, first + 40)), degree)
 
 
 @pytest.mark.parametrize("name", jobs.NAMED)
-@pytest.mark.parametrize("cp_size, degree", [(2, 0), (2, None), (3, 2), (4, 1), (5, None)])
-def test_named_masks(name: str, cp_size: int, degree: int | None) -> None:
+@pytest.mark.parametrize(
+    "cp_size, degree", [(2, 0), (2, "local_first"), (3, 2), (4, 1), (5, "local_first"), (5, None)]
+)
+def test_named_masks(name: str, cp_size: int, degree: int | str | None) -> None:
     pool(WORLD).run(jobs.named_mask, cp_size, name, degree, torch.float64)
 
 

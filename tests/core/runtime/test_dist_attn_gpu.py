@@ -13,8 +13,8 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("degree", [0, 1, 3, None])
+@pytest.mark.parametrize("degree", [0, 1, 3, "local_first", "at_once"])
 @pytest.mark.parametrize("name", jobs.GPU_MASKS)
 @pytest.mark.parametrize("dim", [64, 128])
-def test_named_masks(name: str, degree: int | None, dim: int) -> None:
+def test_named_masks(name: str, degree: int | str, dim: int) -> None:
     pool(NUM_GPUS, "nccl").run(jobs.on_gpus, name, degree, dim, torch.bfloat16)

@@ -32,10 +32,12 @@ def padded(x: Tensor, rows: int) -> Tensor:
 
 
 def key_rows(stage: StagePlan, own: Tensor) -> Tensor:
-    """Global rows of the stage's key buffer: own rows if it is longer than what it receives."""
-    ranges = stage.cast.recv_ranges.tolist() if stage.cast is not None else []
-    received = torch.cat([own[:0], *(torch.arange(a, b) for a, b in ranges)])
-    rows = torch.cat([own, received]) if stage.num_keys > len(received) else received
+    """Global rows of the stage's key buffer."""
+    if stage.cast is None:
+        return own[: stage.num_keys]
+    kept = [own[a:b] for a, b in stage.cast.own_ranges.tolist()]
+    received = [torch.arange(a, b) for a, b in stage.cast.recv_ranges.tolist()]
+    rows = torch.cat([own[:0], *kept, *received])
     assert len(rows) == stage.num_keys
     return rows
 
@@ -52,7 +54,8 @@ def interpret(plan: AttnPlan, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> 
         view = plan.rank_plan(rank)
         for stage in view.forward_stages:
             keys, table = key_rows(stage, own), SliceTable(stage.slices, len(own), stage.num_keys)
-            so_far = BACKEND.forward(q[own], k[keys], v[keys], table, SCALE, prev=so_far)
+            given = {"prev" if view.forward_merges else "into": so_far}
+            so_far = BACKEND.forward(q[own], k[keys], v[keys], table, SCALE, **given)
         assert so_far is not None
         out[own], lse[own] = so_far
         delta = row_delta(so_far[0], dout[own], torch.float64)
@@ -80,6 +83,7 @@ def check(mask: AttnMask, cp_size: int, config: MagiConfig, multiple: int = 1) -
 configs = st.builds(
     MagiConfig,
     overlap_degree=st.sampled_from([None, 0, 1, 2, 5]),
+    forward_mode=st.sampled_from([None, "at_once", "local_first", "local_first", "staged"]),
     dispatch=st.sampled_from(["lpt", "swap"]),
     tile_q=st.sampled_from([4, 128]),
     tile_k=st.sampled_from([4, 128]),
