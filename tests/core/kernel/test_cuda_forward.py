@@ -242,6 +242,28 @@ def test_few_rows_with_many_keys_are_split(out_dtype: torch.dtype | None) -> Non
     assert merged[0] is prev[0] and (merged[1] - lse).nan_to_num(0.0).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("out_dtype", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("rows", [[(0, 130), (131, 700)], [(0, 40), (300, 301)], [(37, 37)]])
+@pytest.mark.parametrize("num_k", [900, 60_000], ids=["short walks", "split walks"])
+def test_rows_that_no_slice_covers_may_stay(
+    num_k: int, rows: list[tuple[int, int]], out_dtype: torch.dtype
+) -> None:
+    """Into an earlier result of other rows: equal bits in the covered rows, nothing elsewhere."""
+    slices = [(a, b, 0, num_k, -(b - 1), num_k - 1 - a) for a, b in rows if a < b]
+    table = SliceTable(np.array(slices, np.int32).reshape(-1, 6), 1000, num_k)
+    mask = masks.full(1000, num_k)
+    q, k, v = draw(Case("", (8, 2)), mask, 3)
+    fresh = backend().forward(q, k, v, table, 0.1, out_dtype=out_dtype)
+    into = torch.full(q.shape, 7.0, device="cuda", dtype=out_dtype), torch.full_like(fresh[1], 7.0)
+    made = backend().forward(q, k, v, table, 0.1, into=into)
+    assert made[0] is into[0] and made[1] is into[1]
+    covered = torch.zeros(1000, dtype=torch.bool, device="cuda")
+    for a, b in rows:
+        covered[a:b] = True
+    for x, want in zip(into, fresh, strict=True):
+        assert torch.equal(x[covered], want[covered]) and (x[~covered] == 7).all()
+
+
 def test_many_tokens_need_64_bit_offsets() -> None:
     tokens = 140_000  # x 128 heads x 128 = 2.3e9 elements
     mask = masks.sliding_window(tokens, (100, 0))
