@@ -4,11 +4,11 @@
     python scripts/bench_dist_attn.py --ranks 4 --tokens 8192,16384 --record dist.json
     python scripts/bench_dist_attn.py --device cpu --ranks 2 --tokens 64 --heads 4,2 --head-dim 16
 
-One process per rank. Implementations, in turn, round after round; a round starts together and
-counts for its slowest rank, the median of the rounds is reported. The GPUs are kept busy while the
-host enqueues a round, as by the layers before it in a model; what the host takes is host_ms.
+One process per rank. Implementations, in random order, round after round; a round starts together
+and counts for its slowest rank, the median of the rounds is reported. The GPUs are kept busy while
+the host enqueues a round, as by the layers before it in a model; what the host takes is host_ms.
   ours         dist_attn as planned; oursN: overlap degree N, forward and backward
-  local_first  the forward mode of this name, staged: that one; the planner's overlap degree
+  at_once, local_first, staged: the forward mode of this name, the planner's overlap degree
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
   all_gather   contiguous tokens, all keys and values to every rank, our kernel
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import random
 import re
 import statistics
 import sys
@@ -41,7 +42,7 @@ from bench_kernel_timing import MOST_DIFFERENCE, difference
 from megatron_magi import HeadShape, MagiConfig
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
-IMPLS = r"ours\d*|local_first|staged|narrow|kernels|all_gather|one_gpu"
+IMPLS = r"ours\d*|at_once|local_first|staged|narrow|kernels|all_gather|one_gpu"
 WARM_ROUNDS = 2
 HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
 CYCLES_PER_MS = 2_000_000
@@ -60,7 +61,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--impls", default="ours,kernels,all_gather,one_gpu")
     parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--seconds", type=float, help="begin no mask after this time")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--record", type=Path, help="write a JSON record, after every mask")
@@ -78,7 +79,7 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     """The implementation called so; `kernels` runs the plan of `ours`."""
     if name.startswith("ours"):
         return Ours(x, MagiConfig(overlap_degree=int(name[4:]) if name[4:] else None))
-    if name in ("local_first", "staged"):
+    if name in ("at_once", "local_first", "staged"):
         return Ours(x, MagiConfig(forward_mode=name))
     if name == "narrow":
         return Ours(x, MagiConfig(dkv_reduce_in_fp32=False))
@@ -142,8 +143,9 @@ def run_mask(
         made[impl] = build(impl, x, made)
     wrong = list(disagreements(made))
     times: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    shuffled = random.Random(0)  # a power-limited GPU is slower after some than after others
     for turn in range(WARM_ROUNDS + args.rounds):
-        for impl, call in made.items():
+        for impl, call in shuffled.sample(list(made.items()), len(made)):
             for direction, run in (("fwd", call.forward), ("bwd", call.backward)):
                 took = timed(run, device)
                 if turn >= WARM_ROUNDS:

@@ -113,7 +113,7 @@ class KernelsOnly:
         shape = self.k.shape[1:]
         return [
             (
-                SliceTable(s.slices, len(self.q), s.num_keys),
+                SliceTable(s.slices, len(self.q), s.num_keys, s.left_rows),
                 torch.randn(s.num_keys, *shape, dtype=self.k.dtype, device=self.k.device),
                 torch.randn(s.num_keys, *shape, dtype=self.k.dtype, device=self.k.device),
             )

@@ -22,17 +22,24 @@ class PendingCast:
     """Rows on their way. ``wait`` may be called once."""
 
     work: dist.Work | None
+    xs: Sequence[Tensor]
     buffer: Tensor
-    shapes: tuple[torch.Size, ...]
+    plan: GroupCastPlan
 
     def wait(self) -> tuple[Tensor, ...]:
         """The rows of each tensor, [num_own + num_recv, ...]: views of one buffer.
 
-        On a GPU the current stream waits, the host does not.
+        Own rows are copied here, so that what runs before this call does not wait for it. On a GPU
+        the current stream waits for the others, the host does not.
         """
+        device, own = self.xs[0].device, self.plan.num_own
+        rows = split_columns(self.buffer, [x.shape[1:] for x in self.xs])
+        if own:
+            index = None if own == len(self.xs[0]) else own_index(self.plan, device)
+            gather_rows(self.xs, index, [x[:own] for x in rows])
         if self.work is not None:
             self.work.wait()
-        return split_columns(self.buffer, self.shapes)
+        return rows
 
 
 def group_cast(
@@ -44,26 +51,21 @@ def group_cast(
 
     Args:
         xs: [num_local_tokens, ...] each, one dtype; they travel in one message per peer
-            (key and value together).
+            (key and value together). They may not be written to before ``wait``.
         plan: send and receive table of this rank.
         group: the context-parallel group; None for one rank.
 
     Returns:
-        A PendingCast whose rows are ordered as ``plan.own_ranges``, copied while the others travel,
-        and then as ``plan.recv_ranges``.
+        A PendingCast whose rows are ordered as ``plan.own_ranges`` and then ``plan.recv_ranges``.
 
     Cost: ``plan.num_sent`` rows out and ``plan.num_recv`` in, one all-to-all with uneven splits.
     """
-    shapes = tuple(x.shape[1:] for x in xs)
+    shapes = [x.shape[1:] for x in xs]
     send = rows_beside(xs[0], plan.num_sent, shapes)
     gather_rows(xs, send_index(plan, xs[0].device), split_columns(send, shapes))
-    own = plan.num_own
-    buffer = rows_beside(xs[0], own + plan.num_recv, shapes)
-    work = exchange(send, buffer[own:], plan.send_counts, plan.recv_counts, group)
-    if own:
-        index = None if own == len(xs[0]) else own_index(plan, xs[0].device)
-        gather_rows(xs, index, split_columns(buffer[:own], shapes))
-    return PendingCast(work, buffer, shapes)
+    buffer = rows_beside(xs[0], plan.num_own + plan.num_recv, shapes)
+    work = exchange(send, buffer[plan.num_own :], plan.send_counts, plan.recv_counts, group)
+    return PendingCast(work, xs, buffer, plan)
 
 
 def exchange(

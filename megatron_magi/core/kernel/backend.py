@@ -72,7 +72,7 @@ class AttnBackend(Protocol):
 
 def put_rows(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
     """The rows that slices cover, put where they belong; see AttnBackend.forward."""
-    for start, end in table.covered_rows:
+    for start, end in table.covered_rows.tolist():
         for target, made in zip(into, rows, strict=True):
             target[start:end] = made[start:end]
     return into

@@ -34,7 +34,8 @@ def cuda_forward(
     key = HeadsKey(q_THD.shape[1], k_SGD.shape[1], q_THD.shape[2], device.index)
     work = fwd_work(table, key)
     if work.num_parts > 1:
-        made = _forward_in_parts(work, q_THD, k_SGD, v_SGD, softmax_scale, prev, out_dtype)
+        dtype = out_dtype if into is None else into[0].dtype
+        made = _forward_in_parts(work, q_THD, k_SGD, v_SGD, softmax_scale, prev, dtype)
         return made if into is None else put_rows(made, table, into)
     given = into if prev is None else prev
     if given is None:

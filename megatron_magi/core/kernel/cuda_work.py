@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megatron_magi.core.cuda_library import FwdParams
 from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.mask.row_ranges import without
 from megatron_magi.core.native import solver
 
 L2_BUDGET_BYTES = 32 << 20  # of K and V that may be walked together; the L2 has 50 MiB
@@ -170,7 +171,10 @@ def upload_work(
     table: SliceTable, key: HeadsKey, num_sms: int, variant: Variant, work: dict[str, Any]
 ) -> FwdWork:
     """Put a work list on the device and fill in the part of the params that never changes."""
-    parts = [work["tiles"], work["entries"], work["empty_rows"]]
+    empty_rows = work["empty_rows"]
+    if work["num_parts"] == 1:
+        empty_rows = without(empty_rows, table.left_rows)
+    parts = [work["tiles"], work["entries"], empty_rows]
     offsets = np.cumsum([0] + [-(-p.size // 32) * 32 for p in parts])  # 128-byte aligned
     host = np.zeros(max(int(offsets[-1]), 1), dtype=np.int32)
     for part, offset in zip(parts, offsets[:-1], strict=True):
@@ -189,7 +193,7 @@ def upload_work(
         head_dim=key.head_dim,
         num_tiles=len(work["tiles"]),
         num_entries=len(work["entries"]),
-        num_empty_ranges=len(work["empty_rows"]),
+        num_empty_ranges=len(empty_rows),
         heads_per_section=heads_per_section(work["active_keys"], key),
         pack=variant.pack,
         block_m=variant.block_m,

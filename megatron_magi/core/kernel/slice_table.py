@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.mask.row_ranges import joined
 from megatron_magi.core.mask.slices import IntArray
 
 
@@ -28,21 +30,15 @@ class SliceTable:
     slices: IntArray
     num_q: int
     num_k: int
+    left_rows: IntArray = field(default_factory=lambda: np.zeros((0, 2), np.int32), repr=False)
+    """int32 [n, 2], ascending, disjoint: query rows that no slice covers and that the forward need
+    not write, because another call does."""
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    @property
-    def covered_rows(self) -> list[tuple[int, int]]:
-        """Ranges of query rows that some slice covers, ascending."""
-        if "covered" not in self.cache:
-            ranges: list[tuple[int, int]] = []
-            for start, end in sorted(self.slices[:, :2].tolist()):
-                if ranges and start <= ranges[-1][1]:
-                    ranges[-1] = ranges[-1][0], max(ranges[-1][1], end)
-                else:
-                    ranges.append((start, end))
-            self.cache["covered"] = ranges
-        covered: list[tuple[int, int]] = self.cache["covered"]
-        return covered
+    @cached_property
+    def covered_rows(self) -> IntArray:
+        """int32 [n, 2], ascending: query rows that some slice covers."""
+        return joined(self.slices[:, :2])
 
 
 _MAX_TABLES = 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -28,17 +29,17 @@ class GroupCastPlan:
     own_ranges: Int32Array = field(repr=False)
     """int32 [n, 2], read-only, ascending: local rows that stand in front of the received ones."""
 
-    @property
+    @cached_property
     def num_sent(self) -> int:
         """Rows sent, one count per destination."""
         return sum(self.send_counts)
 
-    @property
+    @cached_property
     def num_recv(self) -> int:
         """Rows received."""
         return sum(self.recv_counts)
 
-    @property
+    @cached_property
     def num_own(self) -> int:
         """Own rows in front of them."""
         return int((self.own_ranges[:, 1] - self.own_ranges[:, 0]).sum())

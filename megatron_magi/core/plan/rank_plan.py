@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from megatron_magi.config import ForwardMode
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.mask.row_ranges import joined
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import DispatchPlan, Int32Array
 from megatron_magi.core.plan.group_cast import NO_RANGES, GroupCastPlan, cast_of
@@ -25,6 +26,8 @@ class StagePlan:
     cast: GroupCastPlan | None
     """What fills the buffer: own rows, then received ones. None where no rank receives anything:
     then there is nothing to call, on any rank, and the buffer is this rank's rows or empty."""
+    left_rows: Int32Array = field(default_factory=lambda: NO_RANGES, repr=False)
+    """int32 [n, 2], read-only: local query rows that another stage attends."""
 
     @property
     def num_own(self) -> int:
@@ -111,10 +114,9 @@ class _View:
         local, waiting = solver.split_rows(self.mask.slices, *self.dispatch.layout, self.rank)
         own = self._slices(self.dispatch.local_ranges(self.rank), waiting)
         needed = joined(own[:, 2:4])
-        return (
-            self._stage(everything, transfers[:0], local),
-            self._stage(needed, transfers, waiting),
-        )
+        first = self._stage(everything, transfers[:0], local)
+        then = self._stage(needed, transfers, waiting)
+        return replace(first, left_rows=joined(then.slices[:, :2])), then
 
     def _stage(
         self, own: Int32Array, transfers: Int32Array, queries: Int32Array | None = None
@@ -151,16 +153,3 @@ class _View:
                 parts.append((start + shift, stop + shift))
                 start = stop
         return np.array(parts, np.int32).reshape(-1, 2)
-
-
-def joined(ranges: Int32Array) -> Int32Array:
-    """The union of ranges, ascending, not touching."""
-    parts: list[list[int]] = []
-    for start, end in sorted(ranges.tolist()):
-        if parts and start <= parts[-1][1]:
-            parts[-1][1] = max(parts[-1][1], end)
-        else:
-            parts.append([start, end])
-    union = np.array(parts, np.int32).reshape(-1, 2)
-    union.setflags(write=False)
-    return union

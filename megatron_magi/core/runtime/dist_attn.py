@@ -218,7 +218,7 @@ class _Homeward:
 def _table(stage: StagePlan, num_q: int) -> SliceTable:
     """The stage's slices with the backends' caches, one table for all layers and microbatches."""
     if stage not in _tables:
-        _tables[stage] = SliceTable(stage.slices, num_q, stage.num_keys)
+        _tables[stage] = SliceTable(stage.slices, num_q, stage.num_keys, stage.left_rows)
     return _tables[stage]
 
 

@@ -1,0 +1,43 @@
+"""Sets of rows as sorted ranges: int32 [n, 2], (start, end) each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megatron_magi.core.mask.slices import IntArray
+
+
+def joined(ranges: IntArray) -> IntArray:
+    """The union of ranges in any order: ascending, not touching, read-only."""
+    union: list[list[int]] = []
+    for start, end in sorted(ranges.tolist()):
+        if union and start <= union[-1][1]:
+            union[-1][1] = max(union[-1][1], end)
+        else:
+            union.append([start, end])
+    return _array(union)
+
+
+def without(ranges: IntArray, others: IntArray) -> IntArray:
+    """The rows of ``ranges`` that are not in ``others``; both ascending and disjoint."""
+    kept: list[list[int]] = []
+    holes = others.tolist()
+    at = 0
+    for start, end in ranges.tolist():
+        while at < len(holes) and holes[at][1] <= start:
+            at += 1
+        for hole in range(at, len(holes)):
+            if holes[hole][0] >= end:
+                break
+            if start < holes[hole][0]:
+                kept.append([start, holes[hole][0]])
+            start = holes[hole][1]
+        if start < end:
+            kept.append([start, end])
+    return _array(kept)
+
+
+def _array(ranges: list[list[int]]) -> IntArray:
+    made = np.array(ranges, np.int32).reshape(-1, 2)
+    made.setflags(write=False)
+    return made
