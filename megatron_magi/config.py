@@ -52,13 +52,14 @@ class MagiConfig:
     """Bytes a rank receives per second, in GiB/s (all-to-all on NVLink, 4 x H200: 246-255)."""
 
     kernel_tflops: float = 550.0
-    """Rate of the attention kernel in TFLOP/s, for choosing the number of stages."""
+    """Rate of the attention kernel in TFLOP/s."""
 
     memory_gib_s: float = 3700.0
     """Bytes a kernel reads and writes per second, in GiB/s (H200: 3700 to 4000)."""
 
     stage_latency_us: float = 60.0
-    """Fixed cost of one more stage in microseconds: launches, one message per peer, a merge."""
+    """Fixed cost of an exchange, or of one more stage in backward, in microseconds: launches, one
+    message per peer. One more kernel call in forward costs a quarter of it."""
 
     kernel_backend: KernelBackend = "auto"
     """"auto": cuda on Hopper, flex on other GPUs, reference on CPU. Logged, never silent."""

@@ -32,6 +32,14 @@ CHUNK_SETTINGS: dict[str, dict[str, Any]] = {
     "`chunk_size=512, max_imbalance=1.05`": {"chunk_size": 512, "max_imbalance": 1.05},
     "`chunk_size=512, max_imbalance=1.2`": {"chunk_size": 512, "max_imbalance": 1.2},
 }
+STAGE_SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    '`forward_mode="at_once"`': {"forward_mode": "at_once"},
+    '`forward_mode="local_first"`': {"forward_mode": "local_first"},
+    "`overlap_degree=1`": {"overlap_degree": 1},
+    "`overlap_degree=2`": {"overlap_degree": 2},
+    "`overlap_degree=4`": {"overlap_degree": 4},
+}
 
 
 def update_page(page: Path) -> None:
@@ -66,19 +74,20 @@ def chunk_table() -> Iterator[str]:
 
 
 def stage_table() -> Iterator[str]:
-    """What stages do to the modelled time and to memory."""
+    """What the forward's modes and stages do to the modelled time and to memory."""
     causal = masks.causal(TOTAL)
     yield (
-        "| `overlap_degree` | packed: us a layer | exposed | buffers, MiB "
+        "| `MagiConfig` | packed: us a layer | exposed | buffers, MiB "
         "| causal: us a layer | exposed | buffers, MiB |"
     )
     yield "|---|---|---|---|---|---|---|"
-    for degree in (0, 1, 2, 4, None):
-        config = MagiConfig(overlap_degree=degree)
-        plans = [make_attn_plan(m, CP_SIZE, HEADS, config) for m in (_packed(), causal)]
-        chosen = " and ".join(str(n) for n in dict.fromkeys(p.overlap_degree for p in plans))
-        label = f"None (default: {chosen})" if degree is None else str(degree)
-        yield f"| {label} | " + " | ".join(_stage_cells(p) for p in plans) + " |"
+    for label, knobs in STAGE_SETTINGS.items():
+        plans = [
+            make_attn_plan(m, CP_SIZE, HEADS, MagiConfig(**knobs)) for m in (_packed(), causal)
+        ]
+        chosen = " and ".join(dict.fromkeys(p.forward_mode for p in plans))
+        shown = label if knobs else f"{label}: {chosen}"
+        yield f"| {shown} | " + " | ".join(_stage_cells(p) for p in plans) + " |"
 
 
 def _packed() -> AttnMask:

@@ -158,14 +158,14 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
 
 def _stages_text(p: dict[str, Any]) -> str:
     degree = p["overlap_degree"]
+    parts = f"received keys in {degree} stage{'s' * (degree > 1)}"
     forward = {
         "at_once": "everything is received first",
-        "local_first": "rows that see no received keys first, then the others",
-        "staged": f"own keys, then {degree} of received keys, each arriving one stage ahead",
-    }
-    backward = f"{degree} of received keys, own keys last" if degree else "everything at once"
-    mode = "at_once" if degree == 0 and p["forward_mode"] == "staged" else p["forward_mode"]
-    return f"forward: {forward[mode]}; backward: {backward}"
+        "local_first": "rows that see own keys only, then the others",
+        "staged": f"own keys, then {parts}, merged" if degree else "everything is received first",
+    }[p["forward_mode"]]
+    backward = f"{parts}, then own keys" if degree else "everything is received first"
+    return f"forward: {forward}; backward: {backward}"
 
 
 def _rank_table(facts: dict[str, Any]) -> list[str]:

@@ -190,7 +190,8 @@ py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int
 py::tuple solve_transfers(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
                           int64_t cp_size, const Int32Array& chunk_ranks, int64_t tile_q,
                           int64_t tile_k, int64_t degree, int64_t forward, int64_t row_ps,
-                          int64_t home_row_ps, int64_t tile_ps, int64_t stage_ps, int64_t pass_ps) {
+                          int64_t home_row_ps, int64_t tile_ps, int64_t exchange_ps,
+                          int64_t call_ps, int64_t pass_ps) {
   const std::vector<magi::Slice> given = slices_from(slices);
   const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
   magi::TransferPlan plan;
@@ -198,13 +199,9 @@ py::tuple solve_transfers(const Int32Array& slices, int64_t total_seqlen, int64_
     py::gil_scoped_release nogil;
     std::optional<magi::Forward> chosen;
     if (forward >= 0) chosen = static_cast<magi::Forward>(forward);
-    plan = magi::solve_transfers({given,
-                                  layout,
-                                  tile_q,
-                                  tile_k,
-                                  optional_from(degree),
-                                  chosen,
-                                  {row_ps, home_row_ps, tile_ps, stage_ps, pass_ps}});
+    const magi::StageCosts costs{row_ps, home_row_ps, tile_ps, exchange_ps, call_ps, pass_ps};
+    plan = magi::solve_transfers(
+        {given, layout, tile_q, tile_k, optional_from(degree), chosen, costs});
   }
   const py::array_t<int64_t> loads(static_cast<py::ssize_t>(plan.loads.size()), plan.loads.data());
   return py::make_tuple(plan.staging.degree, static_cast<int>(plan.staging.forward),
@@ -291,7 +288,8 @@ PYBIND11_MODULE(_solver, m) {
   m.def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("total_seqlen"),
         py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("tile_q"),
         py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("row_ps"),
-        py::arg("home_row_ps"), py::arg("tile_ps"), py::arg("stage_ps"), py::arg("pass_ps"));
+        py::arg("home_row_ps"), py::arg("tile_ps"), py::arg("exchange_ps"), py::arg("call_ps"),
+        py::arg("pass_ps"));
   m.def("rows_to_travel", &rows_to_travel, py::arg("slices"), py::arg("total_seqlen"),
         py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"));
   m.def("roll_transfers", &roll_transfers, py::arg("total_seqlen"), py::arg("chunk_size"),

@@ -88,9 +88,10 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
             tiles = num_tiles(plan, stage.slices, stage.num_keys)
             ready = done[i - 2].compute_end if i > 1 else 0.0
             receive_start = max(ready, done[-1].receive_end if done else 0.0)
-            receive_end = receive_start + rows * row_us
+            latency_us = config.stage_latency_us
+            receive_end = receive_start + rows * row_us + (latency_us if rows else 0.0)
             compute_start = max(receive_end, done[-1].compute_end if done else 0.0)
-            extra = config.stage_latency_us if i else 0.0
+            extra = latency_us / 4 if i else 0.0
             extra += pass_us if view.forward_merges else 0.0
             compute_end = compute_start + tiles * tile_us + extra
             done.append(

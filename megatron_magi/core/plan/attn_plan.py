@@ -174,7 +174,8 @@ def _costs_ps(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> dic
         "row_ps": round(row_s * 1e12),
         "home_row_ps": round(row_s * 1e12) * (2 if config.dkv_reduce_in_fp32 else 1),
         "tile_ps": round(tile_flops / config.kernel_tflops),
-        "stage_ps": round(config.stage_latency_us * 1e6),
+        "exchange_ps": round(config.stage_latency_us * 1e6),
+        "call_ps": round(config.stage_latency_us * 1e6) // 4,
         "pass_ps": round(pass_s * 1e12),
     }
 

@@ -5,38 +5,40 @@
 namespace magi {
 namespace {
 
+// One of `parts` equal exchanges of the rows that the rank receives.
+int64_t exchange_ps(const RankWork& work, const StageCosts& costs, int64_t row_ps, int64_t parts) {
+  return work.remote_rows == 0 ? 0 : work.remote_rows * row_ps / parts + costs.exchange_ps;
+}
+
 int64_t forward_ps(const RankWork& work, const StageCosts& costs, const Staging& staging) {
-  const int64_t receive = work.remote_rows * costs.row_ps;
   const int64_t own = work.own_tiles * costs.tile_ps;
   const int64_t remote = work.remote_tiles * costs.tile_ps;
-  const int64_t degree = staging.degree;
+  const int64_t everything = exchange_ps(work, costs, costs.row_ps, 1);
   if (staging.forward == Forward::kLocalFirst) {
     const int64_t local = work.local_tiles * costs.tile_ps;
-    return std::max(receive, local) + own + remote - local + costs.stage_ps;
+    return std::max(everything, local) + own + remote - local + costs.call_ps;
   }
-  if (staging.forward == Forward::kAtOnce || degree == 0) return receive + own + remote;
-  const int64_t one_receive = receive / degree;
-  const int64_t one_remote = remote / degree;
-  return std::max(one_receive, own) + (degree - 1) * std::max(one_receive, one_remote) +
-         one_remote + degree * costs.stage_ps + (degree + 1) * costs.pass_ps;
+  const int64_t degree = staging.degree;
+  if (staging.forward == Forward::kAtOnce || degree == 0) return everything + own + remote;
+  const int64_t receive = exchange_ps(work, costs, costs.row_ps, degree);
+  return std::max(receive, own) + (degree - 1) * std::max(receive, remote / degree) +
+         remote / degree + degree * costs.call_ps + (degree + 1) * costs.pass_ps;
 }
 
 int64_t backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree) {
-  const int64_t receive = work.remote_rows * costs.row_ps;
-  const int64_t home = work.remote_rows * costs.home_row_ps;
   const int64_t own = work.own_tiles * costs.tile_ps / 2 * 5;
   const int64_t remote = work.remote_tiles * costs.tile_ps / 2 * 5;
-  if (degree == 0) return std::max(receive, costs.pass_ps) + own + remote + home;
-  const int64_t one_receive = receive / degree;
-  const int64_t one_home = home / degree;
-  const int64_t one_remote = remote / degree;
-  int64_t time = std::max(one_receive, costs.pass_ps);
-  for (int64_t stage = 1; stage < degree; ++stage) {
-    const int64_t travelling = one_receive + (stage > 1 ? one_home : 0);
-    time += std::max(one_remote, travelling);
+  const int64_t parts = std::max<int64_t>(degree, 1);
+  const int64_t receive = exchange_ps(work, costs, costs.row_ps, parts);
+  const int64_t home = exchange_ps(work, costs, costs.home_row_ps, parts);
+  const int64_t first = std::max(receive, costs.pass_ps);
+  if (degree == 0) return first + own + remote + home;
+  int64_t time = first + degree * 4 * costs.call_ps;  // kernels before and after the main one
+  for (int64_t stage = 1; stage <= degree; ++stage) {
+    const int64_t travelling = (stage < degree ? receive : 0) + (stage > 1 ? home : 0);
+    time += std::max(remote / degree, travelling);
   }
-  const int64_t last = std::max(one_remote, degree > 1 ? one_home : 0);
-  return time + last + std::max(own, one_home) + degree * costs.stage_ps;
+  return time + std::max(own, home);
 }
 
 template <class OneRank>

@@ -16,6 +16,20 @@ def test_stages_hide_communication_until_they_cost_more_than_they_hide() -> None
     assert plan(link_gib_s=1e9).overlap_degree == 0, "nothing to hide"
 
 
+def test_the_forward_waits_for_as_little_as_it_can() -> None:
+    packed = masks.from_cu_seqlens([0, *range(3000, 65536, 3000), 65536])
+    heads = HeadShape(32, 8, 128)
+    assert make_attn_plan(packed, 8, heads, MagiConfig()).forward_mode == "local_first"
+    assert plan(link_gib_s=25.0).forward_mode == "staged", "few rows see own keys only"
+    assert plan(link_gib_s=1e9).forward_mode == "at_once", "nothing to hide"
+    assert plan(link_gib_s=25.0, memory_gib_s=1.0).forward_mode != "staged", "sums cost too much"
+    alone = masks.from_cu_seqlens([0, *range(8192, 65537, 8192)])
+    assert make_attn_plan(alone, 8, heads, MagiConfig()).forward_mode == "at_once", "no exchange"
+    given = MagiConfig(overlap_degree=2)
+    assert make_attn_plan(packed, 8, heads, given).forward_mode == "staged"
+    assert make_attn_plan(packed, 8, heads, MagiConfig(overlap_degree=0)).forward_mode == "at_once"
+
+
 def test_the_chosen_chunks_keep_the_load_cap() -> None:
     ends = [0, 3000, 3100, 9000, 9500, 26000, 40000, 41000, 65536]
     for cp_size in (2, 4, 8):
