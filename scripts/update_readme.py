@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 
+from readme_dist import dist_table
 from readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from readme_memory import memory_table
 from readme_records import ROOT, newest, source
@@ -48,6 +49,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernel backward": lambda: kernel_table("bwd"),
     "host": host_table,
     "planner": planner_table,
+    "dist": dist_table,
     "memory": memory_table,
 }
 

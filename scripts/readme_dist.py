@@ -1,0 +1,44 @@
+"""The table of distributed attention, from the newest record of bench_dist_attn.py."""
+
+from __future__ import annotations
+
+from readme_records import newest, source
+
+SHOWN = {
+    "ours": "ours",
+    "kernels": "kernels alone",
+    "all_gather": "all-gather",
+    "one_gpu": "one GPU",
+}
+
+
+def dist_table() -> str:
+    """One line per mask and length; a cell: forward / backward in TFLOP/s per GPU."""
+    record = newest("dist")
+    if record is None:
+        return "No record yet: run `scripts/bench_dist_attn.py` on a host with several GPUs.\n"
+    cells = {
+        (r["mask"], r["tokens"], r["ranks"], r["impl"], r["direction"]): r for r in record["rows"]
+    }
+    heads = [*SHOWN.values(), "forward", "stages in backward", "rows received"]
+    lines = [
+        f"| mask | GPUs x tokens | {' | '.join(heads)} |",
+        "|---" * (len(heads) + 2) + "|",
+    ]
+    for mask, tokens, ranks in dict.fromkeys(key[:3] for key in cells):
+        ours = cells[mask, tokens, ranks, "ours", "fwd"]
+        received = max(ours["received_rows"]) / (tokens * (ranks - 1))
+        shown = [
+            " / ".join(
+                f"{cells[mask, tokens, ranks, impl, d]['tflops']:.0f}" for d in ("fwd", "bwd")
+            )
+            for impl in SHOWN
+        ]
+        facts = [f"`{ours['forward_mode']}`", str(ours["overlap_degree"] + 1), f"{received:.0%}"]
+        cell = " | ".join([*shown, *facts])
+        lines.append(f"| `{mask}` | {ranks} x {tokens // 1024}k | {cell} |")
+    note = (
+        "A cell: forward / backward, TFLOP/s per GPU on visible area, the slowest rank counts. "
+        "Rows received: by the fullest rank, of a ring's."
+    )
+    return "\n".join([*lines, "", note, source(record)]) + "\n"
