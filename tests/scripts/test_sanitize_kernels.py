@@ -18,9 +18,12 @@ def test_without_a_gpu_nothing_is_called_clean() -> None:
 
 
 @pytest.mark.parametrize("code, verdict", [(0, "clean"), (9, "FINDINGS")])
-@pytest.mark.parametrize("tool, few", [("racecheck", False), ("initcheck", True)])
+@pytest.mark.parametrize(
+    "tool, wanted",
+    [("racecheck", "--racecheck-report analysis"), ("initcheck", "--check-api-memory-access no")],
+)
 def test_output_is_shown_and_the_exit_code_decides(
-    code: int, verdict: str, tool: str, few: bool, tmp_path: Path,
+    code: int, verdict: str, tool: str, wanted: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     fake = tmp_path / "compute-sanitizer"
@@ -32,5 +35,5 @@ def test_output_is_shown_and_the_exit_code_decides(
 
     assert sanitize(tool) == (code == 0)
     shown = capsys.readouterr().out.splitlines()
-    assert f"args --tool {tool}" in shown[0] and shown[0].endswith("--few") == few
+    assert f"args --tool {tool} {wanted}" in shown[0] and shown[0].endswith("--run")
     assert len(shown) == 3 and shown[2] == f"{tool}: {verdict}: last word"
