@@ -17,7 +17,7 @@ from torch import Tensor
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig
 from megatron_magi.core.kernel.backend import AttnBackend, OutLse, select_backend
-from megatron_magi.core.kernel.ops import row_delta
+from megatron_magi.core.kernel.row_delta import row_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import StagePlan
@@ -180,10 +180,9 @@ class AllGather:
 
     def backward(self) -> Grads:
         k, v = self._gather(self.k), self._gather(self.v)
-        delta = row_delta(self.out, self.dout, self.lse.dtype)
         dq, dk, dv = self.kernel.backward(
-            self.dout, self.q, k, v, self.lse, delta, self.table, self.scale,
-            grad_dtype=self.q.dtype,
+            self.dout, self.q, k, v, self.lse, None, self.table, self.scale,
+            out=self.out, grad_dtype=self.q.dtype,
         )  # fmt: skip
         return dq, self._scatter(dk), self._scatter(dv)
 
@@ -205,10 +204,10 @@ class OneGpu:
 
     def backward(self) -> Grads:
         x = self.x
-        delta = row_delta(self.out, x.dout, self.lse.dtype)
         return self.kernel.backward(
-            x.dout, x.q, x.k, x.v, self.lse, delta, self.table, x.scale, grad_dtype=x.q.dtype
-        )
+            x.dout, x.q, x.k, x.v, self.lse, None, self.table, x.scale,
+            out=self.out, grad_dtype=x.q.dtype,
+        )  # fmt: skip
 
     def full(self) -> tuple[Tensor, ...]:
         return self.out, *self.backward()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
 from bench_kernel_cell import Call, Case, Direction, Inputs, Peer, autograd_call
 from bench_kernel_cudnn import Cudnn
 from bench_kernel_flash import Ffa, Flash3, Flash4
@@ -23,7 +22,6 @@ class Ours:
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
         from megatron_magi.core.kernel.backend import select_backend
-        from megatron_magi.core.kernel.ops import row_delta
 
         kernel = select_backend("cuda", x.q.device, x.q.dtype)
         table, scale = case.table, x.q.shape[-1] ** -0.5
@@ -32,9 +30,8 @@ class Ours:
         out, lse = kernel.forward(x.q, x.k, x.v, table, scale)
 
         def backward() -> tuple[Tensor, ...]:
-            delta = row_delta(out, x.dout, torch.float32)
             return kernel.backward(
-                x.dout, x.q, x.k, x.v, lse, delta, table, scale, grad_dtype=x.q.dtype
+                x.dout, x.q, x.k, x.v, lse, None, table, scale, out=out, grad_dtype=x.q.dtype
             )
 
         return backward

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 

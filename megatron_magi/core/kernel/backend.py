@@ -52,10 +52,11 @@ class AttnBackend(Protocol):
         k_SGD: Tensor,
         v_SGD: Tensor,
         lse_TH: Tensor,
-        delta_TH: Tensor,
+        delta_TH: Tensor | None,
         table: SliceTable,
         softmax_scale: float,
         *,
+        out: Tensor | None = None,
         dq_acc: Tensor | None = None,
         grad_dtype: torch.dtype | None = None,
         dkv: Pair | None = None,
@@ -63,7 +64,8 @@ class AttnBackend(Protocol):
         """(dq, dk, dv) in ``grad_dtype``: the accumulation dtype (None) or that of q.
 
         ``lse_TH`` is the final lse over all stages and ``delta_TH`` the row sum of out * dout, so
-        that partial gradients of several stages simply add. ``dq_acc``, in the accumulation dtype:
+        that partial gradients of several stages simply add. ``out`` [T, H, D], the final one, may
+        be given instead, ``delta_TH`` None. ``dq_acc``, in the accumulation dtype:
         dq is added to it in place and it is returned. ``dkv``: where dk and dv are written, in
         ``grad_dtype``, any strides with the last dimension contiguous; None: new tensors.
         """

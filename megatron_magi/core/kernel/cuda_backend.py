@@ -10,6 +10,7 @@ from torch import Tensor
 from megatron_magi.core.cuda_library import cuda_library
 from megatron_magi.core.kernel.backend import OutLse, Pair
 from megatron_magi.core.kernel.cuda_forward import cuda_forward
+from megatron_magi.core.kernel.row_delta import row_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 HEAD_DIMS = (64, 128)
@@ -69,10 +70,11 @@ class CudaBackend:
         k_SGD: Tensor,
         v_SGD: Tensor,
         lse_TH: Tensor,
-        delta_TH: Tensor,
+        delta_TH: Tensor | None,
         table: SliceTable,
         softmax_scale: float,
         *,
+        out: Tensor | None = None,
         dq_acc: Tensor | None = None,
         grad_dtype: torch.dtype | None = None,
         dkv: Pair | None = None,
@@ -81,10 +83,14 @@ class CudaBackend:
         from megatron_magi.core.kernel.cuda_backward import cuda_backward
 
         check_inputs(q_THD, k_SGD, v_SGD, table, softmax_scale)
-        dout_THD = dout_THD.to(q_THD.dtype)  # out may have been asked for in fp32
+        if out is not None and not out.dtype == dout_THD.dtype == q_THD.dtype:
+            # out was asked for in fp32: the kernel would have it rounded.
+            delta_TH, out = row_delta(out, dout_THD, lse_TH.dtype), None
+        dout_THD = dout_THD.to(q_THD.dtype)
         return cuda_backward(
             dout_THD, q_THD, k_SGD, v_SGD, lse_TH, delta_TH, table, softmax_scale,
-            dq_acc=dq_acc, grad_dtype=grad_dtype, dkv=dkv, deterministic=self.deterministic,
+            out=out, dq_acc=dq_acc, grad_dtype=grad_dtype, dkv=dkv,
+            deterministic=self.deterministic,
         )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from megatron_magi.core.cuda_library import (
     CudaLibrary,
     TensorView,
     cuda_library,
+    loaded_cuda_library,
     on_device,
     stream_handle,
 )
@@ -37,7 +38,7 @@ class BwdParams(ctypes.Structure):
     _fields_ = [
         *(
             (name, TensorView)
-            for name in ("q", "k", "v", "dout", "dq_acc", "dq", "dk", "dv")
+            for name in ("q", "k", "v", "dout", "out", "dq_acc", "dq", "dk", "dv")
         ),
         ("lse", c_void_p),
         ("delta", c_void_p),
@@ -94,10 +95,11 @@ def cuda_backward(
     k_SGD: Tensor,
     v_SGD: Tensor,
     lse_TH: Tensor,
-    delta_TH: Tensor,
+    delta_TH: Tensor | None,
     table: SliceTable,
     softmax_scale: float,
     *,
+    out: Tensor | None = None,
     dq_acc: Tensor | None = None,
     grad_dtype: torch.dtype | None = None,
     dkv: Pair | None = None,
@@ -113,7 +115,7 @@ def cuda_backward(
         TypeError, ValueError: gradients, lse or delta that do not fit q.
         CudaKernelError: a launch failed.
     """
-    check_gradients(dout_THD, q_THD, lse_TH, delta_TH, dq_acc, grad_dtype)
+    check_gradients(dout_THD, q_THD, lse_TH, delta_TH, out, dq_acc, grad_dtype)
     dtype = grad_dtype or torch.float32
     dk, dv = dkv or (empty_as(k_SGD, dtype), empty_as(v_SGD, dtype))
     for name, grad, x in (("dk", dk, k_SGD), ("dv", dv, v_SGD)) if dkv else ():
@@ -127,7 +129,14 @@ def cuda_backward(
     inputs = (q_THD, k_SGD, v_SGD, dout_THD)
     with on_device(device):
         _launch(
-            work, inputs, (dq, dk, dv), lse_TH, delta_TH, softmax_scale, clear_dq=dq_acc is None
+            work,
+            inputs,
+            (dq, dk, dv),
+            lse_TH,
+            delta_TH,
+            out,
+            softmax_scale,
+            clear_dq=dq_acc is None,
         )
     return dq, dk, dv
 
@@ -138,7 +147,7 @@ def has_cuda_row_delta(out_THD: Tensor, dout_THD: Tensor) -> bool:
     Not while tracing: fake tensors have no memory, and the compiler fuses the plain form anyway.
     """
     return (
-        cuda_library.cache_info().currsize > 0
+        loaded_cuda_library() is not None
         and out_THD.is_cuda
         and not must_dispatch(out_THD, dout_THD)
         and out_THD.dtype in (torch.bfloat16, torch.float16)
@@ -169,7 +178,8 @@ def check_gradients(
     dout: Tensor,
     q: Tensor,
     lse: Tensor,
-    delta: Tensor,
+    delta: Tensor | None,
+    out: Tensor | None,
     dq_acc: Tensor | None,
     grad_dtype: torch.dtype | None,
 ) -> None:
@@ -178,12 +188,17 @@ def check_gradients(
         raise TypeError(
             f"grad_dtype must be {q.dtype} or torch.float32, got {grad_dtype}; cast the gradients"
         )
-    if dout.dtype != q.dtype or dout.shape != q.shape:
-        raise TypeError(
-            f"dout must have q's dtype and shape, {q.dtype} {list(q.shape)}, got {dout.dtype} "
-            f"{list(dout.shape)}; cast it"
-        )
+    if (delta is None) == (out is None):
+        raise ValueError("either delta or out is required, got none or both; pass one of them")
+    for name, x in (("dout", dout), ("out", out)):
+        if x is not None and (x.dtype != q.dtype or x.shape != q.shape):
+            raise TypeError(
+                f"{name} must have q's dtype and shape, {q.dtype} {list(q.shape)}, got {x.dtype} "
+                f"{list(x.shape)}; cast it"
+            )
     for name, x in (("lse", lse), ("delta", delta)):
+        if x is None:
+            continue
         if x.dtype != torch.float32 or x.shape != q.shape[:2]:
             raise TypeError(
                 f"{name} must be fp32 {list(q.shape[:2])}, got {x.dtype} {list(x.shape)}; pass "
@@ -215,7 +230,8 @@ def _launch(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
     grads: tuple[Tensor, Tensor, Tensor],
     lse_TH: Tensor,
-    delta_TH: Tensor,
+    delta_TH: Tensor | None,
+    out: Tensor | None,
     softmax_scale: float,
     *,
     clear_dq: bool,
@@ -226,9 +242,14 @@ def _launch(
     work.buffer.use_on(stream)
     p = BwdParams.from_buffer_copy(work.params)
     p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, dout, dk, dv))
-    p.lse, p.delta = lse_TH.data_ptr(), delta_TH.data_ptr()
+    p.lse = lse_TH.data_ptr()
     p.lse_stride_token, p.lse_stride_head = lse_TH.stride()
-    p.delta_stride_token, p.delta_stride_head = delta_TH.stride()
+    if out is not None:
+        out = aligned(out)
+        p.out = TensorView.of(out)
+    elif delta_TH is not None:
+        p.delta = delta_TH.data_ptr()
+        p.delta_stride_token, p.delta_stride_head = delta_TH.stride()
     in_fp32 = dq.dtype == torch.float32
     floats = work.scratch_at[3] // 4 + (0 if in_fp32 else q.numel())
     scratch = torch.empty(floats, dtype=torch.float32, device=q.device)

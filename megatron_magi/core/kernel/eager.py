@@ -14,6 +14,7 @@ from torch import Tensor
 from megatron_magi.core.kernel import ops
 from megatron_magi.core.kernel.backend import OutLse
 from megatron_magi.core.kernel.calls import differentiable_once, must_dispatch
+from megatron_magi.core.kernel.row_delta import score_delta
 
 
 class Attend(NamedTuple):
@@ -49,7 +50,12 @@ class _EagerAttn(torch.autograd.Function):
         q, k, v, slices, out, lse = ctx.saved_tensors
         scale, _, *choice = ctx.how
         dout = torch.zeros_like(out) if dout is None else dout
-        delta = ops.score_delta(out, dout, dlse, lse.dtype)
-        seen = must_dispatch(dout, delta, q, k, v)
-        run = torch.ops.magi.flex_attn_bwd if seen else ops.backward
-        return *run(dout, q, k, v, lse, delta, slices, scale, *choice), None, None
+        if must_dispatch(dout, q, k, v):
+            delta = score_delta(out, dout, dlse, lse.dtype)
+            grads = torch.ops.magi.flex_attn_bwd(dout, q, k, v, lse, delta, slices, scale, *choice)
+        elif dlse is None:  # the kernels make delta on their way
+            grads = ops.backward(dout, q, k, v, lse, None, slices, scale, *choice, out=out)
+        else:
+            delta = score_delta(out, dout, dlse, lse.dtype)
+            grads = ops.backward(dout, q, k, v, lse, delta, slices, scale, *choice)
+        return *grads, None, None

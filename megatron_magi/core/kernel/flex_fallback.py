@@ -20,6 +20,7 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver, put_rows
 from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.row_delta import given_or_made
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 BLOCK = 128
@@ -72,10 +73,11 @@ class FlexBackend:
         k_SGD: Tensor,
         v_SGD: Tensor,
         lse_TH: Tensor,
-        delta_TH: Tensor,
+        delta_TH: Tensor | None,
         table: SliceTable,
         softmax_scale: float,
         *,
+        out: Tensor | None = None,
         dq_acc: Tensor | None = None,
         grad_dtype: torch.dtype | None = None,
         dkv: Pair | None = None,
@@ -86,19 +88,19 @@ class FlexBackend:
         has the gradient w * dout and its lse has w * (rowsum(stage out * dout) - delta).
         """
         wanted = grad_dtype or acc_dtype(q_THD.dtype)
+        delta_TH = given_or_made(delta_TH, out, dout_THD, acc_dtype(q_THD.dtype))
         q, k, v = leaves = [x.detach().requires_grad_() for x in (q_THD, k_SGD, v_SGD)]
         with torch.enable_grad():
-            out, lse = self._attend(q, k, v, table, softmax_scale)
+            own_out, own_lse = self._attend(q, k, v, table, softmax_scale)
         with torch.no_grad():
-            empty = lse == -torch.inf
-            weight = (lse - lse_TH).masked_fill_(empty, -torch.inf).exp_()
+            empty = own_lse == -torch.inf
+            weight = (own_lse - lse_TH).masked_fill_(empty, -torch.inf).exp_()
             dout = weight.unsqueeze(-1) * dout_THD
-            dlse = (out * dout).sum(-1) - weight * delta_TH
+            dlse = (own_out * dout).sum(-1) - weight * delta_TH
         grads: tuple[Tensor | None, ...] = (None, None, None)  # nothing is visible
-        if out.requires_grad:
-            grads = torch.autograd.grad(
-                (out, lse), leaves, (dout.to(out.dtype), dlse.to(lse.dtype)), allow_unused=True
-            )
+        if own_out.requires_grad:
+            given = dout.to(own_out.dtype), dlse.to(own_lse.dtype)
+            grads = torch.autograd.grad((own_out, own_lse), leaves, given, allow_unused=True)
         dq, dk, dv = (
             torch.zeros_like(leaf, dtype=wanted) if grad is None else grad.to(wanted)
             for leaf, grad in zip(leaves, grads, strict=True)

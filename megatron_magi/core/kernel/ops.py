@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.backend import acc_dtype, select_backend
 from megatron_magi.core.kernel.calls import refuse_second_derivative
+from megatron_magi.core.kernel.row_delta import score_delta
 from megatron_magi.core.kernel.slice_table import slice_table
 
 _library = torch.library.Library("magi", "DEF")
@@ -47,15 +48,19 @@ def backward(
     k: Tensor,
     v: Tensor,
     lse: Tensor,
-    delta: Tensor,
+    delta: Tensor | None,
     slices: Tensor,
     softmax_scale: float,
     backend: str,
     deterministic: bool,
+    *,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     table = slice_table(slices, q.shape[0], k.shape[0])
     kernel = select_backend(backend, q.device, q.dtype, deterministic)
-    return kernel.backward(dout, q, k, v, lse, delta, table, softmax_scale, grad_dtype=q.dtype)
+    return kernel.backward(
+        dout, q, k, v, lse, delta, table, softmax_scale, out=out, grad_dtype=q.dtype
+    )
 
 
 def _fake_forward(
@@ -90,27 +95,6 @@ def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor 
         dout, q, k, v, lse, delta, slices, ctx.softmax_scale, ctx.backend, ctx.deterministic
     )
     return dq, dk, dv, None, None, None, None, None
-
-
-def score_delta(
-    out_THD: Tensor, dout_THD: Tensor, dlse_TH: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """[T, H], what every score gradient subtracts: the row sum of out * dout, less dlse.
-
-    d lse / d score is the softmax weight itself, so a gradient of lse only moves delta.
-    """
-    delta = row_delta(out_THD, dout_THD, dtype)
-    return delta if dlse_TH is None else delta - dlse_TH
-
-
-def row_delta(out_THD: Tensor, dout_THD: Tensor, dtype: torch.dtype) -> Tensor:
-    """[T, H] sum over D of out * dout."""
-    if out_THD.is_cuda and dtype == torch.float32:
-        from megatron_magi.core.kernel.cuda_backward import cuda_row_delta, has_cuda_row_delta
-
-        if has_cuda_row_delta(out_THD, dout_THD):
-            return cuda_row_delta(out_THD, dout_THD)
-    return (out_THD.to(dtype) * dout_THD.to(dtype)).sum(-1)
 
 
 _library.impl("flex_attn_fwd", forward, "CompositeExplicitAutograd")

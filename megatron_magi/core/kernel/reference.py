@@ -15,6 +15,7 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver, put_rows
 from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.row_delta import given_or_made
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 _TILE_CELLS = 2**22
@@ -79,15 +80,17 @@ class ReferenceBackend:
         k_SGD: Tensor,
         v_SGD: Tensor,
         lse_TH: Tensor,
-        delta_TH: Tensor,
+        delta_TH: Tensor | None,
         table: SliceTable,
         softmax_scale: float,
         *,
+        out: Tensor | None = None,
         dq_acc: Tensor | None = None,
         grad_dtype: torch.dtype | None = None,
         dkv: Pair | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         acc = acc_dtype(q_THD.dtype)
+        delta_TH = given_or_made(delta_TH, out, dout_THD, acc)
         dq = torch.zeros_like(q_THD, dtype=acc) if dq_acc is None else dq_acc
         dk = torch.zeros_like(k_SGD, dtype=acc)
         dv = torch.zeros_like(v_SGD, dtype=acc)

@@ -32,7 +32,7 @@ from megatron_magi.core.comm.row_kernels import head_start
 from megatron_magi.core.kernel.backend import AttnBackend, Pair, acc_dtype, select_backend
 from megatron_magi.core.kernel.calls import differentiable_once, refuse_tangents
 from megatron_magi.core.kernel.flex_attn import check_qkv
-from megatron_magi.core.kernel.ops import score_delta
+from megatron_magi.core.kernel.row_delta import score_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
 from megatron_magi.core.runtime.agreement import ensure_agreed
@@ -157,8 +157,9 @@ class _DistAttn(torch.autograd.Function):
         if feed.travelling is not None:
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
-        delta = score_delta(out, dout, dlse, lse.dtype)
         alone = not remote and own.cast is None  # one kernel call makes the results
+        made_there = alone and dlse is None  # delta, by that call
+        delta = None if made_there else score_delta(out, dout, dlse, lse.dtype)
         dq = None if alone else torch.zeros_like(q, dtype=acc_dtype(q.dtype))
         homeward = _Homeward(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
         for stage, keys, values in feed:
@@ -166,7 +167,8 @@ class _DistAttn(torch.autograd.Function):
             if len(stage.slices):
                 dq, *_ = work.backend.backward(
                     dout, q, keys, values, lse, delta, _table(stage, len(q)), work.softmax_scale,
-                    dq_acc=dq, grad_dtype=grads[0].dtype, dkv=grads,
+                    out=out if made_there else None, dq_acc=dq, grad_dtype=grads[0].dtype,
+                    dkv=grads,
                 )  # fmt: skip
             else:
                 for x in grads:

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 4;
 
 int report(const magi::Status& status, char* message, int message_bytes) {
   if (message != nullptr && message_bytes > 0)

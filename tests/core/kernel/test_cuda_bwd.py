@@ -164,7 +164,9 @@ def _backward(run: Run, **options: object) -> tuple[Tensor, Tensor, Tensor]:
     from megatron_magi.core.kernel.cuda_backward import cuda_backward
 
     _poison(run.case)
-    return cuda_backward(*run.args, **options)  # type: ignore[arg-type]
+    args = list(run.args)
+    args[5] = options.pop("delta", args[5])
+    return cuda_backward(*args, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
@@ -204,6 +206,25 @@ def test_gradients_are_written_where_they_are_wanted(
         _backward(
             run, grad_dtype=dtype, dkv=(dk, dv.transpose(0, 1).contiguous().transpose(0, 1)[:-1])
         )
+
+
+@pytest.mark.parametrize("case", REGULAR + IRREGULAR + CORNER, ids=lambda c: c.name)
+def test_delta_may_be_left_to_the_kernel(case: Case) -> None:
+    """Made from out on the way: the bits of the separate kernel."""
+    from megatron_magi.core.kernel.cuda_backend import CudaBackend
+    from megatron_magi.core.kernel.cuda_backward import cuda_row_delta
+
+    run = Run(case)
+    dout, q, k, v, _, _, table, scale = run.args
+    out, _ = CudaBackend(q.device, case.dtype).forward(q, k, v, table, scale)
+    if out.numel() == 0:
+        return
+    given = _backward(run, delta=cuda_row_delta(out, dout), deterministic=True)
+    made = _backward(run, delta=None, out=out, deterministic=True)
+    assert all(map(torch.equal, given, made))
+    for wrong in ({"delta": None}, {"out": out}):
+        with pytest.raises(ValueError, match="either delta or out is required"):
+            _backward(run, **wrong)
 
 
 def test_split_groups_give_gradients_in_the_dtype_of_q() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from megatron_magi import AttnMask, AttnSlice, masks
 from megatron_magi.core.kernel import flex_attn, reference
 from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
-from megatron_magi.core.kernel.slice_table import slices_tensor
+from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from tests.dense import compare, dense_attention, random_mask, random_qkv
 
 MASKS = {
@@ -238,3 +239,16 @@ def test_bad_slices_are_refused() -> None:
         flex_flash_attn_func(*x, double, double)
     with pytest.raises(NotImplementedError, match="needs CUDA tensors, got cpu"):
         flex_flash_attn_func(*x, backend="cuda")
+
+
+def test_the_reference_makes_delta_from_out() -> None:
+    mask = masks.from_cu_seqlens([0, 3, 10])
+    q, k, v, dout = random_qkv(mask, 2, 2, 4, torch.float64, seed=1)
+    q, k, v = (x.detach() for x in (q, k, v))
+    kernel, table = ReferenceBackend(), SliceTable(mask.slices, 10, 10)
+    out, lse = kernel.forward(q, k, v, table, 0.5)
+    given = kernel.backward(dout, q, k, v, lse, (out * dout).sum(-1), table, 0.5)
+    made = kernel.backward(dout, q, k, v, lse, None, table, 0.5, out=out)
+    assert all(map(torch.equal, given, made))
+    with pytest.raises(ValueError, match="either delta or out is required"):
+        kernel.backward(dout, q, k, v, lse, None, table, 0.5)

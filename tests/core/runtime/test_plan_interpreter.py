@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatron_magi import AttnMask, AttnPlan, HeadShape, MagiConfig, masks, plan
-from megatron_magi.core.kernel.ops import row_delta
 from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.row_delta import row_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import StagePlan
 from tests.dense import (

@@ -62,6 +62,7 @@ constexpr int bwd_stat_rows(int num_q) {
 }
 
 struct BwdPrepareArgs {
+  MagiTensor out, dout;  // data null: delta is given
   const float* lse;
   const float* delta;
   uint4* stats;  // [2, H, bwd_stat_rows(T)]

@@ -64,12 +64,36 @@ constexpr int kPrepareTokens = 32;
 constexpr int kPrepareHeads = 8;
 constexpr int kPrepareThreads = kPrepareTokens * kPrepareHeads;
 
+using PrepareDeltas = float[kPrepareHeads][kPrepareTokens + 1];
+
+// rowsum(out * dout) of the block's rows; heads are neighbours in memory.
+template <class Element, int kHeadDim>
+MAGI_DEVICE void make_deltas(const BwdPrepareArgs& args, PrepareDeltas& deltas) {
+  constexpr int kLanes = kHeadDim / 8;  // threads per row
+  constexpr int kRowsAtOnce = kPrepareThreads / kLanes;
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll 4
+  for (int i = 0; i < kPrepareThreads / kRowsAtOnce; ++i) {
+    const int row = i * kRowsAtOnce + threadIdx.x / kLanes;
+    const int token = blockIdx.x * kPrepareTokens + row / kPrepareHeads;
+    const int head = blockIdx.y * kPrepareHeads + row % kPrepareHeads;
+    const bool inside = token < args.num_q && head < args.num_heads_q;
+    const float sum = sum_over_lanes<kLanes>(
+        inside ? dot8<Element>(args.out, args.dout, token, head, 8 * lane) : 0.f);
+    if (lane == 0) deltas[row % kPrepareHeads][row / kPrepareHeads] = sum;
+  }
+  __syncthreads();
+}
+
 // A block makes the stats of 32 tokens x 8 heads: numbers are read where heads are neighbours and
 // written where tokens are.
 template <class Element, int kHeadDim>
 __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepareArgs args) {
-  const int token = blockIdx.x * kPrepareTokens + threadIdx.x % kPrepareTokens;
-  const int head = blockIdx.y * kPrepareHeads + threadIdx.x / kPrepareTokens;
+  __shared__ PrepareDeltas deltas;
+  if (args.out.data != nullptr) make_deltas<Element, kHeadDim>(args, deltas);
+  const int slot = threadIdx.x % kPrepareTokens, head_slot = threadIdx.x / kPrepareTokens;
+  const int token = blockIdx.x * kPrepareTokens + slot;
+  const int head = blockIdx.y * kPrepareHeads + head_slot;
   if (token >= args.stat_rows || head >= args.num_heads_q) return;
   float shift = 0.f, delta = 0.f;  // rows behind the end are never used, but they are read
   if (token < args.num_q) {
@@ -77,8 +101,10 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
     const bool sees = lse != -INFINITY;
     shift = sees ? -lse / args.softmax_scale : kHidden;
     // A row that sees nothing takes no part; its delta may be infinite (a gradient of its lse).
-    delta =
-        sees ? args.delta[token * args.delta_stride_token + head * args.delta_stride_head] : 0.f;
+    if (sees)
+      delta = args.out.data != nullptr
+                  ? deltas[head_slot][slot]
+                  : args.delta[token * args.delta_stride_token + head * args.delta_stride_head];
   }
   const int64_t row = static_cast<int64_t>(head) * args.stat_rows + token;
   args.stats[row] = split_stat<Element>(shift);

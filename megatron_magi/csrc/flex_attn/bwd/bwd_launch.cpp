@@ -30,8 +30,9 @@ Status check(const MagiBwdParams& p) {
                                   std::to_string(p.heads_per_section) + "; use 1"};
   if (p.num_splits > 1 && p.partial == nullptr)
     return {kInvalidArgument, "num_splits > 1 needs the workspace `partial`; pass it"};
-  if (p.lse == nullptr || p.delta == nullptr)
-    return {kInvalidArgument, "lse and delta are required, got none; pass both"};
+  if (p.lse == nullptr || (p.delta == nullptr) == (p.out.data == nullptr))
+    return {kInvalidArgument,
+            "lse and either delta or out are required, got none or both; pass lse and one of them"};
   if (p.grad_dtype != p.dtype && p.grad_dtype != kMagiFp32)
     return {kUnsupported, "grad_dtype must be fp32 or that of q, got code " +
                               std::to_string(p.grad_dtype) + "; cast the result"};
@@ -110,6 +111,8 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
                                      "backward, clear semaphores"));
   }
   BwdPrepareArgs args{};
+  args.out = p.out;
+  args.dout = p.dout;
   args.lse = p.lse;
   args.delta = p.delta;
   args.stats = static_cast<uint4*>(p.stats);

@@ -4,7 +4,7 @@
 #include "../params.h"
 
 // One backward pass. Everything is enqueued on `stream`; nothing synchronises.
-//   1. prepare: stats from lse and delta; dq_acc is cleared if asked for
+//   1. prepare: stats from lse and delta, or from lse and out; dq_acc is cleared if asked for
 //   2. main:    dk, dv, and dq added to dq_acc
 //   3. convert: dq_acc to dq, and the partial sums of split groups to dk and dv
 struct MagiBwdParams {
@@ -12,12 +12,13 @@ struct MagiBwdParams {
   MagiTensor k;        // [S, G, D] dtype
   MagiTensor v;        // [S, G, D] dtype
   MagiTensor dout;     // [T, H, D] dtype
+  MagiTensor out;      // [T, H, D] dtype: delta is made from it; data null: delta is given
   MagiTensor dq_acc;   // [T, H, D] fp32; gradients are added to it
   MagiTensor dq;       // [T, H, D] dtype: dq_acc converted; data null: not wanted
   MagiTensor dk;       // [S, G, D] grad_dtype
   MagiTensor dv;       // [S, G, D] grad_dtype
   const float* lse;    // [T, H] natural log, -inf for rows that see nothing
-  const float* delta;  // [T, H] rowsum(out * dout)
+  const float* delta;  // [T, H] rowsum(out * dout); null: out is given
   int64_t lse_stride_token, lse_stride_head;      // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
   void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
