@@ -35,12 +35,13 @@ class MagiConfig:
     """Budget of the swap search in trials. None: grows with the number of chunks."""
 
     overlap_degree: int | None = None
-    """Remote stages. 0: receive everything, then one kernel. None: the planner's cost model."""
+    """Remote stages of the backward, and of a staged forward. 0: receive everything, then one
+    kernel. None: the planner's cost model."""
 
     forward_mode: ForwardMode | None = None
     """"at_once": receive everything, then one kernel. "local_first": rows that see no other rank's
     keys while those travel, then the other rows. "staged": own keys, then the remote stages,
-    merged. None: the planner's cost model; with a given overlap_degree "staged", 0: "at_once"."""
+    merged. None: the planner's cost model."""
 
     tile_q: int = 128
     """Query rows of a kernel tile; loads are counted in tiles because that is what runs."""

@@ -78,7 +78,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     """The implementation called so; `kernels` runs the plan of `ours`."""
     if name.startswith("ours"):
-        return Ours(x, MagiConfig(overlap_degree=int(name[4:]) if name[4:] else None))
+        if not name[4:]:
+            return Ours(x, MagiConfig())
+        return Ours(x, MagiConfig(overlap_degree=int(name[4:]), forward_mode="staged"))
     if name in ("at_once", "local_first", "staged"):
         return Ours(x, MagiConfig(forward_mode=name))
     if name == "narrow":

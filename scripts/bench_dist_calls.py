@@ -103,6 +103,7 @@ class KernelsOnly:
         self.dout = ours.dout
         view = ours.plan.rank_plan(dist.get_rank())
         self.merges = view.forward_merges
+        self.alone = len(view.stages) == 1 and view.stages[0].cast is None
         self.forward_stages = self._with_rows(view.forward_stages)
         same = view.stages is view.forward_stages
         self.stages = self.forward_stages if same else self._with_rows(view.stages)
@@ -134,7 +135,7 @@ class KernelsOnly:
         return so_far
 
     def backward(self) -> Grads:
-        dtype = self.q.dtype if len(self.stages) == 1 else None
+        dtype = self.q.dtype if self.alone else None
         out = self.out.to(self.q.dtype)
         delta, dq = row_delta(out, self.dout, self.lse.dtype), None
         for table, k, v in self.stages:

@@ -36,9 +36,13 @@ STAGE_SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     '`forward_mode="at_once"`': {"forward_mode": "at_once"},
     '`forward_mode="local_first"`': {"forward_mode": "local_first"},
-    "`overlap_degree=1`": {"overlap_degree": 1},
-    "`overlap_degree=2`": {"overlap_degree": 2},
-    "`overlap_degree=4`": {"overlap_degree": 4},
+    **{
+        f'`forward_mode="staged"`, `overlap_degree={n}`': {
+            "forward_mode": "staged",
+            "overlap_degree": n,
+        }
+        for n in (1, 2, 4)
+    },
 }
 
 

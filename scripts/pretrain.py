@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from functools import partial
 
 from megatron_magi.training.checkpoint_folder import checkpoint_to_load
@@ -21,6 +22,8 @@ from megatron_magi.training.data import check_files
 from megatron_magi.training.dry_run import dry_run, report
 from megatron_magi.training.processes import Place, check_devices, process_groups, run_local
 from megatron_magi.training.recipe import load_recipe, to_yaml
+
+SECONDS_TO_REPORT = 20.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,7 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
         checkpoint_to_load(config)
     except RecipeError as error:
         if place is None or place.rank == 0:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        else:  # torchrun stops all processes when one ends: rank 0 has to be the first
+            time.sleep(SECONDS_TO_REPORT)
         return 2
     if place is not None:
         run_rank(config, place)

@@ -216,8 +216,8 @@ class DistAttnConfig:
     overlap_config: OverlapConfig = field(default_factory=OverlapConfig)
     grpcoll_config: GrpCollConfig = field(default_factory=GrpCollConfig)
     magi_config: MagiConfig = field(default_factory=MagiConfig)
-    """Ours alone: kernel_backend, deterministic, max_imbalance, cost table. Its chunk_size and
-    overlap_degree are replaced by the two configs above."""
+    """Ours alone: kernel_backend, forward_mode, deterministic, max_imbalance, cost table. Its
+    chunk_size and overlap_degree are replaced by the two configs above."""
 
     def engine_config(self) -> MagiConfig:
         """What the planner gets."""

@@ -90,9 +90,16 @@ def cuda_library() -> CudaLibrary:
     return CudaLibrary(library_path())
 
 
-def loaded_cuda_library() -> CudaLibrary | None:
-    """The library if a kernel backend has loaded it; never builds it."""
-    return cuda_library() if cuda_library.cache_info().currsize > 0 else None
+def loaded_cuda_library(device: torch.device) -> CudaLibrary | None:
+    """The library if a kernel backend has loaded it and its kernels run there; never builds it."""
+    if device.type != "cuda" or cuda_library.cache_info().currsize == 0:
+        return None
+    return cuda_library() if _capability(device.index) == (9, 0) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _capability(device_index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device_index)
 
 
 def stream_handle(device: torch.device) -> int:

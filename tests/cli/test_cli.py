@@ -111,7 +111,9 @@ def test_plan_json_adds_up(capsys: Capture) -> None:
     assert facts["heads"] == {"q": 8, "kv": 4, "dim": 64, "bytes_per_element": 2}
     for j, rank in enumerate(facts["ranks"]):
         assert rank["rows_received"] == sum(r[j] for r in rows) == sum(rank["rows_by_stage"])
-        assert rank["receive_buffer_bytes"] == rank["rows_received"] * 2 * 4 * 64 * 2
+        row = 2 * 4 * 64 * 2
+        most = (rank["rows_received"] + 2048) * row  # beside all own rows
+        assert rank["rows_received"] * row <= rank["receive_buffer_bytes"] <= most
     ring = 3 * 2048 * 4
     assert facts["plan"]["rows_of_ring"] == pytest.approx(sum(map(sum, rows)) / ring)
     assert facts["plan"]["imbalance"] <= 1.01 < facts["zigzag"]["imbalance"]

@@ -21,7 +21,10 @@ HEADS = HeadShape(8, 2, 64)
 
 
 def plan(cp_size: int, degree: int | None) -> AttnPlan:
-    return make_attn_plan(MASK, cp_size, HEADS, MagiConfig(overlap_degree=degree))
+    mode = None if degree is None else "staged"
+    return make_attn_plan(
+        MASK, cp_size, HEADS, MagiConfig(overlap_degree=degree, forward_mode=mode)
+    )
 
 
 @pytest.mark.parametrize("cp_size, degree", [(1, 0), (2, 0), (3, 1), (4, 3), (8, None)])

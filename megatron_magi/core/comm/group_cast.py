@@ -100,12 +100,12 @@ def _as_bytes(rows: Tensor) -> Tensor:
 
 
 def send_index(plan: GroupCastPlan, device: torch.device) -> Tensor:
-    """int64 [num_sent] local rows in the order they are sent; made once per plan and device."""
+    """int32 [num_sent] local rows in the order they are sent; made once per plan and device."""
     return _index("send", plan, device)
 
 
 def own_index(plan: GroupCastPlan, device: torch.device) -> Tensor:
-    """int64 [num_own] local rows in front of the received ones; made once per plan and device."""
+    """int32 [num_own] local rows in front of the received ones; made once per plan and device."""
     return _index("own", plan, device)
 
 
@@ -119,11 +119,11 @@ def _index(which: str, plan: GroupCastPlan, device: torch.device) -> Tensor:
 
 
 def rows_of(ranges: Int32Array) -> Tensor:
-    """int64 on the host: every row of int32 [n, 2] ranges."""
+    """int32 on the host: every row of int32 [n, 2] ranges."""
     starts = torch.from_numpy(ranges[:, 0].astype("int64"))
     lengths = torch.from_numpy((ranges[:, 1] - ranges[:, 0]).astype("int64"))
     offsets = torch.repeat_interleave(starts - lengths.cumsum(0) + lengths, lengths)
-    return offsets + torch.arange(len(offsets))
+    return (offsets + torch.arange(len(offsets))).to(torch.int32)
 
 
 def rows_beside(

@@ -73,9 +73,9 @@ def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tenso
 
     Args:
         xs: [n, ...] each, of one dtype and row shape; into: [num_rows, ...] each.
-        index: int64 [num_rows].
+        index: int32 [num_rows].
     """
-    library = _library_for(*xs, *into)
+    library = _library_for(xs[0].device, *xs, *into)
     if library is None or len(xs) > MAX_PARTS or len({x.shape[1:] for x in xs}) > 1:
         for x, target in zip(xs, into, strict=True):
             target.copy_(x if index is None else x.index_select(0, index))
@@ -97,11 +97,16 @@ class RowSources:
     """Which received rows are added to every owned row, in which order."""
 
     def __init__(self, owners: Tensor, num_rows: int, device: torch.device) -> None:
-        """``owners``: int64 [num_received] on the host, the owned row of every received one."""
+        """``owners``: int32 [num_received] on the host, the owned row of every received one."""
         begin = torch.bincount(owners, minlength=num_rows).cumsum(0)
-        self.index = owners.to(device)
+        self.owners, self.device = owners, device
         self.sources = torch.sort(owners, stable=True).indices.to(device, torch.int32)
         self.begin = torch.nn.functional.pad(begin, (1, 0)).to(device, torch.int32)
+
+    @functools.cached_property
+    def index(self) -> Tensor:
+        """``owners`` on the device, for PyTorch's way."""
+        return self.owners.to(self.device)
 
 
 def add_rows(
@@ -137,7 +142,7 @@ def _add(
     peers: Sequence[slice],
     targets: Sequence[Tensor],
 ) -> None:
-    library = _library_for(*own, *received, *targets)
+    library = _library_for(own[0].device, *own, *received, *targets)
     fits = len(own) <= MAX_PARTS and all(x.dtype == torch.float32 for x in own)
     fits = fits and len({x.shape[1:] for x in own}) == 1 and own[0].shape[1:].numel() % 8 == 0
     if library is None or not fits:
@@ -171,7 +176,7 @@ def head_start(device: torch.device) -> None:
     Both become ready at the same time, and a kernel that fills the GPU and came first keeps the
     exchange out until it ends: nothing would overlap. Costs ``HEAD_START_NS`` on the stream.
     """
-    library = loaded_cuda_library() if device.type == "cuda" else None
+    library = loaded_cuda_library(device)
     if library is None:
         return
     stream = c_void_p(stream_handle(device))
@@ -181,12 +186,10 @@ def head_start(device: torch.device) -> None:
         raise CudaKernelError(f"magi_pause failed with code {code}")
 
 
-def _library_for(*xs: Tensor) -> CudaLibrary | None:
+def _library_for(device: torch.device, *xs: Tensor) -> CudaLibrary | None:
     """The CUDA library if it is loaded and can take these tensors."""
-    if not all(x.is_cuda and _fits(x) for x in xs):
-        return None
-    library = loaded_cuda_library()
-    return None if library is None else _checked(library)
+    library = loaded_cuda_library(device)
+    return _checked(library) if library is not None and all(map(_fits, xs)) else None
 
 
 def _fits(x: Tensor) -> bool:

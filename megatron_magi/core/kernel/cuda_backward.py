@@ -147,8 +147,7 @@ def has_cuda_row_delta(out_THD: Tensor, dout_THD: Tensor) -> bool:
     Not while tracing: fake tensors have no memory, and the compiler fuses the plain form anyway.
     """
     return (
-        loaded_cuda_library() is not None
-        and out_THD.is_cuda
+        loaded_cuda_library(out_THD.device) is not None
         and not must_dispatch(out_THD, dout_THD)
         and out_THD.dtype in (torch.bfloat16, torch.float16)
         and dout_THD.dtype == out_THD.dtype

@@ -50,7 +50,7 @@ class _EagerAttn(torch.autograd.Function):
         q, k, v, slices, out, lse = ctx.saved_tensors
         scale, _, *choice = ctx.how
         dout = torch.zeros_like(out) if dout is None else dout
-        if must_dispatch(dout, q, k, v):
+        if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
             delta = score_delta(out, dout, dlse, lse.dtype)
             grads = torch.ops.magi.flex_attn_bwd(dout, q, k, v, lse, delta, slices, scale, *choice)
         elif dlse is None:  # the kernels make delta on their way

@@ -23,6 +23,9 @@ PLANNER_VERSION = 4
 
 MAX_CP_SIZE = 65536
 
+LONGEST_PS = 2.0**60
+"""Costs beyond this, 13 days, are as good as endless."""
+
 FORWARD_MODES: tuple[ForwardMode, ...] = ("at_once", "local_first", "staged")
 """By their numbers in csrc/solver/stages.h."""
 
@@ -40,7 +43,8 @@ class AttnPlan:
     head_shape: HeadShape
     config: MagiConfig
     overlap_degree: int
-    """Remote stages; 0: everything is received first and one kernel call follows."""
+    """Remote stages of the backward, and of a staged forward; 0: everything is received before one
+    kernel call."""
     forward_mode: ForwardMode
     """How the forward uses what it receives; see MagiConfig."""
     transfers: Int32Array = field(repr=False)
@@ -157,11 +161,7 @@ def make_attn_plan(
 
 def _wanted_forward(config: MagiConfig) -> int:
     """Number of the forward's mode, -1: the planner chooses."""
-    if config.forward_mode is not None:
-        return FORWARD_MODES.index(config.forward_mode)
-    if config.overlap_degree is None:
-        return -1
-    return FORWARD_MODES.index("staged" if config.overlap_degree else "at_once")
+    return -1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode)
 
 
 def _costs_ps(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> dict[str, int]:
@@ -170,14 +170,16 @@ def _costs_ps(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> dic
     tile_flops = 4 * row_elements * config.tile_q * config.tile_k
     row_s = head_shape.kv_row_bytes / (config.link_gib_s * 2**30)
     pass_s = 8 * num_tokens * row_elements / (config.memory_gib_s * 2**30)
-    return {
-        "row_ps": round(row_s * 1e12),
-        "home_row_ps": round(row_s * 1e12) * (2 if config.dkv_reduce_in_fp32 else 1),
-        "tile_ps": round(tile_flops / config.kernel_tflops),
-        "exchange_ps": round(config.stage_latency_us * 1e6),
-        "call_ps": round(config.stage_latency_us * 1e6) // 4,
-        "pass_ps": round(pass_s * 1e12),
+    home_s = row_s * (2 if config.dkv_reduce_in_fp32 else 1)
+    times = {
+        "row_ps": row_s * 1e12,
+        "home_row_ps": home_s * 1e12,
+        "tile_ps": tile_flops / config.kernel_tflops,
+        "exchange_ps": config.stage_latency_us * 1e6,
+        "call_ps": config.stage_latency_us * 1e6 / 4,
+        "pass_ps": pass_s * 1e12,
     }
+    return {name: round(min(time, LONGEST_PS)) for name, time in times.items()}
 
 
 def _digest(values: tuple[object, ...]) -> int:

@@ -70,7 +70,7 @@ def make_rank_plan(
         forward = view.stages(in_one_stage(transfers), 0)
     elif mode == "local_first" and len(transfers):
         forward = view.local_first(in_one_stage(transfers))
-    merges = forward is stages and degree > 0
+    merges = forward is stages and degree > 0 and len(transfers) > 0
     return RankPlan(rank, dispatch.num_local_tokens, stages, forward, merges)
 
 

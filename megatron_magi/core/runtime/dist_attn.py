@@ -114,11 +114,16 @@ class _Feed:
         return group_cast((self.k, self.v), cast, self.work.group)
 
     def __iter__(self) -> Iterator[tuple[StagePlan, Tensor, Tensor]]:
-        """(stage, keys, values): own rows, received rows, or own and then received ones."""
+        """(stage, keys, values): own rows, received rows, or own and then received ones.
+
+        Two stages' buffers are alive, if the caller lets go of one before it asks for the next.
+        """
         for i, stage in enumerate(self.stages):
             arriving, self.travelling = self.travelling, self._fetch(i + 1)
-            keys, values = (self.k, self.v) if arriving is None else arriving.wait()
-            yield stage, keys, values
+            pair = (self.k, self.v) if arriving is None else arriving.wait()
+            del arriving
+            yield stage, pair[0], pair[1]
+            del pair
 
 
 class _DistAttn(torch.autograd.Function):
@@ -132,14 +137,14 @@ class _DistAttn(torch.autograd.Function):
         dtype = acc_dtype(q.dtype) if merges else q.dtype
         feed = _Feed(work, work.rank_plan.forward_stages, k, v)
         for stage, keys, values in feed:
-            if so_far is not None and not len(stage.slices):
-                continue
-            if feed.travelling is not None:
-                head_start(q.device)
-            so_far = work.backend.forward(
-                q, keys, values, _table(stage, len(q)), work.softmax_scale,
-                prev=so_far if merges else None, into=None if merges else so_far, out_dtype=dtype,
-            )  # fmt: skip
+            if so_far is None or len(stage.slices):
+                if feed.travelling is not None:
+                    head_start(q.device)
+                so_far = work.backend.forward(
+                    q, keys, values, _table(stage, len(q)), work.softmax_scale, out_dtype=dtype,
+                    prev=so_far if merges else None, into=None if merges else so_far,
+                )  # fmt: skip
+            del keys, values
         assert so_far is not None, "a plan has at least one stage"
         out, lse = so_far[0].to(q.dtype), so_far[1]
         ctx.save_for_backward(q, k, v, out, lse)
@@ -160,7 +165,7 @@ class _DistAttn(torch.autograd.Function):
         alone = not remote and own.cast is None  # one kernel call makes the results
         made_there = alone and dlse is None  # delta, by that call
         delta = None if made_there else score_delta(out, dout, dlse, lse.dtype)
-        dq = None if alone else torch.zeros_like(q, dtype=acc_dtype(q.dtype))
+        dq = None if alone else q.new_zeros(q.shape, dtype=acc_dtype(q.dtype))
         homeward = _Homeward(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
         for stage, keys, values in feed:
             grads = homeward.place(stage)
@@ -174,6 +179,7 @@ class _DistAttn(torch.autograd.Function):
                 for x in grads:
                     x.zero_()
             homeward.send(stage)
+            del keys, values, grads
         dk, dv = homeward.sums()
         return torch.zeros_like(q) if dq is None else dq.to(q.dtype), dk, dv, None
 
@@ -193,7 +199,8 @@ class _Homeward:
         """Where the stage's dk and dv go, [num_keys, G, D]: what travels lies side by side."""
         own = stage.num_own
         if stage.cast is None:
-            dk, dv = (torch.empty_like(x[:own], dtype=self.dtype) for x in (self.k, self.v))
+            shapes = ((own, *x.shape[1:]) for x in (self.k, self.v))
+            dk, dv = (self.k.new_empty(shape, dtype=self.dtype) for shape in shapes)
         else:
             dtype = self.dtype if own else self.work.wire_dtype
             self.place_of = rows_beside(self.k, stage.num_keys, self.shapes, dtype)

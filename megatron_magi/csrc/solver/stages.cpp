@@ -6,44 +6,46 @@ namespace magi {
 namespace {
 
 // One of `parts` equal exchanges of the rows that the rank receives.
-int64_t exchange_ps(const RankWork& work, const StageCosts& costs, int64_t row_ps, int64_t parts) {
-  return work.remote_rows == 0 ? 0 : work.remote_rows * row_ps / parts + costs.exchange_ps;
+TimePs exchange_ps(const RankWork& work, const StageCosts& costs, int64_t row_ps, int64_t parts) {
+  return work.remote_rows == 0 ? 0 : TimePs{work.remote_rows} * row_ps / parts + costs.exchange_ps;
 }
 
-int64_t forward_ps(const RankWork& work, const StageCosts& costs, const Staging& staging) {
-  const int64_t own = work.own_tiles * costs.tile_ps;
-  const int64_t remote = work.remote_tiles * costs.tile_ps;
-  const int64_t everything = exchange_ps(work, costs, costs.row_ps, 1);
+TimePs forward_ps(const RankWork& work, const StageCosts& costs, const Staging& staging) {
+  const TimePs own = TimePs{work.own_tiles} * costs.tile_ps;
+  const TimePs remote = TimePs{work.remote_tiles} * costs.tile_ps;
+  const TimePs everything = exchange_ps(work, costs, costs.row_ps, 1);
   if (staging.forward == Forward::kLocalFirst) {
-    const int64_t local = work.local_tiles * costs.tile_ps;
+    const TimePs local = TimePs{work.local_tiles} * costs.tile_ps;
     return std::max(everything, local) + own + remote - local + costs.call_ps;
   }
   const int64_t degree = staging.degree;
   if (staging.forward == Forward::kAtOnce || degree == 0) return everything + own + remote;
-  const int64_t receive = exchange_ps(work, costs, costs.row_ps, degree);
+  const TimePs receive = exchange_ps(work, costs, costs.row_ps, degree);
   return std::max(receive, own) + (degree - 1) * std::max(receive, remote / degree) +
-         remote / degree + degree * costs.call_ps + (degree + 1) * costs.pass_ps;
+         remote / degree + TimePs{degree} * costs.call_ps + TimePs{degree + 1} * costs.pass_ps;
 }
 
-int64_t backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree) {
-  const int64_t own = work.own_tiles * costs.tile_ps / 2 * 5;
-  const int64_t remote = work.remote_tiles * costs.tile_ps / 2 * 5;
+TimePs backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree) {
+  const TimePs own = TimePs{work.own_tiles} * costs.tile_ps / 2 * 5;
+  const TimePs remote = TimePs{work.remote_tiles} * costs.tile_ps / 2 * 5;
   const int64_t parts = std::max<int64_t>(degree, 1);
-  const int64_t receive = exchange_ps(work, costs, costs.row_ps, parts);
-  const int64_t home = exchange_ps(work, costs, costs.home_row_ps, parts);
-  const int64_t first = std::max(receive, costs.pass_ps);
+  const TimePs receive = exchange_ps(work, costs, costs.row_ps, parts);
+  const TimePs home = exchange_ps(work, costs, costs.home_row_ps, parts);
+  const TimePs first = std::max<TimePs>(receive, costs.pass_ps);
   if (degree == 0) return first + own + remote + home;
-  int64_t time = first + degree * 4 * costs.call_ps;  // kernels before and after the main one
+  TimePs time =
+      first + TimePs{4 * degree} * costs.call_ps;  // kernels before and after the main one
   for (int64_t stage = 1; stage <= degree; ++stage) {
-    const int64_t travelling = (stage < degree ? receive : 0) + (stage > 1 ? home : 0);
+    const TimePs travelling =
+        (stage < degree ? receive : TimePs{0}) + (stage > 1 ? home : TimePs{0});
     time += std::max(remote / degree, travelling);
   }
   return time + std::max(own, home);
 }
 
 template <class OneRank>
-int64_t slowest(std::span<const RankWork> work, const OneRank& one_rank) {
-  int64_t most = 0;
+TimePs slowest(std::span<const RankWork> work, const OneRank& one_rank) {
+  TimePs most = 0;
   for (const RankWork& rank : work) most = std::max(most, one_rank(rank));
   return most;
 }
@@ -75,12 +77,12 @@ std::vector<int64_t> stage_ends(std::span<const Transfer> transfers, int64_t deg
 
 }  // namespace
 
-int64_t forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
-                        const Staging& staging) {
+TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
+                       const Staging& staging) {
   return slowest(work, [&](const RankWork& rank) { return forward_ps(rank, costs, staging); });
 }
 
-int64_t backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree) {
+TimePs backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree) {
   return slowest(work, [&](const RankWork& rank) { return backward_ps(rank, costs, degree); });
 }
 

@@ -10,6 +10,8 @@
 
 namespace magi {
 
+using TimePs = __int128;  // no cost table makes it overflow
+
 // Times in picoseconds, so that the choice is made in integers and is the same everywhere.
 struct StageCosts {
   int64_t row_ps = 0;       // to receive one row (key and value of one token)
@@ -45,12 +47,12 @@ inline constexpr int64_t kMaxAutoDegree = 4;
 // Modelled time of the slowest rank, forward. Staged: own keys while stage 1 arrives, then stage i
 // while stage i + 1 arrives, stages of equal size; out is kept in fp32: a pass to write it, two to
 // merge a stage, one to cast it.
-int64_t forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
-                        const Staging& staging);
+TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
+                       const Staging& staging);
 
 // Backward: the first rows arrive while sums are prepared (one pass); then remote stages, the
 // gradients of each of which travel while the next one computes, own keys last.
-int64_t backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
+TimePs backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
 
 // The degree in 0..kMaxAutoDegree and the forward of the least modelled time; the lower ones of
 // equals. What is given stays.

@@ -134,6 +134,15 @@ def test_batched_gradients() -> None:
         torch.testing.assert_close(row, torch.autograd.grad(out, q, seed, retain_graph=True)[0])
 
 
+def test_batched_gradients_of_lse_alone() -> None:
+    q, k, v = inputs()
+    lse = flex_flash_attn_func(q, k, v, slices=MASK)[1].lse
+    seeds = torch.randn(3, *lse.shape, dtype=lse.dtype)
+    (got,) = torch.autograd.grad(lse, q, seeds, is_grads_batched=True, retain_graph=True)
+    for row, seed in zip(got, seeds, strict=True):
+        torch.testing.assert_close(row, torch.autograd.grad(lse, q, seed, retain_graph=True)[0])
+
+
 @pytest.mark.parametrize("attention", [eager, distributed])
 def test_forward_mode_is_refused(attention: Attention) -> None:
     q, k, v = (x.detach() for x in inputs())

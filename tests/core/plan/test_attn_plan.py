@@ -95,7 +95,8 @@ def check_ranks(plan: AttnPlan, dense: np.ndarray) -> None:
     count = {"at_once": 1, "local_first": 2, "staged": plan.num_stages}[mode]
     check_stages(plan, dense, [view.forward_stages for view in views], count)
     for view in views:
-        assert view.forward_merges == (mode == "staged" and plan.overlap_degree > 0)
+        several = plan.overlap_degree > 0 and len(plan.transfers) > 0
+        assert view.forward_merges == (mode == "staged" and several)
         if mode == "local_first":
             check_local_first(*view.forward_stages)
 

@@ -25,9 +25,19 @@ def test_the_forward_waits_for_as_little_as_it_can() -> None:
     assert plan(link_gib_s=25.0, memory_gib_s=1.0).forward_mode != "staged", "sums cost too much"
     alone = masks.from_cu_seqlens([0, *range(8192, 65537, 8192)])
     assert make_attn_plan(alone, 8, heads, MagiConfig()).forward_mode == "at_once", "no exchange"
-    given = MagiConfig(overlap_degree=2)
-    assert make_attn_plan(packed, 8, heads, given).forward_mode == "staged"
-    assert make_attn_plan(packed, 8, heads, MagiConfig(overlap_degree=0)).forward_mode == "at_once"
+    for mode in ("at_once", "local_first", "staged"):
+        given = make_attn_plan(packed, 8, heads, MagiConfig(overlap_degree=2, forward_mode=mode))
+        assert given.forward_mode == mode and given.overlap_degree == 2
+    assert make_attn_plan(packed, 8, heads, MagiConfig(overlap_degree=2)).forward_mode != "staged"
+
+
+def test_any_cost_is_a_cost() -> None:
+    """None overflows, and none keeps a plan from being made."""
+    assert plan(link_gib_s=1e-12).forward_mode == "staged"
+    assert plan(kernel_tflops=1e-12).overlap_degree >= 0
+    assert plan(memory_gib_s=1e-12).forward_mode != "staged"
+    assert plan(stage_latency_us=1e15).overlap_degree == 0
+    assert plan(link_gib_s=1e15, stage_latency_us=0.0).forward_mode == "at_once"
 
 
 def test_the_chosen_chunks_keep_the_load_cap() -> None:

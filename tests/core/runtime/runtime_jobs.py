@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
+from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
 from megatron_magi.core.runtime.agreement import AgreementError, ensure_agreed
 from megatron_magi.core.runtime.plan_cache import plan_cache
@@ -58,12 +60,12 @@ def check_against_dense(
 
 
 def staged(degree: int | str | None, **knobs: Any) -> MagiConfig:
-    """A fixed overlap degree; or a forward mode, its backward in two remote stages; None: all is
-    the planner's, at costs that make it stage the backward."""
+    """A fixed overlap degree, also of the forward; or a forward mode, its backward in two remote
+    stages; None: all is the planner's, at costs that make it stage the backward."""
     if isinstance(degree, str):
         return MagiConfig(overlap_degree=2, forward_mode=degree, **knobs)  # type: ignore[arg-type]
     if degree is not None:
-        return MagiConfig(overlap_degree=degree, **knobs)
+        return MagiConfig(overlap_degree=degree, forward_mode="staged", **knobs)
     slow = {"link_gib_s": 2e-3, "kernel_tflops": 1e-3, "memory_gib_s": 2e-3}
     return MagiConfig(**slow, stage_latency_us=0.0, **knobs)
 
@@ -295,6 +297,57 @@ def gradient_memory(rank: int, cp_size: int, degree: int) -> None:
     magi.dist_attn(*leaves, plan, group)[0].sum().backward()
     for leaf in leaves:
         assert leaf.grad.untyped_storage().nbytes() == leaf.nbytes
+
+
+def key_buffers(rank: int, cp_size: int) -> None:
+    """At most two stages' keys are alive, forward and backward."""
+    from megatron_magi.core.runtime import dist_attn
+
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    mask = masks.full(384)
+    plan = magi.plan(mask, group, SHAPE, staged(5, tile_k=16))
+    assert plan.overlap_degree == 5 and plan.rank_plan(rank).forward_merges
+    made: list[StorageWeakRef] = []
+    most = 0
+
+    def spy(*args: Any) -> Any:
+        nonlocal most
+        pending = group_cast(*args)
+        made.append(StorageWeakRef(pending.buffer.untyped_storage()))
+        most = max(most, sum(not ref.expired() for ref in made))
+        return pending
+
+    leaves = [
+        magi.dispatch(x, plan, group).detach().requires_grad_()
+        for x in random_qkv(mask, 4, 2, 8, torch.float32, 0)[:3]
+    ]
+    with mock.patch.object(dist_attn, "group_cast", spy):
+        out, _ = magi.dist_attn(*leaves, plan, group)
+        out.sum().backward()
+    assert len(made) == 10 and most == 2, (len(made), most)
+
+
+def odd_strides(rank: int, cp_size: int) -> None:
+    """Dimensions of one element may have any stride; what the kernels write to has none such."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    shape, seen = HeadShape(1, 1, 8), []
+    plan = magi.plan(masks.causal(96), group, shape, staged(1))
+    tokens = plan.dispatch.num_local_tokens
+    leaves = [torch.randn(tokens, 8).unsqueeze(2).transpose(1, 2).requires_grad_() for _ in "qkv"]
+    assert leaves[0].shape == (tokens, 1, 8) and leaves[0].stride() == (8, 1, 1)
+    backward = ReferenceBackend.backward
+
+    def spy(self: Any, *args: Any, **given: Any) -> Any:
+        seen.extend(x.stride() for x in (given["dq_acc"], *given["dkv"]))
+        return backward(self, *args, **given)
+
+    with mock.patch.object(ReferenceBackend, "backward", spy):
+        magi.dist_attn(*leaves, plan, group)[0].sum().backward()
+    assert seen and all(stride in ((8, 8, 1), (16, 8, 1)) for stride in seen), seen
 
 
 def gradient_of_lse(rank: int, cp_size: int) -> None:

@@ -54,6 +54,14 @@ def test_gradients_do_not_keep_receive_buffers(degree: int) -> None:
     pool(WORLD).run(jobs.gradient_memory, 4, degree)
 
 
+def test_two_stages_of_keys_are_alive() -> None:
+    pool(WORLD).run(jobs.key_buffers, 3)
+
+
+def test_odd_strides() -> None:
+    pool(WORLD).run(jobs.odd_strides, 2)
+
+
 def test_gradient_of_lse() -> None:
     pool(WORLD).run(jobs.gradient_of_lse, 3)
 

@@ -14,7 +14,7 @@ struct MagiRows {
 struct MagiGatherParams {
   MagiRows src[kMagiMaxRowParts];
   MagiRows dst[kMagiMaxRowParts];
-  const int64_t* index;  // [num_rows]; null: row i
+  const int32_t* index;  // [num_rows]; null: row i
   void* stream;          // host: cudaStream_t
   int64_t num_rows;
   int32_t row_bytes;  // of every part, multiple of 16
