@@ -75,6 +75,8 @@ def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tenso
         xs: [n, ...] each, of one dtype and row shape; into: [num_rows, ...] each.
         index: int32 [num_rows].
     """
+    if index is not None and index.dtype != torch.int32:
+        raise TypeError(f"index must be int32, got {index.dtype}; the kernel reads 4 bytes a row")
     library = _library_for(xs[0].device, *xs, *into)
     if library is None or len(xs) > MAX_PARTS or len({x.shape[1:] for x in xs}) > 1:
         for x, target in zip(xs, into, strict=True):

@@ -51,7 +51,7 @@ def test_gather(num_rows: int, dtype: torch.dtype, shape: tuple[int, int], devic
         cuda_library()
     gen = torch.Generator().manual_seed(num_rows)
     xs = [torch.randn(50, *shape, generator=gen).to(device, dtype) for _ in range(2)]
-    index = torch.randint(0, 50, (num_rows,), generator=gen).to(device)
+    index = torch.randint(0, 50, (num_rows,), generator=gen, dtype=torch.int32).to(device)
     targets = side_by_side(num_rows, shape, dtype, device)
     gather_rows(xs, index, targets)
     for x, target in zip(xs, targets, strict=True):
@@ -74,8 +74,8 @@ def test_add(
         cuda_library()
     gen = torch.Generator().manual_seed(sum(counts))
     owners = torch.cat(
-        [torch.zeros(0, dtype=torch.long)]
-        + [torch.randperm(60, generator=gen)[:n].sort().values for n in counts]
+        [torch.zeros(0, dtype=torch.int32)]
+        + [torch.randperm(60, generator=gen)[:n].sort().values.int() for n in counts]
     )
     bounds = torch.tensor((0, *counts)).cumsum(0).tolist()
     peers = [slice(a, b) for a, b in pairwise(bounds)]
@@ -103,13 +103,19 @@ def test_the_kernels_are_what_runs_on_a_gpu() -> None:
     """PyTorch's way would pass the tests above as well."""
     library = cuda_library()
     x = torch.randn(20, 2, 64, device="cuda")
-    sources = RowSources(torch.arange(20), 20, x.device)
+    sources = RowSources(torch.arange(20, dtype=torch.int32), 20, x.device)
     with mock.patch.object(library, "call", wraps=library.call) as call:
         gather_rows([x], None, [torch.empty_like(x)])
         add_rows([x], [x.clone()], sources, [slice(0, 20)])
         row_kernels.head_start(x.device)
     assert [c.args[0] for c in call.call_args_list] == ["magi_gather_rows", "magi_add_rows"]
     torch.cuda.synchronize()
+
+
+def test_other_indices_are_refused() -> None:
+    x = torch.zeros(4, 2, 8)
+    with pytest.raises(TypeError, match=r"index must be int32, got torch\.int64"):
+        gather_rows([x], torch.arange(4), [x])
 
 
 def test_what_does_not_fit_the_kernels() -> None:
