@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "megatron_magi"
-BASE = ["config", "debug", "build", "_solver", "core.native", "core.cuda_library"]
+BASE = [
+    "config",
+    "debug",
+    "build",
+    "_solver",
+    "core.native",
+    "core.cuda_library",
+    "core.device_buffer",
+]
 LAYERS = {
     "core.mask": BASE,
     "core.plan": [*BASE, "core.mask"],

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.row_kernels import gather_rows
+from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.plan import GroupCastPlan
 from megatron_magi.core.plan.dispatch import Int32Array
 
@@ -101,21 +102,21 @@ def _as_bytes(rows: Tensor) -> Tensor:
 
 def send_index(plan: GroupCastPlan, device: torch.device) -> Tensor:
     """int32 [num_sent] local rows in the order they are sent; made once per plan and device."""
-    return _index("send", plan, device)
+    return _index(plan.send_ranges, device)
 
 
 def own_index(plan: GroupCastPlan, device: torch.device) -> Tensor:
     """int32 [num_own] local rows in front of the received ones; made once per plan and device."""
-    return _index("own", plan, device)
+    return _index(plan.own_ranges, device)
 
 
-def _index(which: str, plan: GroupCastPlan, device: torch.device) -> Tensor:
-    made = _indices.setdefault(plan, {})
-    if (which, device) not in made:
-        ranges = plan.send_ranges if which == "send" else plan.own_ranges
-        made[which, device] = rows_of(ranges).to(device)
-    index: Tensor = made[which, device]
-    return index
+def _index(ranges: Int32Array, device: torch.device) -> Tensor:
+    """Kept as long as the array; two casts may share one."""
+    made = _indices.setdefault(ranges, {})
+    if device not in made:
+        made[device] = DeviceBuffer.upload(rows_of(ranges), device)
+    buffer: DeviceBuffer = made[device]
+    return buffer.here()
 
 
 def rows_of(ranges: Int32Array) -> Tensor:

@@ -21,6 +21,7 @@ from megatron_magi.core.cuda_library import (
     on_device,
     stream_handle,
 )
+from megatron_magi.core.device_buffer import DeviceBuffer
 
 MAX_PARTS = 2  # tensors of one call: keys and values
 HEAD_START_NS = 5000
@@ -100,15 +101,29 @@ class RowSources:
 
     def __init__(self, owners: Tensor, num_rows: int, device: torch.device) -> None:
         """``owners``: int32 [num_received] on the host, the owned row of every received one."""
+        self._index: DeviceBuffer | None = None
         begin = torch.bincount(owners, minlength=num_rows).cumsum(0)
-        self.owners, self.device = owners, device
-        self.sources = torch.sort(owners, stable=True).indices.to(device, torch.int32)
-        self.begin = torch.nn.functional.pad(begin, (1, 0)).to(device, torch.int32)
+        order = torch.sort(owners, stable=True).indices
+        table = torch.cat([order.new_zeros(1), begin, order]).to(torch.int32)
+        self.owners, self.device, self.num_rows = owners, device, num_rows
+        self._table = DeviceBuffer.upload(table, device)
 
-    @functools.cached_property
+    @property
+    def begin(self) -> Tensor:
+        """int32 [num_rows + 1]: where each owned row's sources begin, and the last one's end."""
+        return self._table.here()[: self.num_rows + 1]
+
+    @property
+    def sources(self) -> Tensor:
+        """int32 [num_received]: received rows, by their owned row, then in the order received."""
+        return self._table.here()[self.num_rows + 1 :]
+
+    @property
     def index(self) -> Tensor:
         """``owners`` on the device, for PyTorch's way."""
-        return self.owners.to(self.device)
+        if self._index is None:
+            self._index = DeviceBuffer.upload(self.owners, self.device)
+        return self._index.here()
 
 
 def add_rows(

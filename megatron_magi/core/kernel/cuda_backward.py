@@ -24,10 +24,11 @@ from megatron_magi.core.cuda_library import (
     on_device,
     stream_handle,
 )
+from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.kernel.backend import Pair
 from megatron_magi.core.kernel.calls import must_dispatch
 from megatron_magi.core.kernel.cuda_forward import aligned, empty_as
-from megatron_magi.core.kernel.cuda_work import DeviceBuffer, HeadsKey
+from megatron_magi.core.kernel.cuda_work import HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 
@@ -309,7 +310,8 @@ def _make(table: SliceTable, key: HeadsKey, deterministic: bool, num_sms: int) -
     host = np.zeros(max(int(offsets[-1]), 1), dtype=np.int32)
     for part, offset in zip(parts, offsets[:-1], strict=True):
         host[offset : offset + part.size] = part.ravel()
-    buffer = DeviceBuffer.upload(host, torch.device("cuda", key.device_index))
+    device = torch.device("cuda", key.device_index)
+    buffer = DeviceBuffer.upload(torch.from_numpy(host), device)
     base = buffer.data.data_ptr()
     params = BwdParams(
         items=base,

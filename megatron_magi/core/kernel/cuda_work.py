@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.cuda_library import FwdParams
+from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask.row_ranges import without
 from megatron_magi.core.native import solver
@@ -30,33 +31,6 @@ MASKED_COST = 0.07  # a masked step over an unmasked one
 FEW_ITEMS = 8  # items per SM below which the last wave matters
 MAX_PARTS = 8  # of a split key walk
 MERGE_COST = 30.0  # of merging two parts: a few small launches, about 50 us
-
-
-@dataclass
-class DeviceBuffer:
-    """An int32 buffer that was uploaded on one stream and may be read on others."""
-
-    data: Tensor
-    ready: torch.cuda.Event
-    streams: set[int] = field(default_factory=set)
-
-    @classmethod
-    def upload(cls, host: np.ndarray, device: torch.device) -> DeviceBuffer:
-        with torch.inference_mode(False):  # used by later calls as well
-            data = torch.from_numpy(host).to(device)
-        ready = torch.cuda.Event()
-        stream = torch.cuda.current_stream(device)
-        ready.record(stream)
-        return cls(data, ready, {stream.cuda_stream})
-
-    def use_on(self, handle: int) -> None:
-        """Make the current launch on the current stream, which has this handle, see the data, and
-        the data outlive the launch."""
-        if handle not in self.streams:
-            stream = torch.cuda.current_stream(self.data.device)
-            stream.wait_event(self.ready)
-            self.data.record_stream(stream)
-            self.streams.add(handle)
 
 
 @dataclass(frozen=True)
@@ -180,7 +154,7 @@ def upload_work(
     for part, offset in zip(parts, offsets[:-1], strict=True):
         host[offset : offset + part.size] = part.ravel()
     device = torch.device("cuda", key.device_index)
-    buffer = DeviceBuffer.upload(host, device)
+    buffer = DeviceBuffer.upload(torch.from_numpy(host), device)
     base = buffer.data.data_ptr()
     params = FwdParams(
         tiles=base,

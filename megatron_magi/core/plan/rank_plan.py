@@ -70,6 +70,8 @@ def make_rank_plan(
         forward = view.stages(in_one_stage(transfers), 0)
     elif mode == "local_first" and len(transfers):
         forward = view.local_first(in_one_stage(transfers))
+    if degree == 1 and forward is not stages and stages[1].cast is not None:
+        forward = (*forward[:-1], _sending_as(forward[-1], stages[1].cast))
     merges = forward is stages and degree > 0 and len(transfers) > 0
     return RankPlan(rank, dispatch.num_local_tokens, stages, forward, merges)
 
@@ -81,6 +83,13 @@ def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
     """
     rows = [0 if s.cast is None else s.num_keys for s in stages]
     return max((sum(rows[i : i + 2]) for i in range(len(rows))), default=0)
+
+
+def _sending_as(stage: StagePlan, cast: GroupCastPlan) -> StagePlan:
+    """The stage with the tables of a cast of the same rows, so that their indices are made once."""
+    assert stage.cast is not None and np.array_equal(stage.cast.send_ranges, cast.send_ranges)
+    assert np.array_equal(stage.cast.recv_ranges, cast.recv_ranges)
+    return replace(stage, cast=replace(cast, own_ranges=stage.cast.own_ranges))
 
 
 def in_one_stage(transfers: Int32Array) -> Int32Array:

@@ -10,6 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.kernel.calls import differentiable_once
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, RollPlan, make_roll_plan
 from megatron_magi.core.runtime.agreement import ensure_agreed
@@ -58,9 +59,10 @@ def _roll_table(
     cached = _tables.setdefault(layout, {})
     if (shift, rank, device) not in cached:
         table = make_roll_plan(layout, shift, rank)
-        cached[shift, rank, device] = (table, torch.from_numpy(table.gather_index).to(device))
-    found: tuple[RollPlan, Tensor] = cached[shift, rank, device]
-    return found
+        index = DeviceBuffer.upload(torch.from_numpy(table.gather_index), device)
+        cached[shift, rank, device] = (table, index)
+    found: tuple[RollPlan, DeviceBuffer] = cached[shift, rank, device]
+    return found[0], found[1].here()
 
 
 def _roll(x: Tensor, shift: int, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:

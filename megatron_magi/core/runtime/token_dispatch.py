@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
+from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.kernel.calls import differentiable_once
 from megatron_magi.core.plan import AttnPlan, DispatchPlan
 from megatron_magi.core.runtime.agreement import agree
@@ -151,10 +152,11 @@ def _local_index(
     if (rank, device) not in cached:
         positions = torch.from_numpy(layout.position_ids(rank))
         pads = (positions >= layout.total_seqlen).nonzero().squeeze(1)
-        index = positions.clamp(max=layout.total_seqlen - 1).to(device)
-        cached[rank, device] = (index, pads.to(device) if len(pads) else None)
-    found: tuple[Tensor, Tensor | None] = cached[rank, device]
-    return found
+        index = DeviceBuffer.upload(positions.clamp(max=layout.total_seqlen - 1), device)
+        padding = DeviceBuffer.upload(pads, device) if len(pads) else None
+        cached[rank, device] = (index, padding)
+    found: tuple[DeviceBuffer, DeviceBuffer | None] = cached[rank, device]
+    return found[0].here(), None if found[1] is None else found[1].here()
 
 
 def _inverse(layout: DispatchPlan, device: torch.device) -> Tensor:
@@ -162,9 +164,10 @@ def _inverse(layout: DispatchPlan, device: torch.device) -> Tensor:
     cached = _indices.setdefault(layout, {})
     if device not in cached:
         permutation = torch.from_numpy(layout.permutation())
-        cached[device] = permutation.argsort()[: layout.total_seqlen].to(device)
-    inverse: Tensor = cached[device]
-    return inverse
+        inverse = permutation.argsort()[: layout.total_seqlen]
+        cached[device] = DeviceBuffer.upload(inverse, device)
+    buffer: DeviceBuffer = cached[device]
+    return buffer.here()
 
 
 def check_group(plan: AttnPlan, cp_group: CpGroup) -> None:

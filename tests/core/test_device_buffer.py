@@ -1,0 +1,39 @@
+"""Tables on the device: the host does not wait, and every stream sees them."""
+
+import pytest
+import torch
+
+from megatron_magi.core.device_buffer import DeviceBuffer
+
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda", 0), marks=gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_the_copy_is_the_table(device: torch.device, size: int) -> None:
+    host = torch.arange(size, dtype=torch.int32)
+    with torch.inference_mode():
+        buffer = DeviceBuffer.upload(host, device)
+    assert not buffer.data.is_inference() and buffer.here() is buffer.data
+    assert buffer.data.device == device and torch.equal(buffer.here().cpu(), host)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_host_does_not_wait_and_other_streams_do() -> None:
+    device = torch.device("cuda", 0)
+    DeviceBuffer.upload(torch.zeros(1 << 20), device)  # the pinned memory is there
+    busy, host = torch.cuda.Event(), torch.arange(1 << 20)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    busy.record()
+    buffer = DeviceBuffer.upload(host, device)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        seen = buffer.here() + 1
+    assert not busy.query(), "the host waited for the stream"
+    torch.cuda.synchronize()
+    assert torch.equal(seen.cpu(), host + 1) and len(buffer.streams) == 2
