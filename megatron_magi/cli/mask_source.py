@@ -6,12 +6,13 @@ import argparse
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.cli.parser import UsageError, numbers
+from megatron_magi.config import ForwardMode
 
 if TYPE_CHECKING:
     from megatron_magi.training.config import DataConfig, RunConfig
@@ -59,6 +60,7 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
                      help="query and key/value heads, head_dim of a rank (32,8,128)")  # fmt: skip
     how.add_argument("--chunk-size", type=int, help="tokens per chunk (default: chosen)")
     how.add_argument("--overlap-degree", type=int, help="remote stages (default: chosen)")
+    how.add_argument("--forward-mode", choices=get_args(ForwardMode), help="(default: chosen)")
     how.add_argument("--token-multiple", type=int, help="tokens per rank divide by it (TP size)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value",
                         help="changes to the recipe")  # fmt: skip
@@ -96,7 +98,8 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
         changes["head_shape"] = HeadShape(*heads)
     if options.token_multiple is not None:
         changes["token_multiple"] = options.token_multiple
-    knobs = {"chunk_size": options.chunk_size, "overlap_degree": options.overlap_degree}
+    names = ("chunk_size", "overlap_degree", "forward_mode")
+    knobs = {name: getattr(options, name) for name in names}
     knobs = {name: value for name, value in knobs.items() if value is not None}
     changes["config"] = replace(given.config, **knobs)
     made = replace(given, **changes)

@@ -119,6 +119,18 @@ def test_plan_json_adds_up(capsys: Capture) -> None:
     assert facts["plan"]["imbalance"] <= 1.01 < facts["zigzag"]["imbalance"]
 
 
+@pytest.mark.parametrize("mode, text", [
+    ("at_once", "forward: everything is received first; backward: received keys in 2 stages"),
+    ("local_first", "forward: rows that see own keys only, then the others; backward"),
+    ("staged", "forward: own keys, then received keys in 2 stages, merged; backward"),
+])  # fmt: skip
+def test_plan_says_how_the_forward_goes(capsys: Capture, mode: str, text: str) -> None:
+    given = ["--lengths", "3000,5192", "--cp", "2", "--overlap-degree", "2", "--forward-mode", mode]
+    assert plan_json(capsys, *given)["plan"]["forward_mode"] == mode
+    assert main(["plan", *given]) == 0
+    assert text in capsys.readouterr().out
+
+
 def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
     def area(*arguments: str) -> int:
         return plan_json(capsys, *arguments, "--cp", "2")["mask"]["visible_cells"]

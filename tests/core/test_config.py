@@ -27,6 +27,8 @@ def test_equal_configs_have_equal_digests() -> None:
         ("stage_latency_us", math.nan, ValueError, "must be >= 0 and finite, got nan"),
         ("chunk_size", 0, ValueError, "must be >= 1 or None, got 0"),
         ("overlap_degree", 65, ValueError, "between 0 and 64, or None, got 65"),
+        ("forward_mode", "fast", ValueError, "must be one of .*'local_first'.* got 'fast'"),
+        ("memory_gib_s", 0, ValueError, "must be > 0 and finite, got 0"),
         ("dispatch", "best", ValueError, "must be 'lpt' or 'swap', got 'best'"),
         ("kernel_backend", "fa3", ValueError, "must be one of"),
         ("dkv_reduce_in_fp32", "no", ValueError, "must be True or False, got 'no'"),
