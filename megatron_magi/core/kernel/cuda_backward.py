@@ -130,15 +130,9 @@ def cuda_backward(
     inputs = (q_THD, k_SGD, v_SGD, dout_THD)
     with on_device(device):
         _launch(
-            work,
-            inputs,
-            (dq, dk, dv),
-            lse_TH,
-            delta_TH,
-            out,
-            softmax_scale,
+            work, inputs, (dq, dk, dv), lse_TH, delta_TH, out, softmax_scale,
             clear_dq=dq_acc is None,
-        )
+        )  # fmt: skip
     return dq, dk, dv
 
 

@@ -50,12 +50,10 @@ class _EagerAttn(torch.autograd.Function):
         q, k, v, slices, out, lse = ctx.saved_tensors
         scale, _, *choice = ctx.how
         dout = torch.zeros_like(out) if dout is None else dout
-        if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
-            delta = score_delta(out, dout, dlse, lse.dtype)
-            grads = torch.ops.magi.flex_attn_bwd(dout, q, k, v, lse, delta, slices, scale, *choice)
-        elif dlse is None:  # the kernels make delta on their way
+        seen = must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,)))
+        if dlse is None and not seen:  # the kernels make delta on their way
             grads = ops.backward(dout, q, k, v, lse, None, slices, scale, *choice, out=out)
-        else:
-            delta = score_delta(out, dout, dlse, lse.dtype)
-            grads = ops.backward(dout, q, k, v, lse, delta, slices, scale, *choice)
-        return *grads, None, None
+            return *grads, None, None
+        delta = score_delta(out, dout, dlse, lse.dtype)
+        run = torch.ops.magi.flex_attn_bwd if seen else ops.backward
+        return *run(dout, q, k, v, lse, delta, slices, scale, *choice), None, None

@@ -16,69 +16,21 @@ from megatron_magi import flex_flash_attn_func, masks
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from megatron_magi.core.mask import AttnMask
+from tests.core.kernel.cuda_bwd_cases import (
+    CASES,
+    CORNER,
+    IRREGULAR,
+    REGULAR,
+    Case,
+    docs,
+    slices_mask,
+)
 
 SUMMAND = 0.1
 """Scale of the terms of a gradient: where they cancel to zero, their rounding is left."""
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    mask: AttnMask
-    heads: tuple[int, int] = (4, 2)
-    head_dim: int = 128
-    dtype: torch.dtype = torch.bfloat16
-    strided: bool = False
-    scale: float | None = None
-    """softmax_scale; None: 1 / sqrt(head_dim)."""
-    magnitude: float = 1.0
-    """Standard deviation of q."""
-
-
-def _docs(*lengths: int, causal: bool = True) -> AttnMask:
-    return masks.from_cu_seqlens(np.cumsum([0, *lengths]), causal=causal)
-
-
-def _slices(rows: list[tuple[int, ...]], num_q: int, num_k: int) -> AttnMask:
-    return AttnMask(np.array(rows, dtype=np.int32).reshape(-1, 6), num_q, num_k)
-
-
-REGULAR = [
-    Case("full", masks.full(256)),
-    Case("causal", masks.causal(512)),
-    Case("causal-hd64", masks.causal(512), head_dim=64),
-    Case("causal-fp16", masks.causal(512), dtype=torch.float16),
-    Case("window", masks.sliding_window(700, (99, 0))),
-]
-IRREGULAR = [
-    Case("odd-lengths", masks.full(333, 517)),
-    Case("documents", _docs(1, 63, 64, 65, 200, 17, 300, 2)),
-    Case("documents-hd64-fp16", _docs(129, 5, 127, 500), head_dim=64, dtype=torch.float16),
-    Case("tiny-documents", _docs(*[16] * 20, causal=False)),
-    Case("non-contiguous", _docs(100, 400), strided=True),
-    Case("group-of-8", masks.causal(500), heads=(8, 1)),
-    Case("one-kv-head-each", masks.causal(300), heads=(3, 3)),
-    Case("64-heads", masks.causal(200), heads=(64, 8)),
-]
-CORNER = [
-    Case("one-query", masks.full(1, 300)),
-    Case("one-key", masks.full(300, 1)),
-    Case("nothing-visible", _slices([], 100, 200)),
-    Case("empty-rows-and-keys", _slices([(10, 100, 20, 300, -79, 289)], 600, 800)),
-    Case("one-cell", _slices([(70, 71, 130, 131, 60, 60)], 200, 200)),
-    Case("square-bi-causal", _slices([(0, 200, 0, 200, 0, 0)], 200, 200)),
-]
-# The tensor cores add lse / softmax_scale to the scores: large, tiny and wildly different sizes.
-SCALES = [
-    Case(f"{name}-scale-{scale}-q-{magnitude}", _docs(200, 130), dtype=dtype, scale=scale,
-         magnitude=magnitude)
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
-    for scale, magnitude in ((1e-6, 1.0), (1e-3, 100.0), (1e-2, 1.0), (1.0, 1.0), (0.5, 4.0))
-]  # fmt: skip
-CASES = REGULAR + IRREGULAR + CORNER + SCALES
 
 
 def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -249,7 +201,7 @@ def test_two_deterministic_runs_have_equal_bits(case: Case) -> None:
 
 
 def test_accumulates_into_dq_in_place() -> None:
-    run = Run(Case("accumulate", _docs(100, 400)))
+    run = Run(Case("accumulate", docs(100, 400)))
     for grad_dtype in (None, torch.bfloat16):
         dq_acc = torch.randn(500, 4, 128, device="cuda")
         before = dq_acc.clone()
@@ -261,7 +213,7 @@ def test_accumulates_into_dq_in_place() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_scores_in_the_hundreds_of_millions(dtype: torch.dtype) -> None:
     """lse / softmax_scale reaches 8e8: in fp16 only its split into three parts has that range."""
-    run = Run(Case("large", _docs(200, 130), dtype=dtype, scale=1e-6))
+    run = Run(Case("large", docs(200, 130), dtype=dtype, scale=1e-6))
     dout, q, k, v, *_, table, scale = run.args
     q, k = 4000 * q, 4000 * k
     wide, reference = [x.double() for x in (q, k, v)], ReferenceBackend()
@@ -288,7 +240,7 @@ def test_rows_that_see_nothing_may_have_any_delta(delta: float) -> None:
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
 def test_the_op_with_gradients_of_out_and_lse(out_dtype: torch.dtype) -> None:
     """Eager calls and the dispatched op, out in either dtype, inputs that are views."""
-    mask = _docs(100, 29, 400)
+    mask = docs(100, 29, 400)
     q, k, v, dout = _inputs(Case("op", mask, strided=True))
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
 
@@ -370,7 +322,7 @@ def random_case(seed: int) -> Case:
     heads_kv = int(rng.choice([1, 2, 3]))
     return Case(
         f"random-{seed}",
-        _slices(rows, num_q, num_k),
+        slices_mask(rows, num_q, num_k),
         heads=(heads_kv * int(rng.choice([1, 2, 4])), heads_kv),
         head_dim=int(rng.choice([64, 128])),
         dtype=[torch.bfloat16, torch.float16][int(rng.integers(2))],
