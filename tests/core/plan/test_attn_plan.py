@@ -21,7 +21,7 @@ from megatron_magi.core.plan import (
     make_roll_plan,
     num_local_tokens,
 )
-from tests.core.plan.plan_checks import check
+from tests.core.plan.plan_checks import check, check_casts
 
 HEADS = HeadShape(8, 2, 64)
 SMALL_TILES = MagiConfig(tile_q=8, tile_k=8)
