@@ -23,9 +23,9 @@ class DeviceBuffer:
     def upload(cls, host: Tensor, device: torch.device) -> DeviceBuffer:
         """A copy of ``host``. A plain copy from pageable memory would make the host wait for all
         work on the stream, and with a new mask for every batch there are several."""
-        with torch.inference_mode(False):  # used by later calls as well
+        with torch.inference_mode(False):  # later calls save it for their backward
             if device.type != "cuda":
-                return cls(host.to(device), None)
+                return cls(host.clone(), None)
             data = host.pin_memory().to(device, non_blocking=True)
         stream = torch.cuda.current_stream(device)
         ready = torch.cuda.Event()

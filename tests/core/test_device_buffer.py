@@ -15,8 +15,8 @@ DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda", 0), marks=gpu)
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("size", [0, 1, 100_000])
 def test_the_copy_is_the_table(device: torch.device, size: int) -> None:
-    host = torch.arange(size, dtype=torch.int32)
     with torch.inference_mode():
+        host = torch.arange(size, dtype=torch.int32)
         buffer = DeviceBuffer.upload(host, device)
     assert not buffer.data.is_inference() and buffer.here() is buffer.data
     assert buffer.data.device == device and torch.equal(buffer.here().cpu(), host)

@@ -69,6 +69,8 @@ def check_local_first(local: StagePlan, waiting: StagePlan) -> None:
         {r for q0, q1 in s.slices[:, :2].tolist() for r in range(q0, q1)} for s in (local, waiting)
     ]
     assert not rows[0] & rows[1]
+    assert {r for a, b in local.left_rows.tolist() for r in range(a, b)} == rows[1]
+    assert len(waiting.left_rows) == 0
     assert local.cast is None and waiting.cast is not None
     received = {
         r for q0, q1, _, k1, lo, hi in waiting.slices.tolist()
