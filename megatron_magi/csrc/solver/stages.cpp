@@ -33,8 +33,8 @@ TimePs backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree
   const TimePs home = exchange_ps(work, costs, costs.home_row_ps, parts);
   const TimePs first = std::max<TimePs>(receive, costs.pass_ps);
   if (degree == 0) return first + own + remote + home;
-  TimePs time =
-      first + TimePs{4 * degree} * costs.call_ps;  // kernels before and after the main one
+  // A call has kernels before and after the main one.
+  TimePs time = first + TimePs{4 * degree} * costs.call_ps;
   for (int64_t stage = 1; stage <= degree; ++stage) {
     const TimePs travelling =
         (stage < degree ? receive : TimePs{0}) + (stage > 1 ? home : TimePs{0});

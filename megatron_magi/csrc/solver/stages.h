@@ -45,8 +45,8 @@ struct Staging {
 inline constexpr int64_t kMaxAutoDegree = 4;
 
 // Modelled time of the slowest rank, forward. Staged: own keys while stage 1 arrives, then stage i
-// while stage i + 1 arrives, stages of equal size; out is kept in fp32: a pass to write it, two to
-// merge a stage, one to cast it.
+// while stage i + 1 arrives, stages of equal size; out is kept in fp32: a pass more to
+// write and at last cast it, one to merge each stage.
 TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
                        const Staging& staging);
 
