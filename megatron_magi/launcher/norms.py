@@ -11,6 +11,9 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron_magi.adapter.layer_spec import with_own_norms
 from megatron_magi.adapter.rms_norm import RMSNorm
 
+HAS_FUSED_NORMS = transformer_block.LayerNormImpl is not WrappedTorchNorm
+"""Whether TransformerEngine or apex is there; read before our hook takes the name's place."""
+
 
 def own_norms(spec: Any, config: Any) -> Any:
     """The spec with our RMSNorm for torch's under sequence parallelism, else unchanged.
@@ -18,7 +21,7 @@ def own_norms(spec: Any, config: Any) -> Any:
     Raises:
         NotImplementedError: a LayerNorm, which has no replacement here.
     """
-    if not config.sequence_parallel or transformer_block.LayerNormImpl is not WrappedTorchNorm:
+    if not config.sequence_parallel or HAS_FUSED_NORMS:
         return spec
     if config.normalization != "RMSNorm":
         raise NotImplementedError(
@@ -28,24 +31,20 @@ def own_norms(spec: Any, config: Any) -> Any:
     return with_own_norms(spec)
 
 
+class FinalNorm:
+    """Behind the last layer: ours under sequence parallelism, else torch's as ever."""
+
+    def __new__(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """A norm module; Megatron's constructor."""
+        kind = RMSNorm if config.sequence_parallel else WrappedTorchNorm
+        return kind(config, *args, **kwargs)
+
+
 def own_final_norm(original: Any, launch: Any) -> Any:
-    """For the norm behind the last layer, which no spec of a layer holds.
-
-    Torch's norm without sequence parallelism, so that nothing changes there.
-    """
-    if original is not WrappedTorchNorm:
-        return original
-
-    class FinalNorm:
-        def __new__(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
-            kind = RMSNorm if config.sequence_parallel else WrappedTorchNorm
-            return kind(config, *args, **kwargs)
-
-    return FinalNorm
+    """For the norm behind the last layer, which no spec of a layer holds."""
+    return original if HAS_FUSED_NORMS else FinalNorm
 
 
 def own_hybrid_norm(original: Any, launch: Any) -> Any:
     """For the last norm of a hybrid stack, which Megatron takes from TransformerEngine alone."""
-    if importlib.util.find_spec("transformer_engine") is not None:
-        return original
-    return own_final_norm(WrappedTorchNorm, launch)
+    return original if importlib.util.find_spec("transformer_engine") is not None else FinalNorm
