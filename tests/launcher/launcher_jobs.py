@@ -58,6 +58,7 @@ TINY = {
     "no-gradient-accumulation-fusion": True,
     "tokenizer-type": "NullTokenizer",
     "vocab-size": 128,
+    "make-vocab-size-divisible-by": 64,
     "mock-data": True,
     "log-interval": 1,
     "eval-iters": 0,
