@@ -73,8 +73,7 @@ SMALL: Flags = {
     "max-position-embeddings": 2048,
     "global-batch-size": 8,
     "train-iters": 20,
-    "vocab-size": 256,
-    "use-cpu-initialization": True,
+    "vocab-size": 319,
 }
 BILLION: Flags = {
     "num-layers": 16,
@@ -180,13 +179,14 @@ def parse() -> argparse.Namespace:
 def make_corpus(prefix: Path, megatron: Path) -> Path:
     """Megatron's .bin and .idx of the standard library's sources: one document a file, bytes."""
     sys.path.insert(0, str(megatron))
+    import numpy as np
     import torch
 
     from megatron_magi import adapter  # noqa: F401  prepares the import of Megatron
 
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder  # isort: skip
 
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype="uint16")
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     for source in sorted(Path(os.__file__).parent.glob("*.py")):
         tokens = [*source.read_bytes(), 256]
         builder.add_document(torch.tensor(tokens, dtype=torch.int64), [len(tokens)])
@@ -197,9 +197,10 @@ def make_corpus(prefix: Path, megatron: Path) -> Path:
 def run_case(case: Case, megatron: Path, data: Path) -> dict[str, Any]:
     """Run the script under torchrun and read its log."""
     flags = words({**COMMON, **case.flags, "data-path": str(data)})
+    module = "bench_pretrain_named" if case in AGREE else "megatron_magi.run"
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(case.gpus)),
-        *("-m", "megatron_magi.run", str(megatron / "pretrain_gpt.py"), *flags),
+        *("-m", module, str(megatron / "pretrain_gpt.py"), *flags),
     ]
     paths = [str(megatron), str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
     environment = {
@@ -218,7 +219,7 @@ def run_case(case: Case, megatron: Path, data: Path) -> dict[str, Any]:
         "flags": flags,
         "seconds": round(time.monotonic() - started, 1),
         **read_log(result.stdout),
-        **({"error": result.stdout[-3000:]} if result.returncode else {}),
+        **({"error": first_error(result.stdout)} if result.returncode else {}),
     }
 
 
@@ -252,12 +253,22 @@ def read_log(output: str) -> dict[str, Any]:
     }
 
 
+def first_error(output: str) -> str:
+    """The lines that name an error, and the log before the first of them."""
+    lines = output.splitlines()
+    named = [i for i, line in enumerate(lines) if re.search(r"\w(Error|Exception)\b", line)]
+    if not named:
+        return output[-2000:]
+    start = max(0, named[0] - 12)
+    return "\n".join(line[-400:] for line in [*lines[start : named[0]], *(lines[i] for i in named)])
+
+
 def summary(row: dict[str, Any]) -> str:
     """One line for the screen."""
     times = sorted(row["ms"][3:])
     median = times[len(times) // 2] if times else float("nan")
     losses = " ".join(f"{x:.5f}" for x in row["loss"][:3] + row["loss"][-1:])
-    return f"{row['case']:28} {median:9.1f} ms  loss {losses}  {row.get('error', '')[-1500:]}"
+    return f"{row['case']:28} {median:9.1f} ms  loss {losses}  {row.get('error', '')[-1200:]}"
 
 
 if __name__ == "__main__":
