@@ -73,7 +73,9 @@ SMALL: Flags = {
     "max-position-embeddings": 2048,
     "global-batch-size": 8,
     "train-iters": 20,
-    "vocab-size": 319,
+    "lr": 2e-4,
+    "min-lr": 2e-4,
+    "vocab-size": 383,
 }
 BILLION: Flags = {
     "num-layers": 16,
