@@ -151,10 +151,11 @@ def _observed_evaluate(original: Any, seen: dict[str, Any]) -> Any:
 
 def _model_kinds() -> list[Any]:
     kinds: list[Any] = [GPTModel]
-    with contextlib.suppress(ImportError):
-        from megatron.core.models.hybrid.hybrid_model import HybridModel
-
-        kinds.append(HybridModel)
+    try:
+        from megatron.core.models.hybrid.hybrid_model import HybridModel as Hybrid
+    except ImportError:  # before 0.18
+        from megatron.core.models.mamba.mamba_model import MambaModel as Hybrid
+    kinds.append(Hybrid)
     return kinds
 
 
