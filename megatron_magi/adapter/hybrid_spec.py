@@ -50,7 +50,11 @@ class LocalHybridStack(HybridStack):  # type: ignore[misc]
 
 def _attention_alone(layer: ModuleSpec) -> ModuleSpec:
     parts = dataclasses.replace(
-        layer.submodules, pre_mlp_layernorm=IdentityOp, mlp=IdentityOp, mlp_bda=IdentityFuncOp
+        layer.submodules,
+        input_layernorm=LocalNorm,
+        pre_mlp_layernorm=IdentityOp,
+        mlp=IdentityOp,
+        mlp_bda=IdentityFuncOp,
     )
     return dataclasses.replace(layer, submodules=parts)
 
@@ -61,13 +65,14 @@ def _mlp_alone(layer: ModuleSpec) -> ModuleSpec:
         input_layernorm=IdentityOp,
         self_attention=IdentityOp,
         self_attn_bda=IdentityFuncOp,
+        pre_mlp_layernorm=LocalNorm,
     )
     return dataclasses.replace(layer, submodules=parts)
 
 
-# torch's norm, which takes LayerNorm or RMSNorm from the config; the experts' number as well.
-_dense = get_gpt_layer_local_spec(normalization="RMSNorm")
-_moe = get_gpt_layer_local_spec(num_experts=1, moe_grouped_gemm=False, normalization="RMSNorm")
+_dense = get_gpt_layer_local_spec()
+# Their number comes from the config.
+_moe = get_gpt_layer_local_spec(num_experts=1, moe_grouped_gemm=False)
 
 hybrid_local_spec = ModuleSpec(
     module=LocalHybridStack,
