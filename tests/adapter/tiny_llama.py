@@ -215,7 +215,7 @@ def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.
 
 
 def new_hybrid_model(layout: Layout, settings: dict[str, Any]) -> torch.nn.Module:
-    """Attention, MLP, attention and MoE behind one another."""
+    """Attention, MLP, attention and MoE behind one another; of two stages one has no attention."""
     from megatron.core.models.hybrid.hybrid_model import HybridModel
 
     from megatron_magi.adapter.hybrid_spec import hybrid_local_spec
@@ -225,7 +225,7 @@ def new_hybrid_model(layout: Layout, settings: dict[str, Any]) -> torch.nn.Modul
         hybrid_stack_spec=layer_spec.with_magi_attention(hybrid_local_spec)
         if magi
         else hybrid_local_spec,
-        hybrid_layer_pattern="*-|*E" if layout.pp == 2 else "*-*E",
+        hybrid_layer_pattern="*-*|E" if layout.pp == 2 else "*-*E",
         **settings,
     )
 
