@@ -16,7 +16,11 @@ WORKER = TESTS / "adapter" / "layout_worker.py"
 
 
 def run_jobs_of(
-    module: Path, jobs: list[dict[str, Any]], folder: Path, timeout_s: float
+    module: Path,
+    jobs: list[dict[str, Any]],
+    folder: Path,
+    timeout_s: float,
+    first: tuple[str | Path, ...] = (),
 ) -> dict[str, Any]:
     """Results by job name, and "output" with what was printed; see layout_worker.py.
 
@@ -24,10 +28,11 @@ def run_jobs_of(
         module: file with the jobs' functions.
         folder: for the jobs and their results.
         timeout_s: after it the worker and every process it forked are killed and the test fails.
+        first: folders in front of everything on the worker's path, e.g. stand-ins.
     """
     (folder / "jobs.json").write_text(json.dumps(jobs))
     # The path of a tried megatron-core stays in front; the package comes from this checkout.
-    path = [os.environ.get("PYTHONPATH"), str(TESTS.parent), str(module.parent)]
+    path = [*map(str, first), os.environ.get("PYTHONPATH"), str(TESTS.parent), str(module.parent)]
     worker = subprocess.Popen(
         [sys.executable, WORKER, folder / "jobs.json", folder / "out.json", module.stem],
         env={

@@ -37,7 +37,7 @@ def init_by_name(model: Any, seed: int = 1234, std: float | None = None) -> None
         std: Default: the config's init_method_std.
 
     Raises:
-        NotImplementedError: grouped expert weights, whose layout differs between versions.
+        NotImplementedError: weights of several experts in one parameter.
     """
     for chunk in gpt_chunks(model):
         config = get_model_config(chunk)
@@ -68,18 +68,24 @@ def named_global_parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, Tenso
 
 
 def _global_expert(name: str, owner: Any) -> str:
-    found = re.search(r"\.local_experts\.(\d+)\.", name)
-    if found is None:
-        if ".experts." in name:
-            raise NotImplementedError(
-                f"init_by_name requires experts as separate linear layers, got the grouped weight "
-                f"{name}; set moe_grouped_gemm=False"
-            )
+    single = re.search(r"\.local_experts\.(\d+)\.", name)
+    # TransformerEngine's grouped linear layer has one parameter an expert: linear_fc1.weight3.
+    grouped = re.fullmatch(r"(.*\.experts)\.(.*\D)(\d+)", name)
+    if single is not None:
+        prefix, number, rest = name[: single.start()], single[1], name[single.end() :]
+    elif grouped is not None:
+        prefix, rest, number = grouped.groups()
+    elif ".experts." in name:
+        raise NotImplementedError(
+            f"init_by_name requires one parameter an expert, got the grouped weight {name}; set "
+            f"moe_grouped_gemm=False"
+        )
+    else:
         return name
     config = owner.config
     per_rank = config.num_moe_experts // config.expert_model_parallel_size
-    index = parallel_state.get_expert_model_parallel_rank() * per_rank + int(found[1])
-    return f"{name[: found.start()]}.experts.{index}.{name[found.end() :]}"
+    index = parallel_state.get_expert_model_parallel_rank() * per_rank + int(number)
+    return f"{prefix}.experts.{index}.{rest}"
 
 
 def _local_weight(name: str, param: Tensor, seed: int, std: float, parts: int) -> Tensor:

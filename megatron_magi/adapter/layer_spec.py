@@ -24,6 +24,10 @@ from megatron_magi.adapter.rms_norm import RMSNorm
 REPLACEABLE = ("DotProductAttention", "TEDotProductAttention", "MagiCoreAttention")
 """Softmax attentions we compute the same function as; any other kind is not ours to replace."""
 
+OTHER_ATTENTION_FIELDS = ("dsa_layer",)
+"""Fields of a hybrid stack's spec that stay as they are, since their attention is not softmax over
+rows; a model that builds one is refused when it is attached."""
+
 Rule = Callable[[Any, str, Any], Any]
 """(owner, field name, value) -> the value to put there."""
 
@@ -171,5 +175,6 @@ def _children(node: Any) -> dict[str, Any]:
     if isinstance(node, functools.partial):
         return {**node.keywords, "func": node.func}
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
-        return {f.name: getattr(node, f.name) for f in dataclasses.fields(node) if f.init}
+        names = {f.name for f in dataclasses.fields(node) if f.init} - {*OTHER_ATTENTION_FIELDS}
+        return {name: getattr(node, name) for name in sorted(names)}
     return {}

@@ -116,13 +116,21 @@ def assert_active(model: Any) -> None:
             found += 1
             if not isinstance(module.core_attention, MagiCoreAttention):
                 others.append(f"{name} ({type(module.core_attention).__name__})")
-        if not found and len(getattr(getattr(chunk, "decoder", None), "layers", ())) > 0:
+        if not found and _expects_attention(chunk):
             others.append("no self-attention at all")
     if others:
         raise RuntimeError(
             f"megatron_magi is not active: every self-attention must run MagiCoreAttention, got "
             f"{len(others)} other: {others[0]}; build the model from with_magi_attention(spec)"
         )
+
+
+def _expects_attention(chunk: Any) -> bool:
+    """Whether it has layers; a stage of a hybrid model may have none of attention."""
+    decoder = getattr(chunk, "decoder", None)
+    return len(getattr(decoder, "layers", ())) > 0 and "*" in getattr(
+        decoder, "layer_type_list", "*"
+    )
 
 
 def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -36,3 +37,12 @@ class RMSNorm(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden_size] -> the same shape and dtype."""
         return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class LocalNorm:
+    """A norm without TransformerEngine or apex: ours under sequence parallelism, else torch's."""
+
+    def __new__(cls, config: TransformerConfig, *args: Any, **kwargs: Any) -> Any:
+        """A norm module; Megatron's constructor."""
+        kind = RMSNorm if config.sequence_parallel else WrappedTorchNorm
+        return kind(config, *args, **kwargs)

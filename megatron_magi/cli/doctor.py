@@ -1,4 +1,4 @@
-"""What is here, which kernel and transport will run and why, and what to do about the rest.
+"""What is here, which kernel, transport and layers will run and why, and what to do about the rest.
 
 Exit code 0: attention runs here, and everything named with --require is there. 1: not.
 
@@ -19,6 +19,7 @@ from megatron_magi.cli.system_checks import (
     Check,
     all_checks,
     kernel_choice,
+    layer_choice,
     smoke_test,
     transport_choice,
 )
@@ -49,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
     checks = all_checks()
     kernel, kernel_why = kernel_choice(checks)
     transport, transport_why = transport_choice()
+    layers, layers_why = layer_choice(checks)
     tried = smoke_test()
     verdict = judge([*checks, tried], kernel, options.require)
     if options.json:
@@ -56,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
             "ok": verdict.ok, "verdict": verdict.text,
             "kernel": {"name": kernel, "why": kernel_why},
             "transport": {"name": transport, "why": transport_why},
+            "layers": {"name": layers, "why": layers_why},
             "checks": [asdict(c) for c in [*checks, tried]],
         }, indent=1))  # fmt: skip
     elif options.quiet:
@@ -64,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(_lines([*checks, tried])))
         print(f"\nkernel     {kernel}: {kernel_why}")
         print(f"transport  {transport}: {transport_why}")
+        print(f"layers     {layers}: {layers_why}")
         print(f"\n{verdict.text}")
     return 0 if verdict.ok else 1
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -48,8 +49,8 @@ def all_checks() -> list[Check]:
         check_cuda_library(nvcc),
         check_megatron(),
         _package("transformer-engine", "transformer_engine",
-                 "optional: our specs use Megatron's own layers without it"),
-        _package("apex", "apex", "optional: Megatron uses torch's norms and Adam without it"),
+                 "optional: layers are Megatron's own without it"),
+        check_apex(),
         _package("omegaconf", "omegaconf", "for recipes: pip install 'megatron-magi[train]'"),
         _package("matplotlib", "matplotlib", "for pictures: pip install 'megatron-magi[viz]'"),
         _package("ninja", "ninja", "optional: only other packages' builds use it"),
@@ -138,6 +139,39 @@ def check_megatron() -> Check:
     except ImportError as error:
         return Check("megatron-core", "absent", _installed("megatron-core") or "none", str(error))
     return Check("megatron-core", "ok", str(MEGATRON_VERSION))
+
+
+def check_apex() -> Check:
+    """NVIDIA's, which has no package on PyPI; the one that is there has only the name."""
+    spec = importlib.util.find_spec("apex")
+    if spec is None:
+        return Check(
+            "apex", "absent", "none",
+            "optional: Megatron uses torch's norms and Adam without it; NVIDIA's is built from "
+            "github.com/NVIDIA/apex, PyPI's package of that name is another",
+        )  # fmt: skip
+    folders = spec.submodule_search_locations or ()
+    if any((Path(folder) / "multi_tensor_apply").is_dir() for folder in folders):
+        return Check("apex", "ok", _installed("apex") or "importable")
+    return Check(
+        "apex", "absent", "another package of this name, not NVIDIA's",
+        "uninstall it; Megatron uses torch's norms and Adam without NVIDIA's",
+    )  # fmt: skip
+
+
+def layer_choice(checks: list[Check]) -> tuple[str, str]:
+    """Which layer specs a model has here, as Megatron's --transformer-impl calls them, and why."""
+    found = {c.name for c in checks if c.status == "ok"}
+    if "transformer-engine" in found:
+        return "transformer_engine", (
+            "TransformerEngine's norms and linear layers, our core attention in place of its own"
+        )
+    norms = "apex's norms" if "apex" in found else "torch's norms (ours under sequence parallelism)"
+    return "local", (
+        f"Megatron's linear layers and {norms}, as there is no TransformerEngine: pass "
+        f"--transformer-impl local; hybrid models: --spec megatron_magi.adapter.hybrid_spec "
+        f"hybrid_local_spec"
+    )
 
 
 def kernel_choice(checks: list[Check]) -> tuple[str, str]:

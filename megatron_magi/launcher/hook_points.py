@@ -106,10 +106,6 @@ HOOK_POINTS = (
         ("config",), norms.own_final_norm,
     ),
     HookPoint(
-        "hybrid-norm", "megatron.core.models.hybrid.hybrid_block", "TENorm", (),
-        norms.own_hybrid_norm, first=(0, 18),
-    ),
-    HookPoint(
         "aux-loss", "megatron.core.transformer.moe.router",
         "TopKRouter.attach_and_log_load_balancing_loss", ("activation", "valid_token_count"),
         moe.wrap_attach_aux_loss, last=(0, 18),

@@ -86,6 +86,12 @@ REFUSALS = (
 )
 """Everything of Megatron that touches attention or batches and does not work with our switch."""
 
+OTHER_LAYERS = {"M": "Mamba", "G": "gated delta net", "D": "sparse attention"}
+"""Symbols of a hybrid layer pattern that our rows do not suit."""
+
+HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
+"""Megatron's modules of hybrid specs, which are made of TransformerEngine's layers."""
+
 
 def wrap_validate_args(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
     """For `validate_args`: our settings before it, our refusals before them."""
@@ -117,8 +123,22 @@ def refuse_arguments(args: Any) -> None:
                 f"--attention-backend magi requires {rule.argument}={rule.works[0]!r}, got "
                 f"{value!r} ({rule.flag}); {rule.remedy}"
             )
+    _refuse_layers(args)
     _refuse_documents_by_eod_over_stages(args)
     _refuse_absent_transformer_engine(args)
+
+
+def _refuse_layers(args: Any) -> None:
+    """Before anything is built, since layers may want packages of their own."""
+    for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
+        pattern = getattr(args, name, None) or ""
+        found = [f"{symbol} ({kind})" for symbol, kind in OTHER_LAYERS.items() if symbol in pattern]
+        if found:
+            raise SystemExit(
+                f"--attention-backend magi requires hybrid layers of attention (*), MLP (-) and "
+                f"MoE (E), got {', '.join(found)} in {pattern!r}: state or selection along the "
+                f"sequence does not follow the plan; leave them out"
+            )
 
 
 def change_settings(args: Any) -> str:
@@ -165,9 +185,15 @@ def _refuse_absent_transformer_engine(args: Any) -> None:
             "--attention-backend magi requires --transformer-impl local or transformer_engine, got "
             "inference_optimized; choose one of them"
         )
-    if args.transformer_impl != "transformer_engine":
+    if importlib.util.find_spec("transformer_engine") is not None:
         return
-    if importlib.util.find_spec("transformer_engine") is None:
+    module = (getattr(args, "spec", None) or [""])[0]
+    if module.endswith(HYBRID_SPECS):
+        raise SystemExit(
+            f"--spec {module} requires TransformerEngine, got none; install it or pass --spec "
+            f"megatron_magi.adapter.hybrid_spec hybrid_local_spec"
+        )
+    if args.transformer_impl == "transformer_engine":
         raise SystemExit(
             "--transformer-impl transformer_engine requires TransformerEngine, got none; install "
             "it or pass --transformer-impl local"

@@ -44,6 +44,15 @@ def attach(spec: str = "magi", changes: dict[str, Any] | None = None, **rest: An
     return line
 
 
+def module_kinds(**layout: Any) -> list[str]:
+    """Names of the classes of all modules in the model of this layout."""
+    wanted = tiny_llama.Layout("kinds", **layout)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=wanted.tp)
+    model_parallel_cuda_manual_seed(1)
+    chunks = tiny_llama.build_chunks(wanted, tiny_llama.model_config(wanted))
+    return sorted({type(module).__name__ for chunk in chunks for module in chunk.modules()})
+
+
 def checkpoint_names(tp: int, attention: str) -> dict[str, list[int]]:
     """Global shape of every tensor that a distributed checkpoint of the model would hold."""
     layout = tiny_llama.Layout("checkpoint", tp=tp, sp=tp > 1, attention=attention)

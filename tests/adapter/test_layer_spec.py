@@ -140,3 +140,17 @@ def test_provider_serves_megatrons_spec_builders() -> None:
     assert provider.fuse_layernorm_and_linear() is False
     assert get_mlp_module_spec_for_backend(backend=provider) is not None
     assert get_moe_module_spec_for_backend(backend=provider, num_experts=4) is not None
+
+
+def test_sparse_attention_of_a_hybrid_stack_stays() -> None:
+    @dataclasses.dataclass
+    class Stack:
+        attention_layer: Any
+        dsa_layer: Any
+
+    sparse = get_gpt_layer_local_spec()
+    sparse.submodules.self_attention.submodules.core_attention = IdentityOp
+    stack = Stack(get_gpt_layer_local_spec(), sparse)
+    ours = with_magi_attention(ModuleSpec(module=IdentityOp, submodules=stack)).submodules
+    assert core_of(ours.attention_layer) is MagiCoreAttention
+    assert ours.dsa_layer is sparse

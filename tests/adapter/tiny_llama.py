@@ -18,6 +18,7 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -48,6 +49,8 @@ class Layout:
     overlap: bool = False
     recompute: str | None = None
     attention: str = "magi"
+    layers: str = "local"
+    """local; te: TransformerEngine's (a stand-in has to be there); hybrid, of the local spec."""
     experts: int | None = None
     tied: bool = False
     window: tuple[int, int] | None = None
@@ -164,17 +167,11 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
     models = []
     for stage in range(virtual):
         vp_stage = stage if layout.vpp else None
-        model = GPTModel(
-            config=config,
-            transformer_layer_spec=layer_spec.llama_layer_spec(
-                config, vp_stage=vp_stage, attention=layout.attention
-            ),
-            vocab_size=VOCAB,
-            max_sequence_length=layout.seq_length,
+        model = new_model(
+            layout,
+            config,
             pre_process=pp_rank == 0 and stage == 0,
             post_process=pp_rank == layout.pp - 1 and stage == virtual - 1,
-            share_embeddings_and_output_weights=layout.tied,
-            position_embedding_type="rope",
             vp_stage=vp_stage,
         )
         models.append(model)
@@ -194,6 +191,43 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
         DistributedDataParallel(config, ddp, model, disable_bucketing=index > 0)
         for index, model in enumerate(models)
     ]
+
+
+def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.nn.Module:
+    """A GPT or hybrid model of four layers."""
+    settings = dict(
+        config=config,
+        vocab_size=VOCAB,
+        max_sequence_length=layout.seq_length,
+        share_embeddings_and_output_weights=layout.tied,
+        position_embedding_type="rope",
+        **stage,
+    )
+    if layout.layers == "hybrid":
+        return new_hybrid_model(layout, settings)
+    spec: Any = layer_spec.llama_layer_spec(
+        config, vp_stage=stage["vp_stage"], attention=layout.attention
+    )
+    if layout.layers == "te":
+        spec = get_gpt_layer_with_transformer_engine_spec()
+        spec = layer_spec.with_magi_attention(spec) if layout.attention == "magi" else spec
+    return GPTModel(transformer_layer_spec=spec, **settings)
+
+
+def new_hybrid_model(layout: Layout, settings: dict[str, Any]) -> torch.nn.Module:
+    """Attention, MLP, attention and MoE behind one another; of two stages one has no attention."""
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+
+    from megatron_magi.adapter.hybrid_spec import hybrid_local_spec
+
+    magi = layout.attention == "magi"
+    return HybridModel(
+        hybrid_stack_spec=layer_spec.with_magi_attention(hybrid_local_spec)
+        if magi
+        else hybrid_local_spec,
+        hybrid_layer_pattern="*-*|E" if layout.pp == 2 else "*-*E",
+        **settings,
+    )
 
 
 def connect(layout: Layout, config: Any, chunks: list[Any], optimizer: Any) -> None:

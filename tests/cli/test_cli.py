@@ -286,7 +286,8 @@ def test_doctor_here(capsys: Capture) -> None:
     code, out, _ = run(capsys, "doctor")
     assert code == 0
     for name in ("python", "torch", "GPU", "driver", "nvcc", "CUDA library", "megatron-core",
-                 "transformer-engine", "apex", "ninja", "kernel     ", "transport  "):  # fmt: skip
+                 "transformer-engine", "apex", "ninja", "kernel     ", "transport  ",
+                 "layers     "):  # fmt: skip
         assert name in out
     assert "forward and backward agree with torch's" in out and "ready" in out
 
@@ -298,9 +299,50 @@ def test_doctor_json_and_quiet(capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     assert code == 0 and facts["ok"] and facts["kernel"]["name"] == "reference"
     assert "because torch has no GPU" in facts["kernel"]["why"]
     assert facts["transport"]["name"] == "gloo"
+    assert facts["layers"]["name"] in ("local", "transformer_engine")
     assert {c["status"] for c in facts["checks"]} <= {"ok", "absent"}
     code, out, _ = run(capsys, "doctor", "--quiet")
     assert code == 0 and out.count("\n") == 1
+
+
+def found_packages(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> list[Check]:
+    """The doctor's checks of TransformerEngine and apex with packages of these paths alone."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name.split("/")[0] / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    for name in ("apex", "transformer_engine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    engine = system_checks._package("transformer-engine", "transformer_engine", "optional")
+    return [engine, system_checks.check_apex()]
+
+
+def test_doctor_names_layers_without_transformer_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine, apex = checks = found_packages(monkeypatch, tmp_path)
+    assert engine.status == apex.status == "absent"
+    assert "github.com/NVIDIA/apex" in apex.advice and "pip install" not in apex.advice
+    name, why = system_checks.layer_choice(checks)
+    assert name == "local" and "--transformer-impl local" in why and "hybrid_local_spec" in why
+
+
+def test_doctor_names_layers_with_transformer_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checks = found_packages(
+        monkeypatch, tmp_path, "transformer_engine/pytorch", "apex/multi_tensor_apply"
+    )
+    assert [c.status for c in checks] == ["ok", "ok"]
+    name, why = system_checks.layer_choice(checks)
+    assert name == "transformer_engine" and "our core attention" in why
+    assert "apex's norms" in system_checks.layer_choice(checks[1:])[1]
+
+
+def test_doctor_knows_the_other_apex(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, apex = checks = found_packages(monkeypatch, tmp_path, "apex/sessions")
+    assert apex.status == "absent" and "not NVIDIA's" in apex.found and "uninstall" in apex.advice
+    assert "torch's norms" in system_checks.layer_choice(checks)[1]
 
 
 def test_doctor_requires_what_is_not_there(

@@ -71,7 +71,8 @@ TINY = {
 def pretrain(
     script: str, flags: dict[str, Any] | None = None, damage: str | None = None
 ) -> dict[str, Any]:
-    """Run the script; its losses and gradient norms unrounded, its validation losses, its output.
+    """Run the script; its losses and gradient norms unrounded, its validation losses, its output,
+    and the names of the model's module classes.
 
     Args:
         flags: over TINY; None takes a flag away, True writes it without a value.
@@ -116,7 +117,7 @@ def _words(flags: dict[str, Any]) -> list[str]:
 def _observe(seen: dict[str, Any]) -> None:
     """Equal weights in every layout, and every step's figures in full precision."""
     for kind in _model_kinds():
-        kind.__init__ = _with_named_weights(kind.__init__)
+        kind.__init__ = _with_named_weights(kind.__init__, seen)
     step, original = training.train_step, run.runpy.run_path
 
     def train_step(*args: Any, **kwargs: Any) -> Any:
@@ -152,18 +153,21 @@ def _observed_evaluate(original: Any, seen: dict[str, Any]) -> Any:
 
 def _model_kinds() -> list[Any]:
     kinds: list[Any] = [GPTModel]
-    with contextlib.suppress(ImportError):
-        from megatron.core.models.hybrid.hybrid_model import HybridModel
-
-        kinds.append(HybridModel)
+    try:
+        from megatron.core.models.hybrid.hybrid_model import HybridModel as Hybrid
+    except ImportError:  # before 0.18
+        from megatron.core.models.mamba.mamba_model import MambaModel as Hybrid
+    kinds.append(Hybrid)
     return kinds
 
 
-def _with_named_weights(original: Any) -> Any:
+def _with_named_weights(original: Any, seen: dict[str, Any]) -> Any:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         init_by_name(self)
+        kinds = {type(module).__name__ for module in self.modules()}
+        seen["modules"] = sorted(kinds | set(seen.get("modules", ())))
 
     return __init__
 

@@ -1,0 +1,84 @@
+"""A hybrid stack of attention, MLP and MoE layers that needs no TransformerEngine.
+
+Megatron's own hybrid specs are made of TransformerEngine's layers. This one is cut out of the local
+GPT layer: `--spec megatron_magi.adapter.hybrid_spec hybrid_local_spec`, with our switch or without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.ssm.mlp_layer import MLPLayer
+from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from megatron_magi.adapter import MEGATRON_VERSION
+from megatron_magi.adapter.rms_norm import LocalNorm
+
+if MEGATRON_VERSION >= (0, 18, 0):
+    from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
+else:
+    from megatron.core.ssm.mamba_block import MambaStack as HybridStack
+    from megatron.core.ssm.mamba_block import MambaStackSubmodules as HybridStackSubmodules
+
+LOCAL_LAYERS = "*-E"
+"""Symbols of a hybrid layer pattern: attention, MLP and MoE."""
+
+
+class LocalHybridStack(HybridStack):  # type: ignore[misc]
+    """Megatron's stack, whose last norm needs TransformerEngine, with a local one."""
+
+    def __init__(self, config: Any, *, layer_type_list: list[str], **given: Any) -> None:
+        """Megatron's constructor, as its hybrid model calls it.
+
+        Raises:
+            NotImplementedError: a layer that the local spec does not have.
+        """
+        others = sorted(set(layer_type_list) - set(LOCAL_LAYERS))
+        if others:
+            raise NotImplementedError(
+                f"the local hybrid spec requires a layer pattern of {' '.join(LOCAL_LAYERS)}, got "
+                f"{' '.join(others)}; leave these layers out or use Megatron's own spec"
+            )
+        super().__init__(config, layer_type_list=layer_type_list, post_layer_norm=False, **given)
+        self.post_layer_norm = True
+        if self.post_process:
+            self.final_norm = LocalNorm(config, config.hidden_size, eps=config.layernorm_epsilon)
+
+
+def _attention_alone(layer: ModuleSpec) -> ModuleSpec:
+    parts = dataclasses.replace(
+        layer.submodules,
+        input_layernorm=LocalNorm,
+        pre_mlp_layernorm=IdentityOp,
+        mlp=IdentityOp,
+        mlp_bda=IdentityFuncOp,
+    )
+    return dataclasses.replace(layer, submodules=parts)
+
+
+def _mlp_alone(layer: ModuleSpec) -> ModuleSpec:
+    parts = dataclasses.replace(
+        layer.submodules,
+        input_layernorm=IdentityOp,
+        self_attention=IdentityOp,
+        self_attn_bda=IdentityFuncOp,
+        pre_mlp_layernorm=LocalNorm,
+    )
+    return dataclasses.replace(layer, submodules=parts)
+
+
+_dense = get_gpt_layer_local_spec()
+# Their number comes from the config.
+_moe = get_gpt_layer_local_spec(num_experts=1, moe_grouped_gemm=False)
+
+hybrid_local_spec = ModuleSpec(
+    module=LocalHybridStack,
+    submodules=HybridStackSubmodules(
+        attention_layer=_attention_alone(_dense),
+        mlp_layer=dataclasses.replace(_mlp_alone(_dense), module=MLPLayer),
+        moe_layer=_mlp_alone(_moe),
+    ),
+)

@@ -1,0 +1,29 @@
+"""Runs of Megatron's own pretrain scripts, from a checkout that pytest is told of.
+
+`pytest tests/launcher --megatron-checkout PATH`; Megatrons that need Triton find it on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    with contextlib.suppress(ValueError):  # another conftest has it
+        parser.addoption("--megatron-checkout", help="a Megatron-LM source tree to run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "megatron_checkout: needs --megatron-checkout PATH")
+
+
+@pytest.fixture(scope="session")
+def megatron_checkout(request: pytest.FixtureRequest) -> Path:
+    """The checkout's root; without the option the test is skipped."""
+    given = request.config.getoption("--megatron-checkout", None)
+    if given is None:
+        pytest.skip("needs --megatron-checkout PATH")
+    return Path(given).resolve()

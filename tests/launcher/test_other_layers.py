@@ -1,0 +1,183 @@
+"""Megatron's pretrain scripts with TransformerEngine's layers (of a stand-in) and hybrid models.
+
+The yardsticks are the same scripts without our switch, at context parallelism 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.megatron_worker import run_jobs_of
+
+JOBS = Path(__file__).parent / "launcher_jobs.py"
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
+TIMEOUT_S = 290
+RELATIVE = {"loss": 1e-6, "grad_norm": 5e-6}
+
+MAGI = {"attention-backend": "magi"}
+CP2 = {**MAGI, "context-parallel-size": 2}
+PP2 = {**MAGI, "pipeline-model-parallel-size": 2, "hybrid-layer-pattern": "*-|*E"}
+# Half of the vocabulary's padding on twice the ranks is the same vocabulary.
+TP2_SP_CP2 = {
+    **CP2,
+    "tensor-model-parallel-size": 2,
+    "sequence-parallel": True,
+    "make-vocab-size-divisible-by": 64,
+}
+ENGINE = {"transformer-impl": "transformer_engine"}
+HYBRID = {
+    "spec": ["megatron_magi.adapter.hybrid_spec", "hybrid_local_spec"],
+    "hybrid-layer-pattern": "*-*E",
+    "num-layers": None,
+    "num-experts": 4,
+    "moe-router-topk": 2,
+    "moe-router-load-balancing-type": "none",
+}
+
+
+def job(name: str, script: Path, *flags: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for each in flags for name, value in each.items()}
+    world = 1
+    for size in ("context-parallel-size", "pipeline-model-parallel-size"):
+        world *= given.get(size, 1)
+    world *= given.get("tensor-model-parallel-size", 1)
+    kwargs = {"script": str(script), "flags": given}
+    return {"name": name, "function": "pretrain", "kwargs": kwargs, "world": world}
+
+
+def hybrid_script(checkout: Path) -> Path:
+    newer = checkout / "pretrain_hybrid.py"
+    return newer if newer.exists() else checkout / "pretrain_mamba.py"
+
+
+def engine_hybrid(checkout: Path) -> dict[str, Any]:
+    """Flags of Megatron's own hybrid spec."""
+    module = "megatron.core.models.hybrid.hybrid_layer_specs"
+    if not (checkout / f"{module.replace('.', '/')}.py").exists():
+        module = "megatron.core.models.mamba.mamba_layer_specs"
+    name = "hybrid_stack_spec" if "hybrid" in module else "mamba_stack_spec"
+    return {**HYBRID, **ENGINE, "spec": [module, name], "moe-grouped-gemm": True}
+
+
+@pytest.fixture(scope="module")
+def local(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    gpt, hybrid = megatron_checkout / "pretrain_gpt.py", hybrid_script(megatron_checkout)
+    jobs = [
+        job("stock", gpt),
+        job("hybrid stock", hybrid, HYBRID),
+        job("hybrid cp1", hybrid, HYBRID, MAGI),
+        job("hybrid cp2", hybrid, HYBRID, CP2),
+        job("hybrid pp2", hybrid, HYBRID, PP2),
+        job("mamba", hybrid, HYBRID, MAGI, {"hybrid-layer-pattern": "*-ME"}),
+        job("no engine", hybrid, engine_hybrid(megatron_checkout), MAGI),
+    ]
+    folder = tmp_path_factory.mktemp("local")
+    return run_jobs_of(JOBS, jobs, folder, TIMEOUT_S, (megatron_checkout,))
+
+
+@pytest.fixture(scope="module")
+def engine(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    gpt, hybrid = megatron_checkout / "pretrain_gpt.py", hybrid_script(megatron_checkout)
+    stack = engine_hybrid(megatron_checkout)
+    jobs = [
+        job("te stock", gpt, ENGINE),
+        job("te cp1", gpt, ENGINE, MAGI),
+        job("te cp2", gpt, ENGINE, CP2),
+        job("te tp2-sp-cp2", gpt, ENGINE, TP2_SP_CP2),
+        job("te hybrid stock", hybrid, stack),
+        job("te hybrid cp1", hybrid, stack, MAGI),
+        job("te hybrid cp2", hybrid, stack, CP2),
+        job("te hybrid pp2", hybrid, stack, PP2),
+        job("te mamba", hybrid, stack, MAGI, {"hybrid-layer-pattern": "*-ME"}),
+    ]
+    folder = tmp_path_factory.mktemp("engine")
+    return run_jobs_of(JOBS, jobs, folder, TIMEOUT_S, (STAND_INS, megatron_checkout))
+
+
+def values(result: dict[str, Any]) -> dict[str, Any]:
+    """What the ranks that have losses returned; the last stage's where there are several."""
+    assert "error" not in result, result["error"]
+    return [each for each in result["values"] if each["loss"]][-1]
+
+
+def assert_equal(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for figure, relative in RELATIVE.items():
+        assert len(values(wanted)[figure]) == 4
+        assert values(got)[figure] == pytest.approx(values(wanted)[figure], rel=relative), figure
+
+
+@pytest.mark.megatron_checkout
+@pytest.mark.parametrize("name", ["te stock", "te cp1", "te cp2", "te tp2-sp-cp2"])
+def test_transformer_engine_layers(
+    local: dict[str, Any], engine: dict[str, Any], name: str
+) -> None:
+    assert_equal(engine[name], local["stock"])
+
+
+@pytest.mark.megatron_checkout
+def test_norms_and_linear_layers_are_kept(engine: dict[str, Any]) -> None:
+    stock, ours = (set(values(engine[name])["modules"]) for name in ("te stock", "te cp2"))
+    assert {"TELayerNormColumnParallelLinear", "TERowParallelLinear", "RMSNorm"} < stock & ours
+    assert stock - ours == {"TEDotProductAttention"}
+    assert ours - stock == {"MagiCoreAttention"}
+
+
+@pytest.mark.megatron_checkout
+@pytest.mark.parametrize("name", ["hybrid cp1", "hybrid cp2", "hybrid pp2"])
+def test_hybrid_model_without_transformer_engine(local: dict[str, Any], name: str) -> None:
+    assert_equal(local[name], local["hybrid stock"])
+
+
+@pytest.mark.megatron_checkout
+@pytest.mark.parametrize("name", ["stock", "cp1", "cp2", "pp2"])
+def test_hybrid_model_of_transformer_engine(
+    local: dict[str, Any], engine: dict[str, Any], name: str
+) -> None:
+    assert_equal(engine[f"te hybrid {name}"], local["hybrid stock"])
+
+
+@pytest.mark.megatron_checkout
+def test_mamba_layers_are_refused_before_they_are_built(
+    local: dict[str, Any], engine: dict[str, Any]
+) -> None:
+    for result in (local["mamba"], engine["te mamba"]):
+        assert "magi requires hybrid layers of attention" in result["error"]
+
+
+@pytest.mark.megatron_checkout
+def test_absent_transformer_engine_is_named(local: dict[str, Any]) -> None:
+    assert "requires TransformerEngine, got none" in local["no engine"]["error"]
+
+
+def arguments(**given: Any) -> SimpleNamespace:
+    usual = {
+        "reset_attention_mask": False,
+        "pipeline_model_parallel_size": 1,
+        "transformer_impl": "local",
+    }
+    return SimpleNamespace(**{**usual, **given})
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ({"hybrid_layer_pattern": "*-ME"}, r"got M \(Mamba\) in '\*-ME'.*leave them out"),
+        ({"hybrid_override_pattern": "G*"}, r"got G \(gated delta net\)"),
+        ({"hybrid_layer_pattern": "D-"}, r"got D \(sparse attention\)"),
+        (
+            {"spec": ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]},
+            "requires TransformerEngine, got none; .* megatron_magi.adapter.hybrid_spec",
+        ),
+        ({"transformer_impl": "transformer_engine"}, "requires TransformerEngine, got none"),
+    ],
+)
+def test_layers_that_do_not_work_end_in_one_line(given: dict[str, Any], text: str) -> None:
+    from megatron_magi.launcher.settings import refuse_arguments
+
+    refuse_arguments(arguments(hybrid_layer_pattern="*-|*E"))
+    with pytest.raises(SystemExit, match=text):
+        refuse_arguments(arguments(**given))

@@ -1,0 +1,62 @@
+"""Dense softmax attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+
+
+class DotProductAttention(TransformerEngineBaseModule):
+    """TransformerEngine's core attention for whole sequences on one context-parallel rank."""
+
+    def __init__(
+        self,
+        num_attention_heads: int,
+        kv_channels: int | tuple[int, int],
+        num_gqa_groups: int | None = None,
+        softmax_scale: float | None = None,
+        cp_group: Any = None,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        if cp_group is not None and cp_group.size() > 1:
+            raise NotImplementedError(
+                f"the stand-in's attention requires one context-parallel rank, got "
+                f"{cp_group.size()}; it is a yardstick, use the plugin"
+            )
+        head_dim = kv_channels[0] if isinstance(kv_channels, tuple) else kv_channels
+        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(head_dim)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: str = "causal",
+        qkv_format: str = "sbhd",
+        **unused: Any,
+    ) -> Tensor:
+        """[rows, batch, heads, head_dim] -> [rows, batch, heads * head_dim]; causal, or a mask.
+
+        Args:
+            attention_mask: bool [batch or 1, 1, rows, rows], True where nothing is seen.
+        """
+        if qkv_format != "sbhd":
+            raise NotImplementedError(
+                f"the stand-in's attention requires qkv_format sbhd, got {qkv_format}; do not pack"
+            )
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        groups = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        scores = (q @ k.transpose(2, 3)).float() * self.softmax_scale
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        if attn_mask_type != "causal" and attention_mask is not None:
+            hidden = attention_mask
+        probabilities = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(v.dtype)
+        return (probabilities @ v).permute(2, 0, 1, 3).flatten(2).contiguous()
