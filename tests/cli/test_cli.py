@@ -108,7 +108,7 @@ def test_plan_json_adds_up(capsys: Capture) -> None:
     rows = facts["rows_from_rank_to_rank"]
     assert facts["mask"]["visible_cells"] == 3000 * 3001 // 2 + 5192 * 5193 // 2
     assert facts["plan"]["overlap_degree"] == 2 and facts["plan"]["tokens_per_rank"] == 2048
-    assert facts["heads"] == {"q": 8, "kv": 4, "dim": 64, "bytes_per_element": 2}
+    assert facts["heads"] == {"q": 8, "kv": 4, "dim": 64, "value_dim": 64, "bytes_per_element": 2}
     for j, rank in enumerate(facts["ranks"]):
         assert rank["rows_received"] == sum(r[j] for r in rows) == sum(rank["rows_by_stage"])
         row = 2 * 4 * 64 * 2
@@ -178,7 +178,13 @@ def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
     assert from_data["mask"]["visible_cells"] == from_recipe["mask"]["visible_cells"]
     assert from_data["mask"]["slices"] > 3
     assert from_recipe["plan"]["cp_size"] == 2
-    assert from_recipe["heads"] == {"q": 4, "kv": 2, "dim": 32, "bytes_per_element": 4}
+    assert from_recipe["heads"] == {
+        "q": 4,
+        "kv": 2,
+        "dim": 32,
+        "value_dim": 32,
+        "bytes_per_element": 4,
+    }
     other = plan_json(
         capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--sample", "1"
     )
