@@ -15,8 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
 from torch import Tensor
 
@@ -69,11 +74,7 @@ def prepare_mla_layers(chunk: torch.nn.Module) -> None:
 
 
 def _prepare(layer: Any) -> None:
-    if layer.config.apply_rope_fusion:
-        raise NotImplementedError(
-            "multi-latent attention requires apply_rope_fusion=False, got True: the fused kernel "
-            "reads angles by row number; set it so (--no-rope-fusion)"
-        )
+    _check_config(layer.config)
     stock = layer.rotary_pos_emb
     if type(stock) not in ROTARY_OF:
         raise NotImplementedError(
@@ -81,11 +82,30 @@ def _prepare(layer: Any) -> None:
             f"{type(stock).__name__}; set one of them"
         )
     kind = ROTARY_OF[type(stock)]
-    ours = kind.__new__(kind)
-    ours.__dict__.update(stock.__dict__)
-    layer.rotary_pos_emb = ours
+    layer.rotary_pos_emb = kind.__new__(kind)
+    layer.rotary_pos_emb.__dict__.update(stock.__dict__)
     project = type(layer).get_query_key_value_tensors
     layer.get_query_key_value_tensors = functools.partial(_project_rows, project, layer)
+    down = getattr(layer, "linear_kv_down_proj", None)
+    columns = layer.config.kv_lora_rank + layer.config.qk_pos_emb_head_dim
+    if down is not None and down.weight.shape[0] < columns:
+        down.register_forward_hook(functools.partial(_gather_latent, layer.tp_group))
+
+
+def _check_config(config: Any) -> None:
+    if config.apply_rope_fusion:
+        raise NotImplementedError(
+            "multi-latent attention requires apply_rope_fusion=False, got True: the fused kernel "
+            "reads angles by row number; set it so (--no-rope-fusion)"
+        )
+    if config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
+        # The rotary part of a key is shared by all heads, and Megatron counts the gradient of a
+        # rank's own heads only; of the query's norm it counts the gradient once for every rank.
+        raise NotImplementedError(
+            f"multi-latent attention with tensor_model_parallel_size="
+            f"{config.tensor_model_parallel_size} requires sequence_parallel=True, got False: "
+            f"Megatron's gradients differ from those of one process; set it so"
+        )
 
 
 def _project_rows(
@@ -105,3 +125,17 @@ def _project_rows(
     layer.rotary_pos_emb.positions = packed_seq_params.rope_positions if is_ours else None
     packed = None if is_ours else packed_seq_params
     return project(layer, hidden_states, key_value_states, position_ids, packed, **rest)
+
+
+def _gather_latent(
+    group: dist.ProcessGroup, down: Any, inputs: Any, output: tuple[Tensor, Any]
+) -> tuple[Tensor, Any]:
+    """Whole latent rows of this rank's part of the sequence, from a column-parallel projection.
+
+    Every head shares the rotary part of a key, so its gradient is a sum over the heads of all
+    tensor-parallel ranks. Where Megatron gathers these columns itself, it leaves the other ranks'
+    heads out: no error, other weights. Of rows that come whole it gathers the sequence, and sums.
+    """
+    part, bias = output
+    whole = gather_from_tensor_model_parallel_region(part, group=group)
+    return scatter_to_sequence_parallel_region(whole, group=group), bias

@@ -26,7 +26,6 @@ CASES = [
 ] + [
     case("mla-pp2", latent="yarn", pp=2),
     case("mla-cp2-pp2", latent="yarn", cp=2, pp=2),
-    case("mla-tp2", latent="yarn", tp=2),
     case("mla-tp2-sp", latent="yarn", tp=2, sp=True),
     case("mla-tp2-sp-cp2", latent="yarn", tp=2, sp=True, cp=2),
     case("mla-cp2-no-query-rank", latent="rope", cp=2, q_lora_rank=None),
@@ -39,6 +38,7 @@ CASES = [
     case("mla-dp2-cp2-distributed-optimizer", latent="yarn", dp=2, cp=2,
          distributed_optimizer=True),
 ]  # fmt: skip
+NO_SEQUENCE = case("mla-tp2", latent="yarn", tp=2)
 MOVED = case("mla-moved-boundary", latent="yarn", cp=2, moved_boundary=True)
 
 
@@ -52,3 +52,11 @@ def test_layout_trains_like_the_dense_stand_in(results: dict[str, Any], wanted: 
 def test_moved_document_boundary_is_caught(results: dict[str, Any], wanted: Case) -> None:
     dense = values(results, wanted.baseline())
     assert difference(values(results, wanted), dense) > 20 * RELATIVE
+
+
+@pytest.mark.parametrize("wanted", [NO_SEQUENCE], ids=lambda c: c.id)
+def test_tensor_without_sequence_parallelism_is_refused(
+    results: dict[str, Any], wanted: Case
+) -> None:
+    text = "tensor_model_parallel_size=2 requires sequence_parallel=True, got False"
+    assert results[wanted.id]["error"].count(text) == 2

@@ -141,7 +141,7 @@ def model_config(layout: Layout) -> TransformerConfig:
             qk_layernorm=True,
             rope_type=layout.latent,
             rotary_scaling_factor=4.0,
-            original_max_position_embeddings=32,
+            original_max_position_embeddings=48,
             mscale_all_dim=1.0,
         )
     kind = MLATransformerConfig if layout.latent else TransformerConfig
