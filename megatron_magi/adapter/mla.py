@@ -73,17 +73,28 @@ def prepare_mla_layers(chunk: torch.nn.Module) -> None:
             _prepare(layer)
 
 
-def _prepare(layer: Any) -> None:
-    _check_config(layer.config)
-    stock = layer.rotary_pos_emb
+def rotary_by_row(stock: Any) -> Any:
+    """The same frequencies and scaling, following positions; ``stock`` itself if it is ours.
+
+    Raises:
+        NotImplementedError: a rotary embedding that is neither RoPE nor YaRN.
+    """
+    if isinstance(stock, RowPositions):
+        return stock
     if type(stock) not in ROTARY_OF:
         raise NotImplementedError(
             f"multi-latent attention requires rope_type 'rope' or 'yarn', got a "
             f"{type(stock).__name__}; set one of them"
         )
     kind = ROTARY_OF[type(stock)]
-    layer.rotary_pos_emb = kind.__new__(kind)
-    layer.rotary_pos_emb.__dict__.update(stock.__dict__)
+    ours = kind.__new__(kind)
+    ours.__dict__.update(stock.__dict__)
+    return ours
+
+
+def _prepare(layer: Any) -> None:
+    _check_config(layer.config)
+    layer.rotary_pos_emb = rotary_by_row(layer.rotary_pos_emb)
     project = type(layer).get_query_key_value_tensors
     layer.get_query_key_value_tensors = functools.partial(_project_rows, project, layer)
     down = getattr(layer, "linear_kv_down_proj", None)

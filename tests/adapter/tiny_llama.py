@@ -138,7 +138,7 @@ def model_config(layout: Layout) -> TransformerConfig:
             qk_head_dim=16,
             qk_pos_emb_head_dim=8,
             v_head_dim=12,
-            qk_layernorm=True,
+            qk_layernorm=layout.q_lora_rank is not None,  # 0.19 refuses a norm without a rank
             rope_type=layout.latent,
             rotary_scaling_factor=4.0,
             original_max_position_embeddings=48,

@@ -59,6 +59,7 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
         (["plan", "--lengths", "8x", "--cp", "2"], "numbers must look like 4096,8192x3, got '8x'"),
         (["plan", "--lengths", "8", "--cp", "2", "a=1"], "got 'a=1' without --recipe"),
         (["plan", "--lengths", "8", "--cp", "2", "--heads", "8,2"], "three numbers Q,KV,DIM"),
+        (["plan", "--lengths", "8", "--cp", "2", "--heads", "8,2,4,4,4"], "or four with the head"),
         (["plan", "--lengths", "8", "--cp", "0"], "at least 1, got 0; pass --cp N"),
         (["plan", "--lengths", "8", "--cp", "2", "--chunk-size", "8"], "chunk_size must leave"),
         (["plan", "--cu-seqlens", "0,9,4", "--cp", "2"], "must start at 0 and never decrease"),
@@ -100,6 +101,15 @@ def test_plan_report(capsys: Capture) -> None:
     for word in ("balance", "zigzag", "of the key rows a ring moves", "stages", "MiB a rank",
                  "rank   load", "key rows from rank (down) to rank (across)"):  # fmt: skip
         assert word in out
+
+
+def test_values_of_another_width(capsys: Capture) -> None:
+    options = ("--lengths", "3000,5192", "--cp", "4", "--heads", "8,8,192,128")
+    assert plan_json(capsys, *options)["heads"] == {
+        "q": 8, "kv": 8, "dim": 192, "value_dim": 128, "bytes_per_element": 2,
+    }  # fmt: skip
+    assert main(["plan", *options]) == 0
+    assert "(heads 8/8 of 192, values of 128, 2 bytes)" in capsys.readouterr().out
 
 
 def test_plan_json_adds_up(capsys: Capture) -> None:

@@ -60,7 +60,8 @@ def dist_attn(
 
     Args:
         q: [T, H, D], this rank's tokens in local order.
-        k: [T, G, D]; v: [T, G, E].
+        k: [T, G, D].
+        v: [T, G, E]; E may differ from D (multi-latent attention).
         plan: the plan that dispatched them, or one with another mask on the same layout.
         cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
         softmax_scale: None: 1 / sqrt(D).
