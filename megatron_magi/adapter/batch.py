@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron_magi.adapter.carried_plan import carry_plan
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.stages import agree_on_stages
 from megatron_magi.core.runtime.agreement import agree
@@ -23,14 +24,14 @@ class Batch:
     neighbours in the stream are not neighbours on a rank.
     """
 
-    tokens: Tensor
-    """int64 [1, length]."""
+    tokens: Tensor | None = None
+    """int64 [1, length]; None on a stage that embeds nothing."""
 
-    labels: Tensor
-    """int64 [1, length]."""
+    labels: Tensor | None = None
+    """int64 [1, length]; None on a stage that gives no loss."""
 
-    loss_mask: Tensor
-    """float32 [1, length]; 0 where the token's loss does not count."""
+    loss_mask: Tensor | None = None
+    """float32 [1, length]; 0 where the token's loss does not count; None as labels."""
 
     position_ids: Tensor | None = None
     """int64 [1, length]; only learned absolute embeddings read it."""
@@ -71,7 +72,8 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
 
     Every rank calls it once for every forward of a microbatch; a stage without data passes None,
     joins the digest agreement all the same, and gets `LocalBatch(batch=None, ...)`. Rows that pad
-    the stream get token 0, label 0, loss mask 0.
+    the stream get token 0, label 0, loss mask 0. Local tokens and labels carry the plan: the model
+    takes no others (see `carried_plan`).
 
     Args:
         batch: The full stream, equal on all CP ranks, or None on a middle pipeline stage.
@@ -88,18 +90,29 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
     if packed.window_plan is not None and packed.window_plan is not plan:
         agree_on_stages(packed.window_plan)
         agree(packed.window_plan, cp_group)
-    if batch is None:
+    rows = {} if batch is None else {n: x for n, x in vars(batch).items() if x is not None}
+    if not rows:
         agree(plan, cp_group)
         return LocalBatch(None, packed)
-    total = plan.mask.total_seqlen_q
-    rows = {name: _one_row(name, x, total) for name, x in vars(batch).items() if x is not None}
-    # One message of integers, one of weights: every dispatch call is also an agreement.
-    integers = [name for name in rows if name != "loss_mask"]
-    stacked = torch.stack([rows[name].long() for name in integers], dim=1)
-    local = dispatch(stacked, plan, cp_group)
-    columns = {name: local[:, i].unsqueeze(0) for i, name in enumerate(integers)}
-    loss_mask = dispatch(rows["loss_mask"].float(), plan, cp_group).unsqueeze(0)
-    return LocalBatch(Batch(loss_mask=loss_mask, **columns), packed)
+    return LocalBatch(Batch(**_dispatch_rows(rows, packed, cp_group)), packed)
+
+
+def _dispatch_rows(
+    rows: dict[str, Tensor], packed: MagiPackedSeqParams, cp_group: Any
+) -> dict[str, Tensor]:
+    """[1, num_local_tokens] of every tensor: the integers in one call, the weights in another."""
+    plan = packed.dispatch_plan
+    full = {name: _one_row(name, x, plan.mask.total_seqlen_q) for name, x in rows.items()}
+    local: dict[str, Tensor] = {}
+    integers = [name for name in full if name != "loss_mask"]
+    if integers:
+        stacked = torch.stack([full[name].long() for name in integers], dim=1)
+        columns = dispatch(stacked, plan, cp_group).unbind(1)
+        for name, column in zip(integers, columns, strict=True):
+            local[name] = carry_plan(column.unsqueeze(0), packed)
+    if "loss_mask" in full:
+        local["loss_mask"] = dispatch(full["loss_mask"].float(), plan, cp_group).unsqueeze(0)
+    return local
 
 
 def _one_row(name: str, x: Tensor, total: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Which Megatron-Core is here, and every difference between the versions we support.
 
-`require_megatron()` refuses an unknown version and puts a stub in place of the only module of 0.19
-that needs Triton at import, when Triton is absent. `megatron_magi.adapter` calls it before any
+`require_megatron()` refuses an unknown version and prepares the import: it puts a stub in
+place of the only module of 0.19 that needs Triton at import, when Triton is absent, and gives
+Python 3.11 the decorator `typing.override`. `megatron_magi.adapter` calls it before any
 `megatron.core` import.
 """
 
@@ -12,11 +13,14 @@ import queue
 import runpy
 import sys
 import types
+import typing
 from pathlib import Path
 from typing import NamedTuple
 
-SUPPORTED_MINORS = ((0, 16), (0, 19))
-SUPPORTED_TEXT = "0.16.x (what Python 3.10-3.11 gets) or 0.19.x (Python 3.12 and later)"
+SUPPORTED_MINORS = ((0, 16), (0, 17), (0, 18), (0, 19), (0, 20))
+SUPPORTED_TEXT = "0.16 to 0.20 (PyPI has 0.16.1 for Python 3.10-3.11, 0.19.2 for 3.12 and later)"
+NEED_TRITON = ((0, 18), (0, 20))
+"""Minors that import Triton unconditionally, in modules that have no stand-in here."""
 
 
 class MegatronVersion(NamedTuple):
@@ -34,7 +38,8 @@ def require_megatron() -> MegatronVersion:
     """Check the installed megatron-core and prepare its import.
 
     Raises:
-        ImportError: megatron-core is missing, or is a version this adapter was not tried with.
+        ImportError: megatron-core is missing, is a version this adapter was not tried with, or
+            needs Triton where there is none.
     """
     version = installed_version()
     if version is None or version[:2] not in SUPPORTED_MINORS:
@@ -42,8 +47,14 @@ def require_megatron() -> MegatronVersion:
             f"the Megatron adapter requires megatron-core {SUPPORTED_TEXT}, "
             f"got {version if version else 'none'}; pip install one of these versions"
         )
+    if version[:2] in NEED_TRITON and importlib.util.find_spec("triton") is None:
+        raise ImportError(
+            f"megatron-core {version} requires triton at import, also on the CPU, got none; pip "
+            f"install triton"
+        )
     if version >= (0, 17, 0):
         _stub_paged_stash()
+        _define_override()
     return version
 
 
@@ -76,6 +87,14 @@ def _stub_paged_stash() -> None:
         GLOBAL_BLOCK_SIZE=1024, paged_stash_copy_kernel=None, paged_stash_pop_kernel=None
     )
     sys.modules[name] = stub
+
+
+def _define_override() -> None:
+    """Give Python 3.11 the decorator that `megatron.training` imports from Python 3.12's typing."""
+    if not hasattr(typing, "override"):
+        from typing_extensions import override
+
+        typing.override = override  # type: ignore[attr-defined]
 
 
 def repair_moe_without_te() -> None:

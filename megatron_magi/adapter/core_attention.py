@@ -52,6 +52,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         self.layer_number = max(1, layer_number)
         self.cp_group = getattr(pg_collection, "cp", None)
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
+        self.is_attached = False
         # Read by Megatron: the learnable sink's checkpoint name and QK-clip's running maximum.
         self.softmax_offset = None
         self.current_max_attn_logits: Tensor | None = None
@@ -81,6 +82,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
 
         Raises:
             ValueError: a dense mask, a bias, a foreign packed_seq_params or other row counts.
+            RuntimeError: packed rows in a model that was not attached.
         """
         _refuse_masks(attention_mask, attention_bias)
         rows, batch, heads = _shape(query)
@@ -104,6 +106,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
 
     def _packed(self, given: Any, rows: int, batch: int, query: Tensor) -> MagiPackedSeqParams:
         if isinstance(given, MagiPackedSeqParams):
+            self._require_attached()
             return given
         cp_size = self.config.context_parallel_size
         if given is not None or cp_size > 1:
@@ -115,6 +118,14 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             )
         bounds = range(0, (batch + 1) * rows, rows)
         return make_packed_seq_params(list(bounds), self.config, None, device=query.device)
+
+    def _require_attached(self) -> None:
+        if not self.is_attached:
+            raise RuntimeError(
+                "a model with MagiCoreAttention must be attached before it takes packed rows, got "
+                "one whose rotary embedding still follows Megatron's own shares; call "
+                "megatron_magi.adapter.plugin.attach(model) once it is built"
+            )
 
 
 def check_attention_config(

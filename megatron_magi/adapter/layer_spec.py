@@ -137,9 +137,14 @@ def llama_layer_spec(
     norm: Any = WrappedTorchNorm
     if attention == "magi":
         norm = RMSNorm
-        layer = with_magi_attention(_rewrite(layer, _own_norm))
+        layer = with_magi_attention(with_own_norms(layer))
     count = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)
+
+
+def with_own_norms(spec: Any) -> Any:
+    """The same spec with our RMSNorm for torch's, which refuses sequence parallelism."""
+    return _rewrite(spec, _own_norm)
 
 
 def _own_norm(owner: Any, name: str, value: Any) -> Any:

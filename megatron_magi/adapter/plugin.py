@@ -10,6 +10,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.utils import get_model_config
 
 from megatron_magi.adapter import compat
+from megatron_magi.adapter.carried_plan import check_rows
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.loss import check_loss_config
@@ -20,6 +21,9 @@ from megatron_magi.adapter.stages import open_stage_agreement
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.backend import select_backend
 
+STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
+"""How the names of Megatron's layers begin whose state runs along the sequence."""
+
 
 def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | None = None) -> str:
     """Make a GPTModel (or list of chunks, DDP-wrapped or not) ready for our batches.
@@ -27,8 +31,9 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
     Replaces rotary embeddings by ones that follow the plan's positions, checks loss settings
     and that every self-attention runs our core attention, and prints one start-up line on rank 0:
     kernel backend, transport, cp size, chunk and balance (of a causal stream of seq_length tokens;
-    default: the model's max_sequence_length). Opens the comparison of plans between the ranks of
-    one model, so all of them call it.
+    default: the model's max_sequence_length). From then on the model refuses rows that were not
+    dispatched by the plan they come with. Opens the comparison of plans between the ranks of one
+    model, so all of them call it.
 
     Returns:
         The start-up line.
@@ -38,6 +43,22 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
         ValueError: a setting under which context parallelism gives another gradient.
         NotImplementedError: a feature that does not work with context parallelism here.
     """
+    chunks = list(gpt_chunks(model))
+    magi_config = magi_config or MagiConfig()
+    prepare_model(chunks, magi_config)
+    length = seq_length or chunks[0].max_sequence_length
+    line = startup_line(get_model_config(chunks[0]), magi_config, length)
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        print(line, flush=True)
+    return line
+
+
+def prepare_model(model: Any, magi_config: MagiConfig) -> None:
+    """What `attach` does to the model, without the start-up line; for one chunk or a list.
+
+    Raises:
+        RuntimeError, ValueError, NotImplementedError: as `attach`.
+    """
     compat.repair_moe_without_te()
     chunks = list(gpt_chunks(model))
     assert_active(chunks)
@@ -45,17 +66,44 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
     check_loss_config(config)
     _check_features(chunks[0], config)
     for chunk in chunks:
-        rotary = getattr(chunk, "rotary_pos_emb", None)
-        if rotary is not None:
-            chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
-        prepare_mla_layers(chunk)
-    magi_config = magi_config or MagiConfig()
+        _refuse_layers(chunk)
+        _attach_chunk(chunk)
     open_stage_agreement(magi_config.agreement_timeout_s)
-    length = seq_length or chunks[0].max_sequence_length
-    line = startup_line(config, magi_config, length)
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        print(line, flush=True)
-    return line
+
+
+def _attach_chunk(chunk: Any) -> None:
+    """Positions by the plan, rows checked, and core attention told that both hold."""
+    rotary = getattr(chunk, "rotary_pos_emb", None)
+    if rotary is not None:
+        chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
+    prepare_mla_layers(chunk)
+    attentions = [m for m in chunk.modules() if isinstance(m, MagiCoreAttention)]
+    if not all(attention.is_attached for attention in attentions):
+        chunk.register_forward_pre_hook(check_rows, with_kwargs=True)
+        chunk.register_forward_pre_hook(_check_rotary)
+    for attention in attentions:
+        attention.is_attached = True
+
+
+def _check_rotary(chunk: Any, args: Any) -> None:
+    rotary = getattr(chunk, "rotary_pos_emb", None)
+    if rotary is not None and not isinstance(rotary, MagiRotaryEmbedding):
+        raise RuntimeError(
+            f"the model's rotary embedding must be the one that attach() put there, got "
+            f"{type(rotary).__name__}; call attach(model) after the last change of the model"
+        )
+
+
+def _refuse_layers(chunk: Any) -> None:
+    """State-space layers carry their state from row to row, which our rows do not allow."""
+    for name, module in chunk.named_modules():
+        kind = type(module).__name__
+        if kind.startswith(STATE_SPACE_LAYERS):
+            raise NotImplementedError(
+                f"this plugin requires layers of attention, MLP and MoE, got {kind} at {name}: its "
+                f"state would run across documents and ranks; leave M and G layers out of the "
+                f"hybrid layer pattern"
+            )
 
 
 def assert_active(model: Any) -> None:

@@ -21,9 +21,9 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
+from megatron_magi.adapter.adam_state import finish_loading, prepare_to_load
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.compat import write_checkpoints_in_process
-from megatron_magi.training.adam_state import finish_loading, prepare_to_load
 from megatron_magi.training.checkpoint_folder import (
     Checkpoint,
     checkpoint_folder,

@@ -108,7 +108,8 @@ def _make(
 
 def _move(batch: Batch, device: torch.device) -> Batch:
     return Batch(
-        tokens=batch.tokens.to(device, non_blocking=True),
-        labels=batch.labels.to(device, non_blocking=True),
-        loss_mask=batch.loss_mask.to(device, non_blocking=True),
+        **{
+            name: None if x is None else x.to(device, non_blocking=True)
+            for name, x in vars(batch).items()
+        }
     )

@@ -14,7 +14,7 @@ from megatron.core.optimizer import (
 )
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from megatron_magi.training.adam_state import choose_update
+from megatron_magi.adapter.adam_state import choose_update
 from megatron_magi.training.config import RunConfig
 
 

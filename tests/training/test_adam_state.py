@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_magi.training.adam_state import choose_update
+from megatron_magi.adapter.adam_state import choose_update
 from megatron_magi.training.config import RecipeError
 from megatron_magi.training.processes import check_devices
 

@@ -1,0 +1,69 @@
+"""Local rows carry the plan they were dispatched by, and a model takes no others.
+
+Every way to share a sequence gives each rank equally many rows, so a row count proves nothing: rows
+of another share, or of another batch, would train on with other neighbours and no error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+
+from megatron_magi.adapter.packed import MagiPackedSeqParams
+
+_ATTRIBUTE = "_magi_packed_seq_params"
+_INPUTS = (("pre_process", ("input_ids", "decoder_input")), ("post_process", ("labels",)))
+"""Which stages read rows, and by which names; one of the names is there."""
+
+
+def carry_plan(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
+    """Mark local rows (tokens, labels, or embeddings made from them) as dispatched by `packed`.
+
+    `dispatch_batch` does it for what it returns. Call it for a tensor that you made from such rows
+    and hand to the model instead of them, e.g. `decoder_input`.
+
+    Returns:
+        `rows` itself.
+    """
+    setattr(rows, _ATTRIBUTE, packed)
+    return rows
+
+
+def carried_plan(rows: Tensor | None) -> MagiPackedSeqParams | None:
+    """What `rows` were dispatched by; None for rows that nobody dispatched."""
+    return getattr(rows, _ATTRIBUTE, None)
+
+
+def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of a model chunk: its rows were dispatched by the plan it is given.
+
+    Raises:
+        ValueError: tokens or labels without a plan, or with another layout than packed_seq_params.
+    """
+    inputs = inspect.signature(chunk.forward).bind(*args, **kwargs).arguments
+    packed = inputs.get("packed_seq_params")
+    if not isinstance(packed, MagiPackedSeqParams):
+        return
+    for stage, names in _INPUTS:
+        if not getattr(chunk, stage, False):
+            continue
+        name, rows = next(((n, x) for n in names if (x := inputs.get(n)) is not None), ("", None))
+        if rows is not None:
+            _check(name, rows, packed)
+
+
+def _check(name: str, rows: Tensor, packed: MagiPackedSeqParams) -> None:
+    carried = carried_plan(rows)
+    if carried is packed:
+        return
+    wanted = packed.dispatch_plan.dispatch.digest
+    if carried is not None and carried.dispatch_plan.dispatch.digest == wanted:
+        return
+    got = "rows without a plan" if carried is None else "rows of another plan"
+    raise ValueError(
+        f"{name} must be rows that dispatch_batch gave for the packed_seq_params of this forward, "
+        f"got {got} of shape {tuple(rows.shape)}; dispatch the batch by the same plan, and replace "
+        f"whatever else slices it"
+    )

@@ -1,0 +1,150 @@
+"""In place of Megatron's slicing of a batch for context parallelism: dispatch by the plan."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from megatron_magi.adapter.batch import Batch, dispatch_batch
+from megatron_magi.launcher.documents import (
+    bounds_of_cu_seqlens,
+    bounds_of_eod,
+    requested_mask,
+    sequence_bounds,
+)
+from megatron_magi.launcher.launch import Launch
+
+ROWS = ("tokens", "labels", "loss_mask", "position_ids")
+"""Entries of a Megatron batch that hold one value a token."""
+
+
+def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
+    """Megatron's batch with this rank's rows in place of all of them; changed in place.
+
+    Samples of a microbatch are joined to one stream. The dense attention mask is dropped, since the
+    plan has the mask.
+
+    Args:
+        batch: the full rows [micro batch, length]; entries may be None on a stage that reads none.
+
+    Raises:
+        ValueError: rows of different shapes, or nothing to plan from.
+    """
+    rows = {name: batch[name] for name in ROWS if batch.get(name) is not None}
+    first = next(iter(rows.values()))
+    bounds = _bounds(launch, batch, first)
+    mask = requested_mask(launch.options.mask_function(), bounds, batch)
+    packed = launch.plan(bounds, mask)
+    full = Batch(**{name: x.reshape(1, -1) for name, x in rows.items()})
+    local = dispatch_batch(full, packed, launch.cp_group()).batch
+    assert local is not None, "a batch with rows gives local rows"
+    batch.update({name: getattr(local, name) for name in rows})
+    if "attention_mask" in batch:
+        batch["attention_mask"] = None
+    return batch
+
+
+def _bounds(launch: Launch, batch: dict[str, Any], rows: Tensor) -> list[int]:
+    cu_seqlens = batch.get("cu_seqlens")
+    if cu_seqlens is not None:
+        return bounds_of_cu_seqlens(cu_seqlens, batch.get("cu_seqlens_padded"), rows.numel())
+    if launch.args.reset_attention_mask:
+        from megatron.training import get_tokenizer
+
+        return bounds_of_eod(batch["tokens"], get_tokenizer().eod)
+    return sequence_bounds((rows.shape[0], rows.shape[1]))
+
+
+def replace_cp_batch(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """For `get_batch_on_this_cp_rank` of every version."""
+
+    @functools.wraps(original)
+    def get_batch_on_this_cp_rank(batch: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return dispatch_dict(launch, batch)
+
+    return get_batch_on_this_cp_rank
+
+
+def replace_thd_batch(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """For `get_thd_batch_on_this_cp_rank` of 0.16 and 0.17: (batch, packed_seq_params)."""
+
+    @functools.wraps(original)
+    def get_thd_batch_on_this_cp_rank(
+        batch: dict[str, Any],
+        cu_seqlens: Tensor,
+        cu_seqlens_padded: Tensor | None,
+        max_seqlen: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[dict[str, Any], PackedSeqParams]:
+        documents = {"cu_seqlens": cu_seqlens, "cu_seqlens_padded": cu_seqlens_padded}
+        local = dispatch_dict(launch, {**batch, **documents})
+        params = PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens
+        )
+        return {name: local[name] for name in batch}, params
+
+    return get_thd_batch_on_this_cp_rank
+
+
+def wrap_sft_dataset(original: Callable[..., None], launch: Launch) -> Callable[..., None]:
+    """For `SFTDataset.__init__`: conversations are not padded to twice the number of ranks."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        unpadded = copy.copy(given.arguments["config"])
+        unpadded.context_parallel_size = 1
+        given.arguments["config"] = unpadded
+        original(*given.args, **given.kwargs)
+
+    return __init__
+
+
+class _OneRank:
+    """A group of one, where Megatron asks a group for its size and rank."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+def replace_scheduled_batch(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """For `get_batch_on_this_rank_for_sequence_packing` of 0.20.
+
+    Megatron assembles the whole stream as for one context-parallel rank; then it is dispatched.
+    """
+
+    @functools.wraps(original)
+    def get_batch_on_this_rank_for_sequence_packing(
+        data_iterator: Any, *args: Any, pg_collection: Any = None, **kwargs: Any
+    ) -> Any:
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(["tp", "pp"])
+        alone = ProcessGroupCollection(tp=groups.tp, pp=groups.pp, cp=_OneRank())
+        tokens, labels, loss_mask, _, position_ids, params, _ = original(
+            data_iterator, *args, pg_collection=alone, **kwargs
+        )
+        batch = {
+            "tokens": tokens,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "position_ids": position_ids,
+            "cu_seqlens": params.cu_seqlens_q,
+        }
+        if any(batch[name] is not None for name in ROWS):
+            batch = dispatch_dict(launch, batch)
+        rows = [batch[name] for name in ROWS[:3]]
+        return (*rows, None, batch["position_ids"], params, None)
+
+    return get_batch_on_this_rank_for_sequence_packing

@@ -1,0 +1,37 @@
+"""Saving and resuming without TransformerEngine and apex, as Megatron does it with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from megatron_magi.adapter.adam_state import finish_loading, prepare_to_load
+from megatron_magi.adapter.compat import write_checkpoints_in_process
+from megatron_magi.launcher.launch import Launch
+
+
+def wrap_load_checkpoint(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """For `load_checkpoint`: torch's Adam gets back the step count that it was saved with."""
+
+    @functools.wraps(original)
+    def load_checkpoint(ddp_model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if optimizer is None:
+            return original(ddp_model, optimizer, *args, **kwargs)
+        prepare_to_load(optimizer)
+        result = original(ddp_model, optimizer, *args, **kwargs)
+        finish_loading(optimizer)
+        return result
+
+    return load_checkpoint
+
+
+def wrap_save_checkpoint(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """For `save_checkpoint`: no writer process, which would import the main script again."""
+
+    @functools.wraps(original)
+    def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+        write_checkpoints_in_process()
+        return original(*args, **kwargs)
+
+    return save_checkpoint

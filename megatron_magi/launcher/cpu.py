@@ -1,0 +1,78 @@
+"""Megatron's training program without CUDA, beside what `adapter.cpu` does for the core.
+
+`megatron.training` asks for CUDA before it trains, reads properties of the device for its settings
+and its log, runs `make` for helpers that a wheel has prebuilt, and warms up fusions that draw
+random numbers whose count depends on the layout. Nothing here is active where CUDA is available.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from megatron_magi.adapter.cpu import install_cpu_runtime
+from megatron_magi.launcher.replace import replace_everywhere
+
+
+def install_cpu_training() -> bool:
+    """Let `megatron.training` train on the CPU over gloo; True if it is active.
+
+    Call it before the pretrain script runs. The run needs `--distributed-backend gloo
+    --use-cpu-initialization --no-gradient-accumulation-fusion --transformer-impl local`.
+    """
+    if not install_cpu_runtime():
+        return False
+    _describe_a_device()
+    from megatron.training import initialize, training
+
+    start = initialize.initialize_megatron
+    replace_everywhere(start, functools.partial(start, allow_no_cuda=True))
+    for owner in (initialize, training):
+        owner.set_jit_fusion_options = _do_nothing
+    return True
+
+
+def skip_compilation_of_wheels() -> None:
+    """Keep a wheel's prebuilt dataset helpers: it has no Makefile, and Megatron stops without one.
+
+    A source checkout is compiled as ever.
+    """
+    from megatron.core.datasets import utils
+
+    if not (Path(utils.__file__).parent / "Makefile").exists():
+        utils.compile_helpers = _do_nothing
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _describe_a_device() -> None:
+    """What Megatron reads of a device: an architecture for its checks, sizes for its log."""
+    device = SimpleNamespace(name="CPU", major=9, minor=0, total_memory=1 << 34)
+    answers: dict[str, Any] = {
+        "device_count": 1,
+        "get_device_properties": device,
+        "get_device_capability": (device.major, device.minor),
+        "get_device_name": device.name,
+        "mem_get_info": (device.total_memory, device.total_memory),
+        "memory_stats": {},
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
+        "device_memory_used": 0,
+        "set_stream": None,
+        "empty_cache": None,
+        "reset_peak_memory_stats": None,
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, functools.partial(_answer, answer))
+
+
+def _answer(value: Any, *args: Any, **kwargs: Any) -> Any:
+    return value

@@ -1,0 +1,101 @@
+"""Which tokens of a Megatron batch belong to one document, and which mask that makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.launcher.flags import MaskFunction
+
+
+@dataclass(frozen=True)
+class MaskRequest:
+    """What a `--magi-mask` function is called with, once a microbatch, on every rank and stage.
+
+    It must return the same mask on all of them: the ranks compare what they planned.
+    """
+
+    bounds: tuple[int, ...]
+    """Prefix sums of the microbatch's documents (or sequences), first 0, last its tokens."""
+    batch: dict[str, Any] | None
+    """The full rows as Megatron has them on the device; None on middle pipeline stages."""
+
+    @property
+    def total_seqlen(self) -> int:
+        """Tokens of the microbatch."""
+        return self.bounds[-1]
+
+
+def requested_mask(
+    function: MaskFunction | None, bounds: list[int], batch: dict[str, Any] | None
+) -> AttnMask | None:
+    """The mask of a `--magi-mask` function; None without one.
+
+    Raises:
+        TypeError: it returned something else than an AttnMask.
+    """
+    if function is None:
+        return None
+    mask = function(MaskRequest(tuple(bounds), batch))
+    if not isinstance(mask, AttnMask):
+        raise TypeError(
+            f"the function of --magi-mask must return an AttnMask, got {type(mask).__name__}; "
+            f"build one with megatron_magi.masks"
+        )
+    return mask
+
+
+def sequence_bounds(sequences: tuple[int, int]) -> list[int]:
+    """Boundaries of (count, length) equal sequences behind one another."""
+    count, length = sequences
+    return list(range(0, (count + 1) * length, length))
+
+
+def bounds_of_cu_seqlens(cu_seqlens: Tensor, padded: Tensor | None, total: int) -> list[int]:
+    """Boundaries from Megatron's cu_seqlens; a document's padding is a document of its own.
+
+    Args:
+        cu_seqlens: int32 [n + 1] or [1, n + 1], often with copies of the last entry behind it.
+        padded: the same of documents that were padded; None or equal to cu_seqlens without.
+        total: tokens of the stream; what lies behind the last document is one more.
+
+    Raises:
+        ValueError: several samples, each with boundaries of its own.
+
+    Cost: waits until the tensors are on the host.
+    """
+    starts = _one_row(cu_seqlens)
+    if padded is None:
+        return sorted({*starts, total})
+    lengths = [end - start for start, end in pairwise(starts)]
+    slots = _one_row(padded)
+    ends = [start + length for start, length in zip(slots, lengths, strict=False)]
+    return sorted({*slots, *ends, total})
+
+
+def bounds_of_eod(tokens: Tensor, eod: int) -> list[int]:
+    """Boundaries behind every end-of-document token, and between the sequences of a batch.
+
+    Args:
+        tokens: int64 [batch, length].
+
+    Cost: waits until the tokens are on the host.
+    """
+    batch, length = tokens.shape
+    ends = (tokens.reshape(-1) == eod).nonzero().reshape(-1) + 1
+    return sorted({*ends.tolist(), *sequence_bounds((batch, length))})
+
+
+def _one_row(cu_seqlens: Tensor) -> list[int]:
+    if cu_seqlens.dim() == 2 and cu_seqlens.shape[0] != 1:
+        raise ValueError(
+            f"packed samples must come as one stream, got cu_seqlens of shape "
+            f"{tuple(cu_seqlens.shape)}; set --micro-batch-size 1 (this Megatron does not join "
+            f"the samples of a microbatch)"
+        )
+    return torch.unique(cu_seqlens).tolist()

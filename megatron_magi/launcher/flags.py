@@ -1,0 +1,106 @@
+"""Our flags on a Megatron command line: taken out before Megatron's parser sees it.
+
+`--attention-backend magi` becomes a switch. Megatron's own value stays at its default, so saved
+arguments hold nothing that a Megatron without this plugin could not read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from megatron_magi.config import ForwardMode, KernelBackend, MagiConfig
+
+MaskFunction = Callable[..., Any]
+"""Of `--magi-mask`: called with a `launcher.documents.MaskRequest`, returns an AttnMask."""
+
+CONFIG_FLAGS: dict[str, dict[str, Any]] = {
+    "chunk_size": {"type": int},
+    "max_imbalance": {"type": float},
+    "forward_mode": {"choices": get_args(ForwardMode)},
+    "overlap_degree": {"type": int},
+    "kernel_backend": {"choices": get_args(KernelBackend), "flag": "--magi-kernel"},
+    "deterministic": {"action": "store_true"},
+    "dkv_reduce_in_fp32": {"action": "store_false", "flag": "--magi-dkv-in-input-dtype"},
+    "agreement_timeout_s": {"type": float, "flag": "--magi-timeout-s"},
+}
+"""MagiConfig fields that have a flag; `--magi-` and the field's name unless `flag` says else."""
+
+MEGATRON_BACKENDS = ("flash", "fused", "unfused", "local", "auto")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks of us."""
+
+    config: MagiConfig
+    mask_name: str | None = None
+    """`package.module:function` of --magi-mask."""
+
+    def mask_function(self) -> MaskFunction | None:
+        """The function itself.
+
+        Raises:
+            ValueError: no such module or function.
+        """
+        return None if self.mask_name is None else _load(self.mask_name)
+
+
+def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
+    """(options, or None without `--attention-backend magi`; the arguments that are Megatron's).
+
+    A misspelt backend or value ends the process with argparse's one line, as does one of our flags
+    without the switch.
+    """
+    parser = flag_parser()
+    known, rest = parser.parse_known_args(list(argv))
+    given = {name: value for name, value in vars(known).items() if value is not None}
+    backend = given.pop("attention_backend", None)
+    if backend != "magi":
+        if given:
+            parser.error(
+                f"--attention-backend magi is required beside {_flag_of(next(iter(given)))}"
+            )
+        return None, list(argv)
+    mask_name = given.pop("mask", None)
+    try:
+        options = Options(MagiConfig(**given), mask_name)
+        options.mask_function()
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    return options, rest
+
+
+def flag_parser() -> argparse.ArgumentParser:
+    """A parser of our flags alone."""
+    parser = argparse.ArgumentParser(
+        prog="megatron_magi.run", add_help=False, allow_abbrev=False, argument_default=None
+    )
+    parser.add_argument("--attention-backend", choices=("magi", *MEGATRON_BACKENDS))
+    for name, settings in CONFIG_FLAGS.items():
+        options = {key: value for key, value in settings.items() if key != "flag"}
+        parser.add_argument(_flag_of(name), dest=name, default=None, **options)
+    parser.add_argument("--magi-mask", dest="mask", metavar="MODULE:FUNCTION")
+    return parser
+
+
+def _flag_of(name: str) -> str:
+    given = CONFIG_FLAGS.get(name, {}).get("flag")
+    return given or f"--magi-{name.replace('_', '-')}"
+
+
+def _load(name: str) -> MaskFunction:
+    module_name, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"--magi-mask must be package.module:function, got {name!r} ({error}); name a function "
+            f"that Python can import"
+        ) from error
+    if not callable(found):
+        raise ValueError(f"--magi-mask must name a function, got {name!r}; name one")
+    return found

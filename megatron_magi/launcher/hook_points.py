@@ -1,0 +1,180 @@
+"""Every place of Megatron that we take hold of, with what we rely on there.
+
+One table for all versions. `check` compares it with the Megatron that is here, so a new version is
+judged in seconds: `python scripts/check_hooks.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_magi.adapter.compat import MegatronVersion
+from megatron_magi.launcher import batch, checkpoints, model, moe, norms, schedule, settings
+
+Minor = tuple[int, int]
+FIRST: Minor = (0, 17)
+LAST: Minor = (0, 20)
+SUPPORTED = "0.17 to 0.20"
+"""Megatrons whose pretrain scripts the launcher runs; 0.16 has no `megatron.training` in its wheel
+and its checkout does not start on what it names itself."""
+
+
+class HookError(ImportError):
+    """This Megatron is not what the table expects."""
+
+
+@dataclass(frozen=True)
+class HookPoint:
+    """One attribute that is replaced."""
+
+    name: str
+    """Short, for the start-up line."""
+    module: str
+    attribute: str
+    """In the module; a method as Class.method."""
+    parameters: tuple[str, ...]
+    """What its signature must have, since our wrapper passes or reads it."""
+    wrap: Callable[[Any, Any], Any]
+    """(the original, the Launch) -> what takes its place."""
+    first: Minor = FIRST
+    last: Minor = LAST
+    everywhere: bool = False
+    """Rebind it in every module that took it by name, not in its own alone."""
+
+    def owner(self) -> tuple[Any, str]:
+        """The module or class that has the attribute, and its name there.
+
+        Raises:
+            HookError: there is none.
+        """
+        try:
+            owner: Any = importlib.import_module(self.module)
+            *path, name = self.attribute.split(".")
+            for part in path:
+                owner = getattr(owner, part)
+            getattr(owner, name)
+        except (ImportError, AttributeError) as error:
+            raise HookError(f"{self.name}: {self.module}.{self.attribute} ({error})") from error
+        return owner, name
+
+
+HOOK_POINTS = (
+    HookPoint(
+        "settings", "megatron.training.arguments", "validate_args", ("args",),
+        settings.wrap_validate_args, everywhere=True,
+    ),
+    HookPoint(
+        "batch", "megatron.core.utils", "get_batch_on_this_cp_rank", ("batch", "cp_group"),
+        batch.replace_cp_batch, everywhere=True,
+    ),
+    HookPoint(
+        "thd-batch", "megatron.core.utils", "get_thd_batch_on_this_cp_rank",
+        ("batch", "cu_seqlens", "cu_seqlens_padded", "max_seqlen"),
+        batch.replace_thd_batch, last=(0, 17), everywhere=True,
+    ),
+    HookPoint(
+        "scheduled-batch", "megatron.core.datasets.data_schedule",
+        "get_batch_on_this_rank_for_sequence_packing", ("data_iterator", "pg_collection"),
+        batch.replace_scheduled_batch, first=(0, 20), everywhere=True,
+    ),
+    HookPoint(
+        "sft-data", "megatron.training.datasets.sft_dataset", "SFTDataset.__init__",
+        ("config",), batch.wrap_sft_dataset,
+    ),
+    HookPoint(
+        "gpt", "megatron.core.models.gpt.gpt_model", "GPTModel.__init__",
+        ("config", "transformer_layer_spec", "mtp_block_spec"), model.wrap_model_init,
+    ),
+    HookPoint(
+        "gpt-forward", "megatron.core.models.gpt.gpt_model", "GPTModel.forward",
+        ("input_ids", "attention_mask", "labels", "packed_seq_params"), model.keep_forward,
+    ),
+    HookPoint(
+        "mamba", "megatron.core.models.mamba.mamba_model", "MambaModel.__init__",
+        ("config", "mamba_stack_spec"), model.wrap_model_init, last=(0, 17),
+    ),
+    HookPoint(
+        "hybrid", "megatron.core.models.hybrid.hybrid_model", "HybridModel.__init__",
+        ("config", "hybrid_stack_spec"), model.wrap_model_init, first=(0, 18),
+    ),
+    HookPoint(
+        "final-norm", "megatron.core.transformer.transformer_block", "LayerNormImpl",
+        ("config",), norms.own_final_norm,
+    ),
+    HookPoint(
+        "hybrid-norm", "megatron.core.models.hybrid.hybrid_block", "TENorm", (),
+        norms.own_hybrid_norm, first=(0, 18),
+    ),
+    HookPoint(
+        "aux-loss", "megatron.core.transformer.moe.router",
+        "TopKRouter.attach_and_log_load_balancing_loss", ("activation", "valid_token_count"),
+        moe.wrap_attach_aux_loss, last=(0, 18),
+    ),
+    HookPoint(
+        "z-loss", "megatron.core.transformer.moe.router", "TopKRouter.apply_z_loss", ("logits",),
+        moe.wrap_z_loss, last=(0, 18),
+    ),
+    HookPoint(
+        "schedule", "megatron.training.training", "get_forward_backward_func", (),
+        schedule.wrap_get_schedule,
+    ),
+    HookPoint(
+        "step", "megatron.training.training", "train_step",
+        ("forward_step_func", "forward_backward_func"), schedule.wrap_train_step,
+    ),
+    HookPoint(
+        "load", "megatron.training.checkpointing", "load_checkpoint", ("ddp_model", "optimizer"),
+        checkpoints.wrap_load_checkpoint, everywhere=True,
+    ),
+    HookPoint(
+        "save", "megatron.training.checkpointing", "save_checkpoint", ("iteration", "model"),
+        checkpoints.wrap_save_checkpoint, everywhere=True,
+    ),
+)  # fmt: skip
+
+
+def points_of(version: MegatronVersion) -> list[HookPoint]:
+    """The table's rows for this version.
+
+    Raises:
+        HookError: a version that the table does not know.
+    """
+    if not FIRST <= version[:2] <= LAST:
+        raise HookError(
+            f"the launcher requires Megatron-LM {SUPPORTED}, got {version}; use one of these, or "
+            f"train through megatron_magi.adapter, which takes megatron-core 0.16 too"
+        )
+    return [point for point in HOOK_POINTS if point.first <= version[:2] <= point.last]
+
+
+def check(version: MegatronVersion) -> None:
+    """Compare the table with this Megatron.
+
+    Raises:
+        HookError: one line with every hook that does not fit.
+    """
+    found = [text for point in points_of(version) for text in problems(point)]
+    if found:
+        raise HookError(
+            f"the launcher requires the hooks of Megatron-LM {SUPPORTED}, got {version} with other "
+            f"code at {'; '.join(found)}; use a released version, or see scripts/check_hooks.py"
+        )
+
+
+def problems(point: HookPoint) -> Iterator[str]:
+    """What does not fit at one hook point, in words that begin with its name."""
+    try:
+        owner, name = point.owner()
+    except HookError as error:
+        yield str(error)
+        return
+    if not point.parameters:
+        return
+    parameters = inspect.signature(getattr(owner, name)).parameters
+    missing = [p for p in point.parameters if p not in parameters]
+    if missing:
+        yield f"{point.name}: {point.module}.{point.attribute} has no {', '.join(missing)}"

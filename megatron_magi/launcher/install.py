@@ -1,0 +1,53 @@
+"""Put the hooks in place, as the command line asks."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from megatron_magi.adapter import MEGATRON_VERSION, compat
+from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
+from megatron_magi.launcher.flags import Options, take_flags
+from megatron_magi.launcher.replace import replace_everywhere
+
+
+def install() -> None:
+    """Take our flags out of `sys.argv` and hook this process's Megatron.
+
+    A pretrain script calls it before it parses arguments; `megatron_magi.run` does it for a script
+    that does not. Without `--attention-backend magi` Megatron is left alone, except that a machine
+    without CUDA gets what it needs to run at all.
+
+    Raises:
+        SystemExit: flags that do not parse, or a Megatron whose code is not what we know, in one
+            line.
+    """
+    options, rest = take_flags(sys.argv[1:])
+    sys.argv[1:] = rest
+    skip_compilation_of_wheels()
+    install_cpu_training()
+    if options is not None:
+        _install_hooks(options)
+
+
+@functools.cache
+def _install_hooks(options: Options) -> None:
+    from megatron_magi.launcher.hook_points import HookError, check, points_of
+    from megatron_magi.launcher.launch import Launch
+
+    try:
+        check(MEGATRON_VERSION)
+    except HookError as error:
+        raise SystemExit(f"megatron_magi.run: {error}") from error
+    compat.repair_moe_without_te()
+    launch = Launch(options)
+    for point in points_of(MEGATRON_VERSION):
+        owner, name = point.owner()
+        original = getattr(owner, name)
+        replacement = point.wrap(original, launch)
+        if replacement is original:
+            continue
+        setattr(owner, name, replacement)
+        if point.everywhere:
+            replace_everywhere(original, replacement)
+        launch.installed.append(point.name)

@@ -1,0 +1,85 @@
+"""One run of a pretrain script with the switch on: what its hooks share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron.core import parallel_state
+
+from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.launcher.flags import Options
+
+
+@dataclass
+class StepStats:
+    """What the plans of one step were like; sums over its microbatches on this rank."""
+
+    num_plans: int = 0
+    imbalance: float = 0.0
+    """Highest load of a rank over the mean."""
+    received: float = 0.0
+    """Key rows that come from other ranks, as a fraction of the stream's."""
+    plan_ms: float = 0.0
+    """Host time of planning (0.1 ms where the plan was known)."""
+
+    def means(self) -> dict[str, float]:
+        """By the names that Megatron's log and TensorBoard show."""
+        count = max(1, self.num_plans)
+        return {
+            "magi imbalance": self.imbalance / count,
+            "magi key rows received": self.received / count,
+            "magi plan ms": self.plan_ms / count,
+        }
+
+
+@dataclass
+class Launch:
+    """Options, and what becomes known while the script runs."""
+
+    options: Options
+    args: Any = None
+    """Megatron's arguments, once they are validated."""
+    model_config: Any = None
+    """TransformerConfig of the model, once a chunk of it is built."""
+    sequences: tuple[int, int] = (1, 0)
+    """(sequences in a microbatch, tokens in each) of the schedule that runs."""
+    stats: StepStats = field(default_factory=StepStats)
+    installed: list[str] = field(default_factory=list)
+    """Names of the hook points that are in place."""
+
+    def cp_group(self) -> Any:
+        """The context-parallel group; None for one rank."""
+        if parallel_state.get_context_parallel_world_size() == 1:
+            return None
+        return parallel_state.get_context_parallel_group()
+
+    def plan(self, bounds: list[int], mask: AttnMask | None = None) -> MagiPackedSeqParams:
+        """Plan a microbatch of documents with these boundaries, and count it."""
+        started = time.perf_counter()
+        packed = make_packed_seq_params(
+            bounds,
+            self.model_config,
+            self.cp_group(),
+            magi_config=self.options.config,
+            mask=mask,
+        )
+        self._count(packed, (time.perf_counter() - started) * 1e3)
+        return packed
+
+    def take_stats(self) -> dict[str, float]:
+        """The means since the last call."""
+        means = self.stats.means()
+        self.stats = StepStats()
+        return means
+
+    def _count(self, packed: MagiPackedSeqParams, plan_ms: float) -> None:
+        plan = packed.dispatch_plan
+        rank_plan = plan.rank_plan(parallel_state.get_context_parallel_rank())
+        casts = [stage.cast for stage in rank_plan.forward_stages if stage.cast is not None]
+        self.stats.num_plans += 1
+        self.stats.imbalance += plan.imbalance
+        self.stats.received += sum(cast.num_recv for cast in casts) / plan.dispatch.padded_seqlen
+        self.stats.plan_ms += plan_ms

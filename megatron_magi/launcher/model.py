@@ -1,0 +1,127 @@
+"""Models that Megatron builds: our core attention inside, our plan in every forward."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from megatron_magi.adapter import MEGATRON_VERSION
+from megatron_magi.adapter.batch import dispatch_batch
+from megatron_magi.adapter.carried_plan import carried_plan
+from megatron_magi.adapter.layer_spec import with_magi_attention
+from megatron_magi.adapter.packed import MagiPackedSeqParams
+from megatron_magi.adapter.plugin import prepare_model, startup_line
+from megatron_magi.launcher.documents import (
+    bounds_of_cu_seqlens,
+    requested_mask,
+    sequence_bounds,
+)
+from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.norms import own_norms
+
+SPECS = (
+    "transformer_layer_spec",
+    "hybrid_stack_spec",
+    "mamba_stack_spec",
+    "mtp_block_spec",
+)
+"""Constructor arguments of Megatron's models that hold layers."""
+
+
+def wrap_model_init(original: Callable[..., None], launch: Launch) -> Callable[..., None]:
+    """For `GPTModel.__init__`, `HybridModel.__init__` and `MambaModel.__init__`."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        config = given.arguments["config"]
+        for name in SPECS:
+            spec = given.arguments.get(name)
+            if spec is not None and not _is_empty(spec):
+                given.arguments[name] = own_norms(with_magi_attention(spec), config)
+        original(*given.args, **given.kwargs)
+        _take_model(launch, self, config)
+
+    return __init__
+
+
+def keep_forward(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """`GPTModel.forward` stays; the table checks the arguments that our pre-hook reads."""
+    return original
+
+
+def _is_empty(spec: Any) -> bool:
+    """A pipeline stage without layers, e.g. one that only embeds."""
+    return isinstance(spec, TransformerBlockSubmodules) and not spec.layer_specs
+
+
+def _take_model(launch: Launch, model: Any, config: Any) -> None:
+    prepare_model(model, launch.options.config)
+    # Before the checks that prepare_model put there.
+    hook = functools.partial(_give_plan, launch)
+    model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+    if launch.model_config is None:
+        launch.model_config = config
+        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+            print(_first_line(launch, config), flush=True)
+
+
+def _first_line(launch: Launch, config: Any) -> str:
+    length = launch.args.seq_length * launch.args.micro_batch_size
+    return (
+        f"{startup_line(config, launch.options.config, length)}, megatron-core {MEGATRON_VERSION}, "
+        f"documents {_documents(launch)}, hooks {' '.join(launch.installed)}"
+    )
+
+
+def _documents(launch: Launch) -> str:
+    args = launch.args
+    if launch.options.mask_name:
+        return f"masked by {launch.options.mask_name}"
+    if getattr(args, "sft", False) or getattr(args, "dataloader_inter_document_masking", False):
+        return "by cu_seqlens"
+    return "by EOD" if args.reset_attention_mask else "not masked"
+
+
+def _give_plan(
+    launch: Launch, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    """Forward pre-hook: Megatron's arguments with the plan that the rows were dispatched by."""
+    given = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    if not isinstance(given.get("packed_seq_params"), MagiPackedSeqParams):
+        given["packed_seq_params"] = _plan_of(launch, model, given)
+    given["attention_mask"] = None
+    return (), given
+
+
+def _plan_of(launch: Launch, model: Any, given: dict[str, Any]) -> MagiPackedSeqParams:
+    stages = (("pre_process", "input_ids"), ("post_process", "labels"))
+    rows = [given.get(name) for stage, name in stages if getattr(model, stage)]
+    for x in rows:
+        packed = carried_plan(x)
+        if packed is not None:
+            return packed
+    if rows:
+        raise ValueError(
+            "with --attention-backend magi the model takes rows that our batch hook dispatched, "
+            "got tokens or labels without a plan; slice batches by Megatron's own "
+            "get_batch_on_this_cp_rank, which the hook replaces, or call dispatch_batch yourself"
+        )
+    return _plan_of_middle_stage(launch, given.get("packed_seq_params"))
+
+
+def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
+    """A stage that reads no rows plans the same from the boundaries alone, and joins the others."""
+    bounds = sequence_bounds(launch.sequences)
+    if stock is not None:
+        bounds = bounds_of_cu_seqlens(stock.cu_seqlens_q, stock.cu_seqlens_q_padded, bounds[-1])
+    mask = requested_mask(launch.options.mask_function(), bounds, None)
+    packed = launch.plan(bounds, mask)
+    dispatch_batch(None, packed, launch.cp_group())
+    return packed

@@ -1,0 +1,45 @@
+"""The MoE router's auxiliary losses under per-token loss and context parallelism.
+
+Per-token loss divides every gradient by the tokens of all ranks, so a loss that is a mean over all
+ranks has to be scaled by the tokens of all ranks first. Megatron 0.16 to 0.18 scale it by a rank's
+own: the effective coefficient is the configured one divided by the size of the group that shares
+the tokens. 0.19 scales it rightly.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def wrap_attach_aux_loss(original: Callable[..., Any], launch: Any) -> Callable[..., Any]:
+    """For `TopKRouter.attach_and_log_load_balancing_loss` before 0.19."""
+
+    @functools.wraps(original)
+    def attach_and_log_load_balancing_loss(
+        self: Any, activation: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        own = kwargs.pop("valid_token_count", None)
+        count = activation.shape[0] if own is None else own
+        shared = count * self.tp_cp_group.size()
+        return original(self, activation, *args, valid_token_count=shared, **kwargs)
+
+    return attach_and_log_load_balancing_loss
+
+
+def wrap_z_loss(original: Callable[..., Any], launch: Any) -> Callable[..., Any]:
+    """For `TopKRouter.apply_z_loss` before 0.19, which divides its coefficient by the group too."""
+
+    @functools.wraps(original)
+    def apply_z_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        coefficient = self.config.moe_z_loss_coeff
+        if coefficient is None:
+            return original(self, *args, **kwargs)
+        self.config.moe_z_loss_coeff = coefficient * self.tp_cp_group.size()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.config.moe_z_loss_coeff = coefficient
+
+    return apply_z_loss

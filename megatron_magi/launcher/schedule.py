@@ -1,0 +1,61 @@
+"""Megatron's schedules and steps: lengths of the plan in, plans compared, figures in the log."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from megatron_magi.adapter.packed import pipeline_seq_length
+from megatron_magi.adapter.stages import finish_stage_agreement
+from megatron_magi.launcher.launch import Launch
+
+
+def wrap_get_schedule(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """For `get_forward_backward_func` as `megatron.training.training` sees it."""
+
+    @functools.wraps(original)
+    def get_forward_backward_func(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        return functools.partial(run_schedule, launch, original(*args, **kwargs))
+
+    return get_forward_backward_func
+
+
+def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
+    """One schedule over all microbatches, for training or validation.
+
+    Stages exchange the rows of one joined stream, padded as the plan pads it. When the last
+    microbatch is through, all ranks of a model have planned the same, or all get an error: before
+    the optimizer uses a gradient.
+    """
+    length, count = kwargs["seq_length"], kwargs["micro_batch_size"]
+    launch.sequences = (count, length)
+    kwargs["seq_length"] = pipeline_seq_length(
+        length * count, launch.model_config, launch.options.config
+    )
+    kwargs["micro_batch_size"] = 1
+    kwargs["decoder_seq_length"] = None
+    result = schedule(**kwargs)
+    finish_stage_agreement()
+    return result
+
+
+def wrap_train_step(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """For `train_step`: its losses, which Megatron logs by name, and our figures beside them."""
+
+    @functools.wraps(original)
+    def train_step(*args: Any, **kwargs: Any) -> Any:
+        launch.take_stats()
+        losses, *rest = original(*args, **kwargs)
+        if losses:
+            device = next(iter(losses.values())).device
+            means = launch.take_stats()
+            losses = {
+                **losses,
+                **{name: torch.tensor(value, device=device) for name, value in means.items()},
+            }
+        return (losses, *rest)
+
+    return train_step

@@ -1,0 +1,174 @@
+"""Megatron's arguments under our switch: what is set, what is lifted, what is refused."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_magi.launcher.launch import Launch
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A Megatron argument with which a run would stop, be wrong, or was never tried."""
+
+    argument: str
+    """Name in Megatron's namespace; a version without it refuses nothing."""
+    works: tuple[Any, ...]
+    """Its values that work."""
+    flag: str
+    """As a user writes it."""
+    remedy: str
+
+
+_OFF = (False, None, 0)
+
+REFUSALS = (
+    Refusal("async_save", _OFF, "--async-save", "leave it out: saves run in process here"),
+    Refusal("attention_dropout", (0.0, 0), "--attention-dropout", "set --attention-dropout 0"),
+    Refusal(
+        "hybrid_context_parallel",
+        _OFF,
+        "--hybrid-context-parallel",
+        "leave it out: our plan balances documents over the ranks",
+    ),
+    Refusal("dynamic_context_parallel", _OFF, "--dynamic-context-parallel", "leave it out"),
+    Refusal(
+        "hierarchical_context_parallel_sizes",
+        (None,),
+        "--hierarchical-context-parallel-sizes",
+        "leave it out: it belongs to another communication",
+    ),
+    Refusal(
+        "sequence_packing_scheduler",
+        (None,),
+        "--sequence-packing-scheduler",
+        "leave it out: it moves samples between ranks by itself",
+    ),
+    Refusal(
+        "overlap_moe_expert_parallel_comm",
+        _OFF,
+        "--overlap-moe-expert-parallel-comm",
+        "leave it out: its schedule passes our checks by",
+    ),
+    Refusal("cuda_graph_impl", ("none", None), "--cuda-graph-impl", "set none: plans change"),
+    Refusal("enable_cuda_graph", _OFF, "--enable-cuda-graph", "leave it out: plans change"),
+    Refusal("external_cuda_graph", _OFF, "--external-cuda-graph", "leave it out: plans change"),
+    Refusal("fp8_dot_product_attention", _OFF, "--fp8-dot-product-attention", "leave it out"),
+    Refusal("fp8_multi_head_attention", _OFF, "--fp8-multi-head-attention", "leave it out"),
+    Refusal("tp_comm_overlap", _OFF, "--tp-comm-overlap", "leave it out: it was never tried here"),
+    Refusal("cpu_offloading", _OFF, "--cpu-offloading", "leave it out: it was never tried here"),
+    Refusal(
+        "fine_grained_activation_offloading",
+        _OFF,
+        "--fine-grained-activation-offloading",
+        "leave it out: it was never tried here",
+    ),
+    Refusal(
+        "experimental_attention_variant",
+        (None,),
+        "--experimental-attention-variant",
+        "leave it out: it is no softmax attention over rows",
+    ),
+    Refusal("use_legacy_models", _OFF, "--use-legacy-models", "leave it out"),
+    Refusal("yaml_cfg", (None,), "--yaml-cfg", "write flags"),
+    Refusal("perform_rl_step", _OFF, "--perform-rl-step", "leave it out: it was never tried here"),
+    Refusal("modelopt_enabled", _OFF, "--modelopt-enabled", "leave it out"),
+    Refusal("logits_load_dir", (None,), "--logits-load-dir", "leave it out: rows change places"),
+    Refusal("logits_save_dir", (None,), "--logits-save-dir", "leave it out: rows change places"),
+    Refusal("retro_add_retriever", _OFF, "--retro-add-retriever", "leave it out"),
+    Refusal("ddp_average_in_collective", _OFF, "--ddp-average-in-collective", "leave it out"),
+)
+"""Everything of Megatron that touches attention or batches and does not work with our switch."""
+
+
+def wrap_validate_args(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """For `validate_args`: our settings before it, our refusals before them."""
+
+    @functools.wraps(original)
+    def validate_args(args: Any, *rest: Any, **kwargs: Any) -> Any:
+        refuse_arguments(args)
+        said = change_settings(args)
+        with any_seq_length(args):
+            result = original(args, *rest, **kwargs)
+        launch.args = args
+        if said and args.rank == 0:
+            print(f"megatron_magi: {said}", flush=True)
+        return result
+
+    return validate_args
+
+
+def refuse_arguments(args: Any) -> None:
+    """Stop with one line at the first argument that does not work.
+
+    Raises:
+        SystemExit: with what is required, what came and what to do.
+    """
+    for rule in REFUSALS:
+        value = getattr(args, rule.argument, rule.works[0])
+        if value not in rule.works:
+            raise SystemExit(
+                f"--attention-backend magi requires {rule.argument}={rule.works[0]!r}, got "
+                f"{value!r} ({rule.flag}); {rule.remedy}"
+            )
+    _refuse_documents_by_eod_over_stages(args)
+    _refuse_absent_transformer_engine(args)
+
+
+def change_settings(args: Any) -> str:
+    """Set what our plan needs; returns what to tell the user."""
+    args.create_attention_mask_in_dataloader = False
+    if args.calculate_per_token_loss:
+        return ""
+    args.calculate_per_token_loss = True
+    return "--calculate-per-token-loss is set: ranks hold different numbers of counted tokens"
+
+
+@contextmanager
+def any_seq_length(args: Any) -> Iterator[None]:
+    """Let Megatron validate with the next length that its own slicing could share.
+
+    Megatron asserts that 2 * cp divides the length. Only that assertion and the one on
+    max_position_embeddings read it, and the length itself is put back behind them.
+    """
+    multiple = 2 * args.context_parallel_size
+    length, positions = args.seq_length, args.max_position_embeddings
+    if length is None or length % multiple == 0:
+        yield
+        return
+    args.seq_length = math.ceil(length / multiple) * multiple
+    if positions is not None and positions >= length:
+        args.max_position_embeddings = max(positions, args.seq_length)
+    yield
+    args.seq_length = args.encoder_seq_length = length
+    args.max_position_embeddings = positions
+
+
+def _refuse_documents_by_eod_over_stages(args: Any) -> None:
+    if args.reset_attention_mask and args.pipeline_model_parallel_size > 1:
+        raise SystemExit(
+            f"--attention-backend magi finds documents by --reset-attention-mask with one pipeline "
+            f"stage, got {args.pipeline_model_parallel_size}: later stages see no tokens; use "
+            f"--dataloader-inter-document-masking (Megatron 0.19 and later) instead"
+        )
+
+
+def _refuse_absent_transformer_engine(args: Any) -> None:
+    if args.transformer_impl == "inference_optimized":
+        raise SystemExit(
+            "--attention-backend magi requires --transformer-impl local or transformer_engine, got "
+            "inference_optimized; choose one of them"
+        )
+    if args.transformer_impl != "transformer_engine":
+        return
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise SystemExit(
+            "--transformer-impl transformer_engine requires TransformerEngine, got none; install "
+            "it or pass --transformer-impl local"
+        )

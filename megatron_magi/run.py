@@ -1,0 +1,41 @@
+"""Run a Megatron pretrain script with our attention behind one of its own flags.
+
+    python -m megatron_magi.run PATH/pretrain_gpt.py <its flags> --attention-backend magi
+
+Without `--attention-backend magi` the script runs as it is.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+USAGE = (
+    "usage: python -m megatron_magi.run PATH/pretrain_gpt.py <its flags> --attention-backend magi"
+)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Install the hooks that the flags ask for, then run the script as `__main__`.
+
+    Args:
+        argv: The script's path and its flags; default: this process's.
+    """
+    given = sys.argv[1:] if argv is None else argv
+    if not given or given[0].startswith("-") or not Path(given[0]).is_file():
+        raise SystemExit(f"{USAGE}\nerror: a script is required first, got {given[:1] or 'none'}")
+    script = Path(given[0]).resolve()
+    sys.argv = [str(script), *given[1:]]
+    sys.path.insert(0, str(script.parent))  # as Python does for a script; Megatron's root
+    try:
+        from megatron_magi.launcher import install
+    except ImportError as error:
+        raise SystemExit(f"megatron_magi.run: {error}") from error
+
+    install()
+    runpy.run_path(str(script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

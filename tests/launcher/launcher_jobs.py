@@ -1,0 +1,181 @@
+"""Runs of a pretrain script through the launcher, on every rank of a world; JSON in, JSON out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Megatron is imported once, before worlds are forked; hooks are put in place in the forked ones.
+from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
+
+skip_compilation_of_wheels()
+install_cpu_training()
+
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.training import training  # noqa: E402
+
+from megatron_magi import run  # noqa: E402
+from megatron_magi.adapter.init import init_by_name  # noqa: E402
+
+TINY = {
+    "num-layers": 2,
+    "hidden-size": 64,
+    "num-attention-heads": 4,
+    "group-query-attention": True,
+    "num-query-groups": 2,
+    "ffn-hidden-size": 128,
+    "seq-length": 96,
+    "max-position-embeddings": 4096,
+    "micro-batch-size": 1,
+    "global-batch-size": 2,
+    "train-iters": 4,
+    "lr": 3e-3,
+    "lr-decay-style": "constant",
+    "clip-grad": 1.0,
+    "weight-decay": 0.0,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable-bias-linear": True,
+    "untie-embeddings-and-output-weights": True,
+    "position-embedding-type": "rope",
+    "init-method-std": 0.1,
+    "attention-dropout": 0,
+    "hidden-dropout": 0,
+    "transformer-impl": "local",
+    "distributed-backend": "gloo",
+    "use-cpu-initialization": True,
+    "no-rope-fusion": True,
+    "no-masked-softmax-fusion": True,
+    "no-bias-swiglu-fusion": True,
+    "no-persist-layer-norm": True,
+    "no-gradient-accumulation-fusion": True,
+    "tokenizer-type": "NullTokenizer",
+    "vocab-size": 128,
+    "make-vocab-size-divisible-by": 64,
+    "mock-data": True,
+    "log-interval": 1,
+    "eval-iters": 0,
+    "eval-interval": 1000,
+    "num-workers": 0,
+}
+"""A Llama that trains in a second on the CPU, in fp32, by Megatron's own flags."""
+
+
+def pretrain(
+    script: str, flags: dict[str, Any] | None = None, damage: str | None = None
+) -> dict[str, Any]:
+    """Run the script; its losses and gradient norms unrounded, its validation losses, its output.
+
+    Args:
+        flags: over TINY; None takes a flag away, True writes it without a value.
+        damage: name of a function of `damages` that breaks something first.
+    """
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        CUDA_DEVICE_MAX_CONNECTIONS="1",
+        TORCH_COMPILE_DISABLE="1",
+    )
+    seen: dict[str, Any] = {"loss": [], "grad_norm": [], "log": {}}
+    _observe(seen)
+    if damage is not None:
+        import damages
+
+        getattr(damages, damage)()
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            run.main([script, *_words({**TINY, **(flags or {})})])
+    except SystemExit as end:
+        if end.code not in (0, None):
+            sys.stdout.write(printed.getvalue())
+            raise RuntimeError(f"SystemExit: {end.code}") from end
+    seen["output"] = printed.getvalue()
+    return seen
+
+
+def _words(flags: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        words += [f"--{name}", *map(str, values)]
+    return words
+
+
+def _observe(seen: dict[str, Any]) -> None:
+    """Equal weights in every layout, and every step's figures in full precision."""
+    for kind in _model_kinds():
+        kind.__init__ = _with_named_weights(kind.__init__)
+    step, original = training.train_step, run.runpy.run_path
+
+    def train_step(*args: Any, **kwargs: Any) -> Any:
+        result = observed(*args, **kwargs)
+        for name, value in result[0].items():
+            series = seen["loss"] if name == "lm loss" else seen["log"].setdefault(name, [])
+            series.append(float(value))
+        seen["grad_norm"].append(float(result[5]))
+        return result
+
+    observed = step
+
+    def run_path(*args: Any, **kwargs: Any) -> Any:
+        nonlocal observed
+        observed = training.train_step  # with our hook in it
+        training.train_step = train_step
+        training.evaluate = _observed_evaluate(training.evaluate, seen)
+        return original(*args, **kwargs)
+
+    run.runpy.run_path = run_path
+
+
+def _observed_evaluate(original: Any, seen: dict[str, Any]) -> Any:
+    @functools.wraps(original)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        losses = result[0] or {}
+        seen.setdefault("valid", []).extend(float(x) for x in losses.values())
+        return result
+
+    return evaluate
+
+
+def _model_kinds() -> list[Any]:
+    kinds: list[Any] = [GPTModel]
+    with contextlib.suppress(ImportError):
+        from megatron.core.models.hybrid.hybrid_model import HybridModel
+
+        kinds.append(HybridModel)
+    return kinds
+
+
+def _with_named_weights(original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        init_by_name(self)
+
+    return __init__
+
+
+def take_flags(argv: list[str]) -> Any:
+    """What `launcher.flags.take_flags` makes of a command line."""
+    from megatron_magi.launcher.flags import take_flags as take
+
+    options, rest = take(argv)
+    return [None if options is None else repr(options), rest]
+
+
+def small_script() -> str:
+    """The pretrain script of these tests, for a Megatron without a checkout."""
+    return str(Path(__file__).parent / "pretrain_small.py")
