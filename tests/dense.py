@@ -78,19 +78,20 @@ def summand_scales(exact: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, do
 
 
 def random_qkv(
-    mask: AttnMask, heads_q: int, heads_kv: int, dim: int, dtype: torch.dtype, seed: int,
-    device: str = "cpu",
+    mask: AttnMask, heads_q: int, heads_kv: int, dim: int | tuple[int, int], dtype: torch.dtype,
+    seed: int, device: str = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """q, k, v that require gradients, and dout."""
+    """q, k, v that require gradients, and dout; ``dim`` of queries and keys, and of values."""
     generator = torch.Generator().manual_seed(seed)
+    keys, values = (dim, dim) if isinstance(dim, int) else dim
 
-    def draw(tokens: int, heads: int) -> Tensor:
-        return torch.randn(tokens, heads, dim, generator=generator).to(device, dtype)
+    def draw(tokens: int, heads: int, width: int) -> Tensor:
+        return torch.randn(tokens, heads, width, generator=generator).to(device, dtype)
 
-    q, k, v = (draw(n, h).requires_grad_() for n, h in (
-        (mask.total_seqlen_q, heads_q), (mask.total_seqlen_k, heads_kv),
-        (mask.total_seqlen_k, heads_kv)))  # fmt: skip
-    return q, k, v, draw(mask.total_seqlen_q, heads_q)
+    q, k, v = (draw(*shape).requires_grad_() for shape in (
+        (mask.total_seqlen_q, heads_q, keys), (mask.total_seqlen_k, heads_kv, keys),
+        (mask.total_seqlen_k, heads_kv, values)))  # fmt: skip
+    return q, k, v, draw(mask.total_seqlen_q, heads_q, values)
 
 
 def compare(

@@ -109,6 +109,18 @@ def repair_moe_without_te() -> None:
         moe_utils.te_general_gemm = None
 
 
+def repair_mla_without_te() -> None:
+    """Tell 0.16's multi-latent attention that TransformerEngine is absent where it is.
+
+    Its module tries whether names can be imported that Megatron makes up without TransformerEngine;
+    every such layer would stop with a TypeError while it is built. Later versions ask rightly.
+    """
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+    from megatron.core.transformer import multi_latent_attention
+
+    multi_latent_attention.HAVE_TE = HAVE_TE
+
+
 def write_checkpoints_in_process() -> None:
     """Let synchronous saves report through a plain queue instead of a queue server.
 

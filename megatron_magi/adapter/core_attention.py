@@ -36,18 +36,22 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
-        **mla_sizes: Any,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
     ) -> None:
         """Megatron's constructor; cp_comm_type is ignored (there is one way to communicate).
+
+        Multi-latent attention passes k_channels, the head_dim of queries and keys; v_channels,
+        that of values, is ignored (values bring their own).
 
         Raises:
             NotImplementedError: the config asks for something this attention does not do.
         """
         super().__init__(config=config)
-        check_attention_config(config, attention_type, attention_dropout, mla_sizes)
+        check_attention_config(config, attention_type, attention_dropout)
         self.layer_number = max(1, layer_number)
         self.cp_group = getattr(pg_collection, "cp", None)
-        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self.is_attached = False
         # Read by Megatron: the learnable sink's checkpoint name and QK-clip's running maximum.
         self.softmax_offset = None
@@ -68,19 +72,20 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
 
         Args:
             query: [rows, batch, heads of this TP rank, head_dim]; batch 1 if packed.
-            key, value: [rows, batch, kv heads of this TP rank, head_dim].
+            key: [rows, batch, kv heads of this TP rank, head_dim].
+            value: likewise, its head_dim may be another.
             attention_mask: must be None, the plan has the mask.
             packed_seq_params: `MagiPackedSeqParams`, or None without context parallelism.
 
         Returns:
-            [rows, batch, heads * head_dim] in the query's dtype.
+            [rows, batch, heads * head_dim of value] in the query's dtype.
 
         Raises:
             ValueError: a dense mask, a bias, a foreign packed_seq_params or other row counts.
             RuntimeError: packed rows in a model that was not attached.
         """
         _refuse_masks(attention_mask, attention_bias)
-        rows, batch, heads, head_dim = _shape(query)
+        rows, batch, heads = _shape(query)
         packed = self._packed(packed_seq_params, rows, batch, query)
         plan = packed.plan_of_layer(self.config, self.layer_number)
         expected = plan.dispatch.num_local_tokens
@@ -96,7 +101,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         out_THD, _ = dist_attn(
             q_THD, k_SGD, v_SGD, plan, packed.cp_group, softmax_scale=self.softmax_scale
         )
-        out = out_THD.reshape(batch, rows, heads * head_dim).transpose(0, 1)
+        out = out_THD.reshape(batch, rows, heads * value.shape[3]).transpose(0, 1)
         return out.contiguous()
 
     def _packed(self, given: Any, rows: int, batch: int, query: Tensor) -> MagiPackedSeqParams:
@@ -127,7 +132,6 @@ def check_attention_config(
     config: TransformerConfig,
     attention_type: str = "self",
     attention_dropout: float | None = None,
-    mla_sizes: dict[str, Any] | None = None,
 ) -> None:
     """Refuse, when the model is built, what would otherwise be silently wrong.
 
@@ -140,7 +144,6 @@ def check_attention_config(
         ("attention_type", attention_type, "self"),
         ("attention_dropout", dropout, 0.0),
         ("softmax_type", config.softmax_type, "vanilla"),
-        ("multi_latent_attention", config.multi_latent_attention, False),
         ("qk_clip", getattr(config, "qk_clip", False), False),
         ("log_max_attention_logit", getattr(config, "log_max_attention_logit", False), False),
         ("fp8_dot_product_attention", config.fp8_dot_product_attention, False),
@@ -154,11 +157,6 @@ def check_attention_config(
                 f"MagiCoreAttention requires {name}={required!r}, got {got!r}; set it so, or keep "
                 f"Megatron's own core attention for this model"
             )
-    if mla_sizes and len({config.kv_channels, *filter(None, mla_sizes.values())}) > 1:
-        raise NotImplementedError(
-            f"MagiCoreAttention requires equal query, key and value head sizes, got {mla_sizes} "
-            f"with kv_channels={config.kv_channels}; keep Megatron's own core attention"
-        )
 
 
 def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) -> None:
@@ -170,11 +168,11 @@ def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) 
             )
 
 
-def _shape(query: Tensor) -> tuple[int, int, int, int]:
+def _shape(query: Tensor) -> tuple[int, int, int]:
     if query.dim() != 4:
         raise ValueError(
             f"MagiCoreAttention requires sbhd tensors [rows, batch, heads, head_dim], got shape "
             f"{tuple(query.shape)}; pass MagiPackedSeqParams, not a thd PackedSeqParams"
         )
-    rows, batch, heads, head_dim = query.shape
-    return rows, batch, heads, head_dim
+    rows, batch, heads, _ = query.shape
+    return rows, batch, heads

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 
+from megatron_magi.adapter.compat import repair_mla_without_te
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.rms_norm import RMSNorm
 
@@ -91,6 +92,7 @@ def with_magi_attention(spec: Any) -> Any:
     Raises:
         ValueError: nothing was replaced, or a core attention that is not plain softmax attention.
     """
+    repair_mla_without_te()
     replaced = []
 
     def rule(owner: Any, name: str, value: Any) -> Any:
@@ -133,6 +135,7 @@ def llama_layer_spec(
         num_experts=config.num_moe_experts,
         moe_grouped_gemm=config.moe_grouped_gemm,
         qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
         normalization="RMSNorm",
     )
     norm: Any = WrappedTorchNorm

@@ -159,11 +159,17 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
     """Heads on one tensor-parallel rank, as the core attention sees them."""
     tp_size = model_config.tensor_model_parallel_size
     groups = model_config.num_query_groups or model_config.num_attention_heads
+    head_dim, head_dim_v = model_config.kv_channels, None
+    if model_config.multi_latent_attention:  # every query head has a key head of its own
+        groups = model_config.num_attention_heads
+        head_dim = model_config.qk_head_dim + model_config.qk_pos_emb_head_dim
+        head_dim_v = model_config.v_head_dim
     return HeadShape(
         num_heads_q=model_config.num_attention_heads // tp_size,
         num_heads_kv=max(1, groups // tp_size),
-        head_dim=model_config.kv_channels,
+        head_dim=head_dim,
         bytes_per_element=torch.finfo(model_config.params_dtype).bits // 8,
+        head_dim_v=head_dim_v,
     )
 
 

@@ -14,6 +14,7 @@ from megatron_magi.adapter.carried_plan import check_rows
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.loss import check_loss_config
+from megatron_magi.adapter.mla import prepare_mla_layers
 from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.adapter.stages import open_stage_agreement
@@ -27,7 +28,7 @@ STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
 def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | None = None) -> str:
     """Make a GPTModel (or list of chunks, DDP-wrapped or not) ready for our batches.
 
-    Replaces the rotary embedding by one that follows the plan's positions, checks loss settings
+    Replaces rotary embeddings by ones that follow the plan's positions, checks loss settings
     and that every self-attention runs our core attention, and prints one start-up line on rank 0:
     kernel backend, transport, cp size, chunk and balance (of a causal stream of seq_length tokens;
     default: the model's max_sequence_length). From then on the model refuses rows that were not
@@ -75,6 +76,7 @@ def _attach_chunk(chunk: Any) -> None:
     rotary = getattr(chunk, "rotary_pos_emb", None)
     if rotary is not None:
         chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
+    prepare_mla_layers(chunk)
     attentions = [m for m in chunk.modules() if isinstance(m, MagiCoreAttention)]
     if not all(attention.is_attached for attention in attentions):
         chunk.register_forward_pre_hook(check_rows, with_kwargs=True)
@@ -137,8 +139,13 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
     """One line that says what will run; pure, equal on every rank."""
     cp_size = model_config.context_parallel_size
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    heads = head_shape(model_config)
     backend = select_backend(
-        magi_config.kernel_backend, device, model_config.params_dtype, magi_config.deterministic
+        magi_config.kernel_backend,
+        device,
+        model_config.params_dtype,
+        magi_config.deterministic,
+        one_width=heads.head_dim_v is None,
     )
     transport = "none"
     if cp_size > 1:
@@ -148,10 +155,9 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         [0, seq_length], model_config, _cp_group(cp_size), magi_config=magi_config, device="cpu"
     )
     plan = packed.dispatch_plan
-    heads = head_shape(model_config)
     return (
         f"megatron_magi active: kernel {backend.name}, transport {transport}, cp {cp_size}, "
-        f"heads {heads.num_heads_q}/{heads.num_heads_kv}x{heads.head_dim}, "
+        f"heads {heads}, "
         f"chunk {plan.dispatch.chunk_size}, imbalance {plan.imbalance:.3f} "
         f"(causal, {seq_length} tokens)"
     )

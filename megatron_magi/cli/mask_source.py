@@ -56,8 +56,9 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
     look.add_argument("--eod-token", type=int, help="id that ends a document (with --data)")
     how = parser.add_argument_group("planned with")
     how.add_argument("--cp", type=int, help="context-parallel ranks (recipe: parallel.cp)")
-    how.add_argument("--heads", metavar="Q,KV,DIM",
-                     help="query and key/value heads, head_dim of a rank (32,8,128)")  # fmt: skip
+    how.add_argument("--heads", metavar="Q,KV,DIM[,V]",
+                     help="query and key/value heads, head_dim of a rank (32,8,128); that of "
+                     "values if it is another")  # fmt: skip
     how.add_argument("--chunk-size", type=int, help="tokens per chunk (default: chosen)")
     how.add_argument("--overlap-degree", type=int, help="remote stages (default: chosen)")
     how.add_argument("--forward-mode", choices=get_args(ForwardMode), help="(default: chosen)")
@@ -93,9 +94,13 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
         changes["cp_size"] = options.cp
     if options.heads is not None:
         heads = numbers(options.heads)
-        if len(heads) != 3:
-            raise UsageError(f"--heads must be three numbers Q,KV,DIM, got {options.heads!r}")
-        changes["head_shape"] = HeadShape(*heads)
+        if len(heads) not in (3, 4):
+            raise UsageError(
+                f"--heads must be three numbers Q,KV,DIM, or four with the head_dim of values, "
+                f"got {options.heads!r}"
+            )
+        q, kv, dim, *values = heads
+        changes["head_shape"] = HeadShape(q, kv, dim, head_dim_v=values[0] if values else None)
     if options.token_multiple is not None:
         changes["token_multiple"] = options.token_multiple
     names = ("chunk_size", "overlap_degree", "forward_mode")

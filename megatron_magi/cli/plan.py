@@ -107,7 +107,7 @@ def plan_facts(
             "rows_of_ring": _ratio(zigzag.rows_received.sum(), ring_rows(zigzag) * plan.cp_size),
         },
         "heads": {"q": heads.num_heads_q, "kv": heads.num_heads_kv, "dim": heads.head_dim,
-                  "bytes_per_element": heads.bytes_per_element},
+                  "value_dim": heads.value_dim, "bytes_per_element": heads.bytes_per_element},
         "ring_rows_per_rank": ring,
         "ranks": [
             {
@@ -145,7 +145,7 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
         f"(zigzag, only what is needed: {zigzag['rows_of_ring']:.1%})",
         f"stages    {_stages_text(p)}",
         f"memory    receive buffers up to {buffer / 2**20:.1f} MiB a rank "
-        f"(heads {head['q']}/{head['kv']} of {head['dim']}, {head['bytes_per_element']} bytes)",
+        f"(heads {_heads_text(head)}, {head['bytes_per_element']} bytes)",
         f"model     forward {p['model_forward_us']:.0f} us a layer, "
         f"{p['model_exposed_share']:.0%} of the transfer time exposed (cost table, not measured)",
         "",
@@ -154,6 +154,11 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
     if plan.cp_size <= MAX_ROWS and plan.cp_size > 1:
         lines += ["", *_traffic_table(facts["rows_from_rank_to_rank"])]
     return "\n".join(lines)
+
+
+def _heads_text(head: dict[str, Any]) -> str:
+    values = "" if head["value_dim"] == head["dim"] else f", values of {head['value_dim']}"
+    return f"{head['q']}/{head['kv']} of {head['dim']}{values}"
 
 
 def _stages_text(p: dict[str, Any]) -> str:

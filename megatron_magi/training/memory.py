@@ -63,7 +63,7 @@ def rank_memory(
         activations=activation_bytes(config, tokens, dp, stage, fused_norms),
         output_workspace=_output_workspace(config, tokens) if last else 0,
         receive_buffers=0 if plan is None else receive_bytes(config, plan),
-        attention_workspace=4 * tokens * _qkv_width(config),
+        attention_workspace=4 * tokens * _qkv_elements(config, plan),
     )
 
 
@@ -122,10 +122,9 @@ def chunks_in_flight(config: RunConfig, dp: int, stage: int) -> int:
 
 def receive_bytes(config: RunConfig, plan: AttnPlan) -> int:
     """Fullest rank's buffers of one layer: keys and values of two stages, gradients of all."""
-    m, tp = config.model, config.parallel.tp
     element = _element(config)
     on_wire = 4 if config.magi.dkv_reduce_in_fp32 else element
-    row = 2 * m.num_query_groups // tp * m.kv_channels
+    row = plan.head_shape.kv_row_elements
     worst = 0
     for rank in range(plan.cp_size):
         view = plan.rank_plan(rank)
@@ -149,6 +148,14 @@ def _norm_bytes(config: RunConfig, tokens: int, fused: bool) -> int:
 def _rows(config: RunConfig, tokens: int) -> int:
     """Rows of the residual stream on a rank."""
     return tokens // config.parallel.tp if config.parallel.sequence_parallel else tokens
+
+
+def _qkv_elements(config: RunConfig, plan: AttnPlan | None) -> int:
+    """Of a row's query, key and value; the plan knows values of another width than keys."""
+    if plan is None:
+        return _qkv_width(config)
+    heads = plan.head_shape
+    return heads.num_heads_q * heads.head_dim + heads.kv_row_elements
 
 
 def _qkv_width(config: RunConfig) -> int:

@@ -75,9 +75,9 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
     """
     heads, config = plan.head_shape, plan.config
     row_us = heads.kv_row_bytes / (config.link_gib_s * 2**30) * 1e6
-    row_elements = heads.num_heads_q * heads.head_dim
-    tile_us = 4 * row_elements * config.tile_q * config.tile_k / (config.kernel_tflops * 1e6)
-    out_bytes = 8 * plan.dispatch.num_local_tokens * row_elements
+    score_and_out = heads.num_heads_q * (heads.head_dim + heads.value_dim)
+    tile_us = 2 * score_and_out * config.tile_q * config.tile_k / (config.kernel_tflops * 1e6)
+    out_bytes = 8 * plan.dispatch.num_local_tokens * heads.num_heads_q * heads.value_dim
     pass_us = out_bytes / (config.memory_gib_s * 2**30) * 1e6
     bars: list[StageBar] = []
     for rank in range(plan.cp_size):

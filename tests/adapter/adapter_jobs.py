@@ -13,7 +13,9 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_c
 
 from megatron_magi.adapter import cpu, layer_spec, plugin
 from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter.mla import MlaYarnRotaryEmbedding
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
+from megatron_magi.config import MagiConfig
 
 
 def train(**layout: Any) -> dict[str, list[float]]:
@@ -51,6 +53,29 @@ def module_kinds(**layout: Any) -> list[str]:
     model_parallel_cuda_manual_seed(1)
     chunks = tiny_llama.build_chunks(wanted, tiny_llama.model_config(wanted))
     return sorted({type(module).__name__ for chunk in chunks for module in chunk.modules()})
+
+
+def attach_latent(kernel: str = "auto", changes: dict[str, Any] | None = None) -> str:
+    """The start-up line of a model with multi-latent attention, attached twice."""
+    world = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(context_parallel_size=world)
+    model_parallel_cuda_manual_seed(1)
+    config = tiny_llama.model_config(tiny_llama.Layout("attach", cp=world, latent="yarn"))
+    for name, value in (changes or {}).items():
+        setattr(config, name, value)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=layer_spec.llama_layer_spec(config),
+        vocab_size=tiny_llama.VOCAB,
+        max_sequence_length=64,
+        position_embedding_type="rope",
+    )
+    line = plugin.attach(model, MagiConfig(kernel_backend=kernel))  # type: ignore[arg-type]
+    rotary = model.decoder.layers[0].self_attention.rotary_pos_emb
+    assert isinstance(rotary, MlaYarnRotaryEmbedding)
+    assert plugin.attach(model, MagiConfig(kernel_backend=kernel)) == line  # type: ignore[arg-type]
+    assert model.decoder.layers[0].self_attention.rotary_pos_emb is rotary
+    return line
 
 
 def checkpoint_names(tp: int, attention: str) -> dict[str, list[int]]:

@@ -111,11 +111,19 @@ def test_settings_it_cannot_honour(changes: dict[str, Any], message: str) -> Non
         attention(config)
 
 
-def test_cross_attention_and_unequal_head_sizes_are_refused() -> None:
+def test_cross_attention_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"attention_type='self', got 'cross'"):
         attention(model(), attention_type="cross")
-    with pytest.raises(NotImplementedError, match=r"equal query, key and value head sizes"):
-        attention(model(), k_channels=24, v_channels=16)
+
+
+def test_values_of_another_width() -> None:
+    q, k, _ = qkv(12)
+    v = torch.randn(12, 1, GROUPS, 5, dtype=torch.float64)
+    core = attention(model(), k_channels=DIM, v_channels=5)
+    out = core(q, k, v, None)
+    wanted = dense(q, k, v, torch.ones(12, 12, dtype=torch.bool).tril())
+    torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-10)
+    assert attention(model(), k_channels=16, v_channels=5).softmax_scale == 0.25
 
 
 def test_attributes_megatron_reads() -> None:

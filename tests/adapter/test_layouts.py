@@ -30,6 +30,7 @@ class Case:
     def baseline(self) -> Case:
         """The same model and data on one process with stock attention."""
         model = ("experts", "tied", "seq_length", "packed", "window", "window_skip", "bf16")
+        model += ("latent", "q_lora_rank")
         kept = {name: self.layout[name] for name in model if name in self.layout}
         suffix = "-".join(f"{k}={v}" for k, v in sorted(kept.items()))
         return Case(f"stock {suffix}", {**kept, "attention": "stock"})

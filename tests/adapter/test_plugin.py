@@ -15,11 +15,22 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+LATENT: dict[str, dict[str, Any]] = {
+    "latent": {},
+    "latent cuda": {"kernel": "cuda"},
+    "latent fused": {"changes": {"apply_rope_fusion": True}},
+}
+
+
 @pytest.fixture(scope="module")
 def results(run_jobs: Any) -> Any:
     jobs = [
         {"name": name, "function": "attach", "kwargs": kwargs, "world": 2}
         for name, kwargs in JOBS.items()
+    ]
+    jobs += [
+        {"name": name, "function": "attach_latent", "kwargs": kwargs, "world": 2}
+        for name, kwargs in LATENT.items()
     ]
     jobs.append({"name": "cpu", "function": "cpu_runtime", "kwargs": {}, "world": 1})
     jobs += [
@@ -45,6 +56,11 @@ def test_startup_line_is_equal_on_ranks_and_printed_by_one(results: dict[str, An
     assert results["output"].count(first) == 2
 
 
+def test_startup_line_of_multi_latent_attention(results: dict[str, Any]) -> None:
+    first, second = results["latent"]["values"]
+    assert first == second and "kernel reference, " in first and "heads 4/4x24+12, " in first
+
+
 def test_stock_attention_is_not_active(results: dict[str, Any]) -> None:
     error = results["stock"]["error"]
     assert error.count("RuntimeError: megatron_magi is not active: every self-attention must") == 2
@@ -57,6 +73,8 @@ def test_stock_attention_is_not_active(results: dict[str, Any]) -> None:
         ("mtp", "requires mtp_num_layers=None, got 1"),
         ("mrope", "requires rope, learned absolute or no position embeddings, got Multimodal"),
         ("dropout", "requires attention_dropout=0.0, got 0.1"),
+        ("latent cuda", "take values as wide as queries and keys, got another width; use kernel"),
+        ("latent fused", "requires apply_rope_fusion=False, got True"),
     ],
 )
 def test_what_does_not_work_stops_before_training(

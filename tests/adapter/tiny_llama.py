@@ -23,12 +23,17 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from megatron_magi.adapter import batch, init, layer_spec, loss, packed, plugin, reference, stages
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.config import MagiConfig
+
+try:  # the worker has this folder on its path, other tests the repository's root
+    from dense_latent import with_dense_attention
+except ImportError:
+    from tests.adapter.dense_latent import with_dense_attention
 
 VOCAB, STEPS, MICROBATCHES = 128, 3, 4
 
@@ -65,6 +70,9 @@ class Layout:
     bf16: bool = False
     overlap_degree: int | None = None
     chunk_size: int | None = None
+    latent: str | None = None
+    """Multi-latent attention with this rope_type."""
+    q_lora_rank: int | None = 24
 
     @property
     def world(self) -> int:
@@ -125,11 +133,26 @@ def model_config(layout: Layout) -> TransformerConfig:
             moe_router_load_balancing_type="none",
             moe_aux_loss_coeff=0.0,
         )
-    return TransformerConfig(
+    latent: dict[str, Any] = {}
+    if layout.latent:
+        latent = dict(
+            q_lora_rank=layout.q_lora_rank,
+            kv_lora_rank=16,
+            qk_head_dim=16,
+            qk_pos_emb_head_dim=8,
+            v_head_dim=12,
+            qk_layernorm=layout.q_lora_rank is not None,  # 0.19 refuses a norm without a rank
+            rope_type=layout.latent,
+            rotary_scaling_factor=4.0,
+            original_max_position_embeddings=48,
+            mscale_all_dim=1.0,
+        )
+    kind = MLATransformerConfig if layout.latent else TransformerConfig
+    return kind(
         num_layers=4,
         hidden_size=64,
         num_attention_heads=4,
-        num_query_groups=2,
+        num_query_groups=None if layout.latent else 2,
         ffn_hidden_size=128,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
@@ -158,6 +181,7 @@ def model_config(layout: Layout) -> TransformerConfig:
         window_attn_skip_freq=layout.window_skip,
         **recompute,
         **moe,
+        **latent,
     )
 
 
@@ -211,6 +235,8 @@ def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.
     if layout.layers == "te":
         spec = get_gpt_layer_with_transformer_engine_spec()
         spec = layer_spec.with_magi_attention(spec) if layout.attention == "magi" else spec
+    elif layout.latent and layout.attention == "stock":
+        spec = with_dense_attention(spec)
     return GPTModel(transformer_layer_spec=spec, **settings)
 
 

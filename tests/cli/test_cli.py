@@ -59,6 +59,7 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
         (["plan", "--lengths", "8x", "--cp", "2"], "numbers must look like 4096,8192x3, got '8x'"),
         (["plan", "--lengths", "8", "--cp", "2", "a=1"], "got 'a=1' without --recipe"),
         (["plan", "--lengths", "8", "--cp", "2", "--heads", "8,2"], "three numbers Q,KV,DIM"),
+        (["plan", "--lengths", "8", "--cp", "2", "--heads", "8,2,4,4,4"], "or four with the head"),
         (["plan", "--lengths", "8", "--cp", "0"], "at least 1, got 0; pass --cp N"),
         (["plan", "--lengths", "8", "--cp", "2", "--chunk-size", "8"], "chunk_size must leave"),
         (["plan", "--cu-seqlens", "0,9,4", "--cp", "2"], "must start at 0 and never decrease"),
@@ -102,13 +103,22 @@ def test_plan_report(capsys: Capture) -> None:
         assert word in out
 
 
+def test_values_of_another_width(capsys: Capture) -> None:
+    options = ("--lengths", "3000,5192", "--cp", "4", "--heads", "8,8,192,128")
+    assert plan_json(capsys, *options)["heads"] == {
+        "q": 8, "kv": 8, "dim": 192, "value_dim": 128, "bytes_per_element": 2,
+    }  # fmt: skip
+    assert main(["plan", *options]) == 0
+    assert "(heads 8/8 of 192, values of 128, 2 bytes)" in capsys.readouterr().out
+
+
 def test_plan_json_adds_up(capsys: Capture) -> None:
     facts = plan_json(capsys, "--lengths", "3000,5192", "--cp", "4", "--overlap-degree", "2",
                       "--heads", "8,4,64")  # fmt: skip
     rows = facts["rows_from_rank_to_rank"]
     assert facts["mask"]["visible_cells"] == 3000 * 3001 // 2 + 5192 * 5193 // 2
     assert facts["plan"]["overlap_degree"] == 2 and facts["plan"]["tokens_per_rank"] == 2048
-    assert facts["heads"] == {"q": 8, "kv": 4, "dim": 64, "bytes_per_element": 2}
+    assert facts["heads"] == {"q": 8, "kv": 4, "dim": 64, "value_dim": 64, "bytes_per_element": 2}
     for j, rank in enumerate(facts["ranks"]):
         assert rank["rows_received"] == sum(r[j] for r in rows) == sum(rank["rows_by_stage"])
         row = 2 * 4 * 64 * 2
@@ -178,7 +188,13 @@ def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
     assert from_data["mask"]["visible_cells"] == from_recipe["mask"]["visible_cells"]
     assert from_data["mask"]["slices"] > 3
     assert from_recipe["plan"]["cp_size"] == 2
-    assert from_recipe["heads"] == {"q": 4, "kv": 2, "dim": 32, "bytes_per_element": 4}
+    assert from_recipe["heads"] == {
+        "q": 4,
+        "kv": 2,
+        "dim": 32,
+        "value_dim": 32,
+        "bytes_per_element": 4,
+    }
     other = plan_json(
         capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--sample", "1"
     )

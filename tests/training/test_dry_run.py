@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from megatron_magi.core.mask.builders import from_cu_seqlens
+from megatron_magi.core.plan import HeadShape, make_attn_plan
 from megatron_magi.training.config import RecipeError, RunConfig
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.dry_run import assumed_sample, dry_run, report
@@ -215,6 +216,19 @@ def test_plan_work_and_area_are_those_of_the_first_batch(
     assert run.epochs == pytest.approx(6 * 2 / dataset.samples_per_epoch)
     one, three = run.step_seconds(0.5, 100.0), run.step_seconds(0.5, 300.0)
     assert one == pytest.approx(run.flops / (4 * 50e12)) and three == pytest.approx(one / 3)
+
+
+def test_memory_counts_the_widths_of_the_plan(recipes: dict[str, dict[str, Any]]) -> None:
+    config = config_of({**recipes["plain"], "parallel": {"cp": 4}})
+    widths = (64, None), (96, 64), (96, None)
+    shapes = [HeadShape(4, 4, keys, 4, head_dim_v=values) for keys, values in widths]
+    mask = from_cu_seqlens([0, 50, 128])
+    plans = [make_attn_plan(mask, 4, shape, config.magi) for shape in shapes]
+    a, b, c = (receive_bytes(config, plan) for plan in plans)
+    assert 2 * b == a + c > 0
+    a, b, c = (rank_memory(config, plan, 1, 0).attention_workspace for plan in plans)
+    tokens = plans[0].dispatch.num_local_tokens
+    assert (a, b, c) == tuple(4 * tokens * 4 * width for width in (3 * 64, 2 * 96 + 64, 3 * 96))
 
 
 def test_without_data_documents_are_assumed(recipes: dict[str, dict[str, Any]]) -> None:

@@ -73,13 +73,19 @@ def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tenso
     """``into[i][r] = xs[i][index[r]]``; no index: row r.
 
     Args:
-        xs: [n, ...] each, of one dtype and row shape; into: [num_rows, ...] each.
+        xs: [n, ...] each, of one dtype; into: [num_rows, ...] each.
         index: int32 [num_rows].
+
+    Cost: one kernel where all rows have one shape, else one for each tensor.
     """
     if index is not None and index.dtype != torch.int32:
         raise TypeError(f"index must be int32, got {index.dtype}; the kernel reads 4 bytes a row")
     library = _library_for(xs[0].device, *xs, *into)
-    if library is None or len(xs) > MAX_PARTS or len({x.shape[1:] for x in xs}) > 1:
+    if library is not None and _has_many_shapes(xs):
+        for x, target in zip(xs, into, strict=True):
+            gather_rows([x], index, [target])
+        return
+    if library is None or len(xs) > MAX_PARTS:
         for x, target in zip(xs, into, strict=True):
             target.copy_(x if index is None else x.index_select(0, index))
         return
@@ -160,8 +166,12 @@ def _add(
     targets: Sequence[Tensor],
 ) -> None:
     library = _library_for(own[0].device, *own, *received, *targets)
+    if library is not None and _has_many_shapes(own):
+        for i in range(len(own)):
+            _add(own[i : i + 1], received[i : i + 1], sources, peers, targets[i : i + 1])
+        return
     fits = len(own) <= MAX_PARTS and all(x.dtype == torch.float32 for x in own)
-    fits = fits and len({x.shape[1:] for x in own}) == 1 and own[0].shape[1:].numel() % 8 == 0
+    fits = fits and own[0].shape[1:].numel() % 8 == 0
     if library is None or not fits:
         for rows in peers:
             for mine, theirs in zip(own, received, strict=True):
@@ -201,6 +211,11 @@ def head_start(device: torch.device) -> None:
         code = library.function("magi_pause")(ctypes.c_uint64(HEAD_START_NS), stream)
     if code != 0:
         raise CudaKernelError(f"magi_pause failed with code {code}")
+
+
+def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
+    """Keys and values of different widths: a kernel moves rows of one shape."""
+    return len({x.shape[1:] for x in xs}) > 1
 
 
 def _library_for(device: torch.device, *xs: Tensor) -> CudaLibrary | None:

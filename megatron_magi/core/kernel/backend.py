@@ -20,10 +20,10 @@ Pair = tuple[Tensor, Tensor]
 class AttnBackend(Protocol):
     """Attention of q over the slices of a table.
 
-    Shapes: q [T, H, D], k and v [S, G, D] with H a multiple of G, any strides with the last
-    dimension contiguous; lse and delta [T, H]. The accumulation dtype is fp32, fp64 for fp64
-    inputs. lse is the natural log of the sum of exp of scaled scores; -inf with out = 0 where a
-    row sees nothing.
+    Shapes: q [T, H, D], k [S, G, D], v [S, G, E] with H a multiple of G, any strides with the last
+    dimension contiguous; out [T, H, E]; lse and delta [T, H]. Not every backend takes E other than
+    D. The accumulation dtype is fp32, fp64 for fp64 inputs. lse is the natural log of the sum of
+    exp of scaled scores; -inf with out = 0 where a row sees nothing.
     """
 
     name: str
@@ -64,7 +64,7 @@ class AttnBackend(Protocol):
         """(dq, dk, dv) in ``grad_dtype``: the accumulation dtype (None) or that of q.
 
         ``lse_TH`` is the final lse over all stages and ``delta_TH`` the row sum of out * dout, so
-        that partial gradients of several stages simply add. ``out`` [T, H, D], the final one, may
+        that partial gradients of several stages simply add. ``out`` [T, H, E], the final one, may
         be given instead, ``delta_TH`` None. ``dq_acc``, in the accumulation dtype:
         dq is added to it in place and it is returned. ``dkv``: where dk and dv are written, in
         ``grad_dtype``, any strides with the last dimension contiguous; None: new tensors.
@@ -98,31 +98,49 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def choose_backend_name(device: torch.device, dtype: torch.dtype) -> str:
+def has_one_width(q: Tensor, v: Tensor) -> bool:
+    """Whether values are as wide as queries and keys; in multi-latent attention they are not."""
+    return q.shape[-1] == v.shape[-1]
+
+
+def choose_backend_name(device: torch.device, dtype: torch.dtype, one_width: bool = True) -> str:
     """What "auto" means: cuda on Hopper, flex on other GPUs, reference on the CPU.
 
-    float32 and float64 run on the reference everywhere: the CUDA kernels are bf16 and fp16.
+    float32 and float64 run on the reference everywhere: the CUDA kernels are bf16 and fp16. They
+    also take values of the width of keys only (``one_width``); flex takes others.
     """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "reference"
-    return "cuda" if is_hopper(device) else "flex"
+    return "cuda" if one_width and is_hopper(device) else "flex"
 
 
 @functools.lru_cache(maxsize=64)
 def select_backend(
-    name: str, device: torch.device, dtype: torch.dtype, deterministic: bool = False
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    deterministic: bool = False,
+    one_width: bool = True,
 ) -> AttnBackend:
     """The backend called ``name`` ("auto" chooses), logged when first chosen for its inputs.
 
+    Args:
+        one_width: values are as wide as keys; see ``has_one_width``.
+
     Raises:
         ValueError: unknown name.
-        NotImplementedError: the named backend cannot run on this device or dtype.
+        NotImplementedError: the named backend cannot run on this device, dtype or widths.
     """
     if name not in ("auto", "cuda", "flex", "reference"):
         raise ValueError(
             f"kernel backend must be 'auto', 'cuda', 'flex' or 'reference', got {name!r}"
         )
-    chosen = choose_backend_name(device, dtype) if name == "auto" else name
+    if name == "cuda" and not one_width:
+        raise NotImplementedError(
+            "the CUDA kernels take values as wide as queries and keys, got another width; "
+            "use kernel_backend 'flex' or 'reference'"
+        )
+    chosen = choose_backend_name(device, dtype, one_width) if name == "auto" else name
     backend = _create(chosen, device, dtype, deterministic)
     logger.info("attention kernel: %s (asked for %s) on %s, %s", chosen, name, device, dtype)
     return backend

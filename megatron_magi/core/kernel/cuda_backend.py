@@ -96,6 +96,11 @@ class CudaBackend:
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, table: SliceTable, softmax_scale: float) -> None:
     """What the kernels demand beyond flex_attn.check_qkv."""
+    if v.shape[-1] != q.shape[-1]:
+        raise NotImplementedError(
+            f"the CUDA kernels take values as wide as queries and keys, got head_dim "
+            f"{v.shape[-1]} and {q.shape[-1]}; use kernel_backend 'flex' or 'reference'"
+        )
     if q.shape[-1] not in HEAD_DIMS:
         raise NotImplementedError(
             f"the CUDA kernels take head_dim {' or '.join(map(str, HEAD_DIMS))}, got "

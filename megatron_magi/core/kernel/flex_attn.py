@@ -48,18 +48,19 @@ def flex_flash_attn_func(
 
     Args:
         q: [T, H, D] fp16, bf16, fp32 or fp64; strided, last dimension contiguous.
-        k, v: [S, G, D], dtype and device of q; H must be a multiple of G.
+        k: [S, G, D], dtype and device of q; H must be a multiple of G.
+        v: [S, G, E], likewise; E may differ from D (multi-latent attention).
         q_ranges, k_ranges: integer [N, 2], half-open; None (with ``slices`` None): full attention.
         attn_type_map: integer [N], codes 0 FULL, 1 CAUSAL, 2 INV_CAUSAL, 3 BI_CAUSAL; None: FULL.
         slices: instead of ranges, an AttnMask or int32 [N, 6] (see ``slices_tensor``). Pass the
             same object to every call: it is validated and turned into work lists once.
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
-        backend: "auto", "cuda" (Hopper), "flex" (FlexAttention) or "reference" (PyTorch).
+        backend: "auto", "cuda" (Hopper, D == E), "flex" (FlexAttention) or "reference" (PyTorch).
         out_dtype: of out; None: as q.
 
     Returns:
-        out: [T, H, D] and AttnForwardMeta with lse [T, H], fp32 (fp64 for fp64 inputs).
+        out: [T, H, E] and AttnForwardMeta with lse [T, H], fp32 (fp64 for fp64 inputs).
 
     Raises:
         TypeError, ValueError: inputs that do not fit, named with the remedy.
@@ -105,12 +106,15 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} must be [tokens, heads, head_dim], got {list(x.shape)}; "
                 f"fold the batch into the tokens (documents become slices)"
             )
-    if q.shape[2] == 0:
-        raise ValueError(f"head_dim must be at least 1, got q of shape {list(q.shape)}")
-    if k.shape != v.shape or k.shape[2] != q.shape[2]:
+    if q.shape[2] == 0 or v.shape[2] == 0:
         raise ValueError(
-            f"k and v must have equal shapes and q's head_dim {q.shape[2]}, got {list(k.shape)} "
-            f"and {list(v.shape)}"
+            f"head_dim must be at least 1, got q of shape {list(q.shape)} and v of shape "
+            f"{list(v.shape)}; leave out heads without elements"
+        )
+    if k.shape[:2] != v.shape[:2] or k.shape[2] != q.shape[2]:
+        raise ValueError(
+            f"k and v must have equal tokens and heads and k q's head_dim {q.shape[2]}, got "
+            f"{list(k.shape)} and {list(v.shape)}; pass the key and the value of the same tokens"
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(

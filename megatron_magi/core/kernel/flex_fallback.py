@@ -3,7 +3,8 @@
 The block mask comes straight from the slices (no dense mask is ever made), the test inside a block
 from the intervals of keys that a row sees. Slower than the CUDA backend; chosen explicitly or where
 the GPU is not a Hopper, and logged by ``select_backend``.
-Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, R intervals.
+Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and
+their output may have one of their own), R intervals.
 """
 
 from __future__ import annotations
@@ -111,10 +112,10 @@ class FlexBackend:
         self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, table: SliceTable, softmax_scale: float
     ) -> OutLse:
         """out [T, H, D] and lse [T, H] in the accumulation dtype, differentiable."""
-        check_inputs(q_THD)
+        check_inputs(q_THD, v_SGD)
         acc = acc_dtype(q_THD.dtype)
         if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
-            out = torch.zeros(q_THD.shape, dtype=acc, device=q_THD.device)
+            out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc)
             return out, torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device)
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
         out, lse = _flex(q_THD.device.type)(
@@ -133,16 +134,17 @@ class FlexBackend:
         return out.masked_fill(empty.unsqueeze(-1), 0.0), lse
 
 
-def check_inputs(q_THD: Tensor) -> None:
+def check_inputs(q_THD: Tensor, v_SGD: Tensor) -> None:
     """What FlexAttention demands beyond flex_attn.check_qkv."""
     if q_THD.dtype not in DTYPES:
         raise NotImplementedError(
             f"FlexAttention takes bf16, fp16 and fp32, got {q_THD.dtype}; cast the inputs or use "
             f"backend='reference'"
         )
-    if q_THD.shape[2] < 16:
+    narrowest = min(q_THD.shape[2], v_SGD.shape[2])
+    if narrowest < 16:
         raise NotImplementedError(
-            f"FlexAttention needs head_dim 16 or more, got {q_THD.shape[2]}; pad the heads or use "
+            f"FlexAttention needs head_dim 16 or more, got {narrowest}; pad the heads or use "
             f"backend='reference'"
         )
 

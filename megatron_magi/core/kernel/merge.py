@@ -13,7 +13,7 @@ def merge_(out_THD: Tensor, lse_TH: Tensor, part_THD: Tensor, part_lse_TH: Tenso
     neither side saw a key, out stays 0 and lse -inf.
 
     Args:
-        out_THD, part_THD: [T, H, D] in the accumulation dtype.
+        out_THD, part_THD: [T, H, D] in the accumulation dtype, D that of values.
         lse_TH, part_lse_TH: [T, H] natural log; part_THD must be 0 where its lse is -inf.
     """
     total = torch.logaddexp(lse_TH, part_lse_TH)

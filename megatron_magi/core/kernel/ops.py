@@ -1,6 +1,7 @@
 """The kernels as torch.library ops, so that torch.compile, meta tensors and autograd see them.
 
-T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, N slices.
+T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and
+their output may have one of their own), N slices.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import acc_dtype, select_backend
+from megatron_magi.core.kernel.backend import acc_dtype, has_one_width, select_backend
 from megatron_magi.core.kernel.calls import refuse_second_derivative
 from megatron_magi.core.kernel.row_delta import score_delta
 from megatron_magi.core.kernel.slice_table import slice_table
@@ -38,7 +39,7 @@ def forward(
     deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     table = slice_table(slices, q.shape[0], k.shape[0])
-    kernel = select_backend(backend, q.device, q.dtype, deterministic)
+    kernel = select_backend(backend, q.device, q.dtype, deterministic, has_one_width(q, v))
     return kernel.forward(q, k, v, table, softmax_scale, out_dtype=out_dtype)
 
 
@@ -57,7 +58,7 @@ def backward(
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     table = slice_table(slices, q.shape[0], k.shape[0])
-    kernel = select_backend(backend, q.device, q.dtype, deterministic)
+    kernel = select_backend(backend, q.device, q.dtype, deterministic, has_one_width(q, v))
     return kernel.backward(
         dout, q, k, v, lse, delta, table, softmax_scale, out=out, grad_dtype=q.dtype
     )
@@ -67,7 +68,7 @@ def _fake_forward(
     q: Tensor, k: Tensor, v: Tensor, slices: Tensor, softmax_scale: float, out_dtype: torch.dtype,
     backend: str, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    out = q.new_empty(q.shape, dtype=out_dtype)
+    out = q.new_empty((*q.shape[:2], v.shape[2]), dtype=out_dtype)
     return out, q.new_empty(q.shape[:2], dtype=acc_dtype(q.dtype))
 
 

@@ -1,7 +1,8 @@
 """Attention over slices in plain PyTorch: any device, any float dtype, never a full score matrix.
 
 The rule is applied as it is written: a tile's scores, the band, a softmax that is merged tile by
-tile. Shapes: T query tokens, S key tokens, H query heads, G key/value heads, R = H / G, D head_dim.
+tile. Shapes: T query tokens, S key tokens, H query heads, G key/value heads, R = H / G, D head_dim
+(values and their output may have one of their own).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class ReferenceBackend:
     ) -> OutLse:
         acc = acc_dtype(q_THD.dtype)
         out, lse = prev or (
-            torch.zeros(q_THD.shape, dtype=acc, device=q_THD.device),
+            q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc),
             torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device),
         )
         for rows, keys, hidden in _tiles(table, q_THD.shape[1], q_THD.device):

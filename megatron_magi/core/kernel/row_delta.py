@@ -18,7 +18,7 @@ def score_delta(
 
 
 def row_delta(out_THD: Tensor, dout_THD: Tensor, dtype: torch.dtype) -> Tensor:
-    """[T, H] sum over D of out * dout."""
+    """[T, H] sum over D, the head_dim of values, of out * dout."""
     if out_THD.is_cuda and dtype == torch.float32:
         from megatron_magi.core.kernel.cuda_backward import cuda_row_delta, has_cuda_row_delta
 

@@ -5,7 +5,7 @@ device or on a rank's rows alike: ``lse' = log(e^lse + sum e^sink)``, ``out' = o
 Both are plain differentiable tensors, so autograd carries the gradient of ``lse'`` and ``out'``
 into q, k and v, and gives the sink ``-sum_rows p_sink * rowsum(out' * dout')``.
 
-T query tokens, H query heads, D head_dim, s sinks.
+T query tokens, H query heads, D head_dim of values, s sinks.
 """
 
 from __future__ import annotations

@@ -166,10 +166,11 @@ def _wanted_forward(config: MagiConfig) -> int:
 
 def _costs_ps(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> dict[str, int]:
     """The cost table in picoseconds; see StageCosts of csrc/solver/stages.h."""
-    row_elements = head_shape.num_heads_q * head_shape.head_dim
-    tile_flops = 4 * row_elements * config.tile_q * config.tile_k
+    score_and_out = head_shape.num_heads_q * (head_shape.head_dim + head_shape.value_dim)
+    tile_flops = 2 * score_and_out * config.tile_q * config.tile_k
     row_s = head_shape.kv_row_bytes / (config.link_gib_s * 2**30)
-    pass_s = 8 * num_tokens * row_elements / (config.memory_gib_s * 2**30)
+    out_elements = num_tokens * head_shape.num_heads_q * head_shape.value_dim
+    pass_s = 8 * out_elements / (config.memory_gib_s * 2**30)
     home_s = row_s * (2 if config.dkv_reduce_in_fp32 else 1)
     times = {
         "row_ps": row_s * 1e12,

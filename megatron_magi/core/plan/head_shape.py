@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 class HeadShape:
     """Attention heads on one tensor-parallel rank.
 
+    Shapes that say the same are equal: ``head_dim_v`` is None wherever it is ``head_dim``.
+
     Raises:
         ValueError: a count below 1, or query heads that do not divide over the key heads.
     """
@@ -16,12 +18,18 @@ class HeadShape:
     num_heads_q: int
     num_heads_kv: int
     head_dim: int
-    """Elements of one head of a query, key or value row."""
+    """Elements of one head of a query or key row, and of a value row unless ``head_dim_v`` is."""
     bytes_per_element: int = 2
+    head_dim_v: int | None = None
+    """Elements of one head of a value or output row (multi-latent attention); None: head_dim."""
 
     def __post_init__(self) -> None:
+        if self.head_dim_v == self.head_dim:
+            object.__setattr__(self, "head_dim_v", None)
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "head_dim_v" and value is None:
+                continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(
                     f"HeadShape.{field.name} must be an integer >= 1, got {value!r}; "
@@ -34,6 +42,21 @@ class HeadShape:
             )
 
     @property
+    def value_dim(self) -> int:
+        """Elements of one head of a value or output row."""
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
+    @property
+    def kv_row_elements(self) -> int:
+        """Elements of one row of keys and values together."""
+        return self.num_heads_kv * (self.head_dim + self.value_dim)
+
+    @property
     def kv_row_bytes(self) -> int:
         """Bytes that travel for one received row: its key and its value."""
-        return 2 * self.num_heads_kv * self.head_dim * self.bytes_per_element
+        return self.kv_row_elements * self.bytes_per_element
+
+    def __str__(self) -> str:
+        """Heads and widths for a screen: 32/8x128, or 16/16x192+128 with narrower values."""
+        values = "" if self.head_dim_v is None else f"+{self.head_dim_v}"
+        return f"{self.num_heads_q}/{self.num_heads_kv}x{self.head_dim}{values}"

@@ -6,7 +6,8 @@ computes, own keys last, so that the last gradients travel beside a computation 
 travel while delta is made and dq cleared). Keys and values are fetched again in backward rather
 than kept, so memory does not grow with the number of ranks.
 
-T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim.
+T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
+queries and keys, E of values (another one in multi-latent attention).
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from megatron_magi.core.comm.group_cast import (
 from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce, sum_at_home
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.row_kernels import head_start
-from megatron_magi.core.kernel.backend import AttnBackend, Pair, acc_dtype, select_backend
+from megatron_magi.core.kernel.backend import (
+    AttnBackend,
+    Pair,
+    acc_dtype,
+    has_one_width,
+    select_backend,
+)
 from megatron_magi.core.kernel.calls import differentiable_once, refuse_tangents
 from megatron_magi.core.kernel.flex_attn import check_qkv
 from megatron_magi.core.kernel.row_delta import score_delta
@@ -53,13 +60,14 @@ def dist_attn(
 
     Args:
         q: [T, H, D], this rank's tokens in local order.
-        k, v: [T, G, D].
+        k: [T, G, D].
+        v: [T, G, E]; E may differ from D (multi-latent attention).
         plan: the plan that dispatched them, or one with another mask on the same layout.
         cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
         softmax_scale: None: 1 / sqrt(D).
 
     Returns:
-        out: [T, H, D] in q's dtype, 0 where a token sees nothing.
+        out: [T, H, E] in q's dtype, 0 where a token sees nothing.
         lse: [T, H] natural log, fp32 (fp64 for fp64 inputs), -inf there.
 
     Raises:
@@ -75,12 +83,13 @@ def dist_attn(
     _check_local(q, k, v, plan)
     refuse_tangents(q, k, v)
     ensure_agreed(plan, cp_group)
+    config, one_width = plan.config, has_one_width(q, v)
     work = _StageWork(
         plan.rank_plan(group_rank(cp_group)),
         resolve_group(cp_group),
-        select_backend(plan.config.kernel_backend, q.device, q.dtype, plan.config.deterministic),
+        select_backend(config.kernel_backend, q.device, q.dtype, config.deterministic, one_width),
         q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale),
-        acc_dtype(q.dtype) if plan.config.dkv_reduce_in_fp32 else q.dtype,
+        acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
     )
     out, lse = _DistAttn.apply(q, k, v, work)
     return out, lse
@@ -196,7 +205,7 @@ class _Homeward:
         self.pending: list[PendingReduce] = []
 
     def place(self, stage: StagePlan) -> Pair:
-        """Where the stage's dk and dv go, [num_keys, G, D]: what travels lies side by side."""
+        """Where the stage's dk and dv go, [num_keys, G, D or E]: what travels lies side by side."""
         own = stage.num_own
         if stage.cast is None:
             shapes = ((own, *x.shape[1:]) for x in (self.k, self.v))

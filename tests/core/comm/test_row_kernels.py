@@ -63,6 +63,30 @@ def test_gather(num_rows: int, dtype: torch.dtype, shape: tuple[int, int], devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("widths", [(192, 128), (24, 16), (3, 5)], ids=str)
+def test_rows_of_two_widths(widths: tuple[int, int], device: str) -> None:
+    """Keys and values of different widths, side by side in one buffer and back."""
+    if device == "cuda":
+        cuda_library()
+    gen = torch.Generator().manual_seed(0)
+    xs = [torch.randn(50, 2, width, generator=gen).to(device) for width in widths]
+    index = torch.randint(0, 50, (33,), generator=gen, dtype=torch.int32)
+    buffer = torch.full((33, 2 * sum(widths)), 7.0, device=device)
+    split = buffer.split([2 * width for width in widths], dim=1)
+    targets = [part.unflatten(1, (2, -1)) for part in split]
+    gather_rows(xs, index.to(device), targets)
+    assert all(torch.equal(t, x[index.to(device)]) for x, t in zip(xs, targets, strict=True))
+    own = [torch.zeros_like(x) for x in xs]
+    want = [torch.zeros_like(x) for x in xs]
+    sources = RowSources(index, 50, torch.device(device))
+    peers = [slice(i, i + 1) for i in range(33)]
+    for x, part in zip(want, targets, strict=True):
+        for row in range(33):
+            x[index[row]] += part[row]
+    assert all(map(torch.equal, add_rows_into(own, targets, sources, peers, xs[0].dtype), want))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("received", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("counts", [(), (0, 0), (40, 0, 17), (3, 60, 1, 59)])

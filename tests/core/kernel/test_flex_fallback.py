@@ -79,18 +79,21 @@ def test_blocks_of_random_documents(
         assert not full[i, j] or block.all()
 
 
-def inputs(mask: AttnMask, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+def inputs(
+    mask: AttnMask, device: torch.device, dtype: torch.dtype, widths: tuple[int, int] = (32, 32)
+) -> list[torch.Tensor]:
+    """q, k, v and dout; widths of keys and of values."""
     gen = torch.Generator().manual_seed(0)
-    shapes = [(mask.total_seqlen_q, 4), *[(mask.total_seqlen_k, 2)] * 2, (mask.total_seqlen_q, 4)]
-    return [
-        torch.randn(*shape, 32, generator=gen).to(device=device, dtype=dtype) for shape in shapes
-    ]
+    rows, keys, (wide, value) = mask.total_seqlen_q, mask.total_seqlen_k, widths
+    shapes = [(rows, 4, wide), (keys, 2, wide), (keys, 2, value), (rows, 4, value)]
+    return [torch.randn(*shape, generator=gen).to(device=device, dtype=dtype) for shape in shapes]
 
 
+@pytest.mark.parametrize("widths", [(32, 32), (48, 32), (16, 24)], ids=str)
 @pytest.mark.parametrize("name", MASKS)
-def test_forward_is_the_reference(name: str) -> None:
+def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
     table = table_of(MASKS[name])
-    q, k, v, _ = inputs(MASKS[name], CPU, torch.float32)
+    q, k, v, _ = inputs(MASKS[name], CPU, torch.float32, widths)
     out, lse = FlexBackend().forward(q, k, v, table, 0.2)
     want_out, want_lse = ReferenceBackend().forward(q, k, v, table, 0.2)
     torch.testing.assert_close(out, want_out, atol=1e-5, rtol=1e-5)
@@ -109,11 +112,13 @@ def test_forward_continues_in_place() -> None:
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
-def check_backward(name: str, device: torch.device, dtype: torch.dtype, tol: float) -> None:
+def check_backward(
+    name: str, device: torch.device, dtype: torch.dtype, tol: float, widths: tuple[int, int]
+) -> None:
     """One stage of two: its keys are the mask's, the other stage has moved lse and delta."""
     mask = MASKS[name]
     table = table_of(mask)
-    q, k, v, dout = inputs(mask, device, dtype)
+    q, k, v, dout = inputs(mask, device, dtype, widths)
     out, lse = ReferenceBackend().forward(q, k, v, table, 0.2, out_dtype=torch.float32)
     merge_(out, lse, torch.randn_like(out), torch.zeros_like(lse))
     delta = (out * dout).sum(-1)
@@ -138,17 +143,21 @@ def dense_flex(
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
+@pytest.mark.parametrize("widths", [(32, 32), (48, 32), (16, 24)], ids=str)
 @pytest.mark.parametrize("name", MASKS)
-def test_backward_of_a_stage_is_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_of_a_stage_is_the_reference(
+    name: str, widths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flex_fallback, "_flex", lambda device_type: dense_flex)
-    check_backward(name, CPU, torch.float32, 1e-4)
+    check_backward(name, CPU, torch.float32, 1e-4, widths)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("widths", [(32, 32), (192, 128)], ids=str)
 @pytest.mark.parametrize("name", MASKS)
-def test_compiled_backward_on_a_gpu(name: str) -> None:
-    check_backward(name, torch.device("cuda"), torch.bfloat16, 5e-2)
+def test_compiled_backward_on_a_gpu(name: str, widths: tuple[int, int]) -> None:
+    check_backward(name, torch.device("cuda"), torch.bfloat16, 5e-2, widths)
 
 
 def test_what_it_cannot_do_is_refused() -> None:
@@ -156,9 +165,10 @@ def test_what_it_cannot_do_is_refused() -> None:
     x = torch.zeros(8, 1, 32, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match=r"takes bf16, fp16 and fp32.*cast"):
         FlexBackend().forward(x, x, x, table, 1.0)
-    x = torch.zeros(8, 1, 8)
-    with pytest.raises(NotImplementedError, match=r"head_dim 16 or more, got 8; pad"):
-        FlexBackend().forward(x, x, x, table, 1.0)
+    x, wide = torch.zeros(8, 1, 8), torch.zeros(8, 1, 16)
+    for q, v in ((x, x), (wide, x)):
+        with pytest.raises(NotImplementedError, match=r"head_dim 16 or more, got 8; pad"):
+            FlexBackend().forward(q, q, v, table, 1.0)
     many = np.array([[0, 4, i, i + 1, i - 3, i] for i in range(0, 2 * MAX_INTERVALS + 2, 2)])
     with pytest.raises(NotImplementedError, match=r"up to 32 slices .* got 33; merge"):
         row_intervals(SliceTable(many.astype(np.int32), 4, 100), CPU)

@@ -36,14 +36,15 @@ SHAPE = HeadShape(4, 2, 8)
 
 def run_attention(
     mask: AttnMask, config: MagiConfig, group: Any, dtype: torch.dtype, seed: int,
-    layout_mask: AttnMask | None = None,
+    layout_mask: AttnMask | None = None, shape: HeadShape = SHAPE,
 ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:  # fmt: skip
     """Dispatch, attend, undispatch, backward: full tensors out of a full sequence."""
-    q, k, v, dout = random_qkv(mask, 4, 2, 8, dtype, seed)
-    plan = magi.plan(layout_mask or mask, group, SHAPE, config)
+    dims = shape.head_dim, shape.value_dim
+    q, k, v, dout = random_qkv(mask, shape.num_heads_q, shape.num_heads_kv, dims, dtype, seed)
+    plan = magi.plan(layout_mask or mask, group, shape, config)
     local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
     if layout_mask is not None:
-        plan = magi.plan(mask, group, SHAPE, config, dispatch=plan.dispatch)
+        plan = magi.plan(mask, group, shape, config, dispatch=plan.dispatch)
     out_local, lse_local = magi.dist_attn(*local, plan, group)
     out, lse = magi.undispatch(out_local, plan, group), magi.undispatch(lse_local, plan, group)
     grads = torch.autograd.grad(out, (q, k, v), dout)
@@ -52,9 +53,9 @@ def run_attention(
 
 def check_against_dense(
     mask: AttnMask, config: MagiConfig, group: Any, dtype: torch.dtype, seed: int,
-    layout_mask: AttnMask | None = None,
+    layout_mask: AttnMask | None = None, shape: HeadShape = SHAPE,
 ) -> None:  # fmt: skip
-    ours, (q, k, v, dout) = run_attention(mask, config, group, dtype, seed, layout_mask)
+    ours, (q, k, v, dout) = run_attention(mask, config, group, dtype, seed, layout_mask, shape)
     exact = gradients(q, k, v, dout, mask, torch.float64)
     same = gradients(q, k, v, dout, mask, dtype)
     assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))

@@ -1,0 +1,152 @@
+"""Multi-latent attention (MLA): Megatron's layers for it, on rows in the plan's order.
+
+Such a layer handles packed tokens by itself and differs from a plain one in two ways. Whenever it
+is handed packed_seq_params it drops the batch dimension of its projections, which only its thd path
+puts back. And it owns the rotary embedding, RoPE or YaRN, which gives a rank the angles of two
+mirrored pieces of the sequence. So the projections of a prepared layer see plain [rows, 1, hidden]
+rows without packed_seq_params, the rotary embedding gives the angles of the rows' positions, and
+the core attention gets the plan as everywhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
+from torch import Tensor
+
+from megatron_magi.adapter.packed import MagiPackedSeqParams
+
+
+class RowPositions:
+    """A rotary embedding, when mixed into one, that follows the positions it is given."""
+
+    positions: Tensor | None = None
+    """int64 [rows], the position of each local row; None: the stock angles."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """[rows, 1, 1, dim] angles, in YaRN with the scale that belongs to them; not cached,
+        because positions change with every microbatch."""
+        if self.positions is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        # An angle is its position times a frequency, which is the angle of position 1.
+        stock = super().get_emb(2)  # type: ignore[misc]
+        angles, *scale = stock if isinstance(stock, tuple) else (stock,)
+        positions = self.positions.to(angles.device, angles.dtype)
+        rows = positions[:, None, None, None] * angles[1]
+        return (rows, *scale) if scale else rows
+
+
+class MlaRotaryEmbedding(RowPositions, RotaryEmbedding):  # type: ignore[misc]
+    """RoPE of a layer, by row."""
+
+
+class MlaYarnRotaryEmbedding(RowPositions, YarnRotaryEmbedding):  # type: ignore[misc]
+    """YaRN of a layer, by row."""
+
+
+ROTARY_OF: dict[type, Any] = {
+    RotaryEmbedding: MlaRotaryEmbedding,
+    YarnRotaryEmbedding: MlaYarnRotaryEmbedding,
+}
+
+
+def prepare_mla_layers(chunk: torch.nn.Module) -> None:
+    """Let every MLA layer of a model chunk take our batches; a prepared one stays as it is.
+
+    Raises:
+        NotImplementedError: a setting or rotary embedding that cannot follow the plan.
+    """
+    for layer in chunk.modules():
+        is_mla = isinstance(layer, MultiLatentAttention)
+        if is_mla and not isinstance(layer.rotary_pos_emb, RowPositions):
+            _prepare(layer)
+
+
+def rotary_by_row(stock: Any) -> Any:
+    """The same frequencies and scaling, following positions; ``stock`` itself if it is ours.
+
+    Raises:
+        NotImplementedError: a rotary embedding that is neither RoPE nor YaRN.
+    """
+    if isinstance(stock, RowPositions):
+        return stock
+    if type(stock) not in ROTARY_OF:
+        raise NotImplementedError(
+            f"multi-latent attention requires rope_type 'rope' or 'yarn', got a "
+            f"{type(stock).__name__}; set one of them"
+        )
+    kind = ROTARY_OF[type(stock)]
+    ours = kind.__new__(kind)
+    ours.__dict__.update(stock.__dict__)
+    return ours
+
+
+def _prepare(layer: Any) -> None:
+    _check_config(layer.config)
+    layer.rotary_pos_emb = rotary_by_row(layer.rotary_pos_emb)
+    project = type(layer).get_query_key_value_tensors
+    layer.get_query_key_value_tensors = functools.partial(_project_rows, project, layer)
+    down = getattr(layer, "linear_kv_down_proj", None)
+    columns = layer.config.kv_lora_rank + layer.config.qk_pos_emb_head_dim
+    if down is not None and down.weight.shape[0] < columns:
+        down.register_forward_hook(functools.partial(_gather_latent, layer.tp_group))
+
+
+def _check_config(config: Any) -> None:
+    if config.apply_rope_fusion:
+        raise NotImplementedError(
+            "multi-latent attention requires apply_rope_fusion=False, got True: the fused kernel "
+            "reads angles by row number; set it so (--no-rope-fusion)"
+        )
+    if config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
+        # The rotary part of a key is shared by all heads, and Megatron counts the gradient of a
+        # rank's own heads only; of the query's norm it counts the gradient once for every rank.
+        raise NotImplementedError(
+            f"multi-latent attention with tensor_model_parallel_size="
+            f"{config.tensor_model_parallel_size} requires sequence_parallel=True, got False: "
+            f"Megatron's gradients differ from those of one process; set it so"
+        )
+
+
+def _project_rows(
+    project: Callable[..., Any],
+    layer: Any,
+    hidden_states: Tensor,
+    key_value_states: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    packed_seq_params: Any = None,
+    **rest: Any,
+) -> Any:
+    """Megatron's projections, [rows, 1, heads, head_dim] each, of rows at the plan's positions.
+
+    Also when layers are recomputed: the microbatch comes with the call, not from the last one.
+    """
+    is_ours = isinstance(packed_seq_params, MagiPackedSeqParams)
+    layer.rotary_pos_emb.positions = packed_seq_params.rope_positions if is_ours else None
+    packed = None if is_ours else packed_seq_params
+    return project(layer, hidden_states, key_value_states, position_ids, packed, **rest)
+
+
+def _gather_latent(
+    group: dist.ProcessGroup, down: Any, inputs: Any, output: tuple[Tensor, Any]
+) -> tuple[Tensor, Any]:
+    """Whole latent rows of this rank's part of the sequence, from a column-parallel projection.
+
+    Every head shares the rotary part of a key, so its gradient is a sum over the heads of all
+    tensor-parallel ranks. Where Megatron gathers these columns itself, it leaves the other ranks'
+    heads out: no error, other weights. Of rows that come whole it gathers the sequence, and sums.
+    """
+    part, bias = output
+    whole = gather_from_tensor_model_parallel_region(part, group=group)
+    return scatter_to_sequence_parallel_region(whole, group=group), bias
