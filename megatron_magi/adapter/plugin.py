@@ -13,6 +13,8 @@ from megatron_magi.adapter import compat
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.loss import check_loss_config
+from megatron_magi.adapter.max_logit import check_max_logits
+from megatron_magi.adapter.mtp import check_mtp, install_mtp
 from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.adapter.stages import open_stage_agreement
@@ -43,11 +45,14 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
     config = get_model_config(chunks[0])
     check_loss_config(config)
     _check_features(chunks[0], config)
+    if getattr(config, "mtp_num_layers", None):
+        install_mtp()
     for chunk in chunks:
         rotary = getattr(chunk, "rotary_pos_emb", None)
         if rotary is not None:
             chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
     magi_config = magi_config or MagiConfig()
+    check_max_logits(config, magi_config, config.params_dtype, _device())
     open_stage_agreement(magi_config.agreement_timeout_s)
     length = seq_length or chunks[0].max_sequence_length
     line = startup_line(config, magi_config, length)
@@ -80,9 +85,8 @@ def assert_active(model: Any) -> None:
 def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) -> str:
     """One line that says what will run; pure, equal on every rank."""
     cp_size = model_config.context_parallel_size
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backend = select_backend(
-        magi_config.kernel_backend, device, model_config.params_dtype, magi_config.deterministic
+        magi_config.kernel_backend, _device(), model_config.params_dtype, magi_config.deterministic
     )
     transport = "none"
     if cp_size > 1:
@@ -99,6 +103,10 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         f"chunk {plan.dispatch.chunk_size}, imbalance {plan.imbalance:.3f} "
         f"(causal, {seq_length} tokens)"
     )
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _cp_group(cp_size: int) -> Any:
@@ -118,12 +126,7 @@ def _check_features(chunk: Any, config: Any) -> None:
             "batch_p2p_comm=False, got overlap_p2p_comm=False; set both, or use more stages"
         )
     if getattr(config, "mtp_num_layers", None):
-        # Megatron shifts labels inside the model, by neighbours in memory; and 0.19 weighs them by
-        # each rank's own token count, which depends on the dispatch.
-        raise NotImplementedError(
-            f"this plugin requires mtp_num_layers=None, got {config.mtp_num_layers}: Megatron's "
-            f"shift by one token does not know the dispatch; leave multi-token prediction out"
-        )
+        check_mtp(config)
     if config.context_parallel_size == 1:
         return
     rotary = getattr(chunk, "rotary_pos_emb", None)

@@ -10,6 +10,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+import mtp_runs
 import numpy as np
 import torch
 from megatron.core import parallel_state
@@ -62,6 +63,9 @@ class Layout:
     bf16: bool = False
     overlap_degree: int | None = None
     chunk_size: int | None = None
+    mtp: int | None = None
+    mtp_stage: bool = False
+    stock_mtp: str | None = None
 
     @property
     def world(self) -> int:
@@ -95,13 +99,15 @@ def train(layout: Layout) -> dict[str, list[float]]:
         chunks,
     )
     connect(layout, config, chunks, optimizer)
-    losses, norms = [], []
+    mtp_runs.keep_stock(layout.stock_mtp)
+    losses, norms, depths = [], [], []
     for step in range(STEPS):
         losses.append(one_step(layout, config, chunks, optimizer, step))
+        depths += mtp_runs.logged_losses(layout.mtp, MICROBATCHES // layout.dp)
         updated, norm, _ = optimizer.step()
         assert updated
         norms.append(float(norm))
-    return {"loss": losses, "grad_norm": norms}
+    return {"loss": losses, "grad_norm": norms, **({"mtp": depths} if layout.mtp else {})}
 
 
 def model_config(layout: Layout) -> TransformerConfig:
@@ -153,6 +159,8 @@ def model_config(layout: Layout) -> TransformerConfig:
         masked_softmax_fusion=False,
         window_size=layout.window,
         window_attn_skip_freq=layout.window_skip,
+        mtp_num_layers=layout.mtp,
+        mtp_loss_scaling_factor=0.5,
         **recompute,
         **moe,
     )
@@ -176,9 +184,14 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
             share_embeddings_and_output_weights=layout.tied,
             position_embedding_type="rope",
             vp_stage=vp_stage,
+            mtp_block_spec=layer_spec.llama_mtp_spec(
+                config, vp_stage=vp_stage, attention=layout.attention
+            ),
         )
         models.append(model)
     init.init_by_name(models)
+    if layout.attention == "stock" and layout.mtp:
+        mtp_runs.stock_roll_respects_documents()
     if layout.attention == "magi":
         line = plugin.attach(models, magi_config(layout), layout.seq_length)
         assert f"cp {layout.cp}," in line, line
@@ -228,13 +241,15 @@ def microbatch(layout: Layout, step: int, index: int) -> tuple[batch.Batch, list
     loss_mask[np.array(bounds[1:]) - 1] = 0.0
     loss_mask[: bounds[1] // 3] = 0.0
     loss_mask[length - length // 4 :] = 0.0
-    rows = [torch.from_numpy(x)[None] for x in (tokens[:-1], tokens[1:], loss_mask)]
+    positions = np.arange(length)
+    rows = [torch.from_numpy(x)[None] for x in (tokens[:-1], tokens[1:], loss_mask, positions)]
     return batch.Batch(*rows), bounds
 
 
 def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) -> batch.LocalBatch:
     rows, bounds = microbatch(layout, step, index)
     if layout.attention == "stock":
+        mtp_runs.documents[:] = bounds
         return reference.dense_batch(rows, bounds)
     if layout.moved_boundary or layout.moved_boundary_rank == torch.distributed.get_rank():
         bounds[1] += 1
