@@ -30,12 +30,22 @@ def add_softmax_offset(core: nn.Module, config: TransformerConfig) -> None:
     """Give a core attention its `softmax_offset`: [heads of this TP rank] in params_dtype, or None.
 
     The learnable one starts from config.init_method, as Megatron's local attention does.
+
+    Raises:
+        NotImplementedError: a softmax_type that Megatron does not have today.
     """
+    if config.softmax_type not in SOFTMAX_TYPES:
+        raise NotImplementedError(
+            f"softmax_type must be one of {', '.join(SOFTMAX_TYPES)}, got "
+            f"{config.softmax_type!r}; choose one, or keep Megatron's own core attention"
+        )
     if config.softmax_type == "vanilla":
         core.register_parameter("softmax_offset", None)
         return
     heads = config.num_attention_heads // config.tensor_model_parallel_size
-    offset = torch.zeros(heads, dtype=config.params_dtype, device=torch.cuda.current_device())
+    on_gpu = torch.cuda.is_available() and not config.use_cpu_initialization
+    device = torch.cuda.current_device() if on_gpu else "cpu"
+    offset = torch.zeros(heads, dtype=config.params_dtype, device=device)
     if config.softmax_type == "off-by-one":
         core.register_buffer("softmax_offset", offset, persistent=False)
         return

@@ -97,9 +97,7 @@ def test_packed_documents_and_window_layers() -> None:
     ("changes", "message"),
     [
         ({"attention_dropout": 0.1}, r"attention_dropout=0.0, got 0.1; set it so"),
-        ({"softmax_type": "learnable"}, r"softmax_type='vanilla', got 'learnable'"),
-        ({"qk_clip": True}, r"qk_clip=False, got True"),
-        ({"log_max_attention_logit": True}, r"log_max_attention_logit=False"),
+        ({"multi_latent_attention": True}, r"multi_latent_attention=False, got True"),
         ({"hybrid_context_parallel": True}, r"hybrid_context_parallel=False"),
     ],
 )

@@ -64,7 +64,7 @@ class Layout:
     overlap_degree: int | None = None
     chunk_size: int | None = None
     mtp: int | None = None
-    mtp_stage: bool = False
+    adam_eps: float = 1e-8
     stock_mtp: str | None = None
 
     @property
@@ -89,6 +89,7 @@ def train(layout: Layout) -> dict[str, list[float]]:
         OptimizerConfig(
             optimizer="adam",
             lr=3e-3,
+            adam_eps=layout.adam_eps,
             weight_decay=0.0,
             clip_grad=1.0,
             bf16=layout.bf16,
