@@ -10,6 +10,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+import attention_options as options
 import mtp_runs
 import numpy as np
 import torch
@@ -66,6 +67,8 @@ class Layout:
     mtp: int | None = None
     adam_eps: float = 1e-8
     stock_mtp: str | None = None
+    softmax_type: str = "vanilla"
+    qk_clip: float | None = None
 
     @property
     def world(self) -> int:
@@ -101,14 +104,17 @@ def train(layout: Layout) -> dict[str, list[float]]:
     )
     connect(layout, config, chunks, optimizer)
     mtp_runs.keep_stock(layout.stock_mtp)
-    losses, norms, depths = [], [], []
+    losses, norms, depths, logits = [], [], [], []
     for step in range(STEPS):
         losses.append(one_step(layout, config, chunks, optimizer, step))
         depths += mtp_runs.logged_losses(layout.mtp, MICROBATCHES // layout.dp)
         updated, norm, _ = optimizer.step()
         assert updated
         norms.append(float(norm))
-    return {"loss": losses, "grad_norm": norms, **({"mtp": depths} if layout.mtp else {})}
+        if layout.qk_clip:
+            logits.append(options.clip(chunks))
+    kinds = {"loss": losses, "grad_norm": norms, "mtp": depths, "max_logit": logits}
+    return {kind: numbers for kind, numbers in kinds.items() if numbers}
 
 
 def model_config(layout: Layout) -> TransformerConfig:
@@ -160,6 +166,9 @@ def model_config(layout: Layout) -> TransformerConfig:
         masked_softmax_fusion=False,
         window_size=layout.window,
         window_attn_skip_freq=layout.window_skip,
+        softmax_type=layout.softmax_type,
+        qk_clip=layout.qk_clip is not None,
+        qk_clip_threshold=layout.qk_clip or 100.0,
         mtp_num_layers=layout.mtp,
         mtp_loss_scaling_factor=0.5,
         **recompute,
@@ -191,6 +200,7 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
         )
         models.append(model)
     init.init_by_name(models)
+    options.set_sinks(models)
     if layout.attention == "stock" and layout.mtp:
         mtp_runs.stock_roll_respects_documents()
     if layout.attention == "magi":
