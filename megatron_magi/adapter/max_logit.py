@@ -30,13 +30,15 @@ def wants_max_logits(config: TransformerConfig) -> bool:
 def check_max_logits(
     config: TransformerConfig, magi_config: MagiConfig, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Refuse where a fused kernel would run: those do not keep the largest logit.
+    """Refuse where a fused kernel would run, which does not keep the largest logit, and where
+    Megatron cannot clip.
 
     Raises:
-        NotImplementedError: names the setting, the kernel that would run and what to set.
+        NotImplementedError: names the setting, what would run and what to set.
     """
     if not wants_max_logits(config):
         return
+    _check_clip_layout(config)
     asked = magi_config.kernel_backend
     runs = select_backend(asked, device, dtype, magi_config.deterministic).name
     if runs != "reference":
@@ -45,6 +47,17 @@ def check_max_logits(
             f"{setting} requires the reference kernel, the only one that finds the largest logits, "
             f"got {runs!r} (kernel_backend={asked!r}, {dtype} on {device}); set {setting}=False, "
             f"or kernel_backend='reference', which is slow"
+        )
+
+
+def _check_clip_layout(config: TransformerConfig) -> None:
+    tp_size = config.tensor_model_parallel_size
+    if getattr(config, "qk_clip", False) and tp_size > 1:
+        # Attention._clip_linear_qkv views a rank's weight by the whole model's sizes (0.16.1 to
+        # 0.20-dev): a RuntimeError in the middle of training, at the first logit above the limit.
+        raise NotImplementedError(
+            f"qk_clip requires tensor_model_parallel_size=1, got {tp_size}: Megatron's clip_qk "
+            f"fails on a slice of the weights; set qk_clip=False (log_max_attention_logit works)"
         )
 
 

@@ -23,10 +23,10 @@ def set_sinks(models: list[Any]) -> None:
                 sink.copy_(1.5 * torch.arange(first, first + len(sink)).sin())
 
 
-def clip(chunks: list[Any]) -> float:
-    """Megatron's QK-clip after a step; the largest logit of the model before it."""
+def clip(chunks: list[Any], log_only: bool) -> float:
+    """Megatron's QK-clip after a step, or its log only; the largest logit of the model."""
     # It looks for the layers behind the two wrappers of a 16-bit model.
     wrapped = [SimpleNamespace(module=SimpleNamespace(module=c)) for c in gpt_chunks(chunks)]
-    largest = torch.tensor(float(clip_qk(wrapped)))
+    largest = torch.tensor(float(clip_qk(wrapped, log_max_only=log_only)))
     torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
     return float(largest)

@@ -54,13 +54,21 @@ SINKS = [
 CLIPS = [
     clip("clip-cp2", cp=2),
     clip("clip-cp3-odd-length", cp=3, seq_length=89),
-    clip("clip-tp2-sp-cp2", tp=2, sp=True, cp=2),
     clip("clip-dp2-cp2", dp=2, cp=2),
     clip("clip-cp2-pp2", cp=2, pp=2),
     clip("clip-cp2-recompute-full", cp=2, recompute="full"),
     clip("clip-cp2-recompute-core-attn", cp=2, recompute="core_attn"),
     clip("clip-windows-sinks-cp2", cp=2, softmax_type=LEARNABLE, **WINDOWS),
 ]
+LOGS = [
+    Case(f"log-{id}", {"log_max_logit": True, "adam_eps": ADAM_EPS, **layout}, "magi")
+    for id, layout in (
+        ("cp2", {"cp": 2}),
+        ("tp2-sp-cp2", {"tp": 2, "sp": True, "cp": 2}),
+        ("tp2-cp2-pp2-windows", {"tp": 2, "cp": 2, "pp": 2, **WINDOWS}),
+    )
+]
+CLIPPED_TP = clip("clip-tp2", tp=2)
 VANILLA = sink("vanilla", "vanilla")
 UNCLIPPED = clip("unclipped", qk_clip=1e6)
 
@@ -74,6 +82,19 @@ def results(request: pytest.FixtureRequest, run_jobs: Any) -> Any:
 def test_sinks_train_like_stock_cp1(results: dict[str, Any], wanted: Case) -> None:
     found = differences(values(results, wanted), values(results, wanted.baseline()))
     assert max(found.values()) < RELATIVE, found
+
+
+@pytest.mark.parametrize("wanted", LOGS, ids=lambda c: c.id)
+def test_logged_logits_are_those_of_one_process(results: dict[str, Any], wanted: Case) -> None:
+    found = differences(values(results, wanted), values(results, wanted.baseline()))
+    assert "max_logit" in found
+    assert max(found.values()) < RELATIVE, found
+
+
+@pytest.mark.parametrize("wanted", [CLIPPED_TP], ids=lambda c: c.id)
+def test_clipping_that_megatron_cannot_do(results: dict[str, Any], wanted: Case) -> None:
+    error = results[wanted.id]["error"]
+    assert error.count("qk_clip requires tensor_model_parallel_size=1, got 2") == 2
 
 
 @pytest.mark.parametrize("wanted", CLIPS, ids=lambda c: c.id)
@@ -109,5 +130,7 @@ def test_checkpoints_hold_the_sinks_like_stock(shards: dict[str, Any], tp: int) 
     assert len(stock["values"][0]) == 4
     assert ours["values"] == stock["values"]
     for rank, found in enumerate(ours["values"]):
-        assert found[0]["global_shape"] == [4]
-        assert found[0]["global_offset"] == [rank * 4 // tp]
+        # Layers and heads; a rank's offset is its first head.
+        assert found[2]["global_shape"] == [4, 4]
+        assert found[2]["global_offset"] == [2, rank * 4 // tp]
+        assert found[2]["local_shape"] == [4 // tp]

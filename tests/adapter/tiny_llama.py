@@ -69,6 +69,7 @@ class Layout:
     stock_mtp: str | None = None
     softmax_type: str = "vanilla"
     qk_clip: float | None = None
+    log_max_logit: bool = False
 
     @property
     def world(self) -> int:
@@ -111,8 +112,8 @@ def train(layout: Layout) -> dict[str, list[float]]:
         updated, norm, _ = optimizer.step()
         assert updated
         norms.append(float(norm))
-        if layout.qk_clip:
-            logits.append(options.clip(chunks))
+        if layout.qk_clip or layout.log_max_logit:
+            logits.append(options.clip(chunks, log_only=not layout.qk_clip))
     kinds = {"loss": losses, "grad_norm": norms, "mtp": depths, "max_logit": logits}
     return {kind: numbers for kind, numbers in kinds.items() if numbers}
 
@@ -168,6 +169,7 @@ def model_config(layout: Layout) -> TransformerConfig:
         window_attn_skip_freq=layout.window_skip,
         softmax_type=layout.softmax_type,
         qk_clip=layout.qk_clip is not None,
+        log_max_attention_logit=layout.log_max_logit,
         qk_clip_threshold=layout.qk_clip or 100.0,
         mtp_num_layers=layout.mtp,
         mtp_loss_scaling_factor=0.5,
