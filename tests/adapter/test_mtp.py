@@ -59,7 +59,13 @@ CORNER = [
     case("cp2-one-row-chunks", 2, cp=2, chunk_size=1),
 ]
 RECOMPUTED = case("cp2-recompute-full", 2, cp=2, recompute="full")
-CASES = REGULAR + FEATURE + CORNER + ([RECOMPUTED] if RECOMPUTES else [])
+MIXED = case("hidden-state-mixing-one-process", 2, mtp_hsm=True)
+HAS_MIXING = hasattr(multi_token_prediction, "_mix_hidden_state_history")
+CASES = [
+    *(REGULAR + FEATURE + CORNER),
+    *([RECOMPUTED] if RECOMPUTES else []),
+    *([MIXED] if HAS_MIXING else []),
+]
 STOCK_ROLL = case("stock-roll", 2, cp=2, packed=False, stock_mtp="roll")
 STOCK_COUNTS = case("stock-counts", 2, cp=2, stock_mtp="counts")
 WRONG = [STOCK_ROLL, *([STOCK_COUNTS] if COUNTS_TOKENS else [])]

@@ -66,6 +66,7 @@ class Layout:
     chunk_size: int | None = None
     mtp: int | None = None
     adam_eps: float = 1e-8
+    mtp_hsm: bool = False
     stock_mtp: str | None = None
     softmax_type: str = "vanilla"
     qk_clip: float | None = None
@@ -173,6 +174,7 @@ def model_config(layout: Layout) -> TransformerConfig:
         qk_clip_threshold=layout.qk_clip or 100.0,
         mtp_num_layers=layout.mtp,
         mtp_loss_scaling_factor=0.5,
+        **({"mtp_hsm": True} if layout.mtp_hsm else {}),
         **recompute,
         **moe,
     )
