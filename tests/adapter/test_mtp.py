@@ -57,6 +57,7 @@ CORNER = [
     case("cp3-odd-length", 2, cp=3, seq_length=89),
     case("cp4-padded", 2, cp=4, seq_length=90),
     case("cp2-one-row-chunks", 2, cp=2, chunk_size=1),
+    case("cp4-padded-without-loss-mask", 2, cp=4, seq_length=90, loss_mask_to_model=False),
 ]
 RECOMPUTED = case("cp2-recompute-full", 2, cp=2, recompute="full")
 MIXED = case("hidden-state-mixing-one-process", 2, mtp_hsm=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import Any
 
@@ -90,6 +91,41 @@ def test_every_name_is_replaced_once(installed: Any) -> None:
     if hasattr(installed, "process_mtp_loss"):
         assert gpt_model.process_mtp_loss is installed.process_mtp_loss
         assert hasattr(gpt_model.process_mtp_loss, "__wrapped__")
+
+
+@pytest.mark.skipif(
+    not hasattr(multi_token_prediction, "process_mtp_loss"),
+    reason="0.16 has no such function and counts no tokens",
+)
+@pytest.mark.parametrize("per_token", [True, False])
+@pytest.mark.parametrize("given", ["labels", "input_ids"])
+def test_loss_of_one_rank_is_stock(installed: Any, per_token: bool, given: str) -> None:
+    """Labels may be absent (reinforcement learning): from 0.19 on they are the tokens, rolled."""
+    ours = installed.process_mtp_loss
+    if given not in inspect.signature(ours).parameters:
+        pytest.skip("this megatron-core needs labels")
+    stock = PackedSeqParams(cu_seqlens_q=torch.tensor(BOUNDS))
+    config = model(calculate_per_token_loss=per_token)
+    gradients = []
+    for function, params in ((ours.__wrapped__, stock), (ours, packed())):
+        hidden = torch.randn(27, 1, 4, generator=torch.Generator().manual_seed(3))
+        hidden.requires_grad_()
+        arguments = {
+            "labels": None,
+            given: torch.arange(3, 12)[None],
+            "loss_mask": torch.tensor([[1.0, 0, 1, 1, 0, 1, 0.5, 1, 1]]),
+            "output_layer": lambda x, **unused: (x, None),
+            "output_weight": None,
+            "runtime_gather_output": None,
+            "is_training": False,
+            "compute_language_model_loss": lambda labels, x: x.square().sum(-1).T * labels,
+            "config": config,
+            "packed_seq_params": params,
+        }
+        function(hidden, **arguments).sum().backward()
+        gradients.append(hidden.grad)
+    assert gradients[0][9:].abs().max() > 0.1
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-6, atol=1e-6)
 
 
 def test_other_shifts_and_other_models(installed: Any) -> None:

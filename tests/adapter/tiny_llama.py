@@ -67,6 +67,7 @@ class Layout:
     mtp: int | None = None
     adam_eps: float = 1e-8
     mtp_hsm: bool = False
+    loss_mask_to_model: bool = True
     stock_mtp: str | None = None
     softmax_type: str = "vanilla"
     qk_clip: float | None = None
@@ -290,7 +291,10 @@ def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, ste
 
     def forward_step(iterator: Any, model: Any) -> Any:
         local = local_batch(layout, config, step, next(iterator), model)
-        return model(**local.model_inputs()), partial(loss.per_token_loss, local.loss_mask)
+        inputs = local.model_inputs()
+        if not layout.loss_mask_to_model:
+            del inputs["loss_mask"]
+        return model(**inputs), partial(loss.per_token_loss, local.loss_mask)
 
     reports = get_forward_backward_func()(
         forward_step_func=forward_step,
