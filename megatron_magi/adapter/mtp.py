@@ -70,19 +70,25 @@ def check_mtp(config: Any) -> None:
             "pipeline_model_parallel_layout that gives them a stage of their own; put them beside "
             "the loss"
         )
-    if config.recompute_method == "uniform" and not _can_recompute():
+    if config.recompute_method == "uniform" and not can_recompute():
         raise NotImplementedError(
             "multi-token prediction on packed tokens requires layers that can be recomputed with "
-            "packed_seq_params, which megatron-core has since 0.18, got recompute_granularity="
+            "packed_seq_params, which megatron-core has since 0.19, got recompute_granularity="
             "'full' on an older one; set 'selective', or use a newer megatron-core"
         )
     _check_hidden_state_mixing(config)
 
 
-def _can_recompute() -> bool:
-    """Before 0.18 the layer hands packed_seq_params to autograd, which saves tensors only."""
-    recompute = multi_token_prediction.MultiTokenPredictionLayer._checkpointed_forward
-    return "packed_seq_params" in inspect.signature(recompute).parameters
+def can_recompute() -> bool:
+    """0.16 and 0.17 hand packed_seq_params to autograd, which saves tensors only; 0.18 calls its
+    recomputation with an argument that it does not have."""
+    layer = multi_token_prediction.MultiTokenPredictionLayer
+    called_with = {"packed_seq_params", "padding_mask"} & {*_names(layer.forward)}
+    return called_with <= {*_names(layer._checkpointed_forward)}
+
+
+def _names(function: Function) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
 def _check_hidden_state_mixing(config: Any) -> None:

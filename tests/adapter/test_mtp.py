@@ -7,12 +7,12 @@ and loss code; the roll gets the documents through Megatron's own packed path.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
 from megatron.core.transformer import multi_token_prediction
 
+from megatron_magi.adapter import MEGATRON_VERSION
 from tests.adapter.layout_cases import (
     ADAM_EPS,
     RELATIVE,
@@ -24,26 +24,21 @@ from tests.adapter.layout_cases import (
 
 COUNTS_TOKENS = hasattr(multi_token_prediction, "process_mtp_loss")
 """0.16 does not divide the loss of a depth by counted tokens when it is summed per token."""
-RECOMPUTES = "packed_seq_params" in str(
-    inspect.signature(multi_token_prediction.MultiTokenPredictionLayer._checkpointed_forward)
-)
-"""Before 0.18 these layers cannot be recomputed with packed tokens."""
+RECOMPUTES = MEGATRON_VERSION >= (0, 19)
+"""Before, these layers cannot be recomputed with packed tokens."""
 
 
 def case(id: str, mtp: int = 1, **layout: Any) -> Case:
     return Case(id, {"mtp": mtp, "adam_eps": ADAM_EPS, **layout})
 
 
+ONE = {"one-process": {}, "cp2-pp2": {"cp": 2, "pp": 2}}
+TWO = {**ONE, "cp2": {"cp": 2}, "cp3": {"cp": 3}}
 REGULAR = [
     case(f"{kind}-{depths}-{name}", depths, packed=kind == "packed", **layout)
     for kind in ("packed", "one")
-    for depths in (1, 2)
-    for name, layout in (
-        ("one-process", {}),
-        ("cp2", {"cp": 2}),
-        ("cp3", {"cp": 3}),
-        ("cp2-pp2", {"cp": 2, "pp": 2}),
-    )
+    for depths, layouts in ((1, ONE), (2, TWO))
+    for name, layout in layouts.items()
 ]
 FEATURE = [
     case("tp2-sp-cp2", 2, tp=2, sp=True, cp=2),
