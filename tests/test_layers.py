@@ -23,12 +23,14 @@ LAYERS = {
     "core.runtime": [*BASE, "core"],
     "adapter": [*BASE, "core", "PUBLIC"],
     "training": [*BASE, "core", "PUBLIC", "adapter"],
+    "launcher": [*BASE, "core", "PUBLIC", "adapter"],
+    "run": [*BASE, "launcher"],
     "api": [*BASE, "core"],
     "viz": [*BASE, "core", "training"],
     "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz"],
 }
 """What each layer may import beside itself; PUBLIC: the names of ``import megatron_magi``."""
-WITH_MEGATRON = ("adapter", "training", "run")
+WITH_MEGATRON = ("adapter", "launcher", "training", "run")
 
 
 def parse(path: Path) -> ast.Module:

@@ -62,6 +62,7 @@ class LocalBatch:
             "input_ids": None if rows is None else rows.tokens,
             "position_ids": None if rows is None else rows.position_ids,
             "labels": None if rows is None else rows.labels,
+            "loss_mask": self.loss_mask,
             "attention_mask": self.attention_mask,
             "packed_seq_params": self.packed_seq_params,
         }

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from megatron_magi.adapter.max_logit import record_max_logits, wants_max_logits
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset, with_sink
 from megatron_magi.core.runtime.dist_attn import dist_attn
 
 if TYPE_CHECKING:
@@ -53,8 +55,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         self.cp_group = getattr(pg_collection, "cp", None)
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self.is_attached = False
-        # Read by Megatron: the learnable sink's checkpoint name and QK-clip's running maximum.
-        self.softmax_offset = None
+        add_softmax_offset(self, config)
+        # Read and reset by Megatron's QK-clip.
         self.current_max_attn_logits: Tensor | None = None
 
     def forward(
@@ -98,11 +100,20 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             x.transpose(0, 1).reshape(rows * batch, x.shape[2], x.shape[3])
             for x in (query, key, value)
         )
-        out_THD, _ = dist_attn(
+        out_THD, lse_TH = dist_attn(
             q_THD, k_SGD, v_SGD, plan, packed.cp_group, softmax_scale=self.softmax_scale
         )
+        out_THD = with_sink(out_THD, lse_TH, self.softmax_offset)
+        if wants_max_logits(self.config):
+            record_max_logits(self, q_THD, k_SGD, plan, packed.cp_group)
         out = out_THD.reshape(batch, rows, heads * value.shape[3]).transpose(0, 1)
         return out.contiguous()
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Megatron's: the learnable softmax_offset, split by heads."""
+        return sharded_offset(self, prefix, sharded_offsets, metadata)
 
     def _packed(self, given: Any, rows: int, batch: int, query: Tensor) -> MagiPackedSeqParams:
         if isinstance(given, MagiPackedSeqParams):
@@ -143,9 +154,6 @@ def check_attention_config(
     rules: list[tuple[str, Any, Any]] = [
         ("attention_type", attention_type, "self"),
         ("attention_dropout", dropout, 0.0),
-        ("softmax_type", config.softmax_type, "vanilla"),
-        ("qk_clip", getattr(config, "qk_clip", False), False),
-        ("log_max_attention_logit", getattr(config, "log_max_attention_logit", False), False),
         ("fp8_dot_product_attention", config.fp8_dot_product_attention, False),
         ("fp8_multi_head_attention", config.fp8_multi_head_attention, False),
         ("cuda_graph_impl", getattr(config, "cuda_graph_impl", "none"), "none"),

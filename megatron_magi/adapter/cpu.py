@@ -105,6 +105,7 @@ def _patch_torch_cuda() -> None:
         "Stream": _NoStream,
         "Event": _NoStream,
         "manual_seed": generator.manual_seed,
+        "initial_seed": generator.initial_seed,
         "get_rng_state": lambda device=None: generator.get_state(),
         "set_rng_state": lambda state, device=None: generator.set_state(state),
     }

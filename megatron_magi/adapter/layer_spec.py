@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import CrossAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -149,6 +152,29 @@ def llama_layer_spec(
 def with_own_norms(spec: Any) -> Any:
     """The same spec with our RMSNorm for torch's, which refuses sequence parallelism."""
     return _rewrite(spec, _own_norm)
+
+
+def llama_mtp_spec(
+    config: TransformerConfig,
+    vp_stage: int | None = None,
+    *,
+    attention: Literal["magi", "stock"] = "magi",
+) -> Any:
+    """Spec of the multi-token prediction layers behind a `llama_layer_spec` decoder.
+
+    None on a pipeline stage without them. Use: `GPTModel(..., mtp_block_spec=llama_mtp_spec(config,
+    vp_stage=i))`; every layer predicts one more token (config.mtp_num_layers).
+    """
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
+    block = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False, vp_stage=vp_stage)
+    if block is None or attention == "stock":
+        return block
+    return with_magi_attention(with_own_norms(block))
 
 
 def _own_norm(owner: Any, name: str, value: Any) -> Any:

@@ -21,6 +21,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
@@ -48,6 +49,13 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
 
     rope_positions: Tensor | None = None
     """int64 [num_local_tokens], the RoPE position of each local row."""
+
+    last_rows: Tensor | None = None
+    """int64, the local rows without a next token in their document, padding too; None without
+    multi-token prediction."""
+
+    is_token: Tensor | None = None
+    """bool [num_local_tokens], False on padding; None without multi-token prediction."""
 
     @property
     def dispatch_plan(self) -> AttnPlan:
@@ -95,7 +103,7 @@ def make_packed_seq_params(
     bounds = _host_bounds(cu_seqlens)
     total = int(bounds[-1])
     config = magi_config or MagiConfig()
-    windows = [_is_window(model_config, n + 1) for n in range(model_config.num_layers)]
+    windows = _window_layers(model_config)
     if mask is not None:
         _check_mask(mask, total, any(windows))
     elif not all(windows):
@@ -108,7 +116,10 @@ def make_packed_seq_params(
         )
         dispatch = None if plan is None else plan.dispatch
         window_plan = _plan(window_mask, model_config, cp_group, config, dispatch)
-    return _assemble(plan, window_plan, bounds if restart_positions else None, cp_group, device)
+    packed = _assemble(plan, window_plan, bounds if restart_positions else None, cp_group, device)
+    if getattr(model_config, "mtp_num_layers", None):
+        _mark_document_ends(packed, bounds)
+    return packed
 
 
 def from_packed_seq_params(
@@ -216,6 +227,25 @@ def _assemble(
     packed.rope_positions = positions.to(device, non_blocking=True)
     packed.max_seqlen_q = packed.max_seqlen_kv = dispatch.padded_seqlen
     return packed
+
+
+def _mark_document_ends(packed: MagiPackedSeqParams, bounds: npt.NDArray[np.int64]) -> None:
+    assert packed.rope_positions is not None, "an assembled object has positions"
+    rows = packed.dispatch_plan.dispatch.position_ids(group_rank(packed.cp_group))
+    is_token = rows < bounds[-1]
+    last = np.flatnonzero(~is_token | np.isin(rows, bounds[1:] - 1))
+    device = packed.rope_positions.device
+    packed.last_rows = torch.from_numpy(last).to(device, non_blocking=True)
+    packed.is_token = torch.from_numpy(is_token).to(device, non_blocking=True)
+
+
+def _window_layers(model_config: TransformerConfig) -> list[bool]:
+    """Of every layer's number. Layers of multi-token prediction go on counting in 0.16; a list of
+    layers, window_attn_skip_freq, does not name them."""
+    count = model_config.num_layers
+    if not isinstance(model_config.window_attn_skip_freq, list):
+        count += getattr(model_config, "mtp_num_layers", None) or 0
+    return [_is_window(model_config, number + 1) for number in range(count)]
 
 
 def _is_window(model_config: TransformerConfig, layer_number: int) -> bool:

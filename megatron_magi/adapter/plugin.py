@@ -14,7 +14,9 @@ from megatron_magi.adapter.carried_plan import check_rows
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.loss import check_loss_config
+from megatron_magi.adapter.max_logit import check_max_logits
 from megatron_magi.adapter.mla import prepare_mla_layers
+from megatron_magi.adapter.mtp import check_mtp, install_mtp
 from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.adapter.stages import open_stage_agreement
@@ -65,9 +67,12 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
     config = get_model_config(chunks[0])
     check_loss_config(config)
     _check_features(chunks[0], config)
+    if getattr(config, "mtp_num_layers", None):
+        install_mtp()
     for chunk in chunks:
         _refuse_layers(chunk)
         _attach_chunk(chunk)
+    check_max_logits(config, magi_config, config.params_dtype, _device())
     open_stage_agreement(magi_config.agreement_timeout_s)
 
 
@@ -77,12 +82,13 @@ def _attach_chunk(chunk: Any) -> None:
     if rotary is not None:
         chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
     prepare_mla_layers(chunk)
-    attentions = [m for m in chunk.modules() if isinstance(m, MagiCoreAttention)]
-    if not all(attention.is_attached for attention in attentions):
+    if not getattr(chunk, "is_magi_attached", False):
+        chunk.is_magi_attached = True
         chunk.register_forward_pre_hook(check_rows, with_kwargs=True)
         chunk.register_forward_pre_hook(_check_rotary)
-    for attention in attentions:
-        attention.is_attached = True
+    for module in chunk.modules():
+        if isinstance(module, MagiCoreAttention):
+            module.is_attached = True
 
 
 def _check_rotary(chunk: Any, args: Any) -> None:
@@ -138,11 +144,10 @@ def _expects_attention(chunk: Any) -> bool:
 def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) -> str:
     """One line that says what will run; pure, equal on every rank."""
     cp_size = model_config.context_parallel_size
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     heads = head_shape(model_config)
     backend = select_backend(
         magi_config.kernel_backend,
-        device,
+        _device(),
         model_config.params_dtype,
         magi_config.deterministic,
         one_width=heads.head_dim_v is None,
@@ -163,6 +168,10 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
     )
 
 
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _cp_group(cp_size: int) -> Any:
     return parallel_state.get_context_parallel_group() if cp_size > 1 else None
 
@@ -180,12 +189,7 @@ def _check_features(chunk: Any, config: Any) -> None:
             "batch_p2p_comm=False, got overlap_p2p_comm=False; set both, or use more stages"
         )
     if getattr(config, "mtp_num_layers", None):
-        # Megatron shifts labels inside the model, by neighbours in memory; and 0.19 weighs them by
-        # each rank's own token count, which depends on the dispatch.
-        raise NotImplementedError(
-            f"this plugin requires mtp_num_layers=None, got {config.mtp_num_layers}: Megatron's "
-            f"shift by one token does not know the dispatch; leave multi-token prediction out"
-        )
+        check_mtp(config)
     if config.context_parallel_size == 1:
         return
     rotary = getattr(chunk, "rotary_pos_emb", None)

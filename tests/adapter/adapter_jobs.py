@@ -90,6 +90,24 @@ def checkpoint_names(tp: int, attention: str) -> dict[str, list[int]]:
     return {key: list(shape) for key, shape in shapes if shape is not None}
 
 
+def sink_shards(attention: str) -> list[dict[str, Any]]:
+    """How a distributed checkpoint holds every layer's learnable sink on this rank."""
+    tp = torch.distributed.get_world_size()
+    layout = tiny_llama.Layout("sinks", tp=tp, attention=attention, softmax_type="learnable")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
+    model_parallel_cuda_manual_seed(1)
+    (model,) = gpt_chunks(tiny_llama.build_chunks(layout, tiny_llama.model_config(layout)))
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    tensors = model.sharded_state_dict(metadata={"dp_cp_group": group})
+    found = [t for t in tensors.values() if t.key.endswith("softmax_offset")]
+    facts = ("key", "local_shape", "global_shape", "global_offset", "replica_id", "dtype")
+    return [{name: _plain(getattr(t, name)) for name in facts} for t in found]
+
+
+def _plain(fact: Any) -> Any:
+    return list(fact) if isinstance(fact, tuple) else str(fact)
+
+
 def cpu_runtime() -> None:
     """Literal CUDA calls mean the CPU, and seeding "CUDA" leaves the CPU's generator alone."""
     mode = cpu._active_mode

@@ -31,7 +31,8 @@ def model(**changes: Any) -> TransformerConfig:
 
 
 def attention(config: TransformerConfig, **extra: Any) -> MagiCoreAttention:
-    return MagiCoreAttention(
+    """As in a model that was attached."""
+    module = MagiCoreAttention(
         config=config,
         layer_number=1,
         attn_mask_type=AttnMaskType.causal,
@@ -41,6 +42,8 @@ def attention(config: TransformerConfig, **extra: Any) -> MagiCoreAttention:
         pg_collection=None,
         **extra,
     )
+    module.is_attached = True
+    return module
 
 
 def qkv(rows: int, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,9 +100,7 @@ def test_packed_documents_and_window_layers() -> None:
     ("changes", "message"),
     [
         ({"attention_dropout": 0.1}, r"attention_dropout=0.0, got 0.1; set it so"),
-        ({"softmax_type": "learnable"}, r"softmax_type='vanilla', got 'learnable'"),
-        ({"qk_clip": True}, r"qk_clip=False, got True"),
-        ({"log_max_attention_logit": True}, r"log_max_attention_logit=False"),
+        ({"multi_latent_attention": True}, r"multi_latent_attention=False, got True"),
         ({"hybrid_context_parallel": True}, r"hybrid_context_parallel=False"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 JOBS: dict[str, dict[str, Any]] = {
     "ours": {},
     "stock": {"spec": "stock", "changes": {"context_parallel_size": 1}},
-    "mtp": {"changes": {"mtp_num_layers": 1}},
+    "mtp-stage": {"changes": {"mtp_num_layers": 1, "mtp_standalone": True}},
     "mrope": {"position_embedding_type": "mrope", "changes": {"mrope_section": [2, 3, 3]}},
     "dropout": {"changes": {"attention_dropout": 0.1}},
 }
@@ -70,7 +70,7 @@ def test_stock_attention_is_not_active(results: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mtp", "requires mtp_num_layers=None, got 1"),
+        ("mtp-stage", "requires its layers on the last pipeline stage here, got a pipeline_model"),
         ("mrope", "requires rope, learned absolute or no position embeddings, got Multimodal"),
         ("dropout", "requires attention_dropout=0.0, got 0.1"),
         ("latent cuda", "take values as wide as queries and keys, got another width; use kernel"),

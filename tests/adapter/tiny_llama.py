@@ -10,6 +10,8 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+import attention_options as options
+import mtp_runs
 import numpy as np
 import torch
 from megatron.core import parallel_state
@@ -73,6 +75,14 @@ class Layout:
     latent: str | None = None
     """Multi-latent attention with this rope_type."""
     q_lora_rank: int | None = 24
+    mtp: int | None = None
+    adam_eps: float = 1e-8
+    mtp_hsm: bool = False
+    loss_mask_to_model: bool = True
+    stock_mtp: str | None = None
+    softmax_type: str = "vanilla"
+    qk_clip: float | None = None
+    log_max_logit: bool = False
 
     @property
     def world(self) -> int:
@@ -96,6 +106,7 @@ def train(layout: Layout) -> dict[str, list[float]]:
         OptimizerConfig(
             optimizer="adam",
             lr=3e-3,
+            adam_eps=layout.adam_eps,
             weight_decay=0.0,
             clip_grad=1.0,
             bf16=layout.bf16,
@@ -106,13 +117,18 @@ def train(layout: Layout) -> dict[str, list[float]]:
         chunks,
     )
     connect(layout, config, chunks, optimizer)
-    losses, norms = [], []
+    mtp_runs.keep_stock(layout.stock_mtp)
+    losses, norms, depths, logits = [], [], [], []
     for step in range(STEPS):
         losses.append(one_step(layout, config, chunks, optimizer, step))
+        depths += mtp_runs.logged_losses(layout.mtp, MICROBATCHES // layout.dp)
         updated, norm, _ = optimizer.step()
         assert updated
         norms.append(float(norm))
-    return {"loss": losses, "grad_norm": norms}
+        if layout.qk_clip or layout.log_max_logit:
+            logits.append(options.clip(chunks, log_only=not layout.qk_clip))
+    kinds = {"loss": losses, "grad_norm": norms, "mtp": depths, "max_logit": logits}
+    return {kind: numbers for kind, numbers in kinds.items() if numbers}
 
 
 def model_config(layout: Layout) -> TransformerConfig:
@@ -179,6 +195,13 @@ def model_config(layout: Layout) -> TransformerConfig:
         masked_softmax_fusion=False,
         window_size=layout.window,
         window_attn_skip_freq=layout.window_skip,
+        softmax_type=layout.softmax_type,
+        qk_clip=layout.qk_clip is not None,
+        log_max_attention_logit=layout.log_max_logit,
+        qk_clip_threshold=layout.qk_clip or 100.0,
+        mtp_num_layers=layout.mtp,
+        mtp_loss_scaling_factor=0.5,
+        **({"mtp_hsm": True} if layout.mtp_hsm else {}),
         **recompute,
         **moe,
         **latent,
@@ -200,6 +223,9 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
         )
         models.append(model)
     init.init_by_name(models)
+    options.set_sinks(models)
+    if layout.attention == "stock" and layout.mtp:
+        mtp_runs.stock_roll_respects_documents()
     if layout.attention == "magi":
         line = plugin.attach(models, magi_config(layout), layout.seq_length)
         assert f"cp {layout.cp}," in line, line
@@ -237,7 +263,10 @@ def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.
         spec = layer_spec.with_magi_attention(spec) if layout.attention == "magi" else spec
     elif layout.latent and layout.attention == "stock":
         spec = with_dense_attention(spec)
-    return GPTModel(transformer_layer_spec=spec, **settings)
+    mtp_spec = layer_spec.llama_mtp_spec(
+        config, vp_stage=stage["vp_stage"], attention=layout.attention
+    )
+    return GPTModel(transformer_layer_spec=spec, mtp_block_spec=mtp_spec, **settings)
 
 
 def new_hybrid_model(layout: Layout, settings: dict[str, Any]) -> torch.nn.Module:
@@ -288,13 +317,15 @@ def microbatch(layout: Layout, step: int, index: int) -> tuple[batch.Batch, list
     loss_mask[np.array(bounds[1:]) - 1] = 0.0
     loss_mask[: bounds[1] // 3] = 0.0
     loss_mask[length - length // 4 :] = 0.0
-    rows = [torch.from_numpy(x)[None] for x in (tokens[:-1], tokens[1:], loss_mask)]
+    positions = np.arange(length)
+    rows = [torch.from_numpy(x)[None] for x in (tokens[:-1], tokens[1:], loss_mask, positions)]
     return batch.Batch(*rows), bounds
 
 
 def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) -> batch.LocalBatch:
     rows, bounds = microbatch(layout, step, index)
     if layout.attention == "stock":
+        mtp_runs.documents[:] = bounds
         return reference.dense_batch(rows, bounds)
     if layout.moved_boundary or layout.moved_boundary_rank == torch.distributed.get_rank():
         bounds[1] += 1
@@ -320,7 +351,10 @@ def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, ste
 
     def forward_step(iterator: Any, model: Any) -> Any:
         local = local_batch(layout, config, step, next(iterator), model)
-        return model(**local.model_inputs()), partial(loss.per_token_loss, local.loss_mask)
+        inputs = local.model_inputs()
+        if not layout.loss_mask_to_model:
+            del inputs["loss_mask"]
+        return model(**inputs), partial(loss.per_token_loss, local.loss_mask)
 
     reports = get_forward_backward_func()(
         forward_step_func=forward_step,

@@ -1,0 +1,75 @@
+"""The largest attention logit of every head, for Megatron's QK-clip and its log.
+
+Megatron's `optimizer/qk_clip.py` and `Attention.clip_qk` read it from the core attention's
+`current_max_attn_logits` after the optimizer's step and set that to None.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.kernel.backend import select_backend
+from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.runtime.max_logits import dist_max_logits
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+
+SETTINGS = ("qk_clip", "log_max_attention_logit")
+
+
+def wants_max_logits(config: TransformerConfig) -> bool:
+    """Whether the model clips or logs its largest logits."""
+    return any(getattr(config, name, False) for name in SETTINGS)
+
+
+def check_max_logits(
+    config: TransformerConfig, magi_config: MagiConfig, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Refuse where a fused kernel would run, which does not keep the largest logit, and where
+    Megatron cannot clip.
+
+    Raises:
+        NotImplementedError: names the setting, what would run and what to set.
+    """
+    if not wants_max_logits(config):
+        return
+    _check_clip_layout(config)
+    asked = magi_config.kernel_backend
+    runs = select_backend(asked, device, dtype, magi_config.deterministic).name
+    if runs != "reference":
+        setting = next(name for name in SETTINGS if getattr(config, name, False))
+        raise NotImplementedError(
+            f"{setting} requires the reference kernel, the only one that finds the largest logits, "
+            f"got {runs!r} (kernel_backend={asked!r}, {dtype} on {device}); set {setting}=False, "
+            f"or kernel_backend='reference', which is slow"
+        )
+
+
+def _check_clip_layout(config: TransformerConfig) -> None:
+    tp_size = config.tensor_model_parallel_size
+    if getattr(config, "qk_clip", False) and tp_size > 1:
+        # Attention._clip_linear_qkv views a rank's weight by the whole model's sizes (0.16.1 to
+        # 0.20-dev): a RuntimeError in the middle of training, at the first logit above the limit.
+        raise NotImplementedError(
+            f"qk_clip requires tensor_model_parallel_size=1, got {tp_size}: Megatron's clip_qk "
+            f"fails on a slice of the weights; set qk_clip=False (log_max_attention_logit works)"
+        )
+
+
+def record_max_logits(core: Any, q_THD: Tensor, k_SGD: Tensor, plan: AttnPlan, cp: Any) -> None:
+    """Raise core.current_max_attn_logits, [heads of this TP rank], to this microbatch's.
+
+    Every context-parallel rank calls it and gets the same. A layer that is recomputed does it
+    twice, which changes nothing.
+
+    Cost: the score products of a forward once more, and the keys travel once more.
+    """
+    check_max_logits(core.config, plan.config, q_THD.dtype, q_THD.device)
+    most = dist_max_logits(q_THD.detach(), k_SGD.detach(), plan, cp, core.softmax_scale)
+    before = core.current_max_attn_logits
+    core.current_max_attn_logits = most if before is None else torch.maximum(before, most)

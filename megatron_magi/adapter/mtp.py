@@ -1,0 +1,230 @@
+"""Multi-token prediction: Megatron's shift by one token, in the order of the packed stream.
+
+Every depth of multi-token prediction shifts token ids, positions, labels and loss mask by one
+token. Megatron's `roll_tensor` takes the neighbour in memory, or exchanges the ends of two mirrored
+pieces with the neighbouring ranks; after our dispatch neither is the next token. `install_mtp`
+puts a roll through the plan in its place. Three numbers of Megatron's also depend on how many
+counted tokens a rank happens to hold; with the roll's sum over all context-parallel ranks they are
+those of one rank:
+
+- from 0.17 on, the loss of a depth is divided by its own counted tokens and multiplied by those of
+  the main loss, both of one rank;
+- without `calculate_per_token_loss` it is divided by one rank's counted tokens;
+- the logged loss is the mean of the ranks' means.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.transformer import multi_token_prediction
+from torch import Tensor
+
+from megatron_magi.adapter.packed import MagiPackedSeqParams
+from megatron_magi.core.comm.process_group import group_size, resolve_group
+from megatron_magi.core.runtime.roll import roll
+
+Function = Callable[..., Any]
+
+LOGGERS = ("save_loss_to_tracker", "save_metrics_to_tracker")
+"""Where a depth's loss goes into Megatron's log: until 0.18, and since 0.19."""
+
+
+class _LastCount:
+    """How many ranks the last sum of a roll is about, for the loss that is logged after it."""
+
+    num_ranks = 1
+
+
+def install_mtp() -> None:
+    """Make Megatron's multi-token prediction follow our plans; `attach` calls it.
+
+    Batches without `MagiPackedSeqParams` get the stock functions. Doing it twice is doing it once.
+    """
+    _replace("roll_tensor", _roll_by_plan)
+    if hasattr(multi_token_prediction, "process_mtp_loss"):
+        _replace("process_mtp_loss", _loss_by_stream_counts)
+    helper = multi_token_prediction.MTPLossLoggingHelper
+    for name in LOGGERS:
+        stock = getattr(helper, name, None)
+        if stock is not None and not hasattr(stock, "__wrapped__"):
+            setattr(helper, name, staticmethod(_log_stream_loss(stock)))
+
+
+def check_mtp(config: Any) -> None:
+    """Refuse what multi-token prediction cannot do on dispatched tokens.
+
+    Raises:
+        NotImplementedError: names the setting, its value and what to set.
+    """
+    if getattr(config, "mtp_standalone", False):
+        raise NotImplementedError(
+            "multi-token prediction requires its layers on the last pipeline stage here, got a "
+            "pipeline_model_parallel_layout that gives them a stage of their own; put them beside "
+            "the loss"
+        )
+    if config.recompute_method == "uniform" and not can_recompute():
+        raise NotImplementedError(
+            "multi-token prediction on packed tokens requires layers that can be recomputed with "
+            "packed_seq_params, which megatron-core has since 0.19, got recompute_granularity="
+            "'full' on an older one; set 'selective', or use a newer megatron-core"
+        )
+    _check_hidden_state_mixing(config)
+
+
+def can_recompute() -> bool:
+    """0.16 and 0.17 hand packed_seq_params to autograd, which saves tensors only; 0.18 calls its
+    recomputation with an argument that it does not have."""
+    layer = multi_token_prediction.MultiTokenPredictionLayer
+    called_with = {"packed_seq_params", "padding_mask"} & {*_names(layer.forward)}
+    return called_with <= {*_names(layer._checkpointed_forward)}
+
+
+def _names(function: Function) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _check_hidden_state_mixing(config: Any) -> None:
+    spread = config.context_parallel_size > 1 or config.sequence_parallel
+    if getattr(config, "mtp_hsm", False) and spread:
+        raise NotImplementedError(
+            f"hidden-state mixing (mtp_hsm) requires all rows of the stream on one rank, because "
+            f"Megatron draws its random choice by the row's place on a rank, got "
+            f"context_parallel_size={config.context_parallel_size} and sequence_parallel="
+            f"{config.sequence_parallel}; set mtp_hsm=False, or these to 1 and False"
+        )
+
+
+def next_tokens(x: Tensor, packed: MagiPackedSeqParams, dim: int = -1) -> Tensor:
+    """Every row's successor in the packed stream; 0 where a document ends, and on padding.
+
+    Args:
+        x: this rank's rows in `dim`, any dtype; differentiable.
+
+    Raises:
+        ValueError: packed parameters of a model without multi-token prediction.
+
+    Cost: the rows whose successor lies on another rank travel.
+    """
+    if packed.last_rows is None:
+        raise ValueError(
+            "multi-token prediction requires packed parameters that know the documents' last rows, "
+            "got none; make them with make_packed_seq_params from the model's own config"
+        )
+    flags = x.dtype == torch.bool
+    rolled = roll(x.byte() if flags else x, 1, packed.dispatch_plan, packed.cp_group, dim)
+    rolled = rolled.index_fill(dim, packed.last_rows, 0)
+    return rolled.bool() if flags else rolled
+
+
+def _replace(name: str, make: Callable[[Function], Function]) -> None:
+    """Put make(stock) where the stock function is, and where Megatron's modules have bound it."""
+    stock = getattr(multi_token_prediction, name)
+    if hasattr(stock, "__wrapped__"):
+        return
+    ours = make(stock)
+    for module in list(sys.modules.values()):
+        bound = getattr(module, "__dict__", {})
+        if getattr(module, "__name__", "").startswith("megatron.") and bound.get(name) is stock:
+            setattr(module, name, ours)
+
+
+def _roll_by_plan(stock: Function) -> Function:
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def roll_tensor(tensor: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(tensor, *args, **kwargs).arguments
+        packed = given.get("packed_seq_params")
+        if not isinstance(packed, MagiPackedSeqParams):
+            _LastCount.num_ranks = 1
+            return stock(tensor, *args, **kwargs)
+        if tensor is None:
+            return None, None
+        _check_shift(given.get("shifts", -1))
+        rolled = next_tokens(tensor, packed, given.get("dims", -1))
+        _LastCount.num_ranks = group_size(packed.cp_group)
+        return rolled, _sum(rolled, packed) if given.get("return_sum", True) else None
+
+    return roll_tensor
+
+
+def _check_shift(shifts: int) -> None:
+    if shifts != -1:
+        raise NotImplementedError(
+            f"a roll of dispatched tokens must be by one to the left (shifts=-1), got {shifts}; "
+            f"roll several times"
+        )
+
+
+def _sum(x: Tensor, packed: MagiPackedSeqParams) -> Tensor:
+    """Over all rows of the stream. Cost: one all-reduce of one number."""
+    total = x.detach().sum()
+    group = resolve_group(packed.cp_group)
+    if group is not None and group_size(group) > 1:
+        dist.all_reduce(total, group=group)
+    return total
+
+
+def _loss_by_stream_counts(stock: Function) -> Function:
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def process_mtp_loss(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        given = call.arguments
+        packed = given.get("packed_seq_params")
+        rows = given.get("labels")
+        rows = given.get("input_ids") if rows is None else rows
+        if isinstance(packed, MagiPackedSeqParams) and rows is not None:
+            if given.get("loss_mask") is None:
+                given["loss_mask"] = _every_token(rows, packed)
+            if given["config"].calculate_per_token_loss:
+                derived = given.get("labels") is None
+                given["config"] = _scaled_by_count(
+                    given["config"], given["loss_mask"], packed, derived
+                )
+        return stock(*call.args, **call.kwargs)
+
+    return process_mtp_loss
+
+
+def _every_token(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
+    """Megatron's loss mask where it is given none: 1 for every token, but not for padding."""
+    assert packed.is_token is not None, "made with last_rows"
+    return packed.is_token.to(rows.dtype).expand_as(rows)
+
+
+def _scaled_by_count(
+    config: Any, loss_mask: Tensor, packed: MagiPackedSeqParams, derived: bool
+) -> Any:
+    """A config under which Megatron's loss of a depth is counted over the stream.
+
+    Megatron computes ``factor * loss * rank's main count / rank's count of the depth`` per token,
+    and ``factor * loss / count of the depth`` otherwise. The depth's count comes from our roll,
+    over all ranks; with the main count, over all ranks too, in the factor, the second is what the
+    first would be on one rank. (A factor outside would not do: a rank's main count may be 0 while
+    it holds tokens that count at a depth.)
+    """
+    counted = next_tokens(loss_mask, packed) if derived else loss_mask
+    ours = copy.copy(config)
+    ours.calculate_per_token_loss = False
+    ours.mtp_loss_scaling_factor = config.mtp_loss_scaling_factor * _sum(counted, packed)
+    return ours
+
+
+def _log_stream_loss(stock: Function) -> Function:
+    """Megatron averages the logged loss over ranks; our parts are of one mean and must add up."""
+
+    @functools.wraps(stock)
+    def save(loss: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return stock(loss * _LastCount.num_ranks, *args, **kwargs)
+
+    return save
