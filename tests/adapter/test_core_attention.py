@@ -100,7 +100,6 @@ def test_packed_documents_and_window_layers() -> None:
     ("changes", "message"),
     [
         ({"attention_dropout": 0.1}, r"attention_dropout=0.0, got 0.1; set it so"),
-        ({"multi_latent_attention": True}, r"multi_latent_attention=False, got True"),
         ({"hybrid_context_parallel": True}, r"hybrid_context_parallel=False"),
     ],
 )

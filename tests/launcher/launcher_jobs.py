@@ -7,9 +7,9 @@ import functools
 import io
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 # Megatron is imported once, before worlds are forked; hooks are put in place in the forked ones.
@@ -172,14 +172,14 @@ def _with_named_weights(original: Any, seen: dict[str, Any]) -> Any:
     return __init__
 
 
-def take_flags(argv: list[str]) -> Any:
-    """What `launcher.flags.take_flags` makes of a command line."""
-    from megatron_magi.launcher.flags import take_flags as take
+def write_corpus(prefix: str) -> None:
+    """Megatron's .bin and .idx of documents of uneven lengths, each with an end of 127."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-    options, rest = take(argv)
-    return [None if options is None else repr(options), rest]
-
-
-def small_script() -> str:
-    """The pretrain script of these tests, for a Megatron without a checkout."""
-    return str(Path(__file__).parent / "pretrain_small.py")
+    generator = torch.Generator().manual_seed(5)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for length in torch.randint(3, 70, (400,), generator=generator).tolist():
+        tokens = torch.randint(0, 127, (length,), generator=generator)
+        tokens[-1] = 127
+        builder.add_document(tokens, [length])
+    builder.finalize(f"{prefix}.idx")

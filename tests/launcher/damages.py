@@ -1,0 +1,44 @@
+"""What is broken on purpose before a run, so that an error can be seen to name it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from megatron_magi.launcher import batch, hook_points, model
+
+
+def leave_batches_to_megatron() -> None:
+    """The batch hook is bypassed: rows are shared out as Megatron does it."""
+    hook_points.HOOK_POINTS = tuple(
+        dataclasses.replace(point, wrap=lambda original, launch: original)
+        if point.name == "batch"
+        else point
+        for point in hook_points.HOOK_POINTS
+    )
+
+
+def forget_to_attach() -> None:
+    """Models are built from our spec, and not prepared."""
+    model.prepare_model = lambda *args: None  # type: ignore[assignment]
+
+
+def move_a_boundary_on_rank_1() -> None:
+    """One rank sees the first document end a token later."""
+    bounds = batch.bounds_of_cu_seqlens
+
+    def moved(*args: Any) -> list[int]:
+        found = bounds(*args)
+        if torch.distributed.get_rank() != 1 or len(found) < 3:
+            return found
+        return [found[0], found[1] + 1, *found[2:]]
+
+    batch.bounds_of_cu_seqlens = moved
+
+
+def plan_otherwise_on_middle_stages() -> None:
+    """Stages that read no rows cut the sequence in two documents."""
+    bounds = model.sequence_bounds
+    model.sequence_bounds = lambda sequences: [0, 7, bounds(sequences)[-1]]

@@ -1,0 +1,79 @@
+"""Jobs of launcher_jobs.py by name, and what their losses must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+JOBS = HERE / "launcher_jobs.py"
+SMALL_SCRIPT = HERE / "pretrain_small.py"
+
+Flags = dict[str, Any]
+MAGI: Flags = {"attention-backend": "magi"}
+CP2: Flags = {**MAGI, "context-parallel-size": 2}
+CP3: Flags = {**MAGI, "context-parallel-size": 3}
+CP2_PP2: Flags = {**CP2, "pipeline-model-parallel-size": 2}
+TP2_SP: Flags = {"tensor-model-parallel-size": 2, "sequence-parallel": True}
+PP4: Flags = {**MAGI, "pipeline-model-parallel-size": 4}
+FOUR_LAYERS: Flags = {"num-layers": 4, "global-batch-size": 8}
+ODD: Flags = {"seq-length": 97}
+TWO_SAMPLES: Flags = {"micro-batch-size": 2, "global-batch-size": 4}
+BY_EOD: Flags = {"reset-attention-mask": True, "reset-position-ids": True}
+BY_CU_SEQLENS: Flags = {"dataloader-inter-document-masking": True}
+SHARDED: Flags = {"use-distributed-optimizer": True}
+VALIDATE: Flags = {"eval-iters": 2, "eval-interval": 2}
+MOE: Flags = {
+    "num-experts": 4,
+    "moe-router-topk": 2,
+    "moe-router-load-balancing-type": "aux_loss",
+    "moe-aux-loss-coeff": 0.1,
+    "moe-z-loss-coeff": 0.01,
+}
+MTP: Flags = {"mtp-num-layers": 1}
+MLA: Flags = {
+    "multi-latent-attention": True,
+    "group-query-attention": None,
+    "num-query-groups": None,
+    "q-lora-rank": 24,
+    "kv-lora-rank": 16,
+    "qk-head-dim": 16,
+    "qk-pos-emb-head-dim": 8,
+    "v-head-dim": 12,
+    "rope-type": "rope",
+}
+VIDEO: Flags = {"magi-mask": "video_mask:frames"}
+DENSE_VIDEO: Flags = {"dense-mask": "video_mask:frames"}
+
+
+def job(name: str, script: Path, *flags: Flags, damage: str | None = None) -> Flags:
+    """One run of the script, on as many processes as its layout has ranks."""
+    given = {name: value for each in flags for name, value in each.items()}
+    world = 1
+    for size in ("context-parallel-size", "pipeline-model-parallel-size"):
+        world *= given.get(size, 1)
+    world *= given.get("tensor-model-parallel-size", 1)
+    kwargs = {"script": str(script), "flags": given, "damage": damage}
+    return {"name": name, "function": "pretrain", "kwargs": kwargs, "world": world}
+
+
+def values(result: Flags) -> Flags:
+    """What a rank that has losses returned; the last stage's where there are several."""
+    assert "error" not in result, result["error"]
+    return [each for each in result["values"] if each["loss"]][-1]
+
+
+def assert_same_training(got: Flags, wanted: Flags, relative: float = 1e-6) -> None:
+    """Every loss and gradient norm, read unrounded."""
+    ours, theirs = values(got), values(wanted)
+    assert len(theirs["loss"]) == len(ours["loss"]) > 0
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=relative)
+    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=5 * relative)
+    assert ours.get("valid", []) == pytest.approx(theirs.get("valid", []), rel=relative)
+
+
+def error_of(results: Flags, name: str) -> str:
+    assert "error" in results[name], f"{name} trained: {results[name]}"
+    return results[name]["error"]

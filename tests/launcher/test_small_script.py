@@ -1,0 +1,203 @@
+"""A pretrain script on `megatron.training`, unchanged, through the launcher: one flag, any layout.
+
+The yardstick is the same script without the flag, with Megatron's own dense attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import megatron_magi.adapter
+from tests.launcher.layouts import (
+    BY_CU_SEQLENS,
+    BY_EOD,
+    CP2,
+    CP2_PP2,
+    CP3,
+    DENSE_VIDEO,
+    FOUR_LAYERS,
+    JOBS,
+    MAGI,
+    MOE,
+    ODD,
+    PP4,
+    SHARDED,
+    SMALL_SCRIPT,
+    TP2_SP,
+    TWO_SAMPLES,
+    VALIDATE,
+    VIDEO,
+    assert_same_training,
+    error_of,
+    job,
+    values,
+)
+from tests.megatron_worker import run_jobs_of
+
+pytestmark = pytest.mark.skipif(
+    megatron_magi.adapter.MEGATRON_VERSION[:2] != (0, 19),
+    reason="the script is written for megatron.training of the 0.19 wheel",
+)
+
+
+def small(name: str, *flags: Any, damage: str | None = None) -> dict[str, Any]:
+    return job(name, SMALL_SCRIPT, *flags, damage=damage)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    jobs = [
+        small("stock", VALIDATE),
+        small("cp1", MAGI, VALIDATE),
+        small("cp2", CP2, VALIDATE, {"log-interval": 1}),
+        small("stock odd", ODD),
+        small("cp3 odd", CP3, ODD),
+        small("cp2 pp2 odd", CP2_PP2, ODD),
+        small("tp2 sp cp2", CP2, TP2_SP),
+        small("stock four layers", FOUR_LAYERS),
+        small("pp4", PP4, FOUR_LAYERS),
+        small("stock two samples", TWO_SAMPLES),
+        small("cp2 pp2 two samples", CP2_PP2, TWO_SAMPLES),
+        small("stock moe", MOE, {"calculate-per-token-loss": True}),
+        small("cp2 moe", CP2, MOE),
+        small("stock video", DENSE_VIDEO),
+        small("cp2 video", CP2, VIDEO),
+    ]
+    return run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("small"), 290)
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("documents")
+    corpus = {
+        "data-path": str(folder / "corpus"),
+        "mock-data": None,
+        "split": "100,0,0",
+        "data-cache-path": str(folder / "cache"),
+    }
+    jobs = [
+        {
+            "name": "corpus",
+            "function": "write_corpus",
+            "kwargs": {"prefix": str(folder / "corpus")},
+            "world": 1,
+        },
+        small("stock by eod", corpus, BY_EOD),
+        small("cp2 by eod", corpus, CP2, BY_EOD),
+        small("cp1 by cu_seqlens", corpus, MAGI, BY_CU_SEQLENS),
+        small("cp2 pp2 by cu_seqlens", corpus, CP2_PP2, BY_CU_SEQLENS, SHARDED),
+        small("whole", corpus, MAGI),
+        small("moved", corpus, CP2, BY_CU_SEQLENS, damage="move_a_boundary_on_rank_1"),
+    ]
+    return run_jobs_of(JOBS, jobs, folder, 290)
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    bypassed = "leave_batches_to_megatron"
+    jobs = [
+        small("bypassed", CP2, damage=bypassed),
+        small("bypassed cp1", MAGI, damage=bypassed),
+        small("unattached", CP2, damage="forget_to_attach"),
+        small("middle stage", PP4, FOUR_LAYERS, damage="plan_otherwise_on_middle_stages"),
+        small("misspelt", {"attention-backend": "magic"}),
+        small("our flag alone", {"magi-chunk-size": 8}),
+        small("no such mask", MAGI, {"magi-mask": "video_mask:frame"}),
+        small("no mask", MAGI, {"magi-mask": "video_mask:not_a_mask"}),
+        small("async", MAGI, {"async-save": True}),
+        small("dropout", MAGI, {"attention-dropout": 0.1}),
+    ]
+    return run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("failures"), 290)
+
+
+@pytest.mark.parametrize(
+    ("name", "yardstick"),
+    [
+        ("cp1", "stock"),
+        ("cp2", "stock"),
+        ("cp3 odd", "stock odd"),
+        ("cp2 pp2 odd", "stock odd"),
+        ("pp4", "stock four layers"),
+        ("cp2 pp2 two samples", "stock two samples"),
+        ("cp2 moe", "stock moe"),
+        ("cp2 video", "stock video"),
+    ],
+)
+def test_losses_are_those_of_stock_attention(
+    results: dict[str, Any], name: str, yardstick: str
+) -> None:
+    assert_same_training(results[name], results[yardstick])
+
+
+def test_tensor_and_sequence_parallelism(results: dict[str, Any]) -> None:
+    stock = {**results["stock"], "values": [dict(v) for v in results["stock"]["values"]]}
+    for each in stock["values"]:
+        each.pop("valid")
+    assert_same_training(results["tp2 sp cp2"], stock)
+
+
+def test_the_mask_matters(results: dict[str, Any]) -> None:
+    causal, video = (values(results[name])["loss"] for name in ("stock", "stock video"))
+    assert abs(causal[0] - video[0]) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["cp2 by eod", "cp1 by cu_seqlens", "cp2 pp2 by cu_seqlens"])
+def test_documents_are_masked(documents: dict[str, Any], name: str) -> None:
+    assert_same_training(documents[name], documents["stock by eod"])
+
+
+def test_documents_matter(documents: dict[str, Any]) -> None:
+    masked, whole = (values(documents[name])["loss"] for name in ("stock by eod", "whole"))
+    assert abs(masked[0] - whole[0]) > 1e-4
+
+
+def test_one_line_says_what_runs(results: dict[str, Any]) -> None:
+    first, second = results["cp2"]["values"]
+    lines = [line for line in first["output"].splitlines() if line.startswith("megatron_magi")]
+    assert lines[0].startswith("megatron_magi: --calculate-per-token-loss is set")
+    assert lines[1].startswith(
+        "megatron_magi active: kernel reference, transport a2av over gloo, cp 2, heads 4/2x16, "
+    )
+    assert "documents not masked, hooks settings batch" in lines[1]
+    assert len(lines) == 2
+    assert "megatron_magi" not in second["output"]
+    assert "megatron_magi" not in results["stock"]["values"][0]["output"]
+
+
+def test_figures_are_in_the_log(results: dict[str, Any]) -> None:
+    log = values(results["cp2"])["log"]
+    assert log["magi imbalance"] == [1.0] * 4
+    assert log["magi key rows received"] == [0.5] * 4
+    assert all(0 < x < 10_000 for x in log["magi plan ms"])
+    assert values(results["stock"])["log"] == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("bypassed", "ValueError: with --attention-backend magi the model takes rows that our"),
+        ("bypassed cp1", "ValueError: with --attention-backend magi the model takes rows that our"),
+        ("unattached", "RuntimeError: a model with MagiCoreAttention must be attached"),
+        ("middle stage", "AgreementError: tensor- and pipeline-parallel ranks must plan the same"),
+        ("no mask", "TypeError: the function of --magi-mask must return an AttnMask, got str"),
+        ("async", "requires async_save=False, got True (--async-save)"),
+        ("dropout", "requires attention_dropout=0.0, got 0.1 (--attention-dropout)"),
+    ],
+)
+def test_what_would_be_wrong_ends_with_its_name(
+    failures: dict[str, Any], name: str, text: str
+) -> None:
+    assert text in error_of(failures, name)
+
+
+def test_a_moved_boundary_ends_with_its_name(documents: dict[str, Any]) -> None:
+    error = error_of(documents, "moved")
+    assert "AgreementError: context-parallel ranks must plan the same thing" in error
+    assert "differ from rank 0 in mask" in error
+
+
+@pytest.mark.parametrize("name", ["misspelt", "our flag alone", "no such mask"])
+def test_flags_that_do_not_parse_end_the_process(failures: dict[str, Any], name: str) -> None:
+    assert "SystemExit: 2" in error_of(failures, name)
