@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv and runs every check and test that needs no GPU, cheapest first.
-# Then layouts and training once more on the other megatron-core: 0.19.2 where this Python's is
-# 0.16.1, and the other way round.
+# Then layouts, training and the launcher once more on the other megatron-core: 0.19.2 where this
+# Python's is 0.16.1, and the other way round. Pretrain scripts of checkouts: scripts/test_megatron.sh
 #   bash scripts/test.sh [pytest arguments]     with arguments: the first megatron-core only
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,5 +44,5 @@ if [ ! -d "$folder" ]; then
 fi
 export PYTHONPATH=$PWD/$folder
 "$python" -c "from megatron_magi.adapter.compat import installed_version as v; assert str(v()) == '$other', v()"
-"$python" -m pytest -q -n 2 --dist loadfile tests/adapter tests/training/test_checkpoint.py \
-  tests/training/test_dry_run.py
+"$python" -m pytest -q -n 2 --dist loadfile tests/adapter tests/launcher \
+  tests/training/test_checkpoint.py tests/training/test_dry_run.py

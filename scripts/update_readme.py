@@ -15,6 +15,7 @@ from collections.abc import Callable
 from readme_dist import dist_table
 from readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from readme_memory import memory_table
+from readme_pretrain import agreement_table, speed_table
 from readme_records import ROOT, newest, source
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,6 +52,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "planner": planner_table,
     "dist": dist_table,
     "memory": memory_table,
+    "pretrain agreement": agreement_table,
+    "pretrain speed": speed_table,
 }
 
 

@@ -66,7 +66,8 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
     assert_active(chunks)
     config = get_model_config(chunks[0])
     check_loss_config(config)
-    _check_features(chunks[0], config)
+    for chunk in chunks:
+        _check_features(chunk, config)
     if getattr(config, "mtp_num_layers", None):
         install_mtp()
     for chunk in chunks:
@@ -190,11 +191,9 @@ def _check_features(chunk: Any, config: Any) -> None:
         )
     if getattr(config, "mtp_num_layers", None):
         check_mtp(config)
-    if config.context_parallel_size == 1:
-        return
     rotary = getattr(chunk, "rotary_pos_emb", None)
     if rotary is not None and type(rotary) not in (RotaryEmbedding, MagiRotaryEmbedding):
         raise NotImplementedError(
-            f"context parallelism here requires rope, learned absolute or no position embeddings, "
-            f"got {type(rotary).__name__}; change position_embedding_type"
+            f"this plugin requires rope, learned absolute or no position embeddings, got "
+            f"{type(rotary).__name__}; change position_embedding_type"
         )

@@ -12,6 +12,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from megatron_magi.adapter.batch import Batch, dispatch_batch
+from megatron_magi.adapter.carried_plan import carried_plan
+from megatron_magi.core.runtime.token_dispatch import dispatch
 from megatron_magi.launcher.documents import (
     bounds_of_cu_seqlens,
     bounds_of_eod,
@@ -132,7 +134,7 @@ def replace_scheduled_batch(original: Callable[..., Any], launch: Launch) -> Cal
 
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(["tp", "pp"])
         alone = ProcessGroupCollection(tp=groups.tp, pp=groups.pp, cp=_OneRank())
-        tokens, labels, loss_mask, _, position_ids, params, _ = original(
+        tokens, labels, loss_mask, _, position_ids, params, padding = original(
             data_iterator, *args, pg_collection=alone, **kwargs
         )
         batch = {
@@ -144,7 +146,19 @@ def replace_scheduled_batch(original: Callable[..., Any], launch: Launch) -> Cal
         }
         if any(batch[name] is not None for name in ROWS):
             batch = dispatch_dict(launch, batch)
+        padding = _dispatch_padding(launch, batch, padding)
         rows = [batch[name] for name in ROWS[:3]]
-        return (*rows, None, batch["position_ids"], params, None)
+        return (*rows, None, batch["position_ids"], params, padding)
 
     return get_batch_on_this_rank_for_sequence_packing
+
+
+def _dispatch_padding(launch: Launch, batch: dict[str, Any], padding: Tensor) -> Tensor:
+    """bool [1, num_local_tokens], True where a router must not count the row."""
+    rows = next((batch[name] for name in ("tokens", "labels") if batch[name] is not None), None)
+    packed = carried_plan(rows)
+    if packed is None:  # a middle stage: its forward makes the same plan
+        packed = launch.plan(bounds_of_cu_seqlens(batch["cu_seqlens"], None, padding.numel()))
+    whole = padding.reshape(-1).long()
+    local = dispatch(whole, packed.dispatch_plan, launch.cp_group(), pad_value=1)
+    return local.bool().unsqueeze(0)

@@ -124,6 +124,7 @@ def refuse_arguments(args: Any) -> None:
                 f"{value!r} ({rule.flag}); {rule.remedy}"
             )
     _refuse_layers(args)
+    _refuse_routers_that_count_rows(args)
     _refuse_documents_by_eod_over_stages(args)
     _refuse_absent_transformer_engine(args)
 
@@ -139,6 +140,30 @@ def _refuse_layers(args: Any) -> None:
                 f"MoE (E), got {', '.join(found)} in {pattern!r}: state or selection along the "
                 f"sequence does not follow the plan; leave them out"
             )
+
+
+def _refuse_routers_that_count_rows(args: Any) -> None:
+    """A router counts the rows it sees: padding rows, and samples joined to one stream."""
+    if not getattr(args, "num_experts", None):
+        return
+    multiple = args.context_parallel_size
+    multiple *= args.tensor_model_parallel_size if args.sequence_parallel else 1
+    rows = args.seq_length * args.micro_batch_size
+    if rows % multiple:
+        raise SystemExit(
+            f"--attention-backend magi with experts requires a sequence length that "
+            f"{multiple} (context parallelism times tensor parallelism under sequence parallelism) "
+            f"divides, got {rows} tokens a microbatch: the router would count padding rows; change "
+            f"--seq-length"
+        )
+    kinds = args.moe_router_load_balancing_type
+    if args.micro_batch_size > 1 and "seq_aux_loss" in (
+        [kinds] if isinstance(kinds, str) else kinds
+    ):
+        raise SystemExit(
+            f"--attention-backend magi requires --micro-batch-size 1 beside seq_aux_loss, got "
+            f"{args.micro_batch_size}: samples are joined to one stream; set 1 or use aux_loss"
+        )
 
 
 def change_settings(args: Any) -> str:

@@ -6,18 +6,40 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import json
+import platform
 from pathlib import Path
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     with contextlib.suppress(ValueError):  # another conftest has it
         parser.addoption("--megatron-checkout", help="a Megatron-LM source tree to run")
+        parser.addoption("--losses-record", help="file for the losses of all runs, as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "megatron_checkout: needs --megatron-checkout PATH")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    from tests.launcher.layouts import recorded
+
+    path = session.config.getoption("--losses-record", None)
+    if path is not None:
+        checkout = session.config.getoption("--megatron-checkout")
+        meta = {
+            "date": datetime.date.today().isoformat(),
+            "megatron": Path(checkout).name,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": "CPU, gloo, fp32",
+            "command": "scripts/test_megatron.sh CHECKOUT",
+        }
+        Path(path).write_text(json.dumps({"meta": meta, "rows": recorded}, indent=1))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,11 @@ from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of
 
 skip_compilation_of_wheels()
 install_cpu_training()
+with contextlib.suppress(ImportError):  # compiled already, by scripts/test_megatron.sh
+    from megatron.core.datasets import helpers_cpp  # noqa: F401
+    from megatron.core.datasets import utils as dataset_utils
+
+    dataset_utils.compile_helpers = lambda: None
 
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.training import training  # noqa: E402
@@ -76,7 +81,8 @@ def pretrain(
 
     Args:
         flags: over TINY; None takes a flag away, True writes it without a value.
-        damage: name of a function of `damages` that breaks something first.
+        damage: name of a function of `damages` (breaks something) or `conversations` (data) to
+            call first.
     """
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     os.environ.update(
@@ -89,9 +95,10 @@ def pretrain(
     seen: dict[str, Any] = {"loss": [], "grad_norm": [], "log": {}}
     _observe(seen)
     if damage is not None:
+        import conversations
         import damages
 
-        getattr(damages, damage)()
+        (getattr(damages, damage, None) or getattr(conversations, damage))()
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -183,3 +190,44 @@ def write_corpus(prefix: str) -> None:
         tokens[-1] = 127
         builder.add_document(tokens, [length])
     builder.finalize(f"{prefix}.idx")
+
+
+def scheduled_batch(sample: dict[str, list[int]]) -> dict[str, Any]:
+    """What the hook of Megatron's packing scheduler makes of one stream, on this rank."""
+    from types import SimpleNamespace
+
+    from megatron.core import parallel_state
+    from megatron.core.datasets import data_schedule
+    from megatron.core.transformer import TransformerConfig
+
+    from megatron_magi import MagiConfig, position_ids
+    from megatron_magi.adapter.carried_plan import carried_plan
+    from megatron_magi.launcher.batch import replace_scheduled_batch
+    from megatron_magi.launcher.flags import Options
+    from megatron_magi.launcher.launch import Launch
+
+    world = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(context_parallel_size=world)
+    launch = Launch(Options(MagiConfig()), args=SimpleNamespace(reset_attention_mask=False))
+    launch.model_config = TransformerConfig(
+        num_layers=1, hidden_size=64, num_attention_heads=4, context_parallel_size=world
+    )
+    hooked = replace_scheduled_batch(
+        data_schedule.get_batch_on_this_rank_for_sequence_packing, launch
+    )
+    given: dict[str, Any] = {
+        name: torch.tensor(row, dtype=torch.int32 if "cu" in name else torch.int64)
+        for name, row in sample.items()
+    }
+    given["loss_mask"] = given["loss_mask"].float()
+    given["max_seqlen"] = int(given["cu_seqlens_padded"].diff().max())
+    tokens, labels, loss_mask, _, positions, _, padding = hooked(iter([given]))
+    packed = carried_plan(tokens)
+    assert packed is not None
+    rows = [tokens, labels, loss_mask, positions, padding]
+    return {
+        "rows": [row.reshape(-1).tolist() for row in rows],
+        "global": position_ids(packed.dispatch_plan, launch.cp_group()).tolist(),
+        "area": packed.dispatch_plan.mask.area(),
+        "total": packed.dispatch_plan.mask.total_seqlen_q,
+    }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.megatron_worker import run_jobs_of
 
 HERE = Path(__file__).parent
 JOBS = HERE / "launcher_jobs.py"
@@ -15,6 +18,8 @@ Flags = dict[str, Any]
 MAGI: Flags = {"attention-backend": "magi"}
 CP2: Flags = {**MAGI, "context-parallel-size": 2}
 CP3: Flags = {**MAGI, "context-parallel-size": 3}
+CP4: Flags = {**MAGI, "context-parallel-size": 4}
+PP2: Flags = {**MAGI, "pipeline-model-parallel-size": 2}
 CP2_PP2: Flags = {**CP2, "pipeline-model-parallel-size": 2}
 TP2_SP: Flags = {"tensor-model-parallel-size": 2, "sequence-parallel": True}
 PP4: Flags = {**MAGI, "pipeline-model-parallel-size": 4}
@@ -32,6 +37,8 @@ MOE: Flags = {
     "moe-aux-loss-coeff": 0.1,
     "moe-z-loss-coeff": 0.01,
 }
+SINK: Flags = {"softmax-type": "learnable"}
+WINDOW: Flags = {"window-size": "17,0"}
 MTP: Flags = {"mtp-num-layers": 1}
 MLA: Flags = {
     "multi-latent-attention": True,
@@ -51,12 +58,36 @@ DENSE_VIDEO: Flags = {"dense-mask": "video_mask:frames"}
 def job(name: str, script: Path, *flags: Flags, damage: str | None = None) -> Flags:
     """One run of the script, on as many processes as its layout has ranks."""
     given = {name: value for each in flags for name, value in each.items()}
-    world = 1
+    world = given.pop("world", 1)
     for size in ("context-parallel-size", "pipeline-model-parallel-size"):
         world *= given.get(size, 1)
     world *= given.get("tensor-model-parallel-size", 1)
     kwargs = {"script": str(script), "flags": given, "damage": damage}
     return {"name": name, "function": "pretrain", "kwargs": kwargs, "world": world}
+
+
+recorded: list[Flags] = []
+"""What every run of `run_layouts` gave, for a record."""
+
+
+def run_layouts(jobs: list[Flags], folder: Path, checkout: Path) -> Flags:
+    """Results by name, with the checkout's Megatron."""
+    results = run_jobs_of(JOBS, jobs, folder, 1500, (checkout,))
+    for each in jobs:
+        given = {"run": each["name"], "ranks": each["world"], **each["kwargs"]}
+        ranks = [v for v in results[each["name"]].get("values", ()) if v and v.get("loss")]
+        seen = {k: ranks[-1].get(k) for k in ("loss", "grad_norm", "valid")} if ranks else {}
+        error = results[each["name"]].get("error", "").strip().splitlines()[-1:]
+        recorded.append({**given, "script": Path(given.get("script", "")).name, **seen})
+        if error:
+            recorded[-1]["error"] = error[0]
+    return results
+
+
+def version_of(checkout: Path) -> tuple[int, int]:
+    """(major, minor) of a Megatron-LM source tree."""
+    info = runpy.run_path(str(checkout / "megatron" / "core" / "package_info.py"))
+    return info["MAJOR"], info["MINOR"]
 
 
 def values(result: Flags) -> Flags:

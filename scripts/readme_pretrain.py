@@ -1,0 +1,61 @@
+"""The tables of bench_pretrain.py's records: losses and times of Megatron's own pretrain script."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from readme_records import newest, source
+
+WARM_UP = 3
+"""Steps before the first that counts: compilation, autotuning, allocation."""
+
+
+def agreement_table() -> str:
+    """Losses and gradient norms of every layout, the newest run of a case."""
+    record = newest("pretrain_agree")
+    if record is None:
+        return "No record yet: run `scripts/bench_pretrain.py agree` on two GPUs.\n"
+    last = max(row["run"] for row in record["rows"])
+    lines = [
+        "| bf16, 2,048 tokens | loss of step 1 | 2 | 5 | 10 | 20 | gradient norm of step 2 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        if row["run"] != last or len(row["loss"]) < 20 or "odd" in row["case"]:
+            continue
+        cells = [f"{row['loss'][step - 1]:.5f}" for step in (1, 2, 5, 10, 20)]
+        norm = f"{row['grad_norm'][1]:.3f}"
+        lines.append(f"| {row['case']} | {' | '.join(cells)} | {norm} |")
+    return "\n".join([*lines, "", source(record)]) + "\n"
+
+
+def speed_table() -> str:
+    """Time of a step, and what it means against the best stock run of the same length and GPUs."""
+    record = newest("pretrain_speed")
+    if record is None:
+        return "No record yet: run `scripts/bench_pretrain.py speed` on two GPUs.\n"
+    rows = [row for row in record["rows"] if len(row["ms"]) > WARM_UP]
+    lines = [
+        "| run | GPUs | tokens | ms a step | over the best stock run |",
+        "|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda r: (r["gpus"], _length(r), r["case"])):
+        name = row["case"].rpartition(" ")[0]
+        rivals = [_ms(r) for r in rows if _place(r) == _place(row) and "stock" in r["case"]]
+        ratio = f"{min(rivals) / _ms(row):.2f}x" if rivals and "magi" in row["case"] else "-"
+        lines.append(f"| `{name}` | {row['gpus']} | {_length(row):,} | {_ms(row):,.0f} | {ratio} |")
+    note = "A step is four sequences; the median from the fourth step on."
+    return "\n".join([*lines, "", note, source(record)]) + "\n"
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int]:
+    return row["gpus"], _length(row)
+
+
+def _length(row: dict[str, Any]) -> int:
+    return int(row["case"].rpartition(" ")[2])
+
+
+def _ms(row: dict[str, Any]) -> float:
+    return median(row["ms"][WARM_UP:])
