@@ -127,8 +127,8 @@ def closing_words(version: Any, wrong: list[str]) -> str:
         lines.append(
             f"the table does not know {version}: it was compared with the rows of "
             f"{'.'.join(map(str, nearest(version)[:2]))}; once tests/launcher passes there too, "
-            f"set LAST and SUPPORTED in megatron_magi/launcher/hook_points.py, and SUPPORTED_MINORS "
-            f"and SUPPORTED_TEXT in megatron_magi/adapter/compat.py"
+            f"set LAST and SUPPORTED in megatron_magi/launcher/hook_points.py, and "
+            f"SUPPORTED_MINORS and SUPPORTED_TEXT in megatron_magi/adapter/compat.py"
         )
     return "\n".join(lines) or "every hook point fits"
 

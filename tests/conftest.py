@@ -1,19 +1,18 @@
 """Runs of Megatron's own pretrain scripts, from a checkout that pytest is told of.
 
-`pytest tests/launcher --megatron-checkout PATH`; Megatrons that need Triton find it on PYTHONPATH.
+`pytest tests/launcher tests/test_patches.py --megatron-checkout PATH`; Megatrons that need Triton
+find it on PYTHONPATH.
 """
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    with contextlib.suppress(ValueError):  # another conftest has it
-        parser.addoption("--megatron-checkout", help="a Megatron-LM source tree to run")
+    parser.addoption("--megatron-checkout", help="a Megatron-LM source tree to run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
