@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from megatron_magi.adapter.compat import write_checkpoints_in_process
 from megatron_magi.adapter.cpu import install_cpu_runtime
 from megatron_magi.launcher.replace import replace_everywhere
 
@@ -33,6 +34,7 @@ def install_cpu_training() -> bool:
     replace_everywhere(start, functools.partial(start, allow_no_cuda=True))
     for owner in (initialize, training):
         owner.set_jit_fusion_options = _do_nothing
+    write_checkpoints_in_process()
     return True
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from megatron_magi.core.mask import AttnMask
@@ -98,4 +97,4 @@ def _one_row(cu_seqlens: Tensor) -> list[int]:
             f"{tuple(cu_seqlens.shape)}; set --micro-batch-size 1 (this Megatron does not join "
             f"the samples of a microbatch)"
         )
-    return torch.unique(cu_seqlens).tolist()
+    return cu_seqlens.reshape(-1).tolist()

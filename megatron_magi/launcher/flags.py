@@ -77,7 +77,7 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
 def flag_parser() -> argparse.ArgumentParser:
     """A parser of our flags alone."""
     parser = argparse.ArgumentParser(
-        prog="megatron_magi.run", add_help=False, allow_abbrev=False, argument_default=None
+        prog="megatron_magi", add_help=False, allow_abbrev=False, argument_default=None
     )
     parser.add_argument("--attention-backend", choices=("magi", *MEGATRON_BACKENDS))
     for name, settings in CONFIG_FLAGS.items():

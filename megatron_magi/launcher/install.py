@@ -38,7 +38,7 @@ def _install_hooks(options: Options) -> None:
     try:
         check(MEGATRON_VERSION)
     except HookError as error:
-        raise SystemExit(f"megatron_magi.run: {error}") from error
+        raise SystemExit(f"megatron_magi: {error}") from error
     compat.repair_moe_without_te()
     launch = Launch(options)
     for point in points_of(MEGATRON_VERSION):

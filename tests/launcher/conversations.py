@@ -35,9 +35,9 @@ def use_invented_conversations() -> None:
         self: Any, dataset: Any, dataset_path: Any, indices: Any, num_samples: Any,
         index_split: Any, config: Any,
     ) -> None:  # fmt: skip
-        config = copy.copy(config)
-        config.tokenizer = _Words()
         build(self, dataset, dataset_path, indices, num_samples, index_split, config)
+        self.config = copy.copy(config)
+        self.config.tokenizer = _Words()
 
     sft_dataset.SFTDataset.__init__ = __init__
     sft_dataset.SFTDataset.build_low_level_dataset = staticmethod(lambda path, config: packs)

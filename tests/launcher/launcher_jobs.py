@@ -25,52 +25,10 @@ with contextlib.suppress(ImportError):  # compiled already, by scripts/test_mega
 
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.training import training  # noqa: E402
+from tiny_flags import TINY, words  # noqa: E402
 
 from megatron_magi import run  # noqa: E402
 from megatron_magi.adapter.init import init_by_name  # noqa: E402
-
-TINY = {
-    "num-layers": 2,
-    "hidden-size": 64,
-    "num-attention-heads": 4,
-    "group-query-attention": True,
-    "num-query-groups": 2,
-    "ffn-hidden-size": 128,
-    "seq-length": 96,
-    "max-position-embeddings": 4096,
-    "micro-batch-size": 1,
-    "global-batch-size": 2,
-    "train-iters": 4,
-    "lr": 3e-3,
-    "lr-decay-style": "constant",
-    "clip-grad": 1.0,
-    "weight-decay": 0.0,
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable-bias-linear": True,
-    "untie-embeddings-and-output-weights": True,
-    "position-embedding-type": "rope",
-    "init-method-std": 0.1,
-    "attention-dropout": 0,
-    "hidden-dropout": 0,
-    "transformer-impl": "local",
-    "distributed-backend": "gloo",
-    "use-cpu-initialization": True,
-    "no-rope-fusion": True,
-    "no-masked-softmax-fusion": True,
-    "no-bias-swiglu-fusion": True,
-    "no-persist-layer-norm": True,
-    "no-gradient-accumulation-fusion": True,
-    "tokenizer-type": "NullTokenizer",
-    "vocab-size": 128,
-    "make-vocab-size-divisible-by": 64,
-    "mock-data": True,
-    "log-interval": 1,
-    "eval-iters": 0,
-    "eval-interval": 1000,
-    "num-workers": 0,
-}
-"""A Llama that trains in a second on the CPU, in fp32, by Megatron's own flags."""
 
 
 def pretrain(
@@ -102,23 +60,13 @@ def pretrain(
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            run.main([script, *_words({**TINY, **(flags or {})})])
+            run.main([script, *words({**TINY, **(flags or {})})])
     except SystemExit as end:
         if end.code not in (0, None):
             sys.stdout.write(printed.getvalue())
             raise RuntimeError(f"SystemExit: {end.code}") from end
     seen["output"] = printed.getvalue()
     return seen
-
-
-def _words(flags: dict[str, Any]) -> list[str]:
-    words = []
-    for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        words += [f"--{name}", *map(str, values)]
-    return words
 
 
 def _observe(seen: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def more(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         job("mla cp1", script, MAGI, MLA),
         job("mla cp2 pp2", script, CP2_PP2, MLA),
         job("hundred", script, HUNDRED),
-        job("hundred dp2", script, HUNDRED, {"world": 2}),
+        job("hundred joined", script, HUNDRED, {"micro-batch-size": 2}),
         job("hundred cp2 pp2", script, HUNDRED, CP2_PP2),
         job("sft cp1", script, MAGI, SFT, damage="use_invented_conversations"),
         job("sft cp2", script, CP2, SFT, damage="use_invented_conversations"),
@@ -141,8 +141,7 @@ def checkpoints(
     megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     script, folder = megatron_checkout / "pretrain_gpt.py", tmp_path_factory.mktemp("checkpoints")
-    sgd = {"optimizer": "sgd", "lr": 0.1, "no-load-rng": True}
-    adam = {"no-load-rng": True}
+    own_rng = {"no-load-rng": True}
 
     def save(name: str) -> dict[str, Any]:
         return {"save": str(folder / name), "save-interval": 2, "exit-interval": 2}
@@ -151,14 +150,12 @@ def checkpoints(
         return {"load": str(folder / name)}
 
     jobs = [
-        job("whole", script, sgd),
-        job("save ours", script, sgd, CP2, save("ours")),
-        job("load ours in stock", script, sgd, load("ours")),
-        job("save stock", script, sgd, save("stock")),
-        job("load stock in ours", script, sgd, CP2, load("stock")),
-        job("whole adam", script, adam),
-        job("save adam", script, adam, CP2, save("adam")),
-        job("load adam", script, adam, CP3, load("adam")),
+        job("whole", script, own_rng),
+        job("save ours", script, own_rng, CP2, save("ours")),
+        job("ours in ours", script, own_rng, CP3, load("ours")),
+        job("ours in stock", script, own_rng, load("ours")),
+        job("save stock", script, own_rng, save("stock")),
+        job("stock in ours", script, own_rng, CP2, load("stock")),
     ]
     return run_layouts(jobs, folder, megatron_checkout)
 
@@ -208,7 +205,7 @@ def test_multi_token_prediction(more: dict[str, Any]) -> None:
 
 def test_hundred_steps_stay_within_the_noise_of_stock(more: dict[str, Any]) -> None:
     stock, other_order, ours = (
-        values(more[name])["loss"] for name in ("hundred", "hundred dp2", "hundred cp2 pp2")
+        values(more[name])["loss"] for name in ("hundred", "hundred joined", "hundred cp2 pp2")
     )
     assert len(ours) == 100
     assert ours[:4] == pytest.approx(stock[:4], rel=1e-6)
@@ -237,17 +234,13 @@ def test_a_bypassed_batch_hook_ends_with_its_name(more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "whole"),
-    [
-        ("load ours in stock", "whole"),
-        ("load stock in ours", "whole"),
-        ("load adam", "whole adam"),
-    ],
+    ("name", "num_losses"), [("ours in ours", 2), ("stock in ours", 2), ("ours in stock", 1)]
 )
-def test_checkpoints_go_both_ways(checkpoints: dict[str, Any], name: str, whole: str) -> None:
-    expected, got = (values(checkpoints[n])["loss"] for n in (whole, name))
+def test_checkpoints_go_both_ways(checkpoints: dict[str, Any], name: str, num_losses: int) -> None:
+    """Stock goes on with another second step: it loses the step count of torch's Adam."""
+    expected, got = (values(checkpoints[n])["loss"] for n in ("whole", name))
     assert len(got) == 2
-    assert got == pytest.approx(expected[2:], rel=1e-6)
+    assert got[:num_losses] == pytest.approx(expected[2:][:num_losses], rel=1e-6)
 
 
 def test_streams_of_the_packing_scheduler(

@@ -1,11 +1,11 @@
 """Runs of Megatron's own pretrain scripts, from a checkout that pytest is told of.
 
-`pytest tests/launcher --megatron-checkout PATH`; Megatrons that need Triton find it on PYTHONPATH.
+`pytest tests/launcher tests/test_patches.py --megatron-checkout PATH`; Megatrons that need Triton
+find it on PYTHONPATH.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import platform
@@ -16,9 +16,8 @@ import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    with contextlib.suppress(ValueError):  # another conftest has it
-        parser.addoption("--megatron-checkout", help="a Megatron-LM source tree to run")
-        parser.addoption("--losses-record", help="file for the losses of all runs, as JSON")
+    parser.addoption("--megatron-checkout", help="a Megatron-LM source tree to run")
+    parser.addoption("--losses-record", help="file for the losses of all runs, as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:

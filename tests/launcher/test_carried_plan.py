@@ -1,0 +1,141 @@
+"""A model takes the rows that were dispatched by the plan of its forward, and no others."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron_magi.adapter.batch import Batch, dispatch_batch
+from megatron_magi.adapter.carried_plan import carried_plan, carry_plan, check_rows
+from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.config import MagiConfig
+from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.model import _give_plan
+
+LENGTH = 8
+
+
+class Chunk(torch.nn.Module):
+    """The forward of a GPTModel, as far as its rows go."""
+
+    def __init__(self, pre_process: bool = True, post_process: bool = True) -> None:
+        super().__init__()
+        self.pre_process, self.post_process = pre_process, post_process
+
+    def forward(
+        self,
+        input_ids: Any,
+        position_ids: Any,
+        attention_mask: Any,
+        decoder_input: Any = None,
+        labels: Any = None,
+        packed_seq_params: Any = None,
+    ) -> dict[str, Any]:
+        return {"packed_seq_params": packed_seq_params, "attention_mask": attention_mask}
+
+
+def plan(length: int = LENGTH) -> MagiPackedSeqParams:
+    from megatron.core.transformer import TransformerConfig
+
+    model = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2)
+    return make_packed_seq_params([0, length], model, None, device="cpu")
+
+
+def rows(packed: MagiPackedSeqParams, length: int = LENGTH) -> Batch:
+    tokens = torch.arange(length)[None]
+    batch = dispatch_batch(Batch(tokens, tokens + 1), packed, None).batch
+    assert batch is not None
+    return batch
+
+
+def forward(chunk: Chunk, packed: Any, **given: Any) -> dict[str, Any]:
+    chunk.register_forward_pre_hook(check_rows, with_kwargs=True)
+    usual = {"input_ids": None, "position_ids": None, "attention_mask": None}
+    return chunk(**{**usual, **given}, packed_seq_params=packed)
+
+
+def test_dispatched_rows_carry_their_plan() -> None:
+    packed = plan()
+    batch = rows(packed)
+    assert carried_plan(batch.tokens) is carried_plan(batch.labels) is packed
+    assert carried_plan(torch.zeros(1)) is None and carried_plan(None) is None
+
+
+def test_rows_of_the_plan_are_taken() -> None:
+    packed = plan()
+    batch = rows(packed)
+    forward(Chunk(), packed, input_ids=batch.tokens, labels=batch.labels)
+
+
+def test_rows_of_an_equal_plan_are_taken() -> None:
+    """A batch may be planned once more, e.g. on another stage; the layout is what counts."""
+    batch, packed = rows(plan()), plan()
+    assert carried_plan(batch.tokens) is not packed
+    forward(Chunk(), packed, input_ids=batch.tokens, labels=batch.labels)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "decoder_input", "labels"])
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        (lambda: torch.zeros(1, 8), "rows without a plan of shape (1, 8)"),
+        (lambda: rows(plan(), 8).tokens + 0, "rows without a plan of shape (1, 8)"),
+        (lambda: rows(plan(16), 16).tokens, "rows of another plan of shape (1, 16)"),
+    ],
+    ids=["never dispatched", "made from dispatched ones", "another plan"],
+)
+def test_other_rows_are_refused(name: str, given: Any, got: str) -> None:
+    text = f"{name} must be rows that dispatch_batch gave for the packed_seq_params of this forward"
+    with pytest.raises(ValueError, match=re.escape(f"{text}, got {got}; dispatch the batch by")):
+        forward(Chunk(), plan(), **{name: given()})
+
+
+def test_rows_that_a_caller_marks_are_taken() -> None:
+    packed = plan()
+    embedded = torch.zeros(LENGTH, 1, 8)
+    assert carry_plan(embedded, packed) is embedded
+    forward(Chunk(), packed, decoder_input=embedded, labels=rows(packed).labels)
+
+
+def test_stages_check_what_they_read() -> None:
+    wrong, packed = torch.zeros(1, 8), plan()
+    forward(Chunk(pre_process=False), packed, input_ids=wrong, labels=rows(packed).labels)
+    forward(Chunk(post_process=False), packed, input_ids=rows(packed).tokens, labels=wrong)
+    forward(Chunk(False, False), packed, input_ids=wrong, labels=wrong)
+    with pytest.raises(ValueError, match="labels must be rows"):
+        forward(Chunk(pre_process=False), packed, labels=wrong)
+
+
+def test_forwards_without_our_plan_are_let_alone() -> None:
+    for packed in (None, SimpleNamespace(qkv_format="thd")):
+        forward(Chunk(), packed, input_ids=torch.zeros(1, 8))
+
+
+def launched(chunk: Chunk, **given: Tensor | None) -> dict[str, Any]:
+    """The forward as the launcher hooks it: its pre-hook gives the plan."""
+    launch = Launch(Options(MagiConfig()))
+    usual = {"input_ids": None, "position_ids": None, "attention_mask": torch.ones(1)}
+    _, kwargs = _give_plan(launch, chunk, (), {**usual, **given})
+    check_rows(chunk, (), kwargs)
+    return chunk(**kwargs)
+
+
+def test_the_launcher_gives_the_plan_that_rows_carry() -> None:
+    packed = plan()
+    batch = rows(packed)
+    for given in ({"input_ids": batch.tokens}, {"labels": batch.labels}):
+        seen = launched(Chunk("input_ids" in given, "labels" in given), **given)
+        assert seen["packed_seq_params"] is packed and seen["attention_mask"] is None
+
+
+def test_the_launcher_refuses_rows_without_a_plan() -> None:
+    with pytest.raises(ValueError, match="takes rows that our batch hook dispatched, got tokens"):
+        launched(Chunk(), input_ids=torch.zeros(1, 8))
+    with pytest.raises(ValueError, match=r"labels must be rows .* got rows of another plan"):
+        launched(Chunk(), input_ids=rows(plan()).tokens, labels=rows(plan(16), 16).labels)

@@ -1,0 +1,151 @@
+"""Boundaries of documents, from what Megatron's batches say of them."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_magi.launcher.documents import (
+    MaskRequest,
+    bounds_of_cu_seqlens,
+    bounds_of_eod,
+    requested_mask,
+    sequence_bounds,
+)
+from megatron_magi.masks import from_cu_seqlens
+
+EOD = 127
+Layout = tuple[list[int], list[int], int, int]
+"""(lengths of documents, their padding, tokens behind the last one, copies of the last entry)."""
+
+
+def int32(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def bounds(cu_seqlens: list[int], total: int, padded: list[int] | None = None) -> list[int]:
+    slots = None if padded is None else int32(padded)
+    return bounds_of_cu_seqlens(int32(cu_seqlens), slots, total)
+
+
+@pytest.mark.parametrize(
+    ("cu_seqlens", "total", "wanted"),
+    [
+        pytest.param([0, 3, 8], 8, [0, 3, 8], id="exact"),
+        pytest.param([0, 3, 8, 8, 8, 8], 8, [0, 3, 8], id="trailing copies"),
+        pytest.param([0, 3, 5], 8, [0, 3, 5, 8], id="tail"),
+        pytest.param([0, 3, 5, 5, 5], 8, [0, 3, 5, 8], id="tail and copies"),
+        pytest.param([0, 8], 8, [0, 8], id="one document"),
+        pytest.param([0, 1, 2, 3], 3, [0, 1, 2, 3], id="one token each"),
+        pytest.param([0, 3, 3, 8], 8, [0, 3, 8], id="an empty document"),
+    ],
+)
+def test_boundaries_of_cu_seqlens(cu_seqlens: list[int], total: int, wanted: list[int]) -> None:
+    assert bounds(cu_seqlens, total) == wanted
+    assert bounds_of_cu_seqlens(int32([cu_seqlens]), None, total) == wanted
+
+
+@pytest.mark.parametrize(
+    ("cu_seqlens", "padded", "total", "wanted"),
+    [
+        pytest.param([0, 3, 8], [0, 4, 10], 10, [0, 3, 4, 9, 10], id="both padded"),
+        pytest.param([0, 3, 8], [0, 3, 8], 8, [0, 3, 8], id="equal to cu_seqlens"),
+        pytest.param([0, 4, 7], [0, 4, 8], 8, [0, 4, 7, 8], id="the last one padded"),
+        pytest.param([0, 3, 8], [0, 4, 10], 12, [0, 3, 4, 9, 10, 12], id="tail"),
+        pytest.param([0, 3, 8, 8], [0, 4, 10, 10], 10, [0, 3, 4, 9, 10], id="copies"),
+        pytest.param([0, 3, 3, 8], [0, 4, 6, 12], 12, [0, 3, 4, 6, 11, 12], id="an empty one"),
+    ],
+)
+def test_padding_is_a_document_of_its_own(
+    cu_seqlens: list[int], padded: list[int], total: int, wanted: list[int]
+) -> None:
+    assert bounds(cu_seqlens, total, padded) == wanted
+
+
+def test_packed_samples_come_as_one_stream() -> None:
+    with pytest.raises(ValueError, match=r"one stream, got .* \(2, 3\); set --micro-batch-size 1"):
+        bounds_of_cu_seqlens(torch.zeros(2, 3, dtype=torch.int32), None, 8)
+
+
+def test_an_end_of_document_closes_its_document() -> None:
+    tokens = torch.tensor([[1, 2, EOD, 3, EOD, 4]])
+    assert bounds_of_eod(tokens, EOD) == [0, 3, 5, 6]
+
+
+def test_sequences_of_a_batch_are_documents() -> None:
+    tokens = torch.tensor([[1, EOD, 2, EOD], [3, 4, 5, 6], [EOD, EOD, 7, 8]])
+    assert bounds_of_eod(tokens, EOD) == [0, 2, 4, 8, 9, 10, 12]
+    assert bounds_of_eod(torch.ones(2, 3, dtype=torch.int64), EOD) == [0, 3, 6]
+
+
+def test_equal_sequences() -> None:
+    assert sequence_bounds((3, 4)) == [0, 4, 8, 12]
+    assert sequence_bounds((1, 4)) == [0, 4]
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    lengths = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+    lengths[0] += 1  # a stream has a token
+    size = len(lengths)
+    padding = draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
+    return lengths, padding, draw(st.integers(0, 5)), draw(st.integers(0, 4))
+
+
+def assert_boundaries(got: list[int], true: set[int], total: int) -> None:
+    assert got[0] == 0 and got[-1] == total
+    assert all(start < end for start, end in pairwise(got))
+    assert set(got) == true | {0, total}
+
+
+@given(layouts())
+def test_boundaries_are_those_of_the_documents(layout: Layout) -> None:
+    lengths, _, tail, copies = layout
+    cu_seqlens = [0, *accumulate(lengths)]
+    total = cu_seqlens[-1] + tail
+    got = bounds([*cu_seqlens, *cu_seqlens[-1:] * copies], total)
+    assert_boundaries(got, set(cu_seqlens), total)
+
+
+@given(layouts())
+def test_boundaries_are_those_of_padded_documents(layout: Layout) -> None:
+    lengths, padding, tail, copies = layout
+    slots = [0, *accumulate(map(sum, zip(lengths, padding, strict=True)))]
+    ends = {slot + length for slot, length in zip(slots, lengths, strict=False)}
+    cu_seqlens = [0, *accumulate(lengths)]
+    total = slots[-1] + tail
+    copied = [[*each, *each[-1:] * copies] for each in (cu_seqlens, slots)]
+    assert_boundaries(bounds(copied[0], total, copied[1]), {*slots, *ends}, total)
+
+
+@given(st.integers(1, 3), st.integers(1, 12), st.data())
+def test_boundaries_are_behind_every_end_of_document(
+    batch: int, length: int, data: st.DataObject
+) -> None:
+    size = batch * length
+    tokens = data.draw(st.lists(st.sampled_from([1, EOD]), min_size=size, max_size=size))
+    got = bounds_of_eod(torch.tensor(tokens).reshape(batch, length), EOD)
+    ends = {place + 1 for place, token in enumerate(tokens) if token == EOD}
+    assert_boundaries(got, ends | set(range(0, size, length)), size)
+
+
+def test_a_mask_function_sees_boundaries_and_rows() -> None:
+    batch = {"tokens": torch.ones(1, 8)}
+    seen: list[MaskRequest] = []
+
+    def masked(request: MaskRequest) -> object:
+        seen.append(request)
+        return from_cu_seqlens(request.bounds)
+
+    assert requested_mask(masked, [0, 3, 8], batch) == from_cu_seqlens([0, 3, 8])
+    assert seen[0].bounds == (0, 3, 8) and seen[0].total_seqlen == 8 and seen[0].batch is batch
+    assert requested_mask(None, [0, 3, 8], batch) is None
+
+
+def test_a_mask_function_gives_a_mask() -> None:
+    with pytest.raises(TypeError, match="must return an AttnMask, got list; build one with"):
+        requested_mask(lambda request: [request.bounds], [0, 8], None)

@@ -1,0 +1,145 @@
+"""Our flags become a MagiConfig; everything else reaches Megatron as it was written."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.launcher.flags import CONFIG_FLAGS, Options, flag_parser, take_flags
+
+SWITCH = ["--attention-backend", "magi"]
+OF_MEGATRON = ["--num-layers", "2", "--bf16", "--spec", "a.module", "a_name"]
+GIVEN = {
+    "chunk_size": (["--magi-chunk-size", "64"], 64),
+    "max_imbalance": (["--magi-max-imbalance", "1.25"], 1.25),
+    "forward_mode": (["--magi-forward-mode", "staged"], "staged"),
+    "overlap_degree": (["--magi-overlap-degree", "3"], 3),
+    "kernel_backend": (["--magi-kernel", "reference"], "reference"),
+    "deterministic": (["--magi-deterministic"], True),
+    "dkv_reduce_in_fp32": (["--magi-dkv-in-input-dtype"], False),
+    "agreement_timeout_s": (["--magi-timeout-s", "12.5"], 12.5),
+}
+"""Of every MagiConfig field that has a flag, the flag and the field's value."""
+
+
+def test_every_flag_is_tried_here() -> None:
+    assert list(GIVEN) == list(CONFIG_FLAGS)
+    assert set(GIVEN) <= {field.name for field in fields(MagiConfig)}
+    flags = {action.option_strings[0] for action in flag_parser()._actions}
+    tried = {words[0] for words, _ in GIVEN.values()}
+    assert flags == tried | {"--attention-backend", "--magi-mask"}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_flag_sets_its_field_alone(name: str) -> None:
+    words, value = GIVEN[name]
+    assert getattr(MagiConfig(), name) != value
+    options, rest = take_flags([*OF_MEGATRON, *words, *SWITCH])
+    assert options == Options(MagiConfig(**{name: value}))
+    assert rest == OF_MEGATRON
+
+
+def test_all_flags_together() -> None:
+    words = [word for flag, _ in GIVEN.values() for word in flag]
+    options, rest = take_flags([*words[:6], *OF_MEGATRON, *SWITCH, *words[6:]])
+    assert options == Options(MagiConfig(**{name: value for name, (_, value) in GIVEN.items()}))
+    assert rest == OF_MEGATRON
+
+
+def test_without_flags_the_config_is_the_default() -> None:
+    assert take_flags(SWITCH) == (Options(MagiConfig()), [])
+    assert take_flags(["--attention-backend=magi"]) == (Options(MagiConfig()), [])
+
+
+@pytest.mark.parametrize("backend", ["flash", "fused", "unfused", "local", "auto"])
+def test_backends_of_megatron_are_passed_through(backend: str) -> None:
+    for words in (["--attention-backend", backend], [f"--attention-backend={backend}"]):
+        given = ["--bf16", *words, *OF_MEGATRON]
+        assert take_flags(given) == (None, given)
+
+
+def test_without_a_backend_nothing_is_touched() -> None:
+    assert take_flags(OF_MEGATRON) == (None, OF_MEGATRON)
+    assert take_flags([]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--attention-backend", "magic"], "invalid choice: 'magic' (choose from "),
+        ([*SWITCH, "--magi-kernel", "triton"], "argument --magi-kernel: invalid choice: 'triton'"),
+        ([*SWITCH, "--magi-forward-mode", "once"], "argument --magi-forward-mode: invalid choice"),
+        ([*SWITCH, "--magi-chunk-size", "big"], "argument --magi-chunk-size: invalid int value"),
+        ([*SWITCH, "--magi-timeout-s", "x"], "argument --magi-timeout-s: invalid float value"),
+        ([*SWITCH, "--magi-chunk-size"], "argument --magi-chunk-size: expected one argument"),
+        ([*SWITCH, "--magi-max-imbalance", "0.5"], "max_imbalance must be >= 1.0, got 0.5; leave"),
+        ([*SWITCH, "--magi-mask", "no_such_module:mask"], "must be package.module:function, got"),
+        ([*SWITCH, "--magi-mask", "sys:no_such"], "(module 'sys' has no attribute 'no_such')"),
+        ([*SWITCH, "--magi-mask", "sys"], "--magi-mask must be package.module:function, got 'sys'"),
+        ([*SWITCH, "--magi-mask", "sys:path"], "--magi-mask must name a function, got 'sys:path'"),
+    ],
+)
+def test_what_does_not_parse_ends_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        take_flags([*OF_MEGATRON, *words])
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    last = printed.err.splitlines()[-1]
+    assert last.startswith("megatron_magi: error: ") and said in last
+
+
+@pytest.mark.parametrize(
+    ("flag", "choices"),
+    [
+        ("--attention-backend", "magi flash fused unfused local auto"),
+        ("--magi-kernel", "auto cuda flex reference"),
+        ("--magi-forward-mode", "at_once local_first staged"),
+    ],
+)
+def test_the_error_names_the_choices(
+    flag: str, choices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        take_flags([*SWITCH, flag, "misspelt"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    offered = last.partition("choose from ")[2].rstrip(")").replace("'", "").split(", ")
+    assert offered == choices.split()
+
+
+@pytest.mark.parametrize("backend", [[], ["--attention-backend", "flash"]])
+@pytest.mark.parametrize("name", [*GIVEN, "mask"])
+def test_our_flags_require_the_switch(
+    name: str, backend: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, _ = GIVEN.get(name, (["--magi-mask", "sys:exit"], None))
+    with pytest.raises(SystemExit) as end:
+        take_flags([*backend, *words])
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"megatron_magi: error: --attention-backend magi is required beside {words[0]}"
+
+
+def test_shortened_flags_are_not_ours() -> None:
+    """Megatron's parser decides about them."""
+    options, rest = take_flags([*SWITCH, "--magi-chunk", "64"])
+    assert options == Options(MagiConfig())
+    assert rest == ["--magi-chunk", "64"]
+
+
+def test_a_mask_function_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "some_masks.py").write_text("def prefix(request):\n    return request\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    options, rest = take_flags([*SWITCH, "--magi-mask", "some_masks:prefix"])
+    assert options is not None and rest == []
+    assert options.mask_name == "some_masks:prefix"
+    assert options.mask_function() is sys.modules["some_masks"].prefix
+    assert Options(MagiConfig()).mask_function() is None
