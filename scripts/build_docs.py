@@ -12,7 +12,6 @@ import enum
 import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -137,16 +136,37 @@ def _entry(name: str, thing: Any) -> str:
     return ""
 
 
+class _Written(str):
+    """An annotation as the source has it, which a signature would put in quotes."""
+
+    __repr__ = str.__str__
+
+
+def _call(function: Any) -> inspect.Signature:
+    """The signature, with annotations as they are written and string defaults in quotes."""
+    signature = inspect.signature(inspect.unwrap(function))
+    parameters = [
+        p.replace(annotation=_written(p.annotation)) for p in signature.parameters.values()
+    ]
+    return signature.replace(
+        parameters=parameters, return_annotation=_written(signature.return_annotation)
+    )
+
+
+def _written(annotation: Any) -> Any:
+    return _Written(annotation) if isinstance(annotation, str) else annotation
+
+
 def _signature(name: str, function: Any) -> str:
     """The call as code, one argument a line where it is long."""
-    signature = inspect.signature(inspect.unwrap(function))
+    signature = _call(function)
     line = f"{name}{signature}"
     if len(line) > 96:
         parts = str(signature)[1:].rpartition(") -> ")
         arguments = _split_arguments(parts[0] if parts[1] else str(signature)[1:-1])
         body = "".join(f"    {a},\n" for a in arguments)
         line = f"{name}(\n{body})" + (f" -> {parts[2]}" if parts[1] else "")
-    return f"```python\n{line.replace(chr(39), '')}\n```\n"
+    return f"```python\n{line}\n```\n"
 
 
 def _split_arguments(text: str) -> list[str]:
@@ -174,8 +194,8 @@ def _class(name: str, cls: type) -> str:
         if isinstance(value, property) or type(value).__name__ == "cached_property":
             parts.append(f"- `.{member}`: {one_line(doc)}" if doc else f"- `.{member}`")
         elif inspect.isfunction(target):
-            arguments = re.sub(r"^\((self|cls)(, )?", "(", str(inspect.signature(target)))
-            call = f"- `.{member}{arguments}`".replace("'", "")
+            arguments = re.sub(r"^\((self|cls)(, )?", "(", str(_call(target)))
+            call = f"- `.{member}{arguments}`"
             parts.append(f"{call}: {one_line(doc)}" if doc else call)
     return "\n".join(parts)
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from docs_text import attribute_docs, fill_tables
+from docs_text import attribute_docs, fill_tables, one_line
 
 from megatron_magi import MagiConfig
 from megatron_magi.launcher import flags, hook_points, settings
@@ -62,7 +62,9 @@ def refusal_table() -> Iterator[str]:
     yield "| flag of Megatron | must be | what to do |"
     yield "|---|---|---|"
     for rule in settings.REFUSALS:
-        works = "not given" if rule.works[0] in (False, None) else f"`{rule.works[0]}`"
+        works = f"`{rule.works[0]}`"
+        if rule.works[0] is False or rule.works[0] is None:
+            works = "not given"
         yield f"| `{rule.flag}` | {works} | {rule.remedy} |"
     layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in settings.OTHER_LAYERS.items())
     yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
@@ -76,7 +78,8 @@ def hook_table() -> Iterator[str]:
         module = inspect.getmodule(point.wrap)
         assert module is not None, f"{point.name} is wrapped by a function of a module"
         path = module.__name__.replace(".", "/") + ".py"
-        purpose = " ".join((module.__doc__ or "").partition("\n\n")[0].split())
+        own = one_line(point.wrap.__doc__)  # "For `name`: ..." unless the place is only checked
+        purpose = one_line(module.__doc__) if own.startswith("For ") else own
         yield (
             f"| {point.name} | {_versions(point)} | `{point.module}.{point.attribute}` | "
             f"`{path}` | {purpose} |"
