@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""Builds the generated docs: docs/api.md from docstrings, docs/images from the picture code.
+"""Builds the generated docs: docs/api.md from docstrings, tables from the code, docs/images.
 
-python scripts/build_docs.py            # write both
-python scripts/build_docs.py --check    # exit code 1 if docs/api.md is not what the code says
+python scripts/build_docs.py            # write all; needs megatron-core and matplotlib
+python scripts/build_docs.py --check    # exit code 1 if api.md or a table of the launcher differs
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import enum
+import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -20,23 +19,65 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from docs_launcher import page_with_tables
+from docs_text import attribute_docs, one_line
+
 import megatron_magi
 from megatron_magi import api, masks
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "api.md"
+LAUNCHER_PAGE = ROOT / "docs" / "megatron_lm.md"
 IMAGES = ROOT / "docs" / "images"
 SECTIONS = ("Args", "Returns", "Raises", "Cost", "Source")
 
 HEAD = """# API reference
 
 Made from the docstrings by `scripts/build_docs.py`; do not edit. Guides: [masks](masks.md),
-[planner](planner.md), [Megatron](megatron.md), [from MagiAttention](migrating.md).
+[planner](planner.md), [Megatron-LM](megatron_lm.md), [Megatron-Core](megatron.md),
+[from MagiAttention](migrating.md).
 
 - [`megatron_magi`](#megatron_magi): the engine
 - [`megatron_magi.masks`](#megatron_magimasks): mask builders
 - [`megatron_magi.api`](#megatron_magiapi): the field's published names
+- [`megatron_magi.adapter`](#megatron_magiadapter): for your own loop on Megatron-Core
+- [`megatron_magi.launcher`](#megatron_magilauncher): for Megatron's pretrain scripts
 """
+
+MEGATRON_NAMES = {
+    "megatron_magi.adapter": {
+        "layer_spec": (
+            "with_magi_attention",
+            "llama_layer_spec",
+            "llama_mtp_spec",
+            "with_own_norms",
+            "MagiSpecProvider",
+        ),
+        "plugin": ("attach", "assert_active"),
+        "packed": (
+            "make_packed_seq_params",
+            "from_packed_seq_params",
+            "pipeline_seq_length",
+            "MagiPackedSeqParams",
+        ),
+        "batch": ("Batch", "dispatch_batch", "LocalBatch"),
+        "carried_plan": ("carry_plan", "carried_plan"),
+        "stages": ("finish_stage_agreement",),
+        "loss": ("per_token_loss",),
+        "rope": ("MagiRotaryEmbedding",),
+        "mla": ("prepare_mla_layers",),
+        "mtp": ("install_mtp", "next_tokens"),
+        "init": ("init_by_name",),
+        "cpu": ("install_cpu_runtime",),
+    },
+    "megatron_magi.launcher": {
+        "install": ("install",),
+        "documents": ("MaskRequest",),
+        "flags": ("Options",),
+    },
+    "megatron_magi.run": {"": ("main",)},
+}
+"""What a user of Megatron calls, by package and module; the rest of these modules is ours."""
 
 
 def main() -> int:
@@ -44,14 +85,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("--no-pictures", action="store_true", help="text only")
     options = parser.parse_args()
-    page = api_page()
+    texts = {PAGE: api_page(), LAUNCHER_PAGE: page_with_tables(LAUNCHER_PAGE)}
     if options.check:
-        if PAGE.read_text() == page:
-            return 0
-        print("docs/api.md differs from the docstrings; run python scripts/build_docs.py")
-        return 1
-    PAGE.write_text(page)
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+        stale = [page.name for page, text in texts.items() if page.read_text() != text]
+        for name in stale:
+            print(f"docs/{name} differs from the code; run python scripts/build_docs.py")
+        return 1 if stale else 0
+    for page, text in texts.items():
+        page.write_text(text)
+        print(f"wrote {page.relative_to(ROOT)}")
     from docs_tables import update_page
 
     for name in ("tuning.md", "cli.md"):
@@ -72,6 +114,13 @@ def api_page() -> str:
         parts.append(f"## {module.__name__}\n\n{_intro(module)}")
         for name in sorted(module.__all__, key=str.lower):
             parts.append(_entry(name, getattr(module, name)))
+    for package, modules in MEGATRON_NAMES.items():
+        parts.append(f"## {package}\n\n{_intro(importlib.import_module(package))}")
+        for name, entries in modules.items():
+            module = importlib.import_module(f"{package}.{name}".rstrip("."))
+            if name:
+                parts.append(f"**`{module.__name__}`**: {one_line(module.__doc__)}\n")
+            parts += [_entry(entry, getattr(module, entry)) for entry in entries]
     return "\n".join(part.rstrip() + "\n" for part in parts if part)
 
 
@@ -87,16 +136,37 @@ def _entry(name: str, thing: Any) -> str:
     return ""
 
 
+class _Written(str):
+    """An annotation as the source has it, which a signature would put in quotes."""
+
+    __repr__ = str.__str__
+
+
+def _call(function: Any) -> inspect.Signature:
+    """The signature, with annotations as they are written and string defaults in quotes."""
+    signature = inspect.signature(inspect.unwrap(function))
+    parameters = [
+        p.replace(annotation=_written(p.annotation)) for p in signature.parameters.values()
+    ]
+    return signature.replace(
+        parameters=parameters, return_annotation=_written(signature.return_annotation)
+    )
+
+
+def _written(annotation: Any) -> Any:
+    return _Written(annotation) if isinstance(annotation, str) else annotation
+
+
 def _signature(name: str, function: Any) -> str:
     """The call as code, one argument a line where it is long."""
-    signature = inspect.signature(inspect.unwrap(function))
+    signature = _call(function)
     line = f"{name}{signature}"
     if len(line) > 96:
         parts = str(signature)[1:].rpartition(") -> ")
         arguments = _split_arguments(parts[0] if parts[1] else str(signature)[1:-1])
         body = "".join(f"    {a},\n" for a in arguments)
         line = f"{name}(\n{body})" + (f" -> {parts[2]}" if parts[1] else "")
-    return f"```python\n{line.replace(chr(39), '')}\n```\n"
+    return f"```python\n{line}\n```\n"
 
 
 def _split_arguments(text: str) -> list[str]:
@@ -122,43 +192,26 @@ def _class(name: str, cls: type) -> str:
         target = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         doc = inspect.getdoc(target)
         if isinstance(value, property) or type(value).__name__ == "cached_property":
-            parts.append(f"- `.{member}`: {_one_line(doc)}" if doc else f"- `.{member}`")
+            parts.append(f"- `.{member}`: {one_line(doc)}" if doc else f"- `.{member}`")
         elif inspect.isfunction(target):
-            arguments = re.sub(r"^\((self|cls)(, )?", "(", str(inspect.signature(target)))
-            call = f"- `.{member}{arguments}`".replace("'", "")
-            parts.append(f"{call}: {_one_line(doc)}" if doc else call)
+            arguments = re.sub(r"^\((self|cls)(, )?", "(", str(_call(target)))
+            call = f"- `.{member}{arguments}`"
+            parts.append(f"{call}: {one_line(doc)}" if doc else call)
     return "\n".join(parts)
 
 
 def _fields(cls: type) -> Iterator[str]:
     """A line per field or member, with the string below it in the source."""
-    notes = _attribute_docs(cls)
+    notes = attribute_docs(cls)
     if issubclass(cls, enum.Enum):
         for member in cls:
             yield f"- `{member.name} = {member.value!r}`: {notes.get(member.name, '')}".rstrip(": ")
         return
     for f in fields(cls):
-        if not f.name.startswith("_"):
+        if not f.name.startswith("_") and f.name in cls.__annotations__:
             kind = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type))
             note = notes.get(f.name)
             yield f"- `{f.name}: {kind}`" + (f": {note}" if note else "")
-
-
-def _attribute_docs(cls: type) -> dict[str, str]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    notes: dict[str, str] = {}
-    for before, after in zip(tree.body, tree.body[1:], strict=False):  # type: ignore[attr-defined]
-        target = before.target if isinstance(before, ast.AnnAssign) else None
-        if isinstance(before, ast.Assign):
-            target = before.targets[0]
-        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if isinstance(target, ast.Name) and is_text and isinstance(after.value.value, str):
-            notes[target.id] = _one_line(inspect.cleandoc(after.value.value))
-    return notes
-
-
-def _one_line(doc: str | None) -> str:
-    return " ".join((doc or "").partition("\n\n")[0].replace("``", "`").split())
 
 
 def _prose(doc: str) -> str:
@@ -192,5 +245,4 @@ def _section(name: str, same_line: str, body: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     raise SystemExit(main())

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from docs_figures import HEADS, packed_lengths
+from docs_text import fill_tables
 
 from megatron_magi import AttnMask, MagiConfig, masks
 from megatron_magi.cli import main as command_line
@@ -48,12 +49,7 @@ STAGE_SETTINGS: dict[str, dict[str, Any]] = {
 
 def update_page(page: Path) -> None:
     """Rewrite the page's tables and screens in place."""
-    text = page.read_text()
-    for name, make in (("chunks", chunk_table), ("stages", stage_table)):
-        marked = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
-        if re.search(marked, text, re.S):
-            table = "\n".join(make())
-            text = re.sub(marked, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
+    text = fill_tables(page.read_text(), {"chunks": chunk_table, "stages": stage_table})
     screen = r"(<!-- screen (.*?) -->\n)((?:    .*\n|\n(?=    ))+)"
     page.write_text(re.sub(screen, lambda m: m[1] + _screen(m[2]), text))
 

@@ -1,6 +1,9 @@
 """Examples in the docs run, and the reference has every public name."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +11,11 @@ import pytest
 import megatron_magi
 from megatron_magi import api, masks
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 
 
-@pytest.mark.parametrize("page", ["masks.md", "migrating.md"])
+@pytest.mark.parametrize("page", ["masks.md", "migrating.md", "megatron_lm.md"])
 def test_examples_run(page: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
     assert blocks
@@ -40,3 +44,32 @@ def test_migrating_names_every_argument_without_effect() -> None:
     page = (DOCS / "migrating.md").read_text()
     for name in api.TUNING_ARGUMENTS:
         assert f"`{name}`" in page
+
+
+def test_generated_pages_are_what_the_code_says() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "build_docs.py"), "--check"]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+
+
+def test_the_mask_function_of_the_docs_keeps_samples_apart() -> None:
+    from megatron_magi.launcher.documents import MaskRequest
+
+    page = (DOCS / "megatron_lm.md").read_text()
+    names: dict[str, object] = {}
+    exec(re.search(r"^```python\n(.*?)^```", page, re.M | re.S)[1], names)
+    mask = names["frames"](MaskRequest((0, 50, 98), None))
+    assert mask == masks.block_causal([[24, 24, 2], [24, 24]])
+
+
+def test_every_flag_and_version_of_the_launcher_is_on_its_page() -> None:
+    from megatron_magi.launcher import flags, hook_points
+
+    page = (DOCS / "megatron_lm.md").read_text()
+    for action in flags.flag_parser()._actions:
+        assert f"| `{action.option_strings[0]}` |" in page
+    for minor in range(hook_points.FIRST[1], hook_points.LAST[1] + 1):
+        assert f"\n| 0.{minor}" in page

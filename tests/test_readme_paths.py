@@ -9,7 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TOP = ("megatron_magi/", "scripts/", "docs/", "recipes/", "tests/", "patches/", "benchmarks/")
+TOP = (
+    "megatron_magi/",
+    "scripts/",
+    "docs/",
+    "recipes/",
+    "tests/",
+    "patches/",
+    "benchmarks/",
+    "examples/",
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

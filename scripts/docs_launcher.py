@@ -1,0 +1,91 @@
+"""Tables of docs/megatron_lm.md, made from the launcher's own tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from docs_text import attribute_docs, fill_tables, one_line
+
+from megatron_magi import MagiConfig
+from megatron_magi.launcher import flags, hook_points, settings
+
+OTHER_FLAGS = {
+    "attention_backend": (
+        "`magi`",
+        "The switch. Megatron's own values are passed on to Megatron, and nothing is hooked.",
+    ),
+    "mask": (
+        "`MODULE:FUNCTION`",
+        "A function that Python can import; it makes the mask of every microbatch, see "
+        "[any other mask](#any-other-mask).",
+    ),
+}
+"""Flags that are no field of MagiConfig: (value, what it does)."""
+
+
+def page_with_tables(page: Path) -> str:
+    """The page's text with its tables as the launcher says them now."""
+    makers: dict[str, Callable[[], Iterator[str]]] = {
+        "flags": flag_table,
+        "refusals": refusal_table,
+        "hooks": hook_table,
+    }
+    return fill_tables(page.read_text(), makers)
+
+
+def flag_table() -> Iterator[str]:
+    """Every flag of ours, from the parser, and the sentence below the field that it sets."""
+    yield "| flag | value | default | what it does |"
+    yield "|---|---|---|---|"
+    notes, defaults = attribute_docs(MagiConfig), MagiConfig()
+    for action in flags.flag_parser()._actions:
+        flag = action.option_strings[0]
+        if action.dest in OTHER_FLAGS:
+            value, note = OTHER_FLAGS[action.dest]
+            yield f"| `{flag}` | {value} | | {note} |"
+            continue
+        default = getattr(defaults, action.dest)
+        note = f"`{action.dest}`: {notes[action.dest]}"
+        if action.nargs == 0:
+            value, default = f"none; sets `{action.const}`", f"`{default}`"
+        else:
+            value = ", ".join(f"`{choice}`" for choice in action.choices or ())
+            value = value or {int: "integer", float: "number"}[action.type]  # type: ignore[index]
+            default = "the planner's choice" if default is None else f"`{default}`"
+        yield f"| `{flag}` | {value} | {default} | {note} |"
+
+
+def refusal_table() -> Iterator[str]:
+    """Arguments of Megatron that end a run before it starts."""
+    yield "| flag of Megatron | must be | what to do |"
+    yield "|---|---|---|"
+    for rule in settings.REFUSALS:
+        works = f"`{rule.works[0]}`"
+        if rule.works[0] is False or rule.works[0] is None:
+            works = "not given"
+        yield f"| `{rule.flag}` | {works} | {rule.remedy} |"
+    layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in settings.OTHER_LAYERS.items())
+    yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
+
+
+def hook_table() -> Iterator[str]:
+    """Places of Megatron that are replaced, and which of our modules replaces them."""
+    yield "| hook | Megatron | what is replaced | by | what for |"
+    yield "|---|---|---|---|---|"
+    for point in hook_points.HOOK_POINTS:
+        module = inspect.getmodule(point.wrap)
+        assert module is not None, f"{point.name} is wrapped by a function of a module"
+        path = module.__name__.replace(".", "/") + ".py"
+        own = one_line(point.wrap.__doc__)  # "For `name`: ..." unless the place is only checked
+        purpose = one_line(module.__doc__) if own.startswith("For ") else own
+        yield (
+            f"| {point.name} | {_versions(point)} | `{point.module}.{point.attribute}` | "
+            f"`{path}` | {purpose} |"
+        )
+
+
+def _versions(point: hook_points.HookPoint) -> str:
+    first, last = (".".join(map(str, minor)) for minor in (point.first, point.last))
+    return first if first == last else f"{first} to {last}"
