@@ -40,7 +40,7 @@ from tests.launcher.layouts import (
     version_of,
 )
 
-pytestmark = pytest.mark.megatron_checkout
+pytestmark = [pytest.mark.megatron_checkout, pytest.mark.timeout(1800)]
 
 HUNDRED = {"train-iters": 100}
 PER_TOKEN = {"calculate-per-token-loss": True}
