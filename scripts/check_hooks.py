@@ -121,13 +121,14 @@ def closing_words(version: Any, wrong: list[str]) -> str:
         lines.append(
             f"every hook point must fit, got other code at {', '.join(wrong)}; change these rows "
             f"of HOOK_POINTS in megatron_magi/launcher/hook_points.py, or end them by `last` and "
-            f"add rows with `first`"
+            f"add rows with `first` (cpu-runtime is megatron_magi/launcher/cpu.py)"
         )
     if nearest(version) != version:
+        edge = "LAST" if nearest(version) < version else "FIRST"
         lines.append(
             f"the table does not know {version}: it was compared with the rows of "
             f"{'.'.join(map(str, nearest(version)[:2]))}; once tests/launcher passes there too, "
-            f"set LAST and SUPPORTED in megatron_magi/launcher/hook_points.py, and "
+            f"set {edge} and SUPPORTED in megatron_magi/launcher/hook_points.py, and "
             f"SUPPORTED_MINORS and SUPPORTED_TEXT in megatron_magi/adapter/compat.py"
         )
     return "\n".join(lines) or "every hook point fits"

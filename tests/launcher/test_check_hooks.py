@@ -137,6 +137,10 @@ def test_last_words_say_what_to_edit(script: ModuleType) -> None:
     words = script.closing_words(MegatronVersion(0, 19, 2), ["batch", "gpt"])
     assert words.startswith("every hook point must fit, got other code at batch, gpt; change ")
     assert "does not know" not in words
+    newer, older = (script.closing_words(MegatronVersion(0, n, 0), []) for n in (21, 16))
+    assert "rows of 0.20; " in newer and "set LAST and SUPPORTED in" in newer
+    assert "rows of 0.17; " in older and "set FIRST and SUPPORTED in" in older
+    assert script.closing_words(MegatronVersion(0, 19, 2), []) == "every hook point fits"
 
 
 def test_a_folder_without_megatron_is_one_line(tmp_path: Path) -> None:
