@@ -158,3 +158,37 @@ def test_refusals_come_before_validation() -> None:
     with pytest.raises(SystemExit, match="requires async_save=False, got True"):
         wrap_validate_args(validate_args, launch)(args)
     assert launch.args is None and args.calculate_per_token_loss is False
+
+
+def experts(**given: Any) -> SimpleNamespace:
+    usual = {
+        "num_experts": 4,
+        "moe_router_load_balancing_type": "aux_loss",
+        "seq_length": 96,
+        "micro_batch_size": 1,
+        "tensor_model_parallel_size": 1,
+        "sequence_parallel": False,
+    }
+    return arguments(**{**usual, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"seq_length": 97}, "a sequence length that 2 .* divides, got 97 tokens"),
+        (
+            {"tensor_model_parallel_size": 4, "sequence_parallel": True, "seq_length": 100},
+            "a sequence length that 8 .* divides, got 100 tokens",
+        ),
+        (
+            {"micro_batch_size": 2, "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]},
+            "requires --micro-batch-size 1 beside seq_aux_loss, got 2",
+        ),
+    ],
+)
+def test_routers_that_would_count_other_rows(given: dict[str, Any], text: str) -> None:
+    refuse_arguments(experts())
+    refuse_arguments(experts(micro_batch_size=2))
+    refuse_arguments(experts(**given, num_experts=None))
+    with pytest.raises(SystemExit, match=text):
+        refuse_arguments(experts(**given))
