@@ -6,6 +6,7 @@ of another share, or of another batch, would train on with other neighbours and 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -42,7 +43,7 @@ def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     Raises:
         ValueError: tokens or labels without a plan, or with another layout than packed_seq_params.
     """
-    inputs = inspect.signature(chunk.forward).bind(*args, **kwargs).arguments
+    inputs = forward_arguments(chunk, args, kwargs)
     packed = inputs.get("packed_seq_params")
     if not isinstance(packed, MagiPackedSeqParams):
         return
@@ -52,6 +53,18 @@ def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         name, rows = next(((n, x) for n in names if (x := inputs.get(n)) is not None), ("", None))
         if rows is not None:
             _check(name, rows, packed)
+
+
+def forward_arguments(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a call of `chunk` gives its forward, by name."""
+    kind: Any = type(chunk)
+    given = _forward_signature(kind).bind(chunk, *args, **kwargs).arguments
+    return dict(list(given.items())[1:])
+
+
+@functools.cache
+def _forward_signature(kind: Any) -> inspect.Signature:
+    return inspect.signature(kind.forward)
 
 
 def _check(name: str, rows: Tensor, packed: MagiPackedSeqParams) -> None:

@@ -12,6 +12,9 @@ from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_pa
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.launcher.flags import Options
 
+NUM_RECENT = 16
+"""Microbatches that are remembered; one holds a few index tensors on the device."""
+
 
 @dataclass
 class StepStats:
@@ -49,6 +52,10 @@ class Launch:
     stats: StepStats = field(default_factory=StepStats)
     installed: list[str] = field(default_factory=list)
     """Names of the hook points that are in place."""
+    _recent: dict[tuple[tuple[int, ...], int | None], MagiPackedSeqParams] = field(
+        default_factory=dict, repr=False
+    )
+    """By boundaries and mask, the latest last."""
 
     def cp_group(self) -> Any:
         """The context-parallel group; None for one rank."""
@@ -57,15 +64,24 @@ class Launch:
         return parallel_state.get_context_parallel_group()
 
     def plan(self, bounds: list[int], mask: AttnMask | None = None) -> MagiPackedSeqParams:
-        """Plan a microbatch of documents with these boundaries, and count it."""
+        """Plan a microbatch of documents with these boundaries, and count it.
+
+        Equal microbatches, and the model chunks of one, share what was planned.
+        """
         started = time.perf_counter()
-        packed = make_packed_seq_params(
-            bounds,
-            self.model_config,
-            self.cp_group(),
-            magi_config=self.options.config,
-            mask=mask,
-        )
+        key = (tuple(bounds), None if mask is None else mask.digest)
+        packed = self._recent.pop(key, None)
+        if packed is None:
+            packed = make_packed_seq_params(
+                bounds,
+                self.model_config,
+                self.cp_group(),
+                magi_config=self.options.config,
+                mask=mask,
+            )
+        self._recent[key] = packed
+        if len(self._recent) > NUM_RECENT:
+            del self._recent[next(iter(self._recent))]
         self._count(packed, (time.perf_counter() - started) * 1e3)
         return packed
 

@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.batch import dispatch_batch
-from megatron_magi.adapter.carried_plan import carried_plan
+from megatron_magi.adapter.carried_plan import carried_plan, forward_arguments
 from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.plugin import prepare_model, startup_line
@@ -93,7 +93,7 @@ def _give_plan(
     launch: Launch, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Forward pre-hook: Megatron's arguments with the plan that the rows were dispatched by."""
-    given = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    given = forward_arguments(model, args, kwargs)
     if not isinstance(given.get("packed_seq_params"), MagiPackedSeqParams):
         given["packed_seq_params"] = _plan_of(launch, model, given)
     given["attention_mask"] = None
