@@ -31,6 +31,12 @@ def choose_update(optimizer: Any, fused: bool | None = None) -> None:
                 state["step"] = state["step"].to(p.device if fused else "cpu")
 
 
+def is_fused(optimizer: Any) -> bool:
+    """Whether torch's Adam in this optimizer updates in one kernel."""
+    groups = (group for _, adam in _torch_adams(optimizer) for group in adam.param_groups)
+    return any(bool(group.get("fused")) for group in groups)
+
+
 def prepare_to_load(optimizer: Any) -> None:
     """Before the state of a Megatron optimizer is described and loaded."""
     for part, adam in _torch_adams(optimizer):

@@ -55,6 +55,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         self.cp_group = getattr(pg_collection, "cp", None)
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self.is_attached = False
+        self.attn_mask_type = attn_mask_type
         add_softmax_offset(self, config)
         # Read and reset by Megatron's QK-clip.
         self.current_max_attn_logits: Tensor | None = None

@@ -27,10 +27,11 @@ ROWS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
-    """Megatron's batch with this rank's rows in place of all of them; changed in place.
+    """Megatron's batch with this rank's rows in place of all of them, as a new dict.
 
-    Samples of a microbatch are joined to one stream. The dense attention mask is dropped, since the
-    plan has the mask.
+    Megatron may replay the given dict. Samples of a microbatch are joined to one stream. The dense
+    attention mask is dropped, since the plan has the mask. Outside a schedule, where Megatron draws
+    batches to skip them, nothing is planned.
 
     Args:
         batch: the full rows [micro batch, length]; entries may be None on a stage that reads none.
@@ -38,9 +39,16 @@ def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: rows of different shapes, or nothing to plan from.
     """
+    if launch.sequences is None:
+        return batch
+    batch = dict(batch)
     rows = {name: batch[name] for name in ROWS if batch.get(name) is not None}
-    first = next(iter(rows.values()))
-    bounds = _bounds(launch, batch, first)
+    if not rows:
+        raise ValueError(
+            f"a batch to dispatch must hold some of {', '.join(ROWS)}, got {', '.join(batch)}; "
+            f"call get_batch_on_this_cp_rank on stages that read rows"
+        )
+    bounds = _bounds(launch, batch, next(iter(rows.values())))
     mask = requested_mask(launch.options.mask_function(), bounds, batch)
     packed = launch.plan(bounds, mask)
     full = Batch(**{name: x.reshape(1, -1) for name, x in rows.items()})
@@ -132,6 +140,8 @@ def replace_scheduled_batch(original: Callable[..., Any], launch: Launch) -> Cal
     ) -> Any:
         from megatron.core.process_groups_config import ProcessGroupCollection
 
+        if launch.sequences is None:
+            return original(data_iterator, *args, pg_collection=pg_collection, **kwargs)
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(["tp", "pp"])
         alone = ProcessGroupCollection(tp=groups.tp, pp=groups.pp, cp=_OneRank())
         tokens, labels, loss_mask, _, position_ids, params, padding = original(
@@ -158,7 +168,8 @@ def _dispatch_padding(launch: Launch, batch: dict[str, Any], padding: Tensor) ->
     rows = next((batch[name] for name in ("tokens", "labels") if batch[name] is not None), None)
     packed = carried_plan(rows)
     if packed is None:  # a middle stage: its forward makes the same plan
-        packed = launch.plan(bounds_of_cu_seqlens(batch["cu_seqlens"], None, padding.numel()))
+        bounds = bounds_of_cu_seqlens(batch["cu_seqlens"], None, padding.numel())
+        packed = launch.plan(bounds, requested_mask(launch.options.mask_function(), bounds, None))
     whole = padding.reshape(-1).long()
     local = dispatch(whole, packed.dispatch_plan, launch.cp_group(), pad_value=1)
     return local.bool().unsqueeze(0)

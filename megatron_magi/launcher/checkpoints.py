@@ -6,7 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from megatron_magi.adapter.adam_state import finish_loading, prepare_to_load
+from megatron_magi.adapter.adam_state import (
+    choose_update,
+    finish_loading,
+    is_fused,
+    prepare_to_load,
+)
 from megatron_magi.adapter.compat import write_checkpoints_in_process
 from megatron_magi.launcher.launch import Launch
 
@@ -18,9 +23,11 @@ def wrap_load_checkpoint(original: Callable[..., Any], launch: Launch) -> Callab
     def load_checkpoint(ddp_model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if optimizer is None:
             return original(ddp_model, optimizer, *args, **kwargs)
+        fused = is_fused(optimizer)
         prepare_to_load(optimizer)
         result = original(ddp_model, optimizer, *args, **kwargs)
         finish_loading(optimizer)
+        choose_update(optimizer, fused)  # this run's, not the saved one's
         return result
 
     return load_checkpoint

@@ -47,8 +47,8 @@ class Launch:
     """Megatron's arguments, once they are validated."""
     model_config: Any = None
     """TransformerConfig of the model, once a chunk of it is built."""
-    sequences: tuple[int, int] = (1, 0)
-    """(sequences in a microbatch, tokens in each) of the schedule that runs."""
+    sequences: tuple[int, int] | None = None
+    """(sequences in a microbatch, tokens in each) of the schedule that runs; None outside one."""
     stats: StepStats = field(default_factory=StepStats)
     installed: list[str] = field(default_factory=list)
     """Names of the hook points that are in place."""

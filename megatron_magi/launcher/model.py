@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.batch import dispatch_batch
 from megatron_magi.adapter.carried_plan import carried_plan, forward_arguments
+from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.plugin import prepare_model, startup_line
@@ -23,6 +25,8 @@ from megatron_magi.launcher.documents import (
 )
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.norms import own_norms
+
+NOT_CAUSAL = (AttnMaskType.no_mask, AttnMaskType.padding)
 
 SPECS = (
     "transformer_layer_spec",
@@ -39,6 +43,11 @@ def wrap_model_init(original: Callable[..., None], launch: Launch) -> Callable[.
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if launch.args is None:
+            raise RuntimeError(
+                "--attention-backend magi requires arguments that Megatron's validate_args has "
+                "seen, got a model before them; parse arguments by megatron.training.arguments"
+            )
         given = signature.bind(self, *args, **kwargs)
         config = given.arguments["config"]
         for name in SPECS:
@@ -63,6 +72,8 @@ def _is_empty(spec: Any) -> bool:
 
 def _take_model(launch: Launch, model: Any, config: Any) -> None:
     prepare_model(model, launch.options.config)
+    if launch.options.mask_name is None:
+        _require_causal(model)
     # Before the checks that prepare_model put there.
     hook = functools.partial(_give_plan, launch)
     model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
@@ -70,6 +81,16 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
         launch.model_config = config
         if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
             print(_first_line(launch, config), flush=True)
+
+
+def _require_causal(model: Any) -> None:
+    """Documents are causal inside unless --magi-mask says else; the spec must ask for the same."""
+    for name, module in model.named_modules():
+        if isinstance(module, MagiCoreAttention) and module.attn_mask_type in NOT_CAUSAL:
+            raise NotImplementedError(
+                f"--attention-backend magi without --magi-mask requires causal attention, got "
+                f"{module.attn_mask_type} at {name}; name the mask by --magi-mask"
+            )
 
 
 def _first_line(launch: Launch, config: Any) -> str:
@@ -118,6 +139,11 @@ def _plan_of(launch: Launch, model: Any, given: dict[str, Any]) -> MagiPackedSeq
 
 def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
     """A stage that reads no rows plans the same from the boundaries alone, and joins the others."""
+    if launch.sequences is None:
+        raise RuntimeError(
+            "with --attention-backend magi a model must run inside a schedule, got a forward "
+            "outside one; take get_forward_backward_func from megatron.training.training"
+        )
     bounds = sequence_bounds(launch.sequences)
     if stock is not None:
         bounds = bounds_of_cu_seqlens(stock.cu_seqlens_q, stock.cu_seqlens_q_padded, bounds[-1])

@@ -30,15 +30,49 @@ def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) ->
     microbatch is through, all ranks of a model have planned the same, or all get an error: before
     the optimizer uses a gradient.
     """
+    if launch.model_config is None:
+        raise SystemExit(
+            "--attention-backend magi requires a GPTModel or HybridModel, got a script that built "
+            "neither; run it without the flag"
+        )
     length, count = kwargs["seq_length"], kwargs["micro_batch_size"]
-    launch.sequences = (count, length)
     kwargs["seq_length"] = pipeline_seq_length(
         length * count, launch.model_config, launch.options.config
     )
     kwargs["micro_batch_size"] = 1
     kwargs["decoder_seq_length"] = None
-    result = schedule(**kwargs)
+    kwargs["forward_step_func"] = with_counted_loss(kwargs["forward_step_func"])
+    launch.sequences = (count, length)
+    try:
+        result = schedule(**kwargs)
+    finally:
+        launch.sequences = None
     finish_stage_agreement()
+    return result
+
+
+def with_counted_loss(forward_step: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward step with a loss function that must count its tokens.
+
+    Per-token loss divides every gradient by the tokens of all ranks, and Megatron takes no count
+    for 0: gradients would be larger by all of them, without an error.
+    """
+
+    @functools.wraps(forward_step)
+    def checked_forward_step(*args: Any, **kwargs: Any) -> Any:
+        output, loss_function = forward_step(*args, **kwargs)
+        return output, functools.partial(_counted, loss_function)
+
+    return checked_forward_step
+
+
+def _counted(loss_function: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
+    result = loss_function(output, **kwargs)
+    if not kwargs and len(result) != 3:
+        raise ValueError(
+            f"with --attention-backend magi a loss function must return (sum of losses, number of "
+            f"tokens, report), got {len(result)} values; return the sum and count, not the mean"
+        )
     return result
 
 

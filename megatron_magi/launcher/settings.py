@@ -82,6 +82,21 @@ REFUSALS = (
     Refusal("logits_load_dir", (None,), "--logits-load-dir", "leave it out: rows change places"),
     Refusal("logits_save_dir", (None,), "--logits-save-dir", "leave it out: rows change places"),
     Refusal("retro_add_retriever", _OFF, "--retro-add-retriever", "leave it out"),
+    Refusal(
+        "use_torch_fsdp2",
+        _OFF,
+        "--use-torch-fsdp2",
+        "leave it out: it does not divide gradients by tokens; use --use-distributed-optimizer",
+    ),
+    Refusal(
+        "use_megatron_fsdp", _OFF, "--use-megatron-fsdp", "leave it out: it was never tried here"
+    ),
+    Refusal(
+        "inprocess_restart",
+        _OFF,
+        "--inprocess-restart",
+        "leave it out: restarted ranks would not meet the others' comparison of plans",
+    ),
     Refusal("ddp_average_in_collective", _OFF, "--ddp-average-in-collective", "leave it out"),
 )
 """Everything of Megatron that touches attention or batches and does not work with our switch."""

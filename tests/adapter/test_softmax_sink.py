@@ -32,12 +32,14 @@ def attention(layer: int = 1, **changes: Any) -> MagiCoreAttention:
             **changes,
         }
     )
-    return MagiCoreAttention(
+    module = MagiCoreAttention(
         config=config,
         layer_number=layer,
         attn_mask_type=AttnMaskType.causal,
         attention_type="self",
     )
+    module.is_attached = True
+    return module
 
 
 def qkv(batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:

@@ -157,6 +157,7 @@ def scheduled_batch(sample: dict[str, list[int]]) -> dict[str, Any]:
     world = torch.distributed.get_world_size()
     parallel_state.initialize_model_parallel(context_parallel_size=world)
     launch = Launch(Options(MagiConfig()), args=SimpleNamespace(reset_attention_mask=False))
+    launch.sequences = (1, len(sample["tokens"]))
     launch.model_config = TransformerConfig(
         num_layers=1, hidden_size=64, num_attention_heads=4, context_parallel_size=world
     )
