@@ -42,6 +42,12 @@ from tests.launcher.layouts import (
 
 pytestmark = [pytest.mark.megatron_checkout, pytest.mark.timeout(1800)]
 
+RECOMPUTE = {
+    "recompute-granularity": "full",
+    "recompute-method": "uniform",
+    "recompute-num-layers": 1,
+}
+OVERLAP = {"overlap-grad-reduce": True, "overlap-param-gather": True}
 HUNDRED = {"train-iters": 100}
 PER_TOKEN = {"calculate-per-token-loss": True}
 
@@ -80,6 +86,9 @@ def more(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     jobs = [
         job("stock validate", script, VALIDATE),
         job("cp2 validate", script, CP2, VALIDATE),
+        job("stock", script),
+        job("cp2 recompute", script, CP2, RECOMPUTE),
+        job("cp2 dp2 overlap", script, CP2, SHARDED, OVERLAP, {"world": 2}),
         job("mla cp1", script, MAGI, MLA),
         job("mla cp2 pp2", script, CP2_PP2, MLA),
         job("hundred", script, HUNDRED),
@@ -188,6 +197,8 @@ def test_losses_are_those_of_stock_attention(
     ("name", "yardstick"),
     [
         ("cp2 validate", "stock validate"),
+        ("cp2 recompute", "stock"),
+        ("cp2 dp2 overlap", "stock"),
         ("mla cp2 pp2", "mla cp1"),
         ("sft cp2", "sft cp1"),
         ("sft cp2 pp4", "sft four"),
