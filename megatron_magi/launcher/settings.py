@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.launcher.launch import Launch
 
 
@@ -140,6 +141,7 @@ def refuse_arguments(args: Any) -> None:
             )
     _refuse_layers(args)
     _refuse_routers_that_count_rows(args)
+    _refuse_pairs_of_stages_over_gloo(args)
     _refuse_documents_by_eod_over_stages(args)
     _refuse_absent_transformer_engine(args)
 
@@ -208,6 +210,19 @@ def any_seq_length(args: Any) -> Iterator[None]:
     yield
     args.seq_length = args.encoder_seq_length = length
     args.max_position_embeddings = positions
+
+
+def _refuse_pairs_of_stages_over_gloo(args: Any) -> None:
+    """0.17 pairs the messages of two stages wrongly there, with and without our switch."""
+    virtual = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+    over_gloo = getattr(args, "distributed_backend", "nccl") == "gloo"
+    if MEGATRON_VERSION[:2] == (0, 17) and virtual and over_gloo:
+        if args.pipeline_model_parallel_size == 2:
+            raise SystemExit(
+                "two pipeline stages with virtual stages over gloo require Megatron-LM 0.18 or "
+                f"later, got {MEGATRON_VERSION}, which trains on other activations there without "
+                "an error; leave --num-layers-per-virtual-pipeline-stage out"
+            )
 
 
 def _refuse_documents_by_eod_over_stages(args: Any) -> None:

@@ -72,6 +72,10 @@ recorded: list[Flags] = []
 
 def run_layouts(jobs: list[Flags], folder: Path, checkout: Path) -> Flags:
     """Results by name, with the checkout's Megatron."""
+    for each in jobs:
+        if version_of(checkout) < (0, 18) and "flags" in each["kwargs"]:
+            # Its NullTokenizer adds the end of document to the vocabulary.
+            each["kwargs"]["flags"].setdefault("vocab-size", 127)
     results = run_jobs_of(JOBS, jobs, folder, 1500, (checkout,))
     for each in jobs:
         given = {"run": each["name"], "ranks": each["world"], **each["kwargs"]}
@@ -101,7 +105,7 @@ def assert_same_training(got: Flags, wanted: Flags, relative: float = 1e-6) -> N
     ours, theirs = values(got), values(wanted)
     assert len(theirs["loss"]) == len(ours["loss"]) > 0
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=relative)
-    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=5 * relative)
+    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=10 * relative)
     assert ours.get("valid", []) == pytest.approx(theirs.get("valid", []), rel=relative)
 
 

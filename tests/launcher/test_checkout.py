@@ -47,6 +47,7 @@ RECOMPUTE = {
     "recompute-method": "uniform",
     "recompute-num-layers": 1,
 }
+VIRTUAL = {"num-layers-per-virtual-pipeline-stage": 1}
 OVERLAP = {"overlap-grad-reduce": True, "overlap-param-gather": True}
 HUNDRED = {"train-iters": 100}
 PER_TOKEN = {"calculate-per-token-loss": True}
@@ -65,7 +66,6 @@ def results(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -
         job("tp2 sp cp2", script, CP2, TP2_SP),
         job("stock four layers", script, FOUR_LAYERS),
         job("pp4", script, PP4, FOUR_LAYERS),
-        job("vpp", script, PP2, FOUR_LAYERS, {"num-layers-per-virtual-pipeline-stage": 1}),
         job("stock odd", script, ODD),
         job("cp2 pp2 odd", script, CP2_PP2, ODD),
         job("stock two samples", script, TWO_SAMPLES),
@@ -77,6 +77,8 @@ def results(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -
         job("stock sink", script, SINK),
         job("cp2 sink", script, CP2, SINK),
     ]
+    if version_of(megatron_checkout) >= (0, 18):
+        jobs.append(job("vpp", script, PP2, FOUR_LAYERS, VIRTUAL))
     return run_layouts(jobs, tmp_path_factory.mktemp("results"), megatron_checkout)
 
 
@@ -126,7 +128,6 @@ def documents(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory)
         "mock-data": None,
         "split": "100,0,0",
         "data-cache-path": str(folder / "cache"),
-        "vocab-size": 127 if version_of(megatron_checkout) < (0, 18) else 128,
     }
     write = {"function": "write_corpus", "kwargs": {"prefix": str(folder / "corpus")}, "world": 1}
     jobs = [
@@ -190,6 +191,8 @@ def checkpoints(
 def test_losses_are_those_of_stock_attention(
     results: dict[str, Any], name: str, yardstick: str
 ) -> None:
+    if name == "vpp" and name not in results:
+        pytest.skip("0.17 pairs such messages wrongly over gloo, also without the flag")
     assert_same_training(results[name], results[yardstick])
 
 
