@@ -215,14 +215,14 @@ def any_seq_length(args: Any) -> Iterator[None]:
 def _refuse_pairs_of_stages_over_gloo(args: Any) -> None:
     """0.17 pairs the messages of two stages wrongly there, with and without our switch."""
     virtual = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+    pair = args.pipeline_model_parallel_size == 2 and virtual
     over_gloo = getattr(args, "distributed_backend", "nccl") == "gloo"
-    if MEGATRON_VERSION[:2] == (0, 17) and virtual and over_gloo:
-        if args.pipeline_model_parallel_size == 2:
-            raise SystemExit(
-                "two pipeline stages with virtual stages over gloo require Megatron-LM 0.18 or "
-                f"later, got {MEGATRON_VERSION}, which trains on other activations there without "
-                "an error; leave --num-layers-per-virtual-pipeline-stage out"
-            )
+    if MEGATRON_VERSION[:2] == (0, 17) and pair and over_gloo:
+        raise SystemExit(
+            f"two pipeline stages with virtual stages over gloo require Megatron-LM 0.18 or later, "
+            f"got {MEGATRON_VERSION}, which trains on other activations there without an error; "
+            f"leave --num-layers-per-virtual-pipeline-stage out"
+        )
 
 
 def _refuse_documents_by_eod_over_stages(args: Any) -> None:
