@@ -47,6 +47,7 @@ RECOMPUTE = {
     "recompute-method": "uniform",
     "recompute-num-layers": 1,
 }
+SKIP_TRAINING = {"skip-train": True, "eval-iters": 2}
 VIRTUAL = {"num-layers-per-virtual-pipeline-stage": 1}
 OVERLAP = {"overlap-grad-reduce": True, "overlap-param-gather": True}
 HUNDRED = {"train-iters": 100}
@@ -91,6 +92,8 @@ def more(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         job("stock", script),
         job("cp2 recompute", script, CP2, RECOMPUTE),
         job("cp2 dp2 overlap", script, CP2, SHARDED, OVERLAP, {"world": 2}),
+        job("stock skip", script, SKIP_TRAINING),
+        job("cp2 skip", script, CP2, SKIP_TRAINING),
         job("mla cp1", script, MAGI, MLA),
         job("mla cp2 pp2", script, CP2_PP2, MLA),
         job("hundred", script, HUNDRED),
@@ -209,6 +212,12 @@ def test_losses_are_those_of_stock_attention(
 )
 def test_more_losses(more: dict[str, Any], name: str, yardstick: str) -> None:
     assert_same_training(more[name], more[yardstick])
+
+
+def test_validation_without_training(more: dict[str, Any]) -> None:
+    stock, ours = (more[name]["values"][0]["valid"] for name in ("stock skip", "cp2 skip"))
+    assert len(stock) == 2  # validation and test
+    assert ours == pytest.approx(stock, rel=1e-6)
 
 
 def test_multi_token_prediction(more: dict[str, Any]) -> None:
