@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +27,7 @@ from megatron.core.transformer import multi_token_prediction
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
+from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.core.comm.process_group import group_size, resolve_group
 from megatron_magi.core.runtime.roll import roll
 
@@ -129,11 +129,7 @@ def _replace(name: str, make: Callable[[Function], Function]) -> None:
     stock = getattr(multi_token_prediction, name)
     if hasattr(stock, "__wrapped__"):
         return
-    ours = make(stock)
-    for module in list(sys.modules.values()):
-        bound = getattr(module, "__dict__", {})
-        if getattr(module, "__name__", "").startswith("megatron.") and bound.get(name) is stock:
-            setattr(module, name, ours)
+    replace_everywhere(stock, make(stock), within="megatron.")
 
 
 def _roll_by_plan(stock: Function) -> Function:

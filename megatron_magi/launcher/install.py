@@ -6,9 +6,9 @@ import functools
 import sys
 
 from megatron_magi.adapter import MEGATRON_VERSION, compat
+from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
 from megatron_magi.launcher.flags import Options, take_flags
-from megatron_magi.launcher.replace import replace_everywhere
 
 
 def install() -> None:

@@ -27,6 +27,7 @@ from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.norms import own_norms
 
 NOT_CAUSAL = (AttnMaskType.no_mask, AttnMaskType.padding)
+"""What a spec may ask for that a causal plan does not give."""
 
 SPECS = (
     "transformer_layer_spec",

@@ -86,10 +86,8 @@ def wrap_train_step(original: Callable[..., Any], launch: Launch) -> Callable[..
         if losses:
             device = next(iter(losses.values())).device
             means = launch.take_stats()
-            losses = {
-                **losses,
-                **{name: torch.tensor(value, device=device) for name, value in means.items()},
-            }
+            figures = torch.tensor(list(means.values()), device=device)  # one copy for all
+            losses = {**losses, **dict(zip(means, figures, strict=True))}
         return (losses, *rest)
 
     return train_step

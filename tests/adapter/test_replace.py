@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from megatron_magi.launcher.replace import replace_everywhere
+from megatron_magi.adapter.replace import replace_everywhere
 
 
 def original() -> str:

@@ -6,14 +6,19 @@ import sys
 from typing import Any
 
 
-def replace_everywhere(original: Any, replacement: Any) -> None:
+def replace_everywhere(original: Any, replacement: Any, within: str = "") -> None:
     """Rebind every module attribute that is `original`, in all modules imported so far.
 
     A pretrain script and `megatron.training` take functions by `from ... import name`. Whichever of
     them was imported first, all see the replacement; modules imported later take it themselves.
+
+    Args:
+        within: How the names of the modules begin that are looked at; default: all.
     """
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(within):
+            continue
         names = vars(module) if hasattr(module, "__dict__") else {}
-        for name, value in list(names.items()):
+        for bound, value in list(names.items()):
             if value is original:
-                setattr(module, name, replacement)
+                setattr(module, bound, replacement)
