@@ -1,0 +1,74 @@
+"""Models under the launcher: what is refused when they are built or run, without processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
+
+from megatron_magi.adapter.core_attention import MagiCoreAttention
+from megatron_magi.config import MagiConfig
+from megatron_magi.launcher import model, settings
+from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.launch import Launch
+
+
+def attention(mask_type: AttnMaskType) -> torch.nn.Module:
+    config = TransformerConfig(
+        num_layers=1, hidden_size=32, num_attention_heads=2, attention_dropout=0.0
+    )
+    core = MagiCoreAttention(config, 1, mask_type, "self")
+    return torch.nn.ModuleDict({"core_attention": core})
+
+
+@pytest.mark.parametrize("mask_type", [AttnMaskType.causal, AttnMaskType.padding_causal])
+def test_causal_specs_are_taken(mask_type: AttnMaskType) -> None:
+    model._require_causal(attention(mask_type))
+
+
+@pytest.mark.parametrize("mask_type", [AttnMaskType.no_mask, AttnMaskType.padding])
+def test_other_specs_need_a_mask_by_name(mask_type: AttnMaskType) -> None:
+    with pytest.raises(NotImplementedError, match=r"requires causal.*at core_attention; name"):
+        model._require_causal(attention(mask_type))
+
+
+def test_a_model_before_its_arguments_is_refused() -> None:
+    def build(self: Any, config: Any) -> None: ...
+
+    wrapped = model.wrap_model_init(build, Launch(Options(MagiConfig())))
+    with pytest.raises(RuntimeError, match="requires arguments that Megatron's validate_args"):
+        wrapped(SimpleNamespace(), None)
+
+
+def test_a_forward_outside_a_schedule_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="must run inside a schedule"):
+        model._plan_of_middle_stage(Launch(Options(MagiConfig())), None)
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "stages", "refused"),
+    [
+        ((0, 17, 1), "gloo", 2, True),
+        ((0, 17, 1), "nccl", 2, False),
+        ((0, 17, 1), "gloo", 4, False),
+        ((0, 18, 2), "gloo", 2, False),
+    ],
+)
+def test_pairs_of_virtual_stages_over_gloo(
+    version: Any, backend: str, stages: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "MEGATRON_VERSION", version)
+    args = SimpleNamespace(
+        num_layers_per_virtual_pipeline_stage=1,
+        pipeline_model_parallel_size=stages,
+        distributed_backend=backend,
+    )
+    if not refused:
+        settings._refuse_pairs_of_stages_over_gloo(args)
+        return
+    with pytest.raises(SystemExit, match="require Megatron-LM 0.18 or later"):
+        settings._refuse_pairs_of_stages_over_gloo(args)
