@@ -70,5 +70,5 @@ def test_pairs_of_virtual_stages_over_gloo(
     if not refused:
         settings._refuse_pairs_of_stages_over_gloo(args)
         return
-    with pytest.raises(SystemExit, match="require Megatron-LM 0.18 or later"):
+    with pytest.raises(SystemExit, match=r"require Megatron-LM 0\.18 or later"):
         settings._refuse_pairs_of_stages_over_gloo(args)
