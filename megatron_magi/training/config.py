@@ -38,6 +38,9 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = True
     init_std: float = 0.02
+    fused: Literal["auto", "off"] = "auto"
+    """"auto": one kernel for what Megatron's local layers do in several, where this machine can.
+    "off": Megatron's own operations alone."""
 
     @property
     def kv_channels(self) -> int:
@@ -96,6 +99,9 @@ class DataConfig:
     """Keys a token sees, itself included (sliding window). None: all before it."""
     mask_across_documents: bool = True
     """Leave the label after an EOD out of the loss: it is the next document's first token."""
+    step_order: Literal["forward", "reversed"] = "forward"
+    """Order in which a step's samples go to replicas and microbatches. Sums alone see it, in their
+    last bits: "reversed" shows how far two equal runs drift apart."""
     prefetch: int = 2
     """Microbatches read and planned ahead, in a thread. 0: none."""
     moved_boundary: int = 0
@@ -134,6 +140,8 @@ class TrainConfig:
     """Of weights and activations; bf16 keeps fp32 main weights and reduces gradients in fp32."""
     recompute: Literal["none", "attention", "full"] = "none"
     """What the backward pass computes again: nothing, core attention, whole layers."""
+    dump_gradients: tuple[int, ...] = ()
+    """Iterations whose gradients are written, whole and in fp32, to log.dir/NAME/gradients."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,8 @@ class LogConfig:
     progress: bool = True
     """A bar on rank 0's standard error, where that is a terminal."""
     csv: bool = True
+    overwrite: bool = False
+    """Let a run from the start replace the steps.csv of another run of this name."""
     tensorboard: bool = False
     """Also TensorBoard event files, in log.dir/NAME/tensorboard. Needs the tensorboard package."""
 
@@ -182,9 +192,10 @@ class RunConfig:
     """Everything of a run."""
 
     name: str = "run"
-    attention: Literal["magi", "dense"] = "magi"
-    """"magi": this package. "dense": Megatron's own DotProductAttention with an explicit mask, the
-    reference; needs cp 1."""
+    attention: Literal["magi", "dense", "flex_plain", "sdpa"] = "magi"
+    """"magi": this package. The others are references and need cp 1: "dense" is Megatron's own
+    DotProductAttention with an explicit mask, "flex_plain" PyTorch's FlexAttention with a document
+    mask, "sdpa" PyTorch's scaled_dot_product_attention for data.mask causal."""
     model: ModelConfig = field(default_factory=ModelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     data: DataConfig = field(default_factory=DataConfig)
