@@ -1,46 +1,102 @@
 #!/usr/bin/env python3
-"""Pack text files, folders of them, or JSONL into Megatron's .bin/.idx.
+"""Pack text files, folders, JSON lines or tar archives into Megatron's .bin/.idx.
 
     python scripts/prepare_data.py INPUT... --output runs/data/corpus --include '*.py'
+    python scripts/prepare_data.py shards/*.jsonl.xz --output runs/data/web --tokenizer llama3
 
-Prints documents, tokens, a length histogram and a sha256. Train on it with data.path=PREFIX.
+Prints documents, tokens, a length histogram and a sha256. Train on it with data.path=PREFIX. All
+about inputs and tokenizers: docs/data.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from megatron_magi.training.config import RecipeError
-from megatron_magi.training.corpus import ByteTokenizer, limit_bytes, pack, read_documents
+from megatron_magi.training.corpus import Document, pack
 from megatron_magi.training.processes import quiet_megatron
+from megatron_magi.training.text_source import Selection, TextSource, limit_bytes
+from megatron_magi.training.tokenizers import load_tokenizer
 
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     quiet_megatron()
-    documents = read_documents(
-        args.inputs, include=tuple(args.include), exclude=tuple(args.exclude), split=args.split
-    )
+    signal.signal(signal.SIGTERM, _end)
+    selection = Selection(tuple(args.include), tuple(args.exclude), args.json_key, args.split)
     try:
-        stats = pack(limit_bytes(documents, args.max_bytes), args.output, ByteTokenizer())
-    except RecipeError as error:
+        tokenizer = load_tokenizer(args.tokenizer, args.eod_token)
+        source = TextSource(args.inputs, selection)
+        documents = limit_bytes(with_bar(source), args.max_bytes)
+        stats = pack(documents, args.output, tokenizer, args.workers)
+    except (RecipeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted, nothing was written", file=sys.stderr)
+        return 130
+    if source.num_binary:
+        print(f"left out {source.num_binary:,} binary files", file=sys.stderr)
     print(stats.table())
     print(f"wrote {args.output}.bin, .idx, .documents and .json")
     return 0
 
 
+def with_bar(source: TextSource) -> Iterator[Document]:
+    """The documents, with a bar on standard error where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield from source
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=source.num_bytes, unit="B", unit_scale=True) as bar:
+        for document in source:
+            yield document
+            bar.update(source.bytes_read - bar.n)
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # an exception, so that what was begun is removed
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("inputs", nargs="+", type=Path, help='files, folders, .jsonl ({"text": .})')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    inputs = "files, folders, .jsonl, .tar; each also .gz or .xz"
+    parser.add_argument("inputs", nargs="+", type=Path, help=inputs)
     parser.add_argument("--output", type=Path, required=True, help="prefix of the files to write")
+    parser.add_argument(
+        "--tokenizer", default="byte", help="byte, llama3, or a folder with a tokenizer.json"
+    )
+    parser.add_argument("--eod-token", help="ends a document; for a folder whose files name no EOS")
     parser.add_argument("--include", nargs="+", default=["*"], help="file name patterns in folders")
     parser.add_argument("--exclude", nargs="+", default=[], help="files and folders to leave out")
+    parser.add_argument("--json-key", default="text", help="where .jsonl lines have their text")
     parser.add_argument("--split", help="regular expression of lines that begin a new document")
     parser.add_argument("--max-bytes", type=int, help="stop once this much text was taken")
+    parser.add_argument(
+        "--workers", type=_positive, default=num_cpus(), help="processes; changes no byte"
+    )
     return parser
 
 
