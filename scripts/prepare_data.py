@@ -4,8 +4,8 @@
     python scripts/prepare_data.py INPUT... --output runs/data/corpus --include '*.py'
     python scripts/prepare_data.py shards/*.jsonl.xz --output runs/data/web --tokenizer llama3
 
-Prints documents, tokens, a length histogram and a sha256. Train on it with data.path=PREFIX. All
-about inputs and tokenizers: docs/data.md.
+Prints documents, tokens, a length histogram, a sha256 and the recipe keys to train on it. All about
+inputs and tokenizers: docs/data.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
     if source.num_binary:
         print(f"left out {source.num_binary:,} binary files", file=sys.stderr)
     print(stats.table())
-    print(f"wrote {args.output}.bin, .idx, .documents and .json")
+    print(
+        f"wrote {args.output}.bin, .idx, .documents and .json; train on it with "
+        f"data.path={args.output} data.eod_token={stats.eod_token} "
+        f"model.vocab_size={stats.vocab_size}"
+    )
     return 0
 
 

@@ -31,6 +31,16 @@ class Document:
 
 
 @dataclass(frozen=True)
+class InputFile:
+    """A file to read and the name of its document."""
+
+    path: Path
+    name: str
+    is_archive: bool
+    """A tar archive that was named as an input; in folders they are files like others."""
+
+
+@dataclass(frozen=True)
 class Selection:
     """What is taken of the inputs, and where a new document begins."""
 
@@ -64,8 +74,8 @@ class TextSource:
 
     def __init__(self, inputs: Iterable[Path], selection: Selection | None = None) -> None:
         self.selection = selection or Selection()
-        self.files = [(f, n) for root in inputs for f, n in _walk(root, self.selection)]
-        self.num_bytes = sum(path.stat().st_size for path, _ in self.files)
+        self.files = [file for root in inputs for file in _input_files(root, self.selection)]
+        self.num_bytes = sum(file.path.stat().st_size for file in self.files)
         self.num_binary = 0
         self._bytes_done = 0
         self._open_file: IO[bytes] | None = None
@@ -78,22 +88,20 @@ class TextSource:
     def __iter__(self) -> Iterator[Document]:
         self._bytes_done = self.num_binary = 0
         starts = _starts(self.selection.split)
-        for path, name in self.files:
-            for document in self._read_file(path, name):
+        for file in self.files:
+            for document in self._read_file(file):
                 yield from _split(document, starts)
-            self._bytes_done += path.stat().st_size
+            self._bytes_done += file.path.stat().st_size
 
-    def _read_file(self, path: Path, name: str) -> Iterator[Document]:
+    def _read_file(self, file: InputFile) -> Iterator[Document]:
+        read = self._read_archive if file.is_archive else self._read_stream
         try:
-            with path.open("rb") as self._open_file:
-                if name.endswith(ARCHIVES) and "/" not in name:
-                    yield from self._read_archive(name, self._open_file)
-                else:
-                    yield from self._read_stream(name, self._open_file)
+            with file.path.open("rb") as self._open_file:
+                yield from read(file.name, self._open_file)
         except BROKEN_STREAM as error:
             raise RecipeError(
-                f"an input must be readable to its end, got {path}, which is damaged or truncated "
-                f"({error}); make or fetch it again"
+                f"an input must be readable to its end, got {file.path}, which is damaged or "
+                f"truncated ({error}); make or fetch it again"
             ) from error
         finally:
             self._open_file = None
@@ -128,22 +136,26 @@ def limit_bytes(documents: Iterable[Document], max_bytes: int | None) -> Iterato
         yield document
 
 
-def _walk(root: Path, selection: Selection, under: str = "") -> Iterator[tuple[Path, str]]:
-    """Files of an input and their names, which in a folder are their paths below it."""
+def _input_files(root: Path, selection: Selection) -> Iterator[InputFile]:
     if root.is_file():
-        yield root, root.name
+        yield InputFile(root, root.name, root.name.endswith(ARCHIVES))
         return
     if not root.is_dir():
         raise RecipeError(
             f"an input must be a file or a folder, got {root}, which does not exist; check the path"
         )
-    for entry in sorted(root.iterdir(), key=lambda p: p.name):
+    for path in _walk(root, selection):
+        yield InputFile(path, path.relative_to(root).as_posix(), is_archive=False)
+
+
+def _walk(folder: Path, selection: Selection) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir(), key=lambda p: p.name):
         if _matches(entry.name, selection.exclude):
             continue
         if entry.is_dir() and not entry.is_symlink():
-            yield from _walk(entry, selection, f"{under}{entry.name}/")
+            yield from _walk(entry, selection)
         elif entry.is_file() and _matches(entry.name, selection.include):
-            yield entry, under + entry.name
+            yield entry
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from megatron_magi.training.config import DataConfig, RecipeError
-from megatron_magi.training.corpus import ByteTokenizer, Document, limit_bytes, pack, read_documents
+from megatron_magi.training.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.data import (
     PackedDataset,
     is_held_out,
@@ -59,21 +58,6 @@ def test_every_text_reads_back_with_its_eod(prefix: Path) -> None:
         ids = dataset.indexed.get(i)
         assert ids[-1] == EOD
         assert ByteTokenizer().decode(ids) == text
-
-
-def test_stats_count_what_was_packed(prefix: Path) -> None:
-    stats = json.loads(Path(f"{prefix}.json").read_text())
-    assert stats["num_documents"] == len(TEXTS)
-    assert stats["num_tokens"] == sum(LENGTHS) + len(LENGTHS)
-    assert stats["length_percentiles"]["max"] == 91
-    assert stats["length_histogram"] == {"<=50": 7, "<=100": 2}
-    assert len(stats["sha256"]) == 64
-
-
-def test_packing_twice_gives_the_same_bytes(prefix: Path, tmp_path: Path) -> None:
-    documents = [Document(f"d{i}", t) for i, t in enumerate(TEXTS)]
-    again = pack(documents, tmp_path / "again", ByteTokenizer())
-    assert again.sha256 == json.loads(Path(f"{prefix}.json").read_text())["sha256"]
 
 
 @pytest.mark.parametrize("seq_length", [1, 7, 32, 100])
@@ -204,36 +188,6 @@ def test_bad_data_is_one_clear_error(prefix: Path, fields: dict[str, object], sa
         PackedDataset(config, 0)
 
 
-def test_folders_files_and_jsonl(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "skip").mkdir()
-    (tmp_path / "b.py").write_text("x = 1\ndef f():\n  pass\nclass C:\n  pass\n")
-    (tmp_path / "sub" / "a.py").write_text("y = 2\n")
-    (tmp_path / "skip" / "c.py").write_text("z = 3\n")
-    (tmp_path / "binary.py").write_bytes(b"\x00\x01")
-    (tmp_path / "empty.py").write_text(" \n")
-    (tmp_path / "t.jsonl").write_text('{"text": "eins"}\n\n{"text": "zwei"}\n')
-    whole = list(read_documents([tmp_path], include=("*.py",), exclude=("skip",)))
-    assert [d.name for d in whole] == ["b.py", "sub/a.py"]
-    cut = list(read_documents([tmp_path / "b.py"], split="(def|class) "))
-    assert [d.name for d in cut] == ["b.py#1", "b.py#2", "b.py#3"]
-    assert b"".join(d.text for d in cut) == (tmp_path / "b.py").read_bytes()
-    lines = list(read_documents([tmp_path / "t.jsonl"]))
-    assert [(d.name, d.text) for d in lines] == [("t.jsonl:1", b"eins"), ("t.jsonl:3", b"zwei")]
-    assert len(list(limit_bytes(iter(lines), 4))) == 1
-
-
-def test_bad_input_files(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"txt": 1}\n')
-    with pytest.raises(RecipeError, match=r'an object with a "text".*bad.jsonl line 1'):
-        list(read_documents([tmp_path / "bad.jsonl"]))
-    with pytest.raises(RecipeError, match="does not exist"):
-        list(read_documents([tmp_path / "nowhere"]))
-    with pytest.raises(RecipeError, match="one document or more"):
-        pack([], tmp_path / "none", ByteTokenizer())
-    assert not Path(f"{tmp_path}/none.bin").exists()
-
-
 @pytest.mark.parametrize("vocab_size", [257, 200_000], ids=["uint16", "int32"])
 def test_files_are_read_as_megatron_reads_them(tmp_path: Path, vocab_size: int) -> None:
     from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
@@ -250,6 +204,26 @@ def test_files_are_read_as_megatron_reads_them(tmp_path: Path, vocab_size: int) 
     for i in range(3):
         assert np.array_equal(ours.get(i), theirs.get(i))
     assert np.array_equal(ours.get(2, 5, 9), theirs.get(2, offset=5, length=9))
+
+
+def test_what_preprocess_data_writes_is_read_as_it_is(tmp_path: Path) -> None:
+    """Its loop: the ids of a document, EOD appended, into a builder of the vocabulary's type."""
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+
+    eod, prefix = 128_001, f"{tmp_path}/corpus_text_document"
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(128_256))
+    documents = [[i * 7000 + 65_000 + j for j in range(9)] for i in range(8)]
+    for ids in documents:
+        builder.add_document([*ids, eod], [len(ids) + 1])
+    builder.finalize(f"{prefix}.idx")
+    dataset = PackedDataset(DataConfig(path=prefix, seq_length=20, eod_token=eod), 1)
+    assert dataset.samples_per_epoch == 3
+    stream = epoch_stream(dataset).tolist()
+    for start in range(0, 60, 10):
+        assert stream[start : start + 10] in [[*ids, eod] for ids in documents]
+    for i in range(3):
+        assert dataset[i].cu_seqlens.tolist() == [0, 10, 20]
+        assert dataset[i].loss_mask.sum() == 18
 
 
 def test_another_kind_of_file_is_named(tmp_path: Path) -> None:
