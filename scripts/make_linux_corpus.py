@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def chosen_documents(linux: Path) -> list[Document]:
     """The chosen texts and the tree's Makefile, by path, with Debian's folder in front of it."""
-    source = TextSource([linux], Selection(include=(*PATTERNS, "Makefile")))
+    source = TextSource([linux], Selection((*PATTERNS, "Makefile"), links=False))
     named = (Document(TOP + d.name.removeprefix(TOP), d.text) for d in source)
     return sorted((d for d in named if is_chosen(d)), key=lambda d: d.name)
 

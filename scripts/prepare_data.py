@@ -11,7 +11,6 @@ inputs and tokenizers: docs/data.md.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from types import FrameType
 
 from megatron_magi.training.config import RecipeError
 from megatron_magi.training.corpus import Document, pack
-from megatron_magi.training.processes import quiet_megatron
+from megatron_magi.training.processes import num_cpus, quiet_megatron
 from megatron_magi.training.text_source import Selection, TextSource, limit_bytes
 from megatron_magi.training.tokenizers import load_tokenizer
 
@@ -29,7 +28,12 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     quiet_megatron()
     signal.signal(signal.SIGTERM, _end)
-    selection = Selection(tuple(args.include), tuple(args.exclude), args.json_key, args.split)
+    selection = Selection(
+        include=tuple(args.include),
+        exclude=tuple(args.exclude),
+        json_key=args.json_key,
+        split=args.split,
+    )
     try:
         tokenizer = load_tokenizer(args.tokenizer, args.eod_token)
         source = TextSource(args.inputs, selection)
@@ -63,13 +67,6 @@ def with_bar(source: TextSource) -> Iterator[Document]:
         for document in source:
             yield document
             bar.update(source.bytes_read - bar.n)
-
-
-def num_cpus() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -93,7 +93,7 @@ def run_local(work: Callable[[Place], None], num_processes: int) -> int:
     reach all of them as SIGTERM; a second SIGINT ends them at once.
     """
     context = multiprocessing.get_context("spawn")
-    threads = max(1, _num_cpus() // num_processes)
+    threads = max(1, num_cpus() // num_processes)
     with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
         method = f"file://{Path(folder) / 'rendezvous'}"
         places = [Place(r, num_processes, r, method, threads) for r in range(num_processes)]
@@ -140,7 +140,8 @@ def _signals_to(workers: Sequence[multiprocessing.process.BaseProcess]) -> Itera
             signal.signal(number, handler)
 
 
-def _num_cpus() -> int:
+def num_cpus() -> int:
+    """CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

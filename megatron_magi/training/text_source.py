@@ -48,6 +48,8 @@ class Selection:
     """Patterns of file names, in folders and archives."""
     exclude: tuple[str, ...] = ()
     """Patterns of names of files and folders left out, in folders and archives."""
+    links: bool = True
+    """Take files in folders that are symbolic links; in archives they never are."""
     json_key: str = "text"
     """Where the text stands in the object on a line of JSON."""
     split: str | None = None
@@ -154,7 +156,9 @@ def _walk(folder: Path, selection: Selection) -> Iterator[Path]:
             continue
         if entry.is_dir() and not entry.is_symlink():
             yield from _walk(entry, selection)
-        elif entry.is_file() and _matches(entry.name, selection.include):
+        elif not entry.is_file() or (entry.is_symlink() and not selection.links):
+            continue
+        elif _matches(entry.name, selection.include):
             yield entry
 
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import lzma
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_folders_are_read_in_sorted_order(folder: Path) -> None:
     whole = TextSource([folder / "sub" / "notes.txt", folder])
     assert names(whole)[:2] == ["notes.txt", "b.py"]
     assert names(whole)[2:4] == ["lines.jsonl:1", "lines.jsonl:3"]
+
+
+def test_links_to_files_are_taken_unless_refused(folder: Path) -> None:
+    (folder / "sub" / "link.py").symlink_to("a.py")
+    (folder / "loop").symlink_to(folder, target_is_directory=True)
+    assert names(TextSource([folder], PYTHON)) == ["b.py", "sub/a.py", "sub/link.py"]
+    assert names(TextSource([folder], replace(PYTHON, links=False))) == ["b.py", "sub/a.py"]
 
 
 def test_a_line_may_begin_a_document(folder: Path) -> None:
