@@ -14,6 +14,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -57,8 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def with_bar(source: TextSource) -> Iterator[Document]:
-    """The documents, with a bar on standard error where that is a terminal."""
-    if not sys.stderr.isatty():
+    """The documents, with a bar on standard error where that is a terminal and tqdm is here."""
+    if not sys.stderr.isatty() or find_spec("tqdm") is None:
         yield from source
         return
     from tqdm import tqdm
