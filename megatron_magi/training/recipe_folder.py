@@ -22,7 +22,8 @@ def find_recipe(wanted: str | Path) -> Path:
     packaged = packaged_recipes()
     if str(wanted) in packaged:
         return packaged[str(wanted)]
-    near = get_close_matches(path.stem, packaged, n=1, cutoff=0.5)
+    near = [name for name in packaged if name.startswith(path.stem)]
+    near += get_close_matches(path.stem, packaged, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     raise RecipeError(
         f"the recipe must be a YAML file, got {wanted}, which does not exist; or the name of a "

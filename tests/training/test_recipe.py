@@ -20,14 +20,6 @@ def load(tmp_path: Path, text: str, *overrides: str) -> RunConfig:
     return load_recipe(path, overrides)
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda p: p.stem)
-def test_shipped_recipes_load_and_say_where_they_were_checked(path: Path) -> None:
-    config = load_recipe(path, ["data.path=somewhere"])
-    assert config.name == path.stem
-    text = path.read_text().lower()
-    assert "checked on" in text or "not run" in text
-
-
 def test_values_come_from_defaults_then_file_then_overrides(tmp_path: Path) -> None:
     text = MINIMAL + "train: {iterations: 7}\nmagi: {chunk_size: 64}\n"
     config = load(tmp_path, text, "train.seed=5", "optimizer.lr=1e-3", "magi.chunk_size=null")
