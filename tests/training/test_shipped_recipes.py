@@ -84,6 +84,21 @@ def test_the_dry_run_fits_the_machine_and_the_header(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_the_table_of_the_docs_says_the_same(path: Path) -> None:
+    run = dry_run(load_recipe(path, ["data.path=nowhere"]))
+    page = (ROOT / "docs" / "training.md").read_text()
+    (row,) = re.findall(rf"^\| `{path.stem}` \| (.*) \|$", page, re.MULTILINE)
+    gpus, tokens, steps, gib, was_run = row.split(" | ")
+    assert gpus.split()[0] == str(run.world_size)
+    assert tokens.endswith(f" = {run.tokens:,}")
+    assert steps == f"{run.config.train.iterations:,}"
+    estimate = max(m.total for m in run.memory) / 2**30
+    assert float(gib) == pytest.approx(estimate, rel=0.1, abs=0.01)
+    assert (was_run == "no") == (NEVER_RUN in header(path))
+    assert (was_run == "not yet") == (header(path).get("run") == "pending")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_a_recipe_validates_on_samples_of_a_small_corpus(path: Path) -> None:
     """Held-out tokens of a corpus of 66 million are enough for one validation."""
     config = load_recipe(path)
