@@ -1,12 +1,14 @@
-"""Builds the C++ planner. Needs a C++20 compiler; no torch, no CUDA.
+"""Builds the C++ planner and packs the recipes. Needs a C++20 compiler; no torch, no CUDA.
 
 The CUDA library has a plain C ABI and is built by ``python -m megatron_magi.build``.
 """
 
 from glob import glob
+from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
 solver = Pybind11Extension(
     "megatron_magi._solver",
@@ -17,4 +19,20 @@ solver = Pybind11Extension(
     extra_compile_args=["-O3", "-Wall", "-Wextra"],
 )
 
-setup(ext_modules=[solver], cmdclass={"build_ext": build_ext})
+
+class BuildWithRecipes(build_py):
+    """Also copies recipes/ into the package, where an installed `megatron-magi train NAME` looks.
+
+    An editable install needs no copy: it finds the folder beside the package.
+    """
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            folder = Path(self.build_lib, "megatron_magi", "recipes")
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in glob("recipes/*.yaml"):
+                self.copy_file(path, str(folder))
+
+
+setup(ext_modules=[solver], cmdclass={"build_ext": build_ext, "build_py": BuildWithRecipes})

@@ -49,7 +49,7 @@ COLUMNS = ("weights+grads", "optimizer", "step", "peak")
 
 @dataclass(frozen=True)
 class Case:
-    """Overrides of recipes/llama3_1b_h200.yaml: 1.24 B parameters, distributed optimizer, bf16."""
+    """Overrides of llama3_1b_4gpu_cp4: 1.24 B parameters, distributed optimizer, bf16."""
 
     name: str
     ranks: int
@@ -58,7 +58,7 @@ class Case:
 
     def config(self, data: Path) -> RunConfig:
         where = (f"name={self.name}", f"data.path={data}", f"data.seq_length={self.seq_length}")
-        recipe = ROOT / "recipes" / "llama3_1b_h200.yaml"
+        recipe = ROOT / "recipes" / "llama3_1b_4gpu_cp4.yaml"
         return load_recipe(recipe, [*COMMON, *where, *self.overrides])
 
 

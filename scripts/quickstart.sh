@@ -21,7 +21,9 @@ echo "== 1/5 packing the Python standard library's sources"
 train() { # NAME override...
   local name=$1
   shift
-  "$python" scripts/pretrain.py "$recipe" "name=$name" "log.dir=$runs" log.interval=20 "$@"
+  # The names are the quick start's own, so running it again may replace what it left.
+  "$python" scripts/pretrain.py "$recipe" "name=$name" "log.dir=$runs" log.interval=20 \
+    log.overwrite=true "$@"
 }
 echo "== 2/5 reference: Megatron's dense attention, context parallelism 1"
 train dense attention=dense parallel.cp=1

@@ -21,17 +21,23 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**arguments, allow_abbrev=False)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses unknown options in the sub-parser that knows the right ones."""
+        """Refuses unknown options in the sub-parser that knows the right ones.
+
+        Overrides of a recipe may also stand behind options, where argparse does not expect them.
+        """
         found, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             if not word.startswith("-"):
+                if hasattr(found, "overrides"):
+                    found.overrides = [*found.overrides, word]
+                    continue
                 raise UsageError(
                     f"{self.prog} takes no further argument, got {word!r}; see {self.prog} --help"
                 )
             option = word.partition("=")[0]
             hint = nearest(option, self._option_string_actions)
             raise UsageError(f"{self.prog} has no option {option}; {hint or 'see --help'}")
-        return found, unknown
+        return found, []
 
     def error(self, message: str) -> NoReturn:
         """As one sentence that ends with the help to read."""

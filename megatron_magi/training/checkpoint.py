@@ -55,7 +55,7 @@ def save(state: TrainingState, config: RunConfig) -> Path:
         Its path, whole and visible to every rank.
     """
     write_checkpoints_in_process()
-    partial = _from_rank_0(lambda: open_partial(checkpoint_folder(config), state.iteration))
+    partial = from_rank_0(lambda: open_partial(checkpoint_folder(config), state.iteration))
     with parameters_gathered(state.chunks, config):
         dist_checkpointing.save(
             _sharded_state(state, is_loading=False, with_random=True),
@@ -63,7 +63,7 @@ def save(state: TrainingState, config: RunConfig) -> Path:
             ("torch_dist", 1),
         )
     dist.barrier()
-    return _from_rank_0(
+    return from_rank_0(
         lambda: finish(
             partial, config, state.iteration, state.consumed_samples, dist.get_world_size()
         )
@@ -79,7 +79,7 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
     Raises:
         RecipeError: nothing to load, or a checkpoint of another model; the same on every rank.
     """
-    checkpoint: Checkpoint | None = _from_rank_0(lambda: checkpoint_to_load(config))
+    checkpoint: Checkpoint | None = from_rank_0(lambda: checkpoint_to_load(config))
     if checkpoint is None:
         return []
     saved = checkpoint.recipe["parallel"]
@@ -202,7 +202,7 @@ def _set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _from_rank_0(make: Any) -> Any:
+def from_rank_0(make: Any) -> Any:
     """make() of rank 0 on every rank; a RecipeError or OSError of it is raised on every rank."""
     answer: list[Any] = [None]
     if dist.get_rank() == 0:

@@ -93,8 +93,14 @@ class DataConfig:
     """Tokens of a packed sample; any number."""
     eod_token: int = 256
     """Id that ends a document. 256 is the built-in byte tokenizer's."""
-    mask: Literal["document", "causal"] = "document"
-    """"document": causal inside each document. "causal": causal over the whole sample."""
+    mask: Literal["document", "causal", "block_causal"] = "document"
+    """"document": causal inside each document. "causal": causal over the whole sample.
+    "block_causal": the sample in blocks, such as video frames; a token sees its whole block and the
+    blocks before."""
+    block_tokens: int | None = None
+    """Tokens of a block of mask block_causal; a sample's last block may be shorter."""
+    block_window: int | None = None
+    """Blocks that a token sees, its own included, with mask block_causal. None: all before it."""
     window: int | None = None
     """Keys a token sees, itself included (sliding window). None: all before it."""
     mask_across_documents: bool = True
@@ -212,6 +218,7 @@ class RunConfig:
             _check_model,
             _check_parallel,
             _check_train,
+            _check_mask,
             _check_validation,
         ):
             check(self)
@@ -274,7 +281,7 @@ def _check_positive(c: RunConfig) -> None:
             "rotary_base",
         ),
         "parallel": ("tp", "pp", "vpp", "cp", "ep", "dp"),
-        "data": ("seq_length", "window"),
+        "data": ("seq_length", "window", "block_tokens", "block_window"),
         "train": ("iterations", "global_batch_size"),
         "log": ("interval",),
         "validation": ("interval", "batches"),
@@ -370,6 +377,28 @@ def _check_train(c: RunConfig) -> None:
         "data.path must name packed data (PREFIX of PREFIX.bin and PREFIX.idx), got nothing; "
         "make it with scripts/prepare_data.py",
     )
+
+
+def _check_mask(c: RunConfig) -> None:
+    d = c.data
+    if d.mask == "block_causal":
+        _require(
+            d.block_tokens is not None,
+            "data.mask block_causal needs the tokens of a block, got none; set data.block_tokens",
+        )
+        _require(
+            d.window is None,
+            f"data.mask block_causal has a window of blocks, got data.window {d.window} in tokens; "
+            f"set data.block_window, and data.window=null",
+        )
+        return
+    for name in ("block_tokens", "block_window"):
+        value = getattr(d, name)
+        _require(
+            value is None,
+            f"data.{name} needs data.mask block_causal, got {value} with mask {d.mask}; "
+            f"set data.mask=block_causal or data.{name}=null",
+        )
 
 
 def _check_validation(c: RunConfig) -> None:

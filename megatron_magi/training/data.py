@@ -20,7 +20,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.core.mask.builders import causal, cu_seqlens_from_eod, from_cu_seqlens
+from megatron_magi.core.mask.builders import (
+    block_causal,
+    causal,
+    cu_seqlens_from_eod,
+    from_cu_seqlens,
+)
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.config import DataConfig, RecipeError
 from megatron_magi.training.index_file import IndexFile
@@ -119,6 +124,8 @@ class PackedDataset:
 def sample_mask(sample: PackedSample, config: DataConfig) -> AttnMask:
     """The attention mask of a sample, as its recipe wants it."""
     cu_seqlens = sample.cu_seqlens
+    if config.mask == "block_causal":
+        return block_causal(_blocks(len(sample.tokens), config), window=config.block_window)
     if config.moved_boundary:
         cu_seqlens = move_boundary(cu_seqlens, config.moved_boundary)
     if config.mask == "causal" and config.window is None:
@@ -127,6 +134,13 @@ def sample_mask(sample: PackedSample, config: DataConfig) -> AttnMask:
         cu_seqlens = np.array([0, len(sample.tokens)], dtype=np.int32)
     left = -1 if config.window is None else config.window - 1
     return from_cu_seqlens(cu_seqlens, causal=True, window_size=(left, 0))
+
+
+def _blocks(num_tokens: int, config: DataConfig) -> list[int]:
+    """Lengths of a sample's blocks, the last one perhaps shorter."""
+    assert config.block_tokens is not None, "checked with the recipe"
+    whole, rest = divmod(num_tokens, config.block_tokens)
+    return [config.block_tokens] * whole + [rest] * (rest > 0)
 
 
 def move_boundary(cu_seqlens: npt.NDArray[np.int32], shift: int) -> npt.NDArray[np.int32]:

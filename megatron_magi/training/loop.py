@@ -12,7 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_magi.training.checkpoint import TrainingState, parameters_gathered, resume, save
+from megatron_magi.training.checkpoint import (
+    TrainingState,
+    from_rank_0,
+    parameters_gathered,
+    resume,
+    save,
+)
 from megatron_magi.training.config import RunConfig, data_parallel_size
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.flops import step_flops
@@ -20,6 +26,7 @@ from megatron_magi.training.log import RunLog, StepRecord
 from megatron_magi.training.microbatch import microbatch_streams
 from megatron_magi.training.model import build_model, transformer_config
 from megatron_magi.training.optimizer import build_optimizer
+from megatron_magi.training.overwrite import check_overwrite
 from megatron_magi.training.step import StepSchedule, TrainingStopped
 from megatron_magi.training.stop import StopRequest
 from megatron_magi.training.validation import Validation
@@ -31,10 +38,12 @@ def train(config: RunConfig) -> list[StepRecord]:
     SIGTERM or SIGINT ends it after a step, with a checkpoint.
 
     Raises:
-        RecipeError: data, validation or a checkpoint that do not fit.
+        RecipeError: data, validation or a checkpoint that do not fit, or the numbers of another
+            run that it would replace.
         TrainingStopped: at a loss or gradient norm that is not finite; nothing is saved then.
     """
     data_parallel_size(config, dist.get_world_size())
+    from_rank_0(lambda: check_overwrite(config))
     device = rank_device()
     model_config = transformer_config(config)
     chunks = build_model(config, model_config)

@@ -12,16 +12,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.recipe_folder import find_recipe
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read `path`, apply `overrides` ("section.key=value") and check every value.
+    """Read a recipe, apply `overrides` ("section.key=value") and check every value.
+
+    Args:
+        path: of a YAML file, or the name of a packaged recipe.
 
     Raises:
         RecipeError: for a missing file, broken YAML, an unknown key (with the nearest known one),
             a value of the wrong type, or values that do not fit together.
     """
-    return build_config([_read_yaml(Path(path)), _parse_overrides(overrides)])
+    return build_config([_read_yaml(find_recipe(path)), _parse_overrides(overrides)])
 
 
 def build_config(parts: Iterable[DictConfig]) -> RunConfig:
@@ -56,11 +60,6 @@ def known_keys() -> list[str]:
 
 
 def _read_yaml(path: Path) -> DictConfig:
-    if not path.is_file():
-        raise RecipeError(
-            f"the recipe must be a YAML file, got {path}, which does not exist; "
-            f"see the recipes/ folder"
-        )
     try:
         loaded = OmegaConf.load(path)
     except Exception as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_magi.cli import main, train
 from megatron_magi.training.compare import compare, read_run
 from megatron_magi.training.corpus import ByteTokenizer, Document, pack
 
@@ -130,18 +131,15 @@ def test_other_ranks_let_the_first_one_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The launcher stops everybody when one ends."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import pretrain as script
-
     monkeypatch.setenv("WORLD_SIZE", "2")
     slept: list[float] = []
-    monkeypatch.setattr(script.time, "sleep", slept.append)
+    monkeypatch.setattr(train.time, "sleep", slept.append)
     said = []
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
-        assert script.main([str(RECIPE), "parallel.cp=3"]) == 2
+        assert main(["train", str(RECIPE), "parallel.cp=3"]) == 2
         said.append(capsys.readouterr().err.count("the number of processes must be"))
-    assert said == [1, 0] and slept == [script.SECONDS_TO_REPORT]
+    assert said == [1, 0] and slept == [train.SECONDS_TO_REPORT]
 
 
 def test_the_whole_recipe_can_be_printed(folder: Path) -> None:

@@ -243,7 +243,7 @@ def test_without_data_documents_are_assumed(recipes: dict[str, dict[str, Any]]) 
 
 
 def test_the_1b_recipe_is_1_24_billion_parameters() -> None:
-    run = dry_run(load_recipe(ROOT / "recipes" / "llama3_1b_h200.yaml", ["data.path=nowhere"]))
+    run = dry_run(load_recipe(ROOT / "recipes" / "llama3_1b_4gpu_cp4.yaml", ["data.path=nowhere"]))
     assert sum(model_parameters(run.config).values()) == 1_235_814_400
     text = report(run, 0.4, 989.0)
     assert "parameters  1,235,814,400: embedding 262,668,288" in text

@@ -20,14 +20,6 @@ def load(tmp_path: Path, text: str, *overrides: str) -> RunConfig:
     return load_recipe(path, overrides)
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda p: p.stem)
-def test_shipped_recipes_load_and_say_where_they_were_checked(path: Path) -> None:
-    config = load_recipe(path, ["data.path=somewhere"])
-    assert config.name == path.stem
-    text = path.read_text().lower()
-    assert "checked on" in text or "not run" in text
-
-
 def test_values_come_from_defaults_then_file_then_overrides(tmp_path: Path) -> None:
     text = MINIMAL + "train: {iterations: 7}\nmagi: {chunk_size: 64}\n"
     config = load(tmp_path, text, "train.seed=5", "optimizer.lr=1e-3", "magi.chunk_size=null")
@@ -76,6 +68,15 @@ BAD = [
     Bad("sp", ("parallel.sequence_parallel=true",), ("needs parallel.tp of 2 or more",)),
     Bad("gather", ("parallel.overlap_param_gather=true",), ("distributed_optimizer",)),
     Bad("dense", ("attention=dense", "parallel.cp=2"), ("needs parallel.cp 1", "got cp 2")),
+    Bad("no_block", ("data.mask=block_causal",), ("tokens of a block", "set data.block_tokens")),
+    Bad("block", ("data.block_tokens=8",), ("needs data.mask block_causal, got 8 with mask docu",)),
+    Bad("blocks", ("data.block_window=2",), ("data.block_window needs data.mask block_causal",)),
+    Bad("empty_block", ("data.mask=block_causal", "data.block_tokens=0"), ("must be positive",)),
+    Bad(
+        "token_window",
+        ("data.mask=block_causal", "data.block_tokens=8", "data.window=9"),
+        ("got data.window 9 in tokens", "set data.block_window"),
+    ),
     Bad("warmup", ("optimizer.warmup_iters=100",), ("below the 100 decay iterations",)),
     Bad("min_lr", ("optimizer.min_lr=1",), ("optimizer.min_lr must lie between 0",)),
     Bad("held_out", ("validation.fraction=1",), ("at least 0 and below 1, got 1.0",)),

@@ -135,21 +135,26 @@ def global_and_window(
 
 
 def block_causal(
-    blocks: Sequence[int] | Sequence[Sequence[int]], *, total_seqlen: int | None = None
+    blocks: Sequence[int] | Sequence[Sequence[int]],
+    *,
+    window: int | None = None,
+    total_seqlen: int | None = None,
 ) -> AttnMask:
-    """Video and block diffusion: a token sees its own block and all earlier ones of its sample.
+    """Video and block diffusion: a token sees its own block and the earlier ones of its sample.
 
     Args:
         blocks: block lengths of one sample, or one list of block lengths per packed sample.
+        window: blocks that a token sees, its own included; None: all earlier ones.
     """
-    samples = _nested(blocks)
+    seen = None if window is None else _at_least(window, 1, "window")
     slices, position = [], 0
-    for lengths in samples:
-        sample_start = position
+    for lengths in _nested(blocks):
+        starts: list[int] = []
         for length in lengths:
-            end = position + _at_least(length, 0, "block length")
-            slices.append(AttnSlice(position, end, sample_start, end))
-            position = end
+            starts.append(position)
+            position += _at_least(length, 0, "block length")
+            first = 0 if seen is None else max(0, len(starts) - seen)
+            slices.append(AttnSlice(starts[-1], position, starts[first], position))
     total = _padded_total(position, total_seqlen)
     return _mask(slices, total, total)
 

@@ -85,15 +85,19 @@ def test_global_tokens_beside_a_window(window: tuple[int, int], num_global: int)
     )
 
 
-@pytest.mark.parametrize("blocks", [[4, 4, 4], [[3, 1], [2, 2, 2], [5]]])
-def test_block_causal(blocks: list) -> None:
+@pytest.mark.parametrize("window", [None, 1, 2, 9])
+@pytest.mark.parametrize("blocks", [[4, 4, 4], [[3, 1], [2, 0, 2, 2], [5]]])
+def test_block_causal(blocks: list, window: int | None) -> None:
     samples = [blocks] if isinstance(blocks[0], int) else blocks
     block_of = [(s, b) for s, sample in enumerate(samples) for b, n in enumerate(sample)
                 for _ in range(n)]  # fmt: skip
-    mask = masks.block_causal(blocks)
+    mask = masks.block_causal(blocks, window=window)
     expect(
         mask,
-        lambda q, k: block_of[q][0] == block_of[k][0] and block_of[k][1] <= block_of[q][1],
+        lambda q, k: (
+            block_of[q][0] == block_of[k][0]
+            and 0 <= block_of[q][1] - block_of[k][1] < (window or 99)
+        ),
     )
 
 
@@ -154,6 +158,7 @@ def test_prefix_tree() -> None:
         (lambda: masks.from_eod_positions([9], 9), "must ascend within"),
         (lambda: masks.from_dense(np.zeros((2, 2), int)), "must be a boolean"),
         (lambda: masks.block_causal([3, -1]), "block length must be at least 0, got -1"),
+        (lambda: masks.block_causal([3, 1], window=0), "window must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_refused(build: Callable[[], AttnMask], text: str) -> None:

@@ -1,0 +1,39 @@
+"""A run from the start does not replace the numbers of another run unless it is told to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatron_magi.training.checkpoint_folder import checkpoint_to_load
+from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.log import read_steps
+from megatron_magi.training.recipe import to_yaml
+
+
+def check_overwrite(config: RunConfig) -> None:
+    """Check that this start does not replace the steps.csv of another run.
+
+    A resumed run goes on in its file. So does a job that its scheduler starts again before it has
+    saved: checkpoint.load=auto, and the recipe beside the file is this very one.
+
+    Raises:
+        RecipeError: it would, or there is nothing to load where checkpoint.load wants something.
+    """
+    resumed = checkpoint_to_load(config) is not None
+    if resumed or config.log.overwrite or not config.log.csv:
+        return
+    folder = Path(config.log.dir) / config.name
+    path = folder / "steps.csv"
+    done = len(read_steps(path))
+    if not done or (config.checkpoint.load == "auto" and _is_of_this_run(folder, config)):
+        return
+    raise RecipeError(
+        f"a run from the start needs a name of its own, got {config.name!r} with {done:,} "
+        f"iterations in {path}; set another name=, log.overwrite=true to replace them, or "
+        f"checkpoint.load=auto to go on from a checkpoint"
+    )
+
+
+def _is_of_this_run(folder: Path, config: RunConfig) -> bool:
+    recipe = folder / "recipe.yaml"
+    return recipe.is_file() and recipe.read_text() == to_yaml(config)
