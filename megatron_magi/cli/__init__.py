@@ -1,4 +1,4 @@
-"""``megatron-magi doctor | plan | viz | compare``."""
+"""``megatron-magi doctor | plan | viz | compare | weights``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from megatron_magi.cli import compare, doctor, plan, viz
+from megatron_magi.cli import compare, doctor, plan, viz, weights
 from megatron_magi.cli.parser import CommandParser, UsageError
 
-COMMANDS = {"doctor": doctor, "plan": plan, "viz": viz, "compare": compare}
+COMMANDS = {"doctor": doctor, "plan": plan, "viz": viz, "compare": compare, "weights": weights}
 
 EXAMPLES = """examples:
   megatron-magi doctor                                  what will run here, and why
   megatron-magi plan --lengths 8192x4,1000 --cp 8       balance and traffic of a mask
   megatron-magi viz --recipe recipes/tiny_llama_cpu.yaml --out pictures
   megatron-magi compare runs/dense runs/magi            PASS or FAIL, a table and a figure
+  megatron-magi weights export runs/llama/checkpoints --out llama-hf
 """
 
 

@@ -72,6 +72,26 @@ def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
     _destroy()
 
 
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Groups of this process alone, over gloo also where there are GPUs: for checkpoints by hand."""
+    quiet_megatron()
+    import torch
+    from megatron.core import parallel_state
+
+    from megatron_magi.adapter.cpu import install_cpu_runtime
+
+    install_cpu_runtime()
+    with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
+        method = f"file://{Path(folder) / 'rendezvous'}"
+        torch.distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
+        try:
+            parallel_state.initialize_model_parallel()
+            yield
+        finally:
+            _destroy()
+
+
 def check_devices(num_processes: int) -> None:
     """Raise RecipeError where this machine has GPUs, but fewer than one for each process."""
     import torch
@@ -117,6 +137,7 @@ def quiet_megatron() -> None:
         "full scope is deprecated",
         "absl.logging is not installed",
         "MimoModelConfig is experimental",
+        "Please use DTensor instead",
     ):
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("megatron").setLevel(logging.ERROR)
