@@ -114,7 +114,7 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
 
 
 def sharded_weights(chunks: list[Any]) -> dict[str, Any]:
-    """Megatron's description of the chunks' weights, by chunk: what a checkpoint saves and loads."""
+    """Megatron's description of the chunks' weights, by chunk: to save them or to load them."""
     metadata = _metadata()
     return {
         name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in _named_chunks(chunks)

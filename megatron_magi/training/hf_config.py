@@ -65,10 +65,11 @@ def model_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         RecipeError: every key that is missing or has a value without a counterpart here.
     """
     _refuse([*_other_values(hf), *_other_rope(_rope(hf))])
+    sizes: dict[str, Any] = {ours: int(hf[theirs]) for ours, theirs in SIZES.items()}
     rope = _rope(hf)
     scaled = _rope_type(rope) == "llama3"
     return ModelConfig(
-        **{ours: int(hf[theirs]) for ours, theirs in SIZES.items()},
+        **sizes,
         num_query_groups=int(hf.get("num_key_value_heads") or hf["num_attention_heads"]),
         head_dim=_head_dim(hf),
         vocab_multiple=math.gcd(int(hf["vocab_size"]), UNPADDED),
@@ -132,9 +133,9 @@ def check_same_model(recipe: ModelConfig, theirs: ModelConfig, folder: Path) -> 
 
 def _head_dim(hf: Mapping[str, Any]) -> int | None:
     """None where it follows from the width, as in most recipes."""
-    said = hf.get("head_dim")
-    follows = said is None or said * hf["num_attention_heads"] == hf["hidden_size"]
-    return None if follows else int(said)
+    head_dim = int(hf.get("head_dim") or 0)
+    follows = head_dim * hf["num_attention_heads"] in (0, hf["hidden_size"])
+    return None if follows else head_dim
 
 
 def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:

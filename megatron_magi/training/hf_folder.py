@@ -77,7 +77,9 @@ def write_tensors(
     Holds a copy of one file's tensors at a time.
     """
     save_file = _safetensors("torch").save_file
-    groups = split_by_size({n: v.numel() * v.element_size() for n, v in views.items()}, max_file_bytes)
+    groups = split_by_size(
+        {n: v.numel() * v.element_size() for n, v in views.items()}, max_file_bytes
+    )
     files = [_file_name(i, len(groups)) for i in range(len(groups))]
     for file, names in zip(files, groups, strict=True):
         copies = {n: views[n].reshape(hf_shape(views[n])).contiguous() for n in names}

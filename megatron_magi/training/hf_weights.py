@@ -99,7 +99,9 @@ def hf_views(ours: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor
         layer = "" if number is None else number[1]
         parts = TABLE.get(name.replace(f".{layer}.", ".N.") if layer else name)
         assert parts is not None, f"a parameter without a counterpart: {name}"
-        views |= {theirs.replace(".N.", f".{layer}."): f(tensor, model) for theirs, f in parts.items()}
+        views |= {
+            theirs.replace(".N.", f".{layer}."): f(tensor, model) for theirs, f in parts.items()
+        }
     return views
 
 

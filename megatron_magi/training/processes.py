@@ -74,7 +74,7 @@ def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """Groups of this process alone, over gloo also where there are GPUs: for checkpoints by hand."""
+    """Groups of this process alone, over gloo also where there are GPUs: to convert checkpoints."""
     quiet_megatron()
     import torch
     from megatron.core import parallel_state
