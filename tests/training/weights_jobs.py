@@ -48,8 +48,7 @@ def weight_differences(recipe: dict[str, Any], before: str, after: str) -> list[
         Number of weights compared, names of different ones, largest padded value of `after`.
     """
     used = _config(recipe).model.vocab_size
-    old, new = (dist_checkpointing.load_plain_tensors(path) for path in (before, after))
-    old = {n: t for n, t in old.items() if not n.startswith("optimizer")}
+    old, new = (_weights(path) for path in (before, after))
     padded = ("embedding.word_embeddings.weight", "output_layer.weight")
     different = [f"only in one: {n}" for n in old.keys() ^ new.keys()]
     padding = 0.0
@@ -61,3 +60,12 @@ def weight_differences(recipe: dict[str, Any], before: str, after: str) -> list[
         if a.dtype != b.dtype or not torch.equal(a, b):
             different.append(name)
     return [len(old), different, padding]
+
+
+def _weights(path: str) -> dict[str, torch.Tensor]:
+    loaded = dist_checkpointing.load_plain_tensors(path)
+    return {
+        name: tensor
+        for name, tensor in loaded.items()
+        if isinstance(tensor, torch.Tensor) and not name.startswith("optimizer")
+    }
