@@ -22,6 +22,7 @@ from megatron_magi.training.hf_folder import (
     write_tensors,
 )
 from megatron_magi.training.hf_weights import (
+    TABLE,
     check_tensors,
     clear_padding,
     hf_shape,
@@ -131,6 +132,13 @@ def test_layer_numbers_of_two_digits_and_unknown_parameters() -> None:
     ours["decoder.layers.0.self_attention.linear_qkv.bias"] = torch.zeros(6)
     with pytest.raises(AssertionError, match=r"without a counterpart: .*linear_qkv\.bias"):
         hf_views(ours, model)
+
+
+def test_the_page_has_the_whole_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+    for ours, parts in TABLE.items():
+        rows = [row for row in page.splitlines() if f"| `{ours}` |" in row]
+        assert len(rows) == 1 and all(f"`{theirs}`" in rows[0] for theirs in parts), ours
 
 
 def test_tensors_that_do_not_fit_are_named() -> None:
