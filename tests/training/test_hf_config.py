@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magi.training.config import ModelConfig, RecipeError
@@ -83,6 +83,7 @@ def test_the_proposed_vocabulary_is_not_padded(vocabulary: int, multiple: int) -
     assert (model.vocab_multiple, model.padded_vocab_size) == (multiple, vocabulary)
 
 
+@settings(deadline=None)
 @given(
     groups=st.integers(1, 4),
     per_group=st.integers(1, 4),

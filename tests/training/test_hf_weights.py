@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magi.training.config import ModelConfig, RecipeError
@@ -78,6 +78,7 @@ HEADS = {
 }
 
 
+@settings(deadline=None)
 @given(**HEADS)
 def test_theirs_are_all_of_ours_once_but_the_padding(
     groups: int, per_group: int, head_dim: int, tied: bool
@@ -90,6 +91,7 @@ def test_theirs_are_all_of_ours_once_but_the_padding(
     assert int((kept == 0).sum()) == 5 * 6 * (1 if tied else 2)
 
 
+@settings(deadline=None)
 @given(**HEADS)
 def test_names_and_shapes_are_those_of_a_published_llama(
     groups: int, per_group: int, head_dim: int, tied: bool
@@ -162,6 +164,7 @@ def test_tensors_that_do_not_fit_are_named() -> None:
         check_tensors({}, wanted)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 12))
 def test_files_are_full_but_not_too_full(sizes: list[int], limit: int) -> None:
     named = {str(i): size for i, size in enumerate(sizes)}
