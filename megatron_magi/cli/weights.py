@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     if options.recipe is None or options.out is None:
         raise UsageError(
-            "weights import needs --recipe and --out, or --print-recipe, got neither pair whole; "
+            "weights import needs --recipe and --out, or --print-recipe, got not all of them; "
             "see megatron-magi weights import --help"
         )
     from megatron_magi.training.recipe import load_recipe

@@ -141,7 +141,7 @@ def _head_dim(hf: Mapping[str, Any]) -> int | None:
 def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary settings: in one section (transformers 5) or a section beside rope_theta (4)."""
     section = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    return {"rope_theta": hf.get("rope_theta", 10000.0), **section}
+    return {"rope_theta": hf.get("rope_theta") or 10000.0, **section}
 
 
 def _rope_type(rope: Mapping[str, Any]) -> str:
@@ -167,12 +167,13 @@ def _other_rope(rope: Mapping[str, Any]) -> list[str]:
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         other.append(f"partial_rotary_factor {rope['partial_rotary_factor']} (required: 1.0)")
     if kind == "llama3":
-        wanted = [*LLAMA3_ROPE.items(), ("factor", rope.get("factor", "a number"))]
         other += [
             f"rope {key} {rope.get(key)} (required: {value})"
-            for key, value in wanted
+            for key, value in LLAMA3_ROPE.items()
             if rope.get(key) != value
         ]
+        if not isinstance(rope.get("factor"), int | float):
+            other.append(f"rope factor {rope.get('factor')} (required: a number)")
     return other
 
 

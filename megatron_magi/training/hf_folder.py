@@ -112,7 +112,12 @@ def _file_name(index: int, count: int) -> str:
 def _files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
-        where = json.loads(index.read_text())["weight_map"]
+        try:
+            where = json.loads(index.read_text())["weight_map"]
+        except (ValueError, KeyError) as error:
+            raise RecipeError(
+                f"{index} must be JSON with a weight_map, got {error!r}; download it again"
+            ) from None
         files = [folder / name for name in sorted(set(where.values()))]
     else:
         files = [folder / SINGLE]

@@ -149,6 +149,7 @@ def test_a_model_comes_back_from_its_config_json(
             r"rope original_max_position_embeddings 4096 \(required: 8192\)",
         ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope factor None"),
+        ({"rope_scaling": {**LLAMA3, "factor": None}}, r"got rope factor None \(required: a num"),
         ({"rope_scaling": {**LLAMA3, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
     ],
     ids=str,

@@ -225,6 +225,13 @@ def test_absent_files_are_named(safetensors: None, tmp_path: Path) -> None:
         list_tensors(folder)
 
 
+@pytest.mark.parametrize("text", ["{", "{}"])
+def test_a_broken_index_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(RecipeError, match=r"index\.json must be JSON with a weight_map, got"):
+        list_tensors(tmp_path)
+
+
 def test_a_broken_file_is_named(safetensors: None, tmp_path: Path) -> None:
     c = tiny_hf.hf_config()
     folder = tiny_hf.write_folder(tmp_path / "hf", c, tiny_hf.random_tensors(c, torch.float32))
