@@ -1,4 +1,4 @@
-"""``megatron-magi doctor | plan | viz | train | compare``."""
+"""``megatron-magi doctor | plan | viz | train | compare | weights``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from megatron_magi.cli import compare, doctor, plan, train, viz
+from megatron_magi.cli import compare, doctor, plan, train, viz, weights
 from megatron_magi.cli.parser import CommandParser, UsageError
 
-COMMANDS = {"doctor": doctor, "plan": plan, "viz": viz, "train": train, "compare": compare}
+COMMANDS = {
+    "doctor": doctor,
+    "plan": plan,
+    "viz": viz,
+    "train": train,
+    "compare": compare,
+    "weights": weights,
+}
 
 EXAMPLES = """examples:
   megatron-magi doctor                                  what will run here, and why
@@ -17,6 +24,7 @@ EXAMPLES = """examples:
   megatron-magi viz --recipe recipes/tiny_llama_cpu.yaml --out pictures
   megatron-magi train tiny_llama_cpu --dry-run          memory, plan and time of a recipe
   megatron-magi compare runs/dense runs/magi            PASS or FAIL, a table and a figure
+  megatron-magi weights export runs/llama/checkpoints --out llama-hf
 """
 
 

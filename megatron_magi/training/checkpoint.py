@@ -3,6 +3,7 @@
 Weights and optimizer state are stored by their global names and shapes, so any other tensor,
 pipeline, context or data parallel size loads them. Random states belong to a (pipeline, tensor)
 layout and are loaded only under the same one. Of this package, only checkpoint.json is in there.
+A checkpoint of weights alone (weights_checkpoint.py) starts a run instead of going on with one.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ def save(state: TrainingState, config: RunConfig) -> Path:
 def resume(state: TrainingState, config: RunConfig) -> list[str]:
     """Load what config.checkpoint.load asks for into `state`; every rank calls it.
 
+    Weights alone leave iteration 0, the fresh optimizer and the fresh schedule.
+
     Returns:
         Lines for the log; none for a run from the start.
 
@@ -82,6 +85,8 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
     checkpoint: Checkpoint | None = from_rank_0(lambda: checkpoint_to_load(config))
     if checkpoint is None:
         return []
+    if checkpoint.weights_only:
+        return _start_from(checkpoint, state, config)
     saved = checkpoint.recipe["parallel"]
     p = config.parallel
     same_ranks = (saved["tp"], saved["pp"]) == (p.tp, p.pp)
@@ -89,8 +94,7 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
         loaded = dist_checkpointing.load(
             _sharded_state(state, is_loading=True, with_random=same_ranks), str(checkpoint.path)
         )
-        for name, chunk in _named_chunks(state.chunks):
-            chunk.load_state_dict(loaded[name])
+        _load_weights(state.chunks, loaded)
     with _recipe_settings(state.optimizer, loaded["optimizer"]):
         state.optimizer.load_state_dict(loaded["optimizer"])
     finish_loading(state.optimizer)
@@ -107,6 +111,31 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
     if changes:
         lines.append(f"note: sample numbers now mean other tokens ({'; '.join(changes)})")
     return lines
+
+
+def sharded_weights(chunks: list[Any]) -> dict[str, Any]:
+    """Megatron's description of the chunks' weights, by chunk: to save them or to load them."""
+    metadata = _metadata()
+    return {
+        name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in _named_chunks(chunks)
+    }
+
+
+def _start_from(checkpoint: Checkpoint, state: TrainingState, config: RunConfig) -> list[str]:
+    """Take the weights, also as the optimizer's main weights, and nothing else."""
+    with parameters_gathered(state.chunks, config):
+        weights = dist_checkpointing.load(sharded_weights(state.chunks), str(checkpoint.path))
+        _load_weights(state.chunks, weights)
+    state.optimizer.reload_model_params()
+    return [
+        f"started from imported weights: {checkpoint.path}, at iteration 0 with a fresh optimizer "
+        f"and schedule"
+    ]
+
+
+def _load_weights(chunks: list[Any], loaded: dict[str, Any]) -> None:
+    for name, chunk in _named_chunks(chunks):
+        chunk.load_state_dict(loaded[name])
 
 
 @contextmanager
@@ -138,22 +167,22 @@ def _recipe_settings(optimizer: Any, saved: dict[str, Any]) -> Iterator[None]:
         group.update(settings)
 
 
-def _sharded_state(state: TrainingState, is_loading: bool, with_random: bool) -> dict[str, Any]:
-    metadata = {
+def _metadata() -> dict[str, Any]:
+    return {
         # Optimizer state by parameter, whatever sharded it; the only form for every new layout.
         "distrib_optim_sharding_type": "fully_reshardable",
         "distrib_optim_fully_reshardable_mem_efficient": False,
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    sharded: dict[str, Any] = {
-        name: chunk.sharded_state_dict(metadata=metadata)
-        for name, chunk in _named_chunks(state.chunks)
-    }
+
+
+def _sharded_state(state: TrainingState, is_loading: bool, with_random: bool) -> dict[str, Any]:
+    sharded = sharded_weights(state.chunks)
     if is_loading:
         prepare_to_load(state.optimizer)
     sharded["optimizer"] = state.optimizer.sharded_state_dict(
-        dict(sharded), is_loading=is_loading, metadata=metadata
+        dict(sharded), is_loading=is_loading, metadata=_metadata()
     )
     sharded["scheduler"] = state.scheduler.state_dict()
     if with_random:

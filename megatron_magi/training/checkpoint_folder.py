@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class Checkpoint:
     world_size: int
     recipe: dict[str, Any]
     """The `RunConfig` that saved it, as nested dicts."""
+    weights_only: bool = False
+    """Imported weights: no optimizer, no schedule; a run starts from them at iteration 0."""
 
     @property
     def layout(self) -> str:
@@ -60,11 +62,18 @@ def checkpoint_folder(config: RunConfig) -> Path:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Whole checkpoints of a folder, the one saved last at the end."""
+    """Whole checkpoints of a run in its folder, the one saved last at the end."""
     if not folder.is_dir():
         return []
     found = [_read(p) for p in folder.iterdir() if re.fullmatch(r"iter_\d{7,}", p.name)]
-    return sorted((c for c in found if c is not None), key=lambda c: (c.saved_at, c.iteration))
+    own = [c for c in found if c is not None and not c.weights_only]
+    return sorted(own, key=lambda c: (c.saved_at, c.iteration))
+
+
+def find_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint at `path`, or the newest in that folder; None where there is none."""
+    inside = list_checkpoints(path)
+    return inside[-1] if inside else _read(path)
 
 
 def checkpoint_to_load(config: RunConfig) -> Checkpoint | None:
@@ -77,15 +86,14 @@ def checkpoint_to_load(config: RunConfig) -> Checkpoint | None:
     if wanted is None:
         return None
     if wanted in ("latest", "auto"):
-        found = list_checkpoints(checkpoint_folder(config))
+        where = checkpoint_folder(config)
+        found = list_checkpoints(where)
         if not found and wanted == "auto":
             return None
         checkpoint = found[-1] if found else None
-        where = checkpoint_folder(config)
     else:
         where = Path(wanted)
-        inside = list_checkpoints(where)
-        checkpoint = inside[-1] if inside else _read(where)
+        checkpoint = find_checkpoint(where)
     if checkpoint is None:
         raise RecipeError(
             f"checkpoint.load={wanted} needs a whole checkpoint, got none in {where}"
@@ -97,8 +105,9 @@ def checkpoint_to_load(config: RunConfig) -> Checkpoint | None:
 
 def check_fits(checkpoint: Checkpoint, config: RunConfig) -> None:
     """Raise RecipeError when this run cannot go on from `checkpoint`."""
-    sections = [("model", SHAPE_FIELDS), ("train", ("dtype",))]
-    sections.append(("parallel", ("distributed_optimizer",)))
+    sections: list[tuple[str, tuple[str, ...]]] = [("model", SHAPE_FIELDS)]
+    if not checkpoint.weights_only:
+        sections += [("train", ("dtype",)), ("parallel", ("distributed_optimizer",))]
     other = []
     for section, names in sections:
         saved = checkpoint.recipe[section]
@@ -142,14 +151,8 @@ def finish(
     Returns:
         Its final path.
     """
-    facts = {
-        "iteration": iteration,
-        "consumed_samples": consumed_samples,
-        "saved_at": time.time(),
-        "world_size": world_size,
-        "recipe": asdict(config),
-    }
-    (partial / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+    counts = {"iteration": iteration, "consumed_samples": consumed_samples}
+    _write_facts(partial, config, {**counts, "world_size": world_size})
     final = partial.with_suffix("")
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
@@ -159,11 +162,33 @@ def finish(
     return final
 
 
+def open_partial_of(path: Path) -> Path:
+    """An empty folder beside `path` to write into, and to rename to `path` when it is whole."""
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def finish_weights(partial: Path, config: RunConfig) -> Path:
+    """Make written weights a whole checkpoint that says it has nothing but weights."""
+    counts = {"iteration": 0, "consumed_samples": 0, "world_size": 1}
+    _write_facts(partial, config, {**counts, "weights_only": True})
+    return partial.rename(partial.with_suffix(""))
+
+
+def _write_facts(partial: Path, config: RunConfig, more: dict[str, Any]) -> None:
+    facts = {**more, "saved_at": time.time(), "recipe": asdict(config)}
+    (partial / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+
+
 def _read(path: Path) -> Checkpoint | None:
     facts = path / FACTS
     if path.suffix == ".partial" or not facts.is_file():
         return None
-    return Checkpoint(path=path, **json.loads(facts.read_text()))
+    known = {f.name for f in fields(Checkpoint)}
+    read = json.loads(facts.read_text())
+    return Checkpoint(**{**{k: v for k, v in read.items() if k in known}, "path": path})
 
 
 def _unfinished(folder: Path) -> str:

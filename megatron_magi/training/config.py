@@ -35,6 +35,8 @@ class ModelConfig:
     rotary_base: int = 10000
     rope_scaling: bool = False
     """Llama-3.1's long-context frequency scaling."""
+    rope_scaling_factor: float = 8.0
+    """Of rope_scaling: 8 in Llama-3.1, 32 in Llama-3.2."""
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = True
     init_std: float = 0.02
@@ -190,7 +192,7 @@ class CheckpointConfig:
     """Newest checkpoints that stay. None: all."""
     load: str | None = None
     """"latest": go on from the newest in dir. "auto": the same, or from the start where there is
-    none. A path: that checkpoint. None: from the start."""
+    none. A path: that checkpoint, or imported weights (docs/weights.md). None: from the start."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,7 @@ def _check_positive(c: RunConfig) -> None:
             "vocab_size",
             "vocab_multiple",
             "rotary_base",
+            "rope_scaling_factor",
         ),
         "parallel": ("tp", "pp", "vpp", "cp", "ep", "dp"),
         "data": ("seq_length", "window", "block_tokens", "block_window"),

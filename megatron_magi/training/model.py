@@ -87,6 +87,15 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
     return chunks
 
 
+def undrawn_model(config: RunConfig, dtype: torch.dtype) -> GPTModel:
+    """The whole model on the CPU, its weights not drawn: what a conversion writes into."""
+    model_config = transformer_config(config)
+    model_config.params_dtype = dtype
+    model_config.perform_initialization = False
+    model_config.use_cpu_initialization = True
+    return _gpt_model(config, model_config, None)
+
+
 def ddp_config(config: RunConfig) -> DistributedDataParallelConfig:
     """How gradients are reduced."""
     p = config.parallel
@@ -127,6 +136,7 @@ def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | 
         position_embedding_type="rope",
         rotary_base=m.rotary_base,
         rope_scaling=m.rope_scaling,
+        rope_scaling_factor=m.rope_scaling_factor,
         vp_stage=stage,
     )
 

@@ -72,6 +72,29 @@ def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
     _destroy()
 
 
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Groups of this process alone, over gloo also where there are GPUs: to convert checkpoints."""
+    quiet_megatron()
+    # Of Megatron's calls of it: deprecated classes in 0.16, reading in one process in 0.19.
+    warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
+    warnings.filterwarnings("ignore", message="Please use DTensor instead")
+    import torch
+    from megatron.core import parallel_state
+
+    from megatron_magi.adapter.cpu import install_cpu_runtime
+
+    install_cpu_runtime()
+    with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
+        method = f"file://{Path(folder) / 'rendezvous'}"
+        torch.distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
+        try:
+            parallel_state.initialize_model_parallel()
+            yield
+        finally:
+            _destroy()
+
+
 def check_devices(num_processes: int) -> None:
     """Raise RecipeError where this machine has GPUs, but fewer than one for each process."""
     import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from megatron_magi.training.checkpoint_folder import (
     Checkpoint,
     checkpoint_to_load,
     finish,
+    finish_weights,
     list_checkpoints,
     open_partial,
+    open_partial_of,
     order_changes,
 )
 from megatron_magi.training.config import RecipeError, RunConfig
@@ -313,3 +316,47 @@ def test_changed_data_is_noted(config: Callable[..., RunConfig]) -> None:
     assert isinstance(found, Checkpoint)
     assert order_changes(found, later) == ["train.seed: 1234 before, 5 now"]
     assert order_changes(found, dataclasses.replace(later, train=config().train)) == []
+
+
+def write_weights(config: RunConfig, path: Path) -> Path:
+    partial = open_partial_of(path)
+    (partial / "weights").write_text("w")
+    return finish_weights(partial, config)
+
+
+def test_imported_weights_fit_any_precision_and_sharding_but_one_shape(
+    config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    weights = write_weights(config(), tmp_path / "llama-3.2")
+    assert weights == tmp_path / "llama-3.2" and (weights / "weights").is_file()
+    load = {"checkpoint": {"load": str(weights)}}
+    fits = config(train={"dtype": "bf16"}, parallel={"distributed_optimizer": True}, **load)
+    found = checkpoint_to_load(fits)
+    assert found is not None and (found.weights_only, found.iteration) == (True, 0)
+    with pytest.raises(RecipeError, match=r"model.hidden_size 256 \(saved: 128\)"):
+        checkpoint_to_load(config(model={"hidden_size": 256}, **load))
+
+
+def test_imported_weights_among_a_runs_checkpoints_are_not_its_own(
+    config: Callable[..., RunConfig],
+) -> None:
+    keep1 = config(checkpoint={"keep": 1, "load": "latest"})
+    own = write(keep1, 5)
+    weights = write_weights(keep1, own.parent / "iter_0000009")
+    found = checkpoint_to_load(keep1)
+    assert found is not None and found.path == own and not found.weights_only
+    newer = write(keep1, 6)
+    assert sorted(own.parent.iterdir()) == [newer, weights]
+    shutil.rmtree(newer)
+    assert checkpoint_to_load(config(checkpoint={"load": "auto"})) is None
+
+
+def test_facts_of_other_versions_are_read(config: Callable[..., RunConfig]) -> None:
+    latest = config(checkpoint={"load": "latest"})
+    facts = write(latest, 5) / "checkpoint.json"
+    older = json.loads(facts.read_text())
+    assert "weights_only" not in older  # what was saved before there were imported weights
+    del older["recipe"]["model"]["rope_scaling_factor"]
+    facts.write_text(json.dumps({**older, "some_later_fact": 1, "path": "elsewhere"}))
+    found = checkpoint_to_load(latest)
+    assert found is not None and (found.path, found.weights_only) == (facts.parent, False)
