@@ -125,6 +125,7 @@ def _finish_step(
         / (seconds * dist.get_world_size() * 1e12),
         memory_gib=memory / 2**30,
         cp_imbalance=imbalance / microbatches,
+        num_processes=dist.get_world_size(),
     )
     return record, int(signal_number)
 
