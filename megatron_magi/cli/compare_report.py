@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,7 +82,7 @@ class PlainReport:
         return [f"{self._verdict(c)} {c.run.name}" for c in [*self.runs[1:], *self.controls]]
 
     def facts(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """All of it, for programs; inf and nan are null."""
         return {
             "passed": self.passed,
             "reference": self.runs[0].run.name,
@@ -92,9 +93,9 @@ class PlainReport:
 
     def _facts(self, c: Comparison) -> dict[str, Any]:
         return run_facts(c.run, self.runs[0].run) | {
-            "first_step_difference": c.first_step,
-            "worst_loss_difference": float(c.loss_difference.max()),
-            "worst_grad_norm_difference": float(c.grad_norm_difference.max()),
+            "first_step_difference": number(c.first_step),
+            "worst_loss_difference": number(c.loss_difference.max()),
+            "worst_grad_norm_difference": number(c.grad_norm_difference.max()),
             "passed": c.passed,
         }
 
@@ -115,14 +116,19 @@ def control_verdict(caught: bool) -> str:
     return "CAUGHT" if caught else "NOT CAUGHT"
 
 
+def number(value: float) -> float | None:
+    """As JSON has it: inf and nan are null."""
+    return float(value) if math.isfinite(value) else None
+
+
 def run_facts(run: RunCurves, reference: RunCurves) -> dict[str, Any]:
     """What a run did, whatever it is judged by."""
     speed = run.median_tokens_per_second
     return {
         "name": run.name,
         "steps": len(run.loss),
-        "first_loss": float(run.loss[0]),
-        "last_loss": float(run.loss[-1]),
+        "first_loss": number(run.loss[0]),
+        "last_loss": number(run.loss[-1]),
         "tokens_per_second": speed,
         "tokens_per_second_per_process": speed / run.num_processes if run.num_processes else None,
         "num_processes": run.num_processes,

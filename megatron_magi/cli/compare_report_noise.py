@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
-from megatron_magi.cli.compare_report import control_verdict, run_facts, run_verdict, speed_lines
+from megatron_magi.cli.compare_report import (
+    control_verdict,
+    number,
+    run_facts,
+    run_verdict,
+    speed_lines,
+)
 from megatron_magi.training.noise_floor import NoiseFloor
 from megatron_magi.training.noise_gates import GateResult, Judged
 
@@ -101,9 +105,7 @@ def _gate_line(result: GateResult) -> str:
 
 def _gate_facts(result: GateResult) -> dict[str, Any]:
     facts = asdict(result)
-    for name in ("value", "limit"):
-        if not np.isfinite(facts[name]):
-            facts[name] = None
+    facts |= {name: number(facts[name]) for name in ("value", "limit")}
     value, limit = facts["value"], facts["limit"]
     facts["ratio"] = value / limit if value is not None and limit else None
     return facts

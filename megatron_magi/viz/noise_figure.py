@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,35 +14,51 @@ from megatron_magi.viz.style import GRID, INK, MUTED, new_figure, rank_colors, t
 
 FAILED = "#c0392b"
 BAND = "#9aa5b1"
+LABEL_HEIGHT = 0.06
+"""Of a panel's height."""
+SMALLEST = 1e-7
+"""A band narrower than this many percent is drawn as if it were as wide."""
 SMOOTHED_SHARE = 20
 """A smoothed curve is a mean over this part of the run (1/20), centred."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line of a panel, labelled at its end."""
+
+    name: str
+    steps: Curve
+    values: Curve
+    style: dict[str, Any]
 
 
 def noise_figure(runs: list[Judged], controls: list[Judged]) -> Any:
     """Two panels; steps that a run does not have are left out of its lines."""
     figure, (loss, gap) = new_figure(2, 1, 9, 7.2, sharex=True, height_ratios=(3, 2))
     every = [*runs, *controls]
+    styles = _styles(runs, controls)
     longest = max(every, key=lambda j: len(j.difference))
-    _line(loss, longest, longest.reference.loss, {"color": INK, "linewidth": 5, "alpha": 0.25})
-    unit = _draw_band(gap, longest)
-    colors = rank_colors(max(len(every), 2))
-    for i, judged in enumerate(every):
-        is_control = i >= len(runs)
-        style: dict[str, Any] = {"linewidth": 1.4, "color": colors[i]}
-        if is_control or not judged.passed:
-            style |= {"color": FAILED, "linestyle": (0, (4, 2))}
-        _line(loss, judged, judged.run.loss, style)
-        _line(gap, judged, 100 * smoothed(judged.difference), style)
-    _label_ends(loss, [(longest, longest.reference.loss, INK, "reference")] + [
-        (j, j.run.loss, _ink(j, runs, colors, every), "") for j in every])  # fmt: skip
-    _label_ends(gap, [(j, 100 * smoothed(j.difference), _ink(j, runs, colors, every), "")
-                      for j in every])  # fmt: skip
-    # Differences of a wrong run may be a thousand times the noise: linear up to it, then decades.
-    gap.set_yscale("symlog", linthresh=unit)
+    shown = {"color": INK, "linewidth": 5, "alpha": 0.25}
+    name = f"{longest.reference.name} (reference)"
+    reference = _Line(name, _steps(longest), longest.reference.loss, shown)
+    pairs = list(zip(every, styles, strict=True))
+    losses = [_Line(j.run.name, _steps(j), j.run.loss, style) for j, style in pairs]
+    gaps = [_Line(j.run.name, _steps(j), 100 * smoothed(j.difference), s) for j, s in pairs]
+    _draw_lines(loss, [reference, *losses])
+    _scale(gap, _draw_band(gap, longest), gaps)
+    _draw_lines(gap, gaps)
     _finish(loss, "lm loss", "nats per token")
     _finish(gap, "loss / reference - 1, smoothed, beside the noise run's", "%")
     gap.set_xlabel("step", color=MUTED)
     return figure
+
+
+def _styles(runs: list[Judged], controls: list[Judged]) -> list[dict[str, Any]]:
+    """A color for each right run; red and broken for what fails or should."""
+    wrong = {"color": FAILED, "linestyle": (0, (4, 2)), "linewidth": 1.4}
+    colors = rank_colors(max(len(runs), 2))
+    right = [{"color": color, "linewidth": 1.4} for color in colors]
+    return [right[i] if j.passed else wrong for i, j in enumerate(runs)] + [wrong] * len(controls)
 
 
 def smoothed(values: Curve) -> Curve:
@@ -54,40 +72,60 @@ def smoothed(values: Curve) -> Curve:
 
 def _draw_band(axes: Any, judged: Judged) -> float:
     """The noise run's smoothed |difference| on both sides of 0, once and twice; its largest, %."""
-    size = 100 * smoothed(np.abs(judged.noise))
+    size, steps = 100 * smoothed(np.abs(judged.noise)), _steps(judged)
     for times, alpha in ((2, 0.25), (1, 0.45)):
-        axes.fill_between(_steps(judged, size), -times * size, times * size, color=BAND,
-                          alpha=alpha, linewidth=0)  # fmt: skip
-    where = len(size) // 2
-    axes.annotate("|noise|, and twice that", (_steps(judged, size)[where], -2 * size[where]),
-                  (0, -4), textcoords="offset points", ha="center", va="top", color=MUTED,
-                  fontsize=8)  # fmt: skip
+        axes.fill_between(steps, -times * size, times * size, color=BAND, alpha=alpha, linewidth=0)
+    middle = len(size) // 2
+    axes.annotate(
+        "|noise|, and twice that", (steps[middle], -2 * size[middle]), (0, -4),
+        textcoords="offset points", ha="center", va="top", color=MUTED, fontsize=8,
+    )  # fmt: skip
     axes.axhline(0, color=INK, linewidth=0.8)
-    return max(2 * float(size.max()), 1e-7)
+    return max(2 * float(size.max()), SMALLEST)
 
 
-def _steps(judged: Judged, values: Curve) -> Curve:
-    return np.arange(len(values), dtype=np.float64) + judged.run.first_iteration
+def _scale(axes: Any, band: float, lines: list[_Line]) -> None:
+    """Linear as far as the band goes, then decades: a wrong run may be a thousand times off."""
+    unit = 10 ** math.ceil(math.log10(band))
+    values = np.concatenate([line.values for line in lines])
+    values = np.abs(values[np.isfinite(values)])
+    largest = max(float(values.max()) if values.size else 0.0, unit)
+    decades = [unit * 10**i for i in range(1 + math.ceil(math.log10(largest / unit)))]
+    ticks = [unit / 2, *decades]
+    axes.set_yscale("symlog", linthresh=unit, linscale=1.5)
+    axes.set_yticks([-t for t in ticks] + [0, *ticks])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
 
 
-def _line(axes: Any, judged: Judged, values: Curve, style: dict[str, Any]) -> None:
-    axes.plot(_steps(judged, values), values, **style)
+def _draw_lines(axes: Any, lines: list[_Line]) -> None:
+    for line in lines:
+        axes.plot(line.steps, line.values, **line.style)
+    axes.autoscale_view()  # heights below are those of the finished panel
+    for end in sorted({line.steps[-1] for line in lines}):
+        _label([line for line in lines if line.steps[-1] == end], axes, end)
 
 
-def _ink(judged: Judged, runs: list[Judged], colors: list[Any], every: list[Judged]) -> Any:
-    is_right = judged.passed and any(judged is run for run in runs)
-    return colors[next(i for i, j in enumerate(every) if j is judged)] if is_right else FAILED
+def _label(lines: list[_Line], axes: Any, end: float) -> None:
+    """Names at the ends of lines that end at one step, moved apart where they would touch."""
+    to_height = axes.transData + axes.transAxes.inverted()
+
+    def height(line: _Line) -> float:
+        value = float(np.nan_to_num(line.values[-1], posinf=0.0, neginf=0.0))
+        return float(to_height.transform((end, value))[1])
+
+    place = -LABEL_HEIGHT
+    top = 1 - LABEL_HEIGHT * len(lines)
+    for line in sorted(lines, key=height):
+        place = max(place + LABEL_HEIGHT, min(height(line), top))
+        top += LABEL_HEIGHT
+        axes.annotate(line.name, (end, place), (8, 0), ("data", "axes fraction"),
+                      textcoords="offset points", color=line.style["color"], va="center",
+                      fontsize=8, annotation_clip=False)  # fmt: skip
 
 
-def _label_ends(axes: Any, lines: list[tuple[Judged, Curve, Any, str]]) -> None:
-    """Each line's name at its end, above one another in the order of the ends."""
-    ordered = sorted(lines, key=lambda line: float(np.nan_to_num(line[1][-1])))
-    for place, (judged, values, color, word) in enumerate(ordered):
-        name = f"{judged.reference.name} (reference)" if word else judged.run.name
-        end = (_steps(judged, values)[-1], np.nan_to_num(values[-1]))
-        offset = 11 * (place - (len(ordered) - 1) / 2)
-        axes.annotate(name, end, (8, offset), textcoords="offset points", color=color,
-                      va="center", fontsize=8, annotation_clip=False)  # fmt: skip
+def _steps(judged: Judged) -> Curve:
+    return np.arange(len(judged.difference), dtype=np.float64) + judged.run.first_iteration
 
 
 def _finish(axes: Any, heading: str, unit: str) -> None:

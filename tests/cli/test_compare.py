@@ -300,6 +300,7 @@ def test_inf_and_nan_fail(
     assert code == 1 and "finite" in failed(facts)
     other = {"loss": "mean_loss", "gradient": "gradients", "validation": "validation"}[where]
     assert other in failed(facts)
+    assert facts["gates"][other]["value"] is None  # JSON has no nan
 
 
 @pytest.mark.parametrize("role", [0, 1], ids=["reference", "noise"])
