@@ -153,5 +153,7 @@ def _agreed(mine: Norms | str) -> Norms:
                 f"train.dump_gradients needs a folder that can be written, got {answer}; make "
                 f"room, or set log.dir"
             )
+        twice = norms.keys() & answer.keys()
+        assert not twice, f"two ranks wrote {sorted(twice)} into one file"
         norms |= answer
     return norms
