@@ -136,15 +136,16 @@ def write(tmp_path: Path) -> Write:
         difference: Any = 0.0,
         gradients: dict[str, float] | float | None = None,
         steps: int = STEPS,
-        validation: float = 0.0,
+        validation: Any = 0.0,
         **recipe: str,
     ) -> Path:
         folder = tmp_path / name
         loss = CURVE * (1 + np.broadcast_to(difference, STEPS))
+        validated = CURVE + np.broadcast_to(validation, STEPS)
         write_steps(folder, [
             {"iteration": i + 1, "lm_loss": loss[i], "grad_norm": 1.0, "tokens_per_second": 1000.0,
              "num_processes": 2, "loss_tokens": 4096,
-             "validation_loss": CURVE[i] + validation if (i + 1) % 40 == 0 else ""}
+             "validation_loss": validated[i] if (i + 1) % 40 == 0 else ""}
             for i in range(steps)
         ])  # fmt: skip
         facts = {"vocab_size": "257", "vocab_multiple": "128", "dtype": "bf16"} | recipe
@@ -266,6 +267,25 @@ def test_mean_loss_has_a_limit_however_large_the_noise(capsys: Capture, write: W
     assert (code, failed(facts)) == (1, ["mean_loss"])
     assert facts["gates"]["mean_loss"]["limit"] == 0.0025
     assert judge(capsys, family, right, "--mean-loss", "0.003")[0] == 0
+
+
+def test_less_noise_than_one_rounding_step_is_not_believed(capsys: Capture, write: Write) -> None:
+    # One bf16 rounding of 4,096 losses: 6.1e-5 of a step's mean, 5.6e-6 of a mean of 120 steps.
+    family = str(write("plain")), str(write("reversed", 1e-12 * NOISE))
+    assert judge(capsys, family, write("magi", 0.9e-5))[0] == 0
+    code, facts = judge(capsys, family, write("wrong", 2.5e-5))
+    assert (code, failed(facts)) == (1, ["mean_bias", "last_steps"])
+    assert facts["loss_floor"] == 2**-8 / 64
+
+
+def test_one_validation_that_happens_to_agree_is_not_the_noise(
+    capsys: Capture, write: Write
+) -> None:
+    agrees_at_last = np.where(np.arange(STEPS) < 100, 1e-3, 0.0)
+    family = str(write("plain")), str(write("reversed", NOISE, validation=agrees_at_last))
+    code, facts = judge(capsys, family, write("magi", ODD, validation=1e-3))
+    assert code == 0
+    assert facts["gates"]["validation"]["limit"] == pytest.approx(2 * 1e-3 * math.sqrt(2 / 3))
 
 
 def test_the_worst_parameter_is_named(
