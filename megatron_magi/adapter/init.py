@@ -48,8 +48,8 @@ def init_by_name(model: Any, seed: int = 1234, std: float | None = None) -> None
                 continue
             scaled = name.endswith(RESIDUAL_PROJECTIONS)
             weight_std = base / math.sqrt(2 * config.num_layers) if scaled else base
-            gated = config.gated_linear_unit and ".linear_fc1." in name
-            param.copy_(_local_weight(name, param, seed, weight_std, parts=2 if gated else 1))
+            parts = num_stacked(name, config)
+            param.copy_(_local_weight(name, param, seed, weight_std, parts))
 
 
 def named_global_parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -65,6 +65,17 @@ def named_global_parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, Tenso
             number = modules[f"decoder.layers.{local[1]}"].layer_number
             name = f"decoder.layers.{number - 1}.{name[local.end() :]}"
         yield _global_expert(name, owner), param
+
+
+def sliced_dim(param: Tensor) -> int:
+    """Dimension along which tensor parallelism slices a parameter, -1 where each rank has all."""
+    sliced = getattr(param, "tensor_model_parallel", False)
+    return int(getattr(param, "partition_dim", -1)) if sliced else -1
+
+
+def num_stacked(name: str, config: Any) -> int:
+    """Matrices that one weight stacks and that are sliced each: gate and up projections, or 1."""
+    return 2 if config.gated_linear_unit and ".linear_fc1." in name else 1
 
 
 def _global_expert(name: str, owner: Any) -> str:
@@ -89,9 +100,8 @@ def _global_expert(name: str, owner: Any) -> str:
 
 
 def _local_weight(name: str, param: Tensor, seed: int, std: float, parts: int) -> Tensor:
-    """This rank's slice; `parts` 2: gate and up projections are stacked and sliced each."""
-    sliced = getattr(param, "tensor_model_parallel", False)
-    dim = int(getattr(param, "partition_dim", -1)) if sliced else -1
+    """This rank's slice of a weight that stacks `parts` matrices."""
+    dim = sliced_dim(param)
     size, rank = _slices(name) if dim >= 0 else (1, 0)
     shape = list(param.shape)
     if dim >= 0:

@@ -1,11 +1,17 @@
-"""Losses, gradient norms and speed of runs beside a reference: PASS or FAIL, and a figure.
+"""Losses, gradients and speed of runs beside a reference: PASS or FAIL, and a figure.
 
 The first RUN is the reference. A RUN is a folder with the steps.csv that training writes.
-Exit code 0: every run passes. 1: one does not. 2: they cannot be compared.
+Without --noise, differences are held to fixed thresholds, made for fp32. With --noise they are held
+to what rounding alone does: NOISE is the reference trained once more with a step's samples in
+another order (data.step_order=reversed). docs/training.md says what each gate sees.
+Exit code 0: every run passes and every control fails. 1: not so. 2: they cannot be compared.
 
 examples:
   megatron-magi compare runs/quickstart/dense runs/quickstart/magi
   megatron-magi compare runs/te runs/magi --first-step 0.02 --any-loss 0.01 --any-grad-norm 0.3
+  megatron-magi compare runs/plain runs/magi_cp2 --noise runs/plain_reversed
+  megatron-magi compare runs/plain runs/magi --noise runs/plain_reversed --allow-shorter \\
+      --expect-fail runs/moved_boundary --expect-fail runs/dropped_tile
   megatron-magi compare runs/a runs/b --no-figure --quiet && echo same
 """
 
@@ -13,40 +19,51 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from megatron_magi.cli.compare_report import PlainReport, Report
+from megatron_magi.cli.compare_report_noise import NoiseReport
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.training.compare import Comparison, Gates, compare, read_run
+from megatron_magi.training.compare import Gates, compare, read_run
+from megatron_magi.training.evidence import read_evidence
+from megatron_magi.training.noise_floor import NoiseGates, read_noise_floor
+from megatron_magi.training.noise_gates import judge
 
-DEFAULT = Gates()
+PLAIN = {
+    "first_step": ("first_step", "loss and gradient norm of step 1"),
+    "any_step_loss": ("any_loss", "loss of any step"),
+    "any_step_grad_norm": ("any_grad_norm", "gradient norm of any step"),
+}
+NOISE = {
+    "step_1_loss": "relative loss difference at step 1",
+    "gradient_ratio": "error of every parameter's gradient, times the noise run's",
+    "gradient_floor": "noise of a gradient is at least this",
+    "mean_loss": "mean of |relative loss difference|",
+    "noise_ratio": "means and validation, times the noise run's scale",
+    "last_steps": "steps at the end whose mean is compared",
+    "loss_start": "nats between the first loss and ln(vocabulary)",
+    "loss_drop": "nats by which the loss falls",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="folders; reference first"
     )
-    gates = parser.add_argument_group("thresholds, relative to the reference")
-    gates.add_argument(
-        "--first-step",
-        type=float,
-        default=DEFAULT.first_step,
-        help=f"loss and gradient norm of step 1 ({DEFAULT.first_step:g})",
+    parser.add_argument("--noise", type=Path, metavar="NOISE", help="the noise run's folder")
+    parser.add_argument(
+        "--expect-fail", action="append", default=[], type=Path, metavar="CONTROL",
+        help="a run that must fail; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-shorter",
+        action="store_true",
+        help="compare a run that is shorter than the reference over the steps of both",
     )
-    gates.add_argument(
-        "--any-loss",
-        type=float,
-        default=DEFAULT.any_step_loss,
-        help=f"loss of any step ({DEFAULT.any_step_loss:g})",
-    )
-    gates.add_argument(
-        "--any-grad-norm",
-        type=float,
-        default=DEFAULT.any_step_grad_norm,
-        help=f"gradient norm of any step ({DEFAULT.any_step_grad_norm:g})",
-    )
+    _add_gates(parser)
     figure = parser.add_mutually_exclusive_group()
     figure.add_argument(
         "--out",
@@ -59,96 +76,94 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)  # fmt: skip
 
 
+def _add_gates(parser: argparse.ArgumentParser) -> None:
+    plain = parser.add_argument_group("thresholds without --noise, relative to the reference")
+    for field, (name, text) in PLAIN.items():
+        default = getattr(Gates(), field)
+        plain.add_argument(_option(name), type=float, dest=name, help=f"{text} ({default:g})")
+    noise = parser.add_argument_group("thresholds with --noise")
+    for name, text in NOISE.items():
+        default = getattr(NoiseGates(), name)
+        shown = "one rounding step" if default is None else f"{default:g}"
+        kind = int if name == "last_steps" else float
+        noise.add_argument(_option(name), type=kind, dest=name, help=f"{text} ({shown})")
+
+
 def run(options: argparse.Namespace) -> int:
     """Compare, print, draw; 0 or 1."""
-    if len(options.runs) < 2:
+    if len(options.runs) + len(options.expect_fail) < 2:
         raise UsageError(
             f"two runs or more are needed, the reference first, got only {options.runs[0]}; "
             f"name another"
         )
-    gates = Gates(options.first_step, options.any_loss, options.any_grad_norm)
+    _refuse_other_gates(options)
     try:
-        runs = [read_run(folder) for folder in options.runs]
-        comparisons = [compare(run, runs[0], gates) for run in runs]
+        report = _plain(options) if options.noise is None else _with_noise(options)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    figure = [] if options.no_figure else _figure(comparisons, options)
-    passed = all(c.passed for c in comparisons)
+    figure = [] if options.no_figure else _figure(report, options)
     if options.json:
-        print(json.dumps(_facts(comparisons, passed, figure), indent=1))
+        print(json.dumps({**report.facts(), "figure": figure}, indent=1))
     elif options.quiet:
-        print("\n".join(f"{_word(c)} {c.run.name}" for c in comparisons[1:]))
+        print("\n".join(report.verdicts()))
     else:
-        print("\n".join([*_table(comparisons), *(f"wrote {path}" for path in figure)]))
-    return 0 if passed else 1
+        print("\n".join([*report.table(), *(f"wrote {path}" for path in figure)]))
+    return 0 if report.passed else 1
 
 
-def _table(comparisons: list[Comparison]) -> list[str]:
-    width = max(9, *(len(c.run.name) for c in comparisons)) + 1
-    head = (f"{'run':<{width}}{'steps':>6}{'first loss':>12}{'last loss':>12}{'grad norm 1':>13}"
-            f"{'tokens/s':>11}{'step 1':>10}{'loss':>10}{'grad norm':>11}  verdict")  # fmt: skip
-    lines = [head, "-" * len(head)]
-    speed = _speed(comparisons[0])
-    for c in comparisons:
-        r, is_reference = c.run, c is comparisons[0]
-        differences = (c.first_step, c.loss_difference.max(), c.grad_norm_difference.max())
-        shown = ["-"] * 3 if is_reference else [f"{d:.1e}" for d in differences]
-        ratio = "" if is_reference or not speed else f" ({_speed(c) / speed:.2f}x)"
-        lines.append(
-            f"{r.name:<{width}}{len(r.loss):>6}{r.loss[0]:>12.6f}{r.loss[-1]:>12.6f}"
-            f"{r.grad_norm[0]:>13.6f}{_speed(c):>11,.0f}{shown[0]:>10}{shown[1]:>10}{shown[2]:>11}"
-            f"  {'reference' if is_reference else _word(c)}{ratio}"
-        )
-    g = comparisons[0].gates
-    lines.append(
-        f"{'thresholds':<{width}}{'':>54}{g.first_step:>10.0e}{g.any_step_loss:>10.0e}"
-        f"{g.any_step_grad_norm:>11.0e}"
+def _plain(options: argparse.Namespace) -> Report:
+    gates = Gates(**_given(options, {f: name for f, (name, _) in PLAIN.items()}))
+    reference = read_run(options.runs[0])
+    runs, controls = (
+        [compare(read_run(folder), reference, gates, options.allow_shorter) for folder in folders]
+        for folders in (options.runs, options.expect_fail)
     )
-    return lines
+    return PlainReport(runs, controls)
 
 
-def _facts(comparisons: list[Comparison], passed: bool, figure: list[str]) -> dict[str, Any]:
-    gates = comparisons[0].gates
-    return {
-        "passed": passed,
-        "reference": comparisons[0].run.name,
-        "thresholds": vars(gates),
-        "figure": figure,
-        "runs": [
-            {
-                "name": c.run.name,
-                "steps": len(c.run.loss),
-                "first_loss": float(c.run.loss[0]),
-                "last_loss": float(c.run.loss[-1]),
-                "tokens_per_second": _speed(c),
-                "first_step_difference": c.first_step,
-                "worst_loss_difference": float(c.loss_difference.max()),
-                "worst_grad_norm_difference": float(c.grad_norm_difference.max()),
-                "passed": c.passed,
-            }
-            for c in comparisons
-        ],
-    }
+def _with_noise(options: argparse.Namespace) -> Report:
+    gates = NoiseGates(**_given(options, {name: name for name in NOISE}))
+    if gates.last_steps < 1:
+        raise UsageError(
+            f"--last-steps must be at least 1, got {gates.last_steps}; pass a number of steps"
+        )
+    reference, *others = options.runs
+    floor = read_noise_floor(reference, options.noise, gates)
+    runs, controls = (
+        [judge(read_evidence(run, reference), floor, options.allow_shorter) for run in folders]
+        for folders in (others, options.expect_fail)
+    )
+    return NoiseReport(floor, runs, controls)
 
 
-def _figure(comparisons: list[Comparison], options: argparse.Namespace) -> list[str]:
+def _given(options: argparse.Namespace, names: dict[str, str]) -> dict[str, Any]:
+    """Thresholds that were passed, by field."""
+    values = {field: getattr(options, name) for field, name in names.items()}
+    return {field: value for field, value in values.items() if value is not None}
+
+
+def _refuse_other_gates(options: argparse.Namespace) -> None:
+    """A threshold that this comparison does not have would be a threshold without effect."""
+    assert set(NOISE) == {f.name for f in fields(NoiseGates)}, "an option for every gate"
+    plain = [name for name, _ in PLAIN.values()]
+    other: Sequence[str] = list(NOISE) if options.noise is None else plain
+    for name in other:
+        if getattr(options, name) is not None:
+            how = "needs --noise" if options.noise is None else "has no effect beside --noise"
+            raise UsageError(f"{_option(name)} {how}, got it there; leave one of them out")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _figure(report: Report, options: argparse.Namespace) -> list[str]:
     try:
-        from megatron_magi.viz.curves_figure import curves_figure
         from megatron_magi.viz.style import save
 
-        drawn = curves_figure(comparisons)
+        drawn = report.draw()
     except ImportError as error:
         if not (options.quiet or options.json):
             print(f"no figure: {error}")
         return []
     return [str(path) for path in save(drawn, options.out, ("png", "svg"))]
-
-
-def _speed(comparison: Comparison) -> float:
-    """Median tokens/s, the first step left out because it warms up."""
-    speeds = comparison.run.tokens_per_second
-    return float(np.median(speeds[1:] if len(speeds) > 1 else speeds))
-
-
-def _word(comparison: Comparison) -> str:
-    return "PASS" if comparison.passed else "FAIL"

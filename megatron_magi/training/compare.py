@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,29 @@ class RunCurves:
     grad_norm: Curve
     step_seconds: Curve
     tokens_per_second: Curve
+    validation: dict[int, float] = field(default_factory=dict)
+    """Validation loss by iteration, where it was measured."""
+    loss_tokens: float = 1.0
+    """Tokens whose loss counts, of a usual step."""
+    num_processes: int | None = None
+    """That trained it. None: steps.csv does not say."""
+    first_iteration: int = 1
+    """More than 1: the run went on from another run's checkpoint."""
+
+    @property
+    def median_tokens_per_second(self) -> float:
+        """Without the first steps, which warm up: ten of a run of 20 or more, one of a shorter."""
+        speeds = self.tokens_per_second
+        warm_up = 10 if len(speeds) >= 20 else min(1, len(speeds) - 1)
+        return float(np.median(speeds[warm_up:]))
+
+    def first(self, num_steps: int) -> RunCurves:
+        """The same run, as if it had ended after `num_steps`."""
+        curves = ("loss", "grad_norm", "step_seconds", "tokens_per_second")
+        cut = {name: getattr(self, name)[:num_steps] for name in curves}
+        end = self.first_iteration + num_steps
+        validation = {i: loss for i, loss in self.validation.items() if i < end}
+        return replace(self, **cut, validation=validation)
 
 
 @dataclass(frozen=True)
@@ -79,21 +102,66 @@ def read_run(folder: Path) -> RunCurves:
         raise RecipeError(
             f"a run to compare must have an iteration, got none in {path}; see the run's log"
         )
-    columns = ("lm_loss", "grad_norm", "step_seconds", "tokens_per_second")
-    return RunCurves(folder.name, *(np.array([float(r[c]) for r in rows]) for c in columns))
+    iterations = [int(r["iteration"]) for r in rows]
+    if iterations != list(range(iterations[0], iterations[0] + len(rows))):
+        raise RecipeError(
+            f"a run to compare must have its iterations one after the other, got gaps in {path}; "
+            f"train it again"
+        )
+    validated = [r for r in rows if r.get("validation_loss")]
+    return RunCurves(
+        name=folder.name,
+        loss=_column(rows, "lm_loss"),
+        grad_norm=_column(rows, "grad_norm"),
+        step_seconds=_column(rows, "step_seconds"),
+        tokens_per_second=_column(rows, "tokens_per_second"),
+        validation={int(r["iteration"]): float(r["validation_loss"]) for r in validated},
+        loss_tokens=max(1.0, float(np.median([float(r.get("loss_tokens") or 1) for r in rows]))),
+        num_processes=int(rows[-1].get("num_processes") or 0) or None,
+        first_iteration=iterations[0],
+    )
 
 
-def compare(run: RunCurves, reference: RunCurves, gates: Gates | None = None) -> Comparison:
-    """Differences of two runs of equal length.
+def _column(rows: list[dict[str, str]], name: str) -> Curve:
+    return np.array([float(row[name]) for row in rows])
+
+
+def common_steps(
+    run: RunCurves, reference: RunCurves, allow_shorter: bool = False
+) -> tuple[RunCurves, RunCurves]:
+    """Both over the iterations that both have.
 
     Raises:
-        RecipeError: when one has more iterations than the other.
+        RecipeError: they begin at different iterations; the run is longer than the reference, or
+            shorter where that is not allowed.
     """
-    if len(run.loss) != len(reference.loss):
+    if run.first_iteration != reference.first_iteration:
         raise RecipeError(
-            f"runs to compare must be equally long, got {len(run.loss)} iterations of {run.name} "
-            f"and {len(reference.loss)} of {reference.name}; train them with one recipe"
+            f"runs to compare must begin at one iteration, got {run.first_iteration} of {run.name} "
+            f"and {reference.first_iteration} of {reference.name}; resume both from one checkpoint"
         )
+    ours, theirs = len(run.loss), len(reference.loss)
+    if ours > theirs or (ours < theirs and not allow_shorter):
+        remedy = "" if ours > theirs else ", or allow a shorter run (--allow-shorter)"
+        raise RecipeError(
+            f"runs to compare must be equally long, got {ours} iterations of {run.name} "
+            f"and {theirs} of {reference.name}; train them with one recipe{remedy}"
+        )
+    return run, reference.first(ours)
+
+
+def compare(
+    run: RunCurves,
+    reference: RunCurves,
+    gates: Gates | None = None,
+    allow_shorter: bool = False,
+) -> Comparison:
+    """Differences of two runs, over the steps of the first.
+
+    Raises:
+        RecipeError: when one has more iterations than the other, see `common_steps`.
+    """
+    run, reference = common_steps(run, reference, allow_shorter)
     return Comparison(
         run,
         np.abs(run.loss - reference.loss) / np.abs(reference.loss),

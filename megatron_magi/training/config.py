@@ -149,7 +149,8 @@ class TrainConfig:
     recompute: Literal["none", "attention", "full"] = "none"
     """What the backward pass computes again: nothing, core attention, whole layers."""
     dump_gradients: tuple[int, ...] = ()
-    """Iterations whose gradients are written, whole and in fp32, to log.dir/NAME/gradients."""
+    """Iterations whose gradients are written, whole and in fp32, to log.dir/NAME/gradients. Those
+    beyond train.iterations are not reached and not written."""
 
 
 @dataclass(frozen=True)
@@ -369,6 +370,11 @@ def _check_train(c: RunConfig) -> None:
         0 <= c.optimizer.warmup_iters < decay,
         f"optimizer.warmup_iters must be at least 0 and below the {decay} decay iterations, got "
         f"{c.optimizer.warmup_iters}; shorten the warm-up",
+    )
+    _require(
+        all(i >= 1 for i in c.train.dump_gradients),
+        f"train.dump_gradients must name iterations, which count from 1, got "
+        f"{list(c.train.dump_gradients)}; leave out what is smaller",
     )
     _require(
         0 <= c.optimizer.min_lr <= c.optimizer.lr,

@@ -46,6 +46,8 @@ class StepRecord:
     """Highest peak of a rank: CUDA allocator, or resident memory on a CPU."""
     cp_imbalance: float
     """Largest over mean attention load of the context-parallel ranks, mean over microbatches."""
+    num_processes: int | None = None
+    """That trained it, of all axes together."""
     validation_loss: float | None = None
     """Mean over the held-out samples after this iteration, nats. None (empty): not measured."""
 

@@ -22,6 +22,7 @@ from megatron_magi.training.checkpoint import (
 from megatron_magi.training.config import RunConfig, data_parallel_size
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.flops import step_flops
+from megatron_magi.training.gradients import GradientDump
 from megatron_magi.training.log import RunLog, StepRecord
 from megatron_magi.training.microbatch import microbatch_streams
 from megatron_magi.training.model import build_model, transformer_config
@@ -57,9 +58,10 @@ def train(config: RunConfig) -> list[StepRecord]:
     records = []
     with RunLog(config, dist.get_rank() == 0, state.iteration) as log, StopRequest() as stop:
         log.header(dataset, dist.get_world_size(), news)
+        gradients = GradientDump.start(config, state.iteration)
         while state.iteration < config.train.iterations:
             begin = time.perf_counter()
-            sums = train_step(schedule, streams, dataset, state)
+            sums = train_step(schedule, streams, dataset, state, gradients)
             record, signal_number = _finish_step(config, state, sums, begin, stop)
             if validation is not None and validation.is_due(state.iteration):
                 with parameters_gathered(chunks, config):
@@ -81,7 +83,11 @@ def rank_device() -> torch.device:
 
 
 def train_step(
-    schedule: StepSchedule, streams: list[Any], dataset: PackedDataset, state: TrainingState
+    schedule: StepSchedule,
+    streams: list[Any],
+    dataset: PackedDataset,
+    state: TrainingState,
+    gradients: GradientDump | None = None,
 ) -> tuple[torch.Tensor, float, float]:
     """Forward, backward and update: the sums of `StepSchedule`, gradient norm, learning rate."""
     for chunk in state.chunks:
@@ -89,6 +95,8 @@ def train_step(
     state.optimizer.zero_grad()
     iteration = state.iteration + 1
     sums = schedule(streams, dataset, iteration)
+    if gradients is not None:
+        gradients.write_if_due(state.chunks, iteration)
     learning_rate = _learning_rate(state.optimizer)
     _, grad_norm, _ = state.optimizer.step()
     _check_grad_norm(grad_norm, iteration, sums)
@@ -126,6 +134,7 @@ def _finish_step(
         / (seconds * dist.get_world_size() * 1e12),
         memory_gib=memory / 2**30,
         cp_imbalance=imbalance / microbatches,
+        num_processes=dist.get_world_size(),
     )
     return record, int(signal_number)
 

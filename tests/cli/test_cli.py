@@ -1,18 +1,14 @@
 """The command line in process: what it prints, its exit codes, its suggestions."""
 
-import csv
 import json
-import math
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatron_magi.cli import COMMANDS, main
-from megatron_magi.training.log import StepRecord
 from tests.cli.command import Capture, run
 
 # Help and usage
@@ -243,43 +239,3 @@ def test_viz_without_matplotlib(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, _, err = run(capsys, "viz", "--lengths", "8", "--cp", "2", "--out", str(tmp_path))
     assert code == 2 and "pictures need matplotlib" in err and "megatron-magi[viz]" in err
-
-
-# compare
-
-
-def write_run(folder: Path, noise: float, steps: int = 12, speed: float = 1000.0) -> str:
-    folder.mkdir(parents=True)
-    with (folder / "steps.csv").open("w", newline="") as file:
-        rows = csv.DictWriter(file, [f.name for f in fields(StepRecord)])
-        rows.writeheader()
-        for i in range(1, steps + 1):
-            row = {f.name: 0 for f in fields(StepRecord)} | {
-                "iteration": i, "lm_loss": (2 + math.exp(-i)) * (1 + noise * i),
-                "grad_norm": (1 + 1 / i) * (1 + noise), "step_seconds": 1.0,
-                "tokens_per_second": speed * (0.1 if i == 1 else 1)}  # fmt: skip
-            rows.writerow(row)
-    return str(folder)
-
-
-def test_compare_passes_and_fails(capsys: Capture, tmp_path: Path) -> None:
-    reference, right, wrong = (write_run(tmp_path / n, noise, speed=speed) for n, noise, speed in (
-        ("dense", 0.0, 1000.0), ("magi", 1e-6, 2500.0), ("moved", 1e-3, 2500.0)))  # fmt: skip
-    stem = tmp_path / "pictures" / "compare"
-    code, out, _ = run(capsys, "compare", reference, right, "--out", str(stem))
-    assert code == 0 and "reference" in out and "PASS (2.50x)" in out
-    assert stem.with_suffix(".png").exists() and "FAIL" not in stem.with_suffix(".svg").read_text()
-    code, out, _ = run(capsys, "compare", reference, right, wrong, "-q", "--no-figure")
-    assert (code, out) == (1, "PASS magi\nFAIL moved\n")
-    loose = ["--first-step", "0.1", "--any-loss", "0.1", "--any-grad-norm", "0.1"]
-    code, out, _ = run(capsys, "compare", reference, wrong, "--json", "--no-figure", *loose)
-    facts = json.loads(out)
-    assert code == 0 and facts["passed"] and facts["reference"] == "dense"
-    assert facts["runs"][1]["worst_loss_difference"] == pytest.approx(12e-3)
-    assert facts["runs"][1]["tokens_per_second"] == 2500
-
-
-def test_runs_of_unequal_length_are_not_compared(capsys: Capture, tmp_path: Path) -> None:
-    first, second = write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 0, steps=9)
-    code, _, err = run(capsys, "compare", first, second, "--no-figure")
-    assert code == 2 and "equally long, got 9 iterations of b and 12 of a" in err

@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 
@@ -51,10 +52,10 @@ def train(recipe: dict[str, Any], signal_at: int | None = None) -> Any:
 def _send_signal_in(iteration: int) -> None:
     step = loop.train_step
 
-    def with_signal(schedule: Any, streams: Any, dataset: Any, state: Any) -> Any:
+    def with_signal(schedule: Any, streams: Any, dataset: Any, state: Any, *rest: Any) -> Any:
         if state.iteration + 1 == iteration:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(schedule, streams, dataset, state)
+        return step(schedule, streams, dataset, state, *rest)
 
     loop.train_step = with_signal
 
@@ -63,6 +64,23 @@ def _config(recipe: dict[str, Any]) -> RunConfig:
     from omegaconf import OmegaConf
 
     return build_config([OmegaConf.create(recipe)])
+
+
+def autograd_gradients(recipe: dict[str, Any], path: str) -> None:
+    """Gradients of the first global batch's mean loss by torch.autograd alone, as PATH.npz."""
+    run = _built(recipe)
+    (gpt,) = gpt_chunks(run.state.chunks)
+    named = dict(named_global_parameters(gpt))
+    sums = {name: torch.zeros_like(p) for name, p in named.items()}
+    tokens = 0
+    for _ in range(run.config.train.global_batch_size):
+        group = parallel_state.get_context_parallel_group()
+        local = next(run.streams[0]).local(True, torch.device("cpu"), group)
+        loss = gpt(**local.model_inputs()) * local.loss_mask
+        tokens += int(local.loss_mask.sum())
+        for name, g in zip(named, torch.autograd.grad(loss.sum(), named.values()), strict=True):
+            sums[name] += g
+    np.savez(path, **{name: (total / tokens).numpy() for name, total in sums.items()})
 
 
 @dataclass

@@ -1,0 +1,111 @@
+"""What a comparison with a noise run says: each gate of each run, with value and limit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from megatron_magi.cli.compare_report import (
+    control_verdict,
+    number,
+    run_facts,
+    run_verdict,
+    speed_lines,
+)
+from megatron_magi.training.noise_floor import NoiseFloor
+from megatron_magi.training.noise_gates import GateResult, Judged
+
+WORDS = {True: "pass", False: "FAIL", None: "skip"}
+
+
+@dataclass(frozen=True)
+class NoiseReport:
+    """Runs that should pass, and controls that should not, beside reference and noise run."""
+
+    floor: NoiseFloor
+    runs: list[Judged]
+    controls: list[Judged]
+
+    @property
+    def passed(self) -> bool:
+        """Every run passes and every control is told from the reference."""
+        return all(j.passed for j in self.runs) and all(j.caught_by for j in self.controls)
+
+    def table(self) -> list[str]:
+        """Every gate of every run, then the verdicts and the speeds."""
+        f = self.floor
+        reference, noise = f.reference.curves, f.noise.curves
+        lines = [
+            f"reference {reference.name}: {len(reference.loss)} steps, loss "
+            f"{reference.loss[0]:.4f} -> {reference.loss[-1]:.4f}, {f.dtype}",
+            f"noise     {noise.name}: {len(noise.loss)} steps, loss {noise.loss[0]:.4f} -> "
+            f"{noise.loss[-1]:.4f}",
+            f"noise counts as at least one rounding step: {f.gradient_floor:.1e} of a gradient, "
+            f"{f.loss_floor:.1e} of a loss",
+        ]
+        for judged in [*self.runs, *self.controls]:
+            lines += ["", f"{judged.run.name}: {self._verdict(judged)}"]
+            lines += [_gate_line(r) for r in judged.results]
+        return [*lines, *self._speed()]
+
+    def _speed(self) -> list[str]:
+        f = self.floor
+        others = [j.run for j in [*self.runs, *self.controls]]
+        return speed_lines([f.reference.curves, f.noise.curves, *others])
+
+    def _verdict(self, judged: Judged) -> str:
+        skipped = [r.name for r in judged.results if r.passed is None]
+        note = f" (skipped: {', '.join(skipped)})" if skipped else ""
+        if any(judged is control for control in self.controls):
+            by = f" by {', '.join(judged.caught_by)}" if judged.caught_by else ""
+            return f"{control_verdict(bool(judged.caught_by))}{by}{note}"
+        return f"{run_verdict(judged.passed)}{note}"
+
+    def verdicts(self) -> list[str]:
+        """One line a run."""
+        return [f"{self._verdict(j).split(' (')[0]} {j.run.name}"
+                for j in [*self.runs, *self.controls]]  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, for programs; a number that is inf, nan or not there is null."""
+        f, reference = self.floor, self.floor.reference.curves
+        return {
+            "passed": self.passed,
+            "reference": run_facts(reference, reference),
+            "noise": run_facts(f.noise.curves, reference),
+            "thresholds": asdict(f.gates),
+            "dtype": f.dtype,
+            "gradient_floor": f.gradient_floor,
+            "loss_floor": f.loss_floor,
+            "runs": [self._facts(j, False) for j in self.runs],
+            "controls": [self._facts(j, True) for j in self.controls],
+        }
+
+    def _facts(self, judged: Judged, is_control: bool) -> dict[str, Any]:
+        outcome: dict[str, Any] = {"passed": judged.passed}
+        if is_control:
+            outcome["caught_by"] = judged.caught_by
+        speed = run_facts(judged.run, self.floor.reference.curves)
+        return speed | outcome | {"gates": [_gate_facts(r) for r in judged.results]}
+
+    def draw(self) -> Any:
+        """Curves above, differences with the noise band below."""
+        from megatron_magi.viz.noise_figure import noise_figure
+
+        return noise_figure(self.runs, self.controls)
+
+
+def _gate_line(result: GateResult) -> str:
+    numbers = f"{'':>24}"
+    if result.passed is not None:
+        sign = ">=" if result.name == "loss_drop" else "<="
+        numbers = f"{result.value:>10.3g} {sign} {result.limit:<10.3g}"
+    return f"  {WORDS[result.passed]}  {result.name:<12}{numbers}  {result.text}"
+
+
+def _gate_facts(result: GateResult) -> dict[str, Any]:
+    facts = asdict(result)
+    facts |= {name: number(facts[name]) for name in ("value", "limit")}
+    value, limit = facts["value"], facts["limit"]
+    facts["ratio"] = value / limit if value is not None and limit else None
+    return facts

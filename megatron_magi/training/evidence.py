@@ -1,0 +1,76 @@
+"""All that a run's folder says about it: curves, gradient errors, and facts of its recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megatron_magi.training.compare import RunCurves, read_run
+from megatron_magi.training.config import ModelConfig, RecipeError, TrainConfig
+from megatron_magi.training.gradient_errors import GradientError, gradient_errors
+
+
+@dataclass(frozen=True)
+class RecipeFacts:
+    """What gates need of a run's recipe.yaml."""
+
+    dtype: str
+    vocab_size: int
+    """Padded: the rows of the embedding, over which an untrained model spreads its guess."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A run, and its gradients beside the reference's."""
+
+    curves: RunCurves
+    recipe: RecipeFacts | None
+    """None: the folder has no recipe.yaml."""
+    gradients: list[GradientError]
+
+    @property
+    def num_not_finite(self) -> int:
+        """Values that are inf or nan, of everything that was recorded."""
+        c = self.curves
+        values = [*c.loss, *c.grad_norm, *c.validation.values()]
+        values += [x for e in self.gradients for x in (e.norm, e.reference_norm, e.relative_error)]
+        return int(np.sum(~np.isfinite(np.array(values))))
+
+
+def read_evidence(folder: Path, reference: Path) -> Evidence:
+    """Read a run's folder; measures gradient errors where both dumps are there.
+
+    Raises:
+        RecipeError: no steps.csv, a broken recipe.yaml, gradients that do not fit.
+    """
+    errors = [] if folder == reference else gradient_errors(folder, reference)
+    return Evidence(read_run(folder), read_recipe_facts(folder), errors)
+
+
+def read_recipe_facts(folder: Path) -> RecipeFacts | None:
+    """Of the recipe.yaml that training leaves beside its steps.csv; None where there is none."""
+    path = folder / "recipe.yaml"
+    if not path.is_file():
+        return None
+    try:
+        from omegaconf import OmegaConf
+    except ImportError as error:
+        raise RecipeError(
+            "reading a run's recipe.yaml needs omegaconf, which is not installed; "
+            "run pip install 'megatron-magi[train]'"
+        ) from error
+    try:
+        recipe = OmegaConf.load(path)
+        model = ModelConfig(
+            vocab_size=int(OmegaConf.select(recipe, "model.vocab_size")),
+            vocab_multiple=int(OmegaConf.select(recipe, "model.vocab_multiple", default=128)),
+        )
+        dtype = str(OmegaConf.select(recipe, "train.dtype", default=TrainConfig.dtype))
+    except Exception as error:
+        raise RecipeError(
+            f"a run's recipe.yaml must be the one that training wrote, got {path}: {error}; "
+            f"mend or remove it"
+        ) from None
+    return RecipeFacts(dtype, model.padded_vocab_size)

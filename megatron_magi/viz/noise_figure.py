@@ -1,0 +1,137 @@
+"""Loss curves, and below how far each run is from the reference beside what rounding does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megatron_magi.training.compare import Curve
+from megatron_magi.training.noise_gates import Judged
+from megatron_magi.viz.style import GRID, INK, MUTED, new_figure, rank_colors, title
+
+FAILED = "#c0392b"
+BAND = "#9aa5b1"
+LABEL_HEIGHT = 0.06
+"""Of a panel's height."""
+SMALLEST = 1e-7
+"""A band narrower than this many percent is drawn as if it were as wide."""
+SMOOTHED_SHARE = 20
+"""A smoothed curve is a mean over this part of the run (1/20), centred."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line of a panel, labelled at its end."""
+
+    name: str
+    steps: Curve
+    values: Curve
+    style: dict[str, Any]
+
+
+def noise_figure(runs: list[Judged], controls: list[Judged]) -> Any:
+    """Two panels; steps that a run does not have are left out of its lines."""
+    figure, (loss, gap) = new_figure(2, 1, 9, 7.2, sharex=True, height_ratios=(3, 2))
+    every = [*runs, *controls]
+    styles = _styles(runs, controls)
+    longest = max(every, key=lambda j: len(j.difference))
+    shown = {"color": INK, "linewidth": 5, "alpha": 0.25}
+    name = f"{longest.reference.name} (reference)"
+    reference = _Line(name, _steps(longest), longest.reference.loss, shown)
+    pairs = list(zip(every, styles, strict=True))
+    losses = [_Line(j.run.name, _steps(j), j.run.loss, style) for j, style in pairs]
+    gaps = [_Line(j.run.name, _steps(j), 100 * smoothed(j.difference), s) for j, s in pairs]
+    _draw_lines(loss, [reference, *losses])
+    _scale(gap, _draw_band(gap, longest), gaps)
+    _draw_lines(gap, gaps)
+    _finish(loss, "lm loss", "nats per token")
+    _finish(gap, "loss / reference - 1, smoothed, beside the noise run's", "%")
+    gap.set_xlabel("step", color=MUTED)
+    return figure
+
+
+def _styles(runs: list[Judged], controls: list[Judged]) -> list[dict[str, Any]]:
+    """A color for each right run; red and broken for what fails or should."""
+    wrong = {"color": FAILED, "linestyle": (0, (4, 2)), "linewidth": 1.4}
+    colors = rank_colors(max(len(runs), 2))
+    right = [{"color": color, "linewidth": 1.4} for color in colors]
+    return [right[i] if j.passed else wrong for i, j in enumerate(runs)] + [wrong] * len(controls)
+
+
+def smoothed(values: Curve) -> Curve:
+    """Means over a twentieth of the run around each step; shorter at both ends."""
+    reach = len(values) // SMOOTHED_SHARE // 2
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    steps = np.arange(len(values))
+    begin, end = np.maximum(steps - reach, 0), np.minimum(steps + reach + 1, len(values))
+    return np.asarray((sums[end] - sums[begin]) / (end - begin))
+
+
+def _draw_band(axes: Any, judged: Judged) -> float:
+    """The noise run's smoothed |difference| on both sides of 0, once and twice; its largest, %."""
+    size, steps = 100 * smoothed(np.abs(judged.noise)), _steps(judged)
+    for times, alpha in ((2, 0.25), (1, 0.45)):
+        axes.fill_between(steps, -times * size, times * size, color=BAND, alpha=alpha, linewidth=0)
+    middle = len(size) // 2
+    axes.annotate(
+        "|noise|, and twice that", (steps[middle], -2 * size[middle]), (0, -4),
+        textcoords="offset points", ha="center", va="top", color=MUTED, fontsize=8,
+    )  # fmt: skip
+    axes.axhline(0, color=INK, linewidth=0.8)
+    return max(2 * float(size.max()), SMALLEST)
+
+
+def _scale(axes: Any, band: float, lines: list[_Line]) -> None:
+    """Linear as far as the band goes, then decades: a wrong run may be a thousand times off."""
+    unit = 10 ** math.ceil(math.log10(band))
+    values = np.concatenate([line.values for line in lines])
+    values = np.abs(values[np.isfinite(values)])
+    largest = max(float(values.max()) if values.size else 0.0, unit)
+    decades = [unit * 10**i for i in range(1 + math.ceil(math.log10(largest / unit)))]
+    ticks = [unit / 2, *decades]
+    axes.set_yscale("symlog", linthresh=unit, linscale=1.5)
+    axes.set_yticks([-t for t in ticks] + [0, *ticks])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+
+
+def _draw_lines(axes: Any, lines: list[_Line]) -> None:
+    for line in lines:
+        axes.plot(line.steps, line.values, **line.style)
+    axes.autoscale_view()  # heights below are those of the finished panel
+    for end in sorted({line.steps[-1] for line in lines}):
+        _label([line for line in lines if line.steps[-1] == end], axes, end)
+
+
+def _label(lines: list[_Line], axes: Any, end: float) -> None:
+    """Names at the ends of lines that end at one step, moved apart where they would touch."""
+    to_height = axes.transData + axes.transAxes.inverted()
+
+    def height(line: _Line) -> float:
+        value = float(np.nan_to_num(line.values[-1], posinf=0.0, neginf=0.0))
+        return float(to_height.transform((end, value))[1])
+
+    place = -LABEL_HEIGHT
+    top = 1 - LABEL_HEIGHT * len(lines)
+    for line in sorted(lines, key=height):
+        place = max(place + LABEL_HEIGHT, min(height(line), top))
+        top += LABEL_HEIGHT
+        axes.annotate(line.name, (end, place), (8, 0), ("data", "axes fraction"),
+                      textcoords="offset points", color=line.style["color"], va="center",
+                      fontsize=8, annotation_clip=False)  # fmt: skip
+
+
+def _steps(judged: Judged) -> Curve:
+    return np.arange(len(judged.difference), dtype=np.float64) + judged.run.first_iteration
+
+
+def _finish(axes: Any, heading: str, unit: str) -> None:
+    title(axes, heading)
+    axes.set_ylabel(unit, color=MUTED)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelcolor=MUTED)

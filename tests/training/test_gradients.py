@@ -1,0 +1,192 @@
+"""Dumped gradients are torch.autograd's, in every layout, and dumping changes no training."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron_magi.training.config import RecipeError
+from megatron_magi.training.gradient_folder import (
+    dumped_iterations,
+    finish,
+    forget_gradients,
+    gradient_path,
+    open_partial,
+    read_gradient,
+    read_shapes,
+    write_gradient,
+)
+from megatron_magi.training.recipe import build_config
+from tests.training.test_checkpoint import columns
+
+RELATIVE = 1e-5
+ITERATION = 2
+SHARDED = {"distributed_optimizer": True}
+OVERLAPPED = {"overlap_grad_reduce": True}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "cp2": {"cp": 2},
+    "tp2": {"tp": 2},
+    "tp2_sp": {"tp": 2, "sequence_parallel": True},
+    "pp2": {"pp": 2},
+    "dp2": {"dp": 2},
+    "dp2_sharded": {"dp": 2, **SHARDED},
+    "dp2_overlapped": {"dp": 2, **OVERLAPPED},
+    "dp2_sharded_overlapped": {"dp": 2, **SHARDED, **OVERLAPPED, "overlap_param_gather": True},
+    "pp2_dp2_sharded": {"pp": 2, "dp": 2, **SHARDED, **OVERLAPPED},
+    "tp2_cp2_sharded": {"tp": 2, "cp": 2, **SHARDED},
+}
+"""All with tied embeddings, which two stages hold under pp 2."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def results(
+    folder: Path,
+    tiny_recipe: Callable[..., dict[str, Any]],
+    run_training_jobs: Callable[..., dict[str, Any]],
+) -> dict[str, Any]:
+    dumped = {"iterations": ITERATION, "global_batch_size": 2, "dump_gradients": [1, ITERATION, 9]}
+
+    def job(name: str, options: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
+        # Clipping at a small norm: a gradient taken after clipping would be another one.
+        recipe = tiny_recipe(name, folder, parallel=options, train=train)
+        recipe["optimizer"]["clip_grad"] = 0.01
+        sizes = [options.get(axis, 1) for axis in ("tp", "pp", "cp", "dp")]
+        return {"name": name, "function": "train", "kwargs": {"recipe": recipe},
+                "world": int(np.prod(sizes))}  # fmt: skip
+
+    jobs = [job(name, options, dumped) for name, options in {"whole": {}, **LAYOUTS}.items()]
+    jobs.append(job("undumped", LAYOUTS["dp2_sharded_overlapped"], dumped | {"dump_gradients": []}))
+    autograd = job("autograd", {}, dumped)
+    autograd["function"] = "autograd_gradients"
+    autograd["kwargs"]["path"] = str(folder / "autograd.npz")
+    return run_training_jobs([*jobs, autograd])
+
+
+def whole(results: dict[str, Any], name: str) -> None:
+    assert "error" not in results[name], results[name]["error"]
+
+
+def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
+    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
+
+
+def test_a_dump_is_autograds_gradient_of_the_mean_loss(
+    results: dict[str, Any], folder: Path
+) -> None:
+    whole(results, "whole")
+    whole(results, "autograd")
+    with np.load(folder / "autograd.npz") as expected:
+        assert set(read_shapes(folder / "whole", 1)) == set(expected)
+        for name in expected:
+            ours = read_gradient(folder / "whole", 1, name)
+            assert ours.dtype == np.float32 and ours.shape == expected[name].shape, name
+            assert relative_error(ours, expected[name]) < RELATIVE, name
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_writes_the_same(results: dict[str, Any], folder: Path, name: str) -> None:
+    whole(results, name)
+    assert dumped_iterations(folder / name) == [1, ITERATION]
+    shapes = read_shapes(folder / "whole", ITERATION)
+    assert list(read_shapes(folder / name, ITERATION).items()) == list(shapes.items())
+    for iteration in (1, ITERATION):
+        for parameter in shapes:
+            ours, reference = (
+                read_gradient(folder / run, iteration, parameter) for run in (name, "whole")
+            )
+            assert relative_error(ours, reference) < RELATIVE, (iteration, parameter)
+
+
+def test_names_count_layers_over_stages_and_embeddings_once(
+    results: dict[str, Any], folder: Path
+) -> None:
+    whole(results, "pp2")
+    names = list(read_shapes(folder / "pp2", 1))
+    assert names[0] == "embedding.word_embeddings.weight" and "output_layer.weight" not in names
+    assert {n.split(".")[2] for n in names if n.startswith("decoder.layers.")} == {"0", "1"}
+    files = {p.stem for p in gradient_path(folder / "pp2", 1).glob("*.npy")}
+    assert files == set(names)
+
+
+def test_norms_are_those_of_the_files(results: dict[str, Any], folder: Path) -> None:
+    whole(results, "tp2_sp")
+    with (gradient_path(folder / "tp2_sp", 1) / "norms.csv").open(newline="") as file:
+        rows = {r["parameter"]: r for r in csv.DictReader(file)}
+    for name, shape in read_shapes(folder / "tp2_sp", 1).items():
+        gradient = read_gradient(folder / "tp2_sp", 1, name)
+        assert rows[name]["shape"] == "x".join(map(str, shape))
+        assert float(rows[name]["norm"]) == pytest.approx(np.linalg.norm(gradient), rel=1e-6)
+
+
+def test_the_norm_of_all_is_what_the_optimizer_saw(results: dict[str, Any], folder: Path) -> None:
+    whole(results, "whole")
+    steps = columns(folder / "whole" / "steps.csv")
+    for iteration in (1, ITERATION):
+        with (gradient_path(folder / "whole", iteration) / "norms.csv").open(newline="") as file:
+            norms = [float(r["norm"]) for r in csv.DictReader(file)]
+        seen = float(steps[iteration - 1]["grad_norm"])
+        assert seen > 0.02  # clipping at 0.01 did something
+        assert np.linalg.norm(norms) == pytest.approx(seen, rel=1e-5)
+
+
+def test_dumping_changes_no_step(results: dict[str, Any], folder: Path) -> None:
+    whole(results, "undumped")
+    dumped = columns(folder / "dp2_sharded_overlapped" / "steps.csv")
+    assert dumped == columns(folder / "undumped" / "steps.csv")
+    assert dumped_iterations(folder / "undumped") == []
+
+
+# The folder
+
+
+def write_folder(run: Path, iteration: int, value: float = 1.0) -> None:
+    partial = open_partial(run, iteration)
+    gradient = np.full((2, 3), value, np.float32)
+    finish(partial, {"w": ((2, 3), write_gradient(partial, "w", gradient))})
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    partial = open_partial(tmp_path, 7)
+    write_gradient(partial, "w", np.ones(3, np.float32))
+    assert dumped_iterations(tmp_path) == []
+    finish(partial, {"w": ((3,), 1.0)})
+    assert dumped_iterations(tmp_path) == [7]
+    assert json.loads((gradient_path(tmp_path, 7) / "index.json").read_text())["iteration"] == 7
+    write_folder(tmp_path, 7, 2.0)  # written again, it replaces the old one
+    assert read_shapes(tmp_path, 7) == {"w": (2, 3)}
+    assert float(read_gradient(tmp_path, 7, "w")[0, 0]) == 2.0
+
+
+def test_another_start_forgets_what_it_will_not_reach(tmp_path: Path) -> None:
+    for iteration in (1, 5):
+        write_folder(tmp_path, iteration)
+    (tmp_path / "gradient_errors.csv").touch()
+    forget_gradients(tmp_path, after_iteration=3)
+    assert dumped_iterations(tmp_path) == [1]
+    assert not (tmp_path / "gradient_errors.csv").exists()
+
+
+def test_a_broken_file_is_one_clear_error(tmp_path: Path) -> None:
+    write_folder(tmp_path, 1)
+    (gradient_path(tmp_path, 1) / "w.npy").write_bytes(b"short")
+    with pytest.raises(RecipeError, match=r"must be readable, got .*w\.npy; dump it again"):
+        read_gradient(tmp_path, 1, "w")
+
+
+def test_iterations_count_from_one() -> None:
+    from omegaconf import OmegaConf
+
+    recipe = {"data": {"path": "x"}, "train": {"dump_gradients": [0, 3]}}
+    with pytest.raises(RecipeError, match=r"count from 1, got \[0, 3\]"):
+        build_config([OmegaConf.create(recipe)])
