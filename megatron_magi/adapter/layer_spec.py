@@ -13,7 +13,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_mtp_block_spec,
 )
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.attention import CrossAttentionSubmodules
+from megatron.core.transformer.attention import CrossAttentionSubmodules, SelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import (
@@ -152,6 +152,16 @@ def llama_layer_spec(
 def with_own_norms(spec: Any) -> Any:
     """The same spec with our RMSNorm for torch's, which refuses sequence parallelism."""
     return _rewrite(spec, _own_norm)
+
+
+def with_fused_qkv(spec: Any) -> Any:
+    """The same spec with `FusedSelfAttention` for Megatron's; needs Triton when it is called."""
+    from megatron_magi.adapter.fused.qkv_rope import FusedSelfAttention
+
+    def rule(owner: Any, name: str, value: Any) -> Any:
+        return FusedSelfAttention if value is SelfAttention else value
+
+    return _rewrite(spec, rule)
 
 
 def llama_mtp_spec(

@@ -359,7 +359,7 @@ def _check_parallel(c: RunConfig) -> None:
     )
     _require(
         c.attention == "magi" or p.cp == 1,
-        f"attention: dense needs parallel.cp 1 (Megatron's DotProductAttention has no context "
+        f"attention: {c.attention} needs parallel.cp 1 (the references have no context "
         f"parallelism), got cp {p.cp}; set attention=magi or parallel.cp=1",
     )
 
@@ -390,6 +390,12 @@ def _check_train(c: RunConfig) -> None:
 
 def _check_mask(c: RunConfig) -> None:
     d = c.data
+    is_plain = c.attention in ("flex_plain", "sdpa")
+    _require(
+        not is_plain or (d.mask != "block_causal" and d.window is None),
+        f"attention: {c.attention} needs data.mask document or causal without a window, got "
+        f"{d.mask} with window {d.window}; use attention=dense as the reference",
+    )
     if d.mask == "block_causal":
         _require(
             d.block_tokens is not None,

@@ -123,17 +123,22 @@ class PackedDataset:
 
 def sample_mask(sample: PackedSample, config: DataConfig) -> AttnMask:
     """The attention mask of a sample, as its recipe wants it."""
-    cu_seqlens = sample.cu_seqlens
     if config.mask == "block_causal":
         return block_causal(_blocks(len(sample.tokens), config), window=config.block_window)
-    if config.moved_boundary:
-        cu_seqlens = move_boundary(cu_seqlens, config.moved_boundary)
+    cu_seqlens = _boundaries(sample, config)
     if config.mask == "causal" and config.window is None:
         return causal(len(sample.tokens))
     if config.mask == "causal":
         cu_seqlens = np.array([0, len(sample.tokens)], dtype=np.int32)
     left = -1 if config.window is None else config.window - 1
     return from_cu_seqlens(cu_seqlens, causal=True, window_size=(left, 0))
+
+
+def _boundaries(sample: PackedSample, config: DataConfig) -> npt.NDArray[np.int32]:
+    """Of documents for attention: the sample's, or those of the negative control."""
+    if not config.moved_boundary:
+        return sample.cu_seqlens
+    return move_boundary(sample.cu_seqlens, config.moved_boundary)
 
 
 def _blocks(num_tokens: int, config: DataConfig) -> list[int]:
@@ -161,12 +166,25 @@ def is_held_out(num_documents: int, fraction: float) -> npt.NDArray[np.bool_]:
     return spread / 2.0**64 < fraction
 
 
+def document_numbers(sample: PackedSample, config: DataConfig) -> npt.NDArray[np.int32]:
+    """int32 [seq_length]: which document a token attends in; 0 for all under data.mask causal."""
+    if config.mask == "causal":
+        return np.zeros(len(sample.tokens), dtype=np.int32)
+    lengths = np.diff(_boundaries(sample, config))
+    return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+
+
 def microbatch_indices(
-    global_batch_size: int, dp_rank: int, dp_size: int, first: int = 0
+    global_batch_size: int, dp_rank: int, dp_size: int, first: int = 0, is_reversed: bool = False
 ) -> Iterator[int]:
-    """Sample numbers of one data-parallel rank; step s takes `batch` from first + s * batch on."""
+    """Sample numbers of one data-parallel rank; step s takes `batch` from first + s * batch on.
+
+    `is_reversed` takes the samples of a step from the last to the first, so that other replicas and
+    other microbatches hold them.
+    """
+    numbers = range(global_batch_size)[:: -1 if is_reversed else 1]
     for step in count():
-        for number in range(dp_rank, global_batch_size, dp_size):
+        for number in numbers[dp_rank::dp_size]:
             yield first + step * global_batch_size + number
 
 

@@ -117,7 +117,7 @@ def assumed_sample(config: RunConfig, number: int) -> PackedSample:
 
 
 def _plan(config: RunConfig, mask: AttnMask) -> AttnPlan | None:
-    if config.attention == "dense":
+    if config.attention != "magi":
         return None
     m, p = config.model, config.parallel
     heads = HeadShape(

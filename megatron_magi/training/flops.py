@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from megatron_magi.training.config import ModelConfig
 
+DENSE_BF16_TFLOPS = {"H100": 989.4, "H200": 989.4, "H800": 989.4}
+"""Of data sheets, SXM modules; by a word of the device's name."""
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Dense bf16 rate of a GPU; None for one that is not in the table, or another form of it."""
+    if "PCIe" in device_name or "NVL" in device_name:
+        return None
+    rates = [rate for word, rate in DENSE_BF16_TFLOPS.items() if word in device_name]
+    return rates[0] if rates else None
+
 
 def matmul_parameters(model: ModelConfig) -> int:
     """Weights that every token is multiplied with, the output projection included."""

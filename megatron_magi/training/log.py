@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
+from megatron_magi.adapter.fused.parts import choose_parts
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.recipe import to_yaml
 from megatron_magi.training.tensorboard import TensorBoard
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from megatron_magi.training.data import PackedDataset
 
 BAR_WIDTH = 30
+REFERENCES = {
+    "dense": "attention: dense, Megatron's DotProductAttention (the reference)",
+    "flex_plain": "attention: flex_plain, PyTorch's FlexAttention (the reference)",
+    "sdpa": "attention: sdpa, PyTorch's scaled_dot_product_attention (the reference)",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class StepRecord:
     """Of the whole world, all tokens of the batch."""
     tflops_per_rank: float
     """Visible cells only; see `flops.py`."""
+    mfu: float | None
+    """Share of the GPU's dense bf16 rate; None (empty) for a GPU that `flops.py` does not know."""
     memory_gib: float
     """Highest peak of a rank: CUDA allocator, or resident memory on a CPU."""
     cp_imbalance: float
@@ -74,10 +82,15 @@ def magi_line(record: StepRecord, seconds_left: float) -> str:
     return (
         f" magi | tokens/s: {record.tokens_per_second:.0f} |"
         f" TFLOP/s per rank: {record.tflops_per_rank:.4g} |"
+        f"{_mfu(record)}"
         f" peak memory: {record.memory_gib:.2f} GiB |"
         f" CP balance (max/mean): {record.cp_imbalance:.3f} |"
         f" ETA: {timedelta(seconds=round(seconds_left))} |"
     )
+
+
+def _mfu(record: StepRecord) -> str:
+    return "" if record.mfu is None else f" MFU: {100 * record.mfu:.1f} % |"
 
 
 def validation_line(record: StepRecord) -> str:
@@ -148,8 +161,9 @@ class RunLog:
 
     def header(self, dataset: PackedDataset, world_size: int, news: Sequence[str] = ()) -> None:
         """Start-up lines: the reference where it runs, the data, where output goes, `news`."""
-        if self.config.attention == "dense":
-            self._say("attention: dense, Megatron's DotProductAttention (the reference)")
+        if self.config.attention != "magi":
+            self._say(REFERENCES[self.config.attention])
+        self._say(f"fused: {choose_parts(self.config.model.fused)}")
         p = self.config.parallel
         self._say(
             f"data: {self.config.data.path}, {len(dataset.documents):,} documents, "

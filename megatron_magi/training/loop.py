@@ -21,7 +21,7 @@ from megatron_magi.training.checkpoint import (
 )
 from megatron_magi.training.config import RunConfig, data_parallel_size
 from megatron_magi.training.data import PackedDataset
-from megatron_magi.training.flops import step_flops
+from megatron_magi.training.flops import peak_tflops, step_flops
 from megatron_magi.training.gradients import GradientDump
 from megatron_magi.training.log import RunLog, StepRecord
 from megatron_magi.training.microbatch import microbatch_streams
@@ -121,6 +121,8 @@ def _finish_step(
     state.iteration += 1
     state.consumed_samples += config.train.global_batch_size
     tokens = config.train.global_batch_size * config.data.seq_length
+    tflops = step_flops(config.model, tokens, int(area)) / (seconds * dist.get_world_size() * 1e12)
+    peak = peak_tflops(torch.cuda.get_device_name()) if _on_gpu() else None
     record = StepRecord(
         iteration=state.iteration,
         lm_loss=loss_sum / max(loss_tokens, 1.0),
@@ -130,8 +132,8 @@ def _finish_step(
         consumed_samples=state.consumed_samples,
         step_seconds=seconds,
         tokens_per_second=tokens / seconds,
-        tflops_per_rank=step_flops(config.model, tokens, int(area))
-        / (seconds * dist.get_world_size() * 1e12),
+        tflops_per_rank=tflops,
+        mfu=None if peak is None else tflops / peak,
         memory_gib=memory / 2**30,
         cp_imbalance=imbalance / microbatches,
         num_processes=dist.get_world_size(),

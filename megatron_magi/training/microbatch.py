@@ -13,10 +13,12 @@ from megatron.core.transformer import TransformerConfig
 
 from megatron_magi.adapter.batch import Batch, LocalBatch, dispatch_batch
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.data import (
     PackedDataset,
     PackedSample,
+    document_numbers,
     microbatch_indices,
     prefetch,
     sample_mask,
@@ -33,8 +35,8 @@ class Microbatch:
     """Visible (query, key) pairs, the attention work."""
     packed: MagiPackedSeqParams | None
     """Plan and positions; None for the dense reference."""
-    hidden: torch.Tensor | None
-    """bool [1, 1, T, T] of the dense reference, True = hidden; None for ours."""
+    reference_mask: torch.Tensor | None
+    """Megatron's attention_mask of a reference (see `_reference_mask`); None for ours."""
 
     @property
     def imbalance(self) -> float:
@@ -45,8 +47,8 @@ class Microbatch:
         """This rank's rows on `device`; every rank calls it, with or without a use for rows."""
         batch = _move(self.batch, device) if needs_rows else None
         if self.packed is None:
-            hidden = None if self.hidden is None else self.hidden.to(device)
-            return LocalBatch(batch, None, attention_mask=hidden)
+            assert self.reference_mask is not None, "a reference has a mask"
+            return LocalBatch(batch, None, attention_mask=self.reference_mask.to(device))
         return dispatch_batch(batch, self.packed, cp_group)
 
 
@@ -70,7 +72,13 @@ def microbatch_streams(
         return _make(dataset[index], config, model_config, cp_group, device)
 
     batch, dp = config.train.global_batch_size, parallel_state.get_data_parallel_world_size()
-    indices = microbatch_indices(batch, parallel_state.get_data_parallel_rank(), dp, first_sample)
+    indices = microbatch_indices(
+        batch,
+        parallel_state.get_data_parallel_rank(),
+        dp,
+        first_sample,
+        is_reversed=config.data.step_order == "reversed",
+    )
     if num_batches is not None:
         indices = islice(indices, num_batches * batch // dp)
     stream = prefetch(make, indices, config.data.prefetch)
@@ -90,9 +98,9 @@ def _make(
         labels=torch.from_numpy(sample.labels)[None],
         loss_mask=torch.from_numpy(sample.loss_mask)[None],
     )
-    packed = hidden = None
-    if config.attention == "dense":
-        hidden = ~torch.from_numpy(mask.to_dense())[None, None]
+    packed = reference_mask = None
+    if config.attention != "magi":
+        reference_mask = _reference_mask(sample, mask, config)
     else:
         packed = make_packed_seq_params(
             sample.cu_seqlens,
@@ -103,7 +111,14 @@ def _make(
             restart_positions=config.data.mask == "document",
             device=device,
         )
-    return Microbatch(sample, batch, mask.area(), packed, hidden)
+    return Microbatch(sample, batch, mask.area(), packed, reference_mask)
+
+
+def _reference_mask(sample: PackedSample, mask: AttnMask, config: RunConfig) -> torch.Tensor:
+    """bool [1, 1, T, T] of hidden cells for "dense"; int32 [T] document numbers for the others."""
+    if config.attention == "dense":
+        return ~torch.from_numpy(mask.to_dense())[None, None]
+    return torch.from_numpy(document_numbers(sample, config.data))
 
 
 def _move(batch: Batch, device: torch.device) -> Batch:

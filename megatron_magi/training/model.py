@@ -12,9 +12,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
+from megatron_magi.adapter.fused.parts import choose_parts
 from megatron_magi.adapter.init import init_by_name
-from megatron_magi.adapter.layer_spec import llama_layer_spec
+from megatron_magi.adapter.layer_spec import llama_layer_spec, with_fused_qkv
 from megatron_magi.adapter.plugin import attach
+from megatron_magi.training.baseline import KINDS, plain_layer_spec
 from megatron_magi.training.config import RunConfig
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -60,9 +62,9 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         bf16=bf16,
         calculate_per_token_loss=True,
         use_cpu_initialization=not torch.cuda.is_available(),
-        gradient_accumulation_fusion=False,  # needs apex
         masked_softmax_fusion=False,
         **RECOMPUTE[config.train.recompute],
+        **choose_parts(m.fused).config_fields(),
     )
 
 
@@ -71,6 +73,7 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
 
     Each is a Megatron DistributedDataParallel around a GPTModel.
     """
+    choose_parts(config.model.fused).install()
     gpt_chunks = [_gpt_model(config, model_config, stage) for stage in _virtual_stages(config)]
     init_by_name(gpt_chunks, config.train.seed, config.model.init_std)
     if config.attention == "magi":
@@ -121,13 +124,9 @@ def _virtual_stages(config: RunConfig) -> list[int | None]:
 def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | None) -> GPTModel:
     m = config.model
     at = {"ignore_virtual": False, "vp_stage": stage}
-    return GPTModel(
+    return _model_class(config)(
         config=model_config,
-        transformer_layer_spec=llama_layer_spec(
-            model_config,
-            vp_stage=stage,
-            attention="magi" if config.attention == "magi" else "stock",
-        ),
+        transformer_layer_spec=_layer_spec(config, model_config, stage),
         vocab_size=m.padded_vocab_size,
         max_sequence_length=config.data.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(**at),
@@ -139,6 +138,25 @@ def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | 
         rope_scaling_factor=m.rope_scaling_factor,
         vp_stage=stage,
     )
+
+
+def _model_class(config: RunConfig) -> type[GPTModel]:
+    """The fused loss needs Triton, so it is imported where it is used."""
+    if choose_parts(config.model.fused).cross_entropy != "triton":
+        return GPTModel
+    from megatron_magi.adapter.fused.model import FusedLossGPTModel
+
+    return FusedLossGPTModel
+
+
+def _layer_spec(config: RunConfig, model_config: TransformerConfig, stage: int | None) -> Any:
+    if config.attention in KINDS:
+        spec = plain_layer_spec(model_config, config.attention, stage)
+    else:
+        kind: Any = "magi" if config.attention == "magi" else "stock"
+        spec = llama_layer_spec(model_config, vp_stage=stage, attention=kind)
+    is_fused = choose_parts(config.model.fused).qkv_rope == "triton"
+    return with_fused_qkv(spec) if is_fused else spec
 
 
 def _connect_schedule(config: RunConfig, model_config: Any, chunks: list[Any]) -> None:

@@ -44,7 +44,7 @@ class StepSchedule:
             num_microbatches=config.train.global_batch_size
             // data_parallel_size(config, dist.get_world_size()),
             seq_length=config.data.seq_length
-            if config.attention == "dense"
+            if config.attention != "magi"
             else pipeline_seq_length(config.data.seq_length, model_config, config.magi),
             micro_batch_size=1,
         )

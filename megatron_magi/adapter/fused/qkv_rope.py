@@ -1,0 +1,176 @@
+"""Splitting the QKV projection, RoPE on queries and keys and the copies, in one kernel each way.
+
+Megatron's local path splits (views), rotates q and k through six elementwise kernels each, and the
+attention then copies q, k and v to be contiguous. The kernel reads the projection once and writes
+the three contiguous results. Angles stay fp32 where the local path rounds their sine and cosine to
+the activations' dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from megatron.core.transformer.attention import SelfAttention
+from torch import Tensor
+
+ROWS = 32
+"""Rows that a program handles, of one key/value group."""
+
+QKV = tuple[Tensor, Tensor, Tensor]
+
+
+class FusedSelfAttention(SelfAttention):  # type: ignore[misc]
+    """Megatron's self-attention; RoPE is done where the projection is split.
+
+    Same parameters. Takes rotary angles of whole heads (rotary_percent 1, not interleaved) without
+    q and k norms, output gates or inference; `check_fits` refuses anything else.
+    """
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        check_fits(config)
+        super().__init__(config, *args, **kwargs)
+        self._angles: Tensor | None = None
+
+    def forward(self, *args: Any, rotary_pos_emb: Any = None, **kwargs: Any) -> Any:
+        """Megatron's; the angles wait for the projection instead of its own RoPE."""
+        self._angles = rotary_pos_emb[0] if isinstance(rotary_pos_emb, tuple) else rotary_pos_emb
+        try:
+            return super().forward(*args, rotary_pos_emb=None, **kwargs)
+        finally:
+            self._angles = None
+
+    def get_query_key_value_tensors(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> QKV:
+        """query [rows, batch, heads, head_dim], key and value [rows, batch, kv heads, head_dim]."""
+        mixed, _ = self.linear_qkv(hidden_states)
+        assert self._angles is not None, "a decoder with rotary positions passes their angles"
+        return split_and_rotate(
+            mixed, self._angles, self.num_query_groups_per_partition, self.key_hidden_size
+        )
+
+
+def check_fits(config: Any) -> None:
+    """Raise NotImplementedError for an attention that does more between projection and RoPE."""
+    wanted = {"qk_layernorm": False, "rotary_interleaved": False, "attention_output_gate": False}
+    other = {n: v for n, want in wanted.items() if (v := getattr(config, n, want)) != want}
+    if config.num_query_groups % config.tensor_model_parallel_size:
+        other["num_query_groups"] = config.num_query_groups
+    if other:
+        raise NotImplementedError(
+            f"the fused QKV split and RoPE requires {wanted} and num_query_groups divisible by the "
+            f"tensor-parallel size, got {other}; set model.fused=off"
+        )
+
+
+def split_and_rotate(mixed: Tensor, angles: Tensor, groups: int, head_dim: int) -> QKV:
+    """Query, key and value of a mixed projection, queries and keys rotated.
+
+    Args:
+        mixed: [rows, batch, groups * (heads per group + 2) * head_dim]: of each group its queries,
+            its key, its value.
+        angles: float32 [rows, 1, 1, head_dim], both halves equal (Megatron's RotaryEmbedding).
+
+    Raises:
+        ValueError: angles of another number of rows or another width.
+    """
+    if angles.shape[0] != mixed.shape[0] or angles.shape[-1] != head_dim:
+        raise ValueError(
+            f"rotary angles must be [{mixed.shape[0]}, 1, 1, {head_dim}], one for each row and "
+            f"channel of a head, got {tuple(angles.shape)}; rotary_percent must be 1"
+        )
+    q, k, v = _SplitAndRotate.apply(mixed, angles, groups, head_dim)
+    return q, k, v
+
+
+class _SplitAndRotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mixed: Tensor, angles: Tensor, groups: int, head_dim: int) -> QKV:
+        rows, batch, width = mixed.shape
+        heads = width // head_dim - 2 * groups
+        mixed, angles = mixed.contiguous(), angles.float().contiguous()
+        q = mixed.new_empty(rows, batch, heads, head_dim)
+        k, v = (mixed.new_empty(rows, batch, groups, head_dim) for _ in range(2))
+        ctx.save_for_backward(angles)
+        ctx.groups = groups
+        _launch(mixed, angles, (q, k, v), is_backward=False)
+        return q, k, v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (angles,) = ctx.saved_tensors
+        dq, dk, dv = (g.contiguous() for g in grads)
+        rows, batch, heads, head_dim = dq.shape
+        mixed = dq.new_empty(rows, batch, (heads + 2 * ctx.groups) * head_dim)
+        _launch(mixed, angles, (dq, dk, dv), is_backward=True)
+        return mixed, None, None, None
+
+
+def _launch(mixed: Tensor, angles: Tensor, qkv: QKV, is_backward: bool) -> None:
+    q, k, v = qkv
+    rows, batch, heads, head_dim = q.shape
+    groups = k.shape[2]
+    half = head_dim // 2
+    _rotate[(triton.cdiv(rows * batch, ROWS), groups)](
+        mixed,
+        angles,
+        q,
+        k,
+        v,
+        rows * batch,
+        batch,
+        groups,
+        heads // groups,
+        half,
+        triton.next_power_of_2(half),
+        ROWS,
+        is_backward,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotate(  # type: ignore[no-untyped-def]
+    mixed,
+    angles,
+    q,
+    k,
+    v,
+    num_rows,
+    batch,
+    groups,
+    per_group: tl.constexpr,
+    half: tl.constexpr,
+    half_block: tl.constexpr,
+    rows: tl.constexpr,
+    is_backward: tl.constexpr,
+):
+    """mixed -> q, k, v, or back with the angles turned round. One program: `rows` x one group."""
+    group = tl.program_id(1)
+    row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)[:, None]
+    channel = tl.arange(0, half_block)[None, :]
+    inside = (row < num_rows) & (channel < half)
+    angle = tl.load(angles + (row // batch) * 2 * half + channel, mask=inside, other=0.0)
+    cos = tl.cos(angle)
+    sin = tl.sin(angle)
+    if is_backward:
+        sin = -sin
+    in_group = (row * groups + group) * (per_group + 2) * 2 * half + channel
+    for head in tl.static_range(per_group + 2):
+        there = mixed + in_group + head * 2 * half
+        if head < per_group:
+            here = q + ((row * groups + group) * per_group + head) * 2 * half + channel
+        elif head == per_group:
+            here = k + (row * groups + group) * 2 * half + channel
+        else:
+            here = v + (row * groups + group) * 2 * half + channel
+        source = here if is_backward else there
+        target = there if is_backward else here
+        low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        high = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+        if head <= per_group:
+            turned = low * cos - high * sin
+            high = high * cos + low * sin
+            low = turned
+        tl.store(target, low, mask=inside)
+        tl.store(target + half, high, mask=inside)
