@@ -24,6 +24,8 @@ from megatron.core.transformer.transformer_block import (
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from megatron_magi.training.config import RecipeError
+
 MASKS_KEPT = 8
 """Masks of microbatches in flight that are not built again for every layer."""
 
@@ -66,12 +68,12 @@ class PlainAttention(MegatronModule):  # type: ignore[misc]
 
 
 class FlexPlainAttention(PlainAttention):
-    """torch.nn.attention.flex_attention, compiled on a GPU."""
+    """torch.nn.attention.flex_attention, compiled; needs a GPU."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
         """See the base."""
         mask = _block_masks(documents)
-        return _flex(q.is_cuda)(
+        return _flex()(
             q, k, v, block_mask=mask, scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
         )
 
@@ -95,6 +97,11 @@ def plain_layer_spec(
     config: TransformerConfig, attention: str, vp_stage: int | None
 ) -> TransformerBlockSubmodules:
     """Megatron's local layers and norms; `attention` names one of `KINDS`."""
+    if attention == "flex_plain" and not torch.cuda.is_available():
+        raise RecipeError(
+            "attention: flex_plain needs a GPU (PyTorch's FlexAttention has no backward pass on "
+            "the CPU), got none; set attention=sdpa or attention=dense"
+        )
     layer = get_gpt_layer_local_spec(normalization="RMSNorm")
     layer.submodules.self_attention.submodules.core_attention = KINDS[attention]
     count = get_num_layers_to_build(config, vp_stage=vp_stage)
@@ -122,7 +129,7 @@ def _block_mask(documents: Tensor) -> BlockMask:
 
     rows = len(documents)
     return create_block_mask(
-        visible, None, None, rows, rows, device=documents.device, _compile=documents.is_cuda
+        visible, None, None, rows, rows, device=documents.device, _compile=True
     )
 
 
@@ -139,10 +146,8 @@ _dense_masks = _LastMasks(_dense_mask)
 _compiled: list[Any] = []
 
 
-def _flex(on_gpu: bool) -> Any:
-    """flex_attention; compiled once on a GPU, where the plain one would store all scores."""
-    if not on_gpu:
-        return flex_attention
+def _flex() -> Any:
+    """flex_attention, compiled once: as it is it would store all scores."""
     if not _compiled:
         _compiled.append(torch.compile(flex_attention, dynamic=False))
     return _compiled[0]

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Training speed of the 1B recipe with and without the fused parts, on the GPUs of one host.
+
+    python scripts/bench_trainer.py --data PREFIX --record FILE.json [--cases off,auto] [--steps 6]
+
+Each case is a process group of its own; cases of one GPU run side by side. tokens/s, MFU (visible
+cells, dense bf16 rate) and memory are medians over the steps after the second; losses are kept, so
+that equal work is seen to be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench_kernel_record import describe
+
+ROOT = Path(__file__).parent.parent
+COLUMNS = ("lm_loss", "grad_norm", "step_seconds", "tokens_per_second", "mfu", "memory_gib")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Overrides of llama3_1b_1gpu, and parts that are forced instead of chosen."""
+
+    gpus: int
+    overrides: tuple[str, ...] = ()
+    parts: str = ""
+    """FusedParts fields as "name=value,...", for alternatives that a recipe cannot choose."""
+
+
+CP2 = ("parallel.cp=2", "parallel.distributed_optimizer=true", "parallel.overlap_grad_reduce=true")
+TP2 = ("parallel.tp=2", "parallel.sequence_parallel=true")
+CASES = {
+    "off": Case(1, ("model.fused=off",)),
+    "auto": Case(1),
+    "megatron_flags": Case(1, parts="native_loss,swiglu=megatron"),
+    "no_weight_grad": Case(
+        1, parts="cross_entropy=triton,swiglu=megatron,qkv_rope=triton,weight_grad=plain"
+    ),
+    "flex_plain": Case(1, ("attention=flex_plain", "model.fused=off")),
+    "flex_plain_auto": Case(1, ("attention=flex_plain",)),
+    "cp2_16k_auto": Case(2, (*CP2, "data.seq_length=16384", "train.global_batch_size=16")),
+    "cp2_16k_off": Case(
+        2, (*CP2, "data.seq_length=16384", "train.global_batch_size=16", "model.fused=off")
+    ),
+    "cp2_8k_auto": Case(2, CP2),
+    "tp2_auto": Case(2, TP2),
+    "tp2_off": Case(2, (*TP2, "model.fused=off")),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="prefix of a corpus of Llama-3 tokens")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--commit", help="where there is no git")
+    parser.add_argument("--child", nargs=2, metavar=("PARTS", "RECIPE"), help=argparse.SUPPRESS)
+    args, overrides = parser.parse_known_args()
+    if args.child:
+        return child(args.child[0], args.child[1], overrides)
+    names = args.cases.split(",")
+    random.shuffle(names)
+    results = run_all(sorted(names, key=lambda n: CASES[n].gpus), args)
+    for name, result in results.items():
+        print(name, {k: v for k, v in result.items() if not isinstance(v, list)}, flush=True)
+    if args.record:
+        facts = {
+            "machine": describe(" ".join(sys.argv), args.commit),
+            "steps": args.steps,
+            "results": results,
+        }
+        args.record.write_text(json.dumps(facts, indent=1) + "\n")
+    return 0 if all("tokens_per_second" in r for r in results.values()) else 1
+
+
+def run_all(names: list[str], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Cases one after another, those of one GPU side by side."""
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        while names:
+            width = args.gpus if CASES[names[0]].gpus == 1 else 1
+            group = [n for n in names[:width] if CASES[n].gpus == CASES[names[0]].gpus]
+            names = names[len(group) :]
+            started = [start(n, i, folder, args) for i, n in enumerate(group)]
+            for name, process in zip(group, started, strict=True):
+                output, _ = process.communicate()
+                results[name] = read(Path(folder) / name / "steps.csv", output)
+    return results
+
+
+def start(name: str, gpu: int, folder: str, args: argparse.Namespace) -> subprocess.Popen[str]:
+    """Start one case."""
+    case = CASES[name]
+    visible = str(gpu) if case.gpus == 1 else ",".join(str(g) for g in range(case.gpus))
+    overrides = (
+        *("train.global_batch_size=16", f"data.path={args.data}", f"log.dir={folder}"),
+        *(f"name={name}", f"train.iterations={args.steps}", "optimizer.warmup_iters=0"),
+        *("validation.interval=null", "log.progress=false", "log.interval=1", *case.overrides),
+    )
+    return subprocess.Popen(
+        [sys.executable, __file__, "--data", args.data, "--child", case.parts or "-",
+         "llama3_1b_1gpu", *overrides],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "8"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+def read(path: Path, output: str) -> dict[str, Any]:
+    """Medians and raw columns of a case; the end of its output where it has none."""
+    rows = list(csv.DictReader(path.open())) if path.is_file() else []
+    if len(rows) < 3:
+        return {"error": output[-3000:]}
+    raw = {c: [float(r[c] or "nan") for r in rows] for c in COLUMNS}
+    medians = {c: statistics.median(raw[c][2:]) for c in COLUMNS[2:]}
+    said = [line for line in output.splitlines() if line.startswith(("fused:", "magi |"))]
+    return {**medians, "said": said, "raw": raw}
+
+
+def child(parts: str, recipe: str, overrides: list[str]) -> int:
+    """One case: `megatron-magi train`, with other parts than it would choose if they are given."""
+    from functools import partial
+
+    from megatron_magi.training.processes import run_local
+    from megatron_magi.training.recipe import load_recipe
+
+    config = load_recipe(recipe, overrides)
+    processes = config.parallel.model_size * (config.parallel.dp or 1)
+    return run_local(partial(rank, parts, config), processes)
+
+
+def rank(parts: str, config: Any, place: Any) -> None:
+    """One process of a case."""
+    from megatron_magi.cli.train import run_rank
+
+    if parts != "-":
+        force(parts)
+    run_rank(config, place)
+
+
+def force(parts: str) -> None:
+    """Make the model take these parts."""
+    from megatron_magi.adapter.fused.parts import FusedParts
+    from megatron_magi.training import log, model
+
+    words = parts.split(",")
+    fields = dict(word.split("=") for word in words if "=" in word)
+
+    class Forced(FusedParts):
+        def config_fields(self) -> dict[str, Any]:
+            native = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native"}
+            return super().config_fields() | (native if "native_loss" in words else {})
+
+    for module in (model, log):
+        module.choose_parts = lambda setting: Forced(**fields)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
