@@ -88,6 +88,7 @@ def model_b() -> dict[str, list[Run]]:
             run("magi_cp2", *CP2, gpus=2),
         ],
         "b_gates_300": [run(f"300_{n}", *from_300, *o, gpus=g, error=e) for n, o, g, e in gates],
+        "b_noise_1": [run("1_sdpa", *first, "attention=sdpa")],
         "b_gates_1": [run(f"1_{n}", *first, *o, gpus=g, error=e) for n, o, g, e in gates],
         "b_causal": [
             run("sdpa_causal", "attention=sdpa", *causal),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -36,7 +36,7 @@ def build_config(parts: Iterable[DictConfig]) -> RunConfig:
     for part in parts:
         _check_keys(part)
         try:
-            merged = OmegaConf.merge(merged, part)
+            merged = OmegaConf.merge(merged, _with_words(part))
         except OmegaConfBaseException as error:
             raise RecipeError(_type_error(error)) from None
     try:
@@ -113,6 +113,24 @@ def _check_keys(part: DictConfig) -> None:
                 f"{key!r} must be a section with keys below it, got a bare value; "
                 f"set one of {', '.join(_children(key, schema))}"
             )
+
+
+def _with_words(part: DictConfig) -> DictConfig:
+    """The same part; where a field's choices are words, YAML's false is its word "off" again."""
+    for key in _word_fields(RunConfig):
+        if OmegaConf.select(part, key) is False:
+            OmegaConf.update(part, key, "off")
+    return part
+
+
+def _word_fields(cls: type, prefix: str = "") -> Iterator[str]:
+    """Fields that may be "off", which YAML 1.1 reads as a boolean."""
+    hints = get_type_hints(cls)
+    for name, kind in hints.items():
+        if is_dataclass(kind):
+            yield from _word_fields(cast(type, kind), f"{prefix}{name}.")
+        elif "off" in get_args(kind):
+            yield prefix + name
 
 
 def _suggest(key: str, schema: Mapping[str, bool]) -> str:

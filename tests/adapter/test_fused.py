@@ -1,4 +1,4 @@
-"""Fused parts against fp64, bounded by what Megatron's plain path misses. On the CPU interpreted."""
+"""Fused parts against fp64, bounded by the plain path's error. Interpreted on the CPU."""
 
 import math
 import os
@@ -17,6 +17,8 @@ from megatron_magi.adapter.fused.weight_grad import add_weight_gradient
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
+EXP = 2.0**-20
+"""Relative error of the hardware's exponential, argument rounding included; torch's is exacter."""
 DTYPES = pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 
 
@@ -58,9 +60,9 @@ def test_cross_entropy_and_its_gradient(dtype, width):
     fused = cross_entropy(leaf * 1.0, labels)
     (fused * weights).sum().backward()
     assert fused.dtype == torch.float32
-    scale = float(exact.abs().max())
-    assert worst(fused, exact.detach()) <= 1.5 * worst(plain, exact.detach()) + scale * 2**-22
-    step = ROUNDING[dtype] * float(wide.grad.abs().max())
+    scale = float(exact.detach().abs().max())
+    assert worst(fused, exact.detach()) <= 1.5 * worst(plain, exact.detach()) + scale * EXP
+    step = max(ROUNDING[dtype], EXP) * float(wide.grad.abs().max())
     assert worst(leaf.grad, wide.grad) <= 1.5 * worst(own.grad, wide.grad) + step
     assert not leaf.grad[2, 0].any(), "a row that does not count has no gradient"
 
@@ -127,7 +129,7 @@ def test_split_and_rotate(dtype, rows, batch, groups, per_group, head_dim):
     fused = results_of(split_and_rotate, mixed)
     for got, other, want in zip(fused, plain, exact, strict=True):
         assert got.shape == want.shape and got.dtype == dtype and got.is_contiguous()
-        # Angles in the hundreds of thousands have an fp32 rounding step of their own: 2^-6 of 2^-24.
+        # Sine and cosine of large fp32 angles differ in their last bits.
         step = max(ROUNDING[dtype], 2.0**-20) * float(want.abs().max())
         assert worst(got, want) <= 1.5 * worst(other, want) + step
 
