@@ -25,9 +25,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from megatron_magi.training.config import RecipeError
-
-MASKS_KEPT = 8
-"""Masks of microbatches in flight that are not built again for every layer."""
+from megatron_magi.training.memory import MASKS_KEPT
 
 
 class PlainAttention(MegatronModule):  # type: ignore[misc]

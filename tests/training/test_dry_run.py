@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -18,16 +19,21 @@ from megatron_magi.training.config import RecipeError, RunConfig
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.dry_run import assumed_sample, dry_run, report
 from megatron_magi.training.memory import (
+    MASKS_KEPT,
+    Fused,
     activation_bytes,
     chunks_in_flight,
+    head_bytes,
     layer_bytes,
     rank_memory,
     receive_bytes,
+    shared_bytes,
 )
 from megatron_magi.training.parameters import model_parameters, rank_parameters
 from megatron_magi.training.recipe import build_config, load_recipe
 
 ROOT = Path(__file__).parents[2]
+ON_CPU = Fused(norms=False, parts=False)
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "wide": {"model": {"ffn_hidden_size": 256, "num_query_groups": 4, "tie_embeddings": False}},
@@ -35,6 +41,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "full": {"train": {"recompute": "full"}},
     "attention": {"train": {"recompute": "attention"}},
     "dense": {"attention": "dense"},
+    "sdpa": {"attention": "sdpa"},
+    "sdpa_causal": {"attention": "sdpa", "data": {"mask": "causal"}},
     "tp2": {"parallel": {"tp": 2}},
     "tp2_sp": {"parallel": {"tp": 2, "sequence_parallel": True}},
     "cp2_sharded": {"parallel": {"cp": 2, "distributed_optimizer": True}},
@@ -165,9 +173,11 @@ def test_bytes_of_weights_gradients_and_optimizer(
 def test_kept_activations(results: dict[str, Any], recipes: dict[str, Any], name: str) -> None:
     config = config_of(recipes[name])
     tokens = config.data.seq_length // config.parallel.cp
-    estimate = activation_bytes(config, tokens, dp=1, stage=0, fused_norms=False)
+    estimate = activation_bytes(config, tokens, dp=1, stage=0, fused=ON_CPU)
     if name == "full":  # kept by autograd: without the layer that is computed again in backward
-        estimate -= layer_bytes(config, tokens, fused_norms=False)
+        estimate -= layer_bytes(config, tokens, fused=ON_CPU)
+    if name == "sdpa":  # the graph of one microbatch: its boolean mask is not in it, nor the others
+        estimate -= MASKS_KEPT * tokens * tokens
     for values in measured(results, name):
         assert estimate == pytest.approx(values["activations"], rel=0.05)
 
@@ -175,9 +185,72 @@ def test_kept_activations(results: dict[str, Any], recipes: dict[str, Any], name
 @pytest.mark.parametrize("name", PEAKS)
 def test_what_a_step_allocates(results: dict[str, Any], recipes: dict[str, Any], name: str) -> None:
     run = dry_run(config_of(recipes[f"peak_{name}"]))
-    memory = rank_memory(run.config, run.plan, run.dp, stage=0, fused_norms=False)
+    memory = rank_memory(run.config, run.plan, run.dp, stage=0, fused=ON_CPU)
     estimate = memory.total - memory.weights - memory.gradients - memory.optimizer
     assert estimate == pytest.approx(max(measured(results, f"peak_{name}")), rel=0.1)
+
+
+H200_GIB = {
+    "fused": ([], 32.60),
+    "fused_tp2": (["parallel.tp=2", "parallel.sequence_parallel=true"], 16.40),
+    "fused_cp2_16k": (
+        [
+            *("parallel.cp=2", "data.seq_length=16384"),
+            *("parallel.distributed_optimizer=true", "parallel.overlap_grad_reduce=true"),
+        ],
+        25.70,
+    ),
+}
+"""Overrides of llama3_1b_1gpu, and the peak of the allocator on an H200."""
+
+
+@pytest.mark.parametrize("name", H200_GIB)
+def test_the_fused_parts_keep_what_was_measured_on_a_gpu(name: str) -> None:
+    overrides, gib = H200_GIB[name]
+    config = load_recipe("llama3_1b_1gpu", ["data.path=nowhere", *overrides])
+    (memory,) = dry_run(config).memory
+    assert memory.total / 2**30 == pytest.approx(gib, rel=0.15)
+    step = memory.total - memory.weights - memory.gradients - memory.optimizer
+    constant = (memory.total - step) / 2**30
+    assert step / 2**30 == pytest.approx(gib - constant, rel=0.15), "beside weights and Adam"
+
+
+RECORDS = sorted((ROOT / "benchmarks" / "records").glob("memory_h200_2026-11-21*.json"))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)
+def test_without_the_fused_parts_the_estimate_is_still_that_of_the_record(path: Path) -> None:
+    for row in json.loads(path.read_text())["rows"]:
+        where = ["data.path=nowhere", f"data.seq_length={row['seq_length']}", "model.fused=off"]
+        base = ["parallel.cp=1", "train.global_batch_size=2", *row["overrides"]]
+        config = load_recipe("llama3_1b_4gpu_cp4", [*base, *where])
+        memory = dry_run(config, row["ranks"]).memory[0]
+        assert memory.total == pytest.approx(row["estimate"]["total"], rel=0.01)
+        assert memory.total == pytest.approx(row["measured"]["peak"], rel=0.15)
+
+
+def test_what_each_fused_part_keeps_less() -> None:
+    """Llama-3.2-1B, 8,192 tokens: numbers of the shapes alone."""
+    on = load_recipe("llama3_1b_1gpu", ["data.path=nowhere"])
+    off = load_recipe("llama3_1b_1gpu", ["data.path=nowhere", "model.fused=off"])
+    tokens, words = 8192, 128256
+    swiglu, rotated, angles = 2 * 8192, (32 + 8) * 64, 4 * 64
+    saved = layer_bytes(off, tokens) - layer_bytes(on, tokens)
+    assert saved == 2 * tokens * (swiglu + rotated + angles)
+    assert (shared_bytes(off, tokens), shared_bytes(on, tokens)) == (0, 4 * tokens * 64)
+    assert head_bytes(off, tokens) - head_bytes(on, tokens) == 2 * tokens * words
+    assert layer_bytes(on, tokens, Fused(parts=False)) == layer_bytes(off, tokens)
+    plain = load_recipe("llama3_1b_1gpu", ["data.path=nowhere", "attention=flex_plain"])
+    assert layer_bytes(plain, tokens) == layer_bytes(on, tokens)
+
+
+def test_sdpa_keeps_a_mask_only_where_there_are_documents() -> None:
+    kinds = ["document", "causal"]
+    recipes = [["data.path=nowhere", "attention=sdpa", f"data.mask={k}"] for k in kinds]
+    documents, causal = (load_recipe("llama3_1b_1gpu", r) for r in recipes)
+    tokens, layers = 8192, 16
+    more = activation_bytes(documents, tokens, 1, 0) - activation_bytes(causal, tokens, 1, 0)
+    assert more == tokens * tokens * (2 * layers + MASKS_KEPT)
 
 
 @pytest.mark.parametrize(

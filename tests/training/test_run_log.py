@@ -14,13 +14,18 @@ from typing import Any
 import pytest
 
 from megatron_magi.training.config import DataConfig, LogConfig, RunConfig
-from megatron_magi.training.log import RunLog, StepRecord, validation_line
+from megatron_magi.training.log import RunLog, StepRecord, magi_line, read_steps, validation_line
 from megatron_magi.training.processes import Place, run_local
 from megatron_magi.training.stop import StopRequest
 from megatron_magi.training.tensorboard import TAGS, TensorBoard
 
 
-def record(iteration: int, loss: float = 2.0, validation: float | None = None) -> StepRecord:
+def record(
+    iteration: int,
+    loss: float = 2.0,
+    validation: float | None = None,
+    mfu: float | None = None,
+) -> StepRecord:
     return StepRecord(
         iteration=iteration,
         lm_loss=loss,
@@ -31,6 +36,7 @@ def record(iteration: int, loss: float = 2.0, validation: float | None = None) -
         step_seconds=0.5,
         tokens_per_second=100.0,
         tflops_per_rank=1.0,
+        mfu=mfu,
         memory_gib=1.0,
         cp_imbalance=1.0,
         validation_loss=validation,
@@ -84,6 +90,19 @@ def test_the_validation_line_is_megatrons() -> None:
         " validation loss at iteration 20 | lm loss value: 2.500000E+00 |"
         " lm loss PPL: 1.218249E+01 |"
     )
+
+
+def test_mfu_stands_in_the_line_where_the_gpu_is_known() -> None:
+    known, unknown = magi_line(record(1, mfu=0.4567), 9.0), magi_line(record(1), 9.0)
+    assert "TFLOP/s per rank: 1 | MFU: 45.7 % | peak memory: 1.00 GiB |" in known
+    assert known.replace(" MFU: 45.7 % |", "") == unknown
+
+
+def test_an_unknown_mfu_is_an_empty_cell(tmp_path: Path) -> None:
+    with RunLog(config(tmp_path), True) as log:
+        log.step(record(1))
+        log.step(record(2, mfu=0.5))
+    assert [row["mfu"] for row in read_steps(tmp_path / "run" / "steps.csv")] == ["", "0.5"]
 
 
 def test_tensorboard_missing_is_one_warning(
