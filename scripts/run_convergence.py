@@ -122,7 +122,13 @@ def main() -> int:
         )
         return 0
     known = {r.name: [r] for runs in sets.values() for r in runs} | sets
+    unknown = [name for name in args.sets if name not in known]
+    if unknown:
+        parser.error(f"sets must be named by --list, got {', '.join(unknown)}")
     runs = [run for name in args.sets for run in known[name]]
+    wide = [f"{run.name} needs {run.gpus} GPUs" for run in runs if run.gpus > args.gpus]
+    if wide:
+        parser.error(f"a run must fit --gpus {args.gpus}, got {', '.join(wide)}")
     failed = run_all(runs, args)
     print(f"{len(runs) - len(failed)} of {len(runs)} runs ended well; failed: {failed}")
     return 1 if failed else 0

@@ -4,7 +4,8 @@
 
 tile: one 128 x 128 tile of visible cells is missing from every sample's mask. partial: the first
 context-parallel rank loses what the others send it for dk and dv. The third control, a moved
-document boundary, is the recipe key data.moved_boundary.
+document boundary, is the recipe key data.moved_boundary. A run that would not be broken is refused:
+a control that trains right shows nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from megatron_magi.cli.train import run_rank
 from megatron_magi.core.mask.mask import AttnMask
-from megatron_magi.training.config import RunConfig
+from megatron_magi.training.config import RecipeError, RunConfig
 from megatron_magi.training.processes import Place, run_local
 from megatron_magi.training.recipe import load_recipe
 
@@ -24,17 +25,27 @@ TILE = 128
 
 
 def without_tile(mask: AttnMask) -> AttnMask:
-    """The mask less the tile at the lower left of its largest slice, if that holds a whole one."""
+    """The mask less the tile at the lower left of its largest slice.
+
+    Raises:
+        RecipeError: all cells of that tile must be visible, and some are not.
+    """
     slices = mask.slices.tolist()
     sizes = [min(s[1] - s[0], s[3] - s[2]) for s in slices]
     at = int(np.argmax(sizes))
     q0, q1, k0, k1, low, high = slices[at]
-    if q1 - q0 < 2 * TILE or k1 - k0 < 2 * TILE:
-        return mask
-    cut = q1 - TILE
-    pieces = [[q0, cut, k0, k1, low, high], [cut, q1, k0 + TILE, k1, low, high]]
-    kept = slices[:at] + pieces + slices[at + 1 :]
-    return AttnMask(np.array(kept, dtype=np.int32), mask.total_seqlen_q, mask.total_seqlen_k)
+    cut_q, cut_k = max(q0, q1 - TILE), min(k1, k0 + TILE)
+    pieces = [[q0, cut_q, k0, k1, low, high], [cut_q, q1, cut_k, k1, low, high]]
+    kept = slices[:at] + [p for p in pieces if p[0] < p[1] and p[2] < p[3]] + slices[at + 1 :]
+    cut = AttnMask(np.array(kept, dtype=np.int32), mask.total_seqlen_q, mask.total_seqlen_k)
+    lost = mask.area() - cut.area()
+    if lost != TILE * TILE:
+        raise RecipeError(
+            f"the tile control needs a sample with a document of about {2 * TILE} tokens, all of "
+            f"it visible, got a largest slice of {sizes[at]} tokens that would lose {lost} cells; "
+            f"set a longer data.seq_length, or data.mask=causal"
+        )
+    return cut
 
 
 def drop_tile() -> None:
@@ -72,9 +83,27 @@ def broken_rank(error: str, config: RunConfig, place: Place) -> None:
     run_rank(config, place)
 
 
+def check_breaks(error: str, config: RunConfig) -> None:
+    """Raise RecipeError for a run that the error would not reach."""
+    if config.attention != "magi":
+        raise RecipeError(
+            f"a negative control breaks attention=magi, got {config.attention}; leave it out"
+        )
+    if error == "partial" and config.parallel.cp == 1:
+        raise RecipeError(
+            "the partial control needs parallel.cp of 2 or more, got 1: nothing arrives there; "
+            "set parallel.cp=2"
+        )
+
+
 def main(arguments: list[str]) -> int:
     error, recipe, *overrides = arguments
-    config = load_recipe(recipe, overrides)
+    try:
+        config = load_recipe(recipe, overrides)
+        check_breaks(error, config)
+    except RecipeError as wrong:
+        print(f"error: {wrong}", file=sys.stderr)
+        return 2
     processes = config.parallel.model_size * (config.parallel.dp or 1)
     return run_local(partial(broken_rank, error, config), processes)
 

@@ -40,6 +40,22 @@ def test_known_keys_are_dotted_and_complete() -> None:
     assert "model" not in keys
 
 
+@pytest.mark.parametrize("word", ["off", "Off", "false", "'off'"])
+def test_the_word_off_is_not_a_boolean(tmp_path: Path, word: str) -> None:
+    """YAML 1.1 reads off as false."""
+    model = f"model: {{fused: {word}}}\n"
+    assert load(tmp_path, MINIMAL + model).model.fused == "off"
+    assert load(tmp_path, MINIMAL, f"model.fused={word}").model.fused == "off"
+    assert load(tmp_path, MINIMAL + model, "model.fused=auto").model.fused == "auto"
+    again = load(tmp_path, to_yaml(load(tmp_path, MINIMAL + model)))
+    assert again.model.fused == "off"
+
+
+def test_a_boolean_stays_one(tmp_path: Path) -> None:
+    config = load(tmp_path, MINIMAL, "model.tie_embeddings=off", "log.csv=off")
+    assert config.model.tie_embeddings is False and config.log.csv is False
+
+
 @dataclass(frozen=True)
 class Bad:
     name: str
@@ -68,6 +84,15 @@ BAD = [
     Bad("sp", ("parallel.sequence_parallel=true",), ("needs parallel.tp of 2 or more",)),
     Bad("gather", ("parallel.overlap_param_gather=true",), ("distributed_optimizer",)),
     Bad("dense", ("attention=dense", "parallel.cp=2"), ("needs parallel.cp 1", "got cp 2")),
+    Bad("sdpa", ("attention=sdpa", "parallel.cp=2"), ("sdpa needs parallel.cp 1", "got cp 2")),
+    Bad("flex", ("attention=flex_plain", "parallel.cp=2"), ("flex_plain needs parallel.cp 1",)),
+    Bad("sdpa_window", ("attention=sdpa", "data.window=9"), ("sdpa needs data.mask", "window 9")),
+    Bad(
+        "flex_blocks",
+        ("attention=flex_plain", "data.mask=block_causal", "data.block_tokens=8"),
+        ("flex_plain needs data.mask document or causal", "got block_causal", "attention=dense"),
+    ),
+    Bad("fused", ("model.fused=on",), ("model.fused must have the type", "['auto', 'off']")),
     Bad("no_block", ("data.mask=block_causal",), ("tokens of a block", "set data.block_tokens")),
     Bad("block", ("data.block_tokens=8",), ("needs data.mask block_causal, got 8 with mask docu",)),
     Bad("blocks", ("data.block_window=2",), ("data.block_window needs data.mask block_causal",)),

@@ -49,6 +49,16 @@ def train(recipe: dict[str, Any], signal_at: int | None = None) -> Any:
     ]
 
 
+def sample_numbers(recipe: dict[str, Any], count: int) -> list[int]:
+    """Numbers of the first samples that this rank trains on."""
+    config = _config(recipe)
+    processes._initialize_megatron(config)
+    dataset = PackedDataset(config.data, config.train.seed)
+    model_config, cpu = model.transformer_config(config), torch.device("cpu")
+    (stream,) = microbatch_streams(dataset, config, model_config, cpu)
+    return [item.sample.index for item in itertools.islice(stream, count)]
+
+
 def _send_signal_in(iteration: int) -> None:
     step = loop.train_step
 
