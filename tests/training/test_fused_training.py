@@ -102,7 +102,7 @@ def gradients(folder: Path, name: str) -> dict[str, Any]:
 def test_fused_parts_train_like_plain_operations(
     results: dict[str, Any], folder: Path, name: str
 ) -> None:
-    parts, _, plain = RUNS[name]
+    _, _, plain = RUNS[name]
     got, want = steps(results, name), steps(results, plain)
     assert np.allclose(got, want, rtol=RELATIVE, atol=0), (got, want)
     ours, theirs = gradients(folder, name), gradients(folder, plain)
