@@ -19,11 +19,11 @@ from megatron_magi.training.checkpoint_folder import (
     finish_weights,
     list_checkpoints,
     open_partial,
-    open_partial_of,
     order_changes,
 )
 from megatron_magi.training.config import RecipeError, RunConfig
 from megatron_magi.training.recipe import build_config
+from megatron_magi.training.whole_files import partial_folder
 
 RELATIVE = 2e-5
 CUT_AT = 3
@@ -319,7 +319,7 @@ def test_changed_data_is_noted(config: Callable[..., RunConfig]) -> None:
 
 
 def write_weights(config: RunConfig, path: Path) -> Path:
-    partial = open_partial_of(path)
+    partial = partial_folder(path)
     (partial / "weights").write_text("w")
     return finish_weights(partial, config)
 

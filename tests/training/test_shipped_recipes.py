@@ -138,7 +138,7 @@ def test_an_installed_package_has_its_own_recipes(
     ids=["name", "path", "hopeless"],
 )
 def test_an_unknown_name_lists_what_there_is(wanted: str, says: str) -> None:
-    with pytest.raises(RecipeError, match=f"got {wanted}, which does not exist") as error:
+    with pytest.raises(RecipeError, match=f"got {wanted}, which is neither") as error:
         find_recipe(wanted)
     assert says in str(error.value)
 
