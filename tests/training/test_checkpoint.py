@@ -257,6 +257,16 @@ def test_a_half_written_checkpoint_is_never_taken(config: Callable[..., RunConfi
     assert not list(partial.iterdir())
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_a_broken_checkpoint_json_is_refused_by_name(
+    config: Callable[..., RunConfig], content: str
+) -> None:
+    path = write(config(), 5)
+    (path / "checkpoint.json").write_text(content)
+    with pytest.raises(RecipeError, match=f"checkpoint.json must be what .* in {path}; restore"):
+        checkpoint_to_load(config(checkpoint={"load": "auto"}))
+
+
 def test_a_save_over_an_old_one_replaces_it(config: Callable[..., RunConfig]) -> None:
     first = write(config(), 5)
     (first / "old").write_text("")
