@@ -75,9 +75,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text}")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--exclude", nargs="+", default=[], help="files and folders to leave out")
     parser.add_argument("--json-key", default="text", help="where .jsonl lines have their text")
     parser.add_argument("--split", help="regular expression of lines that begin a new document")
-    parser.add_argument("--max-bytes", type=int, help="stop once this much text was taken")
+    parser.add_argument("--max-bytes", type=_positive, help="stop once this much text was taken")
     parser.add_argument(
         "--workers", type=_positive, default=num_cpus(), help="processes; changes no byte"
     )

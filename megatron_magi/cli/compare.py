@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="figure STEM.png and STEM.svg (default magi_pictures/compare)",
     )
     figure.add_argument("--no-figure", action="store_true", help="numbers only")
-    add_output_options(parser)  # fmt: skip
+    add_output_options(parser)
 
 
 def _add_gates(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +101,13 @@ def run(options: argparse.Namespace) -> int:
         report = _plain(options) if options.noise is None else _with_noise(options)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    figure = [] if options.no_figure else _figure(report, options)
+    try:
+        figure = [] if options.no_figure else _figure(report, options)
+    except OSError as error:
+        raise UsageError(
+            f"the figure needs a place that can be written, got {error}; pass another --out or "
+            f"--no-figure"
+        ) from error
     if options.json:
         print(json.dumps({**report.facts(), "figure": figure}, indent=1))
     elif options.quiet:

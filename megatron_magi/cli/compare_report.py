@@ -151,10 +151,10 @@ def speed_lines(runs: list[RunCurves]) -> list[str]:
 
 
 def _tokens(run: RunCurves) -> str:
-    speed, number = run.median_tokens_per_second, run.num_processes
-    if not number:
+    speed, processes = run.median_tokens_per_second, run.num_processes
+    if not processes:
         return f"{speed:,.0f} tokens/s"
-    return f"{speed:,.0f} tokens/s, {speed / number:,.0f} per process on {_processes(number)}"
+    return f"{speed:,.0f} tokens/s, {speed / processes:,.0f} per process on {_processes(processes)}"
 
 
 def _where(run: RunCurves, reference: RunCurves) -> str:
@@ -166,8 +166,8 @@ def _where(run: RunCurves, reference: RunCurves) -> str:
     return f"; measured on {_processes(ours)} each"
 
 
-def _processes(number: int) -> str:
-    return "1 process" if number == 1 else f"{number} processes"
+def _processes(num_processes: int) -> str:
+    return "1 process" if num_processes == 1 else f"{num_processes} processes"
 
 
 def _ratio(run: RunCurves, reference: RunCurves) -> float | None:

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     if place is not None:
         run_rank(config, place)
         return 0
-    return run_local(partial(run_rank, config), _num_processes(config))
+    return run_local(partial(run_rank, config), config.parallel.num_processes)
 
 
 def run_rank(config: RunConfig, place: Place) -> None:
@@ -102,12 +102,15 @@ def _check_start(config: RunConfig, place: Place | None) -> None:
     """Raise RecipeError for what would stop the run at its start, before any process does work."""
     from megatron_magi.training.overwrite import check_overwrite
 
-    data_parallel_size(config, place.world_size if place else _num_processes(config))
+    num_processes = config.parallel.num_processes
+    data_parallel_size(config, place.world_size if place else num_processes)
     if place is None:
-        check_devices(_num_processes(config))
+        check_devices(num_processes)
     check_files(config.data)
     check_overwrite(config)
-
-
-def _num_processes(config: RunConfig) -> int:
-    return config.parallel.model_size * (config.parallel.dp or 1)
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(
+            f"a run needs a folder that it can write, got {error}; set log.dir"
+        ) from None

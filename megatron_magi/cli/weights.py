@@ -5,7 +5,7 @@ Needs megatron-core and safetensors (pip install 'megatron-magi[train,weights]')
 examples:
   megatron-magi weights import Llama-3.2-1B --print-recipe            the model section that fits
   megatron-magi weights import Llama-3.2-1B --recipe llama.yaml --out weights/llama
-  python scripts/pretrain.py llama.yaml checkpoint.load=weights/llama
+  megatron-magi train llama.yaml checkpoint.load=weights/llama
   megatron-magi weights export runs/llama/checkpoints --out llama-hf
 """
 
@@ -60,6 +60,11 @@ def run(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise UsageError(
             f"converting weights needs megatron-core and omegaconf, got {error}; pip install them"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"converting weights needs files that it can read and a place that it can write, got "
+            f"{error}; check the paths, permissions and free space"
         ) from error
 
 

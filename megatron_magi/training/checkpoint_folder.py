@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.whole_files import partial_folder
 
 FACTS = "checkpoint.json"
 SHAPE_FIELDS = (
@@ -58,7 +59,7 @@ class Checkpoint:
 
 def checkpoint_folder(config: RunConfig) -> Path:
     """Where a run keeps its checkpoints."""
-    return Path(config.checkpoint.dir or Path(config.log.dir) / config.name / "checkpoints")
+    return Path(config.checkpoint.dir or config.folder / "checkpoints")
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -137,10 +138,7 @@ def order_changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
 
 def open_partial(folder: Path, iteration: int) -> Path:
     """An empty folder to write the checkpoint of `iteration` into (one process calls it)."""
-    partial = folder / f"iter_{iteration:07d}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
+    return partial_folder(folder / f"iter_{iteration:07d}")
 
 
 def finish(
@@ -162,14 +160,6 @@ def finish(
     return final
 
 
-def open_partial_of(path: Path) -> Path:
-    """An empty folder beside `path` to write into, and to rename to `path` when it is whole."""
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
-
-
 def finish_weights(partial: Path, config: RunConfig) -> Path:
     """Make written weights a whole checkpoint that says it has nothing but weights."""
     counts = {"iteration": 0, "consumed_samples": 0, "world_size": 1}
@@ -187,8 +177,14 @@ def _read(path: Path) -> Checkpoint | None:
     if path.suffix == ".partial" or not facts.is_file():
         return None
     known = {f.name for f in fields(Checkpoint)}
-    read = json.loads(facts.read_text())
-    return Checkpoint(**{**{k: v for k, v in read.items() if k in known}, "path": path})
+    try:
+        read = json.loads(facts.read_text())
+        return Checkpoint(**{**{k: v for k, v in read.items() if k in known}, "path": path})
+    except (ValueError, AttributeError, TypeError) as error:  # no JSON, no object, no field
+        raise RecipeError(
+            f"{FACTS} must be what was written with its checkpoint, got {error} in {path}; "
+            f"restore it, or remove that checkpoint"
+        ) from None
 
 
 def _unfinished(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi.training.config import RecipeError
+from megatron_magi.training.steps_file import STEPS, read_steps
 
 Curve = npt.NDArray[np.float64]
 
@@ -89,28 +89,38 @@ def read_run(folder: Path) -> RunCurves:
     """The curves of a finished run.
 
     Raises:
-        RecipeError: when the folder has no steps.csv with an iteration in it.
+        RecipeError: when the folder has no steps.csv with an iteration in it, or a broken one.
     """
-    path = folder / "steps.csv"
+    path = folder / STEPS
     if not path.is_file():
         raise RecipeError(
             f"a run to compare must have a steps.csv, got none in {folder}; train it first"
         )
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_steps(path)
     if not rows:
         raise RecipeError(
             f"a run to compare must have an iteration, got none in {path}; see the run's log"
         )
-    iterations = [int(r["iteration"]) for r in rows]
+    try:
+        run = _curves(folder.name, rows)
+        iterations = [int(r["iteration"]) for r in rows]
+    except (KeyError, TypeError, ValueError) as error:  # no column, a cut line, no number
+        raise RecipeError(
+            f"a steps.csv must have the columns and numbers that training writes, got {error!r} "
+            f"in {path}; train it again"
+        ) from None
     if iterations != list(range(iterations[0], iterations[0] + len(rows))):
         raise RecipeError(
             f"a run to compare must have its iterations one after the other, got gaps in {path}; "
             f"train it again"
         )
+    return run
+
+
+def _curves(name: str, rows: list[dict[str, str]]) -> RunCurves:
     validated = [r for r in rows if r.get("validation_loss")]
     return RunCurves(
-        name=folder.name,
+        name=name,
         loss=_column(rows, "lm_loss"),
         grad_norm=_column(rows, "grad_norm"),
         step_seconds=_column(rows, "step_seconds"),
@@ -118,7 +128,7 @@ def read_run(folder: Path) -> RunCurves:
         validation={int(r["iteration"]): float(r["validation_loss"]) for r in validated},
         loss_tokens=max(1.0, float(np.median([float(r.get("loss_tokens") or 1) for r in rows]))),
         num_processes=int(rows[-1].get("num_processes") or 0) or None,
-        first_iteration=iterations[0],
+        first_iteration=int(rows[0]["iteration"]),
     )
 
 

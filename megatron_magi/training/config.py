@@ -6,6 +6,7 @@ Values are checked here once, before any process starts; `recipe.py` reads files
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from megatron_magi.config import MagiConfig
@@ -83,6 +84,11 @@ class ParallelConfig:
     def model_size(self) -> int:
         """Processes of one data-parallel replica."""
         return self.tp * self.pp * self.cp
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of a run that no launcher started: one replica where dp is not given."""
+        return self.model_size * (self.dp or 1)
 
 
 @dataclass(frozen=True)
@@ -214,6 +220,11 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     magi: MagiConfig = field(default_factory=MagiConfig)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run leaves what it leaves behind."""
+        return Path(self.log.dir) / self.name
 
     def __post_init__(self) -> None:
         for check in (

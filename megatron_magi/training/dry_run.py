@@ -63,7 +63,7 @@ def dry_run(config: RunConfig, world_size: int | None = None) -> DryRun:
         RecipeError: what would stop the run at its start, missing data aside.
     """
     p = config.parallel
-    dp = data_parallel_size(config, world_size or p.model_size * (p.dp or 1))
+    dp = data_parallel_size(config, world_size or p.num_processes)
     samples, data, per_epoch = _first_batch(config)
     masks = [sample_mask(s, config.data) for s in samples]
     area = sum(mask.area() for mask in masks)

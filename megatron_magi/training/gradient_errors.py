@@ -21,6 +21,7 @@ from megatron_magi.training.gradient_folder import (
     read_gradient,
     read_shapes,
 )
+from megatron_magi.training.whole_files import written_whole
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,33 @@ def gradient_errors(run: Path, reference: Path) -> list[GradientError]:
 
 
 def read_errors(run: Path) -> list[GradientError]:
-    """What a run's CSV holds; nothing where there is none."""
+    """What a run's CSV holds; nothing where there is none.
+
+    Raises:
+        RecipeError: it is not what a comparison wrote.
+    """
     path = run / ERRORS
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        return [
-            GradientError(
-                iteration=int(row["iteration"]),
-                parameter=row["parameter"],
-                norm=float(row["norm"]),
-                reference_norm=float(row["reference_norm"]),
-                relative_error=float(row["relative_error"]),
-                reference=row["reference"],
-            )
-            for row in csv.DictReader(file)
-        ]
+    try:
+        with path.open(newline="") as file:
+            return [_error_of(row) for row in csv.DictReader(file)]
+    except (KeyError, TypeError, ValueError) as error:  # no column, a cut line, no number
+        raise RecipeError(
+            f"{ERRORS} must have the columns and numbers that a comparison writes, got {error!r} "
+            f"in {path}; remove it, and compare where the gradients are"
+        ) from None
+
+
+def _error_of(row: dict[str, str]) -> GradientError:
+    return GradientError(
+        iteration=int(row["iteration"]),
+        parameter=row["parameter"],
+        norm=float(row["norm"]),
+        reference_norm=float(row["reference_norm"]),
+        relative_error=float(row["relative_error"]),
+        reference=row["reference"],
+    )
 
 
 def _measure(run: Path, reference: Path, iteration: int) -> list[GradientError]:
@@ -105,9 +117,7 @@ def _error(run: Path, reference: Path, iteration: int, name: str) -> GradientErr
 
 
 def _write(run: Path, errors: list[GradientError]) -> None:
-    partial = run / f"{ERRORS}.partial"
-    with partial.open("w", newline="") as file:
+    with written_whole([run / ERRORS]) as (partial,), partial.open("w", newline="") as file:
         rows = csv.DictWriter(file, [f.name for f in fields(GradientError)])
         rows.writeheader()
         rows.writerows(asdict(e) for e in errors)
-    partial.rename(run / ERRORS)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi.training.config import RecipeError
+from megatron_magi.training.whole_files import partial_folder
 
 FOLDER, INDEX, NORMS, ERRORS = "gradients", "index.json", "norms.csv", "gradient_errors.csv"
 BLOCK = 1 << 22
@@ -48,10 +49,7 @@ def forget_gradients(run: Path, after_iteration: int) -> None:
 
 def open_partial(run: Path, iteration: int) -> Path:
     """An empty folder to write the gradients of `iteration` into (one process calls it)."""
-    partial = gradient_path(run, iteration).with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
+    return partial_folder(gradient_path(run, iteration))
 
 
 def write_gradient(partial: Path, name: str, gradient: Gradient) -> float:

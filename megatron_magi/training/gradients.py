@@ -44,10 +44,9 @@ class GradientDump:
     @staticmethod
     def start(config: RunConfig, after_iteration: int) -> GradientDump:
         """The dump of a run that goes on after an iteration; later ones of other starts go."""
-        run = Path(config.log.dir) / config.name
         if dist.get_rank() == 0:
-            forget_gradients(run, after_iteration)
-        return GradientDump(run, tuple(config.train.dump_gradients))
+            forget_gradients(config.folder, after_iteration)
+        return GradientDump(config.folder, tuple(config.train.dump_gradients))
 
     def write_if_due(self, chunks: list[Any], iteration: int) -> None:
         """Write `iteration`'s gradients if it is asked for; every rank calls it.

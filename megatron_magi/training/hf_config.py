@@ -29,6 +29,8 @@ SIZES = {
     "vocab_size": "vocab_size",
 }
 """Field of `ModelConfig` to key of config.json; these keys have to be there."""
+LEFT_OUT = ("partial_rotary_factor", "quantization_config")
+"""Of these, what a config.json of a Llama does not say."""
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -36,7 +38,7 @@ LLAMA3_ROPE = {
 }
 """What Megatron's rope_scaling fixes beside its factor."""
 ROPE_TYPES = ("default", "llama3")
-UNPADDED = 128
+LARGEST_MULTIPLE = 128
 """Largest model.vocab_multiple that is proposed; a smaller one where it would pad."""
 
 
@@ -55,6 +57,8 @@ def read_hf_model(folder: Path) -> ModelConfig:
         hf = json.loads(path.read_text())
     except ValueError as error:
         raise RecipeError(f"{path} must be JSON, got {error}; download it again") from None
+    if not isinstance(hf, dict):
+        raise RecipeError(f"{path} must be a JSON object, got {hf!r:.60}; download it again")
     return model_from_hf(hf)
 
 
@@ -72,7 +76,7 @@ def model_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         **sizes,
         num_query_groups=int(hf.get("num_key_value_heads") or hf["num_attention_heads"]),
         head_dim=_head_dim(hf),
-        vocab_multiple=math.gcd(int(hf["vocab_size"]), UNPADDED),
+        vocab_multiple=math.gcd(int(hf["vocab_size"]), LARGEST_MULTIPLE),
         rotary_base=int(rope["rope_theta"]),
         rope_scaling=scaled,
         rope_scaling_factor=float(rope["factor"]) if scaled else ModelConfig.rope_scaling_factor,
@@ -87,8 +91,7 @@ def hf_from_model(model: ModelConfig) -> dict[str, Any]:
     With scaled positions max_position_embeddings is the length that the scaling is for.
     """
     hf: dict[str, Any] = {"architectures": ["LlamaForCausalLM"]}
-    hf |= {k: v for k, v in ONE_VALUE.items() if k in ("model_type", "hidden_act")}
-    hf |= {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
+    hf |= {key: value for key, value in ONE_VALUE.items() if key not in LEFT_OUT}
     hf |= {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
     hf |= {
         "num_key_value_heads": model.num_query_groups,
@@ -154,7 +157,10 @@ def _other_values(hf: Mapping[str, Any]) -> list[str]:
         for key, value in ONE_VALUE.items()
         if hf.get(key) is not None and hf[key] != value
     ]
-    return other + [f"no {key}" for key in ("model_type", *SIZES.values()) if hf.get(key) is None]
+    other += [f"no {key}" for key in ("model_type", *SIZES.values()) if hf.get(key) is None]
+    numbers = (*SIZES.values(), "num_key_value_heads", "head_dim")
+    odd = [key for key in numbers if not isinstance(hf.get(key), int | None)]
+    return other + [f"{key} {hf[key]!r} (required: a whole number)" for key in odd]
 
 
 def _other_rope(rope: Mapping[str, Any]) -> list[str]:

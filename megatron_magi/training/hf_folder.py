@@ -114,11 +114,11 @@ def _files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             where = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError) as error:
+            files = [folder / name for name in sorted(set(where.values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecipeError(
                 f"{index} must be JSON with a weight_map, got {error!r}; download it again"
             ) from None
-        files = [folder / name for name in sorted(set(where.values()))]
     else:
         files = [folder / SINGLE]
     absent = [file.name for file in files if not file.is_file()]

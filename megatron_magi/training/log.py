@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 from megatron_magi.adapter.fused.parts import choose_parts
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.recipe import to_yaml
+from megatron_magi.training.steps_file import STEPS, read_steps
 from megatron_magi.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -103,14 +104,6 @@ def validation_line(record: StepRecord) -> str:
     )
 
 
-def read_steps(path: Path) -> list[dict[str, str]]:
-    """Lines of a steps.csv, none where there is no such file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 class RunLog:
     """Log of a run on the one rank that writes; silent on the others.
 
@@ -120,7 +113,7 @@ class RunLog:
 
     def __init__(self, config: RunConfig, is_writer: bool, after_iteration: int = 0) -> None:
         self.config = config
-        self.folder = Path(config.log.dir) / config.name
+        self.folder = config.folder
         self.is_writer = is_writer
         self.recent: deque[float] = deque(maxlen=20)
         self.has_bar = is_writer and config.log.progress and sys.stderr.isatty()
@@ -133,7 +126,7 @@ class RunLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "recipe.yaml").write_text(to_yaml(self.config))
             if self.config.log.csv:
-                self._open_csv(self.folder / "steps.csv")
+                self._open_csv(self.folder / STEPS)
             if self.config.log.tensorboard:
                 self.board = TensorBoard(self.folder / "tensorboard", self.after_iteration)
         return self

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from megatron_magi.training.checkpoint_folder import checkpoint_to_load
 from megatron_magi.training.config import RecipeError, RunConfig
-from megatron_magi.training.log import read_steps
 from megatron_magi.training.recipe import to_yaml
+from megatron_magi.training.steps_file import STEPS, read_steps
 
 
 def check_overwrite(config: RunConfig) -> None:
@@ -22,10 +20,9 @@ def check_overwrite(config: RunConfig) -> None:
     resumed = checkpoint_to_load(config) is not None
     if resumed or config.log.overwrite or not config.log.csv:
         return
-    folder = Path(config.log.dir) / config.name
-    path = folder / "steps.csv"
+    path = config.folder / STEPS
     done = len(read_steps(path))
-    if not done or (config.checkpoint.load == "auto" and _is_of_this_run(folder, config)):
+    if not done or (config.checkpoint.load == "auto" and _is_of_this_run(config)):
         return
     raise RecipeError(
         f"a run from the start needs a name of its own, got {config.name!r} with {done:,} "
@@ -34,6 +31,6 @@ def check_overwrite(config: RunConfig) -> None:
     )
 
 
-def _is_of_this_run(folder: Path, config: RunConfig) -> bool:
-    recipe = folder / "recipe.yaml"
+def _is_of_this_run(config: RunConfig) -> bool:
+    recipe = config.folder / "recipe.yaml"
     return recipe.is_file() and recipe.read_text() == to_yaml(config)

@@ -76,9 +76,6 @@ def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
 def one_process() -> Iterator[None]:
     """Groups of this process alone, over gloo also where there are GPUs: to convert checkpoints."""
     quiet_megatron()
-    # Of Megatron's calls of it: deprecated classes in 0.16, reading in one process in 0.19.
-    warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
-    warnings.filterwarnings("ignore", message="Please use DTensor instead")
     import torch
     from megatron.core import parallel_state
 
@@ -134,7 +131,7 @@ def run_local(work: Callable[[Place], None], num_processes: int) -> int:
 
 
 def quiet_megatron() -> None:
-    """Silence what Megatron says about packages that nobody needs here."""
+    """Silence Megatron about packages that nobody needs here, and torch about old names in it."""
     for message in (
         "(Transformer Engine and )?Apex (is|are) not installed",
         "full scope is deprecated",
@@ -142,6 +139,10 @@ def quiet_megatron() -> None:
         "MimoModelConfig is experimental",
     ):
         warnings.filterwarnings("ignore", message=message)
+    # Of its use of torch's checkpoints: old names in 0.16, reading in one process in 0.19.
+    warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
+    warnings.filterwarnings("ignore", message="Please use DTensor instead")
+    warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated")
     logging.getLogger("megatron").setLevel(logging.ERROR)
 
 

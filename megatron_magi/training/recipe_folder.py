@@ -26,8 +26,8 @@ def find_recipe(wanted: str | Path) -> Path:
     near += get_close_matches(path.stem, packaged, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     raise RecipeError(
-        f"the recipe must be a YAML file, got {wanted}, which does not exist; or the name of a "
-        f"packaged one: {hint}known: {', '.join(packaged)}"
+        f"the recipe must be a YAML file or the name of a packaged one, got {wanted}, which is "
+        f"neither; {hint}known: {', '.join(packaged)}"
     )
 
 

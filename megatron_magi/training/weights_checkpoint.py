@@ -20,7 +20,6 @@ from megatron_magi.training.checkpoint_folder import (
     Checkpoint,
     find_checkpoint,
     finish_weights,
-    open_partial_of,
 )
 from megatron_magi.training.config import (
     DataConfig,
@@ -45,6 +44,7 @@ from megatron_magi.training.hf_folder import (
 from megatron_magi.training.hf_weights import check_tensors, clear_padding, hf_shape, hf_views
 from megatron_magi.training.model import undrawn_model
 from megatron_magi.training.processes import one_process
+from megatron_magi.training.whole_files import partial_folder
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def import_weights(folder: Path, config: RunConfig, out: Path) -> Converted:
         weights = _Weights(config.model, dtype)
         check_tensors({n: t.shape for n, t in tensors.items()}, weights.hf_shapes())
         weights.fill(tensors)
-        partial = open_partial_of(out)
+        partial = partial_folder(out)
         weights.save(partial)
     finish_weights(partial, replace(config, parallel=ParallelConfig()))
     return _summary(out, weights.views, dtype)
@@ -101,7 +101,7 @@ def export_weights(path: Path, out: Path, max_file_bytes: int) -> Converted:
     with one_process():
         weights = _Weights(model, _saved_dtype(checkpoint.path))
         weights.load(checkpoint.path)
-        partial = open_partial_of(out)
+        partial = partial_folder(out)
         write_tensors(partial, weights.views, max_file_bytes)
     (partial / CONFIG).write_text(json.dumps(_hf_config(checkpoint, weights), indent=2) + "\n")
     partial.rename(out)

@@ -1,8 +1,9 @@
-"""Files that appear together and whole, or not at all."""
+"""Files that appear together and whole, or not at all; folders to fill and rename when whole."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,3 +40,11 @@ def written_whole(targets: Sequence[Path]) -> Iterator[list[Path]]:
     finally:
         for written in partial:
             written.unlink(missing_ok=True)
+
+
+def partial_folder(path: Path) -> Path:
+    """An empty folder beside `path` to write into, and to rename to `path` when it is whole."""
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial

@@ -51,7 +51,7 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
         (["plan", "--cu-seqlens", "0,9,4", "--cp", "2"], "must start at 0 and never decrease"),
         (["plan", "--lengths", "8", "--global-tokens", "2", "--cp", "2"], "needs --window"),
         (["plan", "--data", "nowhere", "--cp", "2"], "--data needs --seq-length"),
-        (["plan", "--recipe", "nowhere.yaml"], "the recipe must be a YAML file, got nowhere.yaml"),
+        (["plan", "--recipe", "nowhere.yaml"], "or the name of a packaged one, got nowhere.yaml"),
         (["compare", "one"], "two runs or more are needed, the reference first, got only one"),
         (["compare", "one", "two"], "must have a steps.csv, got none in one"),
     ],

@@ -109,6 +109,37 @@ def test_runs_that_begin_elsewhere_are_not_compared(capsys: Capture, tmp_path: P
     assert code == 2 and "one after the other, got gaps" in err
 
 
+@pytest.mark.parametrize(
+    ("whole", "broken", "text"),
+    [
+        ("lm_loss", "loss", "KeyError('lm_loss')"),
+        ("3,2.0497", "three,2.0497", "'three'"),
+        (",1000.0,0,0,0,0,0,\r\n4,", "\r\n4,", "NoneType"),
+    ],
+    ids=["column", "number", "cut_line"],
+)
+def test_a_broken_steps_csv_is_refused_by_name(
+    capsys: Capture, tmp_path: Path, whole: str, broken: str, text: str
+) -> None:
+    first, second = (write_run(tmp_path / name, 0) for name in "ab")
+    path = Path(second) / "steps.csv"
+    content = path.read_bytes().decode()
+    assert whole in content
+    path.write_bytes(content.replace(whole, broken).encode())
+    code, _, err = run(capsys, "compare", first, second, "--no-figure")
+    assert code == 2 and err.count("\n") == 1
+    assert "a steps.csv must have the columns and numbers" in err
+    assert text in err and str(path) in err
+
+
+def test_a_figure_that_cannot_be_written_is_one_sentence(capsys: Capture, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws the figure")
+    first, second = (write_run(tmp_path / name, 0) for name in "ab")
+    (tmp_path / "file").touch()
+    code, _, err = run(capsys, "compare", first, second, "--out", str(tmp_path / "file" / "x"))
+    assert code == 2 and err.count("\n") == 1 and "pass another --out or --no-figure" in err
+
+
 def test_speed_says_what_it_is_and_changes_no_verdict(capsys: Capture, tmp_path: Path) -> None:
     reference = write_run(tmp_path / "dense", 0, speed=1000, num_processes=2)
     slow = write_run(tmp_path / "slow", 0, speed=10, num_processes=2)
@@ -418,6 +449,10 @@ def test_errors_against_another_reference_are_refused(
     other = write("other", gradients=0.0)
     code, _, err = run(capsys, "compare", str(other), str(right), "--noise", family[1])
     assert code == 2 and "must hold errors against other, got plain" in err
+    path = right / "gradient_errors.csv"
+    path.write_text(path.read_text().replace("relative_error", "error"))
+    code, _, err = run(capsys, "compare", family[0], str(right), "--noise", family[1])
+    assert code == 2 and f"got KeyError('relative_error') in {path}; remove it" in err
 
 
 def test_other_parameters_are_refused(

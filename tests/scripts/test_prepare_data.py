@@ -68,6 +68,15 @@ def test_it_packs_keeps_what_was_there_when_it_fails_and_says_why(tmp_path: Path
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("value", ["0", "-5", "many"])
+def test_numbers_are_checked(tmp_path: Path, value: str) -> None:
+    (tmp_path / "t.txt").write_text("text")
+    run = prepare(tmp_path, "t.txt", f"--max-bytes={value}")
+    assert run.returncode == 2
+    assert f"--max-bytes: must be a whole number of 1 or more, got {value}" in run.stderr
+    assert set(contents(tmp_path)) == {"t.txt"}
+
+
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_a_signal_leaves_the_old_corpus_and_no_litter(
     tmp_path: Path, number: signal.Signals, workers: int

@@ -19,11 +19,11 @@ from megatron_magi.training.checkpoint_folder import (
     finish_weights,
     list_checkpoints,
     open_partial,
-    open_partial_of,
     order_changes,
 )
 from megatron_magi.training.config import RecipeError, RunConfig
 from megatron_magi.training.recipe import build_config
+from megatron_magi.training.whole_files import partial_folder
 
 RELATIVE = 2e-5
 CUT_AT = 3
@@ -257,6 +257,16 @@ def test_a_half_written_checkpoint_is_never_taken(config: Callable[..., RunConfi
     assert not list(partial.iterdir())
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_a_broken_checkpoint_json_is_refused_by_name(
+    config: Callable[..., RunConfig], content: str
+) -> None:
+    path = write(config(), 5)
+    (path / "checkpoint.json").write_text(content)
+    with pytest.raises(RecipeError, match=f"checkpoint.json must be what .* in {path}; restore"):
+        checkpoint_to_load(config(checkpoint={"load": "auto"}))
+
+
 def test_a_save_over_an_old_one_replaces_it(config: Callable[..., RunConfig]) -> None:
     first = write(config(), 5)
     (first / "old").write_text("")
@@ -319,7 +329,7 @@ def test_changed_data_is_noted(config: Callable[..., RunConfig]) -> None:
 
 
 def write_weights(config: RunConfig, path: Path) -> Path:
-    partial = open_partial_of(path)
+    partial = partial_folder(path)
     (partial / "weights").write_text("w")
     return finish_weights(partial, config)
 

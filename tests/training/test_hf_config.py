@@ -139,6 +139,8 @@ def test_a_model_comes_back_from_its_config_json(
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"quantization_config": {"bits": 4}}, "quantization_config {'bits': 4}"),
         ({"hidden_size": None}, "got no hidden_size;"),
+        ({"num_hidden_layers": "two"}, r"num_hidden_layers 'two' \(required: a whole number\)"),
+        ({"num_key_value_heads": [2]}, r"num_key_value_heads \[2\] \(required: a whole number\)"),
         ({"rope_theta": 10000.5}, "rope_theta 10000.5"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
@@ -201,6 +203,9 @@ def test_a_folder_needs_a_readable_config(tmp_path: Path) -> None:
         read_hf_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RecipeError, match=r"config\.json must be JSON, got"):
+        read_hf_model(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(RecipeError, match=r"config\.json must be a JSON object, got \[1\];"):
         read_hf_model(tmp_path)
 
 

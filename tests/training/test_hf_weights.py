@@ -225,7 +225,9 @@ def test_absent_files_are_named(safetensors: None, tmp_path: Path) -> None:
         list_tensors(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "{}"])
+@pytest.mark.parametrize(
+    "text", ["{", "{}", "[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}']
+)
 def test_a_broken_index_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(RecipeError, match=r"index\.json must be JSON with a weight_map, got"):

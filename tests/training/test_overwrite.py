@@ -89,6 +89,18 @@ def test_a_dry_run_says_it_below_its_report(
     assert err.startswith("error: a run from the start needs a name of its own")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("megatron_magi.cli.train.check_files", lambda data: None)
+    (tmp_path / "file").touch()
+    assert main(["train", "tiny_llama_cpu", "data.path=x", f"log.dir={tmp_path}/file"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: a run needs a folder that it can write, got")
+    assert err.endswith("; set log.dir\n")
+
+
 @pytest.mark.slow
 def test_every_rank_of_a_started_world_says_so(
     tmp_path: Path,

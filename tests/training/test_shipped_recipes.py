@@ -133,12 +133,12 @@ def test_an_installed_package_has_its_own_recipes(
     [
         ("llama3_1b_2gpu", "did you mean llama3_1b_2gpu_cp2? known: llama3_180m_1gpu, "),
         ("recipes/llama3_1b_4gpu.yaml", "did you mean llama3_1b_4gpu_cp4?"),
-        ("zzz", "a packaged one: known: llama3_180m_1gpu, "),
+        ("zzz", "which is neither; known: llama3_180m_1gpu, "),
     ],
     ids=["name", "path", "hopeless"],
 )
 def test_an_unknown_name_lists_what_there_is(wanted: str, says: str) -> None:
-    with pytest.raises(RecipeError, match=f"got {wanted}, which does not exist") as error:
+    with pytest.raises(RecipeError, match=f"got {wanted}, which is neither") as error:
         find_recipe(wanted)
     assert says in str(error.value)
 
