@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="folders; reference first"
     )
-    parser.add_argument("--noise", type=Path, metavar="NOISE", help="the noise run's folder")
+    parser.add_argument(
+        "--noise", action="append", type=Path, metavar="NOISE",
+        help="a noise run's folder; may be given several times",
+    )  # fmt: skip
     parser.add_argument(
         "--expect-fail", action="append", default=[], type=Path, metavar="CONTROL",
         help="a run that must fail; may be given several times",

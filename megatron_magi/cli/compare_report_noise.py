@@ -12,6 +12,7 @@ from megatron_magi.cli.compare_report import (
     run_verdict,
     speed_lines,
 )
+from megatron_magi.training.compare import RunCurves
 from megatron_magi.training.noise_floor import NoiseFloor
 from megatron_magi.training.noise_gates import GateResult, Judged
 
@@ -20,7 +21,7 @@ WORDS = {True: "pass", False: "FAIL", None: "skip"}
 
 @dataclass(frozen=True)
 class NoiseReport:
-    """Runs that should pass, and controls that should not, beside reference and noise run."""
+    """Runs that should pass, and controls that should not, beside reference and noise runs."""
 
     floor: NoiseFloor
     runs: list[Judged]
@@ -34,12 +35,11 @@ class NoiseReport:
     def table(self) -> list[str]:
         """Every gate of every run, then the verdicts and the speeds."""
         f = self.floor
-        reference, noise = f.reference.curves, f.noise.curves
+        reference = f.reference.curves
         lines = [
             f"reference {reference.name}: {len(reference.loss)} steps, loss "
             f"{reference.loss[0]:.4f} -> {reference.loss[-1]:.4f}, {f.dtype}",
-            f"noise     {noise.name}: {len(noise.loss)} steps, loss {noise.loss[0]:.4f} -> "
-            f"{noise.loss[-1]:.4f}",
+            *(_noise_line(noise.curves) for noise in f.noises),
             f"noise counts as at least one rounding step: {f.gradient_floor:.1e} of a gradient, "
             f"{f.loss_floor:.1e} of a loss",
         ]
@@ -51,7 +51,7 @@ class NoiseReport:
     def _speed(self) -> list[str]:
         f = self.floor
         others = [j.run for j in [*self.runs, *self.controls]]
-        return speed_lines([f.reference.curves, f.noise.curves, *others])
+        return speed_lines([f.reference.curves, *(n.curves for n in f.noises), *others])
 
     def _verdict(self, judged: Judged) -> str:
         skipped = [r.name for r in judged.results if r.passed is None]
@@ -72,7 +72,7 @@ class NoiseReport:
         return {
             "passed": self.passed,
             "reference": run_facts(reference, reference),
-            "noise": run_facts(f.noise.curves, reference),
+            "noise": [run_facts(noise.curves, reference) for noise in f.noises],
             "thresholds": asdict(f.gates),
             "dtype": f.dtype,
             "gradient_floor": f.gradient_floor,
@@ -93,6 +93,11 @@ class NoiseReport:
         from megatron_magi.viz.noise_figure import noise_figure
 
         return noise_figure(self.runs, self.controls)
+
+
+def _noise_line(noise: RunCurves) -> str:
+    steps = f"{len(noise.loss)} step" + ("s" if len(noise.loss) > 1 else "")
+    return f"noise     {noise.name}: {steps}, loss {noise.loss[0]:.4f} -> {noise.loss[-1]:.4f}"
 
 
 def _gate_line(result: GateResult) -> str:

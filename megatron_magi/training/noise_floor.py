@@ -1,13 +1,16 @@
-"""The reference, its noise run, and the thresholds that runs are held to with them."""
+"""The reference, its noise runs, and the thresholds that runs are held to with them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_magi.training import noise_scale
+from megatron_magi.training.compare import RunCurves
 from megatron_magi.training.config import RecipeError
 from megatron_magi.training.evidence import Evidence, read_evidence
+from megatron_magi.training.gradient_errors import GradientError
 
 TRUSTED_STEPS = 10
 """From here on two runs whose losses are all equal are one run, or differ in nothing."""
@@ -37,11 +40,28 @@ class NoiseGates:
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """The reference and the noise run, and the thresholds measured with them."""
+    """The reference and its noise runs, and the thresholds measured with them."""
 
     reference: Evidence
-    noise: Evidence
+    noises: tuple[Evidence, ...]
+    """One or more. Those shorter than the longest measure gradients alone."""
     gates: NoiseGates
+
+    @property
+    def noise_curves(self) -> list[RunCurves]:
+        """Of the noise runs that are as long as the longest."""
+        longest = max(len(n.curves.loss) for n in self.noises)
+        return [n.curves for n in self.noises if len(n.curves.loss) == longest]
+
+    @property
+    def noise_gradients(self) -> list[GradientError]:
+        """Of every gradient the error of the noise run that is furthest off."""
+        found: dict[tuple[int, str], GradientError] = {}
+        for error in (e for noise in self.noises for e in noise.gradients):
+            key = (error.iteration, error.parameter)
+            if key not in found or error.relative_error > found[key].relative_error:
+                found[key] = error
+        return list(found.values())
 
     @property
     def dtype(self) -> str:
@@ -60,27 +80,35 @@ class NoiseFloor:
         return noise_scale.loss_floor(self.dtype, self.reference.curves.loss_tokens)
 
 
-def read_noise_floor(reference: Path, noise: Path, gates: NoiseGates) -> NoiseFloor:
+def read_noise_floor(reference: Path, noises: Sequence[Path], gates: NoiseGates) -> NoiseFloor:
     """What runs are judged with.
 
     Raises:
         RecipeError: a folder that is no run, inf or nan in it, or a noise run without noise.
     """
-    floor = NoiseFloor(read_evidence(reference, reference), read_evidence(noise, reference), gates)
-    for evidence, role in ((floor.reference, "reference"), (floor.noise, "noise run")):
+    found = tuple(read_evidence(noise, reference) for noise in noises)
+    floor = NoiseFloor(read_evidence(reference, reference), found, gates)
+    for evidence in (floor.reference, *floor.noises):
+        role = "reference" if evidence is floor.reference else "noise run"
         if evidence.num_not_finite:
             raise RecipeError(
                 f"the {role} must be finite, got {evidence.num_not_finite} values that are inf or "
                 f"nan in {evidence.curves.name}; train it again"
             )
-    one, other = floor.reference.curves.loss, floor.noise.curves.loss
+    for folder, noise in zip(noises, floor.noises, strict=True):
+        _require_noise(folder, noise, reference, floor.reference)
+    return floor
+
+
+def _require_noise(folder: Path, noise: Evidence, reference: Path, other_run: Evidence) -> None:
+    """Raise RecipeError for a noise run that is the reference itself."""
+    one, other = other_run.curves.loss, noise.curves.loss
     steps = min(len(one), len(other))
-    if noise.resolve() == reference.resolve() or (
+    if folder.resolve() == reference.resolve() or (
         steps >= TRUSTED_STEPS and bool((one[:steps] == other[:steps]).all())
     ):
         raise RecipeError(
             f"the noise run must differ from the reference by rounding, got equal losses in "
-            f"{reference} and {noise}; train it with data.step_order=reversed and several samples "
+            f"{reference} and {folder}; train it with data.step_order=reversed and several samples "
             f"a step"
         )
-    return floor

@@ -1,7 +1,7 @@
-"""When a run counts as the reference's training up to rounding, with a noise run as the measure.
+"""When a run counts as the reference's training up to rounding, with noise runs as the measure.
 
-The noise run is the reference trained once more with a step's samples in another order. See
-docs/training.md for what each gate can and cannot see.
+A noise run is the reference trained once more with a step's samples in another order, or with
+another kernel of the same precision. See docs/training.md for what each gate can and cannot see.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class GateResult:
 
 @dataclass(frozen=True)
 class Judged:
-    """A run beside its reference and the noise run, over the steps that all have."""
+    """A run beside its reference and the noise runs, over the steps that all have."""
 
     run: RunCurves
     reference: RunCurves
     difference: Curve
     """loss / reference - 1, per iteration."""
     noise: Curve
-    """The same of the noise run."""
+    """The same of the noise runs, [number of them, iterations]."""
     results: list[GateResult]
 
     @property
@@ -58,25 +58,29 @@ class Judged:
 
 
 def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judged:
-    """Every gate on a run, over the steps that it, the reference and the noise run have.
+    """Every gate on a run, over the steps that it, the reference and the noise runs have.
 
     Raises:
         RecipeError: runs of other lengths, see `common_steps`; other parameters.
     """
     curves, reference = common_steps(run.curves, floor.reference.curves, allow_shorter)
-    noise, _ = common_steps(floor.noise.curves, floor.reference.curves, allow_shorter)
-    steps = min(len(curves.loss), len(noise.loss))
+    noises = [
+        common_steps(noise, floor.reference.curves, allow_shorter)[0]
+        for noise in floor.noise_curves
+    ]
+    steps = min(len(c.loss) for c in (curves, *noises))
     whole = len(floor.reference.curves.loss) == steps
-    curves, reference, noise = (c.first(steps) for c in (curves, reference, noise))
-    ours, noises = _relative(curves, reference), _relative(noise, reference)
-    judged = Judged(curves, reference, ours, noises, [])
+    curves, reference, *noises = (c.first(steps) for c in (curves, reference, *noises))
+    ours = _relative(curves, reference)
+    theirs = np.stack([_relative(noise, reference) for noise in noises])
+    judged = Judged(curves, reference, ours, theirs, [])
     results = [
         _finite(run),
         _step_1(judged, floor),
         _gradients(run, floor),
         *_means(judged, floor),
-        _last_steps(judged, noise, floor),
-        _validation(judged, noise, floor),
+        _last_steps(judged, noises, floor),
+        _validation(judged, noises, floor),
         _start(judged, run, floor.gates),
         _drop(judged, floor.gates, whole),
     ]
@@ -106,9 +110,9 @@ def _step_1(judged: Judged, floor: NoiseFloor) -> GateResult:
 
 
 def _gradients(run: Evidence, floor: NoiseFloor) -> GateResult:
-    found = worst_gradient(run.gradients, floor.noise.gradients, floor.gradient_floor)
+    found = worst_gradient(run.gradients, floor.noise_gradients, floor.gradient_floor)
     if found is None:
-        return _skipped("gradients", "this run and the noise run share no measured iteration")
+        return _skipped("gradients", "this run and the noise runs share no measured iteration")
     ratio, text = found
     return _gate("gradients", ratio, floor.gates.gradient_ratio, text)
 
@@ -123,7 +127,7 @@ def _means(judged: Judged, floor: NoiseFloor) -> list[GateResult]:
     noise_size = max(float(np.abs(judged.noise).mean()), floor.loss_floor)
     bias = float(judged.difference.mean())
     # The roundings of one step are independent of another's, so their mean shrinks with the steps.
-    scale = max(noise_scale.mean_scale(judged.noise), floor.loss_floor / math.sqrt(steps))
+    scale = max(noise_scale.mean_scale_of_runs(judged.noise), floor.loss_floor / math.sqrt(steps))
     return [
         _gate("mean_loss", size, min(gates.mean_loss, gates.noise_ratio * noise_size),
               f"mean |relative difference| of {steps} steps (noise {noise_size:.1e})"),
@@ -132,33 +136,33 @@ def _means(judged: Judged, floor: NoiseFloor) -> list[GateResult]:
     ]  # fmt: skip
 
 
-def _last_steps(judged: Judged, noise: RunCurves, floor: NoiseFloor) -> GateResult:
+def _last_steps(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> GateResult:
     number = floor.gates.last_steps
     if len(judged.run.loss) < number:
         why = f"a mean of the last {number} steps needs as many, got {len(judged.run.loss)}"
         return _skipped("last_steps", why)
     value = abs(float((judged.run.loss - judged.reference.loss)[-number:].mean()))
-    scale = _last_scale(noise, judged.reference, floor)
+    scale = _last_scale(noises, judged.reference, floor)
     text = f"nats between means of the last {number} steps (scale of the noise {scale:.1e})"
     return _gate("last_steps", value, floor.gates.noise_ratio * scale, text)
 
 
-def _last_scale(noise: RunCurves, reference: RunCurves, floor: NoiseFloor) -> float:
+def _last_scale(noises: list[RunCurves], reference: RunCurves, floor: NoiseFloor) -> float:
     """Scale of the noise of the last steps' mean loss, nats."""
     number = floor.gates.last_steps
-    gap = (noise.loss - reference.loss)[-number:]
+    gaps = np.stack([(noise.loss - reference.loss)[-number:] for noise in noises])
     one_rounding = floor.loss_floor * float(reference.loss[-1]) / math.sqrt(number)
-    return max(noise_scale.mean_scale(gap), one_rounding)
+    return max(noise_scale.mean_scale_of_runs(gaps), one_rounding)
 
 
-def _validation(judged: Judged, noise: RunCurves, floor: NoiseFloor) -> GateResult:
+def _validation(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> GateResult:
     ours, theirs = judged.run.validation, judged.reference.validation
-    shared = sorted(set(ours) & set(theirs) & set(noise.validation))
+    shared = sorted(set(ours).intersection(theirs, *(n.validation for n in noises)))
     if not shared:
-        return _skipped("validation", "the three runs share no validated step")
+        return _skipped("validation", "run, reference and noise runs share no validated step")
     last = shared[-1]
-    gaps = np.array([noise.validation[i] - theirs[i] for i in shared])
-    scale = max(noise_scale.root_mean_square(gaps), _last_scale(noise, judged.reference, floor))
+    gaps = np.array([noise.validation[i] - theirs[i] for noise in noises for i in shared])
+    scale = max(noise_scale.root_mean_square(gaps), _last_scale(noises, judged.reference, floor))
     text = f"nats between validation losses at step {last} (scale of the noise {scale:.1e})"
     return _gate("validation", abs(ours[last] - theirs[last]), floor.gates.noise_ratio * scale,
                  text)  # fmt: skip

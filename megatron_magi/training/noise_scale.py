@@ -1,4 +1,4 @@
-"""How large a difference rounding alone makes, from one run that differs by rounding alone.
+"""How large a difference rounding alone makes, from runs that differ by rounding alone.
 
 A single number of the noise run (the difference of two means, say) may be near 0 by chance, so a
 scale is the larger of that number and of what its scatter says; below the scale of one rounding
@@ -36,6 +36,11 @@ def standard_error(differences: Curve) -> float:
 def mean_scale(differences: Curve) -> float:
     """Scale of the noise of a mean: its own value here, or its standard error if that is larger."""
     return max(abs(float(differences.mean())), standard_error(differences))
+
+
+def mean_scale_of_runs(differences: Curve) -> float:
+    """Of several noise runs, [number of them, iterations]: root mean square of their scales."""
+    return root_mean_square(np.array([mean_scale(row) for row in differences]))
 
 
 def root_mean_square(differences: Curve) -> float:

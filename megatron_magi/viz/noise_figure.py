@@ -71,8 +71,8 @@ def smoothed(values: Curve) -> Curve:
 
 
 def _draw_band(axes: Any, judged: Judged) -> float:
-    """The noise run's smoothed |difference| on both sides of 0, once and twice; its largest, %."""
-    size, steps = 100 * smoothed(np.abs(judged.noise)), _steps(judged)
+    """The noise runs' mean |difference|, smoothed, around 0, once and twice; its largest, %."""
+    size, steps = 100 * smoothed(np.abs(judged.noise).mean(axis=0)), _steps(judged)
     for times, alpha in ((2, 0.25), (1, 0.45)):
         axes.fill_between(steps, -times * size, times * size, color=BAND, alpha=alpha, linewidth=0)
     middle = len(size) // 2

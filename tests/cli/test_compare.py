@@ -300,6 +300,36 @@ def test_mean_loss_has_a_limit_however_large_the_noise(capsys: Capture, write: W
     assert judge(capsys, family, right, "--mean-loss", "0.003")[0] == 0
 
 
+def test_several_noise_runs_count_together(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    biased = write("magi", np.where(np.arange(STEPS) < 70, 9e-5, ODD), gradients=0.0)
+    code, facts = judge(capsys, family, biased)
+    alone = facts["gates"]["mean_bias"]
+    assert (code, failed(facts)) == (1, ["mean_bias"])
+    other = np.where(np.arange(STEPS) < 70, -9e-5, ODD)
+    second = write("plain_sdpa", other)
+    code, facts = judge(capsys, family, biased, "--noise", str(second))
+    both = facts["gates"]["mean_bias"]
+    assert (code, failed(facts)) == (0, [])
+    assert [n["name"] for n in facts["noise"]] == ["reversed", "plain_sdpa"]
+    # The second run's own scale is its bias; the limit takes the root mean square of the two.
+    scales = [alone["limit"] / 2, abs(other.mean())]
+    assert both["limit"] == pytest.approx(2 * float(np.sqrt(np.mean(np.square(scales)))), rel=1e-2)
+
+
+def test_a_short_noise_run_measures_gradients_alone(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    wrong = write("magi", ODD, gradients={PARAMETERS[2]: 3.1 * ONE_STEP})
+    assert failed(judge(capsys, family, wrong)[1]) == ["gradients"]
+    short = write("plain_sdpa", ODD, gradients={PARAMETERS[2]: 2 * ONE_STEP}, steps=1)
+    code, facts = judge(capsys, family, wrong, "--noise", str(short))
+    assert (code, failed(facts)) == (0, [])
+    assert "of 120 steps" in facts["gates"]["mean_loss"]["text"]
+    assert facts["gates"]["gradients"]["value"] == pytest.approx(3.1 / 2, rel=1e-3)
+
+
 def test_less_noise_than_one_rounding_step_is_not_believed(capsys: Capture, write: Write) -> None:
     # One bf16 rounding of 4,096 losses: 6.1e-5 of a step's mean, 5.6e-6 of a mean of 120 steps.
     family = str(write("plain")), str(write("reversed", 1e-12 * NOISE))

@@ -25,7 +25,7 @@ TILE = 128
 
 
 def without_tile(mask: AttnMask) -> AttnMask:
-    """The mask less the tile at the lower left of its largest slice.
+    """The mask less one tile of its largest slice: its last rows, keys next to the diagonal.
 
     Raises:
         RecipeError: all cells of that tile must be visible, and some are not.
@@ -34,8 +34,11 @@ def without_tile(mask: AttnMask) -> AttnMask:
     sizes = [min(s[1] - s[0], s[3] - s[2]) for s in slices]
     at = int(np.argmax(sizes))
     q0, q1, k0, k1, low, high = slices[at]
-    cut_q, cut_k = max(q0, q1 - TILE), min(k1, k0 + TILE)
-    pieces = [[q0, cut_q, k0, k1, low, high], [cut_q, q1, cut_k, k1, low, high]]
+    cut_q = max(q0, q1 - TILE)
+    end = max(k0, min(k1, cut_q + high + 1))  # the last key that every row of the tile sees, and 1
+    start = max(k0, end - TILE)
+    above, left, right = [q0, cut_q, k0, k1], [cut_q, q1, k0, start], [cut_q, q1, end, k1]
+    pieces = [[*p, low, high] for p in (above, left, right)]
     kept = slices[:at] + [p for p in pieces if p[0] < p[1] and p[2] < p[3]] + slices[at + 1 :]
     cut = AttnMask(np.array(kept, dtype=np.int32), mask.total_seqlen_q, mask.total_seqlen_k)
     lost = mask.area() - cut.area()

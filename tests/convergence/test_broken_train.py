@@ -31,9 +31,10 @@ def test_exactly_one_tile_of_visible_cells_is_lost(
     whole, cut = mask.to_dense(), without_tile(mask).to_dense()
     lost = np.argwhere(whole & ~cut)
     assert not (cut & ~whole).any() and len(lost) == TILE * TILE
-    start = int(ends[lengths.index(longest)])
-    assert lost.min(0).tolist() == [start + longest - TILE, start]
-    assert lost.max(0).tolist() == [start + longest - 1, start + TILE - 1]
+    end = int(ends[lengths.index(longest)]) + longest
+    first = end - TILE
+    assert lost.min(0).tolist() == [first, first - TILE + 1]
+    assert lost.max(0).tolist() == [end - 1, first]
 
 
 @pytest.mark.parametrize(
