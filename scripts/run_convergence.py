@@ -5,7 +5,8 @@
     python scripts/run_convergence.py --list
 
 A set is a list of runs; a run takes one GPU or two and starts when they are free. Curves, recipes
-and gradient norms go to OUT; checkpoints and gradients stay in WORK, where later sets find them.
+and gradient errors go to OUT; checkpoints and gradients stay in WORK, where later sets find them.
+Without a set, --archive packs what `megatron-magi compare` has added since.
 """
 
 from __future__ import annotations
@@ -16,94 +17,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from convergence_sets import Run, all_sets
 
 ROOT = Path(__file__).parent.parent
 KEPT = ("steps.csv", "recipe.yaml", "gradient_errors.csv", "log.txt")
-
-
-@dataclass(frozen=True)
-class Run:
-    """A training run: a recipe with overrides."""
-
-    name: str
-    recipe: str
-    overrides: tuple[str, ...]
-    gpus: int = 1
-    error: str | None = None
-    """A negative control of tests/convergence/broken_train.py."""
-
-    def command(self, data: str, work: Path) -> list[str]:
-        """Its command line."""
-        program = ["-m", "megatron_magi", "train"]
-        if self.error is not None:
-            program = ["tests/convergence/broken_train.py", self.error]
-        place = (f"name={self.name}", f"log.dir={work}", f"data.path={data}")
-        filled = [o.replace("WORK", str(work)) for o in self.overrides]
-        more = ("log.progress=false", "log.overwrite=true")
-        return [sys.executable, *program, self.recipe, *place, *filled, *more]
-
-
-PLAIN = ("attention=flex_plain",)
-REVERSED = ("data.step_order=reversed",)
-CP2 = ("parallel.cp=2",)
-SHORT = ("train.iterations=60", "validation.interval=null")
-
-
-def model_b() -> dict[str, list[Run]]:
-    """The 180M model: every comparison, fused kernels off on both sides."""
-    steps = ("optimizer.decay_iters=500", "train.dump_gradients=[1]")
-    common = ("model.fused=off", "parallel.distributed_optimizer=true", *steps)
-
-    def run(name: str, *more: str, gpus: int = 1, error: str | None = None) -> Run:
-        return Run(f"b_{name}", "llama3_180m_1gpu", (*common, *more), gpus, error)
-
-    saving = ("checkpoint.interval=300", "checkpoint.keep=null")
-    causal = ("data.mask=causal",)
-    from_300 = (
-        *("checkpoint.load=WORK/b_flex/checkpoints/iter_0000300", "train.iterations=301"),
-        *("train.dump_gradients=[301]", "validation.interval=null"),
-    )
-    first = ("train.iterations=1", "validation.interval=null")
-    gates = [
-        ("flex", PLAIN, 1, None),
-        ("noise", (*PLAIN, *REVERSED), 1, None),
-        ("sdpa", ("attention=sdpa",), 1, None),
-        ("magi_cp1", (), 1, None),
-        ("magi_cp2", CP2, 2, None),
-        ("moved_1", ("data.moved_boundary=1",), 1, None),
-        ("moved_16", ("data.moved_boundary=16",), 1, None),
-        ("moved_256", ("data.moved_boundary=256",), 1, None),
-        ("tile", (), 1, "tile"),
-        ("partial", CP2, 2, "partial"),
-    ]
-    return {
-        "b_documents": [
-            run("flex", *PLAIN, *saving),
-            run("noise", *PLAIN, *REVERSED),
-            run("magi_cp1"),
-            run("magi_cp1_again"),
-            run("magi_cp2", *CP2, gpus=2),
-        ],
-        "b_gates_300": [run(f"300_{n}", *from_300, *o, gpus=g, error=e) for n, o, g, e in gates],
-        "b_noise_1": [run("1_sdpa", *first, "attention=sdpa")],
-        "b_gates_1": [run(f"1_{n}", *first, *o, gpus=g, error=e) for n, o, g, e in gates],
-        "b_causal": [
-            run("sdpa_causal", "attention=sdpa", *causal),
-            run("sdpa_causal_noise", "attention=sdpa", *REVERSED, *causal),
-            run("magi_causal_cp1", *causal),
-            run("magi_causal_cp2", *causal, *CP2, gpus=2),
-        ],
-        "b_controls": [
-            run("control_moved_1", "data.moved_boundary=1", *SHORT),
-            run("control_moved_16", "data.moved_boundary=16", *SHORT),
-            run("control_moved_256", "data.moved_boundary=256", *SHORT),
-            run("control_tile", *SHORT, error="tile"),
-            run("control_partial", *SHORT, *CP2, gpus=2, error="partial"),
-        ],
-    }
 
 
 def main() -> int:
@@ -112,10 +33,11 @@ def main() -> int:
     parser.add_argument("--data", default="data/linux_llama3", help="prefix of the packed corpus")
     parser.add_argument("--out", type=Path, default=Path("runs/convergence_record"))
     parser.add_argument("--work", type=Path, default=Path("runs/convergence"))
+    parser.add_argument("--archive", type=Path, help="also pack the record into this .tar.xz")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="show the sets and stop")
     args = parser.parse_args()
-    sets = model_b()
+    sets = all_sets()
     if args.list:
         print(
             "\n".join(f"{name}: {', '.join(r.name for r in runs)}" for name, runs in sets.items())
@@ -130,6 +52,8 @@ def main() -> int:
     if wide:
         parser.error(f"a run must fit --gpus {args.gpus}, got {', '.join(wide)}")
     failed = run_all(runs, args)
+    if args.archive is not None:
+        pack(args)
     print(f"{len(runs) - len(failed)} of {len(runs)} runs ended well; failed: {failed}")
     return 1 if failed else 0
 
@@ -155,6 +79,22 @@ def run_all(runs: list[Run], args: argparse.Namespace) -> list[str]:
     return failed
 
 
+def pack(args: argparse.Namespace) -> None:
+    """The record of all runs in WORK as one file; `compare` may have added to their folders."""
+    for folder in sorted(path for path in args.work.iterdir() if path.is_dir()):
+        copy_kept(folder, args.out / folder.name)
+    with tarfile.open(args.archive, "w:xz") as archive:
+        archive.add(args.out, arcname=args.out.name)
+
+
+def copy_kept(source: Path, target: Path) -> None:
+    """What of a run is small."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        if (source / name).is_file():
+            shutil.copy(source / name, target / name)
+
+
 def start(run: Run, gpus: set[int], args: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Start a run on these GPUs; its output goes to its folder."""
     folder = args.work / run.name
@@ -175,10 +115,7 @@ def start(run: Run, gpus: set[int], args: argparse.Namespace) -> subprocess.Pope
 def keep(run: Run, args: argparse.Namespace, code: int, seconds: float) -> None:
     """Copy what is small to the record, and say how the run ended."""
     source, target = args.work / run.name, args.out / run.name
-    target.mkdir(parents=True, exist_ok=True)
-    for name in KEPT:
-        if (source / name).is_file():
-            shutil.copy(source / name, target / name)
+    copy_kept(source, target)
     facts = {"name": run.name, "gpus": run.gpus, "seconds": round(seconds, 1), "exit_code": code}
     facts["command"] = " ".join(run.command(args.data, args.work)[1:])
     (target / "run.json").write_text(json.dumps(facts, indent=1) + "\n")

@@ -7,6 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_no_gpu_has_two_runs_and_failures_are_named(
 def test_the_exit_code_is_that_of_the_runs(
     runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: int
 ) -> None:
-    monkeypatch.setattr(runner, "model_b", lambda: {"set": [fake(runner, "one", 1, code)]})
+    monkeypatch.setattr(runner, "all_sets", lambda: {"set": [fake(runner, "one", 1, code)]})
     words = ["x", "set", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", words)
     assert runner.main() == expected
@@ -91,7 +92,7 @@ def test_a_run_wider_than_the_machine_is_refused(
     runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would wait for ever."""
-    monkeypatch.setattr(runner, "model_b", lambda: {"set": [fake(runner, "wide", 2)]})
+    monkeypatch.setattr(runner, "all_sets", lambda: {"set": [fake(runner, "wide", 2)]})
     monkeypatch.setattr(sys, "argv", ["x", "set", "--gpus", "1", "--work", str(tmp_path)])
     begin = time.monotonic()
     with pytest.raises(SystemExit) as error:
@@ -127,13 +128,14 @@ def test_list_shows_every_set_and_starts_nothing(tmp_path: Path) -> None:
 def test_every_run_is_a_recipe_that_loads_on_as_many_gpus_as_it_takes(
     runner: Any, tmp_path: Path
 ) -> None:
-    runs = [run for group in runner.model_b().values() for run in group]
+    runs = [run for group in runner.all_sets().values() for run in group]
     assert len(set(runs)) == len({run.name for run in runs}), "a name is a folder, of one run"
     for run in runs:
         words = run.command("nowhere", tmp_path)
         config = load_recipe(run.recipe, words[words.index(run.recipe) + 1 :])
-        assert config.parallel.model_size == run.gpus and config.name == run.name
-        assert config.model.fused == "off"
+        assert config.parallel.num_processes == run.gpus and config.name == run.name
+        unfused = run.name.startswith("b_") or run.name == "a_flex_unfused"
+        assert config.model.fused == ("off" if unfused else "auto")
         assert run.error is None or words[1:3] == [
             "tests/convergence/broken_train.py",
             run.error,
@@ -141,3 +143,18 @@ def test_every_run_is_a_recipe_that_loads_on_as_many_gpus_as_it_takes(
         if config.checkpoint.load is not None:
             source = Path(config.checkpoint.load).relative_to(tmp_path).parts[0]
             assert source in {r.name for r in runs}
+
+
+def test_the_archive_holds_what_compare_added(
+    runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = tmp_path / "work" / "one" / "gradient_errors.csv"
+    late.parent.mkdir(parents=True)
+    late.write_text("iteration\n")
+    (late.parent / "weights.bin").write_text("large")
+    places = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["x", *places, "--archive", str(tmp_path / "all.tar.xz")])
+    assert runner.main() == 0
+    with tarfile.open(tmp_path / "all.tar.xz") as archive:
+        files = [member.name for member in archive if member.isfile()]
+    assert files == ["out/one/gradient_errors.csv"]

@@ -1,0 +1,163 @@
+"""The runs of docs/convergence.md as sets: models A, B and C, noise runs, negative controls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run: a recipe with overrides."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...]
+    gpus: int = 1
+    error: str | None = None
+    """A negative control of tests/convergence/broken_train.py."""
+
+    def command(self, data: str, work: Path) -> list[str]:
+        """Its command line."""
+        program = ["-m", "megatron_magi", "train"]
+        if self.error is not None:
+            program = ["tests/convergence/broken_train.py", self.error]
+        place = (f"name={self.name}", f"log.dir={work}", f"data.path={data}")
+        filled = [o.replace("WORK", str(work)) for o in self.overrides]
+        more = ("log.progress=false", "log.overwrite=true")
+        return [sys.executable, *program, self.recipe, *place, *filled, *more]
+
+
+PLAIN = ("attention=flex_plain",)
+SDPA = ("attention=sdpa",)
+REVERSED = ("data.step_order=reversed",)
+CAUSAL = ("data.mask=causal",)
+CP2 = ("parallel.cp=2",)
+DP2 = ("parallel.dp=2",)
+NO_VALIDATION = ("validation.interval=null",)
+FIRST_STEP = ("train.iterations=1", *NO_VALIDATION)
+SHORT = ("train.iterations=60", *NO_VALIDATION)
+SAVING = ("checkpoint.interval=300", "checkpoint.keep=null")
+MakeRun = Callable[..., Run]
+
+
+def all_sets() -> dict[str, list[Run]]:
+    """Every set by name."""
+    return model_b() | model_a() | model_c()
+
+
+def model_b() -> dict[str, list[Run]]:
+    """The 180M model: every comparison, fused kernels off on both sides, a curve on one GPU."""
+    run = maker("b", "llama3_180m_1gpu", 500, "model.fused=off")
+    return {
+        "b_documents": [
+            run("flex", *PLAIN, *SAVING),
+            run("noise", *PLAIN, *REVERSED),
+            run("magi_cp1"),
+            run("magi_cp2", *CP2, gpus=2),
+        ],
+        "b_again": [
+            run("noise_sdpa", *SDPA),
+            run("noise_sdpa_reversed", *SDPA, *REVERSED),
+            run("magi_cp1_again"),
+            run("magi_cp1_reversed", *REVERSED),
+        ],
+        "b_gates_300": from_step_300(run, "b_flex", ()),
+        "b_gates_1": gates(run, "1", FIRST_STEP, ()),
+        "b_causal": [
+            run("sdpa_causal", *SDPA, *CAUSAL),
+            run("sdpa_causal_noise", *SDPA, *REVERSED, *CAUSAL),
+            run("flex_causal_noise", *PLAIN, *CAUSAL),
+            run("magi_causal_cp1", *CAUSAL),
+            run("magi_causal_cp2", *CAUSAL, *CP2, gpus=2),
+        ],
+        "b_controls": controls(run, ()),
+    }
+
+
+def model_a() -> dict[str, list[Run]]:
+    """The 1B model: two GPUs a curve, fused kernels on both sides and one baseline without."""
+    run = maker("a", "llama3_1b_1gpu", 350, "parallel.overlap_grad_reduce=true")
+    two = {"gpus": 2}
+    return {
+        "a_baseline": [
+            run("flex", *PLAIN, *DP2, *SAVING, **two),
+            run("magi_cp2", *CP2, **two),
+        ],
+        "a_noise": [
+            run("noise", *PLAIN, *REVERSED, *DP2, **two),
+            run("noise_sdpa_1", *SDPA, *DP2, *FIRST_STEP, **two),
+            run("flex_unfused", *PLAIN, *DP2, "model.fused=off", **two),
+        ],
+        "a_magi_cp1": [run("magi_cp1", *DP2, **two)],
+        "a_gates_300": from_step_300(run, "a_flex", DP2),
+        "a_controls": controls(run, DP2),
+    }
+
+
+def model_c() -> dict[str, list[Run]]:
+    """The 1B model on samples of 32,768 tokens: baseline and ours on one GPU, ours on two."""
+    run = maker("c", "llama3_1b_32k_2gpu_cp2", 100, "parallel.overlap_param_gather=false")
+    one = ("parallel.cp=1", "train.recompute=attention")
+    return {
+        "c_long": [
+            run("flex", *PLAIN, *one),
+            run("magi_cp1", *one),
+            run("noise", *PLAIN, *REVERSED, *one),
+            run("noise_sdpa_1", *SDPA, *one, *FIRST_STEP),
+            run("magi_cp2", gpus=2),
+        ]
+    }
+
+
+def maker(model: str, recipe: str, steps: int, *common: str) -> MakeRun:
+    """run(name, overrides..., gpus=1, error=None) of a model; one schedule for every length."""
+    always = (
+        *("parallel.distributed_optimizer=true", f"optimizer.decay_iters={steps}"),
+        *("train.dump_gradients=[1]", *common),
+    )
+
+    def run(name: str, *more: str, gpus: int = 1, error: str | None = None) -> Run:
+        return Run(f"{model}_{name}", recipe, (*always, *more), gpus, error)
+
+    return run
+
+
+def controls(run: MakeRun, one: tuple[str, ...]) -> list[Run]:
+    """Sixty steps of every negative control; `one` lays out those without context parallelism."""
+    gpus = 2 if one else 1
+    moved = [
+        run(f"control_moved_{n}", *one, f"data.moved_boundary={n}", *SHORT, gpus=gpus)
+        for n in (1, 16, 256)
+    ]
+    tile = run("control_tile", *one, *SHORT, gpus=gpus, error="tile")
+    return [*moved, tile, run("control_partial", *CP2, *SHORT, gpus=2, error="partial")]
+
+
+def from_step_300(run: MakeRun, baseline: str, one: tuple[str, ...]) -> list[Run]:
+    """Step 301 of every kind of run, from the baseline's checkpoint."""
+    start = (
+        *(f"checkpoint.load=WORK/{baseline}/checkpoints/iter_0000300", "train.iterations=301"),
+        *("train.dump_gradients=[301]", *NO_VALIDATION),
+    )
+    return gates(run, "300", start, one)
+
+
+def gates(run: MakeRun, when: str, start: tuple[str, ...], one: tuple[str, ...]) -> list[Run]:
+    """One step of baseline, noise runs, ours and the controls from a common state."""
+    gpus = 2 if one else 1
+    kinds: list[tuple[str, tuple[str, ...], str | None]] = [
+        ("flex", PLAIN, None),
+        ("noise", (*PLAIN, *REVERSED), None),
+        ("sdpa", SDPA, None),
+        ("magi_cp1", (), None),
+        ("moved_1", ("data.moved_boundary=1",), None),
+        ("moved_16", ("data.moved_boundary=16",), None),
+        ("moved_256", ("data.moved_boundary=256",), None),
+        ("tile", (), "tile"),
+    ]
+    single = [run(f"{when}_{n}", *start, *one, *o, gpus=gpus, error=e) for n, o, e in kinds]
+    cp2 = [("magi_cp2", None), ("partial", "partial")]
+    return [*single, *(run(f"{when}_{n}", *start, *CP2, gpus=2, error=e) for n, e in cp2)]
