@@ -141,8 +141,7 @@ def child(parts: str, recipe: str, overrides: list[str]) -> int:
     from megatron_magi.training.recipe import load_recipe
 
     config = load_recipe(recipe, overrides)
-    processes = config.parallel.model_size * (config.parallel.dp or 1)
-    return run_local(partial(rank, parts, config), processes)
+    return run_local(partial(rank, parts, config), config.parallel.num_processes)
 
 
 def rank(parts: str, config: Any, place: Any) -> None:

@@ -137,6 +137,10 @@ def _with_noise(options: argparse.Namespace) -> Report:
             f"--last-steps must be at least 1, got {gates.last_steps}; pass a number of steps"
         )
     reference, *others = options.runs
+    for run in {*others, *options.expect_fail} & set(options.noise):
+        raise UsageError(
+            f"a noise run measures other runs, got {run} as both; train the reference once more"
+        )
     floor = read_noise_floor(reference, options.noise, gates)
     runs, controls = (
         [judge(read_evidence(run, reference), floor, options.allow_shorter) for run in folders]

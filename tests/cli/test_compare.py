@@ -318,6 +318,11 @@ def test_several_noise_runs_count_together(
     assert both["limit"] == pytest.approx(2 * float(np.sqrt(np.mean(np.square(scales)))), rel=1e-2)
 
 
+def test_a_run_is_not_its_own_noise(capsys: Capture, family: tuple[str, str]) -> None:
+    code, _, err = run(capsys, "compare", *family, "--noise", family[1], "--no-figure")
+    assert code == 2 and "got" in err and "reversed as both" in err
+
+
 def test_a_short_noise_run_measures_gradients_alone(
     capsys: Capture, family: tuple[str, str], write: Write
 ) -> None:

@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
     except RecipeError as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
-    processes = config.parallel.model_size * (config.parallel.dp or 1)
+    processes = config.parallel.num_processes
     return run_local(partial(broken_rank, error, config), processes)
 
 
