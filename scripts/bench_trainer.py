@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training speed of the 1B recipe with and without the fused parts, on the GPUs of one host.
 
-    python scripts/bench_trainer.py --data PREFIX --record FILE.json [--cases off,auto] [--steps 6]
+    python scripts/bench_trainer.py --data PREFIX --record FILE.json [--cases fused_off,auto]
 
 Each case is a process group of its own; cases of one GPU run side by side. tokens/s, MFU (visible
 cells, dense bf16 rate) and memory are medians over the steps after the second; losses are kept, so
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_kernel_record import describe
+from bench_trainer_kernels import profile_last_step
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("lm_loss", "grad_norm", "step_seconds", "tokens_per_second", "mfu", "memory_gib")
@@ -42,7 +43,7 @@ class Case:
 CP2 = ("parallel.cp=2", "parallel.distributed_optimizer=true", "parallel.overlap_grad_reduce=true")
 TP2 = ("parallel.tp=2", "parallel.sequence_parallel=true")
 CASES = {
-    "off": Case(1, ("model.fused=off",)),
+    "fused_off": Case(1, ("model.fused=off",)),
     "auto": Case(1),
     "megatron_flags": Case(1, parts="native_loss,swiglu=megatron"),
     "no_weight_grad": Case(
@@ -64,19 +65,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="prefix of a corpus of Llama-3 tokens")
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--recipe", default="llama3_1b_1gpu")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--commit", help="where there is no git")
+    parser.add_argument("--profile", action="store_true", help="add the last step's kernels")
     parser.add_argument("--child", nargs=2, metavar=("PARTS", "RECIPE"), help=argparse.SUPPRESS)
     args, overrides = parser.parse_known_args()
     if args.child:
-        return child(args.child[0], args.child[1], overrides)
+        return child(args, overrides)
     names = args.cases.split(",")
     random.shuffle(names)
     results = run_all(sorted(names, key=lambda n: CASES[n].gpus), args)
     for name, result in results.items():
-        print(name, {k: v for k, v in result.items() if not isinstance(v, list)}, flush=True)
+        print(name, {k: v for k, v in result.items() if k not in ("raw", "profile")}, flush=True)
+        for kernel in result.get("profile", {}).get("kernels", ()):
+            print("  {ms:9.2f} ms {calls:6} {name}".format(**kernel))
     if args.record:
         facts = {
             "machine": describe(" ".join(sys.argv), args.commit),
@@ -111,9 +116,10 @@ def start(name: str, gpu: int, folder: str, args: argparse.Namespace) -> subproc
         *(f"name={name}", f"train.iterations={args.steps}", "optimizer.warmup_iters=0"),
         *("validation.interval=null", "log.progress=false", "log.interval=1", *case.overrides),
     )
+    flags = ["--profile"] if args.profile else []
     return subprocess.Popen(
-        [sys.executable, __file__, "--data", args.data, "--child", case.parts or "-",
-         "llama3_1b_1gpu", *overrides],
+        [sys.executable, __file__, "--data", args.data, *flags, "--child", case.parts or "-",
+         args.recipe, *overrides],
         cwd=ROOT,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "8"},
         stdout=subprocess.PIPE,
@@ -130,26 +136,31 @@ def read(path: Path, output: str) -> dict[str, Any]:
     raw = {c: [float(r[c] or "nan") for r in rows] for c in COLUMNS}
     medians = {c: statistics.median(raw[c][2:]) for c in COLUMNS[2:]}
     said = [line for line in output.splitlines() if line.startswith(("fused:", "magi |"))]
-    return {**medians, "said": said, "raw": raw}
+    kernels = path.parent / "kernels.json"
+    profile = {"profile": json.loads(kernels.read_text())} if kernels.is_file() else {}
+    return {**medians, "said": said, **profile, "raw": raw}
 
 
-def child(parts: str, recipe: str, overrides: list[str]) -> int:
+def child(args: argparse.Namespace, overrides: list[str]) -> int:
     """One case: `megatron-magi train`, with other parts than it would choose if they are given."""
     from functools import partial
 
     from megatron_magi.training.processes import run_local
     from megatron_magi.training.recipe import load_recipe
 
+    parts, recipe = args.child
     config = load_recipe(recipe, overrides)
-    return run_local(partial(rank, parts, config), config.parallel.num_processes)
+    return run_local(partial(rank, parts, args.profile, config), config.parallel.num_processes)
 
 
-def rank(parts: str, config: Any, place: Any) -> None:
+def rank(parts: str, with_profile: bool, config: Any, place: Any) -> None:
     """One process of a case."""
     from megatron_magi.cli.train import run_rank
 
     if parts != "-":
         force(parts)
+    if with_profile:
+        profile_last_step(config, place.rank)
     run_rank(config, place)
 
 

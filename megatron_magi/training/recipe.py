@@ -116,21 +116,29 @@ def _check_keys(part: DictConfig) -> None:
 
 
 def _with_words(part: DictConfig) -> DictConfig:
-    """The same part; where a field's choices are words, YAML's false is its word "off" again."""
-    for key in _word_fields(RunConfig):
-        if OmegaConf.select(part, key) is False:
+    """The same part; where a field's choices are words, YAML's false is its word "off" again.
+
+    YAML 1.1 reads on, off, yes and no as booleans. As other text they would silently become "True".
+    """
+    for key, kind in _leaves(RunConfig):
+        value = OmegaConf.select(part, key)
+        if isinstance(value, bool) and kind in (str, str | None):
+            raise RecipeError(
+                f"{key} must be text, got {str(value).lower()} (YAML's on, off, yes and no are "
+                f"booleans); put it in quotes"
+            )
+        if value is False and "off" in get_args(kind):
             OmegaConf.update(part, key, "off")
     return part
 
 
-def _word_fields(cls: type, prefix: str = "") -> Iterator[str]:
-    """Fields that may be "off", which YAML 1.1 reads as a boolean."""
-    hints = get_type_hints(cls)
-    for name, kind in hints.items():
+def _leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of all fields with their types."""
+    for name, kind in get_type_hints(cls).items():
         if is_dataclass(kind):
-            yield from _word_fields(cast(type, kind), f"{prefix}{name}.")
-        elif "off" in get_args(kind):
-            yield prefix + name
+            yield from _leaves(cast(type, kind), f"{prefix}{name}.")
+        else:
+            yield prefix + name, kind
 
 
 def _suggest(key: str, schema: Mapping[str, bool]) -> str:

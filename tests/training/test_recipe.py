@@ -132,8 +132,15 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_a_missing_file() -> None:
-    with pytest.raises(RecipeError, match="does not exist"):
+    with pytest.raises(RecipeError, match=r"got nowhere\.yaml, which is neither"):
         load_recipe("nowhere.yaml")
+
+
+def test_yaml_words_that_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"name must be text, got false.*quotes"):
+        load(tmp_path, "name: off")
+    with pytest.raises(RecipeError, match=r"log\.dir must be text, got true.*quotes"):
+        load(tmp_path, "log: {dir: yes}")
 
 
 def test_the_world_must_fit_the_layout(tmp_path: Path) -> None:
