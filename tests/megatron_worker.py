@@ -15,6 +15,13 @@ TESTS = Path(__file__).parent
 WORKER = TESTS / "adapter" / "layout_worker.py"
 
 
+class Answer(dict[str, Any]):
+    """A job's result; asking a failed job for its values shows why it failed."""
+
+    def __missing__(self, key: str) -> Any:
+        raise AssertionError(f"the job has no {key!r}: {self.get('error', dict(self))}")
+
+
 def run_jobs_of(
     module: Path,
     jobs: list[dict[str, Any]],
@@ -52,6 +59,5 @@ def run_jobs_of(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)
     assert worker.returncode == 0, output[-4000:]
-    answers: dict[str, Any] = json.loads((folder / "out.json").read_text())
-    answers["output"] = output
-    return answers
+    answers = json.loads((folder / "out.json").read_text())
+    return {name: Answer(answer) for name, answer in answers.items()} | {"output": output}
