@@ -155,13 +155,23 @@ def with_own_norms(spec: Any) -> Any:
 
 
 def with_fused_qkv(spec: Any) -> Any:
-    """The same spec with `FusedSelfAttention` for Megatron's; needs Triton when it is called."""
+    """The same spec with `FusedSelfAttention` for Megatron's; needs Triton when it is called.
+
+    Raises:
+        ValueError: nothing was replaced.
+    """
     from megatron_magi.adapter.fused.qkv_rope import FusedSelfAttention
 
     def rule(owner: Any, name: str, value: Any) -> Any:
         return FusedSelfAttention if value is SelfAttention else value
 
-    return _rewrite(spec, rule)
+    result = _rewrite(spec, rule)
+    if result is spec:
+        raise ValueError(
+            f"with_fused_qkv requires a spec that holds Megatron's SelfAttention, got "
+            f"{type(spec).__name__} without one; set model.fused=off"
+        )
+    return result
 
 
 def llama_mtp_spec(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ class _LastMasks:
 
     def __call__(self, documents: Tensor) -> Any:
         for known, mask in self.kept:
-            if known is documents or known.data_ptr() == documents.data_ptr():
+            if known.data_ptr() == documents.data_ptr():
                 return mask
         self.kept = [*self.kept[1 - MASKS_KEPT :], (documents, self.make(documents))]
         return self.kept[-1][1]
@@ -141,11 +142,9 @@ def _dense_mask(documents: Tensor) -> Tensor | None:
 
 _block_masks = _LastMasks(_block_mask)
 _dense_masks = _LastMasks(_dense_mask)
-_compiled: list[Any] = []
 
 
+@lru_cache(maxsize=1)
 def _flex() -> Any:
     """flex_attention, compiled once: as it is it would store all scores."""
-    if not _compiled:
-        _compiled.append(torch.compile(flex_attention, dynamic=False))
-    return _compiled[0]
+    return torch.compile(flex_attention, dynamic=False)
