@@ -27,6 +27,21 @@ echo "== tests"
 "$python" -m pytest -q -n 2 --dist loadfile -m "not gpu and not multi_gpu and not benchmark" "$@"
 [ $# -eq 0 ] || exit 0
 
+# Triton has wheels for Linux alone; its interpreter runs the fused kernels on the CPU. It stands in a
+# folder of its own, because with it on the path other packages behave differently.
+triton=.venv/triton
+if [ ! -d "$triton" ] && "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
+  --only-binary=:all: --target "$triton.partial" triton; then
+  mv "$triton.partial" "$triton"
+fi
+if [ -d "$triton" ]; then
+  echo "== fused kernels in Triton's interpreter"
+  PYTHONPATH=$PWD/$triton "$python" -m pytest -q -n 2 --dist loadfile tests/adapter/test_fused.py \
+    tests/adapter/test_fused_ranks.py tests/training/test_fused_training.py
+else
+  echo "== fused kernels in Triton's interpreter: skipped, there is no triton to install here"
+fi
+
 mine=$("$python" -c 'from megatron_magi.adapter.compat import installed_version; print(installed_version())')
 other=0.19.2
 [ "$mine" = 0.16.1 ] || other=0.16.1
