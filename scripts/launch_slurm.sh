@@ -25,7 +25,8 @@ fi
 # adapt: how a shell on your nodes finds the Python with megatron_magi, for example
 #   source /shared/venv/bin/activate
 
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST") # not into `head`: pipefail would see SIGPIPE
+head_node=${nodes%%$'\n'*}
 port=29500 # adapt: any port that the nodes may open to each other
 
 # adapt: NCCL_SOCKET_IFNAME=ib0 or the like, where the nodes' first network is not the fast one.
