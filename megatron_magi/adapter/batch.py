@@ -11,7 +11,6 @@ from torch import Tensor
 from megatron_magi.adapter.carried_plan import carry_plan
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.stages import agree_on_stages
-from megatron_magi.core.runtime.agreement import agree
 from megatron_magi.core.runtime.token_dispatch import dispatch
 
 
@@ -72,9 +71,9 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
     """Give this rank its rows of tokens, labels, loss mask and position ids.
 
     Every rank calls it once for every forward of a microbatch; a stage without data passes None,
-    joins the digest agreement all the same, and gets `LocalBatch(batch=None, ...)`. Rows that pad
-    the stream get token 0, label 0, loss mask 0. Local tokens and labels carry the plan: the model
-    takes no others (see `carried_plan`).
+    joins the comparison of plans all the same, and gets `LocalBatch(batch=None, ...)`. Rows that
+    pad the stream get token 0, label 0, loss mask 0. Local tokens and labels carry the plan: the
+    model takes no others (see `carried_plan`).
 
     Args:
         batch: The full stream, equal on all CP ranks, or None on a middle pipeline stage.
@@ -90,10 +89,8 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
     agree_on_stages(plan)
     if packed.window_plan is not None and packed.window_plan is not plan:
         agree_on_stages(packed.window_plan)
-        agree(packed.window_plan, cp_group)
     rows = {} if batch is None else {n: x for n, x in vars(batch).items() if x is not None}
     if not rows:
-        agree(plan, cp_group)
         return LocalBatch(None, packed)
     return LocalBatch(Batch(**_dispatch_rows(rows, packed, cp_group)), packed)
 

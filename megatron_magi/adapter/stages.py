@@ -27,7 +27,7 @@ def open_stage_agreement(timeout_s: float) -> None:
 def agree_on_stages(plan: AttnPlan) -> None:
     """Compare this plan with the other ranks of the model, without waiting.
 
-    Cost: an asynchronous exchange of 16 bytes.
+    Cost: an asynchronous exchange of 64 bytes.
 
     Raises:
         AgreementError: an earlier plan differed.
@@ -40,12 +40,17 @@ def agree_on_stages(plan: AttnPlan) -> None:
 def finish_stage_agreement() -> None:
     """Wait until all comparisons of this step are done; call it before the optimizer's step.
 
+    Those of the context-parallel ranks too: on a GPU the last exchange of a step started before
+    its comparison was done.
+
     Raises:
         AgreementError: ranks of one model planned different things, on every one of them.
     """
     group = _model_parallel_group()
     if group is not None:
         finish_agreement(group)
+    if dist.is_initialized() and parallel_state.model_parallel_is_initialized():
+        finish_agreement(parallel_state.get_context_parallel_group())
 
 
 def _model_parallel_group() -> dist.ProcessGroup | None:

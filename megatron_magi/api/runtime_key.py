@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import atexit
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from megatron_magi.api.dist_attn_config import DistAttnConfig
 from megatron_magi.api.mask_type import AttnMaskType, typed_slices
 from megatron_magi.api.ranges import AttnRanges
-from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.comm.process_group import CpGroup, group_rank, is_alive, resolve_group
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.plan_cache import plan_cache
 
@@ -82,11 +82,12 @@ class DistAttnRuntimeKey:
         return group_rank(self.cp_group)
 
 
-_most_recent: dict[Hashable, DistAttnRuntimeKey] = {}
+_most_recent: dict[dist.ProcessGroup | None, DistAttnRuntimeKey] = {}
 
 
 def remember(key: DistAttnRuntimeKey) -> DistAttnRuntimeKey:
     """Note the key as its group's most recent one, and hand it back."""
+    _forget_destroyed()
     _most_recent[key.cp_group] = key
     return key
 
@@ -100,12 +101,22 @@ def get_most_recent_key(cp_group: CpGroup) -> DistAttnRuntimeKey:
         ValueError: no key was made with this group.
     """
     group = flat_group(cp_group)
+    _forget_destroyed()
     if group not in _most_recent:
         raise ValueError(
             "get_most_recent_key needs a key made with this cp_group, got a group without one; "
             "call magi_attn_varlen_key or magi_attn_flex_key with it first"
         )
     return _most_recent[group]
+
+
+def _forget_destroyed() -> None:
+    """A key holds its group, whose threads must end when the group is destroyed."""
+    for group in [g for g in _most_recent if g is not None and not is_alive(g)]:
+        del _most_recent[group]
+
+
+atexit.register(_most_recent.clear)
 
 
 def clear_cache(cp_group: CpGroup = None) -> None:

@@ -32,6 +32,17 @@ def resolve_group(cp_group: CpGroup) -> dist.ProcessGroup | None:
     return cp_group.get_group()
 
 
+def is_alive(group: dist.ProcessGroup) -> bool:
+    """Whether ``destroy_process_group`` has not ended it yet."""
+    if not dist.is_initialized():
+        return False
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError, RuntimeError):
+        return False
+    return True
+
+
 def group_size(cp_group: CpGroup) -> int:
     group = resolve_group(cp_group)
     return 1 if group is None else dist.get_world_size(group)

@@ -1,9 +1,13 @@
-"""Ranks compare what they planned before they exchange a row.
+"""Ranks compare what they are about to do before rows change hands.
 
-Every dispatch call exchanges 16 bytes over a CPU group, asynchronously and whatever the local
-cache says, so a rank with a cache hit and one with a miss meet in the same exchange. The first
-cast waits for it. A disagreement is then one error on every rank, where a mismatched all-to-all
-would hang.
+Every call that exchanges rows (attention, its backward, undispatch, roll, ...) sends 64 bytes over
+a CPU group: the call's number, its kind, the plan's digest, shapes, dtype and scale. A
+disagreement is then one error on every rank, where a mismatched all-to-all would hang, abort or
+bring other rows.
+
+Who waits: with tensors on the CPU each exchange waits for its comparison. On a GPU the host runs
+ahead of the device and must not stop, so only a plan's first exchange waits; the others are looked
+at when the next one starts, and by a watcher when none does.
 
 Ranks that exchange no rows but work on the same batch (tensor-parallel ranks, pipeline stages)
 compare too, in a group that is opened for it: nobody waits there before the end of a step, because
@@ -12,85 +16,134 @@ a later stage plans only when the earlier one has sent it something.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import atexit
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from megatron_magi.core.comm.process_group import CpGroup, resolve_group
+from megatron_magi.core.comm.process_group import CpGroup, is_alive, resolve_group
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.runtime.agreement_channel import Channel, close_unfinished
+from megatron_magi.core.runtime.agreement_record import (
+    Call,
+    describe_difference,
+    differing_ranks,
+    record_of,
+)
+from megatron_magi.core.runtime.agreement_watcher import Watcher
 
-FIELDS = ("mask", "dispatch", "head_shape", "config")
-"""What a plan is a function of, in the order of the exchanged field hashes."""
-
+CP_RANKS = "context-parallel ranks"
 MAX_PENDING = 256
-"""Comparisons under way before a dispatch waits for the oldest."""
+"""Comparisons under way before a call waits for the oldest."""
 MAX_AGREED = 4096
-"""Plans remembered as compared; one that was forgotten is compared again, on all ranks alike."""
+"""Plans remembered as compared; one that was forgotten is waited for again."""
 
 
 class AgreementError(RuntimeError):
-    """Ranks planned different things, or a rank did not come."""
+    """Ranks planned or called different things, or a rank did not come."""
 
 
 @dataclass
-class _Exchange:
-    work: dist.Work
-    gathered: list[Tensor]
+class GroupState:
+    """What one group has compared; every field is used under ``lock``."""
+
+    rank: int
+    members: str
     timeout_s: float
-
-
-@dataclass
-class _GroupState:
-    cpu_group: dist.ProcessGroupGloo
-    members: str = "context-parallel ranks"
-    pending: deque[_Exchange] = field(default_factory=deque)
+    channel: Channel | None = None
+    failure: AgreementError | None = None
+    """Found by the watcher, not raised yet."""
     agreed: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    """Digests of plans that were compared, the latest last; bounded, equal on every rank."""
+    """Digests of plans that were compared, the latest last; bounded."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the channel; the next call opens another one."""
+        if self.channel is not None:
+            self.channel.close()
+        self.channel = None
+        self.agreed.clear()
 
 
-_states: WeakKeyDictionary[dist.ProcessGroup, _GroupState] = WeakKeyDictionary()
-_num_made: dict[tuple[int, ...], int] = {}
+_states: WeakKeyDictionary[dist.ProcessGroup, GroupState] = WeakKeyDictionary()
+_table_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison that was started; ``wait`` comes before the exchange it is about."""
+
+    state: GroupState | None
+    timeout_s: float
+    must_wait: bool
+
+    def wait(self) -> None:
+        """Until the ranks are known to agree, where the exchange may not start before that.
+
+        Raises:
+            AgreementError: naming the ranks and what differs, or that a rank did not come within
+                ``agreement_timeout_s``. Raised on every rank.
+        """
+        if self.must_wait and self.state is not None:
+            with self.state.lock:
+                _finish_all(self.state, self.timeout_s)
+
+
+def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device) -> Comparison:
+    """Start comparing this call with the other ranks'; the caller waits before it exchanges rows.
+
+    Raises:
+        AgreementError: an earlier call differed.
+
+    Cost: 64 bytes per rank and about 20 us of the host.
+    """
+    group = resolve_group(cp_group)
+    timeout_s = plan.config.agreement_timeout_s
+    if group is None or dist.get_world_size(group) == 1:
+        return Comparison(None, timeout_s, False)
+    state = _open_state(group, timeout_s)
+    with state.lock:
+        _look(state, timeout_s)
+        is_new = plan.digest not in state.agreed
+        _send(call, plan, state)
+        state.agreed[plan.digest] = None
+        state.agreed.move_to_end(plan.digest)
+        if len(state.agreed) > MAX_AGREED:
+            state.agreed.popitem(last=False)
+    if device.type != "cpu":
+        _watcher.start()
+    return Comparison(state, timeout_s, is_new or device.type == "cpu")
+
+
+def begin_comparing(plan: AttnPlan, cp_group: CpGroup) -> None:
+    """Open the group's channel, so that a rank that fails later is noticed by the others at once.
+
+    The first call of a group waits until all its ranks come; later ones return at once.
+
+    Raises:
+        AgreementError: a rank did not come within ``agreement_timeout_s``.
+    """
+    group = resolve_group(cp_group)
+    if group is not None and dist.get_world_size(group) > 1:
+        _open_state(group, plan.config.agreement_timeout_s)
 
 
 def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
-    """Start comparing this plan with the other ranks'; returns at once.
+    """Compare a plan with the other ranks' and wait for the result; every rank calls it.
 
-    ``dispatch`` calls it. Ranks that use a plan without dispatching (middle pipeline stages) call
-    it themselves, once for every time the others dispatch.
-    """
-    group = resolve_group(cp_group)
-    if group is None or dist.get_world_size(group) == 1:
-        return
-    state = _state(group, plan.config.agreement_timeout_s)
-    if len(state.pending) >= MAX_PENDING:  # somebody dispatches and never attends
-        _finish_oldest(state, dist.get_rank(group))
-    _start(plan, group, state)
-    state.agreed[plan.digest] = None
-    state.agreed.move_to_end(plan.digest)
-    if len(state.agreed) > MAX_AGREED:
-        state.agreed.popitem(last=False)
-
-
-def ensure_agreed(plan: AttnPlan, cp_group: CpGroup) -> None:
-    """Wait until all started comparisons are done and equal.
+    Calls that exchange rows do so themselves; this is for code that wants to know earlier.
 
     Raises:
-        AgreementError: naming the ranks and the field that differ, or that a rank did not come
-            within ``agreement_timeout_s``. Raised on every rank.
+        AgreementError: ranks planned different things, or did not all come.
     """
-    group = resolve_group(cp_group)
-    if group is None or dist.get_world_size(group) == 1:
-        return
-    if plan.digest not in _state(group, plan.config.agreement_timeout_s).agreed:
-        agree(plan, group)
-    state = _states[group]
-    _finish_all(state, dist.get_rank(group))
+    compare(Call("plan"), plan, cp_group, torch.device("cpu")).wait()
 
 
 def open_agreement(group: dist.ProcessGroup, members: str, timeout_s: float) -> None:
@@ -100,8 +153,7 @@ def open_agreement(group: dist.ProcessGroup, members: str, timeout_s: float) -> 
         members: What an error calls them, e.g. "tensor-parallel ranks".
         timeout_s: How long to wait for the others, here and when a comparison is finished.
     """
-    if group not in _states:
-        _states[group] = _GroupState(_cpu_group(group, timeout_s), members)
+    _open_state(group, timeout_s, members)
 
 
 def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
@@ -116,114 +168,127 @@ def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
     state = _states.get(group)
     if state is None:
         return
-    while state.pending and (
-        state.pending[0].work.is_completed() or len(state.pending) >= MAX_PENDING
-    ):
-        _finish_oldest(state, dist.get_rank(group))
-    _start(plan, group, state)
+    timeout_s = plan.config.agreement_timeout_s
+    _open_state(group, timeout_s, state.members)
+    with state.lock:
+        _look(state, timeout_s)
+        _send(Call("plan"), plan, state)
 
 
 def finish_agreement(group: dist.ProcessGroup) -> None:
-    """Wait for every comparison in an opened group; before what was computed is used.
+    """Wait for every comparison of a group; before what was computed is used.
 
     Raises:
-        AgreementError: as `ensure_agreed`.
+        AgreementError: ranks differ, or did not all come.
     """
-    if group in _states:
-        _finish_all(_states[group], dist.get_rank(group))
+    state = _states.get(group)
+    if state is not None:
+        with state.lock:
+            _finish_all(state, state.timeout_s)
 
 
-def _start(plan: AttnPlan, group: dist.ProcessGroup, state: _GroupState) -> None:
-    mine = fingerprint(plan)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    work = state.cpu_group.allgather([gathered], [mine])  # type: ignore[attr-defined]
-    state.pending.append(_Exchange(work, gathered, plan.config.agreement_timeout_s))
+def _open_state(group: dist.ProcessGroup, timeout_s: float, members: str = CP_RANKS) -> GroupState:
+    """The group's state with a channel; groups that were opened in threads do not wait for each
+    other, because every group has a lock of its own."""
+    state = _states.get(group)
+    if state is not None and state.channel is not None:
+        return state
+    with _table_lock:
+        state = _states.setdefault(group, GroupState(dist.get_rank(group), members, timeout_s))
+        dead = [s for g, s in _states.items() if not is_alive(g)]
+    for other in dead:
+        other.close()
+    close_unfinished()
+    with state.lock:
+        if state.channel is None and state.failure is None:
+            state.channel = _open_channel(group, timeout_s)
+    return state
 
 
-def _finish_all(state: _GroupState, rank: int) -> None:
-    while state.pending:
-        _finish_oldest(state, rank)
-
-
-def _finish_oldest(state: _GroupState, rank: int) -> None:
+def _open_channel(group: dist.ProcessGroup, timeout_s: float) -> Channel:
     try:
-        _finish(state.pending.popleft(), state.members, rank)
-    except AgreementError:
-        # Nothing that was compared since the last success counts, nor fails a later step.
-        state.pending.clear()
-        state.agreed.clear()
-        raise
-
-
-def fingerprint(plan: AttnPlan) -> Tensor:
-    """16 bytes, int64 [2]: the plan's digest and four 16-bit hashes, one per field."""
-    packed = 0
-    for name in FIELDS:
-        packed = packed << 16 | (plan.field_digests[name] & 0xFFFF)
-    return torch.tensor([_signed(plan.digest), _signed(packed)], dtype=torch.int64)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _state(group: dist.ProcessGroup, timeout_s: float) -> _GroupState:
-    if group not in _states:
-        _states[group] = _GroupState(_cpu_group(group, timeout_s))
-    return _states[group]
-
-
-def _cpu_group(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroupGloo:
-    """A gloo group of the same ranks, made by its members alone.
-
-    ``dist.new_group`` needs every rank of the job, and its local variant names the group by how
-    many groups a process is in, which differs between pipeline stages. So the group is made on
-    the job's store, under the members and the number of groups they made before.
-    """
-    ranks = tuple(dist.get_process_group_ranks(group))
-    _num_made[ranks] = _num_made.get(ranks, 0) + 1
-    prefix = f"megatron_magi/agreement/{'-'.join(map(str, ranks))}/{_num_made[ranks]}"
-    store = PrefixStore(prefix, _get_default_store())
-    try:
-        return dist.ProcessGroupGloo(
-            store, dist.get_rank(group), len(ranks), timedelta(seconds=timeout_s)
-        )
+        return Channel(group, timeout_s)
     except RuntimeError as error:
         raise AgreementError(
-            f"all ranks {list(ranks)} must begin to compare plans (first batch, attach) within "
-            f"{timeout_s:.0f} s of each other, and one did not come; look for the first error in "
-            f"the other ranks' logs, or raise MagiConfig.agreement_timeout_s ({error})"
-        ) from error
-
-
-def _finish(exchange: _Exchange, members: str, rank: int) -> None:
-    try:
-        exchange.work.wait(timedelta(seconds=exchange.timeout_s))
-    except RuntimeError as error:
-        raise AgreementError(
-            f"all {members} must dispatch the same batch; rank {rank} waited "
-            f"{exchange.timeout_s:.0f} s and a rank did not come; look for the first error in the "
-            f"other ranks' logs, check that every rank takes the same number of batches, or raise "
+            f"all ranks {dist.get_process_group_ranks(group)} must begin to compare plans (first "
+            f"batch, attach) within {timeout_s:.0f} s of each other, and one did not come; look "
+            f"for the first error in the other ranks' logs, or raise "
             f"MagiConfig.agreement_timeout_s ({error})"
         ) from error
-    first = exchange.gathered[0]
-    differing = [r for r, theirs in enumerate(exchange.gathered) if not torch.equal(theirs, first)]
-    if differing:
-        raise AgreementError(_describe(exchange.gathered, differing, members, rank))
 
 
-def _describe(gathered: list[Tensor], differing: list[int], members: str, rank: int) -> str:
-    def hashes(r: int) -> list[int]:
-        packed = int(gathered[r][1]) & 0xFFFFFFFFFFFFFFFF
-        return [packed >> shift & 0xFFFF for shift in (48, 32, 16, 0)]
+def _send(call: Call, plan: AttnPlan, state: GroupState) -> None:
+    assert state.channel is not None, "a group is opened before its first comparison"
+    state.channel.send(record_of(call, plan, state.channel.num_sent))
 
-    fields = [
-        name
-        for i, name in enumerate(FIELDS)
-        if any(hashes(r)[i] != hashes(0)[i] for r in differing)
-    ]
-    return (
-        f"{members} must plan the same thing; ranks {differing} differ from rank 0 in "
-        f"{', '.join(fields) or 'the plan'} (seen by rank {rank}); give every rank the same mask, "
-        f"config and package version"
-    )
+
+def _look(state: GroupState, timeout_s: float) -> None:
+    """Take in what has ended; wait only for the oldest of too many."""
+    _raise_failure(state)
+    _take_ready(state)
+    while (channel := state.channel) is not None and len(channel.pending) >= MAX_PENDING:
+        _receive(state, channel, timeout_s)
+
+
+def _take_ready(state: GroupState) -> None:
+    while (channel := state.channel) is not None and channel.is_ready():
+        _receive(state, channel, state.timeout_s)
+
+
+def _finish_all(state: GroupState, timeout_s: float) -> None:
+    _raise_failure(state)
+    while (channel := state.channel) is not None and channel.pending:
+        _receive(state, channel, timeout_s)
+
+
+def _raise_failure(state: GroupState) -> None:
+    """What the watcher found, once."""
+    failure, state.failure = state.failure, None
+    if failure is not None:
+        raise failure
+
+
+def _receive(state: GroupState, channel: Channel, timeout_s: float) -> None:
+    """Compare the oldest records. After an error the channel is closed: what else was under way
+    does not count, and the next call opens another one, at the same place on every rank."""
+    try:
+        records = channel.receive(timeout_s)
+    except RuntimeError as error:
+        state.close()
+        raise AgreementError(
+            f"all {state.members} must make the same calls; a rank did not come within "
+            f"{timeout_s:.0f} s, or is gone (seen by rank {state.rank}); look for the first error "
+            f"in the other ranks' logs, check that every rank takes the same number of batches, or "
+            f"raise MagiConfig.agreement_timeout_s ({error})"
+        ) from error
+    if differing_ranks(records):
+        state.close()
+        raise AgreementError(describe_difference(records, state.members, state.rank))
+
+
+def _look_at_all() -> list[str]:
+    """For the watcher: errors that nobody has raised yet."""
+    with _table_lock:
+        states = list(_states.values())
+    for state in states:
+        if state.failure is None and state.lock.acquire(blocking=False):
+            try:
+                _take_ready(state)
+            except AgreementError as error:
+                state.failure = error
+            finally:
+                state.lock.release()
+    return [str(state.failure) for state in states if state.failure is not None]
+
+
+def _close_all() -> None:
+    """Before the interpreter ends: gloo's threads must not outlive it."""
+    _watcher.stop()
+    with _table_lock:
+        states = list(_states.values())
+    for state in states:
+        state.close()
+
+
+_watcher = Watcher(_look_at_all)
+atexit.register(_close_all)

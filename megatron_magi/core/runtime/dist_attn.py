@@ -42,7 +42,8 @@ from megatron_magi.core.kernel.flex_attn import check_qkv
 from megatron_magi.core.kernel.row_delta import score_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
-from megatron_magi.core.runtime.agreement import ensure_agreed
+from megatron_magi.core.runtime.agreement import compare
+from megatron_magi.core.runtime.agreement_record import Call
 from megatron_magi.core.runtime.token_dispatch import check_group
 
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -72,7 +73,8 @@ def dist_attn(
 
     Raises:
         ValueError, TypeError: tensors or a group that do not fit the plan.
-        AgreementError: ranks that planned different things.
+        AgreementError: ranks that planned different things, or differ in heads, dtype, scale or in
+            whether a gradient will be asked for.
         NotImplementedError: inputs with forward-mode tangents.
         RuntimeError: in backward, a second derivative.
 
@@ -82,15 +84,21 @@ def dist_attn(
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
     refuse_tangents(q, k, v)
-    ensure_agreed(plan, cp_group)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    will_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    row = (*k.shape[1:], v.shape[2])
+    call = Call("dist_attn", row, k.dtype, scale, int(will_backward))
+    comparison = compare(call, plan, cp_group, q.device)
     config, one_width = plan.config, has_one_width(q, v)
     work = _StageWork(
+        plan,
         plan.rank_plan(group_rank(cp_group)),
         resolve_group(cp_group),
         select_backend(config.kernel_backend, q.device, q.dtype, config.deterministic, one_width),
-        q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale),
+        scale,
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
     )
+    comparison.wait()  # what was made since hides it
     out, lse = _DistAttn.apply(q, k, v, work)
     return out, lse
 
@@ -99,6 +107,7 @@ def dist_attn(
 class _StageWork:
     """What the loop needs beside tensors."""
 
+    plan: AttnPlan
     rank_plan: RankPlan
     group: dist.ProcessGroup | None
     backend: AttnBackend
@@ -166,6 +175,8 @@ class _DistAttn(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         work: _StageWork = ctx.work
+        call = Call("backward of dist_attn", k.shape[1:], k.dtype, work.softmax_scale)
+        compare(call, work.plan, work.group, q.device).wait()
         own, *remote = work.rank_plan.stages
         feed = _Feed(work, [*remote, own], k, v)
         if feed.travelling is not None:
@@ -249,3 +260,11 @@ def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
                 f"{name} must hold this rank's {tokens} tokens, got {len(x)}; "
                 f"dispatch the sequence with this plan first"
             )
+    shape = plan.head_shape
+    planned = (shape.num_heads_q, shape.num_heads_kv, shape.head_dim, shape.value_dim)
+    if (q.shape[1], *k.shape[1:], v.shape[2]) != planned:
+        raise ValueError(
+            f"q, k and v must have the heads that were planned, {shape} (query heads/key heads x "
+            f"head_dim), got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; plan with "
+            f"the HeadShape of one tensor-parallel rank"
+        )

@@ -12,6 +12,8 @@ from megatron_magi.core.kernel.backend import acc_dtype
 from megatron_magi.core.kernel.max_logits import max_logits
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.runtime.agreement import compare
+from megatron_magi.core.runtime.agreement_record import Call
 
 
 @torch.no_grad()
@@ -27,6 +29,8 @@ def dist_max_logits(
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     group = resolve_group(cp_group)
+    call = Call("dist_max_logits", tuple(k.shape[1:]), k.dtype, scale)
+    compare(call, plan, group, q.device).wait()
     most = torch.full((q.shape[1],), -torch.inf, dtype=acc_dtype(q.dtype), device=q.device)
     for stage in plan.rank_plan(group_rank(cp_group)).forward_stages:
         keys = k

@@ -13,8 +13,7 @@ from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_g
 from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.kernel.calls import differentiable_once
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, RollPlan, make_roll_plan
-from megatron_magi.core.runtime.agreement import ensure_agreed
-from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens
+from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
 
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -32,23 +31,24 @@ def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: in
     """
     check_group(plan, cp_group)
     check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
-    ensure_agreed(plan, cp_group)
-    out: Tensor = _Roll.apply(x_local, shift, plan.dispatch, cp_group, dim)
+    out: Tensor = _Roll.apply(x_local, shift, plan, cp_group, dim)
     return out
 
 
 class _Roll(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, shift: int, layout: DispatchPlan, cp_group: CpGroup, dim: int
+        ctx: Any, x: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int
     ) -> Tensor:
-        ctx.shift, ctx.layout, ctx.cp_group, ctx.dim = shift, layout, cp_group, dim
-        return _roll(x, shift, layout, cp_group, dim)
+        ctx.shift, ctx.plan, ctx.cp_group, ctx.dim = shift, plan, cp_group, dim
+        compare_rows("roll", x, plan, cp_group, dim, shift)
+        return _roll(x, shift, plan.dispatch, cp_group, dim)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rolled = _roll(grad, -ctx.shift, ctx.layout, ctx.cp_group, ctx.dim)
+        compare_rows("backward of roll", grad, ctx.plan, ctx.cp_group, ctx.dim, ctx.shift)
+        rolled = _roll(grad, -ctx.shift, ctx.plan.dispatch, ctx.cp_group, ctx.dim)
         return rolled, None, None, None, None
 
 

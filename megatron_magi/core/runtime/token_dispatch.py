@@ -13,7 +13,8 @@ from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_siz
 from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.kernel.calls import differentiable_once
 from megatron_magi.core.plan import AttnPlan, DispatchPlan
-from megatron_magi.core.runtime.agreement import agree
+from megatron_magi.core.runtime.agreement import begin_comparing, compare
+from megatron_magi.core.runtime.agreement_record import Call
 
 _indices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -25,7 +26,7 @@ def dispatch(
 
     Args:
         x: ``total_seqlen`` tokens in ``dim``, the same on every rank.
-        plan: the rank's plan; its digest is compared with the other ranks' (asynchronously).
+        plan: the plan of this sequence.
         cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
         pad_value: fills the rows behind the end of the sequence.
 
@@ -35,14 +36,15 @@ def dispatch(
     Raises:
         ValueError: another number of tokens, or a group of another size than the plan's.
 
-    Cost: 16 bytes per rank now; the backward gathers the gradient on every rank.
+    Cost: nothing travels, but a group's first call waits for its ranks; the backward gathers the
+    gradient on every rank.
     """
     check_group(plan, cp_group)
     check_tokens(x, dim, plan.dispatch.total_seqlen, "the full sequence")
     if plan.dispatch.total_seqlen == 0:
         raise ValueError("dispatch needs at least one token, got an empty sequence; skip the batch")
-    agree(plan, cp_group)
-    out: Tensor = _Dispatch.apply(x, plan.dispatch, cp_group, dim, pad_value)
+    begin_comparing(plan, cp_group)
+    out: Tensor = _Dispatch.apply(x, plan, cp_group, dim, pad_value)
     return out
 
 
@@ -68,7 +70,7 @@ def undispatch(
     """
     check_group(plan, cp_group)
     check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
-    out: Tensor = _Undispatch.apply(x_local, plan.dispatch, cp_group, dim, is_partial_grad)
+    out: Tensor = _Undispatch.apply(x_local, plan, cp_group, dim, is_partial_grad)
     return out
 
 
@@ -90,35 +92,46 @@ def position_ids(
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int, pad_value: float
+        ctx: Any, x: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int, pad_value: float
     ) -> Tensor:
-        ctx.layout, ctx.cp_group, ctx.dim = layout, cp_group, dim
-        return _select(x, layout, group_rank(cp_group), dim, pad_value)
+        ctx.plan, ctx.cp_group, ctx.dim = plan, cp_group, dim
+        return _select(x, plan.dispatch, group_rank(cp_group), dim, pad_value)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _gather(grad, ctx.layout, ctx.cp_group, ctx.dim), None, None, None, None
+        compare_rows("backward of dispatch", grad, ctx.plan, ctx.cp_group, ctx.dim)
+        return _gather(grad, ctx.plan.dispatch, ctx.cp_group, ctx.dim), None, None, None, None
 
 
 class _Undispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_local: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int, partial: bool
+        ctx: Any, x_local: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int, partial: bool
     ) -> Tensor:
-        ctx.layout, ctx.cp_group, ctx.dim, ctx.partial = layout, cp_group, dim, partial
-        return _gather(x_local, layout, cp_group, dim)
+        ctx.plan, ctx.cp_group, ctx.dim, ctx.partial = plan, cp_group, dim, partial
+        compare_rows("undispatch", x_local, plan, cp_group, dim, int(partial))
+        return _gather(x_local, plan.dispatch, cp_group, dim)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         group = resolve_group(ctx.cp_group)
         if ctx.partial and group is not None:
+            compare_rows("backward of undispatch", grad, ctx.plan, group, ctx.dim)
             # A copy: the gradient may belong to other branches of the graph too.
             grad = grad.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(grad, group=group)
-        local = _select(grad, ctx.layout, group_rank(ctx.cp_group), ctx.dim, 0)
+        local = _select(grad, ctx.plan.dispatch, group_rank(ctx.cp_group), ctx.dim, 0)
         return local, None, None, None, None
+
+
+def compare_rows(
+    kind: str, x: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int, extra: int = 0
+) -> None:
+    """Rows of ``x`` along ``dim`` are about to travel: every rank must mean the same."""
+    row = x.movedim(dim, 0).shape[1:]
+    compare(Call(kind, tuple(row), x.dtype, extra=extra), plan, cp_group, x.device).wait()
 
 
 def _select(x: Tensor, layout: DispatchPlan, rank: int, dim: int, pad_value: float) -> Tensor:

@@ -18,7 +18,7 @@ from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
-from megatron_magi.core.runtime.agreement import AgreementError, ensure_agreed
+from megatron_magi.core.runtime.agreement import AgreementError
 from megatron_magi.core.runtime.plan_cache import plan_cache
 from tests.dense import (
     NAMES,
@@ -264,9 +264,6 @@ def ranks_disagree(rank: int, cp_size: int, what: str) -> str:
     try:
         magi.dist_attn(q, k, k, plan, group)
     except AgreementError as error:
-        from megatron_magi.core.runtime import agreement
-
-        agreement._states[group].pending.clear()
         return str(error)
     return "no error"
 
@@ -283,7 +280,7 @@ def cache_hit_meets_miss(rank: int, cp_size: int) -> None:
     assert plan_cache.num_hits == (rank == 0)
     for _ in range(3):
         magi.dispatch(torch.zeros(40, 1), plan, group)
-        ensure_agreed(plan, group)
+        magi.agree(plan, group)
 
 
 def gradient_memory(rank: int, cp_size: int, degree: int) -> None:
@@ -387,7 +384,7 @@ def absent_rank(rank: int, cp_size: int, num_batches: int) -> str:
             return "left"
         try:
             magi.dispatch(torch.zeros(16, 1), plan, group)
-            ensure_agreed(plan, group)
+            magi.agree(plan, group)
         except AgreementError as error:
             return str(error)
     return "no error"

@@ -7,12 +7,7 @@ import torch.distributed as dist
 
 import megatron_magi as magi
 from megatron_magi import AgreementError, HeadShape, MagiConfig, masks
-from megatron_magi.core.runtime.agreement import (
-    agree_later,
-    ensure_agreed,
-    finish_agreement,
-    open_agreement,
-)
+from megatron_magi.core.runtime.agreement import agree_later, finish_agreement, open_agreement
 from tests.process_pool import subgroup
 
 SHAPE = HeadShape(2, 1, 4)
@@ -71,14 +66,14 @@ def after_a_disagreement(rank: int, cp_size: int) -> None:
     for _ in range(3):
         magi.dispatch(torch.zeros(24, 1), wrong, group)
     try:
-        ensure_agreed(wrong, group)
+        magi.agree(wrong, group)
     except AgreementError:
         pass
     else:
         raise AssertionError("no error")
-    ensure_agreed(right, group)  # rank 0 tried this plan before, rank 1 did not
+    magi.agree(right, group)  # rank 0 tried this plan before, rank 1 did not
     magi.dispatch(torch.zeros(24, 1), right, group)
-    ensure_agreed(right, group)
+    magi.agree(right, group)
 
 
 def other_second_masks(rank: int, cp_size: int) -> str:

@@ -1,0 +1,59 @@
+"""Notices a disagreement while the host waits for a device that waits for another rank.
+
+With tensors on a GPU an exchange starts before its comparison is done. If ranks disagree, the next
+exchange raises. When there is none, because the host waits for the device, which waits for rows
+that never come, only another thread can say why, and end the process: nothing else ends that wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+GRACE_S = 5.0
+"""From the discovery to the end of the process, for the exchange that would raise instead."""
+
+
+class Watcher:
+    """A thread that looks for errors which nobody raises."""
+
+    def __init__(self, errors: Callable[[], list[str]]) -> None:
+        """``errors``: errors that were found and not raised yet; called from the thread."""
+        self._errors = errors
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Watch from now on; again and again is the same as once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="magi-watch", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Before the interpreter ends."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(PERIOD_S):
+            found = self._errors()
+            if found and not self._stopped.wait(GRACE_S) and self._errors():
+                self._end("; ".join(found))
+
+    def _end(self, error: str) -> None:
+        logger.critical(
+            "AgreementError: %s. The device waits for an exchange that cannot end, so this process "
+            "ends now.", error,
+        )  # fmt: skip
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

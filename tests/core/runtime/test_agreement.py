@@ -1,0 +1,112 @@
+"""Ranks that differ are told, all of them and within seconds, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import megatron_magi as magi
+from megatron_magi import HeadShape, masks
+from megatron_magi.core.runtime.agreement_record import (
+    KINDS,
+    RECORD_LEN,
+    Call,
+    describe_difference,
+    record_of,
+)
+from tests.core.runtime import agreement_jobs as jobs
+from tests.process_pool import pool
+
+WORLD = 5
+
+ODD = {
+    jobs.undispatch_of_another_plan: "plan the same thing; ranks [2] differ from rank 0 in mask",
+    jobs.gradient_of_another_batch: "in mask, dispatch (backward of dispatch, call",
+    jobs.roll_by_another_shift: "rank 0 has row [1, 4], torch.float32, shift 1, rank 2 has row "
+    "[1, 4], torch.float32, shift 2",
+    jobs.roll_of_another_dtype: "rank 2 has row [1, 4], torch.float64",
+    jobs.attention_of_another_scale: "softmax_scale 0.25, no gradient to come, rank 2 has row "
+    "[1, 4, 4], torch.float32, softmax_scale 0.5",
+    jobs.attention_of_another_dtype: "rank 2 has row [1, 4, 4], torch.float64",
+    jobs.attention_of_other_heads: "ranks [2] differ from rank 0 in head_shape",
+    jobs.gradient_on_some_ranks: "a gradient to come, rank 2 has row [1, 4, 4], torch.float32, "
+    "softmax_scale 0.5, no gradient to come",
+    jobs.largest_logits_of_another_scale: "dist_max_logits; ranks [2] differ from rank 0",
+    jobs.another_call: "is dist_attn on rank 0 and undispatch on rank 2",
+    jobs.another_sum_of_gradients: "is_partial_grad False, rank 2 has row [1, 4], torch.float32, "
+    "is_partial_grad True",
+}
+
+
+@pytest.mark.parametrize("action", ODD, ids=lambda action: action.__name__)
+def test_every_rank_is_told_what_differs(action: jobs.Action) -> None:
+    for said in pool(WORLD).run(jobs.odd_rank, 3, action, timeout_s=90)[:3]:
+        assert ODD[action] in said, said
+
+
+def test_a_dropped_batch_shifts_no_comparison() -> None:
+    pool(WORLD).run(jobs.unequal_dispatches, 3)
+
+
+def test_groups_of_the_same_ranks_do_not_meet() -> None:
+    pool(WORLD).run(jobs.groups_of_the_same_ranks, 3)
+
+
+def test_a_channel_ends_with_its_group() -> None:
+    pool(WORLD).run(jobs.ends_with_its_group, 2)
+
+
+def test_a_device_does_not_wait_and_is_told_by_the_next_call() -> None:
+    for said in pool(WORLD).run(jobs.on_a_device, 2)[:2]:
+        first, second, error = said
+        assert (first, second) == ("waits True", "waits False")
+        assert "is_partial_grad False, rank 1 has row [], is_partial_grad True" in error
+
+
+def test_buffers_do_not_grow_with_the_calls() -> None:
+    pool(WORLD).run(jobs.many_on_a_device, 2, 100)
+
+
+def test_a_host_that_waits_for_its_device_is_ended(tmp_path: Path) -> None:
+    hosts = [jobs.start_stuck_host(rank, str(tmp_path / "store")) for rank in range(2)]
+    for host in hosts:
+        _, said = host.communicate(timeout=50)
+        assert host.returncode == 1
+        assert "AgreementError" in said and "undispatch on rank 0 and roll on rank 1" in said
+
+
+def test_heads_that_were_not_planned_are_refused() -> None:
+    plan = magi.plan(masks.causal(16), 1, HeadShape(4, 2, 8))
+    q, k = torch.zeros(16, 4, 8), torch.zeros(16, 2, 8)
+    magi.dist_attn(q, k, k, plan, None)
+    for bad in ((q[:, :2], k, k), (q, k[:, :1], k[:, :1]), (q, k, k[..., :4]),
+                (q[..., :4], k[..., :4], k)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"heads that were planned, 4/2x8"):
+            magi.dist_attn(*bad, plan, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_part_of_a_call_makes_another_record(kind: str) -> None:
+    import numpy as np
+
+    plan = magi.plan(masks.causal(16), 1, HeadShape(4, 2, 8))
+    call = Call(kind, (2, 8, 8), torch.bfloat16, 0.25, 1)
+    others = [
+        Call(KINDS[KINDS.index(kind) - 1], (2, 8, 8), torch.bfloat16, 0.25, 1),
+        Call(kind, (2, 8), torch.bfloat16, 0.25, 1),
+        Call(kind, (2, 8, 8, 0), torch.bfloat16, 0.25, 1),
+        Call(kind, (0, 2, 8, 8), torch.bfloat16, 0.25, 1),
+        Call(kind, (1 << 20, 8, 8), torch.bfloat16, 0.25, 1),
+        Call(kind, (2, 8, 8, 1, 1), torch.bfloat16, 0.25, 1),
+        Call(kind, (2, 8, 8), torch.float16, 0.25, 1),
+        Call(kind, (2, 8, 8), torch.bfloat16, 0.25 + 2**-50, 1),
+        Call(kind, (2, 8, 8), torch.bfloat16, 0.25, -1),
+    ]
+    records = [record_of(c, plan, 7) for c in (call, *others)]
+    assert all(len(record) == RECORD_LEN for record in records)
+    assert len({*records, record_of(call, plan, 8)}) == len(others) + 2
+    for other in records[1:]:
+        said = describe_difference(np.array([records[0], records[0], other]), "ranks", 1)
+        assert "[2]" in said or "on rank 2" in said
