@@ -76,7 +76,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         Args:
             query: [rows, batch, heads of this TP rank, head_dim]; batch 1 if packed.
             key: [rows, batch, kv heads of this TP rank, head_dim].
-            value: likewise, its head_dim may be another.
+            value: likewise, its head_dim may be another (multi-latent attention).
             attention_mask: must be None, the plan has the mask.
             packed_seq_params: `MagiPackedSeqParams`, or None without context parallelism.
 
@@ -84,7 +84,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             [rows, batch, heads * head_dim of value] in the query's dtype.
 
         Raises:
-            ValueError: a dense mask, a bias, a foreign packed_seq_params or other row counts.
+            ValueError: a dense mask, a bias, a foreign packed_seq_params, other row counts, or other
+                heads than the config's.
             RuntimeError: packed rows in a model that was not attached.
         """
         _refuse_masks(attention_mask, attention_bias)

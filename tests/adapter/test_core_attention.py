@@ -116,13 +116,13 @@ def test_cross_attention_is_refused() -> None:
         attention(model(), attention_type="cross")
 
 
-def test_values_of_another_width() -> None:
+def test_only_the_heads_of_the_config_are_attended() -> None:
+    """A plan is made from the config, so what the config does not know is refused."""
     q, k, _ = qkv(12)
     v = torch.randn(12, 1, GROUPS, 5, dtype=torch.float64)
     core = attention(model(), k_channels=DIM, v_channels=5)
-    out = core(q, k, v, None)
-    wanted = dense(q, k, v, torch.ones(12, 12, dtype=torch.bool).tril())
-    torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match=r"heads that were planned, 4/2x8 .* v \[12, 2, 5\]"):
+        core(q, k, v, None)
     assert attention(model(), k_channels=16, v_channels=5).softmax_scale == 0.25
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 
@@ -17,6 +18,7 @@ from megatron_magi.adapter.packed import (
     make_packed_seq_params,
     pipeline_seq_length,
 )
+from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.core.runtime.plan_cache import plan_for
 
 BOUNDS = [0, 5, 6, 16]
@@ -99,6 +101,49 @@ def test_from_stock_thd() -> None:
     packed = from_packed_seq_params(stock, model(), None, device="cpu")
     assert isinstance(packed, MagiPackedSeqParams)
     assert packed.dispatch_plan.mask == masks.from_cu_seqlens(BOUNDS)
+
+
+def test_a_window_plan_takes_over_a_layout_that_it_would_not_choose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows are dispatched once, for all layers, and balanced for the layers that see more."""
+    bounds = [0, 300, 2000, 4096]
+    two_ranks = lambda mask, _cp, *args, **given: plan_for(mask, 2, *args, **given)  # noqa: E731
+    monkeypatch.setattr("megatron_magi.adapter.packed.plan_for", two_ranks)
+    config = model(window_size=(30, 0), window_attn_skip_freq=2)
+    packed = make_packed_seq_params(bounds, config, None, device="cpu")
+    alone = plan_for(packed.window_plan.mask, 2, head_shape(config))
+    assert alone.dispatch != packed.plan.dispatch, "else this shows nothing"
+    assert packed.window_plan.dispatch == packed.plan.dispatch
+
+
+@pytest.mark.parametrize("factor", [None, 4.0])
+def test_rotary_angles_are_stock_ones_of_the_positions(
+    factor: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    given = {"kv_channels": 16, "rotary_percent": 1.0, "seq_len_interpolation_factor": factor}
+    stock = RotaryEmbedding(**given, use_cpu_initialization=True)
+    ours = MagiRotaryEmbedding.from_stock(RotaryEmbedding(**given, use_cpu_initialization=True))
+    wanted = stock(100)
+    assert torch.equal(ours(100), wanted), "no positions: the stock module"
+    ours._rope_positions = torch.tensor([3, 99, 0, 3, 41])
+    torch.testing.assert_close(ours(5), wanted[ours._rope_positions], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("tp", [3, 6])
+def test_padded_lengths_divide_over_sequence_parallel_ranks(
+    tp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_ranks = lambda mask, _cp, *args, **given: plan_for(mask, 2, *args, **given)  # noqa: E731
+    monkeypatch.setattr("megatron_magi.adapter.packed.plan_for", two_ranks)
+    config = model(
+        hidden_size=48, num_attention_heads=12, num_query_groups=6, sequence_parallel=True,
+        tensor_model_parallel_size=tp, context_parallel_size=2,
+    )  # fmt: skip
+    packed = make_packed_seq_params([0, 1000, 4097], config, None, device="cpu")
+    assert packed.dispatch_plan.dispatch.num_local_tokens % tp == 0
+    assert packed.dispatch_plan.dispatch.padded_seqlen == pipeline_seq_length(4097, config)
 
 
 def test_padding_between_documents_is_a_document_of_its_own() -> None:

@@ -29,7 +29,7 @@ def test_ranks_end_cleanly(tmp_path: Path) -> None:
 
 
 def test_an_abort_is_seen() -> None:
-    aborts = "import os; c._attend = lambda job, rank: os.abort() if rank else None"
+    aborts = "import os; c._rank = lambda job, rank, folder: os.abort() if rank else None"
     ran = run("--exits", "2", code=aborts)
     assert ran.returncode == 1
     assert json.loads(ran.stdout)["unclean"].keys() == {"destroyed: -6"}

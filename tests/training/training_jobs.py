@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 from dataclasses import dataclass
 from typing import Any
@@ -40,13 +41,16 @@ def train(recipe: dict[str, Any], signal_at: int | None = None) -> Any:
         and torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
     ):
         _send_signal_in(signal_at)
+    draws = _draw_after_each_step() if config.parallel.tp == config.parallel.pp == 1 else {}
     try:
         records = loop.train(config)
     except (RecipeError, TrainingStopped) as error:
         return f"{type(error).__name__}: {error}"
     return [
-        [r.iteration, r.lm_loss.hex(), r.grad_norm.hex(), str(r.validation_loss)] for r in records
-    ]
+        [r.iteration, r.lm_loss.hex(), r.grad_norm.hex(), str(r.validation_loss),
+         draws.get(r.iteration)]
+        for r in records
+    ]  # fmt: skip
 
 
 def sample_numbers(recipe: dict[str, Any], count: int) -> list[int]:
@@ -57,6 +61,20 @@ def sample_numbers(recipe: dict[str, Any], count: int) -> list[int]:
     model_config, cpu = model.transformer_config(config), torch.device("cpu")
     (stream,) = microbatch_streams(dataset, config, model_config, cpu)
     return [item.sample.index for item in itertools.islice(stream, count)]
+
+
+def _draw_after_each_step() -> dict[int, list[str]]:
+    """Numbers of every random generator, by iteration: what dropout of a model would have drawn."""
+    step, draws = loop.train_step, {}
+
+    def with_draws(schedule: Any, streams: Any, dataset: Any, state: Any, *rest: Any) -> Any:
+        result = step(schedule, streams, dataset, state, *rest)
+        numbers = random.random(), np.random.rand(), torch.rand(()).item()
+        draws[state.iteration] = [number.hex() for number in numbers]
+        return result
+
+    loop.train_step = with_draws
+    return draws
 
 
 def _send_signal_in(iteration: int) -> None:

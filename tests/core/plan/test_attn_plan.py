@@ -314,6 +314,15 @@ def test_digest_names_the_field_that_differs():
         assert other != base
 
 
+def test_another_planner_version_is_another_plan(monkeypatch):
+    """Ranks with other versions of the package may plan differently from the same input."""
+    made = [make_attn_plan(packed_causal(100, 28), 4, HEADS, MagiConfig())]
+    monkeypatch.setattr("megatron_magi.core.plan.attn_plan.PLANNER_VERSION", 10**6)
+    made.append(make_attn_plan(packed_causal(100, 28), 4, HEADS, MagiConfig()))
+    assert made[0].field_digests == made[1].field_digests
+    assert made[0].digest != made[1].digest and made[0] != made[1]
+
+
 LPT = MagiConfig(dispatch="lpt")
 
 
@@ -334,6 +343,19 @@ def test_local_length_never_depends_on_the_mask(total, config):
                     assert want * cp_size == total
                 per_rank = -(-total // cp_size)
                 assert want - per_rank <= multiple * max(1, per_rank // 32)
+
+
+@pytest.mark.parametrize("total", [4097, 8201, 100_003])
+@pytest.mark.parametrize("multiple", [3, 5, 6, 7, 12])
+def test_padding_keeps_the_token_multiple(total, multiple):
+    """Ranks long enough to be padded to a power of two are padded to a common multiple."""
+    alone, config = num_local_tokens(total, 2, MagiConfig()), MagiConfig()
+    assert alone * 2 - total > 1, "this length is padded for its chunks, too"
+    want = num_local_tokens(total, 2, config, multiple)
+    plan = make_attn_plan(packed_causal(total), 2, HEADS, config, token_multiple=multiple)
+    assert plan.dispatch.num_local_tokens == want
+    assert want % multiple == 0 and plan.dispatch.padded_seqlen >= total
+    assert plan.dispatch.num_local_tokens % plan.dispatch.chunk_size == 0
 
 
 BAD = [
