@@ -1,0 +1,73 @@
+"""The changes that the mutation script makes, and that it tells killed from survived."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
+
+import pytest
+
+SOURCE = '''
+"""Docstring 1."""
+LIMIT: int = 3
+def clamp(x: int, low: int = 0) -> int:
+    if x < low:
+        raise ValueError(f"at least {low + 0}, got {x}")
+    note(x)
+    return x % LIMIT if not x == 2 else None
+'''
+CHANGES = {
+    "3  ->  4", "0  ->  1", "2  ->  3", "x < low  ->  x <= low", "if x < low:  ->  if not x < low:",
+    "note(x)  ->  None", "x % LIMIT  ->  x * LIMIT", "x == 2  ->  x != 2",
+    "x % LIMIT if not x == 2 else None  ->  x % LIMIT if not not x == 2 else None",
+    "return x % LIMIT if not x == 2 else None  ->  return None",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mutate() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts" / "mutate.py"
+    spec = importlib.util.spec_from_file_location("mutate", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["mutate"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_kind_of_change_and_none_of_messages_or_types(mutate: ModuleType) -> None:
+    mutants = list(mutate.mutants_of("m.py", SOURCE))
+    assert {m.change for m in mutants} == CHANGES
+    plain = ast.unparse(ast.parse(SOURCE))
+    made = [mutate.mutated(SOURCE, m) for m in mutants]
+    assert plain not in made and len(set(made)) == len(mutants)
+    assert all(len(set(plain.splitlines()) ^ set(text.splitlines())) == 2 for text in made)
+
+
+def test_killed_survived_and_too_long(mutate: ModuleType, tmp_path: Path) -> None:
+    package = tmp_path / mutate.PACKAGE
+    package.mkdir()
+    (package / "m.py").write_text("def f(n):\n    while n > 5:\n        n -= 1\n    return n\n")
+    (tmp_path / "test_m.py").write_text(
+        f"from {mutate.PACKAGE}.m import f\n\ndef test_f():\n    assert f(7) == 5\n"
+    )
+    mutate.SUITES = {"m.py": ["test_m.py"]}
+    source = (package / "m.py").read_text()
+    by_change = {m.change: m for m in mutate.mutants_of("m.py", source)}
+    places: SimpleQueue[Path] = SimpleQueue()
+    places.put(tmp_path)
+    args = argparse.Namespace(minutes=1e9, timeout=20)
+    wanted = {
+        "n > 5  ->  n >= 5": "killed",
+        "return n  ->  return None": "killed",
+        "n -= 1  ->  n += 1": "too long",
+    }
+    for change, outcome in wanted.items():
+        assert mutate._judge(by_change[change], places, args)[0] == outcome, change
+    assert (package / "m.py").read_text() == source
+    (tmp_path / "test_m.py").write_text("def test_nothing():\n    pass\n")
+    assert mutate._judge(by_change["n > 5  ->  n >= 5"], places, args)[0] == "survived"
