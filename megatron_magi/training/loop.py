@@ -50,7 +50,12 @@ def train(config: RunConfig) -> list[StepRecord]:
     chunks = build_model(config, model_config)
     state = TrainingState(chunks, *build_optimizer(config, chunks))
     news = resume(state, config)
-    dataset = PackedDataset(config.data, config.train.seed, config.validation.fraction)
+    dataset = PackedDataset(
+        config.data,
+        config.train.seed,
+        config.validation.fraction,
+        vocab_size=config.model.vocab_size,
+    )
     streams = microbatch_streams(dataset, config, model_config, device, state.consumed_samples)
     schedule = StepSchedule(config, model_config, chunks, device)
     validates = config.validation.interval is not None

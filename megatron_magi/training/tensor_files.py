@@ -68,8 +68,8 @@ def _first_line(error: BaseException) -> str:
     """What went wrong first, of all that ranks report."""
     if isinstance(error, CheckpointException):
         if not error.failures:
-            return "what another rank reports"
+            return "an error that another rank reports"
         error = next(iter(error.failures.values()))[0]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
-    return text if isinstance(error, OSError) else f"{type(error).__name__}: {text}"
+    text = lines[0].removeprefix("Worker failure: ") if lines else ""
+    return text if text.startswith("[Errno") else f"{type(error).__name__}: {text}"
