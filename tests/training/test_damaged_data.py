@@ -229,6 +229,7 @@ def test_errors_name_the_place(tmp_path: Path, corpus: dict[str, bytes]) -> None
     token = says("bin", put_number(6, "<H")(300))
     assert "one of the 257 ids in the model's vocabulary, got 300 at byte 6 of" in token
     assert "in document 1; set model.vocab_size to the tokenizer's, or pack" in token
+    assert "got 257 at byte 6 of" in says("bin", put_number(6, "<H")(VOCAB))
 
 
 def test_a_lost_eod_is_seen_in_any_document(tmp_path: Path, corpus: dict[str, bytes]) -> None:
@@ -245,6 +246,17 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, corpus: dict[str, b
     Path(f"{prefix}.bin").unlink()
     with pytest.raises(RecipeError, match=r"two files that can be read, got .*c\.bin.*permissions"):
         IndexFile(str(prefix))
+
+
+def test_a_dry_run_knows_the_vocabulary(tmp_path: Path, corpus: dict[str, bytes]) -> None:
+    from megatron_magi.training.dry_run import dry_run
+    from megatron_magi.training.recipe import build_config
+
+    omegaconf = pytest.importorskip("omegaconf")
+    prefix = damaged(tmp_path, corpus, "bin", lambda c, r: c.replace(b"a\0", b"\1\1"), 0)
+    plain = {"model": {"vocab_size": VOCAB}, "data": {"path": str(prefix), "seq_length": 64}}
+    with pytest.raises(RecipeError, match="one of the 257 ids in the model's vocabulary, got 257"):
+        dry_run(build_config([omegaconf.OmegaConf.create(plain)]))
 
 
 @pytest.mark.parametrize("stats", ["{", "[]", "{}", '{"eod_token": null}'])

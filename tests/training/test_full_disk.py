@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(
     folder: Path,
+    packed_data: Path,
     tiny_recipe: Callable[..., dict[str, Any]],
     run_training_jobs: Callable[..., dict[str, Any]],
 ) -> dict[str, Any]:
@@ -58,6 +59,11 @@ def results(
         kwargs = {"path": str(path), "is_of_earlier_version": is_of_earlier_version}
         return {"name": name, "function": "cut_file", "kwargs": kwargs, "world": 1}
 
+    other = folder / "other_vocabulary"
+    for suffix in (".bin", ".idx"):
+        content = Path(f"{packed_data}{suffix}").read_bytes()
+        changed = content.replace(b"a\0", b"\1\1")  # token 97 becomes 257
+        Path(f"{other}{suffix}").write_bytes(changed if suffix == ".bin" else content)
     return run_training_jobs(
         [
             job("first", 2, None),
@@ -67,6 +73,12 @@ def results(
             job("passed_over", 6, "auto"),
             cut("cut_unseen", 6, True),
             job("unreadable", 6, "latest"),
+            {
+                "name": "vocabulary",
+                "function": "train",
+                "kwargs": {"recipe": tiny_recipe("other", folder, data={"path": str(other)})},
+                "world": 1,
+            },
         ]
     )
 
@@ -113,6 +125,12 @@ def test_what_only_reading_shows_is_one_line_on_all_ranks(
         assert said.startswith("RecipeError: a checkpoint must be readable and of this model, got ")
         assert said.endswith(f" in {newest}; restore it, or remove it to go on from another")
         assert len(said.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_token_beyond_the_vocabulary_ends_a_run_in_a_line(results: dict[str, Any]) -> None:
+    (said,) = results["vocabulary"]["values"]
+    assert said.startswith("RecipeError: every token must be one of the 257 ids in the model's voc")
 
 
 # Files that one process writes.
