@@ -191,9 +191,19 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
     stats = Path(f"{options.data}.json")
     eod = options.eod_token
     if eod is None:
-        eod = json.loads(stats.read_text())["eod_token"] if stats.is_file() else 256
+        eod = _eod_token(stats) if stats.is_file() else 256
     data = DataConfig(path=options.data, seq_length=options.seq_length, eod_token=eod, prefetch=0)
     return _documents(_cu_seqlens(data, 1234, options.sample), options)
+
+
+def _eod_token(stats: Path) -> int:
+    try:
+        return int(json.loads(stats.read_text(encoding="utf-8"))["eod_token"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{stats} must be what was written with its data, got {error!r}; pass --eod-token, or "
+            f"pack the text again"
+        ) from error
 
 
 def _cu_seqlens(data: DataConfig, seed: int, sample: int) -> Any:
@@ -216,7 +226,9 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
                 f"a recipe says its mask itself, got --{name.replace('_', '-')} beside --recipe; "
                 f"use an override such as data.window=4096"
             )
-    sample = PackedDataset(run.data, run.train.seed)[options.sample]
+    sample = PackedDataset(run.data, run.train.seed, vocab_size=run.model.vocab_size)[
+        options.sample
+    ]
     mask = sample_mask(sample, run.data)
     parallel, model = run.parallel, run.model
     heads = HeadShape(

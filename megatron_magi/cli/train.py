@@ -73,6 +73,14 @@ def run_rank(config: RunConfig, place: Place) -> None:
         except (RecipeError, TrainingStopped) as error:
             print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
             sys.exit(1)
+        except OSError as error:
+            print(
+                f"error: rank {place.rank}: files and streams of a run must be readable and "
+                f"writable, got {error!r}; see to permissions and room",
+                file=sys.stderr,
+                flush=True,
+            )
+            sys.exit(1)
 
 
 def _config(options: argparse.Namespace) -> RunConfig:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +102,8 @@ def _print_section(options: argparse.Namespace) -> int:
 
 
 def _say(options: argparse.Namespace, done: Converted, then: str) -> int:
+    for note in done.notes:
+        print(note, file=sys.stderr)
     if options.json:
         print(json.dumps({**vars(done), "path": str(done.path)}))
     elif options.quiet:

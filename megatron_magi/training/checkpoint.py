@@ -9,6 +9,7 @@ A checkpoint of weights alone (weights_checkpoint.py) starts a run instead of go
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,22 +19,24 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing, parallel_state
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from megatron_magi.adapter.adam_state import finish_loading, prepare_to_load
 from megatron_magi.adapter.chunks import gpt_chunks
-from megatron_magi.adapter.compat import write_checkpoints_in_process
 from megatron_magi.training.checkpoint_folder import (
     Checkpoint,
     checkpoint_folder,
-    checkpoint_to_load,
+    choose_checkpoint,
     finish,
+    not_written,
     open_partial,
     order_changes,
 )
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
+from megatron_magi.training.rank_0 import from_rank_0
+from megatron_magi.training.tensor_files import load_tensors, save_tensors
 
 
 @dataclass
@@ -54,15 +57,19 @@ def save(state: TrainingState, config: RunConfig) -> Path:
 
     Returns:
         Its path, whole and visible to every rank.
+
+    Raises:
+        RecipeError: it could not be written. Nothing of it is left, and earlier ones are untouched.
     """
-    write_checkpoints_in_process()
-    partial = from_rank_0(lambda: open_partial(checkpoint_folder(config), state.iteration))
-    with parameters_gathered(state.chunks, config):
-        dist_checkpointing.save(
-            _sharded_state(state, is_loading=False, with_random=True),
-            str(partial),
-            ("torch_dist", 1),
-        )
+    folder = checkpoint_folder(config)
+    partial = from_rank_0(lambda: open_partial(folder, state.iteration))
+    try:
+        with parameters_gathered(state.chunks, config):
+            save_tensors(_sharded_state(state, is_loading=False, with_random=True), partial)
+    except OSError as error:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise not_written(folder, state.iteration, error) from error
     dist.barrier()
     return from_rank_0(
         lambda: finish(
@@ -77,22 +84,24 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
     Weights alone leave iteration 0, the fresh optimizer and the fresh schedule.
 
     Returns:
-        Lines for the log; none for a run from the start.
+        Lines for the log: what was loaded, and what was passed over.
 
     Raises:
-        RecipeError: nothing to load, or a checkpoint of another model; the same on every rank.
+        RecipeError: nothing to load, or a checkpoint of another model; the same on every rank. Or
+            one that cannot be read.
     """
-    checkpoint: Checkpoint | None = from_rank_0(lambda: checkpoint_to_load(config))
+    choice = from_rank_0(lambda: choose_checkpoint(config))
+    checkpoint = choice.checkpoint
     if checkpoint is None:
-        return []
+        return list(choice.notes)
     if checkpoint.weights_only:
-        return _start_from(checkpoint, state, config)
+        return [*_start_from(checkpoint, state, config), *choice.notes]
     saved = checkpoint.recipe["parallel"]
     p = config.parallel
     same_ranks = (saved["tp"], saved["pp"]) == (p.tp, p.pp)
     with parameters_gathered(state.chunks, config):
-        loaded = dist_checkpointing.load(
-            _sharded_state(state, is_loading=True, with_random=same_ranks), str(checkpoint.path)
+        loaded = load_tensors(
+            _sharded_state(state, is_loading=True, with_random=same_ranks), checkpoint.path
         )
         _load_weights(state.chunks, loaded)
     with _recipe_settings(state.optimizer, loaded["optimizer"]):
@@ -110,7 +119,7 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
     changes = order_changes(checkpoint, config)
     if changes:
         lines.append(f"note: sample numbers now mean other tokens ({'; '.join(changes)})")
-    return lines
+    return [*lines, *choice.notes]
 
 
 def sharded_weights(chunks: list[Any]) -> dict[str, Any]:
@@ -124,7 +133,7 @@ def sharded_weights(chunks: list[Any]) -> dict[str, Any]:
 def _start_from(checkpoint: Checkpoint, state: TrainingState, config: RunConfig) -> list[str]:
     """Take the weights, also as the optimizer's main weights, and nothing else."""
     with parameters_gathered(state.chunks, config):
-        weights = dist_checkpointing.load(sharded_weights(state.chunks), str(checkpoint.path))
+        weights = load_tensors(sharded_weights(state.chunks), checkpoint.path)
         _load_weights(state.chunks, weights)
     state.optimizer.reload_model_params()
     return [
@@ -229,21 +238,3 @@ def _set_random_state(state: dict[str, Any]) -> None:
     get_cuda_rng_tracker().set_states(state["tracker"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def from_rank_0(make: Any) -> Any:
-    """make() of rank 0 on every rank; a RecipeError or OSError of it is raised on every rank."""
-    answer: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            answer = [make()]
-        except (RecipeError, OSError) as error:
-            answer = [error]
-    dist.broadcast_object_list(answer, src=0)
-    if isinstance(answer[0], OSError):
-        raise RecipeError(
-            f"the checkpoint folder must be writable, got {answer[0]}; set checkpoint.dir"
-        )
-    if isinstance(answer[0], RecipeError):
-        raise answer[0]
-    return answer[0]

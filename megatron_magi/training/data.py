@@ -57,16 +57,24 @@ class PackedDataset:
     Args:
         held_out: share of the documents that belong to validation, see `is_held_out`.
         validation: take those documents instead of the others.
+        vocab_size: of the model; every token that is read has to be below it. None: unknown.
 
     Raises:
-        RecipeError: if the files are missing, too small, or do not end documents with `eod_token`.
+        RecipeError: if the files are missing, damaged, too small, or do not end documents with
+            `eod_token`; while reading, if a token or the end of a document is wrong.
     """
 
     def __init__(
-        self, config: DataConfig, seed: int, held_out: float = 0.0, validation: bool = False
+        self,
+        config: DataConfig,
+        seed: int,
+        held_out: float = 0.0,
+        validation: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
         self.config = config
         self.seed = seed
+        self.vocab_size = vocab_size
         self.indexed = _open_indexed(config)
         self.lengths = np.asarray(self.indexed.sequence_lengths, dtype=np.int64)
         mine = is_held_out(len(self.lengths), held_out) == validation
@@ -107,10 +115,29 @@ class PackedDataset:
             document = int(documents[slot])
             length = min(missing, int(self.lengths[document]) - offset)
             if length:
-                pieces.append(self.indexed.get(document, offset, length))
+                pieces.append(self._piece(document, offset, length))
                 used.append(document)
             missing, offset, slot = missing - length, 0, slot + 1
         return np.concatenate(pieces), tuple(used)
+
+    def _piece(self, document: int, offset: int, length: int) -> npt.NDArray[np.int64]:
+        """Tokens of one document, checked as they are read: a corpus may be too large for more."""
+        tokens = self.indexed.get(document, offset, length)
+        wrong = tokens < 0
+        if self.vocab_size is not None:
+            wrong |= tokens >= self.vocab_size
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            byte = self.indexed.byte_of(document, offset + at)
+            limit = "an id" if self.vocab_size is None else f"one of the {self.vocab_size:,} ids"
+            raise RecipeError(
+                f"every token must be {limit} in the model's vocabulary, got {tokens[at]} at byte "
+                f"{byte:,} of {self.config.path}.bin, in document {document}; set "
+                f"model.vocab_size to the tokenizer's, or pack the text again"
+            )
+        if offset + length == self.lengths[document]:
+            _check_end(int(tokens[-1]), document, self.config)
+        return tokens
 
     def document_names(self, sample: PackedSample) -> list[str]:
         """Names of a sample's documents where PREFIX.documents has them, else their numbers."""
@@ -231,18 +258,22 @@ def _epoch_order(
 @lru_cache(maxsize=4)
 def _read_names(prefix: str) -> list[str] | None:
     path = Path(f"{prefix}.documents")
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+    return path.read_text("utf-8", "replace").splitlines() if path.is_file() else None
 
 
 def _open_indexed(config: DataConfig) -> IndexFile:
     check_files(config)
     indexed = IndexFile(config.path)
     for document in range(min(len(indexed), 16)):
-        last = int(indexed.get(document)[-1])
-        if last != config.eod_token:
-            raise RecipeError(
-                f"every document must end with data.eod_token {config.eod_token}, got {last} at "
-                f"the end of document {document} of {config.path}; set data.eod_token, or pack "
-                f"with an EOD (--append-eod)"
-            )
+        last = int(indexed.sequence_lengths[document]) - 1
+        _check_end(int(indexed.get(document, last, 1)[0]), document, config)
     return indexed
+
+
+def _check_end(last: int, document: int, config: DataConfig) -> None:
+    if last != config.eod_token:
+        raise RecipeError(
+            f"every document must end with data.eod_token {config.eod_token}, got {last} at "
+            f"the end of document {document} of {config.path}; set data.eod_token, or pack "
+            f"with an EOD (--append-eod)"
+        )

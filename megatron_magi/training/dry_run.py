@@ -96,7 +96,12 @@ def _first_batch(config: RunConfig) -> tuple[list[PackedSample], str, int | None
     """Samples of the first global batch, where they come from, samples of an epoch."""
     numbers = range(config.train.global_batch_size)
     if all(Path(config.data.path + suffix).is_file() for suffix in (".bin", ".idx")):
-        dataset = PackedDataset(config.data, config.train.seed, config.validation.fraction)
+        dataset = PackedDataset(
+            config.data,
+            config.train.seed,
+            config.validation.fraction,
+            vocab_size=config.model.vocab_size,
+        )
         return [dataset[n] for n in numbers], config.data.path, dataset.samples_per_epoch
     where = f"assumed documents (no data at {config.data.path})"
     return [assumed_sample(config, n) for n in numbers], where, None

@@ -28,6 +28,7 @@ from megatron_magi.training.gradient_folder import (
     open_partial,
     write_gradient,
 )
+from megatron_magi.training.rank_0 import from_rank_0
 
 Norms = dict[str, tuple[tuple[int, ...], float]]
 """Shape and L2 norm by parameter."""
@@ -44,8 +45,7 @@ class GradientDump:
     @staticmethod
     def start(config: RunConfig, after_iteration: int) -> GradientDump:
         """The dump of a run that goes on after an iteration; later ones of other starts go."""
-        if dist.get_rank() == 0:
-            forget_gradients(config.folder, after_iteration)
+        from_rank_0(lambda: forget_gradients(config.folder, after_iteration))
         return GradientDump(config.folder, tuple(config.train.dump_gradients))
 
     def write_if_due(self, chunks: list[Any], iteration: int) -> None:
@@ -61,13 +61,9 @@ class GradientDump:
         if iteration not in self.iterations:
             return
         gather_reduced_parts(chunks)
-        partials = [open_partial(self.run, iteration) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(partials, src=0)
-        assert partials[0] is not None
-        norms = _agreed(_write_stage(chunks, partials[0]))
-        if dist.get_rank() == 0:
-            finish(partials[0], norms)
-        dist.barrier()
+        partial = from_rank_0(lambda: open_partial(self.run, iteration))
+        norms = _agreed(_write_stage(chunks, partial))
+        from_rank_0(lambda: finish(partial, norms))
 
 
 @torch.no_grad()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,8 +18,9 @@ from typing import IO, TYPE_CHECKING
 from megatron_magi.adapter.fused.parts import choose_parts
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.recipe import to_yaml
-from megatron_magi.training.steps_file import STEPS, read_steps
+from megatron_magi.training.steps_file import STEPS, steps_until
 from megatron_magi.training.tensorboard import TensorBoard
+from megatron_magi.training.whole_files import cannot_write, written_whole
 
 if TYPE_CHECKING:
     from megatron_magi.training.data import PackedDataset
@@ -122,7 +125,9 @@ class RunLog:
         self.board: TensorBoard | None = None
 
     def __enter__(self) -> RunLog:
-        if self.is_writer:
+        if not self.is_writer:
+            return self
+        with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "recipe.yaml").write_text(to_yaml(self.config))
             if self.config.log.csv:
@@ -132,13 +137,23 @@ class RunLog:
         return self
 
     def _open_csv(self, path: Path) -> None:
-        done = read_steps(path) if self.after_iteration else []
-        self.file = path.open("w", newline="")
+        done = steps_until(path, self.after_iteration) if self.after_iteration else []
         names = [f.name for f in fields(StepRecord)]
+        with written_whole([path]) as (partial,), partial.open("w", newline="") as file:
+            rows = csv.DictWriter(file, names, extrasaction="ignore")
+            rows.writeheader()
+            rows.writerows(done)
+        self.file = path.open("a", newline="")
         self.rows = csv.DictWriter(self.file, names, extrasaction="ignore")
-        self.rows.writeheader()
-        self.rows.writerows(r for r in done if int(r["iteration"]) <= self.after_iteration)
-        self.file.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Inside, a full disk or a folder that cannot be written is one line that names it."""
+        try:
+            yield
+        except OSError as error:
+            remedy = "make room or set log.dir, and go on from the last checkpoint"
+            raise cannot_write("the log of a run", self.folder, error, remedy) from error
 
     def __exit__(
         self,
@@ -147,10 +162,12 @@ class RunLog:
         trace: TracebackType | None,
     ) -> None:
         self._clear_bar()
-        if self.file is not None:
-            self.file.close()
-        if self.board is not None:
-            self.board.close()
+        # Closing writes once more what could not be written; the first error says it all.
+        with self._writing() if error is None else contextlib.suppress(OSError):
+            if self.file is not None:
+                self.file.close()
+            if self.board is not None:
+                self.board.close()
 
     def header(self, dataset: PackedDataset, world_size: int, news: Sequence[str] = ()) -> None:
         """Start-up lines: the reference where it runs, the data, where output goes, `news`."""
@@ -178,11 +195,12 @@ class RunLog:
         self.recent.append(record.step_seconds)
         if not self.is_writer:
             return
-        if self.file is not None:
-            self.rows.writerow(asdict(record))
-            self.file.flush()
-        if self.board is not None:
-            self.board.step(record)
+        with self._writing():
+            if self.file is not None:
+                self.rows.writerow(asdict(record))
+                self.file.flush()
+            if self.board is not None:
+                self.board.step(record)
         left = self.config.train.iterations - record.iteration
         seconds_left = left * sum(self.recent) / len(self.recent)
         if record.iteration % self.config.log.interval == 0 or left == 0:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from megatron_magi.training.checkpoint import (
     TrainingState,
-    from_rank_0,
     parameters_gathered,
     resume,
     save,
@@ -28,6 +27,7 @@ from megatron_magi.training.microbatch import microbatch_streams
 from megatron_magi.training.model import build_model, transformer_config
 from megatron_magi.training.optimizer import build_optimizer
 from megatron_magi.training.overwrite import check_overwrite
+from megatron_magi.training.rank_0 import from_rank_0
 from megatron_magi.training.step import StepSchedule, TrainingStopped
 from megatron_magi.training.stop import StopRequest
 from megatron_magi.training.validation import Validation
@@ -50,7 +50,12 @@ def train(config: RunConfig) -> list[StepRecord]:
     chunks = build_model(config, model_config)
     state = TrainingState(chunks, *build_optimizer(config, chunks))
     news = resume(state, config)
-    dataset = PackedDataset(config.data, config.train.seed, config.validation.fraction)
+    dataset = PackedDataset(
+        config.data,
+        config.train.seed,
+        config.validation.fraction,
+        vocab_size=config.model.vocab_size,
+    )
     streams = microbatch_streams(dataset, config, model_config, device, state.consumed_samples)
     schedule = StepSchedule(config, model_config, chunks, device)
     validates = config.validation.interval is not None

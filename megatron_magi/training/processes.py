@@ -144,6 +144,8 @@ def quiet_megatron() -> None:
     warnings.filterwarnings("ignore", message="Please use DTensor instead")
     warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated")
     logging.getLogger("megatron").setLevel(logging.ERROR)
+    # It raises what it logs, and that is reported.
+    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
 
 
 @contextmanager

@@ -28,7 +28,9 @@ class Validation:
     ) -> None:
         self.config = config
         v = config.validation
-        self.dataset = PackedDataset(config.data, 0, v.fraction, validation=True)
+        self.dataset = PackedDataset(
+            config.data, 0, v.fraction, validation=True, vocab_size=config.model.vocab_size
+        )
         needed = v.batches * config.train.global_batch_size
         if self.dataset.samples_per_epoch < needed:
             raise RecipeError(

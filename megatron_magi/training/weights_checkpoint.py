@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import dist_checkpointing
 
-from megatron_magi.adapter.compat import write_checkpoints_in_process
 from megatron_magi.training.checkpoint import sharded_weights
 from megatron_magi.training.checkpoint_folder import (
     Checkpoint,
@@ -44,7 +42,11 @@ from megatron_magi.training.hf_folder import (
 from megatron_magi.training.hf_weights import check_tensors, clear_padding, hf_shape, hf_views
 from megatron_magi.training.model import undrawn_model
 from megatron_magi.training.processes import one_process
-from megatron_magi.training.whole_files import partial_folder
+from megatron_magi.training.tensor_files import load_tensors, save_tensors, saved_dtype
+from megatron_magi.training.whole_files import filled_folder
+
+EMBEDDING = "embedding.word_embeddings.weight"
+"""Every model has it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Converted:
     num_bytes: int
     """Of them."""
     dtype: str
+    notes: tuple[str, ...] = ()
+    """On newer checkpoints that were passed over."""
 
 
 def import_weights(folder: Path, config: RunConfig, out: Path) -> Converted:
@@ -76,9 +80,9 @@ def import_weights(folder: Path, config: RunConfig, out: Path) -> Converted:
         weights = _Weights(config.model, dtype)
         check_tensors({n: t.shape for n, t in tensors.items()}, weights.hf_shapes())
         weights.fill(tensors)
-        partial = partial_folder(out)
-        weights.save(partial)
-    finish_weights(partial, replace(config, parallel=ParallelConfig()))
+        with filled_folder(out) as partial:
+            save_tensors(sharded_weights([weights.gpt]), partial)
+            finish_weights(partial, replace(config, parallel=ParallelConfig()))
     return _summary(out, weights.views, dtype)
 
 
@@ -91,7 +95,8 @@ def export_weights(path: Path, out: Path, max_file_bytes: int) -> Converted:
         RecipeError: no whole checkpoint at `path`, or something at `out`.
     """
     _check_empty(out)
-    checkpoint = find_checkpoint(path)
+    choice = find_checkpoint(path)
+    checkpoint = choice.checkpoint
     if checkpoint is None:
         raise RecipeError(
             f"an export needs a whole checkpoint, got none in {path}; name a folder iter_NNNNNNN, "
@@ -99,13 +104,14 @@ def export_weights(path: Path, out: Path, max_file_bytes: int) -> Converted:
         )
     model = _saved_model(checkpoint)
     with one_process():
-        weights = _Weights(model, _saved_dtype(checkpoint.path))
+        weights = _Weights(model, saved_dtype(checkpoint.path, EMBEDDING))
         weights.load(checkpoint.path)
-        partial = partial_folder(out)
-        write_tensors(partial, weights.views, max_file_bytes)
-    (partial / CONFIG).write_text(json.dumps(_hf_config(checkpoint, weights), indent=2) + "\n")
-    partial.rename(out)
-    return _summary(out, weights.views, weights.dtype)
+        with filled_folder(out) as partial:
+            write_tensors(partial, weights.views, max_file_bytes)
+            text = json.dumps(_hf_config(checkpoint, weights), indent=2)
+            (partial / CONFIG).write_text(text + "\n")
+            partial.rename(out)
+    return replace(_summary(out, weights.views, weights.dtype), notes=choice.notes)
 
 
 class _Weights:
@@ -126,12 +132,8 @@ class _Weights:
         for name, tensor in read_tensors({n: tensors[n] for n in self.views}):
             self.views[name].copy_(tensor.view(self.views[name].shape))
 
-    def save(self, path: Path) -> None:
-        write_checkpoints_in_process()
-        dist_checkpointing.save(sharded_weights([self.gpt]), str(path), ("torch_dist", 1))
-
     def load(self, path: Path) -> None:
-        loaded = dist_checkpointing.load(sharded_weights([self.gpt]), str(path))
+        loaded = load_tensors(sharded_weights([self.gpt]), path)
         self.gpt.load_state_dict(loaded["model"])
 
 
@@ -145,12 +147,6 @@ def _saved_model(checkpoint: Checkpoint) -> ModelConfig:
     known = {f.name for f in fields(ModelConfig)}
     saved = checkpoint.recipe["model"]
     return ModelConfig(**{name: value for name, value in saved.items() if name in known})
-
-
-def _saved_dtype(path: Path) -> torch.dtype:
-    metadata: Any = dist_checkpointing.load_tensors_metadata(str(path))
-    dtype: torch.dtype = metadata["embedding.word_embeddings.weight"].dtype
-    return dtype
 
 
 def _hf_config(checkpoint: Checkpoint, weights: _Weights) -> dict[str, Any]:

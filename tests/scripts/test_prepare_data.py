@@ -81,9 +81,7 @@ def test_numbers_are_checked(tmp_path: Path, value: str) -> None:
 def test_a_signal_leaves_the_old_corpus_and_no_litter(
     tmp_path: Path, number: signal.Signals, workers: int
 ) -> None:
-    for suffix in ("bin", "idx", "documents", "json"):
-        (tmp_path / f"c.{suffix}").write_text(f"old {suffix}")
-    before = contents(tmp_path)
+    before = old_corpus(tmp_path)
     scripts = str(SCRIPT.parent)
     arguments = [str(ROOT), "--output", str(tmp_path / "c"), "--workers", str(workers)]
     process = subprocess.Popen(
@@ -102,6 +100,62 @@ def test_a_signal_leaves_the_old_corpus_and_no_litter(
     assert process.returncode == 128 + number
     assert said == ("interrupted, nothing was written\n" if number == signal.SIGINT else "")
     assert contents(tmp_path) == before
+
+
+def old_corpus(folder: Path) -> dict[str, bytes]:
+    for suffix in ("bin", "idx", "documents", "json"):
+        (folder / f"c.{suffix}").write_text(f"old {suffix}")
+    return contents(folder)
+
+
+def test_a_kill_leaves_the_old_corpus(tmp_path: Path) -> None:
+    """Nothing can clean up after SIGKILL: what was begun stays under a name that says so."""
+    before = old_corpus(tmp_path)
+    arguments = [str(ROOT), "--output", str(tmp_path / "c"), "--workers", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(SCRIPT.parent), *arguments], env=environment()
+    )
+    wait_for_tokens(tmp_path, process)
+    process.kill()
+    process.wait(60)
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before
+    left = set(after) - set(before)
+    assert left and all(name.startswith(".c.") and name.endswith(".partial") for name in left)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_leaves_the_old_corpus_and_says_so(tmp_path: Path, workers: int) -> None:
+    before = old_corpus(tmp_path)
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))\n"
+    arguments = [str(ROOT), "--output", str(tmp_path / "c"), "--workers", str(workers)]
+    run = subprocess.run(
+        [sys.executable, "-c", limited + ENDLESS, str(SCRIPT.parent), *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 2
+    (said,) = run.stderr.splitlines()
+    assert said.startswith("error: writing c.bin needs room and a folder that it can write, got ")
+    assert f"File too large in {tmp_path} (" in said
+    assert contents(tmp_path) == before
+
+
+def test_an_output_in_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("text")
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), "t.txt", "--output", "t.txt/c"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: writing c.bin needs room and a folder that it can write")
+    assert len(run.stderr.splitlines()) == 1
 
 
 def wait_for_tokens(folder: Path, process: subprocess.Popen[str]) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from megatron_magi.training.config import DataConfig, LogConfig, RunConfig
-from megatron_magi.training.log import RunLog, StepRecord, magi_line, read_steps, validation_line
+from megatron_magi.training.log import RunLog, StepRecord, magi_line, validation_line
 from megatron_magi.training.processes import Place, run_local
+from megatron_magi.training.steps_file import read_steps
 from megatron_magi.training.stop import StopRequest
 from megatron_magi.training.tensorboard import TAGS, TensorBoard
 

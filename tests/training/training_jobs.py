@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
+import resource
 import signal
 from dataclasses import dataclass
 from typing import Any
@@ -27,15 +29,21 @@ from megatron_magi.training.step import StepSchedule, TrainingStopped
 processes.quiet_megatron()
 
 
-def train(recipe: dict[str, Any], signal_at: int | None = None) -> Any:
+def train(
+    recipe: dict[str, Any], signal_at: int | None = None, file_bytes: int | None = None
+) -> Any:
     """Losses and gradient norms of a run, bit for bit; or the one-line error that ended it.
 
     Args:
         recipe: keys and values of a `RunConfig`, nested.
         signal_at: iteration in which the last rank gets SIGTERM.
+        file_bytes: no file grows beyond it, as on a disk that is nearly full.
     """
     config = _config(recipe)
     processes._initialize_megatron(config)
+    if file_bytes is not None:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
     if (
         signal_at is not None
         and torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
@@ -51,6 +59,19 @@ def train(recipe: dict[str, Any], signal_at: int | None = None) -> Any:
          draws.get(r.iteration)]
         for r in records
     ]  # fmt: skip
+
+
+def cut_file(path: str, is_of_earlier_version: bool = False) -> None:
+    """Leave half of a checkpoint's file; an earlier version has written no sizes."""
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) // 2)
+    facts = os.path.join(os.path.dirname(path), "checkpoint.json")
+    if is_of_earlier_version:
+        with open(facts) as file:
+            read = json.load(file)
+        del read["sizes"]
+        with open(facts, "w") as file:
+            json.dump(read, file)
 
 
 def sample_numbers(recipe: dict[str, Any], count: int) -> list[int]:

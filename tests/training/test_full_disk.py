@@ -1,0 +1,289 @@
+"""A full disk or a damaged file ends a run in a line on every rank, and what was whole stays so."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_magi.training.checkpoint_folder import finish, list_checkpoints, open_partial
+from megatron_magi.training.config import DataConfig, LogConfig, RecipeError, RunConfig
+from megatron_magi.training.corpus import ByteTokenizer, Document, pack
+from megatron_magi.training.log import RunLog
+from megatron_magi.training.whole_files import filled_folder, written_whole
+from tests.training.test_run_log import record
+
+FULL = Path("/dev/full")
+ROOT = Path(__file__).parents[2]
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
+
+
+def no_room(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+# Checkpoints, in worlds of two ranks.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def results(
+    folder: Path,
+    packed_data: Path,
+    tiny_recipe: Callable[..., dict[str, Any]],
+    run_training_jobs: Callable[..., dict[str, Any]],
+) -> dict[str, Any]:
+    def job(name: str, iterations: int, load: str | None, **more: Any) -> dict[str, Any]:
+        sections = {
+            "parallel": {"cp": 2},
+            "train": {"iterations": iterations},
+            "optimizer": {"decay_iters": 8},
+            "checkpoint": {"interval": 2, "load": load},
+        }
+        recipe = tiny_recipe("run", folder, **sections)
+        return {"name": name, "function": "train", "kwargs": {"recipe": recipe, **more}, "world": 2}
+
+    def cut(name: str, iteration: int, is_of_earlier_version: bool) -> dict[str, Any]:
+        path = folder / "run" / "checkpoints" / f"iter_{iteration:07d}" / "__0_0.distcp"
+        kwargs = {"path": str(path), "is_of_earlier_version": is_of_earlier_version}
+        return {"name": name, "function": "cut_file", "kwargs": kwargs, "world": 1}
+
+    other = folder / "other_vocabulary"
+    for suffix in (".bin", ".idx"):
+        content = Path(f"{packed_data}{suffix}").read_bytes()
+        changed = content.replace(b"a\0", b"\1\1")  # token 97 becomes 257
+        Path(f"{other}{suffix}").write_bytes(changed if suffix == ".bin" else content)
+    return run_training_jobs(
+        [
+            job("first", 2, None),
+            job("full", 4, "latest", file_bytes=20_000),
+            job("again", 4, "latest"),
+            cut("cut_newest", 4, False),
+            job("passed_over", 6, "auto"),
+            cut("cut_unseen", 6, True),
+            job("unreadable", 6, "latest"),
+            {
+                "name": "vocabulary",
+                "function": "train",
+                "kwargs": {"recipe": tiny_recipe("other", folder, data={"path": str(other)})},
+                "world": 1,
+            },
+        ]
+    )
+
+
+def both(results: dict[str, Any], name: str) -> list[Any]:
+    result = results[name]
+    assert "error" not in result, result["error"]
+    values: list[Any] = result["values"]
+    assert len(values) == 2
+    return values
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_run_on_all_ranks_and_keeps_the_last_checkpoint(
+    results: dict[str, Any], folder: Path
+) -> None:
+    checkpoints = folder / "run" / "checkpoints"
+    for said in both(results, "full"):
+        assert said.startswith("RecipeError: the checkpoint of iteration 4 needs room and a folder")
+        assert f"in {checkpoints} (" in said and len(said.splitlines()) == 1
+        assert said.endswith(f"and go on with checkpoint.load={checkpoints / 'iter_0000002'}")
+    assert "got [Errno 27] File too large" in both(results, "full")[0]
+    assert [r[0] for r in both(results, "again")[0]] == [3, 4]
+
+
+@pytest.mark.slow
+def test_a_truncated_shard_is_passed_over_by_all_ranks(
+    results: dict[str, Any], folder: Path
+) -> None:
+    first, second = both(results, "passed_over")
+    assert first == second and [r[0] for r in first] == [3, 4, 5, 6]
+    assert first[:2] == both(results, "again")[0]  # from iteration 2, bit for bit
+    damaged = folder / "run" / "checkpoints" / "iter_0000004"
+    line = f"note: damaged checkpoint passed over: {damaged}, where __0_0.distcp has "
+    assert results["output"].count(line) == 1
+
+
+@pytest.mark.slow
+def test_what_only_reading_shows_is_one_line_on_all_ranks(
+    results: dict[str, Any], folder: Path
+) -> None:
+    newest = folder / "run" / "checkpoints" / "iter_0000006"
+    for said in both(results, "unreadable"):
+        assert said.startswith("RecipeError: a checkpoint must be readable and of this model, got ")
+        assert said.endswith(f" in {newest}; restore it, or remove it to go on from another")
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_token_beyond_the_vocabulary_ends_a_run_in_a_line(results: dict[str, Any]) -> None:
+    (said,) = results["vocabulary"]["values"]
+    assert said.startswith("RecipeError: every token must be one of the 257 ids in the model's voc")
+
+
+# Files that one process writes.
+
+
+def config(folder: Path) -> RunConfig:
+    log = LogConfig(dir=str(folder), progress=False)
+    return RunConfig(data=DataConfig(path="x"), log=log)
+
+
+@needs_full
+def test_a_disk_that_is_full_for_the_last_file_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    finish(open_partial(tmp_path, 2), config(tmp_path), 2, 4, 1)
+    partial = open_partial(tmp_path, 4)
+    (partial / "checkpoint.json").symlink_to(FULL)
+    with pytest.raises(RecipeError) as error:
+        finish(partial, config(tmp_path), 4, 8, 1)
+    assert "got [Errno 28] No space left on device in " in str(error.value)
+    assert str(error.value).endswith(f"checkpoint.load={tmp_path / 'iter_0000002'}")
+    assert [p.name for p in tmp_path.iterdir()] == ["iter_0000002"]
+
+
+def test_a_failed_rename_keeps_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = finish(open_partial(tmp_path, 2), config(tmp_path), 2, 4, 1)
+    partial = open_partial(tmp_path, 4)
+    monkeypatch.setattr(Path, "rename", no_room)
+    with pytest.raises(RecipeError, match="iteration 4 needs room"):
+        finish(partial, config(tmp_path), 4, 8, 1)
+    assert [c.path for c in list_checkpoints(tmp_path)] == [whole]
+    assert [p.name for p in tmp_path.iterdir()] == [whole.name]
+
+
+def test_a_folder_in_a_file_is_no_place_for_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecipeError, match="iteration 4 needs room and a folder that it can write"):
+        open_partial(tmp_path / "file" / "checkpoints", 4)
+
+
+def test_what_a_kill_left_unfinished_goes_with_the_next_save(tmp_path: Path) -> None:
+    (tmp_path / "iter_0000002.partial").mkdir()
+    (tmp_path / "mine.partial").mkdir()
+    open_partial(tmp_path, 4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_0000004.partial", "mine.partial"]
+
+
+WRITE_TENSORS = """
+import sys, torch
+from pathlib import Path
+from megatron_magi.training.processes import one_process
+with one_process():
+    from megatron.core.dist_checkpointing import ShardedTensor
+    from megatron_magi.training.tensor_files import load_tensors, save_tensors
+    sharded = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(8)), "number": 5}
+    for name in ("common.pt", ".metadata.tmp", "metadata.json", "nothing"):
+        folder = Path(sys.argv[1]) / name
+        folder.mkdir()
+        (folder / name).symlink_to("/dev/full")
+        try:
+            save_tensors(sharded, folder)
+            print("no error", load_tensors(sharded, folder)["number"])
+        except OSError as error:
+            print(name, error)
+"""
+
+
+@needs_full
+def test_every_file_of_megatron_tells_of_a_full_disk(tmp_path: Path) -> None:
+    """Those that rank 0 writes alone; `full` above is about the others."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "-c", WRITE_TENSORS, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert run.stderr == ""
+    said = run.stdout.splitlines()
+    assert [line.split()[0] for line in said[:3]] == ["common.pt", ".metadata.tmp", "metadata.json"]
+    assert said[3:] == ["no error 5"]
+
+
+@needs_full
+def test_a_full_disk_under_the_log_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as error, RunLog(config(tmp_path), True) as log:
+        log.step(record(1))
+        assert log.file is not None
+        log.file.close()
+        log.file = FULL.open("w")
+        log.rows.writer = csv.writer(log.file)
+        log.step(record(2))
+    assert "the log of a run needs room" in str(error.value)
+    assert f"No space left on device in {tmp_path / 'run'}" in str(error.value)
+    assert (tmp_path / "run" / "steps.csv").read_text().splitlines()[-1].startswith("1,2.0,")
+
+
+def test_a_log_without_a_place_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(RecipeError, match="log of a run needs room and a folder that it can"):
+        RunLog(config(tmp_path), True).__enter__()
+
+
+def test_a_resumed_log_loses_no_line_to_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLog(config(tmp_path), True) as log:
+        log.step(record(1))
+        log.step(record(2))
+    path = tmp_path / "run" / "steps.csv"
+    before = path.read_bytes()
+    monkeypatch.setattr(Path, "replace", no_room)
+    with pytest.raises(RecipeError, match="No space left"):
+        RunLog(config(tmp_path), True, after_iteration=1).__enter__()
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    path.write_bytes(before[:-1] + b"\n1")  # a full disk cut the line of iteration 12
+    with RunLog(config(tmp_path), True, after_iteration=12):
+        pass
+    assert path.read_bytes() == before
+
+
+@needs_full
+@pytest.mark.parametrize("suffix", ["bin", "idx", "documents", "json"])
+def test_a_full_disk_under_any_file_leaves_the_old_corpus(tmp_path: Path, suffix: str) -> None:
+    prefix = tmp_path / "c"
+    pack([Document("a", b"text")], prefix, ByteTokenizer())
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    (tmp_path / f".c.{suffix}.{os.getpid()}.partial").symlink_to(FULL)
+    with pytest.raises(RecipeError) as error:
+        pack([Document("b", b"other" * 9999)], prefix, ByteTokenizer())
+    assert f"No space left on device in {tmp_path} (" in str(error.value)
+    assert str(error.value).endswith("choose another place; what was there before is as it was")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_read_only_folder_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(path: Path) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    def never() -> Iterator[Document]:
+        raise AssertionError("a text was read")
+        yield
+
+    monkeypatch.setattr(Path, "touch", refused)
+    with pytest.raises(RecipeError, match=r"writing c\.bin needs room and a folder that it can"):
+        pack(never(), tmp_path / "c", ByteTokenizer())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_of_the_block_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), written_whole([tmp_path / "a"]):
+        raise FileNotFoundError(errno.ENOENT, "an input")
+    with pytest.raises(KeyboardInterrupt), filled_folder(tmp_path / "b") as partial:
+        (partial / "file").touch()
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
