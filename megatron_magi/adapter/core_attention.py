@@ -84,8 +84,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             [rows, batch, heads * head_dim of value] in the query's dtype.
 
         Raises:
-            ValueError: a dense mask, a bias, a foreign packed_seq_params, other row counts, or other
-                heads than the config's.
+            ValueError: a dense mask, a bias, a foreign packed_seq_params, other row counts or heads
+                than planned.
             RuntimeError: packed rows in a model that was not attached.
         """
         _refuse_masks(attention_mask, attention_bias)

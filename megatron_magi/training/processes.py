@@ -191,7 +191,6 @@ def _exit_code(code: int) -> int:
 
 def _initialize_megatron(config: RunConfig) -> None:
     from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     p = config.parallel
     parallel_state.initialize_model_parallel(
@@ -201,7 +200,22 @@ def _initialize_megatron(config: RunConfig) -> None:
         context_parallel_size=p.cp,
         expert_model_parallel_size=p.ep,
     )
-    model_parallel_cuda_manual_seed(config.train.seed)
+    _seed_generators(config.train.seed + 100 * parallel_state.get_pipeline_model_parallel_rank())
+
+
+def _seed_generators(seed: int) -> None:
+    """Equal on the ranks of one pipeline stage, as Megatron seeds them: a checkpoint holds the
+    state of one of them for all."""
+    import random
+
+    import numpy as np
+    import torch
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed)
 
 
 def _destroy() -> None:

@@ -91,7 +91,7 @@ def _draw_after_each_step() -> dict[int, list[str]]:
     def with_draws(schedule: Any, streams: Any, dataset: Any, state: Any, *rest: Any) -> Any:
         result = step(schedule, streams, dataset, state, *rest)
         numbers = random.random(), np.random.rand(), torch.rand(()).item()
-        draws[state.iteration] = [number.hex() for number in numbers]
+        draws[state.iteration + 1] = [number.hex() for number in numbers]
         return result
 
     loop.train_step = with_draws
