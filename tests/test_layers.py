@@ -11,6 +11,8 @@ BASE = [
     "debug",
     "build",
     "_solver",
+    "core.checks",
+    "core.tensor_checks",
     "core.native",
     "core.cuda_library",
     "core.device_buffer",

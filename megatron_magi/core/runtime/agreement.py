@@ -23,7 +23,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from megatron_magi.core.comm.process_group import CpGroup, resolve_group
+from megatron_magi.core.kernel.calls import one_graph_break
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan.attn_plan import check_plan
 
 FIELDS = ("mask", "dispatch", "head_shape", "config")
 """What a plan is a function of, in the order of the exchanged field hashes."""
@@ -58,12 +60,14 @@ _states: WeakKeyDictionary[dist.ProcessGroup, _GroupState] = WeakKeyDictionary()
 _num_made: dict[tuple[int, ...], int] = {}
 
 
+@one_graph_break
 def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
     """Start comparing this plan with the other ranks'; returns at once.
 
     ``dispatch`` calls it. Ranks that use a plan without dispatching (middle pipeline stages) call
     it themselves, once for every time the others dispatch.
     """
+    check_plan(plan)
     group = resolve_group(cp_group)
     if group is None or dist.get_world_size(group) == 1:
         return

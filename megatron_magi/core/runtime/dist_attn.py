@@ -37,8 +37,8 @@ from megatron_magi.core.kernel.backend import (
     has_one_width,
     select_backend,
 )
-from megatron_magi.core.kernel.calls import differentiable_once, refuse_tangents
-from megatron_magi.core.kernel.flex_attn import check_qkv
+from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break, refuse_tangents
+from megatron_magi.core.kernel.flex_attn import check_qkv, scale_of
 from megatron_magi.core.kernel.row_delta import score_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
@@ -48,6 +48,7 @@ from megatron_magi.core.runtime.token_dispatch import check_group
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+@one_graph_break
 def dist_attn(
     q: Tensor,
     k: Tensor,
@@ -77,10 +78,12 @@ def dist_attn(
         RuntimeError: in backward, a second derivative.
 
     Cost: forward receives the key/value rows this rank needs, once each; backward receives them
-    again and returns their gradients. The host does not wait on the device.
+    again and returns their gradients. The host does not wait on the device. Under torch.compile:
+    one graph break.
     """
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
+    scale = scale_of(q, softmax_scale)
     refuse_tangents(q, k, v)
     ensure_agreed(plan, cp_group)
     config, one_width = plan.config, has_one_width(q, v)
@@ -88,7 +91,7 @@ def dist_attn(
         plan.rank_plan(group_rank(cp_group)),
         resolve_group(cp_group),
         select_backend(config.kernel_backend, q.device, q.dtype, config.deterministic, one_width),
-        q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale),
+        scale,
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
     )
     out, lse = _DistAttn.apply(q, k, v, work)
