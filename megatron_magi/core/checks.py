@@ -26,7 +26,7 @@ def integer(value: Any, name: str, low: int | None = None, high: int | None = No
     """
     if type(value) is not int:
         try:
-            if _is_bool(value):  # True counts as 1 nowhere: where an integer is meant it is a slip
+            if is_bool(value):  # True counts as 1 nowhere: where an integer is meant it is a slip
                 raise TypeError
             value = int(operator.index(value))
         except (TypeError, RuntimeError):  # RuntimeError: a tensor that has no value
@@ -36,6 +36,11 @@ def integer(value: Any, name: str, low: int | None = None, high: int | None = No
     if (low is not None and value < low) or (high is not None and value > high):
         raise ValueError(f"{name} must be {_bounds(low, high)}, got {value}; pass one in range")
     return int(value)
+
+
+def is_integer_like(value: Any) -> bool:
+    """Whether `integer` is the check for it, where something else may be meant as well."""
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
 
 
 def optional_integer(
@@ -59,7 +64,7 @@ def number_or_infinite(value: Any, name: str) -> float:
         return value
     try:
         # float() would take text, and an array of one element.
-        if isinstance(value, (str, bytes)) or _is_bool(value) or getattr(value, "ndim", None):
+        if isinstance(value, (str, bytes)) or is_bool(value) or getattr(value, "ndim", None):
             raise TypeError
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -152,7 +157,8 @@ def shown(value: Any) -> str:
     return text if text and len(text) <= 60 and "\n" not in text else type(value).__name__
 
 
-def _is_bool(value: Any) -> bool:
+def is_bool(value: Any) -> bool:
+    """A truth value of any library."""
     return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
 
 

@@ -28,7 +28,10 @@ Window = tuple[int, int]
 
 def full(total_seqlen_q: int, total_seqlen_k: int | None = None) -> AttnMask:
     """Every query sees every key."""
-    total_k = total_seqlen_q if total_seqlen_k is None else total_seqlen_k
+    total_seqlen_q = integer(total_seqlen_q, "total_seqlen_q", 0)
+    total_k = total_seqlen_q
+    if total_seqlen_k is not None:
+        total_k = integer(total_seqlen_k, "total_seqlen_k", 0)
     return _mask([AttnSlice(0, total_seqlen_q, 0, total_k)], total_seqlen_q, total_k)
 
 
@@ -39,6 +42,7 @@ def causal(total_seqlen: int) -> AttnMask:
 
 def sliding_window(total_seqlen: int, window_size: Window) -> AttnMask:
     """A query sees ``left`` keys before itself, itself, and ``right`` keys after it."""
+    total_seqlen = integer(total_seqlen, "total_seqlen", 0)
     return from_cu_seqlens([0, total_seqlen], causal=False, window_size=window_size)
 
 

@@ -102,7 +102,7 @@ def _length(value: int, name: str) -> int:
     if not 0 <= value <= BAND_MAX // 2:
         raise ValueError(
             f"{name} must be between 0 and {BAND_MAX // 2} tokens, got {value}; "
-            f"diagonals k - q must fit in int32"
+            f"shorten it, for diagonals k - q must fit in int32"
         )
     return value
 

@@ -179,7 +179,7 @@ def _type_codes(attn_type_map: npt.ArrayLike | None, num_slices: int) -> IntArra
     for row in np.flatnonzero((codes < 0) | (codes > 3))[:1]:
         raise ValueError(
             f"attn_type_map must hold codes 0 (FULL), 1 (CAUSAL), 2 (INV_CAUSAL), 3 (BI_CAUSAL), "
-            f"got {codes[row]} in row {row}"
+            f"got {codes[row]} in row {row}; use one of them"
         )
     return codes
 

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.checks import integer
+from megatron_magi.core.checks import integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_size
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, make_attn_plan
@@ -91,6 +91,9 @@ def plan_for(
     """
     config = MagiConfig() if config is None else config
     check_inputs(mask, head_shape, config, dispatch)
-    size = integer(cp_size, "cp_size") if hasattr(cp_size, "__index__") else group_size(cp_size)
+    if isinstance(cp_size, int) or is_integer_like(cp_size):
+        size = integer(cp_size, "cp_size")
+    else:
+        size = group_size(cp_size)
     tokens = integer(token_multiple, "token_multiple")
     return plan_cache.get(mask, size, head_shape, config, dispatch, tokens)

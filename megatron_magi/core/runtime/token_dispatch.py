@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.checks import flag, integer
+from megatron_magi.core.checks import flag, integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
 from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break
@@ -91,7 +91,7 @@ def position_ids(
         cp_group: the group, or a rank's number.
     """
     check_plan(plan)
-    if hasattr(cp_group, "__index__"):
+    if isinstance(cp_group, int) or is_integer_like(cp_group):
         rank = integer(cp_group, "cp_group as a rank", 0, plan.cp_size - 1)
     else:
         check_group(plan, cp_group)
