@@ -59,6 +59,7 @@ def magi_attn_varlen_key(
 
     Cost: no communication; plans are cached by content.
     """
+    tell_about_environment()
     mask = _varlen_mask(cu_seqlens_q, cu_seqlens_k, causal, window_size)
     heads = HeadShape(num_heads_q, num_heads_kv, head_dim)
     return _key(mask, heads, pad_size, cp_group_or_mesh, dist_attn_config, chunk_size)
@@ -95,6 +96,7 @@ def magi_attn_flex_key(
         ValueError: a mask, head counts or chunk size that do not fit.
         NotImplementedError: cross-attention.
     """
+    tell_about_environment()
     _refuse_cross_attention(is_same_source, is_q_permutable, is_k_permutable)
     mask = mask_from_typed(q_ranges, k_ranges, attn_mask_type, total_seqlen_q, total_seqlen_k)
     heads = HeadShape(num_heads_q, num_heads_kv, head_dim)
@@ -165,6 +167,7 @@ def make_varlen_key_for_new_mask_after_dispatch(
     The layout stays, so its balance is that of the first mask. See
     ``make_flex_key_for_new_mask_after_dispatch``.
     """
+    tell_about_environment()
     check_key(key_for_dispatch, "key_for_dispatch")
     mask = _varlen_mask(cu_seqlens_q, cu_seqlens_k, causal, window_size)
     return _second_key(mask, key_for_dispatch, key_for_dispatch.plan.head_shape, dist_attn_config)
@@ -189,6 +192,7 @@ def make_flex_key_for_new_mask_after_dispatch(
     Raises:
         ValueError: a mask of another length than the dispatched sequence.
     """
+    tell_about_environment()
     check_key(key_for_dispatch, "key_for_dispatch")
     total = key_for_dispatch.total_seqlen_q
     old = key_for_dispatch.plan.head_shape
@@ -209,7 +213,6 @@ def _key(
     config: DistAttnConfig,
     chunk_size: int | None,
 ) -> DistAttnRuntimeKey:
-    tell_about_environment()
     check_config(config)
     chunk_size = optional_integer(chunk_size, "chunk_size", 1)
     if integer(pad_size, "pad_size", 0):
@@ -233,7 +236,6 @@ def _key(
 def _second_key(
     mask: AttnMask, first: DistAttnRuntimeKey, heads: HeadShape, config: DistAttnConfig | None
 ) -> DistAttnRuntimeKey:
-    tell_about_environment()
     if config is not None:
         check_config(config)
     merged = replace(
