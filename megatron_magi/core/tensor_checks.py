@@ -18,14 +18,20 @@ def tensor(value: Any, name: str) -> None:
 
 def device(value: Any, name: str = "device") -> torch.device:
     """A device, or the name of one."""
+    if not isinstance(value, (str, torch.device)):
+        raise TypeError(f"{name} must be a torch device, got {shown(value)}; pass 'cpu' or 'cuda'")
     try:
-        if isinstance(value, (str, torch.device)):
-            return torch.device(value)
+        made = torch.device(value)
     except RuntimeError:
         raise ValueError(
             f"{name} must be a torch device, got {value!r}; pass 'cpu' or 'cuda'"
         ) from None
-    raise TypeError(f"{name} must be a torch device, got {shown(value)}; pass 'cpu' or 'cuda'")
+    if made.type == "cuda" and not 0 <= (made.index or 0) < torch.cuda.device_count():
+        raise ValueError(
+            f"{name} must be a torch device of this machine, got {value!r} with "
+            f"{torch.cuda.device_count()} GPUs; pass 'cpu', or one of them"
+        )
+    return made
 
 
 def fill(value: Any, x: Tensor, name: str) -> float | int | bool:

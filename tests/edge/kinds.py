@@ -56,7 +56,7 @@ FINITE = NUMBER.also((NAN, "finite"), (INF, "finite"), (-INF, "finite"))
 SCALE = FINITE.without(None)
 FLAG = everything("True or False", 1, 0.0, "no", np.array([True]), None)
 WORD = everything("must be", 3, "nonsense", ["auto"], np.array(["a", "b"]), None)
-DEVICE = everything("must be a torch device", 3.5, "nonsense", ["cpu"], None)
+DEVICE = everything("must be a torch device", 3.5, "nonsense", ["cpu"], None, "cuda:99")
 
 TENSOR = everything("must be a Tensor", np.zeros((4, 2, 8), np.float32), [1.0], "q", 3, None)
 INT_TENSOR = TENSOR.also((torch.zeros(1, 2), "must hold integers"))
