@@ -107,6 +107,13 @@ FUNCTIONS = [
             "device": kind.DEVICE,
         },
     ),
+    Call(
+        "position_ids",
+        magi.position_ids,
+        {"plan": PLAN, "cp_group": 0},
+        {"plan": kind.PLAN},
+        free=("cp_group", "device"),
+    ),
     Call("agree", magi.agree, LOCAL, LOCAL_KINDS),
     Call(
         "plan",
