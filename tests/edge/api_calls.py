@@ -46,7 +46,6 @@ SINK = kind.TENSOR.without(None).also(
     (torch.zeros(3), "[s, H]"), (torch.zeros(1, 2).int(), "float")
 )
 SOFTCAP = kind.FINITE.also((1.0, "softcap must be 0.0"))
-OUT_OF_LIST = ((2, "2 ranges"), (-3, "2 ranges"))
 
 FUNCTIONS = [
     Call("magi_attn_varlen_key", api.magi_attn_varlen_key, SUMS | HEADS | GROUP | VARLEN,
