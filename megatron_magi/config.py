@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from megatron_magi.core.checks import INT32_MAX, integer, number_or_infinite, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 DispatchAlgorithm = Literal["lpt", "swap"]
@@ -80,11 +81,14 @@ class MagiConfig:
     def __post_init__(self) -> None:
         # Equal configs must have equal digests on every rank: 1 becomes 1.0, numpy's 128 Python's.
         for name in ("chunk_size", "swap_trials", "overlap_degree", "tile_q", "tile_k"):
-            _convert(self, name, lambda value: int(operator.index(value)), "an integer")
+            _convert(self, name, integer, "an integer")
         for name in ("max_imbalance", *_RATES, "stage_latency_us"):
-            _convert(self, name, float, "a number")
+            _convert(self, name, number_or_infinite, "a number")
         for name in ("deterministic", "dkv_reduce_in_fp32"):
             _require(isinstance(getattr(self, name), bool), name, "True or False", self)
+        for name in ("dispatch", "forward_mode", "kernel_backend"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, str), name, "a word", self)
         _require(
             self.chunk_size is None or self.chunk_size >= 1, "chunk_size", ">= 1 or None", self
         )
@@ -110,6 +114,8 @@ class MagiConfig:
         _require(self.kernel_backend in backends, "kernel_backend", f"one of {backends}", self)
         for name in ("tile_q", "tile_k"):
             _require(getattr(self, name) >= 1, name, ">= 1", self)
+        for name in ("chunk_size", "swap_trials", "tile_q", "tile_k"):
+            _require((getattr(self, name) or 0) <= INT32_MAX, name, f"<= {INT32_MAX}", self)
         for name in _RATES:
             _require(0 < getattr(self, name) < math.inf, name, "> 0 and finite", self)
         _require(0 <= self.stage_latency_us < math.inf, "stage_latency_us", ">= 0 and finite", self)
@@ -118,23 +124,22 @@ class MagiConfig:
 _RATES = ("link_gib_s", "kernel_tflops", "memory_gib_s", "agreement_timeout_s")
 
 
-def _convert(config: MagiConfig, field: str, kind: Callable[[Any], Any], what: str) -> None:
+def _convert(config: MagiConfig, field: str, kind: Callable[[Any, str], Any], what: str) -> None:
     value = getattr(config, field)
     if value is None and getattr(MagiConfig, field) is None:
         return
     try:
-        if isinstance(value, str):  # float() would take it
-            raise TypeError
-        object.__setattr__(config, field, kind(value))
+        object.__setattr__(config, field, kind(value, field))
     except TypeError:
         raise TypeError(
-            f"MagiConfig.{field} must be {what}, got {value!r}; leave it out to use the default"
+            f"MagiConfig.{field} must be {what}, got {shown(value)}; "
+            f"leave it out to use the default"
         ) from None
 
 
 def _require(holds: bool, field: str, rule: str, config: MagiConfig) -> None:
     if not holds:
         raise ValueError(
-            f"MagiConfig.{field} must be {rule}, got {getattr(config, field)!r}; "
+            f"MagiConfig.{field} must be {rule}, got {shown(getattr(config, field))}; "
             f"leave it out to use the default"
         )

@@ -1,21 +1,23 @@
 """Mask builders under one short public name: ``magi.masks.from_cu_seqlens(...)``."""
 
-from megatron_magi.core.mask.builders import (
-    block_causal,
-    causal,
-    cu_seqlens_from_eod,
-    from_cu_seqlens,
-    from_dense,
-    from_eod_positions,
-    from_ranges,
-    full,
-    global_and_window,
-    prefix_lm,
-    prefix_tree,
-    shared_question,
-    sliding_window,
-)
+from megatron_magi.core.kernel.calls import one_graph_break
+from megatron_magi.core.mask import builders
 from megatron_magi.core.mask.render import draw_mask, render_dense
+
+# Made on the host, with numpy, of which torch.compile would make tensors.
+block_causal = one_graph_break(builders.block_causal)
+causal = one_graph_break(builders.causal)
+cu_seqlens_from_eod = one_graph_break(builders.cu_seqlens_from_eod)
+from_cu_seqlens = one_graph_break(builders.from_cu_seqlens)
+from_dense = one_graph_break(builders.from_dense)
+from_eod_positions = one_graph_break(builders.from_eod_positions)
+from_ranges = one_graph_break(builders.from_ranges)
+full = one_graph_break(builders.full)
+global_and_window = one_graph_break(builders.global_and_window)
+prefix_lm = one_graph_break(builders.prefix_lm)
+prefix_tree = one_graph_break(builders.prefix_tree)
+shared_question = one_graph_break(builders.shared_question)
+sliding_window = one_graph_break(builders.sliding_window)
 
 __all__ = [
     "block_causal",

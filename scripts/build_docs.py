@@ -186,7 +186,8 @@ def _class(name: str, cls: type) -> str:
     parts = [f"### {name}\n", _prose(inspect.getdoc(cls) or "")]
     if is_dataclass(cls) or issubclass(cls, enum.Enum):
         parts += list(_fields(cls))
-    for member, value in vars(cls).items():
+    bases = [base for base in cls.__mro__[1:] if base.__module__.startswith("megatron_magi")]
+    for member, value in [item for base in (cls, *bases) for item in vars(base).items()]:
         if member.startswith("_"):
             continue
         target = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value

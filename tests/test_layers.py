@@ -11,6 +11,8 @@ BASE = [
     "debug",
     "build",
     "_solver",
+    "core.checks",
+    "core.tensor_checks",
     "core.native",
     "core.cuda_library",
     "core.device_buffer",
@@ -89,8 +91,9 @@ def test_torch_distributed_stays_in_comm_and_runtime() -> None:
             assert module_of(path).split(".")[1] in ("comm", "runtime"), path
 
 
-def test_the_environment_is_read_by_debug_build_and_torchruns_place_only() -> None:
+def test_the_environment_is_read_by_four_modules_only() -> None:
+    """Debugging, the build, torchrun's place, and the warning about another system's variables."""
     for path in PACKAGE.rglob("*.py"):
-        if module_of(path) not in ("debug", "build", "training.launched"):
+        if module_of(path) not in ("debug", "build", "training.launched", "api.environment"):
             text = path.read_text()
             assert "os.environ" not in text and "getenv" not in text, path

@@ -8,10 +8,14 @@
     out, meta = calc_attn(q, k, v, key)
     y = undispatch(y_local, key)
 
-Signatures, keyword names, strings and defaults are those of ``magi_attention.api``. Arguments that
+Signatures, keyword names, strings and defaults are those of ``magi_attention.api`` as of v1.1.1
+(``MAGI_ATTENTION_VERSION``). A name of v1.0 that is gone says what replaced it, and a
+``MAGI_ATTENTION_*`` variable that is set gives one warning: none is read. Arguments that
 only tune speed there are accepted without effect; what would change results and is not here is
 refused with an error. Thin: everything is a translation onto ``import megatron_magi``.
 """
+
+from typing import NoReturn
 
 from megatron_magi.api.attention import TUNING_ARGUMENTS, calc_attn, flex_flash_attn_func
 from megatron_magi.api.batch import (
@@ -49,16 +53,23 @@ from megatron_magi.api.make_key import (
     make_varlen_key_for_new_mask_after_dispatch,
 )
 from megatron_magi.api.mask_inference import (
+    apply_padding,
     infer_attn_mask_from_cu_seqlens,
     infer_attn_mask_from_sliding_window,
 )
 from megatron_magi.api.mask_type import AttnMaskType, GeneralAttnMaskType
-from megatron_magi.api.ranges import AttnRange, AttnRanges, RangeError
+from megatron_magi.api.range import AttnRange, RangeError
+from megatron_magi.api.ranges import AttnRanges
+from megatron_magi.api.replaced import replacement
 from megatron_magi.api.runtime_key import DistAttnRuntimeKey, clear_cache, get_most_recent_key
 from megatron_magi.api.tokens import dispatch, get_position_ids, roll, roll_simple, undispatch
 from megatron_magi.core.kernel.flex_attn import AttnForwardMeta
 
+MAGI_ATTENTION_VERSION = "1.1.1"
+"""The version of MagiAttention whose published names and signatures these are."""
+
 __all__ = [
+    "MAGI_ATTENTION_VERSION",
     "TUNING_ARGUMENTS",
     "AttnForwardMeta",
     "AttnMaskType",
@@ -86,6 +97,7 @@ __all__ = [
     "SortedSequentialSelectAlg",
     "ToppHeapDispatchAlg",
     "UniformOverlapAlg",
+    "apply_padding",
     "calc_attn",
     "clear_cache",
     "compute_pad_size",
@@ -107,3 +119,7 @@ __all__ = [
     "squash_batch_dim",
     "undispatch",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise replacement(name, __name__)

@@ -6,15 +6,23 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from megatron_magi.api.runtime_key import DistAttnRuntimeKey, remember
+from megatron_magi.api.environment import tell_about_environment
+from megatron_magi.api.runtime_key import DistAttnRuntimeKey, check_key, remember
+from megatron_magi.core.checks import flag, integer, number
 from megatron_magi.core.kernel.backend import acc_dtype
-from megatron_magi.core.kernel.flex_attn import AttnForwardMeta, _slices_of_ranges
+from megatron_magi.core.kernel.calls import one_graph_break
+from megatron_magi.core.kernel.flex_attn import (
+    AttnForwardMeta,
+    _slices_of_ranges,
+    scale_of,
+)
 from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func as _flex_flash_attn
 from megatron_magi.core.kernel.max_logits import check_max_logits, max_logits
 from megatron_magi.core.kernel.sink import apply_sink, check_layout
 from megatron_magi.core.kernel.slice_table import slice_table
 from megatron_magi.core.runtime.dist_attn import dist_attn
 from megatron_magi.core.runtime.max_logits import dist_max_logits
+from megatron_magi.core.tensor_checks import tensor
 
 TUNING_ARGUMENTS = (
     "sm_margin", "disable_fwd_atomic_reduction", "disable_bwd_dkv_atomic_reduction",
@@ -78,10 +86,12 @@ def flex_flash_attn_func(
         TypeError, ValueError: inputs that do not fit.
         NotImplementedError: what is refused.
     """
+    tell_about_environment()
     _refuse_index_attention(index_attn, index_attn_indices, q_block_size, k_block_size)
     _refuse_softcap(softcap)
     check_layout(sink_layout)
-    if return_max_logits:
+    if flag(return_max_logits, "return_max_logits"):
+        tensor(q, "q")
         check_max_logits("auto", q)
     out, meta = _flex_flash_attn(
         q, k, v, q_ranges, k_ranges, attn_type_map,
@@ -92,8 +102,8 @@ def flex_flash_attn_func(
     )  # fmt: skip
     if return_max_logits:
         slices = _slices_of_ranges(q_ranges, k_ranges, attn_type_map, len(q), len(k))
-        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-        most = max_logits(q, k, slice_table(slices, len(q), len(k)), scale)
+        table = slice_table(slices, len(q), len(k))
+        most = max_logits(q, k, table, scale_of(q, softmax_scale))
         meta = replace(meta, max_logits=most)
     if sink is None:
         return out, meta
@@ -101,6 +111,7 @@ def flex_flash_attn_func(
     return out.to(q.dtype), replace(meta, lse=lse)
 
 
+@one_graph_break
 def calc_attn(
     q: Tensor,
     k: Tensor,
@@ -131,8 +142,10 @@ def calc_attn(
         NotImplementedError: softcap; return_max_logits with a fused kernel.
         AgreementError: ranks that planned different things.
     """
+    check_key(key)
     _refuse_softcap(softcap)
-    if return_max_logits:
+    if flag(return_max_logits, "return_max_logits"):
+        tensor(q, "q")
         check_max_logits(key.plan.config.kernel_backend, q)
     remember(key)
     out, lse = dist_attn(q, k, v, key.plan, key.cp_group, softmax_scale)
@@ -145,7 +158,7 @@ def calc_attn(
 
 
 def _refuse_softcap(softcap: float) -> None:
-    if softcap:
+    if number(softcap, "softcap"):
         raise NotImplementedError(
             f"softcap must be 0.0, got {softcap}; no kernel here caps scores: train without it"
         )
@@ -154,7 +167,8 @@ def _refuse_softcap(softcap: float) -> None:
 def _refuse_index_attention(
     index_attn: bool, indices: Tensor | None, q_block_size: int, k_block_size: int
 ) -> None:
-    if index_attn or indices is not None or (q_block_size, k_block_size) != (1, 1):
+    sizes = integer(q_block_size, "q_block_size"), integer(k_block_size, "k_block_size")
+    if flag(index_attn, "index_attn") or indices is not None or sizes != (1, 1):
         raise NotImplementedError(
             f"keys must be chosen by ranges, got index_attn={index_attn}, "
             f"{'indices' if indices is not None else 'no indices'} and block sizes "

@@ -7,10 +7,11 @@ our engine can be told stands in ``DistAttnConfig.magi_config``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.checks import flag, instance, integer, number, optional_integer
 
 
 class AttnOverlapMode(Enum):
@@ -57,12 +58,18 @@ class ToppHeapDispatchAlg(DispatchAlg):
 
     top_p: float = 0.0
 
+    def __post_init__(self) -> None:
+        number(self.top_p, "top_p")
+
 
 @dataclass(frozen=True)
 class BatchToppHeapDispatchAlg(DispatchAlg):
     """ToppHeap in batches."""
 
     top_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        number(self.top_p, "top_p")
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,9 @@ class SortedSequentialSelectAlg(DispatchAlg):
     """Samples by area, each to ranks in turn."""
 
     allocation_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        number(self.allocation_ratio, "allocation_ratio")
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,10 @@ class UniformOverlapAlg(OverlapAlg):
 
     random_costs: bool = False
     random_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        flag(self.random_costs, "random_costs")
+        optional_integer(self.random_seed, "random_seed")
 
 
 @dataclass(frozen=True)
@@ -116,12 +130,15 @@ class DispatchConfig:
     """Without effect; ``MagiConfig.dispatch`` chooses ours."""
 
     def __post_init__(self) -> None:
+        chunk_size = optional_integer(self.chunk_size, "DispatchConfig.chunk_size")
+        object.__setattr__(self, "chunk_size", chunk_size)
+        instance(self.alg, DispatchAlg, "DispatchConfig.alg", "pass MinHeapDispatchAlg()")
         _require(
             self.chunk_size is None or self.chunk_size >= 1,
             f"DispatchConfig.chunk_size must be >= 1 or None, got {self.chunk_size}; "
             f"leave it out for the planner's choice",
         )
-        if self.uneven_shard:
+        if flag(self.uneven_shard, "DispatchConfig.uneven_shard"):
             raise NotImplementedError(
                 "every rank must hold equally many tokens, got DispatchConfig(uneven_shard=True); "
                 "leave it out: any length works, the end is padded inside"
@@ -164,6 +181,7 @@ class OverlapConfig:
         return self.degree is None or self.degree >= 2
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if isinstance(self.alg, GreedyOverlapAlg):
             raise NotImplementedError(
                 "OverlapConfig.alg must be a UniformOverlapAlg, got GreedyOverlapAlg, which no "
@@ -194,6 +212,17 @@ class OverlapConfig:
                 f"OverlapConfig.{name} must be > 0, got {value}; leave it out for its default",
             )
 
+    def _check_kinds(self) -> None:
+        instance(self.mode, AttnOverlapMode, "OverlapConfig.mode", "pass AttnOverlapMode.STATIC")
+        instance(self.alg, OverlapAlg, "OverlapConfig.alg", "pass UniformOverlapAlg()")
+        for name in ("degree", "dynamic_max_degree"):
+            checked = optional_integer(getattr(self, name), f"OverlapConfig.{name}")
+            object.__setattr__(self, name, checked)
+        for name in ("min_chunk_size", "max_num_chunks"):
+            object.__setattr__(self, name, integer(getattr(self, name), f"OverlapConfig.{name}"))
+        for name in ("calc_cost_factor", "comm_cost_factor"):
+            number(getattr(self, name), f"OverlapConfig.{name}")
+
 
 @dataclass(frozen=True)
 class GrpCollConfig:
@@ -207,6 +236,10 @@ class GrpCollConfig:
     num_nvl_bytes: int = int(2e9)
     num_rdma_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        for field_ in fields(self):
+            integer(getattr(self, field_.name), f"GrpCollConfig.{field_.name}", 0)
+
 
 @dataclass(frozen=True)
 class DistAttnConfig:
@@ -218,6 +251,15 @@ class DistAttnConfig:
     magi_config: MagiConfig = field(default_factory=MagiConfig)
     """Ours alone: kernel_backend, forward_mode, deterministic, max_imbalance, cost table. Its
     chunk_size and overlap_degree are replaced by the two configs above."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (
+            ("dispatch_config", DispatchConfig),
+            ("overlap_config", OverlapConfig),
+            ("grpcoll_config", GrpCollConfig),
+            ("magi_config", MagiConfig),
+        ):
+            instance(getattr(self, name), kind, name, f"pass {kind.__name__}()")
 
     def engine_config(self) -> MagiConfig:
         """What the planner gets."""

@@ -9,11 +9,19 @@ from torch import Tensor
 from typing_extensions import deprecated
 
 from megatron_magi.api.dist_attn_config import DistAttnConfig
+from megatron_magi.api.environment import tell_about_environment
 from megatron_magi.api.mask_inference import CuSeqlens, cu_seqlens_slices, host_cu_seqlens
 from megatron_magi.api.mask_type import GeneralAttnMaskType, mask_from_typed
 from megatron_magi.api.ranges import AttnRanges
-from megatron_magi.api.runtime_key import DistAttnRuntimeKey, flat_group, remember
+from megatron_magi.api.runtime_key import (
+    DistAttnRuntimeKey,
+    check_config,
+    check_key,
+    flat_group,
+    remember,
+)
 from megatron_magi.api.tokens import dispatch
+from megatron_magi.core.checks import flag, integer, optional_integer
 from megatron_magi.core.comm.process_group import CpGroup
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import HeadShape
@@ -51,6 +59,7 @@ def magi_attn_varlen_key(
 
     Cost: no communication; plans are cached by content.
     """
+    tell_about_environment()
     mask = _varlen_mask(cu_seqlens_q, cu_seqlens_k, causal, window_size)
     heads = HeadShape(num_heads_q, num_heads_kv, head_dim)
     return _key(mask, heads, pad_size, cp_group_or_mesh, dist_attn_config, chunk_size)
@@ -87,6 +96,7 @@ def magi_attn_flex_key(
         ValueError: a mask, head counts or chunk size that do not fit.
         NotImplementedError: cross-attention.
     """
+    tell_about_environment()
     _refuse_cross_attention(is_same_source, is_q_permutable, is_k_permutable)
     mask = mask_from_typed(q_ranges, k_ranges, attn_mask_type, total_seqlen_q, total_seqlen_k)
     heads = HeadShape(num_heads_q, num_heads_kv, head_dim)
@@ -157,6 +167,8 @@ def make_varlen_key_for_new_mask_after_dispatch(
     The layout stays, so its balance is that of the first mask. See
     ``make_flex_key_for_new_mask_after_dispatch``.
     """
+    tell_about_environment()
+    check_key(key_for_dispatch, "key_for_dispatch")
     mask = _varlen_mask(cu_seqlens_q, cu_seqlens_k, causal, window_size)
     return _second_key(mask, key_for_dispatch, key_for_dispatch.plan.head_shape, dist_attn_config)
 
@@ -180,12 +192,14 @@ def make_flex_key_for_new_mask_after_dispatch(
     Raises:
         ValueError: a mask of another length than the dispatched sequence.
     """
+    tell_about_environment()
+    check_key(key_for_dispatch, "key_for_dispatch")
     total = key_for_dispatch.total_seqlen_q
     old = key_for_dispatch.plan.head_shape
     heads = HeadShape(
-        num_heads_q or old.num_heads_q,
-        num_heads_kv or old.num_heads_kv,
-        head_dim or old.head_dim,
+        old.num_heads_q if num_heads_q is None else num_heads_q,
+        old.num_heads_kv if num_heads_kv is None else num_heads_kv,
+        old.head_dim if head_dim is None else head_dim,
     )
     mask = mask_from_typed(q_ranges, k_ranges, attn_mask_type, total, total)
     return _second_key(mask, key_for_dispatch, heads, dist_attn_config)
@@ -199,7 +213,9 @@ def _key(
     config: DistAttnConfig,
     chunk_size: int | None,
 ) -> DistAttnRuntimeKey:
-    if pad_size:
+    check_config(config)
+    chunk_size = optional_integer(chunk_size, "chunk_size", 1)
+    if integer(pad_size, "pad_size", 0):
         warnings.warn(
             "pad_size is without effect: any length is padded inside; pass 0",
             DeprecationWarning,
@@ -220,6 +236,8 @@ def _key(
 def _second_key(
     mask: AttnMask, first: DistAttnRuntimeKey, heads: HeadShape, config: DistAttnConfig | None
 ) -> DistAttnRuntimeKey:
+    if config is not None:
+        check_config(config)
     merged = replace(
         first.dist_attn_config,
         overlap_config=(config or first.dist_attn_config).overlap_config,
@@ -265,7 +283,7 @@ def _refuse_cross_attention(
         "is_k_permutable": is_k_permutable,
     }
     for name, value in flags.items():
-        if not value:
+        if not flag(value, name):
             raise NotImplementedError(
                 f"a key must be self-attention with tokens that may move, got {name}=False; "
                 f"for cross-attention call flex_flash_attn_func on local queries"

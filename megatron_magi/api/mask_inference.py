@@ -14,8 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from megatron_magi.api.mask_type import AttnMaskType, TypedSlices, typed_slices
-from megatron_magi.api.ranges import AttnRange, AttnRanges
+from megatron_magi.api.environment import tell_about_environment
+from megatron_magi.api.mask_type import (
+    AttnMaskType,
+    GeneralAttnMaskType,
+    TypedSlices,
+    mask_types,
+    typed_slices,
+)
+from megatron_magi.api.range import AttnRange
+from megatron_magi.api.ranges import AttnRanges, check_ranges
+from megatron_magi.core.checks import INT32_MAX, flag, int_array, integer, pair, shown
 from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray
 from megatron_magi.core.native import solver
 
@@ -39,7 +48,9 @@ def infer_attn_mask_from_sliding_window(
     Raises:
         ValueError: a window that is not two integers >= -1.
     """
-    q0, q1, k0, k1 = (np.array([x]) for x in (*q_range, *k_range))
+    tell_about_environment()
+    ends = (*AttnRange.from_range(q_range), *AttnRange.from_range(k_range))
+    q0, q1, k0, k1 = (np.array([x]) for x in ends)
     return typed_slices(solver.canonical_slices(_window_slices(q0, q1, k0, k1, window_size)))
 
 
@@ -64,9 +75,10 @@ def infer_attn_mask_from_cu_seqlens(
     Raises:
         ValueError: wrong prefix sums, causal with a window, a negative global window.
     """
+    tell_about_environment()
     q, k = host_cu_seqlens(cu_seqlens_q, cu_seqlens_k)
     slices = cu_seqlens_slices(q, k, causal, window_size, global_window_size)
-    if tuple(window_size) == (-1, -1):
+    if window_of(window_size) == (-1, -1):
         # One row per document, also for empty ones.
         kind = AttnMaskType.CAUSAL if causal else AttnMaskType.FULL
         q_ranges, k_ranges = (AttnRanges.from_ranges(pairwise(s.tolist())) for s in (q, k))
@@ -82,17 +94,15 @@ def cu_seqlens_slices(
     global_window_size: int = 0,
 ) -> IntArray:
     """The same masks as banded slices, int32 [N, 6]."""
-    if global_window_size < 0:
-        raise ValueError(
-            f"global_window_size must be >= 0, got {global_window_size}; use 0 for none"
-        )
-    if causal and tuple(window_size) != (-1, -1):
+    global_window_size = integer(global_window_size, "global_window_size", 0)
+    window_size = window_of(window_size)
+    if flag(causal, "causal") and window_size != (-1, -1):
         raise ValueError(
             f"causal must be False with a window, got causal and {window_size}; "
             f"pass window_size=({window_size[0]}, 0) for a causal window"
         )
     q0, q1, k0, k1 = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
-    if tuple(window_size) == (-1, -1):
+    if window_size == (-1, -1):
         return _slices(q0, q1, k0, k1, BAND_MIN, k1 - q1 if causal else BAND_MAX)
     if global_window_size:
         return _global_slices(q0, q1, k0, k1, window_size, global_window_size)
@@ -127,11 +137,20 @@ def _global_slices(
 
 def _limits(window: tuple[int, int], num_keys: Ints) -> tuple[Ints, Ints]:
     """(left, right) of every document, no limit as its number of keys."""
-    if len(window) != 2 or min(window) < -1:
+    sides = window_of(window)
+    left, right = (np.where((w == -1) | (w >= num_keys - 1), num_keys, w) for w in sides)
+    return left, right
+
+
+def window_of(window_size: tuple[int, int]) -> tuple[int, int]:
+    """(left, right) as ints, or an error."""
+    sides = pair(window_size, "window_size", "(left, right)")
+    left, right = (integer(side, "window_size") for side in sides)
+    if min(left, right) < -1:
         raise ValueError(
-            f"window_size must be (left, right) keys, each >= -1, got {window}; use -1 for no limit"
+            f"window_size must be (left, right) keys, each >= -1, got {(left, right)}; "
+            f"use -1 for no limit"
         )
-    left, right = (np.where((w == -1) | (w >= num_keys - 1), num_keys, w) for w in window)
     return left, right
 
 
@@ -147,17 +166,48 @@ def host_cu_seqlens(cu_seqlens_q: CuSeqlens, cu_seqlens_k: CuSeqlens) -> tuple[I
     """
     sums = []
     for name, given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        host = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
-        is_sums = host.ndim == 1 and len(host) > 0 and np.issubdtype(host.dtype, np.integer)
-        if not is_sums or host[0] != 0 or (np.diff(host) < 0).any():
+        host = int_array(given.detach().cpu() if isinstance(given, Tensor) else given, name)
+        is_row = host.ndim == 1 and len(host) > 0
+        if not is_row or host[0] != 0 or (np.diff(host) < 0).any() or host[-1] > INT32_MAX:
             raise ValueError(
                 f"{name} must be integer prefix sums [num_docs + 1] that start at 0 and never "
-                f"decrease, got {host.tolist()}; pass cumulative document lengths"
+                f"decrease, below 2^31, got {shown(host)}; pass cumulative document lengths"
             )
-        sums.append(host.astype(np.int64))
+        sums.append(host)
     if len(sums[0]) != len(sums[1]):
         raise ValueError(
             f"cu_seqlens_q and cu_seqlens_k must name the same documents, got "
             f"{len(sums[0]) - 1} and {len(sums[1]) - 1}; pass one length per document in both"
         )
     return sums[0], sums[1]
+
+
+def apply_padding(
+    q_ranges: AttnRanges,
+    k_ranges: AttnRanges,
+    attn_mask_type: GeneralAttnMaskType,
+    total_seqlen: int,
+    pad_size: int,
+) -> TypedSlices:
+    """A mask with one more slice at the end: ``pad_size`` queries that see nothing.
+
+    Nothing here needs it: any length is padded inside.
+
+    Args:
+        q_ranges, k_ranges, attn_mask_type: row by row; they are copied.
+        total_seqlen: where the padding begins.
+    """
+    check_ranges(q_ranges, "q_ranges")
+    check_ranges(k_ranges, "k_ranges")
+    total = integer(total_seqlen, "total_seqlen", 0)
+    padding = AttnRange(total, total + integer(pad_size, "pad_size", 0))
+    types = mask_types(attn_mask_type, len(q_ranges))
+    if len(k_ranges) != len(q_ranges):
+        raise ValueError(
+            f"q_ranges and k_ranges must pair up, got {len(q_ranges)} and {len(k_ranges)}; "
+            f"pass one k range per q range"
+        )
+    padded_q, padded_k = q_ranges.clone(), k_ranges.clone()
+    padded_q.append(padding)
+    padded_k.append(AttnRange(0, 0))
+    return padded_q, padded_k, [*types, AttnMaskType.FULL]

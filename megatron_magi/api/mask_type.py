@@ -13,7 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from megatron_magi.api.ranges import AttnRange, AttnRanges
+from megatron_magi.api.range import AttnRange
+from megatron_magi.api.ranges import AttnRanges, check_ranges
+from megatron_magi.core.checks import integer, shown
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import IntArray, slices_from_ranges
 
@@ -33,7 +35,7 @@ class AttnMaskType(Enum):
     @classmethod
     def from_int_type(cls, int_type: int) -> AttnMaskType:
         """From the code that kernels take: 0 FULL, 1 CAUSAL, 2 INVCAUSAL, 3 BICAUSAL."""
-        return _BY_CODE[int_type]
+        return _BY_CODE[integer(int_type, "int_type", 0, len(_BY_CODE) - 1)]
 
     def to_int_type(self) -> int:
         """The code that kernels take."""
@@ -59,6 +61,11 @@ def mask_types(attn_mask_type: GeneralAttnMaskType, num_slices: int) -> list[Att
     """
     if isinstance(attn_mask_type, (str, AttnMaskType)):
         attn_mask_type = [attn_mask_type] * num_slices
+    if not isinstance(attn_mask_type, Sequence):
+        raise TypeError(
+            f"attn_mask_type must be one type or a list of one per range, got "
+            f"{shown(attn_mask_type)}; pass 'causal', or a list of such words"
+        )
     if len(attn_mask_type) != num_slices:
         raise ValueError(
             f"attn_mask_type must be one type or one per range ({num_slices}), got "
@@ -71,11 +78,11 @@ def _mask_type(name: str | AttnMaskType) -> AttnMaskType:
     known = [t.value for t in AttnMaskType]
     if isinstance(name, AttnMaskType):
         return name
-    if name in known:
+    if isinstance(name, str) and name in known:
         return AttnMaskType(name)
     near = get_close_matches(str(name).lower(), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "use one of them"
-    raise ValueError(f"an attention mask type must be one of {known}, got {name!r}; {hint}")
+    raise ValueError(f"an attention mask type must be one of {known}, got {shown(name)}; {hint}")
 
 
 def mask_from_typed(
@@ -90,6 +97,8 @@ def mask_from_typed(
     Raises:
         ValueError: unpaired or out-of-bounds ranges, wrong types, slices that share a cell.
     """
+    check_ranges(q_ranges, "q_ranges")
+    check_ranges(k_ranges, "k_ranges")
     codes = [t.to_int_type() for t in mask_types(attn_mask_type, len(q_ranges))]
     q, k = (np.array(r.to_naive_ranges(), np.int64).reshape(-1, 2) for r in (q_ranges, k_ranges))
     return AttnMask(slices_from_ranges(q, k, codes), total_seqlen_q, total_seqlen_k)

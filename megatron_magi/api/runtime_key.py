@@ -11,8 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from megatron_magi.api.dist_attn_config import DistAttnConfig
 from megatron_magi.api.mask_type import AttnMaskType, typed_slices
 from megatron_magi.api.ranges import AttnRanges
+from megatron_magi.core.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, is_alive, resolve_group
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.plan_cache import plan_cache
 
 
@@ -28,6 +30,11 @@ class DistAttnRuntimeKey:
     cp_group: dist.ProcessGroup | None
     """None: one rank without torch.distributed."""
     dist_attn_config: DistAttnConfig
+
+    def __post_init__(self) -> None:
+        check_plan(self.plan)
+        resolve_group(self.cp_group)
+        check_config(self.dist_attn_config)
 
     @property
     def total_seqlen_q(self) -> int:
@@ -82,11 +89,24 @@ class DistAttnRuntimeKey:
         return group_rank(self.cp_group)
 
 
+def check_key(value: object, name: str = "key") -> None:
+    """Refuse what is no DistAttnRuntimeKey."""
+    if not isinstance(value, DistAttnRuntimeKey):
+        remedy = "make one with magi_attn_varlen_key or magi_attn_flex_key"
+        instance(value, DistAttnRuntimeKey, name, remedy)
+
+
+def check_config(value: object) -> None:
+    """Refuse what is no DistAttnConfig."""
+    instance(value, DistAttnConfig, "dist_attn_config", "pass DistAttnConfig()")
+
+
 _most_recent: dict[dist.ProcessGroup | None, DistAttnRuntimeKey] = {}
 
 
 def remember(key: DistAttnRuntimeKey) -> DistAttnRuntimeKey:
     """Note the key as its group's most recent one, and hand it back."""
+    check_key(key)
     _forget_destroyed()
     _most_recent[key.cp_group] = key
     return key

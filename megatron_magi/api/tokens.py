@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from megatron_magi.api.runtime_key import DistAttnRuntimeKey, remember
+from megatron_magi.api.runtime_key import DistAttnRuntimeKey, check_key, remember
+from megatron_magi.core.checks import integer
+from megatron_magi.core.kernel.calls import one_graph_break
 from megatron_magi.core.runtime import roll as _roll
 from megatron_magi.core.runtime import token_dispatch as _tokens
 
 
+@one_graph_break
 def dispatch(x: Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -> Tensor:
     """This rank's tokens of a full sequence that every rank holds; differentiable.
 
@@ -25,6 +28,7 @@ def dispatch(x: Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -> Tens
     return _tokens.dispatch(x, key.plan, key.cp_group, pad_value=pad_value)
 
 
+@one_graph_break
 def undispatch(x: Tensor, key: DistAttnRuntimeKey, is_partial_grad: bool = False) -> Tensor:
     """The full sequence on every rank; differentiable.
 
@@ -53,7 +57,8 @@ def roll(x: Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> Tensor:
     Cost: only rows that lie on another rank travel, each once.
     """
     remember(key)
-    return _roll.roll(x, -shift, key.plan, key.cp_group, dim)
+    check_key(key)
+    return _roll.roll(x, -integer(shift, "shift"), key.plan, key.cp_group, dim)
 
 
 def roll_simple(x: Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> Tensor:
@@ -66,4 +71,5 @@ def get_position_ids(key: DistAttnRuntimeKey) -> Tensor:
 
     Padding rows get the last place, so tables of total_seqlen entries may be indexed with it.
     """
+    check_key(key)
     return _tokens.position_ids(key.plan, key.cp_group)

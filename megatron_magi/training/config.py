@@ -5,11 +5,12 @@ Values are checked here once, before any process starts; `recipe.py` reads files
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Literal
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.training.field_kinds import misfits
 
 
 class RecipeError(ValueError):
@@ -228,7 +229,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for check in (
+            _check_kinds,
             _check_positive,
+            _check_optimizer,
             _check_model,
             _check_parallel,
             _check_train,
@@ -279,6 +282,35 @@ def _require(holds: bool, message: str) -> None:
 
 def _ceil_to(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def _check_kinds(c: RunConfig) -> None:
+    for section in (f.name for f in fields(c) if is_dataclass(getattr(c, f.name))):
+        for misfit in misfits(section, getattr(c, section)):
+            raise RecipeError(misfit)
+
+
+def _check_optimizer(c: RunConfig) -> None:
+    o = c.optimizer
+    for name in ("beta1", "beta2"):
+        _require(
+            0 <= getattr(o, name) < 1,
+            f"optimizer.{name} must be at least 0 and below 1, got {getattr(o, name)}; "
+            f"0.9 is usual",
+        )
+    for name, value, usual in (
+        ("optimizer.eps", o.eps, 1e-8),
+        ("model.norm_epsilon", c.model.norm_epsilon, 1e-5),
+        ("model.init_std", c.model.init_std, 0.02),
+    ):
+        _require(value > 0, f"{name} must be positive, got {value}; {usual} is usual")
+    for name, value, remark in (
+        ("optimizer.weight_decay", o.weight_decay, "0 is none"),
+        ("optimizer.clip_grad", o.clip_grad, "0 is no cap"),
+        ("data.prefetch", c.data.prefetch, "0 reads nothing ahead"),
+        ("data.eod_token", c.data.eod_token, "it comes from the tokenizer"),
+    ):
+        _require(value >= 0, f"{name} must be at least 0, got {value}; {remark}")
 
 
 def _check_positive(c: RunConfig) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from megatron_magi.training.config import RecipeError, RunConfig
@@ -127,9 +127,21 @@ def _with_words(part: DictConfig) -> DictConfig:
                 f"{key} must be text, got {str(value).lower()} (YAML's on, off, yes and no are "
                 f"booleans); put it in quotes"
             )
+        if get_origin(kind) is tuple and isinstance(value, ListConfig):
+            _check_row(key, value)
         if value is False and "off" in get_args(kind):
             OmegaConf.update(part, key, "off")
     return part
+
+
+def _check_row(key: str, row: ListConfig) -> None:
+    """OmegaConf's own error does not say which list holds what."""
+    for item in row:
+        if type(item) is not int:
+            raise RecipeError(
+                f"{key} must have the type of its field, a row of whole numbers, got {item!r} in "
+                f"it; write [1,300]"
+            )
 
 
 def _leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

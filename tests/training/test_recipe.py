@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
-from megatron_magi.training.recipe import known_keys, load_recipe, to_yaml
+from megatron_magi.training.config import (
+    DataConfig,
+    LogConfig,
+    OptimizerConfig,
+    RecipeError,
+    RunConfig,
+    TrainConfig,
+    data_parallel_size,
+)
+from megatron_magi.training.recipe import _leaves, known_keys, load_recipe, to_yaml
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MINIMAL = "data: {path: somewhere}\n"
@@ -108,8 +116,55 @@ BAD = [
     Bad("nothing_held_out", ("validation.interval=5",), ("set validation.fraction=0.02",)),
     Bad("keep", ("checkpoint.keep=0",), ("checkpoint.keep must be positive, got 0",)),
     Bad("no_data", ("data.path=''",), ("data.path must name packed data", "prepare_data")),
+    Bad("lr_nan", ("optimizer.lr=nan",), ("optimizer.lr must be a finite number, got nan",)),
+    Bad("lr_inf", ("optimizer.lr=inf",), ("optimizer.lr must be a finite number, got inf",)),
+    Bad("min_lr_nan", ("optimizer.min_lr=nan",), ("optimizer.min_lr must be a finite", "got nan")),
+    Bad("clip", ("optimizer.clip_grad=-inf",), ("optimizer.clip_grad must be a finite number",)),
+    Bad("clip_sign", ("optimizer.clip_grad=-1",), ("clip_grad must be at least 0, got -1.0",)),
+    Bad("decay", ("optimizer.weight_decay=-0.1",), ("weight_decay must be at least 0, got -0.1",)),
+    Bad("beta", ("optimizer.beta2=1",), ("beta2 must be at least 0 and below 1, got 1.0",)),
+    Bad("eps", ("optimizer.eps=0",), ("optimizer.eps must be positive, got 0.0; 1e-08 is usual",)),
+    Bad("std", ("model.init_std=0",), ("model.init_std must be positive, got 0.0",)),
+    Bad("norm", ("model.norm_epsilon=nan",), ("model.norm_epsilon must be a finite number",)),
+    Bad("prefetch", ("data.prefetch=-1",), ("data.prefetch must be at least 0, got -1",)),
+    Bad("eod_sign", ("data.eod_token=-1",), ("data.eod_token must be at least 0, got -1",)),
+    Bad("half", ("train.iterations=3.9",), ("train.iterations must have the type",)),
+    Bad("true", ("train.iterations=true",), ("train.iterations must have the type", "True")),
+    Bad("scale_true", ("optimizer.lr=true",), ("optimizer.lr must have the type", "True")),
+    Bad("half_dump", ("train.dump_gradients=[1.5]",), ("dump_gradients", "1.5")),
+    Bad("magi_nan", ("magi.max_imbalance=nan",), ("max_imbalance must be >= 1.0, got nan",)),
+    Bad("magi_true", ("magi.tile_q=true",), ("magi.tile_q must have the type",)),
     Bad("magi_value", ("magi.max_imbalance=0.5",), ("max_imbalance must be >= 1.0, got 0.5",)),
 ]
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "text"),
+    [
+        ("train", TrainConfig(iterations=3.9), "train.iterations must be a whole number, got 3.9"),  # type: ignore[arg-type]
+        ("train", TrainConfig(seed=True), "train.seed must be a whole number, got True"),
+        ("train", TrainConfig(dump_gradients=(1, 2.5)), "dump_gradients must be a whole number"),  # type: ignore[arg-type]
+        ("data", DataConfig("x", prefetch=None), "data.prefetch must be a whole number, got None"),  # type: ignore[arg-type]
+        ("optimizer", OptimizerConfig(lr="1e-3"), "optimizer.lr must be a finite number"),  # type: ignore[arg-type]
+        ("optimizer", OptimizerConfig(lr=True), "optimizer.lr must be a finite number, got True"),
+        ("log", LogConfig(csv=1), "log.csv must be true or false, got 1"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_config_made_without_a_file_is_held_to_its_types(
+    section: str, values: object, text: str
+) -> None:
+    with pytest.raises(RecipeError, match=text):
+        RunConfig(**{"data": DataConfig("somewhere"), section: values})  # type: ignore[arg-type]
+
+
+def test_every_number_of_a_recipe_refuses_nan_and_infinity(tmp_path: Path) -> None:
+    floats = [key for key, kind in _leaves(RunConfig) if kind is float]
+    assert {"optimizer.lr", "model.init_std", "validation.fraction"} <= set(floats)
+    for key in floats:
+        for bad in ("nan", "inf", "-inf"):
+            if (key, bad) != ("magi.max_imbalance", "inf"):  # no bound at all
+                with pytest.raises(RecipeError, match=f"{key.split('.')[1]} must be .*got {bad}"):
+                    load(tmp_path, MINIMAL, f"{key}={bad}")
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda b: b.name)

@@ -23,7 +23,7 @@ def resolve_group(cp_group: CpGroup) -> dist.ProcessGroup | None:
     if not isinstance(cp_group, DeviceMesh):
         raise TypeError(
             f"cp_group must be a ProcessGroup, a 1-D DeviceMesh or None, got "
-            f"{type(cp_group).__name__}"
+            f"{type(cp_group).__name__}; pass the context-parallel group"
         )
     if cp_group.ndim != 1:
         raise ValueError(

@@ -9,9 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from megatron_magi.core.checks import word
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 logger = logging.getLogger("megatron_magi")
+
+BACKENDS = ("auto", "cuda", "flex", "reference")
 
 OutLse = tuple[Tensor, Tensor]
 Pair = tuple[Tensor, Tensor]
@@ -131,10 +134,7 @@ def select_backend(
         ValueError: unknown name.
         NotImplementedError: the named backend cannot run on this device, dtype or widths.
     """
-    if name not in ("auto", "cuda", "flex", "reference"):
-        raise ValueError(
-            f"kernel backend must be 'auto', 'cuda', 'flex' or 'reference', got {name!r}"
-        )
+    word(name, "kernel backend", BACKENDS)
     if name == "cuda" and not one_width:
         raise NotImplementedError(
             "the CUDA kernels take values as wide as queries and keys, got another width; "

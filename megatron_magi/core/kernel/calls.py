@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 
@@ -38,6 +40,29 @@ def refuse_tangents(*tensors: Tensor) -> None:
             "attention has no forward-mode derivative (jvp), got inputs with tangents; use "
             "reverse mode (backward, vjp)"
         )
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def one_graph_break(function: Callable[P, R]) -> Callable[P, R]:
+    """Left out of what torch.compile traces: it ends one graph, runs as it is, and the next begins.
+
+    Plans are numpy and C++ on the host, ranks compare them through gloo, and rows travel by
+    asynchronous collectives with host-side tables: none of it is an operator of a graph. With
+    ``fullgraph=True`` torch says so. Its own ``torch.compiler.disable`` does the same, but imports
+    the compiler (1.7 s) where nobody compiles.
+    """
+    outside: Callable[P, R] = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" in sys.modules:
+            return outside(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return run
 
 
 Backward = Callable[..., tuple[Tensor | None, ...]]

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from megatron_magi.core.checks import flag, instance, number, word
+from megatron_magi.core.kernel.backend import BACKENDS
 from megatron_magi.core.kernel.calls import must_dispatch, refuse_tangents
 from megatron_magi.core.kernel.eager import Attend, attend
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
+from megatron_magi.core.tensor_checks import tensor
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -26,6 +29,11 @@ class AttnForwardMeta:
     """[T, H] natural log of the sum of exp of scaled scores; -inf where a row sees nothing."""
     max_logits: Tensor | None = None
     """[H] largest scaled score; None unless asked for."""
+
+    def __post_init__(self) -> None:
+        tensor(self.lse, "lse")
+        if self.max_logits is not None:
+            tensor(self.max_logits, "max_logits")
 
 
 def flex_flash_attn_func(
@@ -70,6 +78,11 @@ def flex_flash_attn_func(
     Cost: ranges or slices given as CUDA tensors are copied to the host when first seen.
     """
     check_qkv(q, k, v)
+    scale = scale_of(q, softmax_scale)
+    dtype = _float_dtype(q.dtype if out_dtype is None else out_dtype)
+    how = Attend(
+        scale, dtype, word(backend, "backend", BACKENDS), flag(deterministic, "deterministic")
+    )
     if slices is None:
         slices = _slices_of_ranges(q_ranges, k_ranges, attn_type_map, q.shape[0], k.shape[0])
     elif q_ranges is not None or k_ranges is not None or attn_type_map is not None:
@@ -81,8 +94,6 @@ def flex_flash_attn_func(
         slices = _tensor_of_mask(slices)
     _check_slices(slices)
     refuse_tangents(q, k, v)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    how = Attend(scale, out_dtype or q.dtype, backend, deterministic)
     if must_dispatch(q, k, v, slices):
         out, lse = torch.ops.magi.flex_attn_fwd(q, k, v, slices, *how)
     else:
@@ -94,6 +105,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse tensors that no backend could run, in the order device, dtype, shape, stride."""
     named = (("q", q), ("k", k), ("v", v))
     for name, x in named:
+        tensor(x, name)
         if x.device != q.device:
             raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}; move it")
         if x.dtype != q.dtype or x.dtype not in FLOAT_DTYPES:
@@ -129,6 +141,22 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
+def scale_of(q: Tensor, softmax_scale: float | None) -> float:
+    """What scores are multiplied by: the given number, or 1 / sqrt(D)."""
+    if softmax_scale is None:
+        return float(q.shape[-1]) ** -0.5
+    return number(softmax_scale, "softmax_scale")
+
+
+def _float_dtype(dtype: torch.dtype) -> torch.dtype:
+    instance(dtype, torch.dtype, "out_dtype", "pass one such as torch.float32, or None")
+    if dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"out_dtype must be fp16, bf16, fp32 or fp64, got {dtype}; cast the result instead"
+        )
+    return dtype
+
+
 def _check_lengths(mask: AttnMask, num_q: int, num_k: int) -> None:
     if (mask.total_seqlen_q, mask.total_seqlen_k) != (num_q, num_k):
         raise ValueError(
@@ -140,7 +168,7 @@ def _check_lengths(mask: AttnMask, num_q: int, num_k: int) -> None:
 
 def _check_slices(slices: Tensor) -> None:
     if not isinstance(slices, Tensor):
-        raise TypeError(f"slices must be a Tensor or an AttnMask, got {type(slices).__name__}")
+        instance(slices, (Tensor, AttnMask), "slices", "make them with slices_tensor(mask)")
     if slices.dtype != torch.int32 or slices.ndim != 2 or slices.shape[1] != 6:
         raise ValueError(
             f"slices must be int32 [num_slices, 6], got {slices.dtype} {list(slices.shape)}; "
@@ -175,6 +203,9 @@ def _slices_of_ranges(
             "leave both out for full attention"
         )
     parts = (q_ranges, k_ranges, attn_type_map)
+    for name, x in zip(("q_ranges", "k_ranges", "attn_type_map"), parts, strict=True):
+        if x is not None:
+            tensor(x, name)
     is_cacheable = not any(x is not None and x.is_inference() for x in parts)
     key = [(id(x), 0 if x is None else x._version) for x in parts] if is_cacheable else None
     seen = _range_tensors.get(q_ranges)

@@ -13,6 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from megatron_magi.core.checks import shown
+from megatron_magi.core.tensor_checks import tensor
+
 SINK_LAYOUTS = ("sh", "ssh", "shd")
 
 
@@ -47,9 +50,9 @@ def apply_sink(
 
 def check_layout(sink_layout: str) -> None:
     """Refuse what no call computes, before any tensor exists."""
-    if sink_layout not in SINK_LAYOUTS:
+    if not isinstance(sink_layout, str) or sink_layout not in SINK_LAYOUTS:
         raise ValueError(
-            f"sink_layout must be 'sh' ([s, H]) or 'ssh' ([T, s, H]), got {sink_layout!r}; "
+            f"sink_layout must be 'sh' ([s, H]) or 'ssh' ([T, s, H]), got {shown(sink_layout)}; "
             f"use 'sh' for sinks shared by all tokens"
         )
     if sink_layout == "shd":
@@ -61,6 +64,7 @@ def check_layout(sink_layout: str) -> None:
 
 def _check(lse_TH: Tensor, sink: Tensor, sink_layout: str) -> None:
     check_layout(sink_layout)
+    tensor(sink, "sink")
     tokens, heads = lse_TH.shape
     shape = [*sink.shape]
     wanted = (3, [tokens], "[T, s, H]") if sink_layout == "ssh" else (2, [], "[s, H]")

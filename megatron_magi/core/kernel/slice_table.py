@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.mask.row_ranges import joined
 from megatron_magi.core.mask.slices import IntArray
 
@@ -80,4 +81,5 @@ def _from_content(slices: IntArray, num_q: int, num_k: int) -> SliceTable:
 
 def slices_tensor(mask: AttnMask) -> Tensor:
     """int32 [N, 6] on the CPU; hold on to it and pass it to every call with this mask."""
+    check_mask(mask)
     return torch.from_numpy(mask.slices.copy())

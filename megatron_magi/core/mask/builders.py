@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.core.checks import flag, int_array, integer, integers, pair, shown
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.mask.slices import (
     BAND_MAX,
@@ -27,7 +28,10 @@ Window = tuple[int, int]
 
 def full(total_seqlen_q: int, total_seqlen_k: int | None = None) -> AttnMask:
     """Every query sees every key."""
-    total_k = total_seqlen_q if total_seqlen_k is None else total_seqlen_k
+    total_seqlen_q = integer(total_seqlen_q, "total_seqlen_q", 0)
+    total_k = total_seqlen_q
+    if total_seqlen_k is not None:
+        total_k = integer(total_seqlen_k, "total_seqlen_k", 0)
     return _mask([AttnSlice(0, total_seqlen_q, 0, total_k)], total_seqlen_q, total_k)
 
 
@@ -38,6 +42,7 @@ def causal(total_seqlen: int) -> AttnMask:
 
 def sliding_window(total_seqlen: int, window_size: Window) -> AttnMask:
     """A query sees ``left`` keys before itself, itself, and ``right`` keys after it."""
+    total_seqlen = integer(total_seqlen, "total_seqlen", 0)
     return from_cu_seqlens([0, total_seqlen], causal=False, window_size=window_size)
 
 
@@ -70,7 +75,7 @@ def from_cu_seqlens(
             f"{len(k) - 1}; pass one length per document in both"
         )
     left, right = _window(window_size)
-    if causal:
+    if flag(causal, "causal"):
         right = 0 if right is None else min(right, 0)
     offset = k[1:].astype(np.int64) - q[1:]
     slices = np.empty((len(q) - 1, 6), dtype=np.int64)
@@ -101,7 +106,8 @@ def from_eod_positions(
 
 def cu_seqlens_from_eod(eod_positions: npt.ArrayLike, total_seqlen: int) -> IntArray:
     """int32 prefix sums of the documents that EOD tokens close; see ``from_eod_positions``."""
-    ends = np.asarray(eod_positions, dtype=np.int64).reshape(-1) + 1
+    ends = int_array(eod_positions, "eod_positions").reshape(-1) + 1
+    total_seqlen = integer(total_seqlen, "total_seqlen", 0)
     bad = (ends < 1) | (ends > total_seqlen) | (np.diff(ends, prepend=0) < 1)
     for i in np.flatnonzero(bad)[:1]:
         raise ValueError(
@@ -125,9 +131,10 @@ def global_and_window(
     bounds = _prefix_sums(cu_seqlens, "cu_seqlens")
     left, right = _window(window_size)
     d_lo, d_hi = (BAND_MIN if left is None else -left), (BAND_MAX if right is None else right)
+    num_global = integer(num_global, "num_global", 0)
     slices = []
     for start, end in _documents(bounds):
-        split = min(start + _at_least(num_global, 0, "num_global"), end)
+        split = min(start + num_global, end)
         slices.append(AttnSlice(start, end, start, split, BAND_MIN, d_hi))
         slices.append(AttnSlice(start, end, split, end, d_lo, d_hi))
     total = _total(bounds, total_seqlen)
@@ -146,13 +153,13 @@ def block_causal(
         blocks: block lengths of one sample, or one list of block lengths per packed sample.
         window: blocks that a token sees, its own included; None: all earlier ones.
     """
-    seen = None if window is None else _at_least(window, 1, "window")
+    seen = None if window is None else integer(window, "window", 1)
     slices, position = [], 0
     for lengths in _nested(blocks):
         starts: list[int] = []
         for length in lengths:
             starts.append(position)
-            position += _at_least(length, 0, "block length")
+            position += integer(length, "block length", 0)
             first = 0 if seen is None else max(0, len(starts) - seen)
             slices.append(AttnSlice(starts[-1], position, starts[first], position))
     total = _padded_total(position, total_seqlen)
@@ -164,6 +171,7 @@ def prefix_lm(
 ) -> AttnMask:
     """Each document's prefix sees itself in both directions, the rest is causal."""
     bounds = _prefix_sums(cu_seqlens, "cu_seqlens")
+    prefix_lengths = integers(prefix_lengths, "prefix_lengths")
     if len(prefix_lengths) != len(bounds) - 1:
         raise ValueError(
             f"prefix_lengths must have one length per document ({len(bounds) - 1}), got "
@@ -171,7 +179,7 @@ def prefix_lm(
         )
     slices = []
     for (start, end), prefix in zip(_documents(bounds), prefix_lengths, strict=True):
-        split = start + _at_least(prefix, 0, "prefix length")
+        split = start + integer(prefix, "prefix length", 0)
         if split > end:
             raise ValueError(
                 f"a prefix must fit in its document, got {prefix} of {end - start} tokens; "
@@ -192,6 +200,8 @@ def shared_question(
         questions: tokens of each sample's question.
         answers: for each sample the tokens of its answers (reward models, DPO, GRPO).
     """
+    questions = integers(questions, "questions")
+    answers = _rows(answers, "answers")
     if len(questions) != len(answers):
         raise ValueError(
             f"questions and answers must pair up, got {len(questions)} and {len(answers)} samples; "
@@ -218,6 +228,7 @@ def prefix_tree(
     Raises:
         ValueError: unpaired arguments or a parent that is not an earlier node.
     """
+    node_lengths, parents = integers(node_lengths, "node_lengths"), integers(parents, "parents")
     if len(node_lengths) != len(parents):
         raise ValueError(
             f"node_lengths and parents must pair up, got {len(node_lengths)} and {len(parents)}; "
@@ -225,7 +236,7 @@ def prefix_tree(
         )
     starts = [0]
     for length in node_lengths:
-        starts.append(starts[-1] + _at_least(length, 0, "node length"))
+        starts.append(starts[-1] + integer(length, "node length", 0))
     slices = [s for node in range(len(parents)) for s in _tree_node(node, parents, starts)]
     total = _padded_total(starts[-1], total_seqlen)
     return _mask(slices, total, total)
@@ -265,7 +276,7 @@ def from_ranges(
 
 def from_dense(dense: npt.ArrayLike) -> AttnMask:
     """Any boolean [q, k] matrix, as rectangles of equal rows; for small masks and tests."""
-    cells = np.asarray(dense)
+    cells = _matrix(dense)
     if cells.ndim != 2 or cells.dtype != np.bool_:
         raise ValueError(
             f"a dense mask must be a boolean [q, k] matrix, got {cells.dtype} {list(cells.shape)}; "
@@ -289,18 +300,18 @@ def _mask(slices: Sequence[AttnSlice], total_q: int, total_k: int) -> AttnMask:
 
 
 def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> npt.NDArray[np.int64]:
-    sums = np.asarray(cu_seqlens)
-    if sums.ndim != 1 or len(sums) < 1 or not np.issubdtype(sums.dtype, np.integer):
+    sums = int_array(cu_seqlens, name)
+    if sums.ndim != 1 or len(sums) < 1:
         raise ValueError(
-            f"{name} must be integers of shape [num_docs + 1], got {sums.dtype} "
-            f"{list(sums.shape)}; pass prefix sums of the document lengths"
+            f"{name} must be integers of shape [num_docs + 1], got shape {list(sums.shape)}; "
+            f"pass prefix sums of the document lengths"
         )
     if sums[0] != 0 or (np.diff(sums) < 0).any():
         raise ValueError(
             f"{name} must start at 0 and never decrease, got {sums[:8].tolist()}...; "
             f"pass prefix sums of the document lengths"
         )
-    return sums.astype(np.int64)
+    return sums
 
 
 def _documents(bounds: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -312,7 +323,7 @@ def _total(bounds: npt.NDArray[np.int64], total_seqlen: int | None) -> int:
 
 
 def _padded_total(used: int, total_seqlen: int | None) -> int:
-    if total_seqlen is not None and total_seqlen < used:
+    if total_seqlen is not None and integer(total_seqlen, "total_seqlen") < used:
         raise ValueError(
             f"total_seqlen must cover all documents ({used} tokens), got {total_seqlen}; "
             f"leave it out for no padding"
@@ -321,24 +332,33 @@ def _padded_total(used: int, total_seqlen: int | None) -> int:
 
 
 def _window(window_size: Window) -> tuple[int | None, int | None]:
-    try:
-        left, right = window_size
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"window_size must be a pair (left, right), got {window_size!r}; use -1 for no limit"
-        ) from None
-    for side in (left, right):
-        _at_least(side, -1, "window_size")
+    sides = pair(window_size, "window_size", "(left, right)")
+    left, right = (integer(side, "window_size", -1) for side in sides)
     return (None if left == -1 else left), (None if right == -1 else right)
 
 
 def _nested(blocks: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    if all(isinstance(b, (int, np.integer)) for b in blocks):
-        return [list(blocks)]  # type: ignore[arg-type]
-    return [list(sample) for sample in blocks]  # type: ignore[arg-type]
+    """One list of block lengths per sample, also where there is one sample."""
+    if isinstance(blocks, (list, tuple)) and any(hasattr(b, "__len__") for b in blocks):
+        return _rows(blocks, "blocks")
+    array = int_array(blocks, "blocks")
+    return array.tolist() if array.ndim == 2 else [integers(array, "blocks")]
 
 
-def _at_least(value: int, low: int, name: str) -> int:
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
-    return int(value)
+def _rows(rows: Sequence[Sequence[int]], name: str) -> list[list[int]]:
+    if not hasattr(rows, "__len__") or isinstance(rows, (str, dict)):
+        raise TypeError(
+            f"{name} must be a list with one row of integers per sample, got {shown(rows)}; "
+            f"put the rows in a list"
+        )
+    return [integers(row, f"each row of {name}") for row in rows]
+
+
+def _matrix(dense: npt.ArrayLike) -> npt.NDArray[np.generic]:
+    try:
+        return np.asarray(dense)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"a dense mask must be a boolean [q, k] matrix, got {shown(dense)} "
+            f"({str(error).splitlines()[0]}); pass rows of equal length on the CPU"
+        ) from None

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.core.checks import instance, integer
 from megatron_magi.core.mask.slices import BAND_MAX, IntArray, as_slices
 from megatron_magi.core.native import solver
 
@@ -34,7 +35,8 @@ class AttnMask:
 
     def __post_init__(self) -> None:
         slices = as_slices(self.slices)
-        _check_lengths(self.total_seqlen_q, self.total_seqlen_k)
+        for name in ("total_seqlen_q", "total_seqlen_k"):
+            object.__setattr__(self, name, _length(getattr(self, name), name))
         _check_bounds(slices, self.total_seqlen_q, self.total_seqlen_k)
         _check_disjoint(slices)
         canonical = solver.canonical_slices(slices)
@@ -95,13 +97,14 @@ def dense_from_slices(slices: IntArray, num_q: int, num_k: int) -> npt.NDArray[n
     return dense
 
 
-def _check_lengths(total_seqlen_q: int, total_seqlen_k: int) -> None:
-    for name, value in (("total_seqlen_q", total_seqlen_q), ("total_seqlen_k", total_seqlen_k)):
-        if not 0 <= value <= BAND_MAX // 2:
-            raise ValueError(
-                f"{name} must be between 0 and {BAND_MAX // 2} tokens, got {value}; "
-                f"diagonals k - q must fit in int32"
-            )
+def _length(value: int, name: str) -> int:
+    value = integer(value, name)
+    if not 0 <= value <= BAND_MAX // 2:
+        raise ValueError(
+            f"{name} must be between 0 and {BAND_MAX // 2} tokens, got {value}; "
+            f"shorten it, for diagonals k - q must fit in int32"
+        )
+    return value
 
 
 def _check_bounds(slices: IntArray, total_seqlen_q: int, total_seqlen_k: int) -> None:
@@ -124,3 +127,8 @@ def _check_disjoint(slices: IntArray) -> None:
             f"slices must not share a cell, got slices {first} {slices[first].tolist()} and "
             f"{second} {slices[second].tolist()}; shared cells would be counted twice, so cut one"
         )
+
+
+def check_mask(value: object, name: str = "mask") -> None:
+    """Refuse what is no AttnMask, in the words of every function that takes one."""
+    instance(value, AttnMask, name, "build one with megatron_magi.masks")

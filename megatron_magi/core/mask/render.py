@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatron_magi.core.mask.mask import AttnMask
+from megatron_magi.core.checks import instance, shown
+from megatron_magi.core.mask.mask import AttnMask, check_mask
 
 Point = tuple[float, float]
 
@@ -16,6 +17,9 @@ def render_dense(mask: AttnMask, visible: str = "#", hidden: str = ".") -> str:
     Raises:
         ValueError: above the size that ``AttnMask.to_dense`` allows.
     """
+    check_mask(mask)
+    for name, value in (("visible", visible), ("hidden", hidden)):
+        instance(value, str, name, "pass one character")
     return "\n".join(
         "".join(visible if cell else hidden for cell in row) for row in mask.to_dense()
     )
@@ -64,6 +68,13 @@ def draw_mask(
             drawn in the color of their row. None: everything in ``color``.
         color: of rows outside every band.
     """
+    check_mask(mask)
+    instance(row_bands, (list, tuple, type(None)), "row_bands", "pass (start, end, color) tuples")
+    if not hasattr(axes, "add_collection"):
+        raise TypeError(
+            f"axes must be matplotlib Axes, got {shown(axes)}; pass the second result of "
+            f"matplotlib.pyplot.subplots()"
+        )
     from matplotlib.collections import PolyCollection
 
     for start, end, band_color in row_bands or [(0, mask.total_seqlen_q, color)]:

@@ -15,6 +15,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.core.checks import int_array, integer, shown
 from megatron_magi.core.native import solver
 
 IntArray = npt.NDArray[np.int32]
@@ -48,6 +49,12 @@ class AttnSlice:
     d_lo: int = BAND_MIN
     d_hi: int = BAND_MAX
 
+    def __post_init__(self) -> None:
+        for name, value in list(self.__dict__.items()):
+            if type(value) is not int or not BAND_MIN <= value <= BAND_MAX:
+                checked = integer(value, f"AttnSlice.{name}", BAND_MIN, BAND_MAX)
+                object.__setattr__(self, name, checked)
+
     def array(self) -> IntArray:
         """int32 [1, 6]."""
         return np.array([astuple(self)], dtype=np.int32)
@@ -62,10 +69,15 @@ class AttnSlice:
 
     def cut(self, q_start: int, q_end: int, k_start: int, k_end: int) -> AttnSlice | None:
         """The canonical part inside a rectangle, None if nothing is visible there."""
+        corners = {"q_start": q_start, "q_end": q_end, "k_start": k_start, "k_end": k_end}
+        q_start, q_end, k_start, k_end = (
+            integer(value, name, BAND_MIN, BAND_MAX) for name, value in corners.items()
+        )
         return _first(solver.cut_slices(self.array(), q_start, q_end, k_start, k_end))
 
     def shift(self, dq: int, dk: int) -> AttnSlice:
         """The same cells after moving queries by ``dq`` and keys by ``dk``."""
+        dq, dk = integer(dq, "dq"), integer(dk, "dk")
         move = dk - dq
         d_lo = self.d_lo if self.d_lo == BAND_MIN else self.d_lo + move
         d_hi = self.d_hi if self.d_hi == BAND_MAX else self.d_hi + move
@@ -85,10 +97,14 @@ def as_slices(slices: Sequence[AttnSlice] | npt.ArrayLike) -> IntArray:
         ValueError: if the array is not [N, 6] or does not fit int32.
         TypeError: if it does not hold integers.
     """
-    if not isinstance(slices, np.ndarray):
-        rows = list(slices)  # type: ignore[arg-type]
-        slices = np.asarray([astuple(s) if isinstance(s, AttnSlice) else s for s in rows])
-    array = slices
+    if isinstance(slices, AttnSlice) or not hasattr(slices, "__len__"):
+        raise TypeError(
+            f"slices must be a list of AttnSlice or an array [num_slices, 6], got "
+            f"{shown(slices)}; put the slices in a list"
+        )
+    if isinstance(slices, (list, tuple)):
+        slices = [astuple(s) if isinstance(s, AttnSlice) else s for s in slices]
+    array = int_array(slices, "slices")
     if array.size == 0:
         return np.zeros((0, 6), dtype=np.int32)
     if array.ndim != 2 or array.shape[1] != 6:
@@ -133,47 +149,42 @@ def slices_from_ranges(
 
 
 def _ranges(ranges: npt.ArrayLike, name: str) -> IntArray:
-    array = np.asarray(ranges)
+    array = int_array(ranges, name)
     if array.size == 0:
-        array = array.reshape(0, 2).astype(np.int64)
+        array = array.reshape(0, 2)
     if array.ndim != 2 or array.shape[1] != 2:
         raise ValueError(
             f"{name} must have shape [num_slices, 2], got {list(array.shape)}; "
             f"pass one [start, end) pair per slice"
         )
-    array = _to_int32(array, name)
-    for row in np.flatnonzero((array[:, 0] < 0) | (array[:, 1] < array[:, 0]))[:1]:
+    pairs = _to_int32(array, name)
+    for row in np.flatnonzero((pairs[:, 0] < 0) | (pairs[:, 1] < pairs[:, 0]))[:1]:
         raise ValueError(
-            f"{name} must hold ranges with 0 <= start <= end, got {array[row].tolist()} in row "
+            f"{name} must hold ranges with 0 <= start <= end, got {pairs[row].tolist()} in row "
             f"{row}; ranges are half-open [start, end)"
         )
-    return array
+    return pairs
 
 
 def _type_codes(attn_type_map: npt.ArrayLike | None, num_slices: int) -> IntArray:
     if attn_type_map is None:
         return np.zeros(num_slices, dtype=np.int32)
-    types = np.asarray(attn_type_map)
-    if types.size == 0:
-        types = types.astype(np.int32)
+    types = int_array(attn_type_map, "attn_type_map")
     if types.shape != (num_slices,):
         raise ValueError(
             f"attn_type_map must have one code per slice ([{num_slices}]), got shape "
             f"{list(types.shape)}; pass None for all FULL"
         )
-    types = _to_int32(types, "attn_type_map")
-    for row in np.flatnonzero((types < 0) | (types > 3))[:1]:
+    codes = _to_int32(types, "attn_type_map")
+    for row in np.flatnonzero((codes < 0) | (codes > 3))[:1]:
         raise ValueError(
             f"attn_type_map must hold codes 0 (FULL), 1 (CAUSAL), 2 (INV_CAUSAL), 3 (BI_CAUSAL), "
-            f"got {types[row]} in row {row}"
+            f"got {codes[row]} in row {row}; use one of them"
         )
-    return types
+    return codes
 
 
-def _to_int32(array: npt.NDArray[np.generic], name: str) -> IntArray:
-    if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{name} must hold integers, got {array.dtype}; convert it first")
-    wide = array.astype(np.int64)
+def _to_int32(wide: npt.NDArray[np.int64], name: str) -> IntArray:
     if wide.size and (wide.min() < BAND_MIN or wide.max() > BAND_MAX):
         raise ValueError(
             f"{name} must fit in int32, got values from {wide.min()} to {wide.max()}; "

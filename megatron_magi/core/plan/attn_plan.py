@@ -7,12 +7,15 @@ from dataclasses import astuple, dataclass, field, fields
 import numpy as np
 
 from megatron_magi.config import ForwardMode, MagiConfig
+from megatron_magi.core.checks import instance, integer, shown, word
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import (
     DispatchPlan,
     Int32Array,
     Int64Array,
+    check_layout,
     make_dispatch,
 )
 from megatron_magi.core.plan.head_shape import HeadShape
@@ -58,6 +61,7 @@ class AttnPlan:
     _rank_plans: dict[int, RankPlan] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
+        _check_fields(self)
         self.transfers.setflags(write=False)
         self.loads.setflags(write=False)
 
@@ -129,11 +133,9 @@ def make_attn_plan(
         ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
             leaves a rank without a chunk, a dispatch of another length, size or multiple.
     """
-    if not isinstance(head_shape, HeadShape):
-        raise TypeError(
-            f"head_shape must be a HeadShape, got {head_shape!r}; pass "
-            f"HeadShape(num_heads_q, num_heads_kv, head_dim)"
-        )
+    cp_size = integer(cp_size, "cp_size")
+    token_multiple = integer(token_multiple, "token_multiple")
+    check_inputs(mask, head_shape, config, dispatch)
     _check(mask, cp_size, dispatch, token_multiple)
     if dispatch is None:
         dispatch = make_dispatch(mask, cp_size, config, token_multiple)
@@ -157,6 +159,44 @@ def make_attn_plan(
         mask, dispatch, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
         digest, field_digests,
     )  # fmt: skip
+
+
+def check_inputs(
+    mask: AttnMask, head_shape: HeadShape, config: MagiConfig, dispatch: DispatchPlan | None
+) -> None:
+    """Refuse values of other classes, before one of them is asked for its digest."""
+    check_mask(mask)
+    instance(
+        head_shape, HeadShape, "head_shape", "pass HeadShape(num_heads_q, num_heads_kv, head_dim)"
+    )
+    instance(config, MagiConfig, "config", "pass MagiConfig(), or nothing for the defaults")
+    if dispatch is not None:
+        check_layout(dispatch)
+
+
+def check_plan(value: object) -> None:
+    """Refuse what is no AttnPlan, in the words of every function that takes one."""
+    if not isinstance(value, AttnPlan):
+        instance(value, AttnPlan, "plan", "make one with megatron_magi.plan")
+
+
+def _check_fields(plan: AttnPlan) -> None:
+    check_inputs(plan.mask, plan.head_shape, plan.config, plan.dispatch)
+    check_layout(plan.dispatch)
+    integer(plan.overlap_degree, "overlap_degree", 0)
+    word(plan.forward_mode, "forward_mode", FORWARD_MODES)
+    integer(plan.digest, "digest", 0, 2**64 - 1)
+    instance(plan.field_digests, dict, "field_digests", "plan with make_attn_plan")
+    for name, array, shape in (
+        ("transfers", plan.transfers, (None, 5)),
+        ("loads", plan.loads, (plan.dispatch.cp_size,)),
+    ):
+        instance(array, np.ndarray, name, "plan with make_attn_plan")
+        if array.dtype.kind != "i" or array.shape[-1:] != shape[-1:] or array.ndim != len(shape):
+            raise ValueError(
+                f"{name} must be integers of the plan's shape, got {shown(array)}; "
+                f"plan with make_attn_plan"
+            )
 
 
 def _wanted_forward(config: MagiConfig) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.checks import INT32_MAX, instance, int_array, integer
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 
@@ -42,7 +43,9 @@ class DispatchPlan:
     """int32 [num_chunks], read-only: owner of every chunk."""
 
     def __post_init__(self) -> None:
-        ranks = np.ascontiguousarray(self.chunk_ranks, dtype=np.int32)
+        for name, low in (("total_seqlen", 0), ("chunk_size", 1), ("cp_size", 1)):
+            object.__setattr__(self, name, integer(getattr(self, name), name, low, INT32_MAX))
+        ranks = _owners(self.chunk_ranks)
         ranks.setflags(write=False)
         object.__setattr__(self, "chunk_ranks", ranks)
         if len(ranks) == 0 or len(ranks) % self.cp_size:
@@ -92,7 +95,8 @@ class DispatchPlan:
         return int(solver.hash64(sizes.tobytes() + self.chunk_ranks.tobytes()))
 
     def check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.cp_size:
+        """Refuse a rank outside the group."""
+        if not 0 <= integer(rank, "rank") < self.cp_size:
             raise ValueError(
                 f"rank must be in [0, cp_size = {self.cp_size}), got {rank}; "
                 f"pass the rank inside the context-parallel group"
@@ -112,6 +116,21 @@ class DispatchPlan:
         return DispatchPlan, self.layout
 
 
+def _owners(chunk_ranks: npt.ArrayLike) -> Int32Array:
+    owners = int_array(chunk_ranks, "chunk_ranks")
+    if owners.ndim != 1 or (owners > INT32_MAX).any():
+        raise ValueError(
+            f"chunk_ranks must be one int32 row of owners, got {list(owners.shape)} up to "
+            f"{owners.max(initial=0)}; pass a rank per chunk"
+        )
+    return np.ascontiguousarray(owners, dtype=np.int32)
+
+
+def check_layout(value: object, name: str = "dispatch") -> None:
+    """Refuse what is no DispatchPlan."""
+    instance(value, DispatchPlan, name, "pass plan.dispatch of a plan")
+
+
 def num_local_tokens(
     total_seqlen: int, cp_size: int, config: MagiConfig, token_multiple: int = 1
 ) -> int:
@@ -122,7 +141,10 @@ def num_local_tokens(
     (or there is one rank); elsewhere ranks are padded up to a multiple of a power of two (at most
     4096, at most 1/32 of the rank), so that a prime length still has chunks of useful sizes.
     """
-    unit = math.lcm(token_multiple, config.chunk_size or 1)
+    total_seqlen = integer(total_seqlen, "total_seqlen", 0)
+    cp_size = integer(cp_size, "cp_size", 1)
+    instance(config, MagiConfig, "config", "pass MagiConfig()")
+    unit = math.lcm(integer(token_multiple, "token_multiple", 1), config.chunk_size or 1)
     per_rank, rest = divmod(total_seqlen, cp_size * unit)
     is_even = rest == 0 and (
         cp_size == 1 or any(per_rank * unit % count == 0 for count in USEFUL_CHUNKS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from megatron_magi.core.checks import INT32_MAX, integer, shown
+
 
 @dataclass(frozen=True)
 class HeadShape:
@@ -24,17 +26,11 @@ class HeadShape:
     """Elements of one head of a value or output row (multi-latent attention); None: head_dim."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name != "head_dim_v" or self.head_dim_v is not None:
+                object.__setattr__(self, field.name, _count(getattr(self, field.name), field.name))
         if self.head_dim_v == self.head_dim:
             object.__setattr__(self, "head_dim_v", None)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "head_dim_v" and value is None:
-                continue
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"HeadShape.{field.name} must be an integer >= 1, got {value!r}; "
-                    f"give the counts of one tensor-parallel rank"
-                )
         if self.num_heads_q % self.num_heads_kv:
             raise ValueError(
                 f"num_heads_q must be a multiple of num_heads_kv, got {self.num_heads_q} and "
@@ -60,3 +56,13 @@ class HeadShape:
         """Heads and widths for a screen: 32/8x128, or 16/16x192+128 with narrower values."""
         values = "" if self.head_dim_v is None else f"+{self.head_dim_v}"
         return f"{self.num_heads_q}/{self.num_heads_kv}x{self.head_dim}{values}"
+
+
+def _count(value: object, name: str) -> int:
+    try:
+        return integer(value, name, 1, INT32_MAX)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"HeadShape.{name} must be an integer >= 1, got {shown(value)}; "
+            f"give the counts of one tensor-parallel rank"
+        ) from None

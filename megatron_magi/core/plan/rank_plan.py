@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from megatron_magi.config import ForwardMode
+from megatron_magi.core.checks import instance
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.row_ranges import joined
 from megatron_magi.core.native import solver
@@ -81,6 +82,9 @@ def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
 
     A stage on own rows alone has no buffer.
     """
+    instance(stages, (list, tuple), "stages", "pass the stages of a RankPlan")
+    for stage in stages:
+        instance(stage, StagePlan, "every stage", "pass the stages of a RankPlan")
     rows = [0 if s.cast is None else s.num_keys for s in stages]
     return max((sum(rows[i : i + 2]) for i in range(len(rows))), default=0)
 

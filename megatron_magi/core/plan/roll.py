@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from megatron_magi.core.checks import integer
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan.dispatch import DispatchPlan, Int64Array
+from megatron_magi.core.plan.dispatch import DispatchPlan, Int64Array, check_layout
 from megatron_magi.core.plan.group_cast import GroupCastPlan, cast_of
 
 
@@ -29,7 +30,9 @@ def make_roll_plan(dispatch: DispatchPlan, shift: int, rank: int) -> RollPlan:
     Raises:
         ValueError: a rank outside the group.
     """
+    check_layout(dispatch)
     dispatch.check_rank(rank)
+    shift = integer(shift, "shift") % max(dispatch.total_seqlen, 1)
     cast = cast_of(dispatch, solver.roll_transfers(*dispatch.layout, shift), rank)
     positions = dispatch.position_ids(rank)
     place = np.full(dispatch.padded_seqlen, -1, np.int64)

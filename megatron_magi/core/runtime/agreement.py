@@ -26,7 +26,9 @@ import torch
 import torch.distributed as dist
 
 from megatron_magi.core.comm.process_group import CpGroup, is_alive, resolve_group
+from megatron_magi.core.kernel.calls import one_graph_break
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement_channel import Channel, close_unfinished
 from megatron_magi.core.runtime.agreement_record import (
     Call,
@@ -135,6 +137,7 @@ def begin_comparing(plan: AttnPlan, cp_group: CpGroup) -> None:
         _open_state(group, plan.config.agreement_timeout_s)
 
 
+@one_graph_break
 def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
     """Compare a plan with the other ranks' and wait for the result; every rank calls it.
 
@@ -143,6 +146,7 @@ def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
     Raises:
         AgreementError: ranks planned different things, or did not all come.
     """
+    check_plan(plan)
     compare(Call("plan"), plan, cp_group, torch.device("cpu")).wait()
 
 

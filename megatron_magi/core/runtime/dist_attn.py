@@ -37,8 +37,8 @@ from megatron_magi.core.kernel.backend import (
     has_one_width,
     select_backend,
 )
-from megatron_magi.core.kernel.calls import differentiable_once, refuse_tangents
-from megatron_magi.core.kernel.flex_attn import check_qkv
+from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break, refuse_tangents
+from megatron_magi.core.kernel.flex_attn import check_qkv, scale_of
 from megatron_magi.core.kernel.row_delta import score_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
@@ -49,6 +49,7 @@ from megatron_magi.core.runtime.token_dispatch import check_group
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+@one_graph_break
 def dist_attn(
     q: Tensor,
     k: Tensor,
@@ -79,12 +80,13 @@ def dist_attn(
         RuntimeError: in backward, a second derivative.
 
     Cost: forward receives the key/value rows this rank needs, once each; backward receives them
-    again and returns their gradients. The host does not wait on the device.
+    again and returns their gradients. The host does not wait on the device. Under torch.compile:
+    one graph break.
     """
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
+    scale = scale_of(q, softmax_scale)
     refuse_tangents(q, k, v)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     will_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     row = (*k.shape[1:], v.shape[2])
     call = Call("dist_attn", row, k.dtype, scale, int(will_backward))

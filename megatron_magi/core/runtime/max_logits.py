@@ -9,6 +9,7 @@ from torch import Tensor
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.kernel.backend import acc_dtype
+from megatron_magi.core.kernel.flex_attn import scale_of
 from megatron_magi.core.kernel.max_logits import max_logits
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan
@@ -27,7 +28,7 @@ def dist_max_logits(
 
     Cost: this rank's key rows travel once more, then one all-reduce of H numbers.
     """
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    scale = scale_of(q, softmax_scale)
     group = resolve_group(cp_group)
     call = Call("dist_max_logits", tuple(k.shape[1:]), k.dtype, scale)
     compare(call, plan, group, q.device).wait()

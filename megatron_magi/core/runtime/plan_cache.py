@@ -6,9 +6,12 @@ import threading
 from collections import OrderedDict
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.checks import integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_size
+from megatron_magi.core.kernel.calls import one_graph_break
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, make_attn_plan
+from megatron_magi.core.plan.attn_plan import check_inputs
 
 PlanKey = tuple[int, int, HeadShape, MagiConfig, "int | None", int]
 
@@ -63,6 +66,7 @@ class PlanCache:
 plan_cache = PlanCache()
 
 
+@one_graph_break
 def plan_for(
     mask: AttnMask,
     cp_size: int | CpGroup,
@@ -87,5 +91,11 @@ def plan_for(
     Raises:
         ValueError: a mask, config or layout that do not fit together.
     """
-    size = cp_size if isinstance(cp_size, int) else group_size(cp_size)
-    return plan_cache.get(mask, size, head_shape, config or MagiConfig(), dispatch, token_multiple)
+    config = MagiConfig() if config is None else config
+    check_inputs(mask, head_shape, config, dispatch)
+    if isinstance(cp_size, int) or is_integer_like(cp_size):
+        size = integer(cp_size, "cp_size")
+    else:
+        size = group_size(cp_size)
+    tokens = integer(token_multiple, "token_multiple")
+    return plan_cache.get(mask, size, head_shape, config, dispatch, tokens)

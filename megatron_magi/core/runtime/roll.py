@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from megatron_magi.core.checks import integer
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.device_buffer import DeviceBuffer
-from megatron_magi.core.kernel.calls import differentiable_once
+from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, RollPlan, make_roll_plan
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
 
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+@one_graph_break
 def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int = 0) -> Tensor:
     """``torch.roll(x, -shift)`` of the full sequence, on dispatched tokens; differentiable.
 
@@ -30,7 +32,8 @@ def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: in
     Cost: only rows that lie on another rank travel, each once.
     """
     check_group(plan, cp_group)
-    check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
+    shift = integer(shift, "shift")
+    dim = check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
     out: Tensor = _Roll.apply(x_local, shift, plan, cp_group, dim)
     return out
 

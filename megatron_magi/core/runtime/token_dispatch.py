@@ -9,16 +9,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from megatron_magi.core.checks import flag, integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
 from megatron_magi.core.device_buffer import DeviceBuffer
-from megatron_magi.core.kernel.calls import differentiable_once
+from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break
 from megatron_magi.core.plan import AttnPlan, DispatchPlan
+from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement import begin_comparing, compare
 from megatron_magi.core.runtime.agreement_record import Call
+from megatron_magi.core.tensor_checks import device as checked_device
+from megatron_magi.core.tensor_checks import fill, tensor
 
 _indices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+@one_graph_break
 def dispatch(
     x: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int = 0, pad_value: float = 0
 ) -> Tensor:
@@ -40,7 +45,8 @@ def dispatch(
     gradient on every rank.
     """
     check_group(plan, cp_group)
-    check_tokens(x, dim, plan.dispatch.total_seqlen, "the full sequence")
+    dim = check_tokens(x, dim, plan.dispatch.total_seqlen, "the full sequence")
+    pad_value = fill(pad_value, x, "pad_value")
     if plan.dispatch.total_seqlen == 0:
         raise ValueError("dispatch needs at least one token, got an empty sequence; skip the batch")
     begin_comparing(plan, cp_group)
@@ -48,6 +54,7 @@ def dispatch(
     return out
 
 
+@one_graph_break
 def undispatch(
     x_local: Tensor,
     plan: AttnPlan,
@@ -69,7 +76,8 @@ def undispatch(
     Cost: one all-gather; with ``is_partial_grad`` the backward adds an all-reduce.
     """
     check_group(plan, cp_group)
-    check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
+    dim = check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
+    is_partial_grad = flag(is_partial_grad, "is_partial_grad")
     out: Tensor = _Undispatch.apply(x_local, plan, cp_group, dim, is_partial_grad)
     return out
 
@@ -84,9 +92,14 @@ def position_ids(
     Args:
         cp_group: the group, or a rank's number.
     """
-    rank = cp_group if isinstance(cp_group, int) else group_rank(cp_group)
+    check_plan(plan)
+    if isinstance(cp_group, int) or is_integer_like(cp_group):
+        rank = integer(cp_group, "cp_group as a rank", 0, plan.cp_size - 1)
+    else:
+        check_group(plan, cp_group)
+        rank = group_rank(cp_group)
     # A copy, so that changing it, or saving it for backward after inference, does no harm.
-    return _local_index(plan.dispatch, rank, torch.device(device))[0].clone()
+    return _local_index(plan.dispatch, rank, checked_device(device))[0].clone()
 
 
 class _Dispatch(torch.autograd.Function):
@@ -184,6 +197,7 @@ def _inverse(layout: DispatchPlan, device: torch.device) -> Tensor:
 
 
 def check_group(plan: AttnPlan, cp_group: CpGroup) -> None:
+    check_plan(plan)
     size = group_size(cp_group)
     if size != plan.dispatch.cp_size:
         raise ValueError(
@@ -192,9 +206,13 @@ def check_group(plan: AttnPlan, cp_group: CpGroup) -> None:
         )
 
 
-def check_tokens(x: Tensor, dim: int, expected: int, what: str) -> None:
+def check_tokens(x: Tensor, dim: int, expected: int, what: str) -> int:
+    """The dimension as an int."""
+    tensor(x, "x")
+    dim = integer(dim, "dim")
     if not -x.ndim <= dim < x.ndim or x.shape[dim] != expected:
         raise ValueError(
             f"dimension {dim} must hold {what} ({expected} tokens), got shape {list(x.shape)}; "
             f"pass the tensor the plan was made for, or another dim"
         )
+    return dim

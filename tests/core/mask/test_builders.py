@@ -145,7 +145,7 @@ def test_prefix_tree() -> None:
     [
         (lambda: masks.from_cu_seqlens([1, 4]), "must start at 0 and never decrease"),
         (lambda: masks.from_cu_seqlens([0, 4, 2]), "must start at 0 and never decrease"),
-        (lambda: masks.from_cu_seqlens([0.0, 4.0]), "must be integers"),
+        (lambda: masks.from_cu_seqlens([[0, 4]]), "must be integers of shape"),
         (lambda: masks.from_cu_seqlens([0, 4], [0, 2, 4]), "got 1 and 2"),
         (lambda: masks.from_cu_seqlens([0, 4], total_seqlen=3), r"\(4 tokens\), got 3"),
         (lambda: masks.sliding_window(4, (-2, 0)), "window_size must be at least -1, got -2"),

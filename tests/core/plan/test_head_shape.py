@@ -31,7 +31,9 @@ def test_a_row_is_its_key_and_its_value() -> None:
 
 @pytest.mark.parametrize("width", [0, -1, 1.5])
 def test_other_widths_are_refused(width: float) -> None:
-    with pytest.raises(ValueError, match=r"HeadShape\.head_dim_v must be an integer >= 1, got"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"HeadShape\.head_dim_v must be an integer >= 1, got"
+    ):
         HeadShape(4, 4, 64, head_dim_v=width)  # type: ignore[arg-type]
 
 

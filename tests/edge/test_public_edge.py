@@ -1,0 +1,133 @@
+"""Every bad argument of every public callable is one error that says what to do."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import megatron_magi
+from megatron_magi import api, masks
+from megatron_magi.core import plan as planning
+from tests.edge import api_calls, engine_calls
+from tests.edge.call import Call
+
+TABLE = {
+    megatron_magi: engine_calls.FUNCTIONS + engine_calls.CLASSES,
+    planning: engine_calls.PLANNING,
+    masks: engine_calls.BUILDERS,
+    api: api_calls.FUNCTIONS + api_calls.CLASSES,
+}
+CALLS = [call for calls in TABLE.values() for call in calls]
+BAD = [(c, name, bad, text) for c in CALLS for name, k in c.kinds.items() for bad, text in k.bad]
+INTEGERS = [(c, name) for c in CALLS for name, k in c.kinds.items() if k.is_integer]
+
+
+def label(value: object) -> str:
+    if isinstance(value, Call):
+        return f"{value.function.__module__.split('.')[1]}.{value.name}"
+    return value if isinstance(value, str) else type(value).__name__
+
+
+@pytest.mark.parametrize(
+    "call, name, bad, text", BAD, ids=[f"{label(c)}-{n}-{b!r:.20}" for c, n, b, _ in BAD]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_bad_argument_is_refused(call: Call, name: str, bad: Any, text: str) -> None:
+    with pytest.raises((TypeError, ValueError, NotImplementedError)) as caught:
+        call.function(**{**call.good, name: bad})
+    message = str(caught.value)
+    assert text in message and call.words.get(name, name) in message.lower(), message
+    what_is_required = ("must", "needs", "need")
+    assert any(word in message for word in what_is_required), message
+    assert "got" in message and "; " in message.split("got", 1)[1], message
+
+
+@pytest.mark.parametrize("call", CALLS, ids=label)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_good_arguments_pass(call: Call) -> None:
+    if call.name != "draw_mask":
+        call.function(**call.good)
+
+
+class Index:
+    """An integer of nobody's library."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+@pytest.mark.parametrize("call, name", INTEGERS, ids=[f"{label(c)}-{n}" for c, n in INTEGERS])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_integers_of_other_libraries_are_integers(call: Call, name: str) -> None:
+    value = call.good.get(name)
+    if value is None:
+        default = inspect.signature(call.function).parameters[name].default
+        value = 1 if default is None else default
+    call.function(**{**call.good, name: value})
+    for other in (np.int64(value), Index(value)):
+        call.function(**{**call.good, name: other})
+
+
+def public_callables(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Functions, classes and their public methods, by name."""
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if inspect.isfunction(thing) or hasattr(thing, "__wrapped__"):
+            yield name, thing
+        elif inspect.isclass(thing) and not issubclass(thing, Exception):
+            if not issubclass(thing, enum.Enum):
+                yield name, thing
+            yield from public_methods(name, thing)
+
+
+def public_methods(name: str, cls: type) -> Iterator[tuple[str, Any]]:
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("megatron_magi")]
+    for member, value in [pair for base in ours for pair in vars(base).items()]:
+        method = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        is_public = not member.startswith("_") or member in ("__getitem__", "__setitem__")
+        if inspect.isfunction(method) and is_public:
+            yield f"{name}.{member}", method
+
+
+def parameters(function: Any) -> set[str]:
+    """Of a call, without what Python passes itself."""
+    names = inspect.signature(function).parameters
+    return {n for n in names if n not in ("self", "cls")}
+
+
+@pytest.mark.parametrize("module", TABLE, ids=lambda m: m.__name__)
+def test_every_public_callable_and_parameter_is_in_the_table(module: ModuleType) -> None:
+    covered = defaultdict(set)
+    for call in TABLE[module]:
+        covered[call.name] |= {*call.kinds, *call.free}
+    public = dict(public_callables(module))
+    if module is planning:  # its classes are results, or public elsewhere
+        public = {n: f for n, f in public.items() if inspect.isfunction(f) and "." not in n}
+    missing = {
+        name: left
+        for name, function in public.items()
+        if (left := parameters(function) - covered[name])
+    }
+    assert not missing, "give each a Call with good arguments and kinds"
+    assert not {n for n in covered if n not in public}, "the table names what is not public"
+
+
+@pytest.mark.parametrize("module", TABLE, ids=lambda m: m.__name__)
+def test_a_parameter_without_a_check_is_one_that_has_no_effect(module: ModuleType) -> None:
+    """``free`` is no way around the table."""
+    for name in {call.name for call in TABLE[module]}:
+        calls = [call for call in TABLE[module] if call.name == name]
+        checked = {n for call in calls for n in call.kinds}
+        unchecked = {n for call in calls for n in call.free} - checked
+        allowed = {"color", "index_attn_indices", *api.TUNING_ARGUMENTS}
+        assert unchecked <= allowed, (name, unchecked - allowed)
