@@ -74,7 +74,7 @@ def test_compiled_equals_uncompiled(step: Step, graphs: int, backend: str) -> No
 
 def test_many_plans_do_not_use_up_the_recompilations() -> None:
     """A frame that is compiled too often runs as it is, and what it calls is compiled instead."""
-    plans = [magi.plan(masks.causal(12 + i), 1, HeadShape(4, 2, 8)) for i in range(20)]
+    plans = [magi.plan(masks.causal(12 + i), 1, HeadShape(4, 4, 8)) for i in range(20)]
 
     def step(q: Tensor, plan: magi.AttnPlan) -> Tensor:
         return magi.dist_attn(q * 2, q, q, plan, None)[0].sin()
