@@ -8,16 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
-
-from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.cli.parser import UsageError, numbers
-from megatron_magi.config import ForwardMode
+from megatron_magi.config import ForwardMode, MagiConfig
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the options, and their help, are there without torch
+    from megatron_magi import AttnMask, HeadShape
     from megatron_magi.training.config import DataConfig, RunConfig
-
-DEFAULT_HEADS = HeadShape(32, 8, 128)
 
 
 @dataclass(frozen=True)
@@ -81,8 +77,10 @@ def plan_input(options: argparse.Namespace) -> PlanInput:
                 f"overrides change a recipe, got {options.overrides[0]!r} without --recipe; "
                 f"pass --recipe YAML, or drop them"
             )
+        from megatron_magi import HeadShape
+
         mask, text = _mask(options)
-        plain = PlanInput(mask, text, 0, DEFAULT_HEADS, MagiConfig(), 1)
+        plain = PlanInput(mask, text, 0, HeadShape(32, 8, 128), MagiConfig(), 1)
         return _with_options(plain, options)
     except (ValueError, TypeError, ImportError, OSError) as error:
         raise UsageError(str(error)) from error
@@ -93,6 +91,8 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
     if options.cp is not None:
         changes["cp_size"] = options.cp
     if options.heads is not None:
+        from megatron_magi import HeadShape
+
         heads = numbers(options.heads)
         if len(heads) not in (3, 4):
             raise UsageError(
@@ -117,6 +117,8 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
 
 
 def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
+    import numpy as np
+
     if options.ranges:
         return _from_ranges(Path(options.ranges))
     if options.data:
@@ -133,6 +135,8 @@ def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
 
 
 def _documents(cu_seqlens: Any, options: argparse.Namespace) -> tuple[AttnMask, str]:
+    from megatron_magi import masks
+
     window, text = _window(options), "full" if options.full else "causal"
     if options.global_tokens:
         if window is None:
@@ -169,6 +173,8 @@ def _numbers_or_file(text: str) -> list[int]:
 
 
 def _from_ranges(path: Path) -> tuple[AttnMask, str]:
+    from megatron_magi import masks
+
     try:
         given = json.loads(path.read_text())
         total = given["total"]
@@ -207,6 +213,7 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
         from megatron_magi.training.recipe import load_recipe
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
+    from megatron_magi import HeadShape
     from megatron_magi.training.data import PackedDataset, sample_mask
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)

@@ -16,6 +16,9 @@ class UsageError(Exception):
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help keeps its line breaks and whose errors suggest."""
 
+    family: Sequence[CommandParser] = ()
+    """Parsers of the other commands: an option may be one of theirs."""
+
     def __init__(self, **arguments: Any) -> None:
         arguments.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**arguments, allow_abbrev=False)
@@ -35,9 +38,20 @@ class CommandParser(argparse.ArgumentParser):
                     f"{self.prog} takes no further argument, got {word!r}; see {self.prog} --help"
                 )
             option = word.partition("=")[0]
-            hint = nearest(option, self._option_string_actions)
+            hint = self.hint(option)
             raise UsageError(f"{self.prog} has no option {option}; {hint or 'see --help'}")
         return found, []
+
+    def hint(self, option: str) -> str:
+        """Where a wrong option is right: the nearest one here, or that of another command."""
+        here = list(self._option_string_actions)
+        for cutoff in (0.8, 0.55):
+            if near := get_close_matches(option, here, n=1, cutoff=cutoff):
+                return f"did you mean {near[0]}?"
+            for other in self.family:
+                if near := get_close_matches(option, other._option_string_actions, 1, 0.8):
+                    return f"did you mean {other.prog} {near[0]}?"
+        return ""
 
     def error(self, message: str) -> NoReturn:
         """As one sentence that ends with the help to read."""

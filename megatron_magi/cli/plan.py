@@ -13,20 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.core.plan import AttnPlan, make_attn_plan
-from megatron_magi.viz.plan_facts import (
-    exposed_share,
-    receive_bytes,
-    ring_rows,
-    stage_rows,
-    timeline,
-    traffic_matrix,
-    zigzag_dispatch,
-)
+
+if TYPE_CHECKING:  # the options, and their help, are there without torch
+    from megatron_magi.core.plan import AttnPlan
 
 MAX_ROWS = 16
 """Ranks shown in tables; the JSON has all."""
@@ -60,10 +53,14 @@ def make_plan(given: PlanInput) -> AttnPlan:
 
 def make_zigzag(given: PlanInput) -> AttnPlan:
     """The same mask on the usual layout, for comparison."""
+    from megatron_magi.viz.plan_facts import zigzag_dispatch
+
     return _planned(given, dispatch=zigzag_dispatch(given.mask.total_seqlen_q, given.cp_size))
 
 
 def _planned(given: PlanInput, **layout: Any) -> AttnPlan:
+    from megatron_magi.core.plan import make_attn_plan
+
     if not layout:
         layout = {"token_multiple": given.token_multiple}
     try:
@@ -76,6 +73,15 @@ def plan_facts(
     given: PlanInput, plan: AttnPlan, zigzag: AttnPlan, plan_ms: float
 ) -> dict[str, Any]:
     """Everything the report says, as plain values."""
+    from megatron_magi.viz.plan_facts import (
+        exposed_share,
+        receive_bytes,
+        ring_rows,
+        stage_rows,
+        timeline,
+        traffic_matrix,
+    )
+
     mask, layout, heads = given.mask, plan.dispatch, plan.head_shape
     ring = ring_rows(plan)
     cells = mask.total_seqlen_q * mask.total_seqlen_k

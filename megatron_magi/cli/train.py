@@ -19,7 +19,6 @@ from functools import partial
 
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
-from megatron_magi.training.data import check_files
 from megatron_magi.training.launched import launched_place
 from megatron_magi.training.processes import Place, check_devices, process_groups, run_local
 
@@ -100,6 +99,7 @@ def _show(config: RunConfig, options: argparse.Namespace, place: Place | None) -
 
 def _check_start(config: RunConfig, place: Place | None) -> None:
     """Raise RecipeError for what would stop the run at its start, before any process does work."""
+    from megatron_magi.training.data import check_files
     from megatron_magi.training.overwrite import check_overwrite
 
     num_processes = config.parallel.num_processes
