@@ -5,8 +5,9 @@
     python -m megatron_magi.build --log      # print what ptxas said about registers and spills
 
 The result lies in ``megatron_magi.libs`` beside the package or, where that is not writable, in the
-user's cache; its name holds a hash of the sources, the flags and the compiler's version. A file lock makes
-several processes build once. Build variables: CUDA_HOME (where nvcc is), MAX_JOBS, MAGI_BUILD_DIR.
+user's cache; its name holds a hash of the sources, the flags and the compiler's version. A file
+lock makes several processes build once. Build variables: CUDA_HOME (where nvcc is), MAX_JOBS,
+MAGI_BUILD_DIR.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Install the package in fresh environments and see what a newcomer sees where something is missing.
+"""Install the package in fresh environments; see what a newcomer sees where something is missing.
 
     python scripts/check_install.py
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import venv
@@ -117,7 +116,9 @@ def check_full(report: Report, scratch: Path, checkout: Path) -> None:
     full = environment(scratch / "full", None)
     where = ["python", "-c", "import megatron_magi; print(megatron_magi.__file__)"]
     report.expect("pip install . beside torch", full.install(str(checkout)), 0)
-    report.expect("it works outside the checkout", full.run(*where, cwd=scratch), 0, "site-packages")
+    report.expect(
+        "it works outside the checkout", full.run(*where, cwd=scratch), 0, "site-packages"
+    )
     report.expect("the checkout hides it, and says so", full.run(*where, cwd=checkout), 1,
                   f"got {checkout / 'megatron_magi'} without it", "an installed copy",
                   "site-packages")  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from megatron_magi.cli.one_line import encoding_error, file_error
 from megatron_magi.cli.parser import UsageError, numbers
 from megatron_magi.config import ForwardMode, MagiConfig
 
@@ -82,7 +83,9 @@ def plan_input(options: argparse.Namespace) -> PlanInput:
         mask, text = _mask(options)
         plain = PlanInput(mask, text, 0, HeadShape(32, 8, 128), MagiConfig(), 1)
         return _with_options(plain, options)
-    except (ValueError, TypeError, ImportError, OSError) as error:
+    except OSError as error:
+        raise UsageError(file_error(error)) from error
+    except (ValueError, TypeError, ImportError) as error:
         raise UsageError(str(error)) from error
 
 
@@ -169,24 +172,30 @@ def _window(options: argparse.Namespace) -> tuple[int, int] | None:
 
 
 def _numbers_or_file(text: str) -> list[int]:
-    return numbers(Path(text[1:]).read_text()) if text.startswith("@") else numbers(text)
+    return numbers(_text_of(Path(text[1:]))) if text.startswith("@") else numbers(text)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(encoding_error(error, path)) from error
 
 
 def _from_ranges(path: Path) -> tuple[AttnMask, str]:
     from megatron_magi import masks
 
     try:
-        given = json.loads(path.read_text())
-        total = given["total"]
-        mask = masks.from_ranges(
-            given["q_ranges"], given["k_ranges"], given.get("attn_type_map"), total_seqlen_q=total
-        )
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        given = json.loads(_text_of(path))
+        q_ranges, k_ranges, total = (given[name] for name in ("q_ranges", "k_ranges", "total"))
+        codes = given.get("attn_type_map")
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UsageError(
             f"--ranges must be a JSON object with q_ranges, k_ranges, total and perhaps "
             f"attn_type_map, got {path} ({error!r}); mend it"
         ) from error
-    return mask, _describe(len(given["q_ranges"]), mask, "as ranges", "slice")
+    mask = masks.from_ranges(q_ranges, k_ranges, codes, total_seqlen_q=total)
+    return mask, _describe(len(q_ranges), mask, "as ranges", "slice")
 
 
 def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
@@ -197,9 +206,19 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
     stats = Path(f"{options.data}.json")
     eod = options.eod_token
     if eod is None:
-        eod = json.loads(stats.read_text())["eod_token"] if stats.is_file() else 256
+        eod = _eod_token(stats) if stats.is_file() else 256
     data = DataConfig(path=options.data, seq_length=options.seq_length, eod_token=eod, prefetch=0)
     return _documents(_cu_seqlens(data, 1234, options.sample), options)
+
+
+def _eod_token(stats: Path) -> int:
+    try:
+        return int(json.loads(_text_of(stats))["eod_token"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{stats} must be what prepare_data.py writes, with an eod_token, got {error!r}; pass "
+            f"--eod-token, or make the data anew"
+        ) from error
 
 
 def _cu_seqlens(data: DataConfig, seed: int, sample: int) -> Any:

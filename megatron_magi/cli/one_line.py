@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.requirements import explained
@@ -15,7 +16,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells say it."""
 
 
-def guarded(program: Callable[[], int]) -> int:
+def guarded(program: Callable[[], int | None]) -> int:
     """The program's exit code; 2 and one line where its input or this machine stops it.
 
     Every command and script runs in here, so that what no place of its own explains ends well too.
@@ -33,7 +34,7 @@ def guarded(program: Callable[[], int]) -> int:
     except ImportError as error:
         return _stopped(explained(error))
     except UnicodeDecodeError as error:
-        return _stopped(f"a file of text must be UTF-8, got {error}; convert it")
+        return _stopped(encoding_error(error))
     except MemoryError:
         return _stopped("more memory is needed than there is; try it with fewer tokens or ranks")
     except OSError as error:
@@ -50,10 +51,17 @@ def file_error(error: OSError) -> str:
     )
 
 
-def _written(program: Callable[[], int]) -> int:
+def encoding_error(error: UnicodeDecodeError, path: Path | None = None) -> str:
+    """Where a file stops being text."""
+    what = f"byte {error.object[error.start]:#04x} at {error.start}"
+    place = f" in {path}" if path is not None else ""
+    return f"a file of text must be UTF-8, got {what}{place}; name another file, or convert it"
+
+
+def _written(program: Callable[[], int | None]) -> int:
     """Runs it, and writes out what it printed while an error of that still has a handler."""
     try:
-        return program()
+        return program() or 0
     finally:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -43,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
     from megatron_magi.viz.text_map import side_by_side
 
     given = plan_input(options)
+    if given.mask.total_seqlen_q == 0:
+        raise UsageError("a picture needs at least one token, got none; name other lengths")
     if options.text:
         print(side_by_side({"zigzag": make_zigzag(given), "megatron_magi": make_plan(given)}))
         return 0
