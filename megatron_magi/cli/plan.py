@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the options, and their help, are there without torch
 
 MAX_ROWS = 16
 """Ranks shown in tables; the JSON has all."""
+MAX_REPORT = 2**32
+"""About a minute."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     began = time.perf_counter()
     plan = make_plan(given)
     plan_ms = (time.perf_counter() - began) * 1e3
+    _check_report(plan)
     facts = plan_facts(given, plan, make_zigzag(given), plan_ms)
     if options.json:
         print(json.dumps(facts, indent=1))
@@ -44,6 +47,17 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(_report(facts, plan))
     return 0
+
+
+def _check_report(plan: AttnPlan) -> None:
+    """Every rank's view of a plan goes through all transfers, and through its pairs of chunks."""
+    num_chunks, num_transfers = len(plan.dispatch.chunk_ranks), len(plan.transfers)
+    if num_chunks**2 + 2 * plan.cp_size * num_transfers > MAX_REPORT:
+        raise UsageError(
+            f"the report looks at all ranks, which takes minutes for {num_chunks:,} chunks and "
+            f"{num_transfers:,} transfers between {plan.cp_size:,} ranks; pass a larger "
+            f"--chunk-size than {plan.dispatch.chunk_size:,}, or a smaller --cp"
+        )
 
 
 def make_plan(given: PlanInput) -> AttnPlan:
