@@ -33,9 +33,9 @@ def check_requirements() -> None:
     Raises:
         MissingRequirement: the first that is not there or cannot be loaded.
     """
+    check_planner()
     for name in PACKAGES:
         check_package(name)
-    check_planner()
 
 
 def check_package(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -35,6 +36,8 @@ def guarded(program: Callable[[], int | None]) -> int:
         return _stopped(explained(error))
     except UnicodeDecodeError as error:
         return _stopped(encoding_error(error))
+    except json.JSONDecodeError as error:
+        return _stopped(f"a file of JSON must be whole, got {error}; name another file, or mend it")
     except MemoryError:
         return _stopped("more memory is needed than there is; try it with fewer tokens or ranks")
     except OSError as error:

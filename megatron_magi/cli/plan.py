@@ -100,6 +100,7 @@ def plan_facts(
     ring = ring_rows(plan)
     cells = mask.total_seqlen_q * mask.total_seqlen_k
     bars = timeline(plan)
+    received, buffers = plan.rows_received, receive_bytes(plan)
     return {
         "mask": {
             "text": given.text,
@@ -133,9 +134,9 @@ def plan_facts(
             {
                 "tiles": int(plan.loads[rank]),
                 "load": _ratio(plan.loads[rank] * plan.cp_size, plan.loads.sum()),
-                "rows_received": int(plan.rows_received[rank]),
+                "rows_received": int(received[rank]),
                 "rows_by_stage": rows.tolist(),
-                "receive_buffer_bytes": int(receive_bytes(plan)[rank]),
+                "receive_buffer_bytes": int(buffers[rank]),
             }
             for rank, rows in enumerate(stage_rows(plan))
         ],

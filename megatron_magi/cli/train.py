@@ -104,6 +104,10 @@ def _check_start(config: RunConfig, place: Place | None) -> None:
     from megatron_magi.training.data import check_files
     from megatron_magi.training.overwrite import check_overwrite
 
+    try:
+        import megatron_magi.adapter  # noqa: F401
+    except ImportError as error:
+        raise RecipeError(f"training needs megatron-core, got: {error}") from error
     num_processes = config.parallel.num_processes
     data_parallel_size(config, place.world_size if place else num_processes)
     if place is None:
