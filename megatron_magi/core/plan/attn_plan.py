@@ -19,7 +19,7 @@ from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
 
-PLANNER_VERSION = 4
+PLANNER_VERSION = 5
 """Part of every digest. Raise it whenever the same input may give another plan."""
 
 LONGEST_PS = 2.0**60

@@ -44,7 +44,8 @@ def check_size(
     """
     if dispatch is None:
         num_local = num_local_tokens(mask.total_seqlen_q, cp_size, config, token_multiple)
-        chunk_size = config.chunk_size or max(1, num_local // USEFUL_CHUNKS[-1])
+        # None may become any divisor that gives a rank at most so many chunks.
+        chunk_size = config.chunk_size or -(-num_local // USEFUL_CHUNKS[-1])
     else:
         num_local, chunk_size = dispatch.num_local_tokens, dispatch.chunk_size
     if num_local * cp_size > MAX_TOKENS:
