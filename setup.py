@@ -6,9 +6,16 @@ The CUDA library has a plain C ABI and is built by ``python -m megatron_magi.bui
 from glob import glob
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import setup
 from setuptools.command.build_py import build_py
+
+try:
+    from pybind11.setup_helpers import Pybind11Extension, build_ext
+except ModuleNotFoundError:
+    raise SystemExit(
+        "building megatron_magi needs pybind11, got none in this Python; pip install pybind11, or "
+        "leave out --no-build-isolation so that pip brings it"
+    ) from None
 
 solver = Pybind11Extension(
     "megatron_magi._solver",

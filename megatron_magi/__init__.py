@@ -8,20 +8,12 @@
     out, lse = magi.dist_attn(q, k, v, plan, cp_group)
     y = magi.undispatch(y_local, plan, cp_group)
 
-Importing needs no GPU and no Megatron.
+Importing needs no GPU and no Megatron. Without torch or the compiled planner it is one ImportError
+that says what to do; the command line starts then too, so that `megatron-magi doctor` can say more.
 """
 
-from megatron_magi import debug, masks
-from megatron_magi.config import MagiConfig
-from megatron_magi.core.kernel.flex_attn import AttnForwardMeta, flex_flash_attn_func
-from megatron_magi.core.kernel.slice_table import slices_tensor
-from megatron_magi.core.mask import AttnMask, AttnMaskType, AttnSlice
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape
-from megatron_magi.core.runtime.agreement import AgreementError, agree
-from megatron_magi.core.runtime.dist_attn import dist_attn
-from megatron_magi.core.runtime.plan_cache import plan_for as plan
-from megatron_magi.core.runtime.roll import roll
-from megatron_magi.core.runtime.token_dispatch import dispatch, position_ids, undispatch
+from megatron_magi import debug
+from megatron_magi.requirements import MissingRequirement, refusal, starts_a_command
 
 __version__ = "0.1.0"
 
@@ -48,3 +40,24 @@ __all__ = [
     "slices_tensor",
     "undispatch",
 ]
+
+try:
+    from megatron_magi import masks
+    from megatron_magi.config import MagiConfig
+    from megatron_magi.core.kernel.flex_attn import AttnForwardMeta, flex_flash_attn_func
+    from megatron_magi.core.kernel.slice_table import slices_tensor
+    from megatron_magi.core.mask import AttnMask, AttnMaskType, AttnSlice
+    from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape
+    from megatron_magi.core.runtime.agreement import AgreementError, agree
+    from megatron_magi.core.runtime.dist_attn import dist_attn
+    from megatron_magi.core.runtime.plan_cache import plan_for as plan
+    from megatron_magi.core.runtime.roll import roll
+    from megatron_magi.core.runtime.token_dispatch import dispatch, position_ids, undispatch
+except MissingRequirement as error:
+    if not starts_a_command():
+        raise
+    globals()["__getattr__"] = refusal(error, __all__)
+except KeyboardInterrupt:  # torch takes a second or two
+    if not starts_a_command():
+        raise
+    raise SystemExit(130) from None

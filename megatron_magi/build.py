@@ -4,9 +4,10 @@
     python -m megatron_magi.build --force    # build again
     python -m megatron_magi.build --log      # print what ptxas said about registers and spills
 
-The result lies in ``megatron_magi/_lib`` or, where the package is not writable, in the user's
-cache; its name holds a hash of the sources, the flags and the compiler's version. A file lock makes
-several processes build once. Build variables: CUDA_HOME (where nvcc is), MAX_JOBS, MAGI_BUILD_DIR.
+The result lies in ``megatron_magi.libs`` beside the package or, where that is not writable, in the
+user's cache; its name holds a hash of the sources, the flags and the compiler's version. A file
+lock makes several processes build once. Build variables: CUDA_HOME (where nvcc is), MAX_JOBS,
+MAGI_BUILD_DIR.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def find_nvcc() -> str:
             return path
     raise CudaBuildError(
         "the Hopper kernels need nvcc 12.3 or newer to be built, got no nvcc in CUDA_HOME, PATH or "
-        "/usr/local/cuda; install the CUDA toolkit, copy a built megatron_magi/_lib here, or use "
+        "/usr/local/cuda; install the CUDA toolkit, copy a built megatron_magi.libs here, or use "
         "the backend 'flex'"
     )
 
@@ -150,7 +151,10 @@ def _version(compiler: str) -> str:
 def _directories() -> list[Path]:
     given = os.environ.get("MAGI_BUILD_DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megatron_magi"
-    return [Path(given)] if given else [Path(__file__).parent / "_lib", cache]
+    # Not in the package's folder: pip leaves behind what it did not install, and Python takes a
+    # folder with nothing else in it for an empty package of this name.
+    beside = Path(__file__).parent.with_name("megatron_magi.libs")
+    return [Path(given)] if given else [beside, cache]
 
 
 def _writable_directory() -> Path:

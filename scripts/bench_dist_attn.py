@@ -40,6 +40,8 @@ from bench_kernel_record import describe
 from bench_kernel_timing import MOST_DIFFERENCE, difference
 
 from megatron_magi import HeadShape, MagiConfig
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
 IMPLS = r"ours\d*|at_once|local_first|staged|narrow|kernels|all_gather|one_gpu"
@@ -52,7 +54,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(x) for x in text.split(",")]
 
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=max(torch.cuda.device_count(), 1))
@@ -241,4 +243,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -34,12 +34,15 @@ from bench_kernel_timing import (
     time_calls,
 )
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+
 INPUT_SETS = 2
 DIFFERS = "its outputs differ from those"
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = CommandParser(description=__doc__.split("\n")[0])
     names, numbers = _list_of(str), _list_of(int)
     parser.add_argument("--masks", type=names, default=list(MASKS))
     parser.add_argument("--seqlens", type=numbers, default=[16384])
@@ -161,4 +164,4 @@ def compile_flex(args: argparse.Namespace, peers: dict[str, Peer]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -14,7 +14,6 @@ function in Python that allocates its results and does nothing (noop): what auto
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import statistics
@@ -28,6 +27,8 @@ import torch.nn.functional as F
 from bench_kernel_record import describe
 
 from megatron_magi import flex_flash_attn_func, masks
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.backend import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 
@@ -122,7 +123,7 @@ def host_us(name: str, call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--bursts", type=int, default=200)
     parser.add_argument("--record", type=Path, help="write a JSON record")
     parser.add_argument("--commit", help="for the record, where there is no git")
@@ -150,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(guarded(main))

@@ -28,6 +28,8 @@ import torch
 from bench_memory_train import Facts, pack_documents, run_case
 from readme_memory import parts
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.dry_run import dry_run
 from megatron_magi.training.memory import RankMemory
@@ -74,7 +76,7 @@ CASES = (
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", help=f"of {','.join(c.name for c in CASES)}")
@@ -201,4 +203,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(guarded(main))

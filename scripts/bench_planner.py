@@ -10,7 +10,6 @@ until the sequence is full; "cut" cuts them at a quarter of the sequence first.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -25,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
@@ -293,7 +294,7 @@ def meta() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--packs", type=int, default=20, help="sampled sequences per setting")
     parser.add_argument("--quick", action="store_true", help="cp 4 and 8, cut documents only")
     parser.add_argument("--out", type=Path, help="record to write")
@@ -309,4 +310,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(guarded(main))

@@ -27,6 +27,9 @@ from typing import Any
 
 from bench_kernel_record import describe
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+
 ROOT = Path(__file__).parent.parent
 Flags = dict[str, Any]
 MAGI: Flags = {"attention-backend": "magi"}
@@ -167,7 +170,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("part", choices=("agree", "speed"))
     parser.add_argument("--megatron", type=Path, required=True, help="a Megatron-LM checkout")
     parser.add_argument("--record", type=Path, required=True)
@@ -274,4 +277,4 @@ def summary(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(guarded(main))

@@ -26,6 +26,9 @@ from typing import Any
 from bench_kernel_record import describe
 from bench_trainer_kernels import profile_last_step
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("lm_loss", "grad_norm", "step_seconds", "tokens_per_second", "mfu", "memory_gib")
 
@@ -62,7 +65,7 @@ CASES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="prefix of a corpus of Llama-3 tokens")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--recipe", default="llama3_1b_1gpu")
@@ -182,4 +185,4 @@ def force(parts: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(guarded(main))

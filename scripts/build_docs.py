@@ -7,7 +7,6 @@ python scripts/build_docs.py --check    # exit code 1 if api.md or a table of th
 
 from __future__ import annotations
 
-import argparse
 import enum
 import importlib
 import inspect
@@ -24,6 +23,8 @@ from docs_text import attribute_docs, one_line
 
 import megatron_magi
 from megatron_magi import api, masks
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "api.md"
@@ -81,7 +82,7 @@ MEGATRON_NAMES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("--no-pictures", action="store_true", help="text only")
     options = parser.parse_args()
@@ -246,4 +247,4 @@ def _section(name: str, same_line: str, body: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

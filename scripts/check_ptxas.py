@@ -12,6 +12,9 @@ import argparse
 import re
 from pathlib import Path
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+
 MAX_STACK_BYTES = 64
 ALLOWED_SPILLS: dict[str, str] = {
     # "part of a kernel's mangled name": "why its spills are harmless",
@@ -50,7 +53,7 @@ def findings(log: str, allowed: dict[str, str] | None = None) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the findings; 1 if there are any."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("log", nargs="?", type=Path, help="default: that of the current library")
@@ -65,4 +68,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.config import RecipeError
 from megatron_magi.training.text_source import Document, Selection, TextSource
 from megatron_magi.training.whole_files import written_whole
@@ -113,8 +115,8 @@ def kernel_version(makefile: bytes) -> str:
     return ".".join(match[1] if match else "?" for match in found)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("linux", type=Path, help="linux-source-6.1.tar.xz, or the unpacked folder")
@@ -123,4 +125,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(guarded(main))

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.config import RecipeError
 from megatron_magi.training.corpus import Document, pack
 from megatron_magi.training.processes import num_cpus, quiet_megatron
@@ -80,8 +82,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     inputs = "files, folders, .jsonl, .tar; each also .gz or .xz"
@@ -103,4 +105,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(guarded(main))

@@ -8,7 +8,6 @@ Exit code 0: the right run passed and the wrong one was caught.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -21,6 +20,8 @@ from pathlib import Path
 
 from quickstart_figures import draw_both, draw_losses, draw_shares, share_facts
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.compare import Comparison, compare, did_train, read_run
 from megatron_magi.training.config import RecipeError, RunConfig
 from megatron_magi.training.processes import quiet_megatron
@@ -30,7 +31,7 @@ REFERENCE, RIGHT, WRONG = "dense", "magi", "moved_boundary"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, help=f"folder of {REFERENCE}, {RIGHT} and {WRONG}")
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--image", type=Path, help="also draw both pictures in one")
@@ -125,4 +126,4 @@ def _caught(caught: bool) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(guarded(main))

@@ -16,19 +16,21 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
 
 from convergence_sets import Run, all_sets
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+
 ROOT = Path(__file__).parent.parent
 KEPT = ("steps.csv", "recipe.yaml", "gradient_errors.csv", "log.txt")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("sets", nargs="*", help="names of sets, or of single runs")
     parser.add_argument("--data", default="data/linux_llama3", help="prefix of the packed corpus")
     parser.add_argument("--out", type=Path, default=Path("runs/convergence_record"))
@@ -124,4 +126,4 @@ def keep(run: Run, args: argparse.Namespace, code: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(guarded(main))

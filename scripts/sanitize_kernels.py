@@ -10,7 +10,6 @@ is what tests/core/kernel does.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import shutil
 import subprocess
@@ -21,6 +20,8 @@ from collections.abc import Iterator
 import torch
 
 from megatron_magi import AttnMask, masks
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 
 TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": (),
@@ -109,7 +110,7 @@ def sanitize(tool: str) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tools", default=",".join(TOOLS), help="of: " + ", ".join(TOOLS))
     parser.add_argument("--run", action="store_true", help="run the cases, no tool")
     options = parser.parse_args(argv)
@@ -123,4 +124,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -7,9 +7,7 @@ A table stands between `<!-- record NAME -->` and `<!-- end -->`; numbers are ne
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Callable
 
 from readme_dist import dist_table
@@ -17,6 +15,9 @@ from readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from readme_memory import memory_table
 from readme_pretrain import agreement_table, speed_table
 from readme_records import ROOT, newest, source
+
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -68,7 +69,7 @@ def rewrite(text: str, root: str = "") -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if a page is out of date")
     args = parser.parse_args()
     stale = {}
@@ -85,4 +86,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(guarded(main))

@@ -10,6 +10,7 @@ BASE = [
     "config",
     "debug",
     "build",
+    "requirements",
     "_solver",
     "core.checks",
     "core.tensor_checks",
@@ -60,7 +61,7 @@ def within(name: str, layer: str) -> bool:
 
 
 def public_names() -> set[str]:
-    froms = [n for n in parse(PACKAGE / "__init__.py").body if isinstance(n, ast.ImportFrom)]
+    froms = [n for n in ast.walk(parse(PACKAGE / "__init__.py")) if isinstance(n, ast.ImportFrom)]
     return {alias.asname or alias.name for node in froms for alias in node.names} | {"__version__"}
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
 
-from megatron_magi.cli import compare, doctor, plan, train, viz, weights
+from megatron_magi import __version__
+from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
+from megatron_magi.requirements import explained
 
-COMMANDS = {
-    "doctor": doctor,
-    "plan": plan,
-    "viz": viz,
-    "train": train,
-    "compare": compare,
-    "weights": weights,
-}
+COMMANDS = ("doctor", "plan", "viz", "train", "compare", "weights")
+"""Modules of this package; the first line of each one's docstring is its help."""
 
 EXAMPLES = """examples:
   megatron-magi doctor                                  what will run here, and why
@@ -33,32 +32,56 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0: fine. 1: the command's own verdict is no (something required is missing, a run fails the
-        comparison). 2: wrong usage or input, explained on standard error.
+        comparison). 2: wrong usage or input, explained on standard error. 130: Ctrl-C.
     """
+    return guarded(partial(_main, list(sys.argv[1:] if argv is None else argv)))
+
+
+def _main(arguments: list[str]) -> int:
+    parser = _parser(arguments)
+    if not arguments:
+        parser.print_help()
+        return 2
+    if arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"):
+        raise UsageError(
+            f"megatron-magi takes a COMMAND first, got {arguments[0]}; "
+            f"{parser.hint(arguments[0]) or 'see megatron-magi --help'}"
+        )
+    options = parser.parse_args(arguments)
+    with warnings.catch_warnings():
+        # Megatron's notes on packages it would like to have say nothing about these commands.
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+        code: int = import_module(f"megatron_magi.cli.{options.command}").run(options)
+        return code
+
+
+def _parser(arguments: Sequence[str]) -> CommandParser:
     parser = CommandParser(
         prog="megatron-magi",
         description="See what will happen before GPU hours burn, and afterwards whether it did.",
         epilog=EXAMPLES + "\nHelp on one command: megatron-magi COMMAND --help",
     )
+    parser.add_argument("--version", action="version", version=f"megatron_magi {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
-        summary, _, details = str(module.__doc__).partition("\n")
-        module.add_arguments(
-            commands.add_parser(name, help=summary, description=summary, epilog=details.strip())
-        )
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments:
-        parser.print_help()
-        return 2
+    family = [parser]
+    for name in COMMANDS:
+        family.append(_add_command(commands, name, is_wanted=name in arguments[:1]))
+    for member in family:
+        member.family = family
+    return parser
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[CommandParser], name: str, is_wanted: bool
+) -> CommandParser:
+    """The command's parser; a command that cannot be loaded here says why where it is wanted."""
     try:
-        options = parser.parse_args(arguments)
-        with warnings.catch_warnings():
-            # Megatron's notes on packages it would like to have say nothing about these commands.
-            warnings.filterwarnings("ignore", module=r"megatron\.")
-            return COMMANDS[options.command].run(options)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        sys.stderr.close()
-        return 0
+        module = import_module(f"megatron_magi.cli.{name}")
+    except ImportError as error:
+        if is_wanted:
+            raise
+        return commands.add_parser(name, help=explained(error))
+    summary, _, details = str(module.__doc__).partition("\n")
+    parser = commands.add_parser(name, help=summary, description=summary, epilog=details.strip())
+    module.add_arguments(parser)
+    return parser

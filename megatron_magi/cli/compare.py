@@ -102,6 +102,8 @@ def run(options: argparse.Namespace) -> int:
     _refuse_other_gates(options)
     try:
         report = _plain(options) if options.noise is None else _with_noise(options)
+    except UnicodeDecodeError:
+        raise
     except ValueError as error:
         raise UsageError(str(error)) from error
     try:

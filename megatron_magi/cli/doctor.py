@@ -14,15 +14,10 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 
+from megatron_magi.cli.choices import kernel_choice, layer_choice, transport_choice
 from megatron_magi.cli.parser import add_output_options
-from megatron_magi.cli.system_checks import (
-    Check,
-    all_checks,
-    kernel_choice,
-    layer_choice,
-    smoke_test,
-    transport_choice,
-)
+from megatron_magi.cli.smoke_test import smoke_test
+from megatron_magi.cli.system_checks import Check, all_checks
 
 REQUIRABLE = ("megatron", "cuda", "gpu")
 MARKS = {"ok": "ok", "absent": "--", "problem": "!!"}

@@ -8,16 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
-
-from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
+from megatron_magi.cli.one_line import encoding_error, file_error
 from megatron_magi.cli.parser import UsageError, numbers
-from megatron_magi.config import ForwardMode
+from megatron_magi.config import ForwardMode, MagiConfig
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the options, and their help, are there without torch
+    from megatron_magi import AttnMask, HeadShape
     from megatron_magi.training.config import DataConfig, RunConfig
-
-DEFAULT_HEADS = HeadShape(32, 8, 128)
 
 
 @dataclass(frozen=True)
@@ -81,10 +78,14 @@ def plan_input(options: argparse.Namespace) -> PlanInput:
                 f"overrides change a recipe, got {options.overrides[0]!r} without --recipe; "
                 f"pass --recipe YAML, or drop them"
             )
+        from megatron_magi import HeadShape
+
         mask, text = _mask(options)
-        plain = PlanInput(mask, text, 0, DEFAULT_HEADS, MagiConfig(), 1)
+        plain = PlanInput(mask, text, 0, HeadShape(32, 8, 128), MagiConfig(), 1)
         return _with_options(plain, options)
-    except (ValueError, TypeError, ImportError, OSError) as error:
+    except OSError as error:
+        raise UsageError(file_error(error)) from error
+    except (ValueError, TypeError, ImportError) as error:
         raise UsageError(str(error)) from error
 
 
@@ -93,6 +94,8 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
     if options.cp is not None:
         changes["cp_size"] = options.cp
     if options.heads is not None:
+        from megatron_magi import HeadShape
+
         heads = numbers(options.heads)
         if len(heads) not in (3, 4):
             raise UsageError(
@@ -117,6 +120,8 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
 
 
 def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
+    import numpy as np
+
     if options.ranges:
         return _from_ranges(Path(options.ranges))
     if options.data:
@@ -133,6 +138,8 @@ def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
 
 
 def _documents(cu_seqlens: Any, options: argparse.Namespace) -> tuple[AttnMask, str]:
+    from megatron_magi import masks
+
     window, text = _window(options), "full" if options.full else "causal"
     if options.global_tokens:
         if window is None:
@@ -165,22 +172,30 @@ def _window(options: argparse.Namespace) -> tuple[int, int] | None:
 
 
 def _numbers_or_file(text: str) -> list[int]:
-    return numbers(Path(text[1:]).read_text()) if text.startswith("@") else numbers(text)
+    return numbers(_text_of(Path(text[1:]))) if text.startswith("@") else numbers(text)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(encoding_error(error, path)) from error
 
 
 def _from_ranges(path: Path) -> tuple[AttnMask, str]:
+    from megatron_magi import masks
+
     try:
-        given = json.loads(path.read_text())
-        total = given["total"]
-        mask = masks.from_ranges(
-            given["q_ranges"], given["k_ranges"], given.get("attn_type_map"), total_seqlen_q=total
-        )
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        given = json.loads(_text_of(path))
+        q_ranges, k_ranges, total = (given[name] for name in ("q_ranges", "k_ranges", "total"))
+        codes = given.get("attn_type_map")
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UsageError(
             f"--ranges must be a JSON object with q_ranges, k_ranges, total and perhaps "
             f"attn_type_map, got {path} ({error!r}); mend it"
         ) from error
-    return mask, _describe(len(given["q_ranges"]), mask, "as ranges", "slice")
+    mask = masks.from_ranges(q_ranges, k_ranges, codes, total_seqlen_q=total)
+    return mask, _describe(len(q_ranges), mask, "as ranges", "slice")
 
 
 def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
@@ -198,11 +213,11 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
 
 def _eod_token(stats: Path) -> int:
     try:
-        return int(json.loads(stats.read_text(encoding="utf-8"))["eod_token"])
-    except (ValueError, TypeError, KeyError) as error:
+        return int(json.loads(_text_of(stats))["eod_token"])
+    except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{stats} must be what was written with its data, got {error!r}; pass --eod-token, or "
-            f"pack the text again"
+            f"{stats} must be what prepare_data.py writes, with an eod_token, got {error!r}; pass "
+            f"--eod-token, or make the data anew"
         ) from error
 
 
@@ -217,6 +232,7 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
         from megatron_magi.training.recipe import load_recipe
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
+    from megatron_magi import HeadShape
     from megatron_magi.training.data import PackedDataset, sample_mask
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -16,6 +18,10 @@ class UsageError(Exception):
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help keeps its line breaks and whose errors suggest."""
 
+    family: Sequence[CommandParser] = ()
+    """Parsers of the other commands: an option may be one of theirs."""
+    _given: Sequence[str] = ()
+
     def __init__(self, **arguments: Any) -> None:
         arguments.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**arguments, allow_abbrev=False)
@@ -25,6 +31,7 @@ class CommandParser(argparse.ArgumentParser):
 
         Overrides of a recipe may also stand behind options, where argparse does not expect them.
         """
+        self._given = list(sys.argv[1:] if args is None else args)
         found, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             if not word.startswith("-"):
@@ -34,10 +41,24 @@ class CommandParser(argparse.ArgumentParser):
                 raise UsageError(
                     f"{self.prog} takes no further argument, got {word!r}; see {self.prog} --help"
                 )
-            option = word.partition("=")[0]
-            hint = nearest(option, self._option_string_actions)
-            raise UsageError(f"{self.prog} has no option {option}; {hint or 'see --help'}")
+            self._refuse(word)
         return found, []
+
+    def _refuse(self, word: str) -> NoReturn:
+        option = word.partition("=")[0]
+        hint = self.hint(option)
+        raise UsageError(f"{self.prog} has no option {option}; {hint or 'see --help'}")
+
+    def hint(self, option: str) -> str:
+        """Where a wrong option is right: the nearest one here, or that of another command."""
+        here = list(self._option_string_actions)
+        for cutoff in (0.8, 0.55):
+            if near := get_close_matches(option, here, n=1, cutoff=cutoff):
+                return f"did you mean {near[0]}?"
+            for other in self.family:
+                if near := get_close_matches(option, other._option_string_actions, 1, 0.8):
+                    return f"did you mean {other.prog} {near[0]}?"
+        return ""
 
     def error(self, message: str) -> NoReturn:
         """As one sentence that ends with the help to read."""
@@ -47,7 +68,19 @@ class CommandParser(argparse.ArgumentParser):
             hint = nearest(choice[1], known) or f"choose from {', '.join(known)}"
             where = message.split(":")[0].removeprefix("argument ")
             raise UsageError(f"{where} cannot be {choice[1]!r}; {hint}")
+        if "required" in message:  # a mistyped option is the nearer reason
+            for word in self._given:
+                if word.startswith("--") and word.partition("=")[0] not in self.known_options():
+                    self._refuse(word)
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def known_options(self) -> set[str]:
+        """Option strings of this parser and of the sub-commands below it."""
+        known = set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                known.update(*(parser._option_string_actions for parser in action.choices.values()))
+        return known
 
 
 def nearest(word: str, known: Sequence[str] | Any) -> str:
@@ -63,19 +96,44 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", "-q", action="store_true", help="one line, or only problems")
 
 
+def positive(text: str) -> float:
+    """A number above 0, for an option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
+    return value
+
+
+MOST_NUMBERS = 2**20
+LARGEST_NUMBER = 2**30
+
+
 def numbers(text: str) -> list[int]:
     """ "4096,8192x3" -> [4096, 8192, 8192, 8192]; separated by commas or spaces.
 
     Raises:
-        UsageError: what is not a number.
+        UsageError: what is not a number, one above 2^30, or more than 2^20 of them.
     """
     values: list[int] = []
     for word in re.split(r"[,\s]+", text.strip()):
-        match = re.fullmatch(r"(\d+)(?:x(\d+))?", word)
+        match = re.fullmatch(r"(\d{1,20})(?:x(\d{1,20}))?", word)
         if not match:
             raise UsageError(
-                f"numbers must look like 4096,8192x3, got {word!r} in {text!r}; "
+                f"numbers must look like 4096,8192x3, got {_short(word)!r} in {_short(text)!r}; "
                 f"separate them with commas, repeat one with xN"
             )
-        values += [int(match[1])] * int(match[2] or 1)
+        number, times = int(match[1]), int(match[2] or 1)
+        if number > LARGEST_NUMBER or len(values) + times > MOST_NUMBERS:
+            raise UsageError(
+                f"numbers must be at most {MOST_NUMBERS:,} and none above {LARGEST_NUMBER:,}, got "
+                f"{word} behind {len(values):,} others; use fewer or smaller ones"
+            )
+        values += [number] * times
     return values
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -13,23 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.core.plan import AttnPlan, make_attn_plan
-from megatron_magi.viz.plan_facts import (
-    exposed_share,
-    receive_bytes,
-    ring_rows,
-    stage_rows,
-    timeline,
-    traffic_matrix,
-    zigzag_dispatch,
-)
+
+if TYPE_CHECKING:  # the options, and their help, are there without torch
+    from megatron_magi.core.plan import AttnPlan
 
 MAX_ROWS = 16
 """Ranks shown in tables; the JSON has all."""
+MAX_REPORT = 2**32
+"""About a minute."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     began = time.perf_counter()
     plan = make_plan(given)
     plan_ms = (time.perf_counter() - began) * 1e3
+    _check_report(plan)
     facts = plan_facts(given, plan, make_zigzag(given), plan_ms)
     if options.json:
         print(json.dumps(facts, indent=1))
@@ -53,6 +49,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_report(plan: AttnPlan) -> None:
+    """Every rank's view of a plan goes through all transfers, and through its pairs of chunks."""
+    num_chunks, num_transfers = len(plan.dispatch.chunk_ranks), len(plan.transfers)
+    if num_chunks**2 + 2 * plan.cp_size * num_transfers > MAX_REPORT:
+        raise UsageError(
+            f"the report looks at all ranks, which takes minutes for {num_chunks:,} chunks and "
+            f"{num_transfers:,} transfers between {plan.cp_size:,} ranks; pass a larger "
+            f"--chunk-size than {plan.dispatch.chunk_size:,}, or a smaller --cp"
+        )
+
+
 def make_plan(given: PlanInput) -> AttnPlan:
     """Our plan of the input."""
     return _planned(given)
@@ -60,10 +67,14 @@ def make_plan(given: PlanInput) -> AttnPlan:
 
 def make_zigzag(given: PlanInput) -> AttnPlan:
     """The same mask on the usual layout, for comparison."""
+    from megatron_magi.viz.plan_facts import zigzag_dispatch
+
     return _planned(given, dispatch=zigzag_dispatch(given.mask.total_seqlen_q, given.cp_size))
 
 
 def _planned(given: PlanInput, **layout: Any) -> AttnPlan:
+    from megatron_magi.core.plan import make_attn_plan
+
     if not layout:
         layout = {"token_multiple": given.token_multiple}
     try:
@@ -76,10 +87,20 @@ def plan_facts(
     given: PlanInput, plan: AttnPlan, zigzag: AttnPlan, plan_ms: float
 ) -> dict[str, Any]:
     """Everything the report says, as plain values."""
+    from megatron_magi.viz.plan_facts import (
+        exposed_share,
+        receive_bytes,
+        ring_rows,
+        stage_rows,
+        timeline,
+        traffic_matrix,
+    )
+
     mask, layout, heads = given.mask, plan.dispatch, plan.head_shape
     ring = ring_rows(plan)
     cells = mask.total_seqlen_q * mask.total_seqlen_k
     bars = timeline(plan)
+    received, buffers = plan.rows_received, receive_bytes(plan)
     return {
         "mask": {
             "text": given.text,
@@ -113,9 +134,9 @@ def plan_facts(
             {
                 "tiles": int(plan.loads[rank]),
                 "load": _ratio(plan.loads[rank] * plan.cp_size, plan.loads.sum()),
-                "rows_received": int(plan.rows_received[rank]),
+                "rows_received": int(received[rank]),
                 "rows_by_stage": rows.tolist(),
-                "receive_buffer_bytes": int(receive_bytes(plan)[rank]),
+                "receive_buffer_bytes": int(buffers[rank]),
             }
             for rank, rows in enumerate(stage_rows(plan))
         ],

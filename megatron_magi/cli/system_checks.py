@@ -1,4 +1,7 @@
-"""One check per thing that training needs or may use; none of them builds or downloads."""
+"""One check per thing that training needs or may use; none of them builds or downloads.
+
+None needs torch or the compiled planner to be there: that is found out here.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import torch
+from typing import Any, Literal
 
 import megatron_magi
-from megatron_magi import HeadShape, MagiConfig, build
-from megatron_magi.core.kernel.backend import choose_backend_name, is_hopper
-from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
-from megatron_magi.core.plan import make_attn_plan
-from megatron_magi.masks import causal
+from megatron_magi import build
+from megatron_magi.requirements import (
+    PACKAGES,
+    MissingRequirement,
+    check_package,
+    check_planner,
+)
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_NVCC = (12, 3)
@@ -41,7 +44,8 @@ def all_checks() -> list[Check]:
     nvcc = check_nvcc()
     return [
         check_python(),
-        Check("megatron_magi", "ok", f"{megatron_magi.__version__}, planner compiled"),
+        check_ours(),
+        check_needed("numpy"),
         check_torch(),
         check_gpu(),
         check_driver(),
@@ -64,12 +68,40 @@ def check_python() -> Check:
     return Check("python", "problem", version, "install Python 3.10 or newer")
 
 
+def check_ours() -> Check:
+    """This package's version, and whether its planner is compiled where it was imported from."""
+    version = megatron_magi.__version__
+    try:
+        check_planner()
+    except MissingRequirement as error:
+        found, _, advice = str(error).partition(", got ")[2].partition("; ")
+        return Check("megatron_magi", "problem", f"{version}, its planner: {found}", advice)
+    return Check("megatron_magi", "ok", f"{version}, planner compiled")
+
+
+def check_needed(name: str) -> Check:
+    """A package that nothing here works without."""
+    try:
+        package = check_package(name)
+    except MissingRequirement as error:
+        found = str(error).partition(", got ")[2].partition("; ")[0]
+        return Check(name, "problem", found, PACKAGES[name])
+    return Check(name, "ok", str(package.__version__))
+
+
 def check_torch() -> Check:
+    found = check_needed("torch")
+    if found.status != "ok":
+        return found
+    torch = check_package("torch")
     cuda = torch.version.cuda
     return Check("torch", "ok", f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU'} build)")
 
 
 def check_gpu() -> Check:
+    torch = torch_or_none()
+    if torch is None:
+        return Check("GPU", "absent", "not looked for without torch")
     if not torch.cuda.is_available():
         if torch.version.cuda is None and shutil.which("nvidia-smi"):
             return Check(
@@ -103,7 +135,7 @@ def check_nvcc() -> Check:
     try:
         path = build.find_nvcc()
     except build.CudaBuildError as error:
-        advice = str(error).split("; ", 1)[1] if torch.cuda.is_available() else ""
+        advice = str(error).split("; ", 1)[1] if has_gpu() else ""
         return Check("nvcc", "absent", "none in CUDA_HOME, PATH or /usr/local/cuda", advice)
     version = re.search(r"release (\d+)\.(\d+)", _output([path, "--version"]) or "")
     if version is None:
@@ -124,10 +156,10 @@ def check_cuda_library(nvcc: Check) -> Check:
             "CUDA library", "ok", "not built yet",
             "built at first use on a Hopper GPU (minutes), or now: python -m megatron_magi.build",
         )  # fmt: skip
-    if torch.cuda.is_available() and is_hopper(torch.device("cuda", 0)):
+    if _has_hopper():
         return Check(
             "CUDA library", "problem", "not built, and there is no nvcc to build it",
-            "install the CUDA toolkit 12.3 or newer, copy a built megatron_magi/_lib here, or set "
+            "install the CUDA toolkit 12.3 or newer, copy a built megatron_magi.libs here, or set "
             "kernel_backend: flex",
         )  # fmt: skip
     return Check("CUDA library", "absent", "not built", "needs nvcc 12.3; runs on Hopper GPUs only")
@@ -159,69 +191,24 @@ def check_apex() -> Check:
     )  # fmt: skip
 
 
-def layer_choice(checks: list[Check]) -> tuple[str, str]:
-    """Which layer specs a model has here, as Megatron's --transformer-impl calls them, and why."""
-    found = {c.name for c in checks if c.status == "ok"}
-    if "transformer-engine" in found:
-        return "transformer_engine", (
-            "TransformerEngine's norms and linear layers, our core attention in place of its own"
-        )
-    norms = "apex's norms" if "apex" in found else "torch's norms (ours under sequence parallelism)"
-    return "local", (
-        f"Megatron's linear layers and {norms}, as there is no TransformerEngine: pass "
-        f"--transformer-impl local; hybrid models: --spec megatron_magi.adapter.hybrid_spec "
-        f"hybrid_local_spec"
-    )
-
-
-def kernel_choice(checks: list[Check]) -> tuple[str, str]:
-    """What kernel_backend "auto" runs for bf16 on this machine, and why."""
-    if not torch.cuda.is_available():
-        return "reference", "blockwise PyTorch on the CPU, because torch has no GPU"
-    device = torch.device("cuda", 0)
-    name = choose_backend_name(device, torch.bfloat16)
-    capability = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-    library = next(c for c in checks if c.name == "CUDA library")
-    reasons = {
-        "cuda": f"our Hopper kernel, because the GPU is {capability}; library: {library.found}",
-        "flex": f"torch FlexAttention, because the GPU is {capability} and ours needs sm_90",
-        "reference": "blockwise PyTorch",
-    }
-    return name, f"{reasons[name]} (fp32 and fp64 run on the reference)"
-
-
-def transport_choice() -> tuple[str, str]:
-    """What carries key rows between ranks."""
-    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        version = ".".join(map(str, torch.cuda.nccl.version()))
-        return "nccl", f"all_to_all with uneven splits over NCCL {version}, as tensors are on GPUs"
-    if torch.distributed.is_gloo_available():
-        return "gloo", "all_to_all with uneven splits over gloo, as tensors are on the CPU"
-    return "none", "this torch has neither NCCL nor gloo; only one rank can run"
-
-
-def smoke_test() -> Check:
-    """A plan, and a small causal attention against torch's own; never builds anything."""
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(64, 2, 64, generator=generator).to(device) for _ in range(4)]
-    q, k, v = (x.clone().requires_grad_() for x in made[:3])
+def torch_or_none() -> Any:
+    """torch, or None where it is not there."""
     try:
-        make_attn_plan(causal(64), 4, HeadShape(2, 2, 64), MagiConfig())
-        out, _ = flex_flash_attn_func(q, k, v, slices=causal(64), backend="reference")
-        got = [out, *torch.autograd.grad(out, (q, k, v), made[3])]
-        want_out = torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), is_causal=True
-        ).transpose(0, 1)
-        want = [want_out, *torch.autograd.grad(want_out, (q, k, v), made[3])]
-    except Exception as error:  # whatever is broken here is what the command is for
-        return Check("attention", "problem", f"{type(error).__name__}: {error}", "see the message")
-    worst = max(float((a - b).detach().abs().max()) for a, b in zip(got, want, strict=True))
-    if worst < 1e-4:
-        return Check("attention", "ok", f"planned and tried on the {device.type}: forward and "
-                     f"backward agree with torch's to {worst:.0e}")  # fmt: skip
-    return Check("attention", "problem", f"differs from torch's by {worst:.1e}", "report this")
+        return check_package("torch")
+    except MissingRequirement:
+        return None
+
+
+def has_gpu() -> bool:
+    torch = torch_or_none()
+    return torch is not None and bool(torch.cuda.is_available())
+
+
+def _has_hopper() -> bool:
+    if not has_gpu():
+        return False
+    torch = check_package("torch")
+    return bool(torch.cuda.get_device_capability(torch.device("cuda", 0))[0] == 9)
 
 
 def _package(name: str, module: str, advice: str) -> Check:

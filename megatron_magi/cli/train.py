@@ -17,9 +17,8 @@ import sys
 import time
 from functools import partial
 
-from megatron_magi.cli.parser import UsageError
+from megatron_magi.cli.parser import UsageError, positive
 from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
-from megatron_magi.training.data import check_files
 from megatron_magi.training.launched import launched_place
 from megatron_magi.training.processes import Place, check_devices, process_groups, run_local
 
@@ -32,10 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="changes to the recipe; null for None")  # fmt: skip
     parser.add_argument("--print-config", action="store_true", help="print every value and stop")
     parser.add_argument("--dry-run", action="store_true", help="say what would run and stop")
-    parser.add_argument("--mfu", type=float, default=0.4, help="assumed by --dry-run (%(default)s)")
+    parser.add_argument(
+        "--mfu", type=positive, default=0.4, help="assumed by --dry-run (%(default)s)"
+    )
     parser.add_argument(
         "--peak-tflops",
-        type=float,
+        type=positive,
         default=989.0,
         help="of a rank, assumed by --dry-run (%(default)s: dense bf16 of an H100 or H200)",
     )
@@ -108,8 +109,13 @@ def _show(config: RunConfig, options: argparse.Namespace, place: Place | None) -
 
 def _check_start(config: RunConfig, place: Place | None) -> None:
     """Raise RecipeError for what would stop the run at its start, before any process does work."""
+    from megatron_magi.training.data import check_files
     from megatron_magi.training.overwrite import check_overwrite
 
+    try:
+        import megatron_magi.adapter  # noqa: F401
+    except ImportError as error:
+        raise RecipeError(f"training needs megatron-core, got: {error}") from error
     num_processes = config.parallel.num_processes
     data_parallel_size(config, place.world_size if place else num_processes)
     if place is None:

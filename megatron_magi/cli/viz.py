@@ -20,10 +20,6 @@ from typing import Any
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.cli.plan import make_plan, make_zigzag
-from megatron_magi.viz.plan_figures import mask_figure, shares_figure, traffic_figure
-from megatron_magi.viz.style import save
-from megatron_magi.viz.text_map import side_by_side
-from megatron_magi.viz.timeline_figure import timeline_figure
 
 PICTURES = ("shares", "mask", "traffic", "timeline")
 FORMATS = ("png", "svg")
@@ -43,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Draw, print the paths, 0."""
+    from megatron_magi.viz.style import save
+    from megatron_magi.viz.text_map import side_by_side
+
     given = plan_input(options)
+    if given.mask.total_seqlen_q == 0:
+        raise UsageError("a picture needs at least one token, got none; name other lengths")
     if options.text:
         print(side_by_side({"zigzag": make_zigzag(given), "megatron_magi": make_plan(given)}))
         return 0
@@ -66,6 +67,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pictures(given: PlanInput, names: Any) -> list[tuple[str, Callable[[], Any]]]:
+    from megatron_magi.viz.plan_figures import mask_figure, shares_figure, traffic_figure
+    from megatron_magi.viz.timeline_figure import timeline_figure
+
     plan = make_plan(given)
     text = f"{given.text}: who computes what on {given.cp_size} ranks"
     draw: dict[str, Callable[[], Any]] = {

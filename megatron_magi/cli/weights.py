@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -85,7 +86,7 @@ def _import(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from megatron_magi.training.weights_checkpoint import export_weights
 
-    if options.file_gib <= 0:
+    if not 0 < options.file_gib < math.inf:
         raise UsageError(f"--file-gib must be above 0, got {options.file_gib}; 5 is usual")
     done = export_weights(options.checkpoint, options.out, int(options.file_gib * 2**30))
     return _say(options, done, "; its tokenizer is not in there")

@@ -1,0 +1,5 @@
+"""Distributed attention; imports torch, never Megatron."""
+
+from megatron_magi.requirements import check_requirements
+
+check_requirements()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-try:
-    from megatron_magi import _solver as solver  # type: ignore[attr-defined]
-except ImportError as error:  # pragma: no cover - only without a build
-    raise ImportError(
-        "megatron_magi needs its compiled planner (megatron_magi._solver), which is not there for "
-        f"this Python ({error}); run `pip install -e .` in the checkout, or `pip install .`"
-    ) from error
+from megatron_magi.requirements import check_planner
+
+solver = check_planner()
 
 __all__ = ["solver"]

@@ -63,7 +63,9 @@ def _read_yaml(path: Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
     except Exception as error:
-        raise RecipeError(f"the recipe must be YAML, got {path}: {error}; mend it") from None
+        raise RecipeError(
+            f"the recipe must be YAML, got {path}: {_one_line(error)}; mend it"
+        ) from None
     if not isinstance(loaded, DictConfig):
         raise RecipeError(
             f"the recipe must be a mapping of keys, got a list or a bare value in {path}; "
@@ -79,7 +81,18 @@ def _parse_overrides(overrides: Sequence[str]) -> DictConfig:
                 f"an override must look like section.key=value, got {item!r}; "
                 f"for example train.iterations=20"
             )
+        try:
+            OmegaConf.from_dotlist([item])
+        except Exception as error:  # PyYAML's own, or OmegaConf's
+            raise RecipeError(
+                f"the value of an override must be YAML, got {item!r} ({_one_line(error)}); put "
+                f"text with brackets or colons in quotes"
+            ) from None
     return OmegaConf.from_dotlist(list(overrides))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _walk_schema(cls: type, prefix: str = "") -> Iterator[tuple[str, bool]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_magi import build
-from megatron_magi.cli import doctor, system_checks
+from megatron_magi.cli import choices, doctor, smoke_test, system_checks
 from megatron_magi.cli.system_checks import Check
 from tests.cli.command import Capture, run
 
@@ -54,7 +54,7 @@ def test_doctor_names_layers_without_transformer_engine(
     engine, apex = checks = found_packages(monkeypatch, tmp_path)
     assert engine.status == apex.status == "absent"
     assert "github.com/NVIDIA/apex" in apex.advice and "pip install" not in apex.advice
-    name, why = system_checks.layer_choice(checks)
+    name, why = choices.layer_choice(checks)
     assert name == "local" and "--transformer-impl local" in why and "hybrid_local_spec" in why
 
 
@@ -65,15 +65,15 @@ def test_doctor_names_layers_with_transformer_engine(
         monkeypatch, tmp_path, "transformer_engine/pytorch", "apex/multi_tensor_apply"
     )
     assert [c.status for c in checks] == ["ok", "ok"]
-    name, why = system_checks.layer_choice(checks)
+    name, why = choices.layer_choice(checks)
     assert name == "transformer_engine" and "our core attention" in why
-    assert "apex's norms" in system_checks.layer_choice(checks[1:])[1]
+    assert "apex's norms" in choices.layer_choice(checks[1:])[1]
 
 
 def test_doctor_knows_the_other_apex(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _, apex = checks = found_packages(monkeypatch, tmp_path, "apex/sessions")
     assert apex.status == "absent" and "not NVIDIA's" in apex.found and "uninstall" in apex.advice
-    assert "torch's norms" in system_checks.layer_choice(checks)[1]
+    assert "torch's norms" in choices.layer_choice(checks)[1]
 
 
 def test_doctor_requires_what_is_not_there(
@@ -125,9 +125,9 @@ def test_doctor_names_kernel_and_transport_of_a_gpu(
     monkeypatch.setattr(build, "_newest_for_sources", lambda: None)
     library = system_checks.check_cuda_library(Check("nvcc", "absent", "none"))
     assert library.status == ("problem" if name == "cuda" else "absent")
-    assert system_checks.kernel_choice([library])[0] == name
-    assert why in system_checks.kernel_choice([library])[1]
-    name, why = system_checks.transport_choice()
+    assert choices.kernel_choice([library])[0] == name
+    assert why in choices.kernel_choice([library])[1]
+    name, why = choices.transport_choice()
     assert name == "nccl" and "all_to_all with uneven splits over NCCL 2.27.3" in why
 
 
@@ -143,6 +143,6 @@ def test_doctor_finds_broken_attention(capsys: Capture, monkeypatch: pytest.Monk
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such op")
 
-    monkeypatch.setattr(system_checks, "flex_flash_attn_func", broken)
+    monkeypatch.setattr(smoke_test, "_difference_to_torch", broken)
     code, out, _ = run(capsys, "doctor", "-q")
     assert code == 1 and "not ready: attention: RuntimeError: no such op" in out

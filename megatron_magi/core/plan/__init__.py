@@ -4,6 +4,7 @@ from megatron_magi.core.plan.attn_plan import AttnPlan, make_attn_plan
 from megatron_magi.core.plan.dispatch import DispatchPlan, num_local_tokens
 from megatron_magi.core.plan.group_cast import GroupCastPlan
 from megatron_magi.core.plan.head_shape import HeadShape
+from megatron_magi.core.plan.limits import PlanSizeError
 from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan, most_buffered_rows
 from megatron_magi.core.plan.roll import RollPlan, make_roll_plan
 
@@ -12,6 +13,7 @@ __all__ = [
     "DispatchPlan",
     "GroupCastPlan",
     "HeadShape",
+    "PlanSizeError",
     "RankPlan",
     "RollPlan",
     "StagePlan",

@@ -19,12 +19,11 @@ from megatron_magi.core.plan.dispatch import (
     make_dispatch,
 )
 from megatron_magi.core.plan.head_shape import HeadShape
+from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
 
-PLANNER_VERSION = 4
+PLANNER_VERSION = 5
 """Part of every digest. Raise it whenever the same input may give another plan."""
-
-MAX_CP_SIZE = 65536
 
 LONGEST_PS = 2.0**60
 """Costs beyond this, 13 days, are as good as endless."""
@@ -132,11 +131,13 @@ def make_attn_plan(
         TypeError: ``head_shape`` is no HeadShape.
         ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
             leaves a rank without a chunk, a dispatch of another length, size or multiple.
+        PlanSizeError: a ValueError for what would take minutes or gigabytes; see limits.py.
     """
     cp_size = integer(cp_size, "cp_size")
     token_multiple = integer(token_multiple, "token_multiple")
     check_inputs(mask, head_shape, config, dispatch)
     _check(mask, cp_size, dispatch, token_multiple)
+    check_size(mask, cp_size, config, dispatch, token_multiple)
     if dispatch is None:
         dispatch = make_dispatch(mask, cp_size, config, token_multiple)
     degree, forward, transfers, loads = solver.solve_transfers(

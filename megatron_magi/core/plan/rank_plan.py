@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -66,11 +67,15 @@ def make_rank_plan(
 ) -> RankPlan:
     """Derive one rank's view of a plan; see ``AttnPlan.rank_plan``."""
     view = _View(mask, dispatch, rank)
-    stages = forward = view.stages(transfers, degree)
+    ends = np.searchsorted(transfers[:, 0], range(degree + 2))
+    exchanging = [bool(begin < end) for begin, end in pairwise(ends.tolist())]
+    # Large plans have millions of transfers between other ranks; only whether there are any counts.
+    mine = transfers[(transfers[:, 1] == rank) | (transfers[:, 2] == rank)]
+    stages = forward = view.stages(mine, exchanging)
     if mode == "at_once" and degree > 0:
-        forward = view.stages(in_one_stage(transfers), 0)
+        forward = view.stages(in_one_stage(mine), [len(transfers) > 0])
     elif mode == "local_first" and len(transfers):
-        forward = view.local_first(in_one_stage(transfers))
+        forward = view.local_first(in_one_stage(mine))
     if degree == 1 and forward is not stages and stages[1].cast is not None:
         forward = (*forward[:-1], _sending_as(forward[-1], stages[1].cast))
     merges = forward is stages and degree > 0 and len(transfers) > 0
@@ -112,13 +117,18 @@ class _View:
     dispatch: DispatchPlan
     rank: int
 
-    def stages(self, transfers: Int32Array, degree: int) -> tuple[StagePlan, ...]:
+    def stages(self, transfers: Int32Array, exchanging: Sequence[bool]) -> tuple[StagePlan, ...]:
+        """
+        Args:
+            transfers: from and to this rank.
+            exchanging: [num_stages] whether any ranks exchange rows in the stage.
+        """
         everything = np.array([[0, self.dispatch.num_local_tokens]], np.int32)
         stages = []
-        for stage in range(degree + 1):
+        for stage, is_exchanging in enumerate(exchanging):
             begin, end = np.searchsorted(transfers[:, 0], [stage, stage + 1])
             own = everything if stage == 0 else NO_RANGES
-            stages.append(self._stage(own, transfers[begin:end]))
+            stages.append(self._stage(own, transfers[begin:end] if is_exchanging else None))
         return tuple(stages)
 
     def local_first(self, transfers: Int32Array) -> tuple[StagePlan, StagePlan]:
@@ -127,19 +137,20 @@ class _View:
         local, waiting = solver.split_rows(self.mask.slices, *self.dispatch.layout, self.rank)
         own = self._slices(self.dispatch.local_ranges(self.rank), waiting)
         needed = joined(own[:, 2:4])
-        first = self._stage(everything, transfers[:0], local)
+        first = self._stage(everything, None, local)
         then = self._stage(needed, transfers, waiting)
         return replace(first, left_rows=joined(then.slices[:, :2])), then
 
     def _stage(
-        self, own: Int32Array, transfers: Int32Array, queries: Int32Array | None = None
+        self, own: Int32Array, transfers: Int32Array | None, queries: Int32Array | None = None
     ) -> StagePlan:
         """
         Args:
             own: local rows at the front of the key buffer.
+            transfers: from and to this rank, perhaps none; None: no rank exchanges any.
             queries: global rows that attend; None: all of the rank's.
         """
-        cast = cast_of(self.dispatch, transfers, self.rank, own) if len(transfers) else None
+        cast = None if transfers is None else cast_of(self.dispatch, transfers, self.rank, own)
         received = cast.recv_ranges if cast else NO_RANGES
         keys = np.concatenate([self._globally(own), received])
         num_keys = int((keys[:, 1] - keys[:, 0]).sum())

@@ -113,12 +113,14 @@ Traffic::Traffic(const Segments& segments, std::span<const int32_t> chunk_ranks,
     }
   }
   for (const int32_t rows : segments_->rows) total_ -= rows;
+  writes_ = 0;
 }
 
 void Traffic::add(int32_t rank, int32_t chunk, int32_t sign) {
   int32_t* readers = readers_.data() + rank * num_segments_;
   for (const Range& range : segments_->of_chunk.of(chunk)) {
     for (int64_t s = range.start; s < range.end; ++s) readers[s] += sign;
+    writes_ += range.size();
   }
 }
 

@@ -42,6 +42,9 @@ class Traffic {
   // Segments looked at by `swap_delta` so far: the work done, in a unit that no clock enters.
   int64_t visits() const { return visits_; }
 
+  // Counts changed by `swap` so far: the other part of the work.
+  int64_t writes() const { return writes_; }
+
  private:
   // How the rank's union changes when it gives `out` away and gets `in`.
   int64_t exchange_delta(int32_t rank, int32_t out, int32_t in) const;
@@ -52,6 +55,7 @@ class Traffic {
   std::vector<int32_t> readers_;  // [cp_size * num_segments] chunks of the rank in the segment
   int64_t total_ = 0;
   mutable int64_t visits_ = 0;
+  int64_t writes_ = 0;
 };
 
 }  // namespace magi

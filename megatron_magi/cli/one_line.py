@@ -1,0 +1,84 @@
+"""How a program of ours ends when it cannot go on: one line on standard error, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from megatron_magi.cli.parser import UsageError
+from megatron_magi.requirements import explained
+from megatron_magi.training.config import RecipeError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells say it."""
+
+
+def guarded(program: Callable[[], int | None]) -> int:
+    """The program's exit code; 2 and one line where its input or this machine stops it.
+
+    Every command and script runs in here, so that what no place of its own explains ends well too.
+    What is raised here and not named below is a mistake of ours, and keeps its traceback.
+    """
+    try:
+        return _written(program)
+    except (UsageError, RecipeError) as error:
+        return _stopped(str(error))
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        _close_output()
+        return 0
+    except KeyboardInterrupt:
+        return _stopped("interrupted", INTERRUPTED)
+    except ImportError as error:
+        return _stopped(explained(error))
+    except UnicodeDecodeError as error:
+        return _stopped(encoding_error(error))
+    except json.JSONDecodeError as error:
+        return _stopped(f"a file of JSON must be whole, got {error}; name another file, or mend it")
+    except MemoryError:
+        return _stopped("more memory is needed than there is; try it with fewer tokens or ranks")
+    except OSError as error:
+        _close_output()  # may be what failed
+        return _stopped(file_error(error))
+
+
+def file_error(error: OSError) -> str:
+    """What the system said, about which file, and what to look at."""
+    place = f": {error.filename}" if error.filename is not None else ""
+    return (
+        f"files and folders must be there and open to this user, got "
+        f"{error.strerror or error}{place}; check the path, permissions and free space"
+    )
+
+
+def encoding_error(error: UnicodeDecodeError, path: Path | None = None) -> str:
+    """Where a file stops being text."""
+    what = f"byte {error.object[error.start]:#04x} at {error.start}"
+    place = f" in {path}" if path is not None else ""
+    return f"a file of text must be UTF-8, got {what}{place}; name another file, or convert it"
+
+
+def _written(program: Callable[[], int | None]) -> int:
+    """Runs it, and writes out what it printed while an error of that still has a handler."""
+    try:
+        return program() or 0
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def _close_output() -> None:
+    """Let the interpreter's own flush at its end, which would complain, go nowhere."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _stopped(text: str, code: int = 2) -> int:
+    with contextlib.suppress(OSError):
+        print(f"error: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,91 @@
+"""How large a problem the planner takes: what it plans within about a minute and 4 GB.
+
+Measured on one core (docs/planner.md): the search and the list of transfers grow with chunks times
+ranks, a rank's view with the square of its chunks, tile counts with the tiles that slices touch.
+"""
+
+from __future__ import annotations
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.plan.dispatch import USEFUL_CHUNKS, DispatchPlan, num_local_tokens
+
+MAX_CP_SIZE = 2**13
+MAX_CHUNKS = 2**16
+MAX_CHUNKS_PER_RANK = 2**13
+MAX_CHUNKS_TIMES_RANKS = 2**26
+MAX_SLICES_TIMES_RANKS = 2**30
+MAX_TILES_OF_SLICES = 2**24
+MAX_TRIALS = 10**8
+MAX_TOKENS = 2**30
+"""Padding included; positions are int32."""
+
+
+class PlanSizeError(ValueError):
+    """A problem that the planner would take minutes or gigabytes for."""
+
+
+def max_chunks_per_rank(cp_size: int) -> int:
+    """Chunks that each of `cp_size` ranks may have."""
+    return min(MAX_CHUNKS_PER_RANK, MAX_CHUNKS // cp_size, MAX_CHUNKS_TIMES_RANKS // cp_size**2)
+
+
+def check_size(
+    mask: AttnMask,
+    cp_size: int,
+    config: MagiConfig,
+    dispatch: DispatchPlan | None,
+    token_multiple: int,
+) -> None:
+    """Refuse what would not be planned in about a minute, before any of it is.
+
+    Raises:
+        PlanSizeError: too many chunks, slices or trials; the message has the least chunk size.
+    """
+    if dispatch is None:
+        num_local = num_local_tokens(mask.total_seqlen_q, cp_size, config, token_multiple)
+        # None may become any divisor that gives a rank at most so many chunks.
+        chunk_size = config.chunk_size or -(-num_local // USEFUL_CHUNKS[-1])
+    else:
+        num_local, chunk_size = dispatch.num_local_tokens, dispatch.chunk_size
+    if num_local * cp_size > MAX_TOKENS:
+        raise PlanSizeError(
+            f"a plan takes at most {MAX_TOKENS:,} tokens, padding included, got "
+            f"{num_local * cp_size:,}; use a shorter sequence or a smaller token_multiple"
+        )
+    _check_chunks(mask, cp_size, config, -(-num_local // chunk_size))
+    _check_slices(mask, cp_size, min(chunk_size, config.tile_q))
+    if config.swap_trials is not None and config.swap_trials > MAX_TRIALS:
+        raise PlanSizeError(
+            f"MagiConfig.swap_trials must be at most {MAX_TRIALS:,}, got {config.swap_trials:,}; "
+            f"leave it out for a budget that grows with the chunks"
+        )
+
+
+def _check_chunks(mask: AttnMask, cp_size: int, config: MagiConfig, num_chunks: int) -> None:
+    """`num_chunks` of a rank; of what may be chosen, the most."""
+    most = max_chunks_per_rank(cp_size)
+    if num_chunks <= most:
+        return
+    least = -(-mask.total_seqlen_q // (cp_size * most))
+    got = "none, which may choose" if config.chunk_size is None else f"{config.chunk_size:,} for"
+    raise PlanSizeError(
+        f"{cp_size:,} ranks may have at most {most:,} chunks each (planning takes minutes and "
+        f"gigabytes beyond), got MagiConfig.chunk_size {got} {num_chunks:,}; use a chunk_size of "
+        f"at least {least:,} for these {mask.total_seqlen_q:,} tokens, or fewer ranks"
+    )
+
+
+def _check_slices(mask: AttnMask, cp_size: int, block: int) -> None:
+    if mask.num_slices * cp_size > MAX_SLICES_TIMES_RANKS:
+        raise PlanSizeError(
+            f"slices of the mask times ranks must be at most {MAX_SLICES_TIMES_RANKS:,}, got "
+            f"{mask.num_slices:,} x {cp_size:,}; join documents, or use fewer ranks"
+        )
+    starts, ends = mask.slices[:, 0] // block, (mask.slices[:, 1] - 1) // block
+    touched = int((ends.astype("int64") - starts + 1).sum())
+    if touched > MAX_TILES_OF_SLICES:
+        raise PlanSizeError(
+            f"the mask's slices may touch at most {MAX_TILES_OF_SLICES:,} tiles of {block:,} query "
+            f"rows together, got {touched:,}; use larger tiles or chunks, fewer tokens or slices"
+        )
