@@ -18,10 +18,10 @@ LEVEL_NOTES = {
     "op": "All implementations below autograd, in random order in every round.",
     None: (
         "Not all at one level: these records were taken with ours and cuDNN's documents and "
-        "windows below autograd, the others (fa3, flex, cuDNN's dense masks) through their autograd "
-        "functions, and in the same order in every round. The host runs ahead of the GPU, so its "
-        "time is not in the figures, but whatever autograd launches on the GPU is. The benchmark "
-        "now times all at one level, in random order; no record of that yet."
+        "windows below autograd, the others (fa3, flex, cuDNN's dense masks) through their "
+        "autograd functions, and in the same order in every round. The host runs ahead of the "
+        "GPU, so its time is not in the figures, but whatever autograd launches on the GPU is. The "
+        "benchmark now times all at one level, in random order; no record of that yet."
     ),
 }
 """By the level that a record says; None: it is from before there was one."""
