@@ -10,16 +10,9 @@ namespace {
 
 // What is launched, and what is loaded ahead.
 const FwdVariant* const kVariants[] = {
-    &kFwdBf16D64M128N128,
-    &kFwdBf16D64M192N128,
-    &kFwdBf16D128M128N128,
-    &kFwdBf16D128M192N64,
-    &kFwdBf16D128M192N80,
-    &kFwdFp16D64M128N128,
-    &kFwdFp16D64M192N128,
-    &kFwdFp16D128M128N128,
-    &kFwdFp16D128M192N64,
-    &kFwdFp16D128M192N80,
+    &kFwdBf16D64M128N128, &kFwdBf16D64M192N128, &kFwdBf16D128M128N128, &kFwdBf16D128M192N64,
+    &kFwdBf16D128M192N80, &kFwdFp16D64M128N128, &kFwdFp16D64M192N128,  &kFwdFp16D128M128N128,
+    &kFwdFp16D128M192N64, &kFwdFp16D128M192N80,
 };
 
 Status check(const MagiFwdParams& p) {
