@@ -12,6 +12,8 @@ the host enqueues a round, as by the layers before it in a model; what the host 
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
   all_gather   contiguous tokens, all keys and values to every rank, our kernel
+  all_gather_zigzag: the same on the usual balanced layout: zigzag per document where the mask is
+               packed documents (what Megatron and TransformerEngine do), else zigzag per sequence
   one_gpu      the whole mask on every GPU by itself (as many times longer as there are ranks)
 TFLOP/s per GPU count the visible area once: forward 4 * area * head_dim * heads / ranks, backward
 2.5 times that; one_gpu without the division. Out and gradients of the whole sequence must agree.
@@ -35,6 +37,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from bench_dist_calls import AllGather, Call, KernelsOnly, OneGpu, Ours, Problem
+from bench_dist_zigzag import AllGatherZigzag
 from bench_kernel_masks import MASKS
 from bench_kernel_record import describe
 from bench_kernel_timing import MOST_DIFFERENCE, difference
@@ -44,7 +47,7 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
-IMPLS = r"ours\d*|at_once|local_first|staged|narrow|kernels|all_gather|one_gpu"
+IMPLS = r"ours\d*|at_once|local_first|staged|narrow|kernels|all_gather|all_gather_zigzag|one_gpu"
 WARM_ROUNDS = 2
 HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
 CYCLES_PER_MS = 2_000_000
@@ -60,7 +63,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=max(torch.cuda.device_count(), 1))
     parser.add_argument("--tokens", type=numbers, default=[16384], help="of every rank")
     parser.add_argument("--masks", default=DEFAULT_MASKS)
-    parser.add_argument("--impls", default="ours,kernels,all_gather,one_gpu")
+    parser.add_argument("--impls", default="ours,kernels,all_gather,all_gather_zigzag,one_gpu")
     parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=16)
@@ -93,6 +96,8 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         return KernelsOnly(x, ours)
     if name == "all_gather":
         return AllGather(x)
+    if name == "all_gather_zigzag":
+        return AllGatherZigzag(x)
     return OneGpu(x)
 
 
@@ -173,6 +178,9 @@ def run_mask(
             row["imbalance"] = round(call.plan.imbalance, 4)
             row["forward_mode"] = call.plan.forward_mode
             row["overlap_degree"] = call.plan.overlap_degree
+        if isinstance(call, AllGatherZigzag):
+            row["layout"] = call.layout.name
+            row["padding_tokens"] = call.layout.padding_tokens
         rows.append(row)
     return rows, wrong
 

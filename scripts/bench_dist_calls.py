@@ -29,6 +29,20 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
+def gather(x: Tensor) -> Tensor:
+    """The rows of all ranks, rank after rank."""
+    out = x.new_empty(len(x) * dist.get_world_size(), *x.shape[1:])
+    _all_gather(out, x)
+    return out
+
+
+def scatter(x: Tensor) -> Tensor:
+    """This rank's part of the rows, summed over ranks in the dtype of ``x``."""
+    out = x.new_empty(len(x) // dist.get_world_size(), *x.shape[1:])
+    _reduce_scatter(out, x)
+    return out
+
+
 @dataclass(frozen=True)
 class Problem:
     """A mask and the whole sequence, equal on every rank."""
@@ -165,30 +179,20 @@ class AllGather:
         self.kernel, self.scale = x.kernel(), x.scale
         self.out, self.lse = self.forward()
 
-    def _gather(self, x: Tensor) -> Tensor:
-        out = x.new_empty(len(x) * dist.get_world_size(), *x.shape[1:])
-        _all_gather(out, x)
-        return out
-
-    def _scatter(self, x: Tensor) -> Tensor:
-        out = x.new_empty(len(x) // dist.get_world_size(), *x.shape[1:])
-        _reduce_scatter(out, x)
-        return out
-
     def forward(self) -> OutLse:
-        k, v = self._gather(self.k), self._gather(self.v)
+        k, v = gather(self.k), gather(self.v)
         return self.kernel.forward(self.q, k, v, self.table, self.scale)
 
     def backward(self) -> Grads:
-        k, v = self._gather(self.k), self._gather(self.v)
+        k, v = gather(self.k), gather(self.v)
         dq, dk, dv = self.kernel.backward(
             self.dout, self.q, k, v, self.lse, None, self.table, self.scale,
             out=self.out, grad_dtype=self.q.dtype,
         )  # fmt: skip
-        return dq, self._scatter(dk), self._scatter(dv)
+        return dq, scatter(dk), scatter(dv)
 
     def full(self) -> tuple[Tensor, ...]:
-        return tuple(self._gather(t) for t in (self.out, *self.backward()))
+        return tuple(gather(t) for t in (self.out, *self.backward()))
 
 
 class OneGpu:

@@ -3,10 +3,13 @@
     python scripts/bench_kernel.py                    # 16k: all masks, both directions, all peers
     python scripts/bench_kernel.py --masks causal,swa1024 --seqlens 8192,65536 --impls ours,fa3
     python scripts/bench_kernel.py --directions bwd --seconds 240 --record kernel.json
+    python scripts/bench_kernel.py --level op --impls ours,cudnn
 
 Columns are what can be imported of: ours, cudnn, flex, fa3, fa4, ffa; what is left out says why.
 TFLOP/s count the visible area only: forward 4 * area * head_dim * heads, backward 2.5 times that.
-Every round runs each implementation once, on one of several input sets in turn; the median counts.
+Every round runs each implementation once, in random order, on one of several input sets in turn;
+the median counts. All are timed at one --level: "autograd" (default), through a differentiable
+function and its torch.autograd.grad, which all have; "op", below autograd. A record has one level.
 An implementation whose outputs are not those of the first is left out.
 """
 
@@ -19,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_kernel_cell import Case, Direction, Inputs, Peer
+from bench_kernel_cell import DEFAULT_LEVEL, LEVELS, Case, Direction, Inputs, Peer
 from bench_kernel_compile import compile_ahead
 from bench_kernel_masks import MASKS
 from bench_kernel_peers import all_peers
@@ -46,7 +49,8 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     names, numbers = _list_of(str), _list_of(int)
     parser.add_argument("--masks", type=names, default=list(MASKS))
     parser.add_argument("--seqlens", type=numbers, default=[16384])
-    parser.add_argument("--impls", type=names, default=list(all_peers()))
+    parser.add_argument("--impls", type=names, help="default: all that can be timed at the level")
+    parser.add_argument("--level", choices=LEVELS, default=DEFAULT_LEVEL)
     parser.add_argument("--directions", type=names, default=["fwd", "bwd"])
     parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
     parser.add_argument("--head-dim", type=int, default=128)
@@ -103,11 +107,23 @@ def run_cell(
 
 
 def importable(args: argparse.Namespace) -> dict[str, Peer]:
-    """The implementations asked for; what is not there is said once."""
+    """The implementations asked for; what is not there is said once.
+
+    Raises:
+        SystemExit: a name that is not known, or one that cannot be timed at the level.
+    """
     known = all_peers(None if args.flex_seqlens is None else tuple(args.flex_seqlens))
-    if unknown := set(args.impls) - set(known):
+    if unknown := set(args.impls or ()) - set(known):
         raise SystemExit(f"--impls takes {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    missing = {name: known[name].missing() for name in args.impls}
+    others = [name for name in known if args.level not in known[name].levels]
+    if refused := [name for name in args.impls or () if name in others]:
+        raise SystemExit(
+            f"all implementations of a run must be timed at one level, got {', '.join(refused)} "
+            f"which cannot be timed at --level {args.level}; leave them out, or take "
+            f"--level {DEFAULT_LEVEL}"
+        )
+    names = args.impls or [name for name in known if name not in others]
+    missing = {name: known[name].missing() for name in names}
     for name, reason in missing.items():
         if reason is not None:
             print(f"no column {name}: {reason}", file=sys.stderr)
@@ -120,7 +136,7 @@ def cells(args: argparse.Namespace) -> Iterator[tuple[Case, Direction, list[Inpu
             Inputs.random(seqlen, tuple(args.heads), args.head_dim) for _ in range(INPUT_SETS)
         ]
         for name in args.masks:
-            case = Case(name, seqlen)
+            case = Case(name, seqlen, args.level)
             for direction in args.directions:
                 yield case, direction, inputs
 
@@ -131,7 +147,8 @@ def main(argv: list[str] | None = None) -> int:
     args, begin, failed = options(argv), time.monotonic(), False
     peers = importable(args)
     command = "python scripts/bench_kernel.py " + " ".join(argv)
-    record = Record(args.record, describe(command, args.commit), args.append)
+    meta = {**describe(command, args.commit), "level": args.level}
+    record = Record(args.record, meta, args.append)
     compile_flex(args, peers)
     for case, direction, inputs in cells(args):
         label = f"{direction} {case.seqlen:7d} {case.name:20s}"
@@ -150,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
         failed |= "ours" in left_out or any(DIFFERS in reason for reason in left_out.values())
     record.finish(describe(command, args.commit))
     if args.compare:
-        print("\n".join(slower(record.rows, args.compare)))
+        print("\n".join(slower(record.rows, args.compare, args.level)))
     return int(failed)
 
 

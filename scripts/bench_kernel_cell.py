@@ -16,16 +16,26 @@ from megatron_magi.core.kernel.slice_table import SliceTable
 
 Direction = Literal["fwd", "bwd"]
 
+Level = Literal["op", "autograd"]
+"""How a call is made, the same for all implementations of a run. "autograd": through a
+differentiable function, on tensors that require gradients, and its torch.autograd.grad, as in a
+training loop. "op": below autograd, the kernels' own functions with what they need made before."""
+
+LEVELS: tuple[Level, ...] = ("op", "autograd")
+DEFAULT_LEVEL: Level = "autograd"
+"""The one that every implementation has."""
+
 Call = Callable[[], tuple[Tensor, ...]]
 """One forward or backward on the current stream: (out,) or (dq, dk, dv), all [tokens, heads, D]."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A mask at a length."""
+    """A mask at a length, and the level at which it is timed."""
 
     name: str
     seqlen: int
+    level: Level = DEFAULT_LEVEL
 
     @cached_property
     def mask(self) -> AttnMask:
@@ -69,6 +79,9 @@ class Inputs:
 class Peer(Protocol):
     """An implementation, by what it refuses and what it runs."""
 
+    levels: tuple[Level, ...]
+    """At which it can be timed."""
+
     def missing(self) -> str | None:
         """Why it is not there at all; None: it is."""
 
@@ -82,9 +95,10 @@ class Peer(Protocol):
 def autograd_call(
     attend: Callable[..., Tensor], case: Case, direction: Direction, x: Inputs
 ) -> Call:
-    """The call of a peer that is one differentiable function of q, k, v."""
-    if direction == "fwd":
-        return lambda: (attend(x.q, x.k, x.v),)
+    """The call, at the level of autograd, of a differentiable function of q, k, v."""
+    assert case.level == "autograd", "an implementation has to say at which levels it can be timed"
     leaves = x.leaves()
+    if direction == "fwd":
+        return lambda: (attend(*leaves),)
     out = attend(*leaves)
     return lambda: torch.autograd.grad(out, leaves, x.dout, retain_graph=True)

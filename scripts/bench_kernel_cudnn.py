@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench_kernel_cell import Call, Case, Direction, Inputs, autograd_call
+from bench_kernel_cell import LEVELS, Call, Case, Direction, Inputs, Level, autograd_call
 from bench_kernel_masks import Documents, cu_seqlens
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,12 +20,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 class Cudnn:
     """Two doors to one library; SDPA costs nothing above the frontend on dense masks."""
 
+    levels: tuple[Level, ...] = LEVELS
+
     def missing(self) -> str | None:
         return None
 
     def refuses(self, case: Case, direction: Direction) -> str | None:
         if case.documents is None:
             return "no documents in this mask"
+        if _is_dense(case.documents) and case.level == "op":
+            return "dense masks go through SDPA, which is autograd's"
         if _is_dense(case.documents) or importlib.util.find_spec("cudnn"):
             return None
         return "no nvidia-cudnn-frontend here, and SDPA has neither documents nor windows"
@@ -36,6 +40,8 @@ class Cudnn:
             causal = case.documents.causal
             return autograd_call(lambda *qkv: _sdpa(*qkv, causal), case, direction, x)
         graphs = _graphs(case, x.q.shape, x.k.shape)
+        if case.level == "autograd":
+            return autograd_call(lambda *qkv: _Packed.apply(*qkv, graphs), case, direction, x)
         q, k, v = ({n: t} for n, t in (("q", x.q), ("k", x.k), ("v", x.v)))
         saved = {"o": torch.empty_like(x.q), "stats": graphs.new_stats()}
         forward = functools.partial(graphs.forward.run, {**q, **k, **v, **saved})
@@ -45,6 +51,25 @@ class Cudnn:
         grads = {n: torch.empty_like(t) for n, t in (("dq", x.q), ("dk", x.k), ("dv", x.v))}
         tensors = {**q, **k, **v, **saved, "do": x.dout, **grads}
         return lambda: (graphs.backward.run(tensors), tuple(grads.values()))[1]
+
+
+class _Packed(torch.autograd.Function):
+    """The frontend's graphs as a differentiable function."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, graphs: Graphs) -> Tensor:
+        out, stats = torch.empty_like(q), graphs.new_stats()
+        graphs.forward.run({"q": q, "k": k, "v": v, "o": out, "stats": stats})
+        ctx.save_for_backward(q, k, v, out, stats)
+        ctx.graphs = graphs
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = dict(zip(("q", "k", "v", "o", "stats"), ctx.saved_tensors, strict=True))
+        grads = {f"d{n}": torch.empty_like(tensors[n]) for n in ("q", "k", "v")}
+        ctx.graphs.backward.run({**tensors, "do": dout.contiguous(), **grads})
+        return *grads.values(), None
 
 
 def _is_dense(docs: Documents) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_kernel_cell import Call, Case, Direction, Inputs, autograd_call
+from bench_kernel_cell import Call, Case, Direction, Inputs, Level, autograd_call
 from bench_kernel_masks import BlockCausal, block_causal, cu_seqlens
 from torch import Tensor
 
@@ -17,9 +17,11 @@ from megatron_magi import AttnMask
 
 
 class Imported:
-    """A peer behind a module that may not be there."""
+    """A peer behind a module that may not be there. What lies below its differentiable functions is
+    its own affair and changes between its versions, so it is timed through autograd only."""
 
     module: str
+    levels: tuple[Level, ...] = ("autograd",)
 
     @cached_property
     def package(self) -> Any:
@@ -47,7 +49,9 @@ class Flash3(Imported):
         if case.documents is None:
             blocks, function = block_causal(case.seqlen), self.package.flash_attn_varlen_func
             arguments = _block_arguments(blocks, x.q.device)
-            return lambda: (_first(function(x.q, x.k, x.v, **arguments)),)
+            return autograd_call(
+                lambda q, k, v: _first(function(q, k, v, **arguments)), case, direction, x
+            )
         return autograd_call(self.attend(case, x.q.device), case, direction, x)
 
     def attend(self, case: Case, device: torch.device) -> Any:

@@ -8,14 +8,16 @@ for outside the clock, the median of all bursts. Levels:
   op      flex_flash_attn_func with autograd, its backward by a torch.autograd.grad of its own
   chain   16 layers of it, each attending from the output of the one before, the backward by one
           torch.autograd.grad as in a training step; per layer
-Beside it, in turn: PyTorch's own attention (sdpa) on dense inputs of the same size, and an autograd
-function in Python that allocates its results and does nothing (noop): what autograd itself takes.
+Beside it, in random order: PyTorch's own attention (sdpa) on dense inputs of the same size, and an
+autograd function in Python that allocates its results and does nothing (noop): what autograd itself
+takes.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -132,8 +134,9 @@ def main() -> None:
         raise SystemExit("a Hopper GPU is needed, got none; run this on one")
     made = calls()
     times: dict[str, list[float]] = {name: [] for name in made}
+    shuffled = random.Random(0)
     for burst in range(args.bursts + 5):
-        for name, call in made.items():
+        for name, call in shuffled.sample(list(made.items()), len(made)):
             took = host_us(name, call)
             if burst >= 5:  # plans, libraries and the allocator are warm
                 times[name].append(took)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from bench_kernel_cell import Call, Case, Direction, Inputs, Peer, autograd_call
+from bench_kernel_cell import LEVELS, Call, Case, Direction, Inputs, Level, Peer, autograd_call
 from bench_kernel_cudnn import Cudnn
 from bench_kernel_flash import Ffa, Flash3, Flash4
 from torch import Tensor
 
+from megatron_magi import flex_flash_attn_func
+from megatron_magi.core.kernel.backend import select_backend
+
 
 class Ours:
-    """The CUDA backend below the op, as a training step with a cached plan calls it."""
+    """flex_flash_attn_func with a mask that it has seen; as "op" the CUDA backend below it."""
+
+    levels: tuple[Level, ...] = LEVELS
+    backend = "cuda"
 
     def missing(self) -> str | None:
         return None
@@ -21,9 +27,13 @@ class Ours:
         return None
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
-        from megatron_magi.core.kernel.backend import select_backend
+        if case.level == "op":
+            return self._below_autograd(case, direction, x)
+        attend = functools.partial(flex_flash_attn_func, slices=case.mask, backend=self.backend)
+        return autograd_call(lambda q, k, v: attend(q, k, v)[0], case, direction, x)
 
-        kernel = select_backend("cuda", x.q.device, x.q.dtype)
+    def _below_autograd(self, case: Case, direction: Direction, x: Inputs) -> Call:
+        kernel = select_backend(self.backend, x.q.device, x.q.dtype)
         table, scale = case.table, x.q.shape[-1] ** -0.5
         if direction == "fwd":
             return lambda: kernel.forward(x.q, x.k, x.v, table, scale)[:1]
@@ -39,6 +49,8 @@ class Ours:
 
 class Flex:
     """FlexAttention, compiled once per mask and length; its block mask is made from our slices."""
+
+    levels: tuple[Level, ...] = ("autograd",)
 
     def __init__(self, seqlens: tuple[int, ...] | None = None) -> None:
         self.seqlens = seqlens
@@ -61,9 +73,6 @@ class Flex:
             views = (t.transpose(0, 1)[None] for t in (q, k, v))
             return compiled(*views, block_mask=blocks, enable_gqa=True)[0].transpose(0, 1)
 
-        if direction == "fwd":  # the same graph as the backward's forward: compiled once
-            leaves = x.leaves()
-            return lambda: (attend(*leaves),)
         return autograd_call(attend, case, direction, x)
 
 

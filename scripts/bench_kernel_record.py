@@ -33,13 +33,22 @@ def describe(command: str, commit: str | None) -> dict[str, Any]:
 
 
 class Record:
-    """Rows so far and the file that holds them; with ``append`` the file's other cells stay."""
+    """Rows so far and the file that holds them; with ``append`` the file's other cells stay.
+
+    Raises:
+        SystemExit: appending to a record of another level.
+    """
 
     def __init__(self, path: Path | None, meta: dict[str, Any], append: bool = False) -> None:
         self.path, self.meta = path, dict(meta)
         self.rows: list[dict[str, Any]] = []
         if append and path is not None and path.exists():
             old = json.loads(path.read_text())
+            if old["meta"].get("level") != meta.get("level"):
+                raise SystemExit(
+                    f"a record has one level, got {level_of(old)} in {path} and {meta['level']} "
+                    f"now; pass --level as there, or another --record"
+                )
             before = old["meta"]["command"]
             commands = [before] if isinstance(before, str) else before
             self.rows, self.meta["command"] = old["rows"], [*commands, meta["command"]]
@@ -65,9 +74,17 @@ class Record:
         partial.replace(self.path)
 
 
-def slower(rows: list[dict[str, Any]], path: Path) -> list[str]:
+def level_of(record: dict[str, Any]) -> str:
+    """At which level its implementations were timed; see bench_kernel_cell.Level."""
+    return str(record["meta"].get("level", "different levels"))
+
+
+def slower(rows: list[dict[str, Any]], path: Path, level: str) -> list[str]:
     """What is over 15 % slower than in that record. Printed only: machines are noisy."""
-    old = {tuple(r[k] for k in KEYS): r["tflops"] for r in json.loads(path.read_text())["rows"]}
+    there = json.loads(path.read_text())
+    if level_of(there) != level:
+        return [f"not compared: {path} was taken at {level_of(there)}, this run at {level}"]
+    old = {tuple(r[k] for k in KEYS): r["tflops"] for r in there["rows"]}
     return [
         f"slower: {' '.join(str(row[k]) for k in KEYS)} {before} -> {row['tflops']}"
         for row in rows

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import random
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -67,8 +68,8 @@ def _timed(call: Call) -> tuple[tuple[Tensor, ...], float]:
 
 
 def time_calls(cell: dict[str, Ready], budget: Budget) -> dict[str, list[float]]:
-    """Milliseconds of every round, A, B, C, A, B, C, so that a drifting clock meets all alike; the
-    input sets take turns."""
+    """Milliseconds of every round, each in an order of its own: a drifting clock meets all alike,
+    and nobody always runs behind the same one. The input sets take turns."""
     calls = {name: one.calls for name, one in cell.items()}
     round_ms = sum(one.ms for one in cell.values())
     for _ in range(int(WARM_MS / round_ms)):
@@ -76,7 +77,8 @@ def time_calls(cell: dict[str, Ready], budget: Budget) -> dict[str, list[float]]
             sets[0]()
     torch.cuda.synchronize()
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in calls}
-    for turn, (name, sets) in itertools.product(range(budget.rounds_of(round_ms)), calls.items()):
+    for turn, name in rounds(list(calls), budget.rounds_of(round_ms)):
+        sets = calls[name]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(SPIN_CYCLES)  # the host runs ahead, so that its launch is not timed
         begin.record()
@@ -85,6 +87,13 @@ def time_calls(cell: dict[str, Ready], budget: Budget) -> dict[str, list[float]]
         events[name].append((begin, end))
     torch.cuda.synchronize()
     return {n: [a.elapsed_time(b) for a, b in pairs] for n, pairs in events.items()}
+
+
+def rounds(names: list[str], count: int) -> Iterator[tuple[int, str]]:
+    """(round, name), every name once a round in a random order; the same in every run."""
+    shuffled = random.Random(0)
+    for turn in range(count):
+        yield from ((turn, name) for name in shuffled.sample(names, len(names)))
 
 
 def row(flops: float, times: list[float]) -> dict[str, float]:

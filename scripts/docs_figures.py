@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
-from megatron_magi.core.plan import make_attn_plan
-from megatron_magi.viz.plan_facts import zigzag_dispatch
+from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.viz.plan_facts import Layouts, compare_layouts, zigzag_dispatch
 from megatron_magi.viz.plan_figures import masks_figure, shares_figure, traffic_figure
 from megatron_magi.viz.style import save
 from megatron_magi.viz.timeline_figure import timeline_figure
@@ -68,28 +68,29 @@ def draw_all(folder: Path) -> list[Path]:
     total, cp_size = 65536, 4
     lengths = packed_lengths(total)
     packed = masks.from_cu_seqlens(np.cumsum([0, *lengths]))
-    plans = {
-        "zigzag": make_attn_plan(
-            packed, cp_size, HEADS, MagiConfig(), dispatch=zigzag_dispatch(total, cp_size)
-        ),
-        "megatron_magi": make_attn_plan(packed, cp_size, HEADS, MagiConfig()),
-    }
+    plan = _planned(packed, cp_size)
     video = masks.block_causal([[4096] * 6, [2048] * 4])
-    video_plans = {
-        "zigzag": make_attn_plan(
-            video, cp_size, HEADS, MagiConfig(), dispatch=zigzag_dispatch(32768, cp_size)
-        ),
-        "megatron_magi": make_attn_plan(video, cp_size, HEADS, MagiConfig()),
-    }
     text = f"{len(lengths)} packed documents, 64K tokens, causal inside each: who computes what"
     figures = {
         "mask_builders": masks_figure(builder_masks()),
         "mask_types": masks_figure(type_masks()),
-        "shares_packed": shares_figure(plans, text),
-        "shares_video": shares_figure(video_plans, "Two clips of video blocks, block-causal"),
-        "traffic_packed": traffic_figure(plans["megatron_magi"]),
-        "timeline_packed": timeline_figure(plans["megatron_magi"]),
+        "shares_packed": shares_figure(_layouts(packed, cp_size), text),
+        "shares_video": shares_figure(
+            _layouts(video, cp_size), "Two clips of video blocks, block-causal"
+        ),
+        "traffic_packed": traffic_figure(plan),
+        "timeline_packed": timeline_figure(plan),
     }
     return [
         path for name, figure in figures.items() for path in save(figure, folder / name, ("png",))
     ]
+
+
+def _planned(mask: AttnMask, cp_size: int) -> AttnPlan:
+    return make_attn_plan(mask, cp_size, HEADS, MagiConfig())
+
+
+def _layouts(mask: AttnMask, cp_size: int) -> Layouts:
+    usual = zigzag_dispatch(mask.total_seqlen_q, cp_size)
+    per_sequence = make_attn_plan(mask, cp_size, HEADS, MagiConfig(), dispatch=usual)
+    return compare_layouts(_planned(mask, cp_size), per_sequence)

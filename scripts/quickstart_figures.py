@@ -12,12 +12,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from megatron_magi import HeadShape
-from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.training.compare import Comparison
 from megatron_magi.training.config import DataConfig, RunConfig
 from megatron_magi.training.data import PackedDataset, PackedSample, sample_mask
-from megatron_magi.viz.plan_facts import zigzag_dispatch
-from megatron_magi.viz.plan_figures import fill_shares
+from megatron_magi.viz.plan_facts import PER_SEQUENCE, Layouts, compare_layouts, zigzag_dispatch
+from megatron_magi.viz.plan_figures import fill_shares, layouts_there
 from megatron_magi.viz.style import GRID, INK, MUTED
 
 RUN_COLORS = ("#222222", "#1f77b4", "#d62728")
@@ -46,15 +46,15 @@ def draw_losses(comparisons: list[Comparison], path: Path) -> Path:
 
 
 def draw_shares(config: RunConfig, path: Path) -> Path:
-    """One packed sample of the corpus: each rank's share under zigzag and under our dispatch."""
-    figure = plt.figure(figsize=(13, 5.2), layout="constrained")
+    """One packed sample of the corpus: each rank's share under both zigzags and our dispatch."""
+    figure = plt.figure(figsize=(17, 5.2), layout="constrained")
     _fill_shares(figure, config)
     return _save(figure, path)
 
 
 def draw_both(comparisons: list[Comparison], config: RunConfig, path: Path) -> Path:
     """Shares above, curves and differences below: the README's first image."""
-    figure = plt.figure(figsize=(13, 8.6), layout="constrained")
+    figure = plt.figure(figsize=(17, 8.6), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=(5.2, 3.4), hspace=0.04)
     _fill_shares(upper, config)
     left, right = lower.subplots(1, 2)
@@ -88,15 +88,16 @@ def _draw_differences(axis: Any, comparisons: list[Comparison]) -> None:
 
 
 def _fill_shares(figure: Any, config: RunConfig) -> None:
-    sample, zigzag, ours = typical_sample(config)
-    plans = {"zigzag": zigzag, "megatron_magi": ours}
-    panels = figure.subplots(1, 3, width_ratios=(1, 1, 0.72))
-    fill_shares(panels, plans)
-    panels[1].set_ylabel("")
+    sample, layouts = typical_sample(config)
+    drawn = layouts_there(layouts)
+    panels = figure.subplots(1, len(drawn) + 1, width_ratios=(*[1] * len(drawn), 0.72))
+    fill_shares(panels, drawn)
+    for axes in panels[1:-1]:
+        axes.set_ylabel("")
     figure.suptitle(
         f"Who computes what on {PICTURE_CP} ranks: a packed sample of {PICTURE_TOKENS // 1024}K "
         f"tokens, {len(sample.cu_seqlens) - 1} documents, causal inside each "
-        f"(of {PICTURE_CANDIDATES} samples, zigzag's median)",
+        f"(of {PICTURE_CANDIDATES} samples, the median of {PER_SEQUENCE})",
         x=0.008,
         y=1.035,
         ha="left",
@@ -107,24 +108,27 @@ def _fill_shares(figure: Any, config: RunConfig) -> None:
 
 def share_facts(config: RunConfig) -> dict[str, Any]:
     """The numbers in the picture of shares, for the record."""
-    sample, *plans = typical_sample(config)
+    sample, layouts = typical_sample(config)
     return {
         "tokens": PICTURE_TOKENS,
         "documents": len(sample.cu_seqlens) - 1,
         "cp_size": PICTURE_CP,
-        "sample": f"{sample.index}, zigzag's median of {PICTURE_CANDIDATES}",
+        "sample": f"{sample.index}, the median of {PER_SEQUENCE} of {PICTURE_CANDIDATES}",
     } | {
         name: {
-            "imbalance": round(plan.imbalance, 4),
-            "tiles": plan.loads.tolist(),
-            "keys_received": plan.rows_received.tolist(),
+            "imbalance": round(layout.imbalance, 4),
+            "tiles": layout.loads.tolist(),
+            "keys_received": layout.rows_received.tolist(),
+            "keys_needed": layout.rows_needed.tolist(),
+            "padding_tokens": layout.padding_tokens,
         }
-        for name, plan in zip(("zigzag", "megatron_magi"), plans, strict=True)
+        for name, layout in layouts_there(layouts).items()
     }
 
 
-def typical_sample(config: RunConfig) -> tuple[PackedSample, AttnPlan, AttnPlan]:
-    """Of the corpus's first samples the one whose zigzag imbalance is the median; both plans."""
+def typical_sample(config: RunConfig) -> tuple[PackedSample, Layouts]:
+    """Of the corpus's first samples the one whose imbalance under zigzag per sequence is the
+    median, and its layouts."""
     data = DataConfig(path=config.data.path, seq_length=PICTURE_TOKENS, prefetch=0)
     dataset = PackedDataset(data, config.train.seed)
     heads = HeadShape(32, 8, 64)
@@ -136,7 +140,7 @@ def typical_sample(config: RunConfig) -> tuple[PackedSample, AttnPlan, AttnPlan]
         candidates.append((plan.imbalance, i, plan))
     _, index, zigzag = sorted(candidates, key=lambda c: c[:2])[len(candidates) // 2]
     ours = make_attn_plan(zigzag.mask, PICTURE_CP, heads, config.magi)
-    return dataset[index], zigzag, ours
+    return dataset[index], compare_layouts(ours, zigzag)
 
 
 def _clean(*axes: Any) -> None:

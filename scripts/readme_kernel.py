@@ -6,12 +6,25 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from readme_records import newest, records, source
+from readme_records import Record, newest, records, source
 
 PEERS = ("cudnn", "flex", "fa3", "fa4", "ffa")
 SHOWN_LENGTHS = (4096, 16384, 65536)
 PEER_LENGTH = 16384
 NO_KERNEL_RECORD = "No record yet: run `scripts/bench_kernel.py` on a Hopper GPU.\n"
+
+LEVEL_NOTES = {
+    "autograd": "All implementations through autograd, in random order in every round.",
+    "op": "All implementations below autograd, in random order in every round.",
+    None: (
+        "Not all at one level: these records were taken with ours and cuDNN's documents and "
+        "windows below autograd, the others (fa3, flex, cuDNN's dense masks) through their "
+        "autograd functions, and in the same order in every round. The host runs ahead of the "
+        "GPU, so its time is not in the figures, but whatever autograd launches on the GPU is. The "
+        "benchmark now times all at one level, in random order; no record of that yet."
+    ),
+}
+"""By the level that a record says; None: it is from before there was one."""
 
 Cell = tuple[str, int]
 """Mask, tokens."""
@@ -142,5 +155,12 @@ def kernel_page(lines: list[str], note: str, *tables: KernelCells) -> str:
     files = {file for cells in tables for file in cells.origin.values()}
     if not files:
         return NO_KERNEL_RECORD
-    used = [source(record) for record in records("kernel") if record["file"] in files]
-    return "\n".join([*lines, "", *([note] if note else []), *used]) + "\n"
+    used = [record for record in records("kernel") if record["file"] in files]
+    below = [*([note] if note else []), level_note(used), *map(source, used)]
+    return "\n".join([*lines, "", *below]) + "\n"
+
+
+def level_note(used: list[Record]) -> str:
+    """How the implementations were called in these records."""
+    levels = dict.fromkeys(record["meta"].get("level") for record in used)
+    return " ".join(LEVEL_NOTES[level] for level in levels)

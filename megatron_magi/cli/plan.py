@@ -20,6 +20,7 @@ from megatron_magi.cli.parser import UsageError, add_output_options
 
 if TYPE_CHECKING:  # the options, and their help, are there without torch
     from megatron_magi.core.plan import AttnPlan
+    from megatron_magi.viz.plan_facts import LayoutFacts, Layouts
 
 MAX_ROWS = 16
 """Ranks shown in tables; the JSON has all."""
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     plan = make_plan(given)
     plan_ms = (time.perf_counter() - began) * 1e3
     _check_report(plan)
-    facts = plan_facts(given, plan, make_zigzag(given), plan_ms)
+    facts = plan_facts(given, plan, make_layouts(given, plan), plan_ms)
     if options.json:
         print(json.dumps(facts, indent=1))
     elif options.quiet:
@@ -65,11 +66,12 @@ def make_plan(given: PlanInput) -> AttnPlan:
     return _planned(given)
 
 
-def make_zigzag(given: PlanInput) -> AttnPlan:
-    """The same mask on the usual layout, for comparison."""
-    from megatron_magi.viz.plan_facts import zigzag_dispatch
+def make_layouts(given: PlanInput, plan: AttnPlan) -> Layouts:
+    """Our plan beside the usual layouts of the same mask."""
+    from megatron_magi.viz.plan_facts import compare_layouts, zigzag_dispatch
 
-    return _planned(given, dispatch=zigzag_dispatch(given.mask.total_seqlen_q, given.cp_size))
+    usual = zigzag_dispatch(given.mask.total_seqlen_q, given.cp_size)
+    return compare_layouts(plan, _planned(given, dispatch=usual))
 
 
 def _planned(given: PlanInput, **layout: Any) -> AttnPlan:
@@ -84,7 +86,7 @@ def _planned(given: PlanInput, **layout: Any) -> AttnPlan:
 
 
 def plan_facts(
-    given: PlanInput, plan: AttnPlan, zigzag: AttnPlan, plan_ms: float
+    given: PlanInput, plan: AttnPlan, layouts: Layouts, plan_ms: float
 ) -> dict[str, Any]:
     """Everything the report says, as plain values."""
     from megatron_magi.viz.plan_facts import (
@@ -123,10 +125,7 @@ def plan_facts(
             "model_forward_us": max(bar.compute_end for bar in bars),
             "model_exposed_share": exposed_share(plan),
         },
-        "zigzag": {
-            "imbalance": zigzag.imbalance,
-            "rows_of_ring": _ratio(zigzag.rows_received.sum(), ring_rows(zigzag) * plan.cp_size),
-        },
+        "layouts": {name: _layout_facts(one, ring) for name, one in layouts.items()},
         "heads": {"q": heads.num_heads_q, "kv": heads.num_heads_kv, "dim": heads.head_dim,
                   "value_dim": heads.value_dim, "bytes_per_element": heads.bytes_per_element},
         "ring_rows_per_rank": ring,
@@ -144,6 +143,20 @@ def plan_facts(
     }  # fmt: skip
 
 
+def _layout_facts(layout: LayoutFacts | None, ring: int) -> dict[str, Any] | None:
+    if layout is None:
+        return None
+    received, needed = layout.rows_received, layout.rows_needed
+    return {
+        "imbalance": layout.imbalance,
+        "rows_received": float(received.mean()),
+        "rows_received_of_ring": _ratio(received.sum(), ring * layout.cp_size),
+        "rows_needed": float(needed.mean()),
+        "rows_needed_of_ring": _ratio(needed.sum(), ring * layout.cp_size),
+        "padding_tokens": layout.padding_tokens,
+    }
+
+
 def _one_line(facts: dict[str, Any]) -> str:
     plan = facts["plan"]
     return (
@@ -153,7 +166,7 @@ def _one_line(facts: dict[str, Any]) -> str:
 
 
 def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
-    mask, head, p, zigzag = facts["mask"], facts["heads"], facts["plan"], facts["zigzag"]
+    mask, head, p = facts["mask"], facts["heads"], facts["plan"]
     buffer = max(rank["receive_buffer_bytes"] for rank in facts["ranks"])
     lines = [
         f"mask      {mask['text']}",
@@ -161,20 +174,48 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
         f"{mask['visible_share']:.2%} of all cells visible",
         f"plan      cp {p['cp_size']}, {p['tokens_per_rank']:,} tokens a rank in chunks of "
         f"{p['chunk_size']:,}, padding {p['padding_tokens']:,}; made in {p['planning_ms']:.1f} ms",
-        f"balance   max/mean {p['imbalance']:.3f}   (zigzag {zigzag['imbalance']:.3f})",
-        f"traffic   {p['rows_of_ring']:.1%} of the key rows a ring moves   "
-        f"(zigzag, only what is needed: {zigzag['rows_of_ring']:.1%})",
+        f"balance   max/mean {p['imbalance']:.3f}",
+        f"traffic   {p['rows_of_ring']:.1%} of the key rows a ring moves",
         f"stages    {_stages_text(p)}",
         f"memory    receive buffers up to {buffer / 2**20:.1f} MiB a rank "
         f"(heads {_heads_text(head)}, {head['bytes_per_element']} bytes)",
         f"model     forward {p['model_forward_us']:.0f} us a layer, "
         f"{p['model_exposed_share']:.0%} of the transfer time exposed (cost table, not measured)",
         "",
+        *_layout_table(facts["layouts"]),
+        "",
         *_rank_table(facts),
     ]
     if plan.cp_size <= MAX_ROWS and plan.cp_size > 1:
         lines += ["", *_traffic_table(facts["rows_from_rank_to_rank"])]
     return "\n".join(lines)
+
+
+def _layout_table(layouts: dict[str, Any]) -> list[str]:
+    """Balance, mean key rows of a rank (of a ring's) and padding, ours last."""
+    from megatron_magi.viz.plan_facts import (
+        NO_DOCUMENTS,
+        OURS,
+        PER_DOCUMENT,
+        PER_SEQUENCE,
+        WHY_MORE_ROWS,
+    )
+
+    lines = [f"{'layout':<20} {'max/mean':>8} {'rows received':>19} {'rows needed':>19} "
+             f"{'padding':>8}"]  # fmt: skip
+    for name, one in layouts.items():
+        cells = ["-"] * 4 if one is None else [
+            f"{one['imbalance']:.3f}",
+            f"{one['rows_received']:,.0f} {one['rows_received_of_ring']:7.1%}",
+            f"{one['rows_needed']:,.0f} {one['rows_needed_of_ring']:7.1%}",
+            f"{one['padding_tokens']:,}",
+        ]  # fmt: skip
+        lines.append(f"{name:<20} {cells[0]:>8} {cells[1]:>19} {cells[2]:>19} {cells[3]:>8}")
+    if layouts[PER_DOCUMENT] is None:
+        lines.append(f"({NO_DOCUMENTS})")
+    if layouts[OURS]["rows_received"] > layouts[PER_SEQUENCE]["rows_needed"]:
+        lines.append(f"({OURS} receives more than {PER_SEQUENCE} needs. {WHY_MORE_ROWS})")
+    return lines
 
 
 def _heads_text(head: dict[str, Any]) -> str:

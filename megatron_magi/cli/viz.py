@@ -19,7 +19,7 @@ from typing import Any
 
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.cli.plan import make_plan, make_zigzag
+from megatron_magi.cli.plan import make_layouts, make_plan
 
 PICTURES = ("shares", "mask", "traffic", "timeline")
 FORMATS = ("png", "svg")
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if given.mask.total_seqlen_q == 0:
         raise UsageError("a picture needs at least one token, got none; name other lengths")
     if options.text:
-        print(side_by_side({"zigzag": make_zigzag(given), "megatron_magi": make_plan(given)}))
+        print(side_by_side(make_layouts(given, make_plan(given))))
         return 0
     try:
         drawn = {name: draw() for name, draw in _pictures(given, options.only or PICTURES)}
@@ -73,9 +73,7 @@ def _pictures(given: PlanInput, names: Any) -> list[tuple[str, Callable[[], Any]
     plan = make_plan(given)
     text = f"{given.text}: who computes what on {given.cp_size} ranks"
     draw: dict[str, Callable[[], Any]] = {
-        "shares": lambda: shares_figure(
-            {"zigzag": make_zigzag(given), "megatron_magi": plan}, text
-        ),
+        "shares": lambda: shares_figure(make_layouts(given, plan), text),
         "mask": lambda: mask_figure(given.mask, given.text),
         "traffic": lambda: traffic_figure(plan),
         "timeline": lambda: timeline_figure(plan),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 4
+logger = logging.getLogger("megatron_magi")
+
+ABI_VERSION = 5
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
@@ -77,6 +80,18 @@ class CudaLibrary:
         if code != 0:
             raise CudaKernelError(f"{name} failed with code {code}: {message.value.decode()}")
 
+    def load_kernels(self, dtype: torch.dtype) -> int:
+        """Load what a model of this dtype launches onto the current device; returns how many."""
+        message, num_loaded = _Message(), c_int32(0)
+        code = self.handle.magi_load_kernels(
+            c_int32(DTYPE_CODES[dtype]), ctypes.byref(num_loaded), message, len(message)
+        )
+        if code != 0:
+            raise CudaKernelError(
+                f"magi_load_kernels failed with code {code}: {message.value.decode()}"
+            )
+        return num_loaded.value
+
     def function(self, name: str) -> Any:
         """The raw ctypes function, for callers on the fast path."""
         return getattr(self.handle, name)
@@ -88,6 +103,28 @@ def cuda_library() -> CudaLibrary:
     from megatron_magi.build import library_path
 
     return CudaLibrary(library_path())
+
+
+def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    """Load the kernels for this dtype, once per device and process.
+
+    The driver would load each one at its first launch and make the host wait meanwhile for all that
+    the GPU has to do, in the middle of the first step.
+
+    Raises:
+        CudaBuildError, CudaKernelError: no library, or one that does not run here.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    _load_kernels_once(index, dtype)
+
+
+@functools.cache
+def _load_kernels_once(device_index: int, dtype: torch.dtype) -> None:
+    device = torch.device("cuda", device_index)
+    with on_device(device):
+        torch.empty(1, device=device)  # the device has a context from here on
+        num_loaded = cuda_library().load_kernels(dtype)
+    logger.info("%d attention kernels for %s loaded onto %s", num_loaded, dtype, device)
 
 
 def loaded_cuda_library(device: torch.device) -> CudaLibrary | None:

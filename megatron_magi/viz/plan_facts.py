@@ -1,14 +1,28 @@
-"""Numbers behind a plan's tables and pictures: traffic, memory, a modelled time line, zigzag."""
+"""Numbers behind a plan's tables and pictures: layouts, traffic, memory, a modelled time line."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, most_buffered_rows
+from megatron_magi.viz.document_zigzag import DocumentZigzag
+
+OURS = "megatron_magi"
+PER_SEQUENCE = "zigzag per sequence"
+PER_DOCUMENT = "zigzag per document"
+"""Names of the layouts that are compared, wherever they are shown."""
+
+NO_DOCUMENTS = "only masks of packed documents under one rule have a zigzag per document"
+WHY_MORE_ROWS = (
+    "Balance is bought with rows: chunks move to ranks that have less work, "
+    "and a step takes as long as its fullest rank"
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +41,85 @@ class StageBar:
     compute_end: float
 
 
+@dataclass(frozen=True, eq=False)
+class LayoutFacts:
+    """A way to spread a mask's rows over ranks, and what it costs."""
+
+    mask: AttnMask
+    row_ranges: tuple[npt.NDArray[np.integer[Any]], ...] = field(repr=False)
+    """[n, 2] of every rank: its rows as runs, without padding."""
+    loads: npt.NDArray[np.int64]
+    """int64 [cp_size]: kernel tiles."""
+    rows_received: npt.NDArray[np.int64]
+    """int64 [cp_size]: key rows, as the layout moves them; padding travels, too."""
+    rows_needed: npt.NDArray[np.int64]
+    """int64 [cp_size]: key rows that a rank reads and does not own."""
+    padding_tokens: int
+    """Of all ranks together."""
+
+    @property
+    def cp_size(self) -> int:
+        return len(self.loads)
+
+    @property
+    def imbalance(self) -> float:
+        """Tiles of the fullest rank over the mean; 1.0 for an empty mask."""
+        total = int(self.loads.sum())
+        return int(self.loads.max()) * self.cp_size / total if total else 1.0
+
+
+Layouts = dict[str, LayoutFacts | None]
+"""By name, the usual ones first, ours last; None: the mask has no such layout."""
+
+
+def compare_layouts(plan: AttnPlan, per_sequence: AttnPlan) -> Layouts:
+    """Our plan beside both zigzags.
+
+    Args:
+        per_sequence: the same mask planned on ``zigzag_dispatch``.
+    """
+    return {
+        PER_SEQUENCE: layout_of_plan(per_sequence, all_travel=True),
+        PER_DOCUMENT: per_document(plan),
+        OURS: layout_of_plan(plan),
+    }
+
+
+def layout_of_plan(plan: AttnPlan, all_travel: bool = False) -> LayoutFacts:
+    """The plan's layout; ``all_travel``: with a ring or all-gather in place of its exchange."""
+    layout, needed = plan.dispatch, plan.rows_received
+    ranges = [
+        np.minimum(layout.local_ranges(rank), layout.total_seqlen) for rank in range(plan.cp_size)
+    ]
+    return LayoutFacts(
+        plan.mask,
+        tuple(r[r[:, 0] < r[:, 1]] for r in ranges),
+        plan.loads,
+        np.full_like(needed, ring_rows(plan)) if all_travel else needed,
+        needed,
+        layout.padded_seqlen - layout.total_seqlen,
+    )
+
+
+def per_document(plan: AttnPlan) -> LayoutFacts | None:
+    """Zigzag per document of the plan's mask and tiles; None: it is not packed documents."""
+    layout = DocumentZigzag.of(plan.mask, plan.cp_size)
+    if layout is None:
+        return None
+    needed = layout.rows_needed()
+    return LayoutFacts(
+        plan.mask,
+        tuple(layout.runs(rank)[:, :2] for rank in range(plan.cp_size)),
+        layout.loads(plan.config.tile_q, plan.config.tile_k),
+        np.full_like(needed, (plan.cp_size - 1) * layout.num_local_tokens),
+        needed,
+        layout.padding_tokens,
+    )
+
+
 def zigzag_dispatch(total_seqlen: int, cp_size: int) -> DispatchPlan:
-    """The usual layout: 2 * cp chunks, rank r owns chunk r from the front and from the back."""
+    """Zigzag per sequence: 2 * cp chunks of the whole stream, wherever documents begin; rank r
+    owns chunk r from the front and from the back."""
     ranks = [*range(cp_size), *reversed(range(cp_size))]
     chunk_size = max(1, -(-total_seqlen // len(ranks)))
     return DispatchPlan(total_seqlen, chunk_size, cp_size, np.array(ranks, dtype=np.int32))

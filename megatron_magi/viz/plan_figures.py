@@ -9,7 +9,13 @@ import numpy as np
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.render import draw_mask
 from megatron_magi.core.plan import AttnPlan
-from megatron_magi.viz.plan_facts import ring_rows, traffic_matrix
+from megatron_magi.viz.plan_facts import (
+    NO_DOCUMENTS,
+    LayoutFacts,
+    Layouts,
+    ring_rows,
+    traffic_matrix,
+)
 from megatron_magi.viz.style import (
     GRID,
     INK,
@@ -24,8 +30,8 @@ from megatron_magi.viz.style import (
     token_ticks,
 )
 
-Plans = dict[str, AttnPlan]
-"""Plans of one mask by name, the usual one first, ours last."""
+Drawn = dict[str, LayoutFacts]
+"""The layouts that the mask has."""
 
 
 def mask_figure(mask: AttnMask, text: str = "") -> Any:
@@ -52,35 +58,42 @@ def masks_figure(named: dict[str, AttnMask], columns: int = 4) -> Any:
     return figure
 
 
-def shares_figure(plans: Plans, text: str) -> Any:
-    """Who computes what: the mask in the color of each row's rank, one panel per plan, and loads.
+def shares_figure(layouts: Layouts, text: str) -> Any:
+    """Who computes what: the mask in the color of each row's rank, one panel per layout, and loads.
 
     Args:
         text: a sentence about the mask.
     """
-    count = len(plans)
+    drawn = layouts_there(layouts)
+    count = len(drawn)
     figure, panels = new_figure(
         1, count + 1, 4.6 * count + 3.6, 5.2, width_ratios=[1.0] * count + [0.72]
     )
-    fill_shares(panels, plans)
-    heading(figure, text)
+    fill_shares(panels, drawn)
+    absent = "".join(f"; {name}: - ({NO_DOCUMENTS})" for name in layouts if name not in drawn)
+    heading(figure, text + absent)
     return figure
 
 
-def fill_shares(panels: Any, plans: Plans) -> None:
-    """Draw on given axes: one per plan for its mask, and the last one for all loads."""
-    for axes, (name, plan) in zip(panels, plans.items(), strict=False):
-        colors = rank_colors(plan.cp_size)
+def layouts_there(layouts: Layouts) -> Drawn:
+    """Without those that the mask does not have."""
+    return {name: layout for name, layout in layouts.items() if layout is not None}
+
+
+def fill_shares(panels: Any, drawn: Drawn) -> None:
+    """Draw on given axes: one per layout for its mask, and the last one for all loads."""
+    for axes, (name, layout) in zip(panels, drawn.items(), strict=False):
+        colors = rank_colors(layout.cp_size)
         bands = [
             (int(start), int(end), colors[rank])
-            for rank in range(plan.cp_size)
-            for start, end in plan.dispatch.local_ranges(rank)
+            for rank, ranges in enumerate(layout.row_ranges)
+            for start, end in ranges
         ]
-        draw_mask(plan.mask, axes, row_bands=bands)
-        _mask_axes(axes, plan.mask)
+        draw_mask(layout.mask, axes, row_bands=bands)
+        _mask_axes(axes, layout.mask)
         title(axes, name)
-    _rank_legend(panels[0], next(iter(plans.values())).cp_size)
-    _load_bars(panels[-1], plans)
+    _rank_legend(panels[0], next(iter(drawn.values())).cp_size)
+    _load_bars(panels[-1], drawn)
 
 
 def traffic_figure(plan: AttnPlan) -> Any:
@@ -127,15 +140,15 @@ def _rank_legend(axes: Any, cp_size: int) -> None:
     axes.legend(loc="upper right", frameon=False, labelcolor=INK, handletextpad=0.2)
 
 
-def _load_bars(axes: Any, plans: Plans) -> None:
-    """Load of every rank over the mean, a block of bars per plan."""
-    cp_size = next(iter(plans.values())).cp_size
-    gap = 1.2 + 0.25 * cp_size
-    means = {name: max(float(plan.loads.mean()), 1e-9) for name, plan in plans.items()}
-    top = max(1.0, *(float(plan.loads.max()) / means[name] for name, plan in plans.items()))
-    for block, (name, plan) in enumerate(plans.items()):
+def _load_bars(axes: Any, drawn: Drawn) -> None:
+    """Load of every rank over the mean, a block of bars per layout."""
+    cp_size = next(iter(drawn.values())).cp_size
+    gap = 1.4 + 0.3 * cp_size
+    means = {name: max(float(one.loads.mean()), 1e-9) for name, one in drawn.items()}
+    top = max(1.0, *(float(one.loads.max()) / means[name] for name, one in drawn.items()))
+    for block, (name, layout) in enumerate(drawn.items()):
         first = block * (cp_size + gap)
-        loads = plan.loads / means[name]
+        loads = layout.loads / means[name]
         places = first + np.arange(cp_size)
         axes.barh(places, loads, height=0.86, color=rank_colors(cp_size))
         if cp_size <= 16:
@@ -144,22 +157,25 @@ def _load_bars(axes: Any, plans: Plans) -> None:
                 axes.text(beside + 0.02 * top, place, f"{load:.2f}", va="center", color=INK,
                           fontsize=8)  # fmt: skip
         axes.vlines(1.0, first - 0.5, first + cp_size - 0.5, INK, ":", linewidth=1)
-        received = plan.rows_received
         axes.annotate(
-            f"{name}: max/mean {plan.imbalance:.3f}\n",
+            f"{name}: max/mean {layout.imbalance:.3f}\n",
             (0, first - 0.6), va="bottom", fontweight="bold", color=INK, fontsize=10,
         )  # fmt: skip
-        axes.annotate(
-            f"key rows received: mean {short(received.mean())}, max {short(received.max())}",
-            (0, first - 0.6), va="bottom", color=MUTED, fontsize=9,
-        )  # fmt: skip
+        axes.annotate(_rows_text(layout), (0, first - 0.6), va="bottom", color=MUTED, fontsize=9)
     axes.set_xlim(0, top * 1.15)
-    axes.set_ylim(len(plans) * (cp_size + gap) - gap, -gap)
+    axes.set_ylim(len(drawn) * (cp_size + gap) - gap, -gap)
     axes.set_yticks([])
     axes.tick_params(length=0, labelcolor=MUTED)
     axes.set_xlabel("attention tiles of a rank / mean", color=MUTED)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.spines["left"].set_color(GRID)
+
+
+def _rows_text(layout: LayoutFacts) -> str:
+    """Mean key rows of a rank; what was only moved is told from what is needed."""
+    received, needed = short(layout.rows_received.mean()), short(layout.rows_needed.mean())
+    used = "all needed" if received == needed else f"needed {needed}"
+    return f"key rows received: {received}, {used}; padding {short(layout.padding_tokens)}"
 
 
 def _received_bars(axes: Any, plan: AttnPlan) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,56 @@ def test_plan_report(capsys: Capture) -> None:
     code, out, _ = run(capsys, "plan", "--lengths", "4096x3,1024x4", "--cp", "4")
     assert code == 0
     assert out.startswith("mask      7 documents, 16,384 tokens, causal inside each\n")
-    for word in ("balance", "zigzag", "of the key rows a ring moves", "stages", "MiB a rank",
+    for word in ("balance", "of the key rows a ring moves", "stages", "MiB a rank",
                  "rank   load", "key rows from rank (down) to rank (across)"):  # fmt: skip
         assert word in out
+
+
+def layout_cells(out: str) -> dict[str, list[str]]:
+    """Lines of the table of layouts by their names."""
+    names = ("zigzag per sequence", "zigzag per document", "megatron_magi")
+    lines = out.splitlines()
+    return {n: next(x for x in lines if x.startswith(f"{n} ")).removeprefix(n).split()
+            for n in names}  # fmt: skip
+
+
+def test_plan_names_both_zigzags(capsys: Capture) -> None:
+    given = ["--lengths", "4096x3,1001,1023x3", "--cp", "4"]
+    facts = plan_json(capsys, *given)
+    layouts = facts["layouts"]
+    per_document = layouts["zigzag per document"]
+    padded = 4096 * 3 + 1008 + 3 * 1024  # to multiples of 2 * cp
+    assert per_document["padding_tokens"] == padded - facts["mask"]["tokens"] == 10
+    assert per_document["rows_received"] == padded * 3 / 4
+    assert per_document["imbalance"] < 1.1 < layouts["zigzag per sequence"]["imbalance"]
+    assert layouts["zigzag per sequence"]["rows_received"] == 8 * 2045 * 3 / 4
+    assert layouts["megatron_magi"]["rows_received"] == layouts["megatron_magi"]["rows_needed"]
+    assert layouts["megatron_magi"]["rows_received_of_ring"] == facts["plan"]["rows_of_ring"]
+    for layout in layouts.values():
+        assert 0 < layout["rows_needed"] <= layout["rows_received"]
+    code, out, _ = run(capsys, "plan", *given)
+    cells = layout_cells(out)
+    assert code == 0 and cells["zigzag per document"][-1] == "10"
+    for name, layout in layouts.items():
+        assert cells[name][0] == f"{layout['imbalance']:.3f}"
+        assert cells[name][1] == f"{layout['rows_received']:,.0f}"
+        assert cells[name][3] == f"{layout['rows_needed']:,.0f}"
+
+
+def test_a_mask_without_documents_has_no_zigzag_per_document(capsys: Capture) -> None:
+    given = ["--lengths", "4096,512x8", "--window", "256", "--global-tokens", "4", "--cp", "2"]
+    assert plan_json(capsys, *given)["layouts"]["zigzag per document"] is None
+    code, out, _ = run(capsys, "plan", *given)
+    assert code == 0 and layout_cells(out)["zigzag per document"] == ["-"] * 4
+    assert "only masks of packed documents" in out
+
+
+@pytest.mark.parametrize("lengths, is_said", [("1000x16", False), ("8192,300x20", True)])
+def test_plan_says_why_more_rows_may_travel(capsys: Capture, lengths: str, is_said: bool) -> None:
+    layouts = plan_json(capsys, "--lengths", lengths, "--cp", "4")["layouts"]
+    more = layouts["megatron_magi"]["rows_received"] > layouts["zigzag per sequence"]["rows_needed"]
+    _, out, _ = run(capsys, "plan", "--lengths", lengths, "--cp", "4")
+    assert more == is_said == ("Balance is bought with rows" in out)
 
 
 def test_values_of_another_width(capsys: Capture) -> None:
@@ -112,7 +160,7 @@ def test_plan_json_adds_up(capsys: Capture) -> None:
         assert rank["rows_received"] * row <= rank["receive_buffer_bytes"] <= most
     ring = 3 * 2048 * 4
     assert facts["plan"]["rows_of_ring"] == pytest.approx(sum(map(sum, rows)) / ring)
-    assert facts["plan"]["imbalance"] <= 1.01 < facts["zigzag"]["imbalance"]
+    assert facts["plan"]["imbalance"] <= 1.01 < facts["layouts"]["zigzag per sequence"]["imbalance"]
 
 
 @pytest.mark.parametrize("mode, text", [
@@ -204,7 +252,9 @@ def test_viz_writes_every_picture_twice(capsys: Capture, tmp_path: Path) -> None
         assert head == b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else head.startswith(b"<?xml")
         assert str(path) in out
     svg = (tmp_path / "shares.svg").read_text()
-    assert "zigzag" in svg and "megatron_magi: max/mean" in svg and "rank 2" in svg
+    for name in ("zigzag per sequence", "zigzag per document", "megatron_magi"):
+        assert f"{name}: max/mean" in svg
+    assert "rank 2" in svg
     assert "of a ring's rows" in (tmp_path / "traffic.svg").read_text()
 
 
@@ -212,10 +262,19 @@ def test_viz_as_text(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, out, _ = run(capsys, "viz", "--lengths", "16,16", "--cp", "2", "--text")
     lines = out.splitlines()
-    assert code == 0 and lines[0].startswith("zigzag: max/mean 1.0") and "megatron_magi" in lines[0]
-    zigzag = [line.split()[0] for line in lines[1:]]
-    assert zigzag[0].startswith("0.") and zigzag[-1].endswith("0" * 14)
-    assert set("".join(zigzag)) == set("01.")
+    assert code == 0 and lines[0].startswith("zigzag per sequence: max/mean 1.0")
+    assert "zigzag per document: max/mean" in lines[0] and "megatron_magi" in lines[0]
+    per_sequence, per_document = zip(*(line.split()[:2] for line in lines[1:]), strict=True)
+    assert per_sequence[0].startswith("0.") and per_sequence[-1].endswith("0" * 14)
+    assert set("".join(per_sequence)) == set("01.")
+    owners = "".join(line.replace(".", "")[0] for line in per_document)
+    assert [owner for owner, _ in groupby(owners)] == list("01010")  # 0110 in each document
+
+
+def test_viz_as_text_says_what_a_mask_does_not_have(capsys: Capture) -> None:
+    given = ["--lengths", "64", "--window", "8", "--global-tokens", "2", "--cp", "2"]
+    code, out, _ = run(capsys, "viz", *given, "--text")
+    assert code == 0 and out.startswith("zigzag per document: - (only masks of packed documents")
 
 
 def test_equal_input_gives_equal_pictures(capsys: Capture, tmp_path: Path) -> None:

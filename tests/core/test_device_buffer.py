@@ -28,6 +28,7 @@ def test_the_host_does_not_wait_and_other_streams_do() -> None:
     device = torch.device("cuda", 0)
     DeviceBuffer.upload(torch.zeros(1 << 20), device)  # the pinned memory is there
     busy, host = torch.cuda.Event(), torch.arange(1 << 20)
+    _ = host.to(device) + 1  # the driver loads the addition at its first use, and waits for the GPU
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
     busy.record()

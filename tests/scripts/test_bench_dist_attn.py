@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from megatron_magi.cli.parser import UsageError
+from megatron_magi.core.mask.mask import dense_from_slices
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -23,9 +25,10 @@ def bench(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
 
 def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
-    impls = ["ours", "ours0", "narrow", "kernels", "all_gather", "one_gpu"]
+    impls = ["ours", "ours0", "narrow", "kernels", "all_gather", "all_gather_zigzag", "one_gpu"]
+    masks = ["packed_causal", "swa1024", "shared_question"]
     command = [sys.executable, SCRIPTS / "bench_dist_attn.py", "--device", "cpu", "--ranks", "2"]
-    command += ["--tokens", "48", "--masks", "packed_causal,swa1024", "--impls", ",".join(impls)]
+    command += ["--tokens", "48", "--masks", ",".join(masks), "--impls", ",".join(impls)]
     command += ["--heads", "4,2", "--head-dim", "8", "--rounds", "2"]
     done = subprocess.run(
         [*command, "--record", tmp_path / "dist.json"], capture_output=True, text=True
@@ -33,13 +36,14 @@ def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "dist.json").read_text())
     rows = {(r["mask"], r["impl"], r["direction"]): r for r in record["rows"]}
-    assert set(rows) == {
-        (m, i, d) for m in ("packed_causal", "swa1024") for i in impls for d in ("fwd", "bwd")
-    }
+    assert set(rows) == {(m, i, d) for m in masks for i in impls for d in ("fwd", "bwd")}
     for row in rows.values():
         assert 0 < row["min_ms"] <= row["ms"] <= row["max_ms"] and row["n"] == 2
     ours = rows["packed_causal", "ours", "fwd"]
     assert len(ours["received_rows"]) == 2 and max(ours["received_rows"]) <= 48
+    layouts = [rows[m, "all_gather_zigzag", "bwd"]["layout"] for m in masks]
+    assert layouts == ["zigzag per document"] * 2 + ["zigzag per sequence"]
+    assert rows["packed_causal", "all_gather_zigzag", "fwd"]["padding_tokens"] > 0
     assert record["meta"]["date"] and "--masks packed_causal" in record["meta"]["command"]
 
 
@@ -72,3 +76,45 @@ def test_too_few_gpus_are_refused(
 ) -> None:
     assert bench.main(["--ranks", "99"]) == 2
     assert "99 GPUs are needed" in capsys.readouterr().err
+
+
+def test_the_zigzag_rival_is_compared_and_runs_unasked(bench: SimpleNamespace) -> None:
+    assert "all_gather_zigzag" in bench.options([]).impls
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("mask", ["packed_causal", "causal", "swa1024", "prefix_tree"])
+def test_a_rank_of_the_zigzag_sees_its_rows_of_the_mask(
+    mask: str, ranks: int, bench: SimpleNamespace
+) -> None:
+    from bench_dist_zigzag import ZigzagLayout
+
+    made = bench.MASKS[mask](640)
+    layout, dense = ZigzagLayout.of(made, ranks), made.to_dense()
+    order, per_rank = layout.natural_order(), len(layout.rows[0])
+    gathered = np.concatenate(layout.rows)
+    assert gathered[order[:640]].tolist() == list(range(640)) and (gathered[order[640:]] < 0).all()
+    for rank, rows in enumerate(layout.rows):
+        assert len(rows) == per_rank
+        seen = dense_from_slices(layout.local_slices(made, rank), per_rank, 640)
+        assert np.array_equal(seen, dense[rows] & (rows >= 0)[:, None])
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_the_readme_names_the_rivals(
+    is_measured: bool, bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import readme_dist
+    import readme_records
+
+    monkeypatch.setattr(readme_records, "RECORDS", tmp_path)
+    monkeypatch.setattr(readme_records, "ROOT", tmp_path)
+    impls = ["ours", "kernels", "all_gather", "one_gpu"] + ["all_gather_zigzag"] * is_measured
+    row = {"mask": "full", "tokens": 1024, "ranks": 2, "tflops": 5.0, "received_rows": [1024],
+           "forward_mode": "at_once", "overlap_degree": 1}  # fmt: skip
+    rows = [{**row, "impl": i, "direction": d} for i in impls for d in ("fwd", "bwd")]
+    (tmp_path / "dist_x.json").write_text(json.dumps({"meta": {}, "rows": rows}))
+    table = readme_dist.dist_table()
+    assert "| contiguous all-gather |" in table
+    assert ("| zigzag all-gather |" in table) is is_measured
+    assert ("has not been measured in a record of ours yet" in table) is not is_measured

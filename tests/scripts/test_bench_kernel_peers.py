@@ -18,12 +18,13 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import bench_kernel
+import bench_kernel_cudnn
 import bench_kernel_peers
-from bench_kernel_cell import Case, Inputs
+from bench_kernel_cell import DEFAULT_LEVEL, LEVELS, Case, Inputs, autograd_call
 from bench_kernel_flash import Ffa, Flash3, Flash4, typed_ranges
 from bench_kernel_masks import MASKS, block_causal
-from bench_kernel_peers import Flex
-from bench_kernel_timing import Budget, difference, row
+from bench_kernel_peers import Flex, Ours, all_peers
+from bench_kernel_timing import Budget, difference, rounds, row
 
 from megatron_magi import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
@@ -170,6 +171,8 @@ def test_a_peer_that_is_not_there_says_so(
 class Fake:
     """A peer that computes one number, breaks at 0 and refuses below."""
 
+    levels = LEVELS
+
     def __init__(self, value: float) -> None:
         self.value = value
 
@@ -207,7 +210,8 @@ def test_a_run_records_what_ran_and_says_what_did_not(
     assert "bwd   16384 causal               without flex: too tired" in said.err
     stored = json.loads((tmp_path / "k.json").read_text())
     assert len(stored["rows"]) == 8 and stored["meta"]["commit"] == "abc"
-    fields = ["gpu", "driver", "torch", "cuda", "cudnn", "commit", "clocks", "command"]
+    assert stored["meta"]["level"] == "autograd"
+    fields = ["gpu", "driver", "torch", "cuda", "cudnn", "commit", "clocks", "command", "level"]
     assert list(stored["meta"]) == fields
 
 
@@ -241,3 +245,106 @@ def test_long_cells_take_fewer_rounds() -> None:
 def test_rows_have_the_records_fields() -> None:
     made = row(8e12, [2.0, 1.0, 4.0])
     assert made == {"tflops": 4000.0, "ms": 2.0, "min_ms": 1.0, "max_ms": 4.0, "n": 3}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_ours_computes_the_mask_at_both_levels(
+    level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ours, "backend", "reference")
+    case, x = Case("packed_causal", SEQLEN, level), Inputs.random(SEQLEN, (2, 1), 16, "cpu")
+    got = Ours().call(case, direction, x)()
+    assert [t.requires_grad for t in got] == [level == "autograd" and direction == "fwd"] * len(got)
+    leaves = x.leaves()
+    want = (attend(*leaves, torch.from_numpy(case.mask.to_dense())),)
+    if direction == "bwd":
+        want = torch.autograd.grad(want, leaves, x.dout)
+    assert difference(got, want) < 1e-2
+
+
+def test_every_implementation_has_the_default_level() -> None:
+    assert all(DEFAULT_LEVEL in peer.levels for peer in all_peers().values())
+
+
+def test_all_forwards_through_autograd_record_a_graph(peer: Any) -> None:
+    """None is spared what the others do."""
+    case, x = Case("packed_causal", SEQLEN), Inputs.random(SEQLEN, (2, 1), 16, "cpu")
+    (out,) = peer.call(case, "fwd", x)()
+    assert out.requires_grad
+    with pytest.raises(AssertionError, match="at which levels"):
+        autograd_call(lambda *qkv: qkv[0], Case("full", 8, "op"), "fwd", x)
+
+
+def test_levels_are_not_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = bench_kernel.options(["--impls", "ours,flex", "--level", "op"])
+    with pytest.raises(SystemExit, match=r"one level, got flex which cannot .*--level op"):
+        bench_kernel.importable(asked)
+    assert list(bench_kernel.importable(bench_kernel.options(["--level", "op"]))) == [
+        "ours", "cudnn",
+    ]  # fmt: skip
+    assert list(bench_kernel.importable(bench_kernel.options(["--impls", "ours,flex"]))) == [
+        "ours", "flex",
+    ]  # fmt: skip
+
+
+def test_the_level_reaches_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Inputs, "random", lambda *_: None)
+    args = bench_kernel.options(["--masks", "full", "--level", "op"])
+    assert [case.level for case, _, _ in bench_kernel.cells(args)] == ["op"] * 2
+
+
+def test_every_round_has_an_order_of_its_own() -> None:
+    names = ["ours", "cudnn", "fa3", "flex"]
+    made = [[name for turn, name in rounds(names, 20) if turn == i] for i in range(20)]
+    assert all(sorted(order) == sorted(names) for order in made)
+    firsts = {order[0] for order in made}
+    behind = {a for order in made for a, b in pairwise(order) if b == "ours"}
+    assert firsts == set(names) and len(behind) == 3
+    assert list(rounds(names, 20)) == list(rounds(names, 20))
+
+
+class DenseGraphs:
+    """What the frontend's graphs do, written down densely."""
+
+    def __init__(self, case: Case) -> None:
+        self.seen = torch.from_numpy(case.mask.to_dense())
+        self.forward = SimpleNamespace(run=self.run_forward)
+        self.backward = SimpleNamespace(run=self.run_backward)
+
+    def new_stats(self) -> Tensor:
+        return torch.zeros(1)
+
+    def run_forward(self, t: dict[str, Tensor]) -> None:
+        t["o"].copy_(attend(t["q"], t["k"], t["v"], self.seen))
+        t["stats"].fill_(7)
+
+    def run_backward(self, t: dict[str, Tensor]) -> None:
+        assert t["stats"] == 7 and t["o"].any()
+        with torch.enable_grad():
+            leaves = [t[n].detach().requires_grad_() for n in ("q", "k", "v")]
+            grads = torch.autograd.grad(attend(*leaves, self.seen), leaves, t["do"])
+        for name, grad in zip(("dq", "dk", "dv"), grads, strict=True):
+            t[name].copy_(grad)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_cudnns_graphs_run_at_both_levels(
+    level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, x = Case("packed_causal", SEQLEN, level), Inputs.random(SEQLEN, (2, 1), 16, "cpu")
+    monkeypatch.setattr(bench_kernel_cudnn, "_graphs", lambda case, *_: DenseGraphs(case))
+    got = bench_kernel_cudnn.Cudnn().call(case, direction, x)()
+    leaves = x.leaves()
+    want = (attend(*leaves, torch.from_numpy(case.mask.to_dense())),)
+    if direction == "bwd":
+        want = torch.autograd.grad(want, leaves, x.dout)
+    assert difference(got, want) < 1e-2
+    assert got[0].requires_grad == (level == "autograd" and direction == "fwd")
+
+
+def test_cudnns_dense_masks_have_no_level_below_autograd() -> None:
+    refused = bench_kernel_cudnn.Cudnn().refuses(Case("causal", SEQLEN, "op"), "fwd")
+    assert refused is not None and "autograd" in refused
+    assert bench_kernel_cudnn.Cudnn().refuses(Case("causal", SEQLEN), "fwd") is None

@@ -47,9 +47,34 @@ def test_append_keeps_other_cells_and_both_commands(tmp_path: Path) -> None:
 
 def test_only_large_slowdowns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    Record(path, {"command": "", "clocks": ""}).add([a_row("ours", 700.0), a_row("fa3", 700.0)])
-    lines = slower([a_row("ours", 590.0), a_row("fa3", 600.0), a_row("ffa", 1.0)], path)
-    assert lines == ["slower: full 16384 fwd ours 700.0 -> 590.0"]
+    Record(path, {"command": "", "clocks": "", "level": "op"}).add(
+        [a_row("ours", 700.0), a_row("fa3", 700.0)]
+    )
+    rows = [a_row("ours", 590.0), a_row("fa3", 600.0), a_row("ffa", 1.0)]
+    assert slower(rows, path, "op") == ["slower: full 16384 fwd ours 700.0 -> 590.0"]
+    (line,) = slower(rows, path, "autograd")
+    assert line.startswith("not compared") and "taken at op, this run at autograd" in line
+
+
+@pytest.mark.parametrize("before", [{}, {"level": "op"}])
+def test_a_record_keeps_one_level(tmp_path: Path, before: dict[str, str]) -> None:
+    path = tmp_path / "record.json"
+    Record(path, {"command": "", "clocks": "", **before}).add([a_row("ours", 700.0)])
+    now = {"command": "", "clocks": "", "level": "autograd"}
+    with pytest.raises(SystemExit, match="a record has one level, got"):
+        Record(path, now, append=True)
+    assert Record(path, now).rows == []  # a new record in its place is none of its business
+
+
+def test_tables_say_the_level(stored: Path) -> None:
+    for level, says in ((None, "Not all at one level"), ("op", "below autograd, in random"),
+                        ("autograd", "All implementations through autograd")):  # fmt: skip
+        for path in stored.iterdir():
+            record = json.loads(path.read_text())
+            record["meta"] |= {"level": level} if level else {}
+            path.write_text(json.dumps(record))
+        for table in (readme_kernel.kernel_summary(), readme_kernel.kernel_peers()):
+            assert says in table
 
 
 @pytest.fixture

@@ -70,10 +70,13 @@ def test_right_passes_and_wrong_is_caught(tmp_path: Path, recipe: Path) -> None:
     written = json.loads(record.read_text())
     assert len(written["rows"]) == 60
     shares = written["shares"]
-    for name in ("zigzag", "megatron_magi"):
+    for name in ("zigzag per sequence", "zigzag per document", "megatron_magi"):
         tiles = np.array(shares[name]["tiles"])
         assert shares[name]["imbalance"] == pytest.approx(tiles.max() / tiles.mean(), abs=1e-4)
-    assert shares["megatron_magi"]["imbalance"] < shares["zigzag"]["imbalance"]
+    ours, usual = shares["megatron_magi"], shares["zigzag per sequence"]
+    assert ours["imbalance"] < usual["imbalance"]
+    assert ours["keys_received"] == ours["keys_needed"]
+    assert max(usual["keys_needed"]) < min(usual["keys_received"])
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,17 @@
 """The numbers behind tables and pictures, against the plan's own tables."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
 from megatron_magi.viz.plan_facts import (
+    OURS,
+    PER_DOCUMENT,
+    PER_SEQUENCE,
+    compare_layouts,
     exposed_share,
     num_tiles,
     receive_bytes,
@@ -68,6 +74,32 @@ def test_zigzag_is_the_usual_layout() -> None:
         make_attn_plan(MASK, 4, HEADS, MagiConfig(), dispatch=zigzag_dispatch(8192, 4)).imbalance
         > 1.1
     )
+
+
+@pytest.mark.parametrize("cp_size", [1, 3, 4])
+def test_layouts_are_told_apart(cp_size: int) -> None:
+    ours = plan(cp_size, None)
+    usual = make_attn_plan(
+        MASK, cp_size, HEADS, MagiConfig(), dispatch=zigzag_dispatch(8192, cp_size)
+    )
+    layouts = compare_layouts(ours, usual)
+    assert list(layouts) == [PER_SEQUENCE, PER_DOCUMENT, OURS]
+    per_document = layouts[PER_DOCUMENT]
+    assert per_document is not None and layouts[PER_SEQUENCE] is not None
+    multiple = 2 * cp_size
+    padded = sum(-(-n // multiple) * multiple for n in (3000, 100, 5092))
+    assert per_document.padding_tokens == padded - 8192
+    assert per_document.rows_received.tolist() == [padded // cp_size * (cp_size - 1)] * cp_size
+    assert layouts[PER_SEQUENCE].rows_received.tolist() == [ring_rows(usual)] * cp_size
+    for name, p in ((PER_SEQUENCE, usual), (OURS, ours)):
+        assert layouts[name].rows_needed.tolist() == p.rows_received.tolist()
+        assert layouts[name].imbalance == p.imbalance
+    for layout in layouts.values():
+        ranges = sorted(map(tuple, np.concatenate(layout.row_ranges).tolist()))
+        assert ranges[0][0] == 0 and ranges[-1][1] == 8192
+        assert all(a[1] == b[0] for a, b in pairwise(ranges))
+    without = make_attn_plan(masks.prefix_lm([0, 64], [8]), 1, HEADS, MagiConfig())
+    assert compare_layouts(without, without)[PER_DOCUMENT] is None
 
 
 @pytest.mark.parametrize("degree", [0, 1, 3])

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from megatron_magi.core.cuda_library import cuda_library
+from megatron_magi.core.cuda_library import load_kernels
 from megatron_magi.core.kernel.backend import OutLse, Pair
 from megatron_magi.core.kernel.cuda_forward import cuda_forward
 from megatron_magi.core.kernel.row_delta import row_delta
@@ -44,7 +44,7 @@ class CudaBackend:
                 f"the backend 'reference'"
             )
         self.deterministic = deterministic
-        cuda_library()
+        load_kernels(device, dtype)
 
     def forward(
         self,

@@ -77,12 +77,14 @@ def draw_mask(
         )
     from matplotlib.collections import PolyCollection
 
+    by_color: dict[Any, list[list[Point]]] = {}
+    q0, q1 = mask.slices[:, 0], mask.slices[:, 1]
     for start, end, band_color in row_bands or [(0, mask.total_seqlen_q, color)]:
-        polygons = [
-            slice_polygon(max(q0, start), min(q1, end), k0, k1, d_lo, d_hi)
-            for q0, q1, k0, k1, d_lo, d_hi in mask.slices.tolist()
-            if q0 < end and start < q1
-        ]
+        by_color.setdefault(band_color, []).extend(
+            slice_polygon(max(s[0], start), min(s[1], end), *s[2:])
+            for s in mask.slices[(q0 < end) & (q1 > start)].tolist()
+        )
+    for band_color, polygons in by_color.items():
         axes.add_collection(
             PolyCollection([p for p in polygons if len(p) > 2], facecolor=band_color, linewidth=0)
         )

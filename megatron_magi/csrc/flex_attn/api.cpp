@@ -2,13 +2,14 @@
 // and writes a message of at most message_bytes - 1 characters.
 #include <cstdio>
 
+#include "common/kernel_list.h"
 #include "common/status.h"
 #include "fwd/fwd_launch.h"
 #include "params.h"
 
 namespace {
 
-constexpr int kAbiVersion = 4;
+constexpr int kAbiVersion = 5;
 
 int report(const magi::Status& status, char* message, int message_bytes) {
   if (message != nullptr && message_bytes > 0)
@@ -30,4 +31,15 @@ MAGI_EXPORT int magi_fwd_params_bytes() {
 
 MAGI_EXPORT int magi_flex_attn_fwd(const MagiFwdParams* params, char* message, int message_bytes) {
   return report(magi::launch_fwd(*params), message, message_bytes);
+}
+
+// All kernels of the library, whatever their dtype.
+MAGI_EXPORT int magi_num_kernels() {
+  return static_cast<int>(magi::all_kernels().size());
+}
+
+// Loads what a model of this MagiDtype launches onto the current device; *num_loaded: how many.
+MAGI_EXPORT int magi_load_kernels(int32_t dtype, int32_t* num_loaded, char* message,
+                                  int message_bytes) {
+  return report(magi::load_kernels(dtype, num_loaded), message, message_bytes);
 }

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from megatron_magi import build
-from megatron_magi.core.cuda_library import CudaLibrary, FwdParams, TensorView
+from megatron_magi.core.cuda_library import CudaKernelError, CudaLibrary, FwdParams, TensorView
 
 PARAMS = build.SOURCE_DIR / "params.h"
 
@@ -92,3 +93,10 @@ def test_the_library_builds_and_loads_without_a_gpu() -> None:
     assert "magi_flex_attn_fwd" in exported and "libcudart" not in exported
     with pytest.raises(RuntimeError, match="num_heads_q must be a multiple of num_heads_kv"):
         library.call("magi_flex_attn_fwd", FwdParams(num_heads_q=3, num_heads_kv=2, pack=1))
+    log = path.with_suffix(".log")
+    if log.exists():  # the assembler named every kernel that it compiled
+        compiled = re.findall(r"Compiling entry function '(\w+)'", log.read_text())
+        assert library.function("magi_num_kernels")() == len(set(compiled)) > 30
+    if not torch.cuda.is_available():
+        with pytest.raises(CudaKernelError, match=r"magi_load_kernels failed.*loading the"):
+            library.load_kernels(torch.bfloat16)

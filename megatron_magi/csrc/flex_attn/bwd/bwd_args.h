@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "../common/kernel_list.h"
 #include "bwd_params.h"
 
 namespace magi {
@@ -98,5 +99,9 @@ template <int kDtype, int kHeadDim>
 cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream);
 template <int kDtype, int kHeadDim>
 cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream);
+
+// The kernels of the four.
+template <int kDtype, int kHeadDim>
+void list_bwd(KernelList* kernels);
 
 }  // namespace magi

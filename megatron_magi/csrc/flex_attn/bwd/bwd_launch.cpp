@@ -167,29 +167,47 @@ Status launch(const MagiBwdParams& p) {
   return convert<kDtype, kHeadDim>(p, stream);
 }
 
+struct Variant {
+  int dtype, head_dim;
+  Status (*run)(const MagiBwdParams&);
+  cudaError_t (*delta)(const MagiDeltaParams&, cudaStream_t);
+  void (*list)(KernelList*);
+};
+
+template <int kDtype, int kHeadDim>
+constexpr Variant variant() {
+  return {kDtype, kHeadDim, launch<kDtype, kHeadDim>, run_bwd_delta<kDtype, kHeadDim>,
+          list_bwd<kDtype, kHeadDim>};
+}
+
+// What is launched, and what is loaded ahead.
+constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(), variant<kMagiBf16, 128>(),
+                                 variant<kMagiFp16, 64>(), variant<kMagiFp16, 128>()};
+
+const Variant* find_variant(int dtype, int head_dim) {
+  for (const Variant& v : kVariants)
+    if (v.dtype == dtype && v.head_dim == head_dim) return &v;
+  return nullptr;
+}
+
 }  // namespace
 
 Status launch_bwd(const MagiBwdParams& p) {
   MAGI_RETURN_IF_ERROR(check(p));
-  if (p.dtype == kMagiBf16)
-    return p.head_dim == 128 ? launch<kMagiBf16, 128>(p) : launch<kMagiBf16, 64>(p);
-  return p.head_dim == 128 ? launch<kMagiFp16, 128>(p) : launch<kMagiFp16, 64>(p);
+  return find_variant(p.dtype, p.head_dim)->run(p);
 }
 
 Status launch_delta(const MagiDeltaParams& p) {
-  if ((p.head_dim != 64 && p.head_dim != 128) || (p.dtype != kMagiBf16 && p.dtype != kMagiFp16))
+  const Variant* v = find_variant(p.dtype, p.head_dim);
+  if (v == nullptr)
     return {kUnsupported, "delta needs head_dim 64 or 128 and bf16 or fp16, got head_dim " +
                               std::to_string(p.head_dim) + " and dtype code " +
                               std::to_string(p.dtype) + "; compute it in PyTorch"};
-  const auto stream = static_cast<cudaStream_t>(p.stream);
-  cudaError_t error;
-  if (p.dtype == kMagiBf16)
-    error = p.head_dim == 128 ? run_bwd_delta<kMagiBf16, 128>(p, stream)
-                              : run_bwd_delta<kMagiBf16, 64>(p, stream);
-  else
-    error = p.head_dim == 128 ? run_bwd_delta<kMagiFp16, 128>(p, stream)
-                              : run_bwd_delta<kMagiFp16, 64>(p, stream);
-  return cuda_status(error, "backward, delta kernel");
+  return cuda_status(v->delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
+}
+
+void list_bwd_kernels(KernelList* kernels) {
+  for (const Variant& v : kVariants) v.list(kernels);
 }
 
 }  // namespace magi

@@ -49,6 +49,22 @@ cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+template <int kDtype, int kHeadDim, bool kDeterministic>
+Kernel bwd_main_kernel() {
+  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic>;
+  return kernel_of(bwd_kernel<Traits>, kDtype, Traits::kSmemBytes);
+}
+
+template <int kDtype, int kHeadDim>
+void list_bwd(KernelList* kernels) {
+  using Element = BwdElement<kDtype>;
+  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, false>());
+  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, true>());
+  kernels->push_back(kernel_of(bwd_prepare_kernel<Element, kHeadDim>, kDtype));
+  kernels->push_back(kernel_of(bwd_delta_kernel<Element, kHeadDim>, kDtype));
+  kernels->push_back(kernel_of(bwd_convert_kernel<Element, kHeadDim>, kDtype));
+}
+
 #define MAGI_INSTANTIATE_BWD(dtype, head_dim)                                                    \
   template cudaError_t run_bwd_main<dtype, head_dim, false>(const BwdMaps&, const BwdArgs&, int, \
                                                             cudaStream_t);                       \
@@ -56,6 +72,7 @@ cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream) {
                                                            cudaStream_t);                        \
   template cudaError_t run_bwd_prepare<dtype, head_dim>(const BwdPrepareArgs&, cudaStream_t);    \
   template cudaError_t run_bwd_delta<dtype, head_dim>(const MagiDeltaParams&, cudaStream_t);     \
-  template cudaError_t run_bwd_convert<dtype, head_dim>(BwdConvertArgs, cudaStream_t)
+  template cudaError_t run_bwd_convert<dtype, head_dim>(BwdConvertArgs, cudaStream_t);           \
+  template void list_bwd<dtype, head_dim>(KernelList*)
 
 }  // namespace magi

@@ -8,22 +8,11 @@
 namespace magi {
 namespace {
 
-struct Variant {
-  int dtype, head_dim, block_m, block_n;
-  FwdFunction run;
-};
-
-constexpr Variant kVariants[] = {
-    {kMagiBf16, 64, 128, 128, run_fwd_bf16_d64_m128_n128},
-    {kMagiBf16, 64, 192, 128, run_fwd_bf16_d64_m192_n128},
-    {kMagiBf16, 128, 128, 128, run_fwd_bf16_d128_m128_n128},
-    {kMagiBf16, 128, 192, 64, run_fwd_bf16_d128_m192_n64},
-    {kMagiBf16, 128, 192, 80, run_fwd_bf16_d128_m192_n80},
-    {kMagiFp16, 64, 128, 128, run_fwd_fp16_d64_m128_n128},
-    {kMagiFp16, 64, 192, 128, run_fwd_fp16_d64_m192_n128},
-    {kMagiFp16, 128, 128, 128, run_fwd_fp16_d128_m128_n128},
-    {kMagiFp16, 128, 192, 64, run_fwd_fp16_d128_m192_n64},
-    {kMagiFp16, 128, 192, 80, run_fwd_fp16_d128_m192_n80},
+// What is launched, and what is loaded ahead.
+const FwdVariant* const kVariants[] = {
+    &kFwdBf16D64M128N128, &kFwdBf16D64M192N128, &kFwdBf16D128M128N128, &kFwdBf16D128M192N64,
+    &kFwdBf16D128M192N80, &kFwdFp16D64M128N128, &kFwdFp16D64M192N128,  &kFwdFp16D128M128N128,
+    &kFwdFp16D128M192N64, &kFwdFp16D128M192N80,
 };
 
 Status check(const MagiFwdParams& p) {
@@ -52,15 +41,19 @@ Status check(const MagiFwdParams& p) {
 Status launch_fwd(const MagiFwdParams& params) {
   MAGI_RETURN_IF_ERROR(check(params));
   if (params.num_q == 0) return {};
-  for (const Variant& v : kVariants)
-    if (v.dtype == params.dtype && v.head_dim == params.head_dim && v.block_m == params.block_m &&
-        v.block_n == params.block_n)
-      return v.run(params);
+  for (const FwdVariant* v : kVariants)
+    if (v->dtype == params.dtype && v->head_dim == params.head_dim &&
+        v->block_m == params.block_m && v->block_n == params.block_n)
+      return v->run(params);
   return {kUnsupported, "no forward kernel for dtype code " + std::to_string(params.dtype) +
                             ", head_dim " + std::to_string(params.head_dim) + ", block_m " +
                             std::to_string(params.block_m) + ", block_n " +
                             std::to_string(params.block_n) +
                             "; compiled are bf16 and fp16, head_dim 64 and 128"};
+}
+
+void list_fwd_kernels(KernelList* kernels) {
+  for (const FwdVariant* v : kVariants) kernels->push_back(v->kernel());
 }
 
 }  // namespace magi

@@ -51,4 +51,19 @@ Status run_fwd(const MagiFwdParams& args) {
   return cuda_status(cudaGetLastError(), "launch of the forward kernel");
 }
 
+template <class Traits>
+constexpr int kFwdDtype =
+    std::is_same_v<typename Traits::Element, ptx::bf16> ? kMagiBf16 : kMagiFp16;
+
+template <class Traits>
+Kernel fwd_kernel() {
+  return kernel_of(flex_fwd_kernel<Traits>, kFwdDtype<Traits>, Traits::kSharedBytes);
+}
+
+template <class Traits>
+constexpr FwdVariant fwd_variant() {
+  return {kFwdDtype<Traits>, Traits::kHeadDim, Traits::kBlockM,
+          Traits::kBlockN,   run_fwd<Traits>,  fwd_kernel<Traits>};
+}
+
 }  // namespace magi

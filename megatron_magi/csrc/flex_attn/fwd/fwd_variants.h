@@ -1,22 +1,27 @@
-// The compiled forward variants: one function per (element, head_dim, block_m, block_n), each in
-// its own instantiation file so that they build in parallel.
+// The compiled forward variants: one per (element, head_dim, block_m, block_n), each in its own
+// instantiation file so that they build in parallel.
 #pragma once
+#include "../common/kernel_list.h"
 #include "../common/status.h"
 #include "../params.h"
 
 namespace magi {
 
-using FwdFunction = Status (*)(const MagiFwdParams&);
+struct FwdVariant {
+  int dtype, head_dim, block_m, block_n;
+  Status (*run)(const MagiFwdParams&);
+  Kernel (*kernel)();
+};
 
-Status run_fwd_bf16_d64_m128_n128(const MagiFwdParams& args);
-Status run_fwd_bf16_d64_m192_n128(const MagiFwdParams& args);
-Status run_fwd_bf16_d128_m128_n128(const MagiFwdParams& args);
-Status run_fwd_bf16_d128_m192_n64(const MagiFwdParams& args);
-Status run_fwd_bf16_d128_m192_n80(const MagiFwdParams& args);
-Status run_fwd_fp16_d64_m128_n128(const MagiFwdParams& args);
-Status run_fwd_fp16_d64_m192_n128(const MagiFwdParams& args);
-Status run_fwd_fp16_d128_m128_n128(const MagiFwdParams& args);
-Status run_fwd_fp16_d128_m192_n64(const MagiFwdParams& args);
-Status run_fwd_fp16_d128_m192_n80(const MagiFwdParams& args);
+extern const FwdVariant kFwdBf16D64M128N128;
+extern const FwdVariant kFwdBf16D64M192N128;
+extern const FwdVariant kFwdBf16D128M128N128;
+extern const FwdVariant kFwdBf16D128M192N64;
+extern const FwdVariant kFwdBf16D128M192N80;
+extern const FwdVariant kFwdFp16D64M128N128;
+extern const FwdVariant kFwdFp16D64M192N128;
+extern const FwdVariant kFwdFp16D128M128N128;
+extern const FwdVariant kFwdFp16D128M192N64;
+extern const FwdVariant kFwdFp16D128M192N80;
 
 }  // namespace magi

@@ -1,7 +1,5 @@
 #include "../fwd/fwd_run.cuh"
 
 namespace magi {
-Status run_fwd_bf16_d128_m192_n64(const MagiFwdParams& args) {
-  return run_fwd<FwdTraits<ptx::bf16, 128, 192, 64>>(args);
-}
+const FwdVariant kFwdBf16D128M192N64 = fwd_variant<FwdTraits<ptx::bf16, 128, 192, 64>>();
 }  // namespace magi

@@ -1,7 +1,5 @@
 #include "../fwd/fwd_run.cuh"
 
 namespace magi {
-Status run_fwd_bf16_d128_m192_n80(const MagiFwdParams& args) {
-  return run_fwd<FwdTraits<ptx::bf16, 128, 192, 80>>(args);
-}
+const FwdVariant kFwdBf16D128M192N80 = fwd_variant<FwdTraits<ptx::bf16, 128, 192, 80>>();
 }  // namespace magi

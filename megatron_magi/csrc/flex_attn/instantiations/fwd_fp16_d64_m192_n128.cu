@@ -1,7 +1,5 @@
 #include "../fwd/fwd_run.cuh"
 
 namespace magi {
-Status run_fwd_fp16_d64_m192_n128(const MagiFwdParams& args) {
-  return run_fwd<FwdTraits<ptx::fp16, 64, 192, 128>>(args);
-}
+const FwdVariant kFwdFp16D64M192N128 = fwd_variant<FwdTraits<ptx::fp16, 64, 192, 128>>();
 }  // namespace magi

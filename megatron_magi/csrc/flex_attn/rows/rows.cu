@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "../common/kernel_list.h"
 #include "../common/status.h"
 #include "row_kernels.cuh"
 
@@ -50,6 +51,13 @@ Status add(const MagiAddParams& p) {
 }
 
 }  // namespace
+
+void list_row_kernels(KernelList* kernels) {
+  kernels->push_back(kernel_of(gather_rows_kernel, kAnyDtype));
+  kernels->push_back(kernel_of(add_rows_kernel, kAnyDtype));
+  kernels->push_back(kernel_of(pause_kernel, kAnyDtype));
+}
+
 }  // namespace magi
 
 MAGI_EXPORT int magi_row_params_bytes() {
