@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+
 ENDINGS = ("destroyed", "not destroyed", "kept", "late", "a rank fails")
 TIMEOUT_S = 60
 kept: list[Any] = []
@@ -40,6 +43,7 @@ class Job:
 
 def main() -> int:
     args = _arguments()
+    _import_once()
     rng = random.Random(args.seed)
     counts: collections.Counter[tuple[str, int]] = collections.Counter()
     started, number = time.monotonic(), 0
@@ -47,7 +51,7 @@ def main() -> int:
         job = Job(rng.choice((2, 3)), ENDINGS[number % len(ENDINGS)], number)
         codes = run_job(job)
         if codes is None:
-            return 0  # a rank of its own: it has done its work and ends like any program
+            return 0  # a rank: it has done its work and ends like any program
         counts.update((job.ending, code) for code in codes)
         number += 1
     bad = {
@@ -142,7 +146,7 @@ def _write_record(path: Path, result: dict[str, Any]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = CommandParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--exits", type=int, default=500, help="ranks to see end (default 500)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="JSON file to write")
@@ -158,5 +162,4 @@ def _import_once() -> None:
 
 
 if __name__ == "__main__":
-    _import_once()
-    sys.exit(main())
+    raise SystemExit(guarded(main))

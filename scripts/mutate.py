@@ -29,6 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "megatron_magi"
 SUITES = {
@@ -245,7 +248,7 @@ def _write(path: Path | None, results: list[dict[str, object]]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Whether the tests notice small changes.")
+    parser = CommandParser(description="Whether the tests notice small changes.")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="modules whose path begins so")
@@ -259,4 +262,4 @@ def _arguments() -> argparse.Namespace:
 STARTED = time.monotonic()
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(guarded(main))

@@ -92,7 +92,7 @@ CASES = [
     # places to write, runs, weights
     ("viz --cp 2 --lengths 64 --format svg --out afile/x", "got Not a directory: afile/x"),
     ("viz --cp 2 --lengths 64 --format svg --out afile", "got File exists: afile"),
-    ("compare run cut", "must be UTF-8, got byte 0xff at 0"),
+    ("compare run cut", "must be text with a line for each iteration"),
     ("compare cut run", "a steps.csv must have the columns and numbers"),
     ("compare folder folder", "must have a steps.csv, got none in folder"),
     ("weights import none --print-recipe", "needs config.json, got none in none"),

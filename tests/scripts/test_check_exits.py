@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "check_exits.py"
 
 def run(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
     start = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import check_exits as c\n"
-    command = ["-c", f"{start}{code}\nc._import_once(); sys.exit(c.main())"] if code else [SCRIPT]
+    command = ["-c", f"{start}{code}\nsys.exit(c.main())"] if code else [SCRIPT]
     return subprocess.run(
         [sys.executable, *command, *words], capture_output=True, text=True, timeout=150
     )
