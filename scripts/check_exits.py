@@ -117,9 +117,9 @@ def _attend(job: Job, rank: int) -> None:
     if job.ending == "kept":
         kept.extend((key, group))
     q, k, v = (api.dispatch(torch.randn(160, h, 8, requires_grad=True), key) for h in (2, 1, 1))
+    out, _ = api.calc_attn(q, k, v, key)
     if job.ending == "a rank fails" and rank == 0:
         raise RuntimeError("this rank fails")
-    out, _ = api.calc_attn(q, k, v, key)
     api.undispatch(out, key, is_partial_grad=True).sum().backward()
     if job.ending == "late" and rank:  # comparisons are under way while rank 0 ends
         time.sleep(0.5 * (job.seed % 5))
