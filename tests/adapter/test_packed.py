@@ -20,6 +20,7 @@ from megatron_magi.adapter.packed import (
 )
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.token_dispatch import position_ids
 
 BOUNDS = [0, 5, 6, 16]
 
@@ -103,13 +104,19 @@ def test_from_stock_thd() -> None:
     assert packed.dispatch_plan.mask == masks.from_cu_seqlens(BOUNDS)
 
 
+def first_of_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan as rank 0 of two, without a second process."""
+    place = "megatron_magi.adapter.packed"
+    monkeypatch.setattr(f"{place}.plan_for", lambda mask, _, *a, **b: plan_for(mask, 2, *a, **b))
+    monkeypatch.setattr(f"{place}.position_ids", lambda plan, _: position_ids(plan, 0))
+
+
 def test_a_window_plan_takes_over_a_layout_that_it_would_not_choose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows are dispatched once, for all layers, and balanced for the layers that see more."""
     bounds = [0, 300, 2000, 4096]
-    two_ranks = lambda mask, _cp, *args, **given: plan_for(mask, 2, *args, **given)  # noqa: E731
-    monkeypatch.setattr("megatron_magi.adapter.packed.plan_for", two_ranks)
+    first_of_two_ranks(monkeypatch)
     config = model(window_size=(30, 0), window_attn_skip_freq=2)
     packed = make_packed_seq_params(bounds, config, None, device="cpu")
     alone = plan_for(packed.window_plan.mask, 2, head_shape(config))
@@ -135,8 +142,7 @@ def test_rotary_angles_are_stock_ones_of_the_positions(
 def test_padded_lengths_divide_over_sequence_parallel_ranks(
     tp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two_ranks = lambda mask, _cp, *args, **given: plan_for(mask, 2, *args, **given)  # noqa: E731
-    monkeypatch.setattr("megatron_magi.adapter.packed.plan_for", two_ranks)
+    first_of_two_ranks(monkeypatch)
     config = model(
         hidden_size=48, num_attention_heads=12, num_query_groups=6, sequence_parallel=True,
         tensor_model_parallel_size=tp, context_parallel_size=2,
