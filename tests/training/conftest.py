@@ -26,6 +26,12 @@ def packed_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prefix
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of a module's jobs lie."""
+    return tmp_path_factory.mktemp("runs")
+
+
 @pytest.fixture(scope="session")
 def tiny_recipe(packed_data: Path) -> Callable[..., dict[str, Any]]:
     """A recipe of a two-layer model; sections and values given by name are merged over it."""

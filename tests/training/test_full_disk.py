@@ -33,11 +33,6 @@ def no_room(*_: Any, **__: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
 def results(
     folder: Path,
     packed_data: Path,

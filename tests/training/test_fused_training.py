@@ -55,11 +55,6 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
 def results(folder: Path, tiny_recipe: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     def job(name: str, parts: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
         merged = {k: v for k, v in sections.items() if k not in ("model", "train")}

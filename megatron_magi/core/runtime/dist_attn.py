@@ -87,10 +87,7 @@ def dist_attn(
     _check_local(q, k, v, plan)
     scale = scale_of(q, softmax_scale)
     refuse_tangents(q, k, v)
-    will_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    row = (*k.shape[1:], v.shape[2])
-    call = Call("dist_attn", row, k.dtype, scale, int(will_backward))
-    comparison = compare(call, plan, cp_group, q.device)
+    comparison = compare(_call(q, k, v, scale), plan, cp_group, q.device)
     config, one_width = plan.config, has_one_width(q, v)
     work = _StageWork(
         plan,
@@ -103,6 +100,12 @@ def dist_attn(
     comparison.wait()  # what was made since hides it
     out, lse = _DistAttn.apply(q, k, v, work)
     return out, lse
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Call:
+    """What every rank must have alike. A rank without a backward would leave the others waiting."""
+    will_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    return Call("dist_attn", (*k.shape[1:], v.shape[2]), k.dtype, scale, int(will_backward))
 
 
 @dataclass(frozen=True)
