@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from megatron_magi.core.checks import INT32_MAX, integer, number_or_infinite, shown
+from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 DispatchAlgorithm = Literal["lpt", "swap"]

@@ -12,7 +12,7 @@ BASE = [
     "build",
     "requirements",
     "_solver",
-    "core.checks",
+    "checks",
     "core.tensor_checks",
     "core.native",
     "core.cuda_library",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron_magi.api.environment import tell_about_environment
 from megatron_magi.api.runtime_key import DistAttnRuntimeKey, check_key, remember
-from megatron_magi.core.checks import flag, integer, number
+from megatron_magi.checks import flag, integer, number
 from megatron_magi.core.kernel.backend import acc_dtype
 from megatron_magi.core.kernel.calls import one_graph_break
 from megatron_magi.core.kernel.flex_attn import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megatron_magi.core.checks import INT32_MAX, integer
+from megatron_magi.checks import INT32_MAX, integer
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import tensor
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
+from megatron_magi.checks import flag, instance, integer, number, optional_integer
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.checks import flag, instance, integer, number, optional_integer
 
 
 class AttnOverlapMode(Enum):

@@ -21,7 +21,7 @@ from megatron_magi.api.runtime_key import (
     remember,
 )
 from megatron_magi.api.tokens import dispatch
-from megatron_magi.core.checks import flag, integer, optional_integer
+from megatron_magi.checks import flag, integer, optional_integer
 from megatron_magi.core.comm.process_group import CpGroup
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import HeadShape

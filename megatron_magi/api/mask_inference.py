@@ -24,7 +24,7 @@ from megatron_magi.api.mask_type import (
 )
 from megatron_magi.api.range import AttnRange
 from megatron_magi.api.ranges import AttnRanges, check_ranges
-from megatron_magi.core.checks import INT32_MAX, flag, int_array, integer, pair, shown
+from megatron_magi.checks import INT32_MAX, flag, int_array, integer, pair, shown
 from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray
 from megatron_magi.core.native import solver
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatron_magi.core.checks import flag, instance, integer, optional_integer, pair
+from megatron_magi.checks import flag, instance, integer, optional_integer, pair
 
 NaiveRange = tuple[int, int]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TypeVar, overload
 
 from megatron_magi.api.range import AttnRange
-from megatron_magi.core.checks import flag, instance, integer
+from megatron_magi.checks import flag, instance, integer
 
 List = TypeVar("List", bound="RangeList")
 

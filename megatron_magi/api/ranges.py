@@ -11,7 +11,7 @@ from torch import Tensor
 from megatron_magi.api import range_sets
 from megatron_magi.api.range import AttnRange, NaiveRange
 from megatron_magi.api.range_list import RangeList
-from megatron_magi.core.checks import flag, instance, integer, integers, shown
+from megatron_magi.checks import flag, instance, integer, integers, shown
 from megatron_magi.core.tensor_checks import device as checked_device
 
 

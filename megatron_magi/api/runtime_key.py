@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from megatron_magi.api.dist_attn_config import DistAttnConfig
 from megatron_magi.api.mask_type import AttnMaskType, typed_slices
 from megatron_magi.api.ranges import AttnRanges
-from megatron_magi.core.checks import instance
+from megatron_magi.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, is_alive, resolve_group
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import check_plan

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_magi.core.checks import flag, instance, integer, number_or_infinite, shown
+from megatron_magi.checks import flag, instance, integer, number_or_infinite, shown
 
 
 def tensor(value: Any, name: str) -> None:

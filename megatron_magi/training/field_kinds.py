@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
 
-from megatron_magi.core.checks import is_bool, is_integer_like, shown
+from megatron_magi.checks import is_bool, is_integer_like, shown
 
 
 def misfits(section: str, values: Any) -> Iterator[str]:

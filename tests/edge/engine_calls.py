@@ -121,7 +121,7 @@ FUNCTIONS = [
         {"mask": MASK, "cp_size": 1, "head_shape": SHAPE},
         {
             "mask": kind.MASK,
-            "cp_size": kind.GROUP.also((True, "integer"), (0, "between 1"), (2**20, "65536")),
+            "cp_size": kind.GROUP.also((True, "integer"), (0, "between 1"), (2**20, "8192")),
             "head_shape": kind.HEADS,
             "config": kind.config("MagiConfig"),
             "dispatch": kind.LAYOUT.without(None),
@@ -139,7 +139,7 @@ PLANNING = [
         {"mask": MASK, "cp_size": 1, "head_shape": SHAPE, "config": magi.MagiConfig()},
         {
             "mask": kind.MASK,
-            "cp_size": POSITIVE.also((2**20, "65536")),
+            "cp_size": POSITIVE.also((2**20, "8192")),
             "head_shape": kind.HEADS,
             "config": kind.config("MagiConfig").also((None, "must be a MagiConfig")),
             "dispatch": kind.LAYOUT.without(None),

@@ -270,4 +270,4 @@ def test_commands_say_it_in_a_line(
     assert main(command) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: packed data must be as it was written")
-    assert second.startswith(f"error: {prefix}.json must be what was written with its data")
+    assert second.startswith(f"error: {prefix}.json must be what prepare_data.py writes")

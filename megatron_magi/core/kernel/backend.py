@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from megatron_magi.core.checks import word
+from megatron_magi.checks import word
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 logger = logging.getLogger("megatron_magi")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.checks import flag, instance, number, word
+from megatron_magi.checks import flag, instance, number, word
 from megatron_magi.core.kernel.backend import BACKENDS
 from megatron_magi.core.kernel.calls import must_dispatch, refuse_tangents
 from megatron_magi.core.kernel.eager import Attend, attend

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megatron_magi.core.checks import shown
+from megatron_magi.checks import shown
 from megatron_magi.core.tensor_checks import tensor
 
 SINK_LAYOUTS = ("sh", "ssh", "shd")

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.core.checks import flag, int_array, integer, integers, pair, shown
+from megatron_magi.checks import flag, int_array, integer, integers, pair, shown
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.mask.slices import (
     BAND_MAX,

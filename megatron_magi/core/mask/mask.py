@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.core.checks import instance, integer
+from megatron_magi.checks import instance, integer
 from megatron_magi.core.mask.slices import BAND_MAX, IntArray, as_slices
 from megatron_magi.core.native import solver
 

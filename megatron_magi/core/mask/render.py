@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatron_magi.core.checks import instance, shown
+from megatron_magi.checks import instance, shown
 from megatron_magi.core.mask.mask import AttnMask, check_mask
 
 Point = tuple[float, float]

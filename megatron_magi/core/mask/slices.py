@@ -15,7 +15,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.core.checks import int_array, integer, shown
+from megatron_magi.checks import int_array, integer, shown
 from megatron_magi.core.native import solver
 
 IntArray = npt.NDArray[np.int32]

@@ -6,8 +6,8 @@ from dataclasses import astuple, dataclass, field, fields
 
 import numpy as np
 
+from megatron_magi.checks import instance, integer, shown, word
 from megatron_magi.config import ForwardMode, MagiConfig
-from megatron_magi.core.checks import instance, integer, shown, word
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.checks import INT32_MAX, instance, int_array, integer
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.checks import INT32_MAX, instance, int_array, integer
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from megatron_magi.core.checks import INT32_MAX, integer, shown
+from megatron_magi.checks import INT32_MAX, integer, shown
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from megatron_magi.checks import instance
 from megatron_magi.config import ForwardMode
-from megatron_magi.core.checks import instance
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.row_ranges import joined
 from megatron_magi.core.native import solver

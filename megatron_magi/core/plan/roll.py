@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from megatron_magi.core.checks import integer
+from megatron_magi.checks import integer
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import DispatchPlan, Int64Array, check_layout
 from megatron_magi.core.plan.group_cast import GroupCastPlan, cast_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+from megatron_magi.checks import integer, is_integer_like
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.checks import integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_size
 from megatron_magi.core.kernel.calls import one_graph_break
 from megatron_magi.core.mask import AttnMask

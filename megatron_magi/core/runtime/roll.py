@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.checks import integer
+from megatron_magi.checks import integer
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.device_buffer import DeviceBuffer

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.checks import flag, integer, is_integer_like
+from megatron_magi.checks import flag, integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
 from megatron_magi.core.device_buffer import DeviceBuffer
 from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break

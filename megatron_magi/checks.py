@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # recipes and the command line start without numpy
+    import numpy as np
+    import numpy.typing as npt
 
 INT32_MAX = 2**31 - 1
 
@@ -73,9 +74,7 @@ def number_or_infinite(value: Any, name: str) -> float:
 
 def flag(value: Any, name: str) -> bool:
     """True or False, also numpy's."""
-    if value is True or value is False:
-        return bool(value)
-    if isinstance(value, np.bool_):
+    if value is True or value is False or _is_numpy_bool(type(value)):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {shown(value)}; pass one of them")
 
@@ -126,6 +125,8 @@ def int_array(values: Any, name: str) -> npt.NDArray[np.int64]:
 
     An empty list holds integers.
     """
+    import numpy as np
+
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:  # ragged, on a GPU, needs a gradient
@@ -162,12 +163,16 @@ def is_bool(value: Any) -> bool:
     return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
 
 
+def _is_numpy_bool(kind: type) -> bool:
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
+
+
 def _has_bool(values: Any) -> bool:
     """Whether True stands among integers, of which numpy makes 1."""
     if not isinstance(values, (list, tuple)):
         return False
     kinds = set(map(type, values))
-    if bool in kinds or np.bool_ in kinds:
+    if bool in kinds or any(map(_is_numpy_bool, kinds)):
         return True
     return any(k in kinds for k in (list, tuple)) and any(map(_has_bool, values))
 
