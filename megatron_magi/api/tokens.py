@@ -22,7 +22,7 @@ def dispatch(x: Tensor, key: DistAttnRuntimeKey, pad_value: float = 0.0) -> Tens
     Returns:
         [num_tokens_local, ...].
 
-    Cost: 16 bytes per rank (ranks compare what they planned); backward gathers the gradient.
+    Cost: nothing travels; the backward gathers the gradient on every rank.
     """
     remember(key)
     return _tokens.dispatch(x, key.plan, key.cp_group, pad_value=pad_value)

@@ -72,7 +72,7 @@ class Channel:
         self.num_sent = 0
 
     def send(self, record: tuple[int, ...]) -> None:
-        """Start gathering the next record; returns at once. About 15 us of the host."""
+        """Start gathering the next record; returns at once."""
         assert self.group is not None, "a closed channel sends nothing"
         slot = self.free.pop() if self.free else _new_slot(self.size)
         slot.mine.numpy()[:] = record
@@ -84,6 +84,10 @@ class Channel:
         """The oldest comparison under way has ended, well or not."""
         work = self.pending[0].work if self.pending else None
         return work is not None and work.is_completed()
+
+    def is_quiet(self) -> bool:
+        """Nothing is under way."""
+        return all(slot.work is None or slot.work.is_completed() for slot in self.pending)
 
     def receive(self, timeout_s: float) -> Records:
         """All ranks' oldest records, [ranks, RECORD_LEN]; a copy.
@@ -101,7 +105,7 @@ class Channel:
 
     def close(self) -> None:
         """End the group now, or as soon as what is under way has ended."""
-        if all(slot.work is None or slot.work.is_completed() for slot in self.pending):
+        if self.is_quiet():
             self.group = None  # joins its threads, and only then the buffers may go
             self.pending.clear()
         elif self not in _unfinished:
@@ -114,20 +118,21 @@ def close_unfinished(patience_s: float = 0) -> None:
     waiting = list(_unfinished)
     _unfinished.clear()
     for channel in waiting:
-        while not _is_quiet(channel) and time.monotonic() < deadline:
+        while not channel.is_quiet() and time.monotonic() < deadline:
             time.sleep(0.005)
         channel.close()
-
-
-def _is_quiet(channel: Channel) -> bool:
-    return all(slot.work is None or slot.work.is_completed() for slot in channel.pending)
 
 
 def _leave_unfinished() -> None:
     """At the end of the process: end what can be ended; what cannot is never taken apart."""
     close_unfinished(EXIT_PATIENCE_S)
     for channel in _unfinished:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
+        leave(channel)
+
+
+def leave(channel: Channel) -> None:
+    """Never take it apart: its threads are busy, or are those of another process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
 
 
 def _new_slot(size: int) -> _Slot:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ import torch.distributed as dist
 
 import megatron_magi as magi
 from megatron_magi import AgreementError, AttnPlan, HeadShape, MagiConfig, masks
-from megatron_magi.core.runtime import agreement, agreement_watcher
+from megatron_magi.core.runtime import agreement, agreement_channel, agreement_watcher
 from megatron_magi.core.runtime.agreement_record import Call
 from megatron_magi.core.runtime.max_logits import dist_max_logits
 from tests.process_pool import subgroup
@@ -181,6 +183,27 @@ def ends_with_its_group(rank: int, cp_size: int) -> None:
     magi.agree(plan, later)
     assert of_held.channel is None and of_dropped() is None
     assert agreement._states[later].channel is not None
+
+
+def forked_child(rank: int, cp_size: int) -> int:
+    """Exit code of a child that a rank forks, as for a tool of its own, and that ends normally."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return 0
+    plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
+    magi.agree(plan, group)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # a child that hangs is killed, and seen
+        for state in list(agreement._states.values()):
+            state.close()
+        agreement._close_all()
+        agreement_channel._leave_unfinished()
+        gc.collect()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    magi.agree(plan, group)
+    return code
 
 
 def on_a_device(rank: int, cp_size: int) -> list[str]:

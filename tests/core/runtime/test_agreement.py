@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +59,10 @@ def test_a_channel_ends_with_its_group() -> None:
     pool(WORLD).run(jobs.ends_with_its_group, 2)
 
 
+def test_a_forked_child_ends() -> None:
+    assert pool(WORLD).run(jobs.forked_child, 2)[:2] == [0, 0]
+
+
 def test_a_device_does_not_wait_and_is_told_by_the_next_call() -> None:
     for said in pool(WORLD).run(jobs.on_a_device, 2)[:2]:
         first, second, error = said
@@ -89,8 +94,6 @@ def test_heads_that_were_not_planned_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_part_of_a_call_makes_another_record(kind: str) -> None:
-    import numpy as np
-
     plan = magi.plan(masks.causal(16), 1, HeadShape(4, 2, 8))
     call = Call(kind, (2, 8, 8), torch.bfloat16, 0.25, 1)
     others = [
