@@ -130,7 +130,9 @@ class FlexBackend:
         out, lse = out[0].transpose(0, 1).to(acc), lse[0].T.to(acc)
         # Rows that see nothing, whatever this version of PyTorch makes of them.
         empty = row_intervals(table, q_THD.device)[2].unsqueeze(-1)
-        lse = lse.masked_fill(empty, -torch.inf)
+        failed = lse == -torch.inf  # a row that sees scores of -inf alone has no softmax
+        lse = lse.masked_fill(failed, torch.nan).masked_fill(empty, -torch.inf)
+        out = out.masked_fill(failed.unsqueeze(-1), torch.nan)
         return out.masked_fill(empty.unsqueeze(-1), 0.0), lse
 
 

@@ -61,12 +61,15 @@ class ReferenceBackend:
             q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc),
             torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device),
         )
+        sees = torch.zeros(len(q_THD), dtype=torch.bool, device=q_THD.device)
         for rows, keys, hidden in _tiles(table, q_THD.shape[1], q_THD.device):
+            sees[rows] |= True if hidden is None else ~hidden.all(1)
             scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
             tile_lse = scores.logsumexp(-1)
             probs = (scores - _finite(tile_lse).unsqueeze(-1)).exp_()
             tile_out = torch.einsum("grts,sgd->tgrd", probs, v_SGD[keys].to(acc)).flatten(1, 2)
             merge_(out[rows], lse[rows], tile_out, tile_lse.flatten(0, 1).T)
+        _fail_rows_of_infinities(out, lse, sees)
         if into is not None:
             return put_rows((out, lse), table, into)
         if prev is None:
@@ -101,6 +104,8 @@ class ReferenceBackend:
             dout = _grouped(dout_THD[rows], groups, acc)
             scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
             probs = (scores - _finite(_per_row(lse_TH[rows], groups))).exp_()
+            if hidden is not None:  # a row that is nan is so where it sees
+                probs.masked_fill_(hidden, 0.0)
             dprobs = torch.einsum("tgrd,sgd->grts", dout, v)
             dscores = probs * (dprobs - _per_row(delta_TH[rows], groups)) * softmax_scale
             # Per query head first, then over the group: shorter sums, smaller rounding errors.
@@ -142,6 +147,13 @@ def _scores(q_THD: Tensor, k_SGD: Tensor, softmax_scale: float, hidden: Tensor |
     q = _grouped(q_THD, k_SGD.shape[1], acc)
     scores = torch.einsum("tgrd,sgd->grts", q, k_SGD.to(acc)) * softmax_scale
     return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)
+
+
+def _fail_rows_of_infinities(out_THD: Tensor, lse_TH: Tensor, sees_T: Tensor) -> None:
+    """nan where a row sees keys and every score is -inf: that has no softmax."""
+    failed = (lse_TH == -torch.inf) & sees_T.unsqueeze(-1)
+    out_THD.masked_fill_(failed.unsqueeze(-1), torch.nan)
+    lse_TH.masked_fill_(failed, torch.nan)
 
 
 def _grouped(x_THD: Tensor, groups: int, dtype: torch.dtype) -> Tensor:

@@ -17,8 +17,10 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, int4 info, const Softmax
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = quad_sum(state.row_sum[h]);
-    lse[h] = sum == 0.f ? -INFINITY : fmaf(state.minus_shift[h], -kLn2, __logf(sum));
-    weight[h] = sum == 0.f ? 0.f : __fdividef(1.f, sum);
+    // Nothing to sum: the row sees no cell, or only scores of -inf, which have no softmax.
+    const float nothing = state.limit[h] == -INFINITY ? 0.f : NAN;
+    lse[h] = sum == 0.f ? -INFINITY + nothing : fmaf(state.minus_shift[h], -kLn2, __logf(sum));
+    weight[h] = sum == 0.f ? nothing : __fdividef(1.f, sum);
     const auto at = me.address_of(me.row + 8 * h, info);
     dst[h] =
         at.valid ? a.lse + at.token * a.lse_stride_token + at.head * a.lse_stride_head : nullptr;
