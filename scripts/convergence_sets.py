@@ -55,15 +55,12 @@ def model_b() -> dict[str, list[Run]]:
         "b_documents": [
             run("flex", *PLAIN, *SAVING),
             run("noise", *PLAIN, *REVERSED),
-            run("magi_cp1"),
-            run("magi_cp2", *CP2, gpus=2),
-        ],
-        "b_again": [
             run("noise_sdpa", *SDPA),
-            run("noise_sdpa_reversed", *SDPA, *REVERSED),
-            run("magi_cp1_again"),
-            run("magi_cp1_reversed", *REVERSED),
+            run("noise_fused", *PLAIN, "model.fused=auto"),
+            run("magi_cp2", *CP2, gpus=2),
+            run("magi_cp1"),
         ],
+        "b_again": [run("magi_cp1_again"), run("magi_cp1_reversed", *REVERSED)],
         "b_gates_300": from_step_300(run, "b_flex", ()),
         "b_gates_1": gates(run, "1", FIRST_STEP, ()),
         "b_causal": [
@@ -88,8 +85,7 @@ def model_a() -> dict[str, list[Run]]:
         ],
         "a_noise": [
             run("noise", *PLAIN, *REVERSED, *DP2, **two),
-            run("noise_sdpa_1", *SDPA, *DP2, *FIRST_STEP, **two),
-            run("flex_unfused", *PLAIN, *DP2, "model.fused=off", **two),
+            run("noise_unfused", *PLAIN, *DP2, "model.fused=off", **two),
         ],
         "a_magi_cp1": [run("magi_cp1", *DP2, **two)],
         "a_gates_300": from_step_300(run, "a_flex", DP2),

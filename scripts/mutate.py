@@ -6,7 +6,9 @@
 A mutant is one change of one expression or statement: a comparison, an operator, a number, a
 condition, a returned value, a call that is left out. It is killed when the tests of its module fail
 or do not end in time. The working tree stays as it is: every job has a copy of its own. A record
-that exists is continued: its mutants are not run again.
+that exists is continued: its mutants are not run again. Every suite is also run on an unchanged
+tree, mixed with the mutants: where that fails, the suite proves nothing and its mutants count as
+not run.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ SUITES = {
 }  # fmt: skip
 """Paths that begin so, and the tests of their modules, quickest first."""
 
+COPIED = (PACKAGE, "tests", "scripts", "recipes", "docs", "examples", "patches", "benchmarks",
+          "setup.py", "pyproject.toml", "README.md")  # fmt: skip
+
 ON_A_GPU = ("cuda", "row_kernels", "adapter/fused/", "adapter/rms_norm")
 """Modules of which most lines run on a GPU, or in Triton, alone."""
 
@@ -57,6 +62,10 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
+
+
+UNCHANGED = -1
+"""In place of a node's number: the tree as it is."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,8 @@ def main() -> int:
     results = json.loads(args.record.read_text())["mutants"] if _exists(args.record) else []
     done = {(r["module"], r["node"]) for r in results}
     todo = [m for m in wanted if (m.module, m.node) not in done]
+    todo = _with_unchanged(todo, random.Random(args.seed))
+    unsound: set[str] = set()
     places: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         for number in range(args.jobs):
@@ -82,14 +93,29 @@ def main() -> int:
         for mutant, (outcome, seconds) in zip(
             todo, pool.map(lambda m: _judge(m, places, args), todo), strict=True
         ):
-            if outcome == "not run":
-                continue
-            results.append({**asdict(mutant), "outcome": outcome, "seconds": seconds})
+            if mutant.node == UNCHANGED and outcome in ("killed", "too long"):
+                unsound.add(_start_of(mutant.module))
             print(f"{outcome:9s} {mutant.module}:{mutant.line} {mutant.change}", flush=True)
-            _write(args.record, results)
+            if outcome != "not run" and mutant.node != UNCHANGED:
+                results.append({**asdict(mutant), "outcome": outcome, "seconds": seconds})
+                _write(args.record, results)
+    results = [r for r in results if _start_of(r["module"]) not in unsound]
+    _write(args.record, results)
     killed = sum(r["outcome"] != "survived" for r in results)
     print(f"{killed} of {len(results)} mutants killed")
-    return 0
+    for start in sorted(unsound):
+        print(f"the tests of {start} fail without a change; its mutants count as not run")
+    return 1 if unsound else 0
+
+
+def _with_unchanged(mutants: list[Mutant], shuffled: random.Random) -> list[Mutant]:
+    """The mutants, and two unchanged trees for every suite that they need, at random places."""
+    needed = sorted({_start_of(m.module): m.module for m in mutants}.values())
+    mixed = list(mutants)
+    for module in (*needed, *needed):
+        unchanged = Mutant(module, UNCHANGED, 0, "nothing")
+        mixed.insert(shuffled.randrange(len(mixed) + 1), unchanged)
+    return mixed
 
 
 def mutants_of(module: str, source: str) -> Iterator[Mutant]:
@@ -104,9 +130,10 @@ def mutants_of(module: str, source: str) -> Iterator[Mutant]:
 
 def mutated(source: str, mutant: Mutant) -> str:
     """The module with the change; comments and layout are lost."""
+    if mutant.node == UNCHANGED:
+        return source
     tree = ast.parse(source)
-    node = list(ast.walk(tree))[mutant.node]
-    _apply(node)
+    _apply(list(ast.walk(tree))[mutant.node])
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
@@ -179,17 +206,21 @@ def _sample(args: argparse.Namespace) -> list[Mutant]:
 
 
 def _suite(module: str) -> list[str]:
-    return next((tests for start, tests in SUITES.items() if module.startswith(start)), [])
+    return SUITES.get(_start_of(module), [])
+
+
+def _start_of(module: str) -> str:
+    """The key of SUITES that the module's path begins with."""
+    return next((start for start in SUITES if module.startswith(start)), "")
 
 
 def _copy_of_the_tree(place: Path) -> Path:
-    names = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    built = [p.relative_to(ROOT).as_posix() for p in (ROOT / PACKAGE).glob("_solver*.so")]
-    for name in (*names, *built):
-        if (ROOT / name).is_file():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
+    """What the tests need, without what is built but the planner's module."""
+    place.mkdir(parents=True)
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
             shutil.copy2(ROOT / name, place / name)
     return place
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The runs behind docs/convergence.md, two GPUs wide: curves, noise floors, negative controls.
+"""The runs behind docs/convergence.md: curves, noise floors, negative controls.
 
     python scripts/run_convergence.py --data data/linux_llama3 --out OUT --work WORK b_documents
+    python scripts/run_convergence.py --gpus 0,1,2,3 --data ... a_baseline a_noise
     python scripts/run_convergence.py --list
 
 A set is a list of runs; a run takes one GPU or two and starts when they are free. Curves, recipes
@@ -12,12 +13,15 @@ Without a set, --archive packs what `megatron-magi compare` has added since.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from convergence_sets import Run, all_sets
@@ -36,7 +40,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/convergence_record"))
     parser.add_argument("--work", type=Path, default=Path("runs/convergence"))
     parser.add_argument("--archive", type=Path, help="also pack the record into this .tar.xz")
-    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--gpus", type=gpu_numbers, default=(0, 1), help="numbers, default 0,1")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end what still runs then")
     parser.add_argument("--list", action="store_true", help="show the sets and stop")
     args = parser.parse_args()
     sets = all_sets()
@@ -50,9 +55,10 @@ def main() -> int:
     if unknown:
         parser.error(f"sets must be named by --list, got {', '.join(unknown)}")
     runs = [run for name in args.sets for run in known[name]]
-    wide = [f"{run.name} needs {run.gpus} GPUs" for run in runs if run.gpus > args.gpus]
+    most = len(args.gpus)
+    wide = [f"{run.name} needs {run.gpus} GPUs" for run in runs if run.gpus > most]
     if wide:
-        parser.error(f"a run must fit --gpus {args.gpus}, got {', '.join(wide)}")
+        parser.error(f"a run must fit {most} GPUs of --gpus, got {', '.join(wide)}")
     failed = run_all(runs, args)
     if args.archive is not None:
         pack(args)
@@ -60,25 +66,54 @@ def main() -> int:
     return 1 if failed else 0
 
 
+@dataclass
+class Job:
+    """A run that has been started."""
+
+    run: Run
+    process: subprocess.Popen[bytes]
+    gpus: set[int]
+    began: float
+
+    def end(self) -> None:
+        """Now, with its worker processes; what it has written stays."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
 def run_all(runs: list[Run], args: argparse.Namespace) -> list[str]:
     """Run in order, as many at a time as there are GPUs; names of the runs that failed."""
-    free, waiting, failed = set(range(args.gpus)), list(runs), []
-    active: list[tuple[Run, subprocess.Popen[bytes], set[int], float]] = []
-    while waiting or active:
-        while waiting and len(free) >= waiting[0].gpus:
-            run = waiting.pop(0)
-            mine = set(sorted(free)[: run.gpus])
-            free -= mine
-            active.append((run, start(run, mine, args), mine, time.time()))
-        time.sleep(0.2)
-        for job in [job for job in active if job[1].poll() is not None]:
-            active.remove(job)
-            run, process, mine, begin = job
-            free |= mine
-            keep(run, args, process.returncode, time.time() - begin)
-            if process.returncode:
-                failed.append(run.name)
+    free, waiting, failed = set(args.gpus), list(runs), []
+    active: list[Job] = []
+    last = time.time() + args.seconds
+    try:
+        while waiting or active:
+            while waiting and len(free) >= waiting[0].gpus and time.time() < last:
+                run = waiting.pop(0)
+                mine = set(sorted(free)[: run.gpus])
+                free -= mine
+                active.append(Job(run, start(run, mine, args), mine, time.time()))
+            time.sleep(0.2)
+            if time.time() >= last:
+                failed, waiting = [*failed, *(run.name for run in waiting)], []
+                for job in active:
+                    job.end()
+            for job in [job for job in active if job.process.poll() is not None]:
+                active.remove(job)
+                free |= job.gpus
+                keep(job.run, args, job.process.returncode, time.time() - job.began)
+                if job.process.returncode:
+                    failed.append(job.run.name)
+    finally:
+        for job in active:
+            job.end()
     return failed
+
+
+def gpu_numbers(text: str) -> tuple[int, ...]:
+    """"0,1,2" as numbers."""
+    return tuple(int(number) for number in text.split(","))
 
 
 def pack(args: argparse.Namespace) -> None:
@@ -111,6 +146,7 @@ def start(run: Run, gpus: set[int], args: argparse.Namespace) -> subprocess.Pope
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 

@@ -21,7 +21,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 JOB = """
 import os, sys, time
 print("begin", os.environ["CUDA_VISIBLE_DEVICES"], time.monotonic())
-time.sleep(0.4)
+time.sleep(float(sys.argv[2]))
 print("end", time.monotonic())
 sys.exit(int(sys.argv[1]))
 """
@@ -36,18 +36,19 @@ def runner() -> Any:
         sys.path.remove(str(SCRIPTS))
 
 
-def fake(runner: Any, name: str, gpus: int, code: int = 0) -> Any:
+def fake(runner: Any, name: str, gpus: int, code: int = 0, seconds: float = 0.4) -> Any:
     """A run that waits a moment, says which GPUs it saw, and ends with this exit code."""
 
     class Fake(runner.Run):  # type: ignore[misc, name-defined]
         def command(self, data: str, work: Path) -> list[str]:
-            return [sys.executable, "-c", JOB, str(code)]
+            return [sys.executable, "-c", JOB, str(code), str(seconds)]
 
     return Fake(name, "recipe", (), gpus)
 
 
 def options(tmp_path: Path, gpus: int) -> argparse.Namespace:
-    return argparse.Namespace(gpus=gpus, data="x", work=tmp_path / "work", out=tmp_path / "out")
+    places = {"work": tmp_path / "work", "out": tmp_path / "out"}
+    return argparse.Namespace(gpus=tuple(range(gpus)), data="x", seconds=1e9, **places)
 
 
 def times(tmp_path: Path, name: str) -> tuple[set[int], float, float]:
@@ -94,11 +95,26 @@ def test_a_run_wider_than_the_machine_is_refused(
 ) -> None:
     """It would wait for ever."""
     monkeypatch.setattr(runner, "all_sets", lambda: {"set": [fake(runner, "wide", 2)]})
-    monkeypatch.setattr(sys, "argv", ["x", "set", "--gpus", "1", "--work", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["x", "set", "--gpus", "0", "--work", str(tmp_path)])
     begin = time.monotonic()
     with pytest.raises(UsageError, match="wide needs 2 GPUs"):
         runner.main()
     assert time.monotonic() - begin < 5
+
+
+def test_at_the_last_second_runs_are_ended_and_kept(
+    runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [fake(runner, "slow", 1, seconds=60), fake(runner, "never", 1)]
+    monkeypatch.setattr(runner, "all_sets", lambda: {"set": runs})
+    places = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["x", "set", "--gpus", "3", "--seconds", "2", *places])
+    begin = time.monotonic()
+    assert runner.main() == 1
+    assert time.monotonic() - begin < 30
+    facts = json.loads((tmp_path / "out" / "slow" / "run.json").read_text())
+    assert facts["exit_code"] == -9
+    assert not (tmp_path / "out" / "never").exists()
 
 
 def test_an_unknown_set_is_refused(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +146,8 @@ def test_every_run_is_a_recipe_that_loads_on_as_many_gpus_as_it_takes(
         words = run.command("nowhere", tmp_path)
         config = load_recipe(run.recipe, words[words.index(run.recipe) + 1 :])
         assert config.parallel.num_processes == run.gpus and config.name == run.name
-        unfused = run.name.startswith("b_") or run.name == "a_flex_unfused"
+        other_parts = run.name in ("b_noise_fused", "a_noise_unfused")
+        unfused = run.name.startswith("b_") != other_parts
         assert config.model.fused == ("off" if unfused else "auto")
         assert run.error is None or words[1:3] == [
             "tests/convergence/broken_train.py",
