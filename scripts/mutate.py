@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -90,9 +90,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         for number in range(args.jobs):
             places.put(_copy_of_the_tree(Path(folder) / str(number)))
-        for mutant, (outcome, seconds) in zip(
-            todo, pool.map(lambda m: _judge(m, places, args), todo), strict=True
-        ):
+        jobs = {pool.submit(_judge, mutant, places, args): mutant for mutant in todo}
+        for job in as_completed(jobs):
+            mutant, (outcome, seconds) = jobs[job], job.result()
             if mutant.node == UNCHANGED and outcome in ("killed", "too long"):
                 unsound.add(_start_of(mutant.module))
             print(f"{outcome:9s} {mutant.module}:{mutant.line} {mutant.change}", flush=True)
