@@ -235,16 +235,31 @@ def _judge(
     source = path.read_text()
     try:
         path.write_text(mutated(source, mutant))
-        return _run_tests(place, _suite(mutant.module), args.timeout), round(
-            time.monotonic() - began, 1
-        )
+        outcome = _run_tests(place, _nearest_first(mutant.module, place), args.timeout)
+        return outcome, round(time.monotonic() - began, 1)
     finally:
         path.write_text(source)
         places.put(place)
 
 
+def _nearest_first(module: str, place: Path) -> list[str]:
+    """Test files of the module's suite: those named after it, those that import it, the others."""
+    name = Path(module).stem
+    dotted = f"{PACKAGE}.{module.removesuffix('.py').replace('/', '.')}"
+    files = [
+        file
+        for test in _suite(module)
+        for file in ([place / test] if test.endswith(".py") else (place / test).rglob("test_*.py"))
+        if file.exists()
+    ]
+
+    def far(file: Path) -> int:
+        return 0 if name in file.stem else 1 if dotted in file.read_text() else 2
+
+    return [str(file.relative_to(place)) for file in sorted(files, key=far)]
+
+
 def _run_tests(place: Path, tests: list[str], timeout_s: float) -> str:
-    tests = [test for test in tests if (place / test).exists()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
                "-m", "not gpu and not multi_gpu and not benchmark", *tests]  # fmt: skip
     job = subprocess.Popen(
