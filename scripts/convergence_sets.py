@@ -35,7 +35,6 @@ SDPA = ("attention=sdpa",)
 REVERSED = ("data.step_order=reversed",)
 CAUSAL = ("data.mask=causal",)
 CP2 = ("parallel.cp=2",)
-DP2 = ("parallel.dp=2",)
 NO_VALIDATION = ("validation.interval=null",)
 FIRST_STEP = ("train.iterations=1", *NO_VALIDATION)
 SHORT = ("train.iterations=60", *NO_VALIDATION)
@@ -61,8 +60,8 @@ def model_b() -> dict[str, list[Run]]:
             run("magi_cp1"),
         ],
         "b_again": [run("magi_cp1_again"), run("magi_cp1_reversed", *REVERSED)],
-        "b_gates_300": from_step_300(run, "b_flex", ()),
-        "b_gates_1": gates(run, "1", FIRST_STEP, ()),
+        "b_gates_300": from_step_300(run, "b_flex"),
+        "b_gates_1": gates(run, "1", FIRST_STEP),
         "b_causal": [
             run("sdpa_causal", *SDPA, *CAUSAL),
             run("sdpa_causal_noise", *SDPA, *REVERSED, *CAUSAL),
@@ -70,26 +69,23 @@ def model_b() -> dict[str, list[Run]]:
             run("magi_causal_cp1", *CAUSAL),
             run("magi_causal_cp2", *CAUSAL, *CP2, gpus=2),
         ],
-        "b_controls": controls(run, ()),
+        "b_controls": controls(run),
     }
 
 
 def model_a() -> dict[str, list[Run]]:
     """The 1B model: two GPUs a curve, fused kernels on both sides and one baseline without."""
-    run = maker("a", "llama3_1b_1gpu", 350, "parallel.overlap_grad_reduce=true")
-    two = {"gpus": 2}
+    run = maker("a", "llama3_1b_1gpu", 350)
     return {
         "a_baseline": [
-            run("flex", *PLAIN, *DP2, *SAVING, **two),
-            run("magi_cp2", *CP2, **two),
+            run("flex", *PLAIN, *SAVING),
+            run("noise", *PLAIN, *REVERSED),
+            run("magi_cp2", *CP2, gpus=2),
+            run("magi_cp1"),
         ],
-        "a_noise": [
-            run("noise", *PLAIN, *REVERSED, *DP2, **two),
-            run("noise_unfused", *PLAIN, *DP2, "model.fused=off", **two),
-        ],
-        "a_magi_cp1": [run("magi_cp1", *DP2, **two)],
-        "a_gates_300": from_step_300(run, "a_flex", DP2),
-        "a_controls": controls(run, DP2),
+        "a_noise": [run("noise_unfused", *PLAIN, "model.fused=off")],
+        "a_gates_300": from_step_300(run, "a_flex"),
+        "a_controls": controls(run),
     }
 
 
@@ -121,29 +117,24 @@ def maker(model: str, recipe: str, steps: int, *common: str) -> MakeRun:
     return run
 
 
-def controls(run: MakeRun, one: tuple[str, ...]) -> list[Run]:
-    """Sixty steps of every negative control; `one` lays out those without context parallelism."""
-    gpus = 2 if one else 1
-    moved = [
-        run(f"control_moved_{n}", *one, f"data.moved_boundary={n}", *SHORT, gpus=gpus)
-        for n in (1, 16, 256)
-    ]
-    tile = run("control_tile", *one, *SHORT, gpus=gpus, error="tile")
-    return [*moved, tile, run("control_partial", *CP2, *SHORT, gpus=2, error="partial")]
+def controls(run: MakeRun) -> list[Run]:
+    """Sixty steps of every negative control."""
+    moved = [run(f"control_moved_{n}", f"data.moved_boundary={n}", *SHORT) for n in (1, 16, 256)]
+    tiles = [run(f"control_{error}", *SHORT, error=error) for error in ("tile", "tile_of_longest")]
+    return [*moved, *tiles, run("control_partial", *CP2, *SHORT, gpus=2, error="partial")]
 
 
-def from_step_300(run: MakeRun, baseline: str, one: tuple[str, ...]) -> list[Run]:
+def from_step_300(run: MakeRun, baseline: str) -> list[Run]:
     """Step 301 of every kind of run, from the baseline's checkpoint."""
     start = (
         *(f"checkpoint.load=WORK/{baseline}/checkpoints/iter_0000300", "train.iterations=301"),
         *("train.dump_gradients=[301]", *NO_VALIDATION),
     )
-    return gates(run, "300", start, one)
+    return gates(run, "300", start)
 
 
-def gates(run: MakeRun, when: str, start: tuple[str, ...], one: tuple[str, ...]) -> list[Run]:
+def gates(run: MakeRun, when: str, start: tuple[str, ...]) -> list[Run]:
     """One step of baseline, noise runs, ours and the controls from a common state."""
-    gpus = 2 if one else 1
     kinds: list[tuple[str, tuple[str, ...], str | None]] = [
         ("flex", PLAIN, None),
         ("noise", (*PLAIN, *REVERSED), None),
@@ -153,7 +144,8 @@ def gates(run: MakeRun, when: str, start: tuple[str, ...], one: tuple[str, ...])
         ("moved_16", ("data.moved_boundary=16",), None),
         ("moved_256", ("data.moved_boundary=256",), None),
         ("tile", (), "tile"),
+        ("tile_of_longest", (), "tile_of_longest"),
     ]
-    single = [run(f"{when}_{n}", *start, *one, *o, gpus=gpus, error=e) for n, o, e in kinds]
+    single = [run(f"{when}_{name}", *start, *more, error=error) for name, more, error in kinds]
     cp2 = [("magi_cp2", None), ("partial", "partial")]
     return [*single, *(run(f"{when}_{n}", *start, *CP2, gpus=2, error=e) for n, e in cp2)]

@@ -112,7 +112,7 @@ def run_all(runs: list[Run], args: argparse.Namespace) -> list[str]:
 
 
 def gpu_numbers(text: str) -> tuple[int, ...]:
-    """"0,1,2" as numbers."""
+    """ "0,1,2" as numbers."""
     return tuple(int(number) for number in text.split(","))
 
 

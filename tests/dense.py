@@ -30,7 +30,7 @@ def dense_attention(
     scores = scores.masked_fill(hidden, -torch.inf)
     empty = hidden.all(1)
     lse = scores.masked_fill(empty[:, None], 0.0).logsumexp(-1)
-    lse = lse.masked_fill(lse == -torch.inf, torch.nan)  # only scores of -inf: no softmax
+    lse = lse.masked_fill(lse.isinf(), torch.nan)  # a score of inf, or none but -inf: no softmax
     lse = lse.masked_fill(empty, -torch.inf)
     probs = (scores - lse.masked_fill(empty, 0.0).unsqueeze(-1)).exp()
     return torch.einsum("hts,shd->thd", probs, v), lse.T

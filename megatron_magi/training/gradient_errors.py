@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,9 @@ from megatron_magi.training.gradient_folder import (
     read_shapes,
 )
 from megatron_magi.training.whole_files import written_whole
+
+THREADS = 8
+"""At a time; each holds about 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ def _measure(run: Path, reference: Path, iteration: int) -> list[GradientError]:
             f"gradients to compare must be of one model, got another {other[0]} in iteration "
             f"{iteration} of {run.name} than in {reference.name}; train them with one recipe"
         )
-    return [_error(run, reference, iteration, name) for name in shapes]
+    with ThreadPoolExecutor(THREADS) as pool:  # gigabytes; numpy releases the interpreter's lock
+        return list(pool.map(partial(_error, run, reference, iteration), shapes))
 
 
 def _error(run: Path, reference: Path, iteration: int, name: str) -> GradientError:
@@ -117,7 +123,7 @@ def _error(run: Path, reference: Path, iteration: int, name: str) -> GradientErr
 
 
 def _write(run: Path, errors: list[GradientError]) -> None:
-    with written_whole([run / ERRORS]) as (partial,), partial.open("w", newline="") as file:
+    with written_whole([run / ERRORS]) as (unfinished,), unfinished.open("w", newline="") as file:
         rows = csv.DictWriter(file, [f.name for f in fields(GradientError)])
         rows.writeheader()
         rows.writerows(asdict(e) for e in errors)

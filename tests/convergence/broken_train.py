@@ -1,8 +1,9 @@
 """Training with an error built in on purpose: negative controls of the convergence report.
 
-    python tests/convergence/broken_train.py tile|partial RECIPE [section.key=value ...]
+    python tests/convergence/broken_train.py ERROR RECIPE [section.key=value ...]
 
-tile: one 128 x 128 tile of visible cells is missing from every sample's mask. partial: the first
+tile: one 128 x 128 tile of visible cells is missing from every sample's mask, in the shortest
+document that has one; tile_of_longest: in the longest, whose rows see most else. partial: the first
 context-parallel rank loses what the others send it for dk and dv. The third control, a moved
 document boundary, is the recipe key data.moved_boundary. A run that would not be broken is refused:
 a control that trains right shows nothing.
@@ -24,15 +25,31 @@ from megatron_magi.training.recipe import load_recipe
 TILE = 128
 
 
-def without_tile(mask: AttnMask) -> AttnMask:
-    """The mask less one tile of its largest slice: its last rows, keys next to the diagonal.
+def without_tile(mask: AttnMask, of_longest: bool = False) -> AttnMask:
+    """The mask less one tile of a slice: its last rows, keys next to the diagonal.
+
+    The slice is the smallest that has such a tile, whose rows see little else, or the largest.
 
     Raises:
-        RecipeError: all cells of that tile must be visible, and some are not.
+        RecipeError: all cells of a tile must be visible, and no slice has one.
     """
     slices = mask.slices.tolist()
     sizes = [min(s[1] - s[0], s[3] - s[2]) for s in slices]
-    at = int(np.argmax(sizes))
+    order = np.argsort(sizes, kind="stable").tolist()
+    for at in order[-1:] if of_longest else order:
+        cut = _without_tile_of(mask, at)
+        if mask.area() - cut.area() == TILE * TILE:
+            return cut
+    raise RecipeError(
+        f"the tile control needs a sample with a document of about {2 * TILE} tokens, all of it "
+        f"visible, got a largest slice of {max(sizes)} tokens; set a longer data.seq_length, or "
+        f"data.mask=causal"
+    )
+
+
+def _without_tile_of(mask: AttnMask, at: int) -> AttnMask:
+    """Without the tile of that slice, whole or not."""
+    slices = mask.slices.tolist()
     q0, q1, k0, k1, low, high = slices[at]
     cut_q = max(q0, q1 - TILE)
     end = max(k0, min(k1, cut_q + high + 1))  # the last key that every row of the tile sees, and 1
@@ -40,23 +57,15 @@ def without_tile(mask: AttnMask) -> AttnMask:
     above, left, right = [q0, cut_q, k0, k1], [cut_q, q1, k0, start], [cut_q, q1, end, k1]
     pieces = [[*p, low, high] for p in (above, left, right)]
     kept = slices[:at] + [p for p in pieces if p[0] < p[1] and p[2] < p[3]] + slices[at + 1 :]
-    cut = AttnMask(np.array(kept, dtype=np.int32), mask.total_seqlen_q, mask.total_seqlen_k)
-    lost = mask.area() - cut.area()
-    if lost != TILE * TILE:
-        raise RecipeError(
-            f"the tile control needs a sample with a document of about {2 * TILE} tokens, all of "
-            f"it visible, got a largest slice of {sizes[at]} tokens that would lose {lost} cells; "
-            f"set a longer data.seq_length, or data.mask=causal"
-        )
-    return cut
+    return AttnMask(np.array(kept, dtype=np.int32), mask.total_seqlen_q, mask.total_seqlen_k)
 
 
-def drop_tile() -> None:
+def drop_tile(of_longest: bool) -> None:
     """Train with `without_tile` of every sample's mask."""
     from megatron_magi.training import microbatch
 
     whole = microbatch.sample_mask
-    microbatch.sample_mask = lambda sample, config: without_tile(whole(sample, config))
+    microbatch.sample_mask = lambda sample, config: without_tile(whole(sample, config), of_longest)
 
 
 def lose_partial() -> None:
@@ -77,7 +86,11 @@ def lose_partial() -> None:
     dist_attn.sum_at_home = wrong
 
 
-ERRORS = {"tile": drop_tile, "partial": lose_partial}
+ERRORS = {
+    "tile": partial(drop_tile, False),
+    "tile_of_longest": partial(drop_tile, True),
+    "partial": lose_partial,
+}
 
 
 def broken_rank(error: str, config: RunConfig, place: Place) -> None:

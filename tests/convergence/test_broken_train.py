@@ -21,20 +21,32 @@ __all__ = ["packed_data", "tiny_recipe"]
 JOBS = Path(__file__).parent / "broken_jobs.py"
 
 
-@given(st.lists(st.integers(1, 200), max_size=5), st.integers(256, 500), st.integers(0, 4))
+@given(
+    st.lists(st.integers(1, 200), max_size=5),
+    st.integers(256, 500),
+    st.integers(0, 4),
+    st.booleans(),
+)
 def test_exactly_one_tile_of_visible_cells_is_lost(
-    short: list[int], longest: int, place: int
+    short: list[int], longest: int, place: int, of_longest: bool
 ) -> None:
     lengths = [*short[:place], longest, *short[place:]]
     ends = np.cumsum([0, *lengths]).astype(np.int32)
     mask = from_cu_seqlens(ends, causal=True)
-    whole, cut = mask.to_dense(), without_tile(mask).to_dense()
+    whole, cut = mask.to_dense(), without_tile(mask, of_longest).to_dense()
     lost = np.argwhere(whole & ~cut)
     assert not (cut & ~whole).any() and len(lost) == TILE * TILE
     end = int(ends[lengths.index(longest)]) + longest
     first = end - TILE
     assert lost.min(0).tolist() == [first, first - TILE + 1]
     assert lost.max(0).tolist() == [end - 1, first]
+
+
+def test_which_document_loses_it() -> None:
+    mask = from_cu_seqlens([0, 100, 500, 800, 810], causal=True)
+    for of_longest, end in ((False, 800), (True, 500)):
+        lost = np.argwhere(mask.to_dense() & ~without_tile(mask, of_longest).to_dense())
+        assert len(lost) == TILE * TILE and lost.max(0).tolist()[0] == end - 1
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,14 @@ def test_the_host_does_not_wait_and_other_streams_do() -> None:
     device = torch.device("cuda", 0)
     DeviceBuffer.upload(torch.zeros(1 << 20), device)  # the pinned memory is there
     busy, host = torch.cuda.Event(), torch.arange(1 << 20)
-    _ = host.to(device) + 1  # the driver loads the addition at its first use, and waits for the GPU
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):  # first uses wait for the GPU: of a kernel, a stream, its memory
+        _ = host.to(device) + 1
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
     busy.record()
     buffer = DeviceBuffer.upload(host, device)
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(other):
         seen = buffer.here() + 1
     assert not busy.query(), "the host waited for the stream"
     torch.cuda.synchronize()

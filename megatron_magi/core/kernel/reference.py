@@ -150,8 +150,8 @@ def _scores(q_THD: Tensor, k_SGD: Tensor, softmax_scale: float, hidden: Tensor |
 
 
 def _fail_rows_of_infinities(out_THD: Tensor, lse_TH: Tensor, sees_T: Tensor) -> None:
-    """nan where a row sees keys and every score is -inf: that has no softmax."""
-    failed = (lse_TH == -torch.inf) & sees_T.unsqueeze(-1)
+    """nan where a row sees a score of inf, or none but -inf: that has no softmax."""
+    failed = lse_TH.isinf() & sees_T.unsqueeze(-1)
     out_THD.masked_fill_(failed.unsqueeze(-1), torch.nan)
     lse_TH.masked_fill_(failed, torch.nan)
 

@@ -69,10 +69,11 @@ MAGI_DEVICE float quad_sum(float x) {
 }
 
 // Turns scores into unnormalised probabilities. Returns whether the accumulators of this warp
-// must be multiplied by alpha.
+// must be multiplied by alpha. masked: apply_mask has noted which rows see a cell of this step;
+// otherwise all do, which is noted here.
 template <int kScores>
 MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores], SoftmaxState& state,
-                              float (&alpha)[2]) {
+                              bool masked, float (&alpha)[2]) {
   constexpr float kSlack = 8.f;  // log2
   float top[2][2];               // two chains per row, for latency
 #pragma unroll
@@ -82,16 +83,19 @@ MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores], Sof
     top[(j >> 1) & 1][j & 1] = fmaxf(top[(j >> 1) & 1][j & 1], s[j]);
   const float top0 = fmaxf(top[0][0], top[0][1]), top1 = fmaxf(top[1][0], top[1][1]);
   alpha[0] = alpha[1] = 1.f;
-  const bool rescale = __any_sync(0xffffffff, top0 > state.limit[0] || top1 > state.limit[1]);
+  // Equal to the limit: both are -inf, of a row that saw nothing before.
+  const bool rescale = __any_sync(0xffffffff, top0 >= state.limit[0] || top1 >= state.limit[1]);
   if (rescale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float seen = quad_max(h == 0 ? top0 : top1);
+      if (!masked) state.see(h);
       if (seen > state.limit[h]) {
         const float minus_shift = -seen * p.scale_log2;
         // A row that saw nothing before has sums of 0, which any finite alpha leaves.
-        alpha[h] =
-            state.limit[h] <= kSawOnlyInfinities ? 0.f : exp2_approx(minus_shift - state.minus_shift[h]);
+        alpha[h] = state.limit[h] <= kSawOnlyInfinities
+                       ? 0.f
+                       : exp2_approx(minus_shift - state.minus_shift[h]);
         state.minus_shift[h] = minus_shift;
         state.limit[h] = seen + kSlack * p.inverse_scale_log2;
         state.row_sum[h] *= alpha[h];

@@ -29,8 +29,8 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, int4 info, const Softmax
   __syncwarp();  // all four lanes of a row have read the earlier lse
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float top = fmaxf(prev[h], lse[h]);
-    if (a.merge && top != -INFINITY) {
+    const float top = fmaxf(prev[h], lse[h]);  // of nan and a number: the number
+    if (a.merge && (top != -INFINITY || isnan(prev[h]))) {
       const float e_prev = __expf(prev[h] - top), e_cur = __expf(lse[h] - top);
       const float inverse = __fdividef(1.f, e_prev + e_cur);
       weight_prev[h] = e_prev * inverse;
