@@ -44,7 +44,7 @@ NOISE = {
     "mean_loss": "mean of |relative loss difference|",
     "noise_ratio": "means and validation, times the noise run's scale",
     "last_steps": "steps at the end whose mean is compared",
-    "loss_start": "nats between the first loss and ln(vocabulary)",
+    "loss_start": "nats between the first loss and an untrained model's",
     "loss_drop": "nats by which the loss falls",
 }
 

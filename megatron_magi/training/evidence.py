@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,13 @@ class RecipeFacts:
     dtype: str
     vocab_size: int
     """Padded: the rows of the embedding, over which an untrained model spreads its guess."""
+    logit_variance: float
+    """Of an untrained model: hidden_size * init_std^2, since its last norm gives rows of RMS 1."""
+
+    @property
+    def untrained_loss(self) -> float:
+        """Nats: ln(vocabulary) + half the variance, the mean of ln(sum(exp)) of normal logits."""
+        return math.log(self.vocab_size) + self.logit_variance / 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,8 @@ def read_recipe_facts(folder: Path) -> RecipeFacts | None:
         model = ModelConfig(
             vocab_size=int(OmegaConf.select(recipe, "model.vocab_size")),
             vocab_multiple=int(OmegaConf.select(recipe, "model.vocab_multiple", default=128)),
+            hidden_size=int(OmegaConf.select(recipe, "model.hidden_size")),
+            init_std=float(OmegaConf.select(recipe, "model.init_std", default=0.02)),
         )
         dtype = str(OmegaConf.select(recipe, "train.dtype", default=TrainConfig.dtype))
     except Exception as error:
@@ -73,4 +83,4 @@ def read_recipe_facts(folder: Path) -> RecipeFacts | None:
             f"a run's recipe.yaml must be the one that training wrote, got {path}: {error}; "
             f"mend or remove it"
         ) from None
-    return RecipeFacts(dtype, model.padded_vocab_size)
+    return RecipeFacts(dtype, model.padded_vocab_size, model.hidden_size * model.init_std**2)

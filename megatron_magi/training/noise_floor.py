@@ -33,7 +33,7 @@ class NoiseGates:
     last_steps: int = 50
     """Steps at the end whose mean loss is compared."""
     loss_start: float = 0.3
-    """Nats between the first loss and ln(vocabulary)."""
+    """Nats between the first loss and an untrained model's."""
     loss_drop: float = 5.0
     """Nats by which the loss falls."""
 

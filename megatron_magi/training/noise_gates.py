@@ -173,9 +173,12 @@ def _start(judged: Judged, run: Evidence, gates: NoiseGates) -> GateResult:
         return _skipped("loss_start", "the run goes on from a checkpoint")
     if run.recipe is None:
         return _skipped("loss_start", "the run's folder has no recipe.yaml with its vocabulary")
-    expected = math.log(run.recipe.vocab_size)
+    expected = run.recipe.untrained_loss
     value = abs(float(judged.run.loss[0]) - expected)
-    text = f"nats between the first loss and ln({run.recipe.vocab_size}) = {expected:.3f}"
+    text = (
+        f"nats between the first loss and an untrained model's {expected:.3f} (vocabulary "
+        f"{run.recipe.vocab_size}, variance of logits {run.recipe.logit_variance:.2f})"
+    )
     return _gate("loss_start", value, gates.loss_start, text)
 
 

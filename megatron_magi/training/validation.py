@@ -55,7 +55,8 @@ class Validation:
         for chunk in chunks:
             chunk.eval()
         batches = range(self.config.validation.batches)
-        sums = sum(schedule(streams, self.dataset, iteration, train=False) for _ in batches)
+        with torch.no_grad():  # Megatron's schedule would keep two microbatches' activations
+            sums = sum(schedule(streams, self.dataset, iteration, train=False) for _ in batches)
         for chunk in chunks:
             chunk.train()
         return float(sums[0] / sums[1])  # type: ignore[index]

@@ -179,10 +179,12 @@ def write(tmp_path: Path) -> Write:
              "validation_loss": validated[i] if (i + 1) % 40 == 0 else ""}
             for i in range(steps)
         ])  # fmt: skip
-        facts = {"vocab_size": "257", "vocab_multiple": "128", "dtype": "bf16"} | recipe
+        facts = {
+            "vocab_size": "257", "vocab_multiple": "128", "hidden_size": "16", "dtype": "bf16"
+        } | recipe  # fmt: skip
+        model = ", ".join(f"{name}: {value}" for name, value in facts.items() if name != "dtype")
         (folder / "recipe.yaml").write_text(
-            f"model: {{vocab_size: {facts['vocab_size']}, vocab_multiple: {facts['vocab_multiple']}"
-            f"}}\ntrain: {{dtype: {facts['dtype']}}}\n"
+            f"model: {{{model}}}\ntrain: {{dtype: {facts['dtype']}}}\n"
         )
         if gradients is not None:
             dump(folder, gradients)
@@ -265,8 +267,10 @@ def at_the_end(size: float) -> Any:
         ("last_steps", {"difference": at_the_end(1.5e-4)}),
         ("validation", {"validation": 3e-4}),
         ("loss_start", {"vocab_size": "600"}),
+        ("loss_start", {"hidden_size": "3072"}),  # 0.6 nats more from the logits' variance
     ],
-    ids=["step_1", "one_rounding_step", "3x_noise", "size", "bias", "end", "validation", "start"],
+    ids=["step_1", "one_rounding_step", "3x_noise", "size", "bias", "end", "validation", "start",
+         "start_of_wide_model"],
 )  # fmt: skip
 def test_each_gate_fails_alone(
     capsys: Capture,

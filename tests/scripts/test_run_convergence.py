@@ -142,6 +142,7 @@ def test_every_run_is_a_recipe_that_loads_on_as_many_gpus_as_it_takes(
 ) -> None:
     runs = [run for group in runner.all_sets().values() for run in group]
     assert len(set(runs)) == len({run.name for run in runs}), "a name is a folder, of one run"
+    assert not {run.name for run in runs} & set(runner.all_sets()), "a name is a run or a set"
     for run in runs:
         words = run.command("nowhere", tmp_path)
         config = load_recipe(run.recipe, words[words.index(run.recipe) + 1 :])

@@ -52,7 +52,8 @@ def flex_flash_attn_func(
 ) -> tuple[Tensor, AttnForwardMeta]:
     """Attention where a query sees the keys that the slices say, differentiable.
 
-    Rows that see nothing give out 0, lse -inf and zero gradients.
+    Rows that see nothing give out 0, lse -inf and zero gradients. A row that sees a score of nan or
+    inf, or no score but -inf, has no softmax: its out and lse are nan (docs/kernel_notes.md).
 
     Args:
         q: [T, H, D] fp16, bf16, fp32 or fp64; strided, last dimension contiguous.

@@ -63,3 +63,44 @@ def test_its_gradient_reaches_all_that_it_sees(name: str) -> None:
     assert dk.isnan().any(-1).any(-1)[sees].all()
     assert dv.isnan().any(-1).any(-1)[sees].all()
     assert dq[row, 1].isnan().any()
+
+
+REACH_Q, REACH_K = 192, 128
+"""The largest tiles of the Hopper kernels: rows, keys."""
+
+
+def spread(sees: torch.Tensor) -> torch.Tensor:
+    """[T, T] bool: pairs that may share a tile with a visible cell."""
+    for reach in (REACH_Q, REACH_K):  # along rows, then, transposed, along keys
+        at = torch.arange(len(sees))
+        before = torch.nn.functional.pad(sees.int().cumsum(0), (0, 0, 1, 0))
+        ends = before[(at + reach).clamp(max=len(sees))] - before[(at - reach + 1).clamp(min=0)]
+        sees = (ends > 0).T
+    return sees
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("poisoned", ["q", "k", "v", "dout"])
+def test_nan_reaches_what_sees_it_and_no_further_than_a_tile(poisoned: str, head_dim: int) -> None:
+    mask = masks.from_cu_seqlens([0, 300, 350, 900, 1700, 1712, 2400], causal=True)
+    q, k, v, dout = random_qkv(mask, 4, 2, head_dim, torch.bfloat16, 3)
+    tensors = {"q": q, "k": k, "v": v, "dout": dout}
+    at = 880
+    with torch.no_grad():
+        tensors[poisoned][at] = torch.nan
+    q, k, v, dout = (x.detach().cuda().requires_grad_() for x in (q, k, v, dout))
+    out, meta = flex_flash_attn_func(q, k, v, slices=mask, backend="cuda")
+    found = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), dout), strict=True))
+    bad = {n: x.isnan().flatten(1).any(1).cpu() for n, x in {"out": out, **found}.items()}
+    sees = torch.from_numpy(mask.to_dense())
+    near, row = spread(sees), torch.zeros(len(sees), dtype=torch.bool)
+    row[at] = True
+    must_q, may_q = (sees[:, at], near[:, at]) if poisoned in "kv" else (row, row)
+    if poisoned != "dout":
+        assert bad["out"][must_q].all() and not bad["out"][~may_q].any()
+    assert bad["dq"][must_q].all() and not bad["dq"][~may_q].any()
+    for name in ("dk", "dv"):
+        assert not bad[name][~near[may_q].any(0)].any()
+    assert bad["dk"][sees[must_q].any(0)].all()
+    assert not any(x.isinf().any() for x in (out, *found.values(), meta.lse))
