@@ -38,13 +38,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "megatron_magi"
 SUITES = {
     "config.py": ["tests/core/test_config.py", "tests/core/plan/test_cost_model.py"],
-    "core/mask/": ["tests/core/mask"],
-    "core/plan/": ["tests/core/plan", "tests/core/runtime/test_plan_interpreter.py"],
+    "core/mask/": ["tests/core/mask", "tests/edge"],
+    "core/plan/": ["tests/core/plan", "tests/core/runtime/test_plan_interpreter.py", "tests/edge"],
     "core/comm/": ["tests/core/comm", "tests/core/runtime/test_plan_interpreter.py",
                    "tests/core/runtime/test_dist_attn.py"],
-    "core/kernel/": ["tests/core/kernel"],
-    "core/runtime/": ["tests/core/runtime"],
-    "adapter/": ["tests/adapter"],
+    "core/kernel/": ["tests/core/kernel", "tests/api", "tests/edge"],
+    "core/runtime/": ["tests/core/runtime", "tests/edge"],
+    "adapter/adam_state": ["tests/training/test_adam_state.py"],
+    "adapter/": ["tests/adapter", "tests/edge"],
     "training/checkpoint": ["tests/training/test_checkpoint.py",
                             "tests/training/test_damaged_checkpoints.py"],
 }  # fmt: skip

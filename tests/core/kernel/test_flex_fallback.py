@@ -100,6 +100,14 @@ def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
     torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("asked", [None, torch.float64, torch.bfloat16])
+def test_out_has_the_dtype_that_is_asked_for(asked: torch.dtype | None) -> None:
+    mask = MASKS["causal"]
+    q, k, v, _ = inputs(mask, CPU, torch.bfloat16)
+    out, lse = FlexBackend().forward(q, k, v, table_of(mask), 0.2, out_dtype=asked)
+    assert (out.dtype, lse.dtype) == (asked or torch.bfloat16, torch.float32)
+
+
 def test_forward_continues_in_place() -> None:
     mask = MASKS["causal"]
     table = table_of(mask)

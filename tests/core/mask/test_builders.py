@@ -33,6 +33,15 @@ def test_full_and_causal() -> None:
     expect(masks.causal(7), lambda q, k: k <= q)
 
 
+@pytest.mark.parametrize("window", [(2, 0), (0, 3), (1, 2), (-1, 1), (1, -1)])
+def test_sliding_window(window: tuple[int, int]) -> None:
+    left, right = window
+    expect(
+        masks.sliding_window(9, window),
+        lambda q, k: (left < 0 or k - q >= -left) and (right < 0 or k - q <= right),
+    )
+
+
 @pytest.mark.parametrize("window", [(-1, -1), (2, 0), (0, 0), (2, 1), (-1, 1), (1, -1), (50, 50)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_documents(window: tuple[int, int], causal: bool) -> None:
@@ -192,3 +201,15 @@ def test_polygon_area_is_near_the_number_of_cells(band: tuple[int, int]) -> None
     x, y = corners[:, 0], corners[:, 1]
     area = abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
     assert area == pytest.approx(s.area(), rel=0.01)
+
+
+@pytest.mark.parametrize("edge", ["low", "high"])
+def test_a_polygon_is_cut_from_the_first_hidden_cell_on(edge: str) -> None:
+    """A rectangle of rows 10 to 20 and keys 0 to 8; its corners are 19 below and 3 above."""
+    from megatron_magi.core.mask.render import slice_polygon
+
+    whole = [(0, 10), (8, 10), (8, 20), (0, 20)]
+    for hidden, corners in ((0, 4), (1, 5)):
+        band = (hidden - 19, 100) if edge == "low" else (-100, -3 - hidden)
+        outline = slice_polygon(10, 20, 0, 8, *band)
+        assert len(outline) == corners and (outline == whole) == (hidden == 0)

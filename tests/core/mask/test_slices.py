@@ -107,3 +107,11 @@ def test_floats_and_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got \[2, 5\]"):
         as_slices(np.zeros((2, 5), np.int32))
     assert as_slices([]).shape == (0, 6)
+
+
+def test_a_slice_is_a_value_that_sorts() -> None:
+    first, second = AttnSlice(0, 4, 0, 4, -1, 0), AttnSlice(0, 4, 0, 4, -1, 2)
+    assert sorted([second, first]) == [first, second]
+    assert len({first, second, AttnSlice(0, 4, 0, 4, -1, 0)}) == 2
+    with pytest.raises(AttributeError):
+        first.q_start = 1  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +114,29 @@ def test_any_part_of_a_call_makes_another_record(kind: str) -> None:
     for other in records[1:]:
         said = describe_difference(np.array([records[0], records[0], other]), "ranks", 1)
         assert "[2]" in said or "on rank 2" in said
+
+
+class Late:
+    """A closed channel that is quiet after some looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.closed_after = looks, -1
+
+    def is_quiet(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    def close(self) -> None:
+        self.closed_after = self.looks
+
+
+def test_the_end_of_the_process_waits_for_what_is_under_way() -> None:
+    from megatron_magi.core.runtime import agreement_channel
+
+    channels = [Late(looks) for looks in (0, 3, 10**9)]
+    agreement_channel._unfinished.extend(channels)  # type: ignore[arg-type]
+    begin = time.monotonic()
+    agreement_channel.close_unfinished(0.3)
+    assert 0.3 <= time.monotonic() - begin < 20
+    assert [c.closed_after < 0 for c in channels] == [True, True, False]
+    assert not agreement_channel._unfinished and channels[2].closed_after > 0

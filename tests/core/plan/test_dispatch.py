@@ -1,0 +1,23 @@
+"""Who owns which chunk, as a value."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megatron_magi.core.plan.dispatch import DispatchPlan
+
+
+def owners(*ranks: int) -> np.ndarray:
+    return np.array(ranks, dtype=np.int32)
+
+
+def test_one_chunk_of_one_rank_is_a_layout() -> None:
+    plan = DispatchPlan(5, 8, 1, owners(0))
+    assert plan.chunk_ranks.tolist() == [0]
+
+
+@pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 1)])
+def test_ranks_own_equally_many_chunks(ranks: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"multiple of cp_size = 2 chunks, got {len(ranks)}"):
+        DispatchPlan(24, 8, 2, owners(*ranks))
