@@ -14,6 +14,8 @@ the host enqueues a round, as by the layers before it in a model; what the host 
   all_gather   contiguous tokens, all keys and values to every rank, our kernel
   all_gather_zigzag: the same on the usual balanced layout: zigzag per document where the mask is
                packed documents (what Megatron and TransformerEngine do), else zigzag per sequence
+  ring         keys and values go round, fp32 gradients with them, on that balanced layout
+  ulysses      an all-to-all gives every rank all tokens of some heads, another takes them back
   one_gpu      the whole mask on every GPU by itself (as many times longer as there are ranks)
 TFLOP/s per GPU count the visible area once: forward 4 * area * head_dim * heads / ranks, backward
 2.5 times that; one_gpu without the division. Out and gradients of the whole sequence must agree.
@@ -37,6 +39,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from bench_dist_calls import AllGather, Call, KernelsOnly, OneGpu, Ours, Problem
+from bench_dist_rivals import Ring, Ulysses
 from bench_dist_zigzag import AllGatherZigzag
 from bench_kernel_masks import MASKS
 from bench_kernel_record import describe
@@ -47,7 +50,12 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
-IMPLS = r"ours\d*|at_once|local_first|staged|narrow|kernels|all_gather|all_gather_zigzag|one_gpu"
+RIVALS = {
+    "all_gather": AllGather, "all_gather_zigzag": AllGatherZigzag, "ring": Ring,
+    "ulysses": Ulysses, "one_gpu": OneGpu,
+}  # fmt: skip
+DEFAULT_IMPLS = ("ours", "kernels", *RIVALS)
+IMPLS = r"ours\d*|at_once|local_first|staged|narrow|kernels|" + "|".join(RIVALS)
 WARM_ROUNDS = 2
 HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
 CYCLES_PER_MS = 2_000_000
@@ -63,7 +71,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=max(torch.cuda.device_count(), 1))
     parser.add_argument("--tokens", type=numbers, default=[16384], help="of every rank")
     parser.add_argument("--masks", default=DEFAULT_MASKS)
-    parser.add_argument("--impls", default="ours,kernels,all_gather,all_gather_zigzag,one_gpu")
+    parser.add_argument("--impls", help="default: all but the variants of ours")
     parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=16)
@@ -72,11 +80,18 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--record", type=Path, help="write a JSON record, after every mask")
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args(argv)
-    args.masks, args.impls = args.masks.split(","), args.impls.split(",")
+    divides = args.heads[1] % args.ranks == 0
+    usual = [name for name in DEFAULT_IMPLS if name != "ulysses" or divides]
+    args.masks, args.impls = args.masks.split(","), args.impls.split(",") if args.impls else usual
     if unknown := set(args.masks) - set(MASKS):
         parser.error(f"--masks takes {', '.join(MASKS)}, got {', '.join(sorted(unknown))}")
     if unknown := {name for name in args.impls if not re.fullmatch(IMPLS, name)}:
         parser.error(f"--impls takes names that match {IMPLS}, got {', '.join(sorted(unknown))}")
+    if "ulysses" in args.impls and not divides:
+        parser.error(
+            f"ulysses needs key/value heads that {args.ranks} ranks divide, got {args.heads[1]}; "
+            f"leave it out of --impls"
+        )
     return args
 
 
@@ -94,11 +109,7 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         ours = made["ours"] if "ours" in made else Ours(x, MagiConfig())
         assert isinstance(ours, Ours)
         return KernelsOnly(x, ours)
-    if name == "all_gather":
-        return AllGather(x)
-    if name == "all_gather_zigzag":
-        return AllGatherZigzag(x)
-    return OneGpu(x)
+    return RIVALS[name](x)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
@@ -178,7 +189,7 @@ def run_mask(
             row["imbalance"] = round(call.plan.imbalance, 4)
             row["forward_mode"] = call.plan.forward_mode
             row["overlap_degree"] = call.plan.overlap_degree
-        if isinstance(call, AllGatherZigzag):
+        if isinstance(call, AllGatherZigzag | Ring):
             row["layout"] = call.layout.name
             row["padding_tokens"] = call.layout.padding_tokens
         rows.append(row)

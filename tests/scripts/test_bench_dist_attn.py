@@ -25,7 +25,8 @@ def bench(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
 
 def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
-    impls = ["ours", "ours0", "narrow", "kernels", "all_gather", "all_gather_zigzag", "one_gpu"]
+    impls = ["ours", "ours0", "narrow", "kernels", "all_gather", "all_gather_zigzag", "ring",
+             "ulysses", "one_gpu"]  # fmt: skip
     masks = ["packed_causal", "swa1024", "shared_question"]
     command = [sys.executable, SCRIPTS / "bench_dist_attn.py", "--device", "cpu", "--ranks", "2"]
     command += ["--tokens", "48", "--masks", ",".join(masks), "--impls", ",".join(impls)]
@@ -43,7 +44,8 @@ def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     assert len(ours["received_rows"]) == 2 and max(ours["received_rows"]) <= 48
     layouts = [rows[m, "all_gather_zigzag", "bwd"]["layout"] for m in masks]
     assert layouts == ["zigzag per document"] * 2 + ["zigzag per sequence"]
-    assert rows["packed_causal", "all_gather_zigzag", "fwd"]["padding_tokens"] > 0
+    for name in ("all_gather_zigzag", "ring"):
+        assert rows["packed_causal", name, "fwd"]["padding_tokens"] > 0
     assert record["meta"]["date"] and "--masks packed_causal" in record["meta"]["command"]
 
 
@@ -69,6 +71,21 @@ def test_other_results_are_named(bench: SimpleNamespace) -> None:
 def test_unknown_names_are_refused_before_ranks_start(option: str, bench: SimpleNamespace) -> None:
     with pytest.raises(UsageError, match=f"{option} takes"):
         bench.main([option, "ours,full", "--device", "cpu"])
+
+
+def test_ulysses_needs_heads_for_every_rank(bench: SimpleNamespace) -> None:
+    with pytest.raises(UsageError, match="ulysses needs key/value heads that 3 ranks divide"):
+        bench.main(["--device", "cpu", "--ranks", "3", "--heads", "4,2", "--impls", "ulysses"])
+
+
+@pytest.mark.slow
+def test_three_ranks_agree(tmp_path: Path) -> None:
+    """A ring of three has a step in the middle, and gradients that go round twice."""
+    command = [sys.executable, SCRIPTS / "bench_dist_attn.py", "--device", "cpu", "--ranks", "3"]
+    command += ["--tokens", "32", "--heads", "6,3", "--head-dim", "8", "--rounds", "1"]
+    command += ["--masks", "packed_causal,full", "--impls", "one_gpu,ring,ulysses"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout + done.stderr
 
 
 def test_too_few_gpus_are_refused(

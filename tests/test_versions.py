@@ -1,0 +1,42 @@
+"""docs/versions.md claims what its records hold, and the package claims no version beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "benchmarks" / "records"
+
+
+def rows() -> list[list[str]]:
+    page = (ROOT / "docs" / "versions.md").read_text()
+    return [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| 3.")]
+
+
+def records() -> dict[str, dict[str, Any]]:
+    return {p.stem: json.loads(p.read_text()) for p in RECORDS.glob("suite_cpu_*.json")}
+
+
+def test_every_row_is_a_record_and_every_record_a_row() -> None:
+    known = records()
+    assert {row[5] for row in rows()} == {f"`{name}`" for name in known}
+    for python, torch, core, passed, skipped, name in rows():
+        record = known[name.strip("`")]
+        packages = record["packages"]
+        assert (python, torch, core) == (
+            record["python"], packages["torch"], packages["megatron-core"]
+        )  # fmt: skip
+        assert (passed, skipped) == (f"{record['passed']:,}", f"{record['skipped']:,}")
+        assert record["failed"] == [] and record["exit_code"] == 0 and record["passed"] > 5_000
+
+
+def test_the_oldest_claimed_versions_were_run() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    (python,) = re.findall(r'requires-python = ">=(3\.\d+)"', project)
+    (torch,) = set(re.findall(r'"torch>=(\d+\.\d+)', project))
+    ran = [(row[0], row[1]) for row in rows()]
+    assert any(p.startswith(f"{python}.") for p, _ in ran)
+    assert any(t.startswith(f"{torch}.") for _, t in ran)
