@@ -24,7 +24,7 @@ from pathlib import Path
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.text_source import Document, Selection, TextSource
 from megatron_magi.training.whole_files import written_whole
 

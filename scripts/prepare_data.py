@@ -20,9 +20,9 @@ from types import FrameType
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.corpus import Document, pack
 from megatron_magi.training.processes import num_cpus, quiet_megatron
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.text_source import Selection, TextSource, limit_bytes
 from megatron_magi.training.tokenizers import load_tokenizer
 

@@ -18,9 +18,11 @@ import time
 from functools import partial
 
 from megatron_magi.cli.parser import UsageError, positive
-from megatron_magi.training.config import RecipeError, RunConfig, data_parallel_size
+from megatron_magi.training.config import RunConfig
+from megatron_magi.training.config_checks import data_parallel_size
 from megatron_magi.training.launched import launched_place
 from megatron_magi.training.processes import Place, check_devices, process_groups, run_local
+from megatron_magi.training.recipe_error import RecipeError
 
 SECONDS_TO_REPORT = 20.0
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.hf_config import read_hf_model
+from megatron_magi.training.recipe_error import RecipeError
 
 if TYPE_CHECKING:
     from megatron_magi.training.weights_checkpoint import Converted

@@ -25,8 +25,8 @@ from megatron.core.transformer.transformer_block import (
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.memory import MASKS_KEPT
+from megatron_magi.training.recipe_error import RecipeError
 
 
 class PlainAttention(MegatronModule):  # type: ignore[misc]

@@ -19,11 +19,11 @@ from megatron_magi.training.config import (
     DataConfig,
     ModelConfig,
     ParallelConfig,
-    RecipeError,
     RunConfig,
     TrainConfig,
     ValidationConfig,
 )
+from megatron_magi.training.recipe_error import RecipeError
 
 FACTS = "checkpoint.json"
 SHAPE_FIELDS = (

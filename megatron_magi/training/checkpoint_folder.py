@@ -22,7 +22,8 @@ from megatron_magi.training.checkpoint_facts import (
     read_facts,
     write_facts,
 )
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.whole_files import (
     cannot_write,
     partial_folder,

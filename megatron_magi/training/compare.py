@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.steps_file import STEPS, read_steps
 
 Curve = npt.NDArray[np.float64]

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.corpus_stats import CorpusStats, corpus_stats
 from megatron_magi.training.encode_pool import EncodedBatch, encode_documents
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.text_source import Document
 from megatron_magi.training.tokenizers import ByteTokenizer, Tokenizer
 from megatron_magi.training.whole_files import written_whole

@@ -27,8 +27,9 @@ from megatron_magi.core.mask.builders import (
     from_cu_seqlens,
 )
 from megatron_magi.core.mask.mask import AttnMask
-from megatron_magi.training.config import DataConfig, RecipeError
+from megatron_magi.training.config import DataConfig
 from megatron_magi.training.index_file import IndexFile
+from megatron_magi.training.recipe_error import RecipeError
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ import numpy as np
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
 from megatron_magi.training.checkpoint_folder import checkpoint_to_load
-from megatron_magi.training.config import RunConfig, data_parallel_size
+from megatron_magi.training.config import RunConfig
+from megatron_magi.training.config_checks import data_parallel_size
 from megatron_magi.training.data import PackedDataset, PackedSample, sample_mask
 from megatron_magi.training.flops import step_flops
 from megatron_magi.training.memory import RankMemory, rank_memory

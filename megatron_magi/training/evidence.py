@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from megatron_magi.training.compare import RunCurves, read_run
-from megatron_magi.training.config import ModelConfig, RecipeError, TrainConfig
+from megatron_magi.training.config import ModelConfig, TrainConfig
 from megatron_magi.training.gradient_errors import GradientError, gradient_errors
+from megatron_magi.training.recipe_error import RecipeError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.gradient_folder import (
     ERRORS,
     blocks,
@@ -23,6 +22,7 @@ from megatron_magi.training.gradient_folder import (
     read_gradient,
     read_shapes,
 )
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.whole_files import written_whole
 
 THREADS = 8

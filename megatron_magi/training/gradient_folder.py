@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.whole_files import partial_folder
 
 FOLDER, INDEX, NORMS, ERRORS = "gradients", "index.json", "norms.csv", "gradient_errors.csv"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.gradient_errors import GradientError
+from megatron_magi.training.recipe_error import RecipeError
 
 
 def worst_gradient(

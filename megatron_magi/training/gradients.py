@@ -21,7 +21,7 @@ from torch import Tensor
 
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.init import named_global_parameters, num_stacked, sliced_dim
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
 from megatron_magi.training.gradient_folder import (
     finish,
     forget_gradients,
@@ -29,6 +29,7 @@ from megatron_magi.training.gradient_folder import (
     write_gradient,
 )
 from megatron_magi.training.rank_0 import from_rank_0
+from megatron_magi.training.recipe_error import RecipeError
 
 Norms = dict[str, tuple[tuple[int, ...], float]]
 """Shape and L2 norm by parameter."""

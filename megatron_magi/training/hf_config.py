@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.training.config import ModelConfig, RecipeError
+from megatron_magi.training.config import ModelConfig
+from megatron_magi.training.recipe_error import RecipeError
 
 CONFIG = "config.json"
 ONE_VALUE = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.hf_weights import hf_shape
+from megatron_magi.training.recipe_error import RecipeError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

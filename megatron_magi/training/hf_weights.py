@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from megatron_magi.training.config import ModelConfig, RecipeError
+from megatron_magi.training.config import ModelConfig
+from megatron_magi.training.recipe_error import RecipeError
 
 View = Callable[[Tensor, ModelConfig], Tensor]
 

@@ -18,7 +18,8 @@ from megatron_magi.training.checkpoint import (
     resume,
     save,
 )
-from megatron_magi.training.config import RunConfig, data_parallel_size
+from megatron_magi.training.config import RunConfig
+from megatron_magi.training.config_checks import data_parallel_size
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.flops import peak_tflops, step_flops
 from megatron_magi.training.gradients import GradientDump

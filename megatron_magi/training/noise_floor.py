@@ -8,9 +8,9 @@ from pathlib import Path
 
 from megatron_magi.training import noise_scale
 from megatron_magi.training.compare import RunCurves
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.evidence import Evidence, read_evidence
 from megatron_magi.training.gradient_errors import GradientError
+from megatron_magi.training.recipe_error import RecipeError
 
 TRUSTED_STEPS = 10
 """From here on two runs whose losses are all equal are one run, or differ in nothing."""

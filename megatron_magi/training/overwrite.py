@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from megatron_magi.training.checkpoint_folder import checkpoint_to_load
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
 from megatron_magi.training.recipe import to_yaml
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.steps_file import STEPS, read_steps
 
 

@@ -96,7 +96,7 @@ def check_devices(num_processes: int) -> None:
     """Raise RecipeError where this machine has GPUs, but fewer than one for each process."""
     import torch
 
-    from megatron_magi.training.config import RecipeError
+    from megatron_magi.training.recipe_error import RecipeError
 
     num_gpus = torch.cuda.device_count()
     if 0 < num_gpus < num_processes:

@@ -11,7 +11,8 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.recipe_folder import find_recipe
 
 

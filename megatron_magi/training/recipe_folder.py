@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe_error import RecipeError
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_magi.adapter.compat import write_checkpoints_in_process
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe_error import RecipeError
 
 
 def save_tensors(sharded: dict[str, Any], folder: Path) -> None:

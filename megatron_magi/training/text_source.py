@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from tarfile import TarError
 from typing import IO, Any
 
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.tar_stream import tar_members
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")

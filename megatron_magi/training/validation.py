@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.microbatch import microbatch_streams
+from megatron_magi.training.recipe_error import RecipeError
 
 if TYPE_CHECKING:
     from megatron_magi.training.step import StepSchedule

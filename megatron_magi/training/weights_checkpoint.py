@@ -19,13 +19,7 @@ from megatron_magi.training.checkpoint_folder import (
     find_checkpoint,
     finish_weights,
 )
-from megatron_magi.training.config import (
-    DataConfig,
-    ModelConfig,
-    ParallelConfig,
-    RecipeError,
-    RunConfig,
-)
+from megatron_magi.training.config import DataConfig, ModelConfig, ParallelConfig, RunConfig
 from megatron_magi.training.hf_config import (
     CONFIG,
     check_same_model,
@@ -42,6 +36,7 @@ from megatron_magi.training.hf_folder import (
 from megatron_magi.training.hf_weights import check_tensors, clear_padding, hf_shape, hf_views
 from megatron_magi.training.model import undrawn_model
 from megatron_magi.training.processes import one_process
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.tensor_files import load_tensors, save_tensors, saved_dtype
 from megatron_magi.training.whole_files import filled_folder
 

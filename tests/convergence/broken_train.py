@@ -18,9 +18,10 @@ import numpy as np
 
 from megatron_magi.cli.train import run_rank
 from megatron_magi.core.mask.mask import AttnMask
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
 from megatron_magi.training.processes import Place, run_local
 from megatron_magi.training.recipe import load_recipe
+from megatron_magi.training.recipe_error import RecipeError
 
 TILE = 128
 

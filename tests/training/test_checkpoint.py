@@ -21,8 +21,9 @@ from megatron_magi.training.checkpoint_folder import (
     open_partial,
     order_changes,
 )
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
 from megatron_magi.training.recipe import build_config
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.whole_files import partial_folder
 
 RELATIVE = 2e-5

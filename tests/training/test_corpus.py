@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from megatron_magi.training import encode_pool
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.index_file import IndexFile
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.whole_files import written_whole
 from tests.training.odd_tokenizers import MoodyTokenizer, WideTokenizer
 

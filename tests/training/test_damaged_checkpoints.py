@@ -21,8 +21,9 @@ from megatron_magi.training.checkpoint_folder import (
     list_checkpoints,
     open_partial,
 )
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
 from megatron_magi.training.recipe import build_config
+from megatron_magi.training.recipe_error import RecipeError
 
 Facts = dict[str, Any]
 

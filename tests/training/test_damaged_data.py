@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from megatron_magi.cli import main
-from megatron_magi.training.config import DataConfig, RecipeError
+from megatron_magi.training.config import DataConfig
 from megatron_magi.training.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.index_file import START
+from megatron_magi.training.recipe_error import RecipeError
 
 EOD, VOCAB = 256, 257
 NUM_DOCUMENTS = 60

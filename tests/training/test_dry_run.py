@@ -15,7 +15,7 @@ import pytest
 
 from megatron_magi.core.mask.builders import from_cu_seqlens
 from megatron_magi.core.plan import HeadShape, make_attn_plan
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
 from megatron_magi.training.data import PackedDataset
 from megatron_magi.training.dry_run import assumed_sample, dry_run, report
 from megatron_magi.training.memory import (
@@ -31,6 +31,7 @@ from megatron_magi.training.memory import (
 )
 from megatron_magi.training.parameters import model_parameters, rank_parameters
 from megatron_magi.training.recipe import build_config, load_recipe
+from megatron_magi.training.recipe_error import RecipeError
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = Fused(norms=False, parts=False)

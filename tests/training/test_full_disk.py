@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from megatron_magi.training.checkpoint_folder import finish, list_checkpoints, open_partial
-from megatron_magi.training.config import DataConfig, LogConfig, RecipeError, RunConfig
+from megatron_magi.training.config import DataConfig, LogConfig, RunConfig
 from megatron_magi.training.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.log import RunLog
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.whole_files import filled_folder, written_whole
 from tests.training.test_run_log import record
 

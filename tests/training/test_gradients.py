@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.gradient_folder import (
     dumped_iterations,
     finish,
@@ -23,6 +22,7 @@ from megatron_magi.training.gradient_folder import (
     write_gradient,
 )
 from megatron_magi.training.recipe import build_config
+from megatron_magi.training.recipe_error import RecipeError
 from tests.training.test_checkpoint import columns
 
 RELATIVE = 1e-5

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi.training.config import ModelConfig, RecipeError
+from megatron_magi.training.config import ModelConfig
 from megatron_magi.training.hf_config import (
     check_same_model,
     hf_from_model,
     model_from_hf,
     read_hf_model,
 )
+from megatron_magi.training.recipe_error import RecipeError
 from tests.cli.command import Capture, run
 from tests.training.tiny_hf import LLAMA3, hf_config
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi.training.config import ModelConfig, RecipeError
+from megatron_magi.training.config import ModelConfig
 from megatron_magi.training.hf_folder import (
     HfTensor,
     common_dtype,
@@ -28,6 +28,7 @@ from megatron_magi.training.hf_weights import (
     hf_shape,
     hf_views,
 )
+from megatron_magi.training.recipe_error import RecipeError
 from tests.training import tiny_hf
 
 

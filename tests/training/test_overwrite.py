@@ -10,9 +10,10 @@ import pytest
 
 from megatron_magi.cli import main
 from megatron_magi.training.checkpoint_folder import checkpoint_folder, finish, open_partial
-from megatron_magi.training.config import RecipeError, RunConfig
+from megatron_magi.training.config import RunConfig
 from megatron_magi.training.overwrite import check_overwrite
 from megatron_magi.training.recipe import build_config, to_yaml
+from megatron_magi.training.recipe_error import RecipeError
 
 
 def config_of(folder: Path, **sections: Any) -> RunConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.config import DataConfig, RecipeError
+from megatron_magi.training.config import DataConfig
 from megatron_magi.training.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.data import (
     PackedDataset,
@@ -20,6 +20,7 @@ from megatron_magi.training.data import (
     sample_mask,
 )
 from megatron_magi.training.index_file import IndexFile
+from megatron_magi.training.recipe_error import RecipeError
 
 EOD = 256
 LENGTHS = (5, 40, 1, 17, 64, 3, 90, 2, 33)

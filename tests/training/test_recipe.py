@@ -11,12 +11,12 @@ from megatron_magi.training.config import (
     DataConfig,
     LogConfig,
     OptimizerConfig,
-    RecipeError,
     RunConfig,
     TrainConfig,
-    data_parallel_size,
 )
+from megatron_magi.training.config_checks import data_parallel_size
 from megatron_magi.training.recipe import _leaves, known_keys, load_recipe, to_yaml
+from megatron_magi.training.recipe_error import RecipeError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MINIMAL = "data: {path: somewhere}\n"

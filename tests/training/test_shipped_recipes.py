@@ -9,9 +9,9 @@ import pytest
 
 from megatron_magi.cli import train
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.config import RecipeError
 from megatron_magi.training.dry_run import dry_run, report
 from megatron_magi.training.recipe import load_recipe
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.recipe_folder import find_recipe, packaged_recipes
 
 ROOT = Path(__file__).parents[2]

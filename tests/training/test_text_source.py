@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.text_source import (
     Document,
     Selection,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.config import RecipeError
+from megatron_magi.training.recipe_error import RecipeError
 from megatron_magi.training.tokenizers import ByteTokenizer, load_tokenizer
 
 WITH_QUICKTOK = "the package quicktok-v1 carries the vocabulary of Llama 3"
