@@ -130,10 +130,10 @@ class FlexBackend:
         out, lse = out[0].transpose(0, 1).to(acc), lse[0].T.to(acc)
         # Rows that see nothing, whatever this version of PyTorch makes of them.
         empty = row_intervals(table, q_THD.device)[2].unsqueeze(-1)
-        failed = lse.isinf()  # a row that sees a score of inf, or none but -inf, has no softmax
-        lse = lse.masked_fill(failed, torch.nan).masked_fill(empty, -torch.inf)
-        out = out.masked_fill(failed.unsqueeze(-1), torch.nan)
-        return out.masked_fill(empty.unsqueeze(-1), 0.0), lse
+        # A row that sees a score of inf, or none but -inf, has no softmax: nan, gradients as well.
+        failed = torch.where(lse.isinf(), torch.nan, 1.0)
+        out, lse = out * failed.unsqueeze(-1), lse * failed
+        return out.masked_fill(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -torch.inf)
 
 
 def check_inputs(q_THD: Tensor, v_SGD: Tensor) -> None:
