@@ -35,6 +35,7 @@ SDPA = ("attention=sdpa",)
 REVERSED = ("data.step_order=reversed",)
 CAUSAL = ("data.mask=causal",)
 CP2 = ("parallel.cp=2",)
+DP2 = ("parallel.dp=2",)
 NO_VALIDATION = ("validation.interval=null",)
 FIRST_STEP = ("train.iterations=1", *NO_VALIDATION)
 SHORT = ("train.iterations=60", *NO_VALIDATION)
@@ -82,12 +83,12 @@ def model_a() -> dict[str, list[Run]]:
     run = maker("a", "llama3_1b_1gpu", 350, *calm)
     return {
         "a_baseline": [
-            run("flex", *PLAIN, *SAVING),
-            run("noise", *PLAIN, *REVERSED),
+            run("flex", *PLAIN, *DP2, *SAVING, gpus=2),
+            run("noise", *PLAIN, *REVERSED, *DP2, gpus=2),
             run("magi_cp2", *CP2, gpus=2),
-            run("magi_cp1"),
+            run("magi_cp1", *DP2, gpus=2),
         ],
-        "a_more_noise": [run("noise_unfused", *PLAIN, "model.fused=off")],
+        "a_more_noise": [run("noise_unfused", *PLAIN, *DP2, "model.fused=off", gpus=2)],
         "a_gates_300": from_step_300(run, "a_flex"),
         "a_controls": controls(run),
     }
