@@ -83,8 +83,10 @@ MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores], Sof
     top[(j >> 1) & 1][j & 1] = fmaxf(top[(j >> 1) & 1][j & 1], s[j]);
   const float top0 = fmaxf(top[0][0], top[0][1]), top1 = fmaxf(top[1][0], top[1][1]);
   alpha[0] = alpha[1] = 1.f;
-  // Equal to the limit: both are -inf, of a row that saw nothing before.
-  const bool rescale = __any_sync(0xffffffff, top0 >= state.limit[0] || top1 >= state.limit[1]);
+  // Equal to the limit where all rows see the step: both are -inf, the row saw nothing before.
+  const bool above = masked ? top0 > state.limit[0] || top1 > state.limit[1]
+                            : top0 >= state.limit[0] || top1 >= state.limit[1];
+  const bool rescale = __any_sync(0xffffffff, above);
   if (rescale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
