@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import random
 import sys
 from pathlib import Path
 from queue import SimpleQueue
@@ -71,3 +72,23 @@ def test_killed_survived_and_too_long(mutate: ModuleType, tmp_path: Path) -> Non
     assert (package / "m.py").read_text() == source
     (tmp_path / "test_m.py").write_text("def test_nothing():\n    pass\n")
     assert mutate._judge(by_change["n > 5  ->  n >= 5"], places, args)[0] == "survived"
+
+
+def test_unchanged_trees_stand_among_the_mutants(mutate: ModuleType) -> None:
+    mutate.SUITES = {"a/": ["t"], "b/": ["t"]}
+    mutants = [mutate.Mutant(f"{place}/m.py", n, n, "x") for place in "ab" for n in range(9)]
+    mixed = mutate._with_unchanged(mutants, random.Random(0))
+    unchanged = [m.module for m in mixed if m.node == mutate.UNCHANGED]
+    assert sorted(unchanged) == ["a/m.py", "a/m.py", "b/m.py", "b/m.py"]
+    assert [m for m in mixed if m.node != mutate.UNCHANGED] == mutants
+    assert all(mutate.mutated(SOURCE, m) == SOURCE for m in mixed if m.node == mutate.UNCHANGED)
+
+
+def test_the_nearest_tests_come_first(mutate: ModuleType, tmp_path: Path) -> None:
+    mutate.SUITES = {"core/": ["tests"]}
+    texts = {"far": "", "user": "from megatron_magi.core.plan import x", "plan": ""}
+    (tmp_path / "tests").mkdir()
+    for name, text in texts.items():
+        (tmp_path / "tests" / f"test_{name}.py").write_text(text)
+    found = mutate._nearest_first("core/plan.py", tmp_path)
+    assert found == [f"tests/test_{name}.py" for name in ("plan", "user", "far")]

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from megatron_magi import masks
+from megatron_magi.core.kernel.backend import select_backend
 from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
+from megatron_magi.core.kernel.slice_table import SliceTable
 from tests.dense import dense_attention, random_qkv
 
 MASKS = {
@@ -65,6 +67,23 @@ def test_its_gradient_reaches_all_that_it_sees(name: str, kernel: str) -> None:
     assert dk.isnan().any(-1).any(-1)[sees].all()
     assert dv.isnan().any(-1).any(-1)[sees].all()
     assert dq[row, 1].isnan().any()
+
+
+def test_a_later_stage_keeps_nan(kernel: str) -> None:
+    """Also of rows that see nothing in it."""
+    device, dtype = CASES[kernel]
+    mask = MASKS["part"]
+    q, k, v = (x.detach().to(device) for x in random_qkv(mask, 4, 2, 64, dtype, 3)[:3])
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+    out = torch.zeros(q.shape, dtype=acc, device=device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=acc, device=device)
+    bad = [3, 90]  # the first sees nothing
+    out[bad], lse[bad] = torch.nan, torch.nan
+    table = SliceTable(mask.slices, len(q), len(k))
+    backend = select_backend(kernel, q.device, dtype)
+    out, lse = backend.forward(q, k, v, table, 0.125, prev=(out, lse))
+    for x in (out.isnan().all(2).all(1), lse.isnan().all(1)):
+        assert x.nonzero().flatten().tolist() == bad
 
 
 REACH_Q, REACH_K = 192, 128
