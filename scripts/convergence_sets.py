@@ -80,16 +80,18 @@ def model_a() -> dict[str, list[Run]]:
     At twice B's width the learning rate that does not amplify rounding is lower.
     """
     calm = ("optimizer.lr=4e-5", "optimizer.min_lr=4e-6", "optimizer.warmup_iters=100")
-    run = maker("a", "llama3_1b_1gpu", 350, *calm)
+    run = maker("a", "llama3_1b_1gpu", 300, "train.iterations=300", *calm)
     return {
         "a_baseline": [
-            run("flex", *PLAIN, *DP2, *SAVING, gpus=2),
+            run("flex", *PLAIN, *DP2, gpus=2),
             run("noise", *PLAIN, *REVERSED, *DP2, gpus=2),
-            run("magi_cp2", *CP2, gpus=2),
-            run("magi_cp1", *DP2, gpus=2),
         ],
+        "a_ours": [run("magi_cp1", *DP2, gpus=2), run("magi_cp2", *CP2, gpus=2)],
         "a_more_noise": [run("noise_unfused", *PLAIN, *DP2, "model.fused=off", gpus=2)],
-        "a_gates_300": from_step_300(run, "a_flex"),
+        "a_gates_300": [
+            run("to_300", *PLAIN, *DP2, *SAVING, gpus=2),
+            *from_step_300(run, "a_to_300"),
+        ],
         "a_controls": controls(run),
     }
 
@@ -125,10 +127,11 @@ def maker(model: str, recipe: str, steps: int, *common: str) -> MakeRun:
 
 
 def controls(run: MakeRun) -> list[Run]:
-    """Sixty steps of every negative control."""
+    """Sixty steps of the baseline, of a noise run and of every negative control."""
+    pair = [run("short_flex", *PLAIN, *SHORT), run("short_noise", *PLAIN, *REVERSED, *SHORT)]
     moved = [run(f"control_moved_{n}", f"data.moved_boundary={n}", *SHORT) for n in (1, 16, 256)]
     tiles = [run(f"control_{error}", *SHORT, error=error) for error in ("tile", "tile_of_longest")]
-    return [*moved, *tiles, run("control_partial", *CP2, *SHORT, gpus=2, error="partial")]
+    return [*pair, *moved, *tiles, run("control_partial", *CP2, *SHORT, gpus=2, error="partial")]
 
 
 def from_step_300(run: MakeRun, baseline: str) -> list[Run]:

@@ -203,7 +203,7 @@ def _sample(args: argparse.Namespace) -> list[Mutant]:
         on_gpu = any(word in module for word in ON_A_GPU)
         if _suite(module) and not on_gpu and module.startswith(args.only):
             found.extend(mutants_of(module, path.read_text()))
-    return random.Random(args.seed).sample(found, min(args.count, len(found)))
+    return random.Random(args.seed).sample(found, min(args.count, len(found)))[args.skip :]
 
 
 def _suite(module: str) -> list[str]:
@@ -298,6 +298,7 @@ def _arguments() -> argparse.Namespace:
     parser = CommandParser(description="Whether the tests notice small changes.")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first of the sample")
     parser.add_argument("--only", default="", help="modules whose path begins so")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=400, help="seconds for one mutant")

@@ -2,7 +2,7 @@
 """The runs behind docs/convergence.md: curves, noise floors, negative controls.
 
     python scripts/run_convergence.py --data data/linux_llama3 --out OUT --work WORK b_documents
-    python scripts/run_convergence.py --gpus 0,1,2,3 --data ... a_baseline a_more_noise
+    python scripts/run_convergence.py --gpus 0,1,2,3 --data ... a_baseline a_ours
     python scripts/run_convergence.py --list
 
 A set is a list of runs; a run takes one GPU or two and starts when they are free. Curves, recipes
