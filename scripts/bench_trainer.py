@@ -75,9 +75,10 @@ def main() -> int:
     parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--profile", action="store_true", help="add the last step's kernels")
     parser.add_argument("--child", nargs=2, metavar=("PARTS", "RECIPE"), help=argparse.SUPPRESS)
-    args, overrides = parser.parse_known_args()
+    parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
+    args = parser.parse_args()
     if args.child:
-        return child(args, overrides)
+        return child(args, args.overrides)
     names = args.cases.split(",")
     random.shuffle(names)
     results = run_all(sorted(names, key=lambda n: CASES[n].gpus), args)

@@ -10,6 +10,7 @@ their output may have one of their own), R intervals.
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,9 @@ BLOCK = 128
 
 MAX_INTERVALS = 32
 """Most slices that may meet one row: each costs two comparisons per cell of a partial block."""
+
+MOST_SHAPES = 128
+"""Shapes that are compiled; PyTorch's own limit of 8 ends in its uncompiled form, without a word."""
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -117,7 +121,7 @@ class FlexBackend:
         if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
             out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc)
             return out, torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device)
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
+        q, k, v = (padded(x).transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
         out, lse = _flex(q_THD.device.type)(
             q,
             k,
@@ -127,7 +131,8 @@ class FlexBackend:
             enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
             return_lse=True,
         )
-        out, lse = out[0].transpose(0, 1).to(acc), lse[0].T.to(acc)
+        rows = slice(0, len(q_THD))
+        out, lse = out[0].transpose(0, 1)[rows].to(acc), lse[0].T[rows].to(acc)
         # Rows that see nothing, whatever this version of PyTorch makes of them.
         empty = row_intervals(table, q_THD.device)[2].unsqueeze(-1)
         # A row that sees a score of inf, or none but -inf, has no softmax: nan, gradients as well.
@@ -157,7 +162,48 @@ def _flex(device_type: str) -> Callable[..., Any]:
 
     if device_type == "cpu":
         return _without_warnings(flex_attention)
-    return torch.compile(flex_attention, dynamic=False)
+    return _compiled(flex_attention)
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Compiled once for every shape, and refused where PyTorch would go on uncompiled."""
+    import torch._dynamo as dynamo
+
+    compiled = torch.compile(function, dynamic=False, **options)
+    wanted = {
+        "recompile_limit": MOST_SHAPES,
+        "cache_size_limit": MOST_SHAPES,  # its name in PyTorch 2.6
+        "accumulated_recompile_limit": 8 * MOST_SHAPES,
+        "accumulated_cache_size_limit": 8 * MOST_SHAPES,
+        "fail_on_recompile_limit_hit": True,
+        "fail_on_cache_limit_hit": True,
+    }
+    limits = {name: value for name, value in wanted.items() if hasattr(dynamo.config, name)}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with dynamo.config.patch(limits):
+            try:
+                return compiled(*args, **kwargs)
+            except dynamo.exc.TorchDynamoException as error:
+                if not re.search("(recompile|cache_size)_limit", str(error)):
+                    raise
+                raise NotImplementedError(
+                    f"FlexAttention is compiled for at most {MOST_SHAPES} shapes, got one more; "
+                    f"use fewer lengths of sequences, or a GPU that has our own kernels"
+                ) from error
+
+    return call
+
+
+def padded(x_THD: Tensor) -> Tensor:
+    """With rows of 0 up to the next rounded length; the mask hides them."""
+    return torch.nn.functional.pad(x_THD, (0, 0, 0, 0, 0, rounded(len(x_THD)) - len(x_THD)))
+
+
+def rounded(count: int) -> int:
+    """The next of eight lengths between powers of two: a new one is compiled anew."""
+    step = max(BLOCK, 1 << max(count.bit_length() - 4, 0))
+    return -(-count // step) * step
 
 
 def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,6 +219,8 @@ def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def row_intervals(table: SliceTable, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """(first [R, T], last [R, T], empty [T]): row q sees keys first[r, q] <= k < last[r, q].
+
+    R is a power of two.
 
     Raises:
         NotImplementedError: more than MAX_INTERVALS slices meet one row.
@@ -198,7 +246,8 @@ def _intervals(
             f"the flex backend takes up to {MAX_INTERVALS} slices that meet one query row, got "
             f"{needed}; merge slices or use backend='reference'"
         )
-    first = np.zeros((max(needed, 1), num_q), dtype=np.int32)
+    power_of_two = 1 << max(needed - 1, 0).bit_length()  # few different numbers are compiled
+    first = np.zeros((power_of_two, num_q), dtype=np.int32)
     last = np.zeros_like(first)
     count[:] = 0
     for q0, q1, k0, k1, d_lo, d_hi in slices.tolist():
@@ -221,7 +270,9 @@ def block_mask(table: SliceTable, device: torch.device) -> Any:
 def _make_block_mask(table: SliceTable, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    first, last, _ = row_intervals(table, device)
+    num_q, num_k = rounded(table.num_q), rounded(table.num_k)
+    more = (0, num_q - table.num_q)
+    first, last = (torch.nn.functional.pad(x, more) for x in row_intervals(table, device)[:2])
     num_intervals = first.shape[0]
 
     def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -230,13 +281,13 @@ def _make_block_mask(table: SliceTable, device: torch.device) -> Any:
             seen = seen | ((k >= first[r, q]) & (k < last[r, q]))
         return seen
 
-    partial, full = block_kinds(table)
+    partial, full = (in_blocks(x, num_q, num_k) for x in block_kinds(table))
     return BlockMask.from_kv_blocks(
         *_block_lists(partial, device),
         *_block_lists(full, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=visible,
-        seq_lengths=(table.num_q, table.num_k),
+        seq_lengths=(num_q, num_k),
     )
 
 
@@ -256,6 +307,12 @@ def block_kinds(table: SliceTable) -> tuple[npt.NDArray[np.bool_], npt.NDArray[n
         inside = (q >= q0) & (q + BLOCK <= q1) & (k >= k0) & (k + BLOCK <= k1)
         full[rows, keys] |= inside & (k_first - q_last >= d_lo) & (k_last - q_first <= d_hi)
     return some & ~full, full
+
+
+def in_blocks(blocks: npt.NDArray[np.bool_], num_q: int, num_k: int) -> npt.NDArray[np.bool_]:
+    """With blocks of nothing up to these lengths."""
+    more = num_q // BLOCK - blocks.shape[0], num_k // BLOCK - blocks.shape[1]
+    return np.pad(blocks, ((0, more[0]), (0, more[1])))
 
 
 def _block_lists(blocks: npt.NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:

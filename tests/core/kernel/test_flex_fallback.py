@@ -79,6 +79,27 @@ def test_blocks_of_random_documents(
         assert not full[i, j] or block.all()
 
 
+@pytest.mark.parametrize("count", [1, 127, 128, 129, 4096, 4097, 8191, 8192, 8193, 100_001])
+def test_lengths_are_rounded_to_few(count: int) -> None:
+    length = flex_fallback.rounded(count)
+    assert length % BLOCK == 0 and count <= length <= max(count + BLOCK - 1, count * 9 // 8)
+    octave = {flex_fallback.rounded(n) for n in range(length + 1, 2 * length, BLOCK)}
+    assert len(octave) <= 16
+
+
+def test_one_shape_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch would compute it uncompiled, with all scores in memory."""
+    monkeypatch.setattr(flex_fallback, "MOST_SHAPES", 2)
+
+    def increment(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    compiled = flex_fallback._compiled(increment, backend="eager")
+    assert [compiled(torch.zeros(n)).tolist() for n in (2, 3, 2)] == [[1, 1], [1, 1, 1], [1, 1]]
+    with pytest.raises(NotImplementedError, match="at most 2 shapes, got one more; use fewer"):
+        compiled(torch.zeros(4))
+
+
 def inputs(
     mask: AttnMask, device: torch.device, dtype: torch.dtype, widths: tuple[int, int] = (32, 32)
 ) -> list[torch.Tensor]:

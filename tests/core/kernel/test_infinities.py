@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from megatron_magi import masks
 from megatron_magi.core.kernel.backend import select_backend
 from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
 from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.mask import AttnMask
 from tests.dense import dense_attention, random_qkv
 
 MASKS = {
@@ -28,6 +30,8 @@ CASES = {
     "reference", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("flex", "cuda")),
 ])  # fmt: skip
 def kernel(request: pytest.FixtureRequest) -> str:
+    if request.param != "reference" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     return str(request.param)
 
 
@@ -101,6 +105,30 @@ def spread(sees: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_parts_of_a_long_walk_that_show_a_row_nothing() -> None:
+    """Few rows with many keys are computed in parts: a row that sees nothing in a part is no nan."""
+    from megatron_magi.core.kernel import cuda_work
+    from megatron_magi.core.kernel.cuda_work import HeadsKey
+
+    num_k = 60_000
+    mask = masks.from_ranges([[0, 60]], [[0, num_k]], [1], total_seqlen_q=64, total_seqlen_k=num_k)
+    part = np.array([(0, 40, 0, num_k, -40, num_k), (40, 64, 30_000, 30_200, -64, num_k)], np.int32)
+    for slices in (mask.slices, part):
+        q, k, v = (torch.randn(n, 2, 64).to("cuda", torch.bfloat16) for n in (64, num_k, num_k))
+        k[..., 7] = k[..., 7].abs() + 1
+        q[[5, 50], 1, 7] = -torch.inf
+        table = SliceTable(slices, 64, num_k)
+        assert cuda_work.fwd_work(table, HeadsKey(2, 2, 64, q.device.index)).num_parts > 1
+        out, lse = select_backend("cuda", q.device, q.dtype).forward(q, k, v, table, 0.125)
+        cells = AttnMask(slices, 64, num_k)
+        want, want_lse = dense_attention(q.double(), k.double(), v.double(), cells, 0.125)
+        assert torch.equal(out.isnan(), want.isnan()) and out.isnan().sum() == 2 * 64
+        assert torch.equal(lse.isinf(), want_lse.isinf())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("poisoned", ["q", "k", "v", "dout"])
 def test_nan_reaches_what_sees_it_and_no_further_than_a_tile(poisoned: str, head_dim: int) -> None:

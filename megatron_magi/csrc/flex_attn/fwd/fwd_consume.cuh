@@ -82,10 +82,9 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         finish_rows(me, me.shared_by_lane0(smem.infos[info_slot]), state, weight, weight_prev);
       state.reset();
     }
-    const bool masked = flags & kStepMasked;
-    if (masked)
-      apply_mask(me, s, state, me.shared_by_lane0(record[0]), me.shared_by_lane0(record[1]));
-    const bool rescale = softmax_step(me.p, s, state, masked, alpha);
+    if (flags & kStepMasked)
+      apply_mask(me, s, me.shared_by_lane0(record[0]), me.shared_by_lane0(record[1]));
+    const bool rescale = softmax_step(me.p, s, state, alpha);
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.infos[0]));
     record_slot = record_slot + 1 == T::kRecordSlots ? 0 : record_slot + 1;
 

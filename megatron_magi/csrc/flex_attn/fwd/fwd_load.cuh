@@ -72,10 +72,11 @@ struct FwdProducer {
     const int in_section = item - section * section_items;
     const int unit = first_unit + in_section % units;
     const int kv_head = unit / p.units_per_kv;
-    const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[in_section / units];
+    const int tile_index = in_section / units;
+    const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[tile_index];
     const FwdEntry* entry = reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
     mbar_wait(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
-    smem.infos[info_slot] = make_int4(tile.out_start, tile.num_tokens, unit, 0);
+    smem.infos[info_slot] = make_int4(tile.out_start, tile.num_tokens, unit, tile_index);
     info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
     int flags = kStepFirst;
     for (int steps_left = tile.num_steps; steps_left > 0; ++entry) {

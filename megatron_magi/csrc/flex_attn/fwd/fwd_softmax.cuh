@@ -1,41 +1,15 @@
 // Masking and online softmax of a step's scores, in registers. Register j of a score fragment is
 // row row + 8 * ((j >> 1) & 1) and key 8 * (j >> 2) + 2 * (lane & 3) + (j & 1) of the tile.
 #pragma once
-#include <cfloat>
-
 #include "fwd_rows.cuh"
 
 namespace magi {
 
-// State of online softmax for this thread's two rows. Scores enter as exp2(scale_log2 * score -
-// shift). The shift follows the row's maximum lazily: it moves only when a score is more than
-// kSlack above it. exp2(kSlack) is far from any overflow and the final division cancels it, so
-// most steps need neither the maximum of the whole row nor any rescaling. All four lanes of a row
-// hold the same shift; row_sum is each lane's own part. Source of the idea: conditional rescaling
-// in FlashAttention-4.
-//
-// limit is -inf until a row has seen a cell, and kSawOnlyInfinities until one of its scores is
-// more than that: a row of which all visible scores are -inf has no softmax.
-constexpr float kSawOnlyInfinities = -FLT_MAX;
-
-struct SoftmaxState {
-  float minus_shift[2], limit[2], row_sum[2];
-  MAGI_DEVICE void see(int h) { limit[h] = fmaxf(limit[h], kSawOnlyInfinities); }
-  MAGI_DEVICE void reset() {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      minus_shift[h] = 0.f;
-      limit[h] = -INFINITY;
-      row_sum[h] = 0.f;
-    }
-  }
-};
-
-// Hides cells outside the band and notes which rows see one. Each warp votes which side of the
-// interval cuts its rows: mostly one of them, and often none.
+// Hides cells outside the band. Each warp votes which side of the interval cuts its rows: mostly
+// one of them, and often none.
 template <class Traits>
-MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2],
-                            SoftmaxState& state, int4 rows, int4 keys) {
+MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2], int4 rows,
+                            int4 keys) {
   constexpr int kScores = Traits::kBlockN / 2;
   const Band band = {rows.y, rows.z, keys.x, keys.y, keys.z, keys.w};
   // In this thread's numbering: its column j stands at key 8 * (j / 2) + j % 2.
@@ -45,7 +19,6 @@ MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlock
     const Interval visible = band.keys_of((me.row + 8 * h) >> me.p.pack_shift);
     begin[h] = visible.begin - 2 * (me.lane & 3);
     end[h] = visible.end - 2 * (me.lane & 3);
-    if (visible.begin < visible.end) state.see(h);
   }
   if (__any_sync(0xffffffff, max(begin[0], begin[1]) > 0)) {
 #pragma unroll
@@ -68,12 +41,29 @@ MAGI_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// State of online softmax for this thread's two rows. Scores enter as exp2(scale_log2 * score -
+// shift). The shift follows the row's maximum lazily: it moves only when a score is more than
+// kSlack above it. exp2(kSlack) is far from any overflow and the final division cancels it, so
+// most steps need neither the maximum of the whole row nor any rescaling. All four lanes of a row
+// hold the same shift; row_sum is each lane's own part. Source of the idea: conditional rescaling
+// in FlashAttention-4.
+struct SoftmaxState {
+  float minus_shift[2], limit[2], row_sum[2];
+  MAGI_DEVICE void reset() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      minus_shift[h] = 0.f;
+      limit[h] = -INFINITY;
+      row_sum[h] = 0.f;
+    }
+  }
+};
+
 // Turns scores into unnormalised probabilities. Returns whether the accumulators of this warp
-// must be multiplied by alpha. masked: apply_mask has noted which rows see a cell of this step;
-// otherwise all do, which is noted here.
+// must be multiplied by alpha.
 template <int kScores>
 MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores], SoftmaxState& state,
-                              bool masked, float (&alpha)[2]) {
+                              float (&alpha)[2]) {
   constexpr float kSlack = 8.f;  // log2
   float top[2][2];               // two chains per row, for latency
 #pragma unroll
@@ -83,21 +73,16 @@ MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores], Sof
     top[(j >> 1) & 1][j & 1] = fmaxf(top[(j >> 1) & 1][j & 1], s[j]);
   const float top0 = fmaxf(top[0][0], top[0][1]), top1 = fmaxf(top[1][0], top[1][1]);
   alpha[0] = alpha[1] = 1.f;
-  // Equal to the limit where all rows see the step: both are -inf, the row saw nothing before.
-  const bool above = masked ? top0 > state.limit[0] || top1 > state.limit[1]
-                            : top0 >= state.limit[0] || top1 >= state.limit[1];
-  const bool rescale = __any_sync(0xffffffff, above);
+  const bool rescale = __any_sync(0xffffffff, top0 > state.limit[0] || top1 > state.limit[1]);
   if (rescale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float seen = quad_max(h == 0 ? top0 : top1);
-      if (!masked) state.see(h);
       if (seen > state.limit[h]) {
         const float minus_shift = -seen * p.scale_log2;
         // A row that saw nothing before has sums of 0, which any finite alpha leaves.
-        alpha[h] = state.limit[h] <= kSawOnlyInfinities
-                       ? 0.f
-                       : exp2_approx(minus_shift - state.minus_shift[h]);
+        alpha[h] =
+            state.limit[h] == -INFINITY ? 0.f : exp2_approx(minus_shift - state.minus_shift[h]);
         state.minus_shift[h] = minus_shift;
         state.limit[h] = seen + kSlack * p.inverse_scale_log2;
         state.row_sum[h] *= alpha[h];

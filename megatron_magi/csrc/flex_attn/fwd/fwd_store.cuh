@@ -6,6 +6,24 @@ namespace magi {
 
 constexpr float kLn2 = 0.69314718056f;
 
+// Does this row see a key in the walk of its tile? Read from the work list, and only where the
+// probabilities have the sum 0. An entry of a walk that was cut has the band of the whole slice, so
+// only the keys of its own tiles count.
+template <class Traits>
+MAGI_DEVICE bool sees_a_key(const FwdRows<Traits>& me, int tile_index, int tile_row) {
+  const MagiFwdParams& a = me.p.args;
+  const FwdTile& tile = reinterpret_cast<const FwdTile*>(a.tiles)[tile_index];
+  const FwdEntry* entry = reinterpret_cast<const FwdEntry*>(a.entries) + tile.entry_begin;
+  const int q = tile.q_start + (tile_row >> me.p.pack_shift);
+#pragma unroll 1
+  for (int steps = tile.num_steps; steps > 0; steps -= entry->num_tiles, ++entry) {
+    const Interval seen = entry->band.keys_of(q);
+    const int end = entry->k_begin + entry->num_tiles * Traits::kBlockN;
+    if (max(seen.begin, entry->k_begin) < min(seen.end, end)) return true;
+  }
+  return false;
+}
+
 // The rows of an item are complete except for the last product: writes lse and returns the
 // weights of the accumulators (1 / sum) and of the earlier result (0 unless merging).
 template <class Traits>
@@ -17,11 +35,11 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, int4 info, const Softmax
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = quad_sum(state.row_sum[h]);
-    // Nothing to sum: the row sees no cell, or only scores of -inf, which have no softmax.
-    const float nothing = state.limit[h] == -INFINITY ? 0.f : NAN;
-    lse[h] = sum == 0.f ? -INFINITY + nothing : fmaf(state.minus_shift[h], -kLn2, __logf(sum));
-    weight[h] = sum == 0.f ? nothing : __fdividef(1.f, sum);
+    lse[h] = sum == 0.f ? -INFINITY : fmaf(state.minus_shift[h], -kLn2, __logf(sum));
+    weight[h] = sum == 0.f ? 0.f : __fdividef(1.f, sum);
     const auto at = me.address_of(me.row + 8 * h, info);
+    // Scores that are all -inf have no softmax.
+    if (sum == 0.f && at.valid && sees_a_key(me, info.w, me.row + 8 * h)) lse[h] = weight[h] = NAN;
     dst[h] =
         at.valid ? a.lse + at.token * a.lse_stride_token + at.head * a.lse_stride_head : nullptr;
     prev[h] = at.valid && a.merge ? *dst[h] : -INFINITY;
