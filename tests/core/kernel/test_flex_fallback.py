@@ -163,13 +163,18 @@ def check_backward(
 def dense_flex(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_mask: Any, scale: float, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What flex_attention computes, differentiable: PyTorch's has no backward on the CPU."""
+    """What flex_attention computes, differentiable: PyTorch's has no backward on the CPU.
+
+    Like it, a row that sees nothing has probabilities of 0, by which its gradients are multiplied.
+    """
     rows, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     seen = block_mask.mask_mod(0, 0, rows, keys)
     repeat = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    scores = (q @ k.mT * scale).masked_fill(~seen & seen.any(-1, keepdim=True), -torch.inf)
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+    empty = ~seen.any(-1, keepdim=True)
+    scores = (q @ k.mT * scale).masked_fill(~seen & ~empty, -torch.inf)
+    lse = scores.logsumexp(-1).masked_fill(empty[:, 0], -torch.inf)
+    return scores.softmax(-1).masked_fill(empty, 0.0) @ v, lse
 
 
 @pytest.mark.parametrize("widths", [(32, 32), (48, 32), (16, 24)], ids=str)

@@ -107,7 +107,7 @@ def spread(sees: torch.Tensor) -> torch.Tensor:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_parts_of_a_long_walk_that_show_a_row_nothing() -> None:
-    """Few rows with many keys are computed in parts: a row that sees nothing in a part is no nan."""
+    """Few rows with many keys are computed in parts: seeing nothing in one does not make nan."""
     from megatron_magi.core.kernel import cuda_work
     from megatron_magi.core.kernel.cuda_work import HeadsKey
 
