@@ -86,7 +86,7 @@ def _draw_band(axes: Any, judged: Judged) -> float:
 
 def _scale(axes: Any, band: float, lines: list[_Line]) -> None:
     """Linear as far as the band goes, then decades: a wrong run may be a thousand times off."""
-    unit = 10 ** math.ceil(math.log10(band))
+    unit = _round_above(band)
     values = np.concatenate([line.values for line in lines])
     values = np.abs(values[np.isfinite(values)])
     largest = max(float(values.max()) if values.size else 0.0, unit)
@@ -96,6 +96,14 @@ def _scale(axes: Any, band: float, lines: list[_Line]) -> None:
     axes.set_yticks([-t for t in ticks] + [0, *ticks])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, -unit), max(high, unit))  # the ticks of the linear part are seen
+
+
+def _round_above(x: float) -> float:
+    """1, 2, 3 or 5 times a power of ten, at least x."""
+    power = float(10.0 ** math.floor(math.log10(x)))
+    return next(step * power for step in (1, 2, 3, 5, 10) if step * power >= x)
 
 
 def _draw_lines(axes: Any, lines: list[_Line]) -> None:

@@ -31,7 +31,7 @@ MAX_INTERVALS = 32
 """Most slices that may meet one row: each costs two comparisons per cell of a partial block."""
 
 MOST_SHAPES = 128
-"""Shapes that are compiled; PyTorch's own limit of 8 ends in its uncompiled form, without a word."""
+"""Shapes that are compiled. PyTorch stops at 8 and then goes on uncompiled without a word."""
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
