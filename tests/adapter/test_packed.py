@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,3 +181,25 @@ def test_heads_of_one_tensor_parallel_rank() -> None:
     shape = head_shape(model(tensor_model_parallel_size=4, params_dtype=torch.bfloat16))
     assert (shape.num_heads_q, shape.num_heads_kv, shape.head_dim) == (1, 1, 4)
     assert shape.bytes_per_element == 2
+
+
+def test_layers_are_numbered_once_each() -> None:
+    from megatron_magi.adapter.packed import _window_layers
+
+    config = SimpleNamespace(
+        num_layers=4, window_size=(3, 0), window_attn_skip_freq=2, mtp_num_layers=None
+    )
+    assert len(_window_layers(config)) == 4
+    config.mtp_num_layers = 2
+    assert len(_window_layers(config)) == 6
+    config.window_attn_skip_freq = [1, 0, 1, 1]
+    assert len(_window_layers(config)) == 4
+
+
+def test_only_what_goes_to_a_gpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron_magi.adapter.packed import _upload
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", None)
+    x = torch.arange(3)
+    assert torch.equal(_upload(x, "cpu"), x)

@@ -38,3 +38,8 @@ def test_equal_configs_have_equal_digests() -> None:
 def test_bad_values_are_refused(field: str, value: object, error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         MagiConfig(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["swap_trials", "overlap_degree", "stage_latency_us"])
+def test_none_at_all_may_be_asked_for(field: str) -> None:
+    assert getattr(MagiConfig(**{field: 0}), field) == 0

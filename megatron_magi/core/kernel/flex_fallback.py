@@ -133,12 +133,12 @@ class FlexBackend:
         rows = slice(0, len(q_THD))
         out, lse = out[0].transpose(0, 1)[rows].to(acc), lse[0].T[rows].to(acc)
         # Rows that see nothing, whatever this version of PyTorch makes of them.
-        empty = row_intervals(table, q_THD.device)[2].unsqueeze(-1)
+        empty = row_intervals(table, q_THD.device)[2][:, None]
         # A row that sees a score of inf, or none but -inf, has no softmax: nan, gradients as well.
         # Not one that sees nothing: its gradient must be 0, and 0 times nan would reach dv.
         failed = torch.where(lse.isinf() & ~empty, torch.nan, 1.0)
         out, lse = out * failed.unsqueeze(-1), lse * failed
-        return out.masked_fill(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -torch.inf)
+        return out.masked_fill(empty[:, None], 0.0), lse.masked_fill(empty, -torch.inf)
 
 
 def check_inputs(q_THD: Tensor, v_SGD: Tensor) -> None:

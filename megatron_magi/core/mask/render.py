@@ -46,7 +46,7 @@ def _clip(outline: list[Point], inside: Callable[[float, float], float]) -> list
         side_a, side_b = inside(*a), inside(*b)
         if side_a >= 0:
             kept.append(a)
-        if side_a * side_b < 0:
+        if min(side_a, side_b) < 0 < max(side_a, side_b):
             t = side_a / (side_a - side_b)
             kept.append((a[0] + t * (b[0] - a[0]), a[1] + t * (b[1] - a[1])))
     return kept

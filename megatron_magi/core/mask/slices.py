@@ -97,7 +97,7 @@ def as_slices(slices: Sequence[AttnSlice] | npt.ArrayLike) -> IntArray:
         ValueError: if the array is not [N, 6] or does not fit int32.
         TypeError: if it does not hold integers.
     """
-    if isinstance(slices, AttnSlice) or not hasattr(slices, "__len__"):
+    if not hasattr(slices, "__len__"):
         raise TypeError(
             f"slices must be a list of AttnSlice or an array [num_slices, 6], got "
             f"{shown(slices)}; put the slices in a list"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from megatron_magi.core.runtime.agreement_record import RECORD_LEN, Records
 
-_num_opened: dict[str, int] = {}
+_num_opened: Counter[str] = Counter()
 """Channels that this process opened, by the name of their parent group."""
 _unfinished: list[Channel] = []
 """Closed channels that still wait for a rank that may never come."""
@@ -59,7 +59,7 @@ class Channel:
         """
         ranks = dist.get_process_group_ranks(parent)
         name = f"{parent.group_name}/{'-'.join(map(str, ranks))}"
-        _num_opened[name] = _num_opened.get(name, 0) + 1
+        _num_opened[name] += 1
         store = PrefixStore(
             f"megatron_magi/agreement/{name}/{_num_opened[name]}", _get_default_store()
         )

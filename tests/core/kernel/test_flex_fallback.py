@@ -206,3 +206,11 @@ def test_what_it_cannot_do_is_refused() -> None:
     many = np.array([[0, 4, i, i + 1, i - 3, i] for i in range(0, 2 * MAX_INTERVALS + 2, 2)])
     with pytest.raises(NotImplementedError, match=r"up to 32 slices .* got 33; merge"):
         row_intervals(SliceTable(many.astype(np.int32), 4, 100), CPU)
+
+
+def test_a_block_that_just_fits_its_band_is_full() -> None:
+    for low, high, is_full in ((-127, 127, True), (-126, 127, False), (-127, 126, False)):
+        table = SliceTable(np.array([[0, 128, 0, 128, low, high]], np.int32), 128, 128)
+        partial, full = block_kinds(table)
+        assert (partial.tolist(), full.tolist()) == ([[not is_full]], [[is_full]])
+        assert partial.shape == (1, 1)

@@ -213,3 +213,14 @@ def test_a_polygon_is_cut_from_the_first_hidden_cell_on(edge: str) -> None:
         band = (hidden - 19, 100) if edge == "low" else (-100, -3 - hidden)
         outline = slice_polygon(10, 20, 0, 8, *band)
         assert len(outline) == corners and (outline == whole) == (hidden == 0)
+
+
+def test_drawing_shows_the_whole_mask_with_queries_downward() -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.subplots()
+    masks.draw_mask(masks.full(12, 30), axes)
+    assert axes.get_xlim() == (0, 30) and axes.get_ylim() == (12, 0)
+
+
+def test_no_tokens_are_a_mask() -> None:
+    assert masks.sliding_window(0, (3, 0)).to_dense().shape == (0, 0)

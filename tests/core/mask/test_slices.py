@@ -115,3 +115,23 @@ def test_a_slice_is_a_value_that_sorts() -> None:
     assert len({first, second, AttnSlice(0, 4, 0, 4, -1, 0)}) == 2
     with pytest.raises(AttributeError):
         first.q_start = 1  # type: ignore[misc]
+
+
+def test_slices_come_in_a_list() -> None:
+    for alone in (AttnSlice(0, 1, 0, 1), 5, None):
+        with pytest.raises(TypeError, match=r"list of AttnSlice or an array.*put the slices in"):
+            as_slices(alone)  # type: ignore[arg-type]
+
+
+def test_no_ranges_are_no_slices() -> None:
+    assert slices_from_ranges([], [], []).shape == (0, 6)
+
+
+@pytest.mark.parametrize("bad", [[-1, 5], [5, 3], [-7, -5]])
+@pytest.mark.parametrize("name", ["q_ranges", "k_ranges"])
+def test_ranges_begin_at_0_and_end_behind_their_start(name: str, bad: list[int]) -> None:
+    pair = {"q_ranges": [[0, 2], [2, 4]], "k_ranges": [[0, 2], [0, 0]]}
+    assert len(slices_from_ranges(*pair.values(), None)) == 2
+    pair[name][1] = bad
+    with pytest.raises(ValueError, match=f"{name} must hold ranges with 0 <= start <= end, got"):
+        slices_from_ranges(*pair.values(), None)

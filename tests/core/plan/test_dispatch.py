@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megatron_magi.core.plan.dispatch import DispatchPlan
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.plan.dispatch import DispatchPlan, num_local_tokens
 
 
 def owners(*ranks: int) -> np.ndarray:
@@ -21,3 +22,8 @@ def test_one_chunk_of_one_rank_is_a_layout() -> None:
 def test_ranks_own_equally_many_chunks(ranks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=f"multiple of cp_size = 2 chunks, got {len(ranks)}"):
         DispatchPlan(24, 8, 2, owners(*ranks))
+
+
+def test_a_token_multiple_that_fits_pads_nothing() -> None:
+    """4,296 tokens a rank are 537 units of 8, and divide into 8 chunks."""
+    assert num_local_tokens(4 * 4296, 4, MagiConfig(), 8) == 4296

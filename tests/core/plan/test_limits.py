@@ -69,3 +69,18 @@ def test_the_chunk_size_in_the_message_is_the_least(cp_size: int, tokens: int) -
 @given(cp_size=st.integers(1, 1024), tokens=st.integers(0, 2**27))
 def test_up_to_1024_ranks_the_planners_own_chunks_are_taken(cp_size: int, tokens: int) -> None:
     check_size(masks.causal(tokens), cp_size, MagiConfig(), None, 1)
+
+
+def test_as_many_tokens_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_TOKENS", 4096)
+    check_size(masks.causal(4096), 4, MagiConfig(), None, 1)
+    with pytest.raises(PlanSizeError, match="at most 4,096 tokens, padding included, got 4,"):
+        check_size(masks.causal(4097), 1, MagiConfig(), None, 1)
+
+
+def test_a_free_chunk_size_counts_as_64_chunks_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_CHUNKS_PER_RANK", 64)
+    check_size(masks.causal(4096), 1, MagiConfig(), None, 1)
+    monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_CHUNKS_PER_RANK", 63)
+    with pytest.raises(PlanSizeError, match="chunk_size of at least"):
+        check_size(masks.causal(4096), 1, MagiConfig(), None, 1)

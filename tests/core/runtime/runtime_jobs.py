@@ -18,6 +18,7 @@ from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
+from megatron_magi.core.runtime import dist_attn
 from megatron_magi.core.runtime.agreement import AgreementError
 from megatron_magi.core.runtime.plan_cache import plan_cache
 from tests.dense import (
@@ -388,3 +389,21 @@ def absent_rank(rank: int, cp_size: int, num_batches: int) -> str:
         except AgreementError as error:
             return str(error)
     return "no error"
+
+
+def dtype_of_sums(rank: int, cp_size: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    asked, home = [], dist_attn._Homeward
+
+    def recorded(work: Any, k: Tensor, v: Tensor, dtype: torch.dtype) -> Any:
+        asked.append(dtype)
+        return home(work, k, v, dtype)
+
+    plan = magi.plan(masks.causal(32), group, HeadShape(2, 1, 4))
+    rows = plan.dispatch.num_local_tokens
+    q, k = (torch.randn(rows, h, 4, dtype=torch.bfloat16, requires_grad=True) for h in (2, 1))
+    with mock.patch.object(dist_attn, "_Homeward", recorded):
+        magi.dist_attn(q, k, k, plan, group)[0].sum().backward()
+    assert asked == [torch.float32] and k.grad is not None and k.grad.dtype == torch.bfloat16

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
+from megatron_magi.core.runtime import agreement
 from megatron_magi.core.runtime.agreement_record import (
     KINDS,
     RECORD_LEN,
@@ -140,3 +143,31 @@ def test_the_end_of_the_process_waits_for_what_is_under_way() -> None:
     assert 0.3 <= time.monotonic() - begin < 20
     assert [c.closed_after < 0 for c in channels] == [True, True, False]
     assert not agreement_channel._unfinished and channels[2].closed_after > 0
+
+
+def test_rows_of_four_dimensions_are_shown() -> None:
+    """And of more are compared, though not shown."""
+    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
+    shapes = [(2, 3, 4, 5), (2, 3, 4, 6)], [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)]
+    said = []
+    for pair in shapes:
+        records = [record_of(Call("undispatch", s, torch.float32), plan, 0) for s in pair]
+        said.append(describe_difference(np.array(records), "ranks", 1))
+    assert "row [2, 3, 4, 5], torch.float32" in said[0] and "row [2, 3, 4, 6]" in said[0]
+    assert said[1]
+
+
+def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock is held by a thread that waits for other ranks: nobody may wait for that thread."""
+    held, free = (SimpleNamespace(lock=threading.Lock(), channel=object()) for _ in range(2))
+    gone = SimpleNamespace(lock=threading.Lock(), channel=None)
+    left: list[object] = []
+    free.close = lambda: left.append("closed")
+    for state in (held, gone):
+        state.lock.acquire()
+    monkeypatch.setattr(agreement, "_states", dict(enumerate((held, gone, free))))
+    monkeypatch.setattr(agreement, "EXIT_PATIENCE_S", 0.01)
+    monkeypatch.setattr(agreement, "leave", left.append)
+    monkeypatch.setattr(agreement._watcher, "stop", lambda: None)
+    agreement._close_all()
+    assert left == [held.channel, "closed"]

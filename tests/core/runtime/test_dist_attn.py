@@ -5,6 +5,7 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi.core.runtime import dist_attn
 from tests.core.runtime import runtime_jobs as jobs
 from tests.process_pool import ProcessPool, pool
 
@@ -131,3 +132,26 @@ def test_wrong_sizes_are_refused() -> None:
         magi.dispatch(torch.zeros(12, 2), magi.plan(masks.causal(12), 2, SHAPE), None)
     with pytest.raises(TypeError, match="cp_group must be a ProcessGroup"):
         magi.dispatch(torch.zeros(12, 2), plan, "cp")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_that_stay_are_made_in_their_dtype(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel call on one rank: no fp32 buffers. Sums over stages are in fp32, see below."""
+    asked = []
+
+    class Recorded(dist_attn._Homeward):
+        def __init__(self, work: object, k: object, v: object, dtype: torch.dtype) -> None:
+            asked.append(dtype)
+            super().__init__(work, k, v, dtype)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dist_attn, "_Homeward", Recorded)
+    plan = magi.plan(masks.causal(16), 1, HeadShape(2, 1, 4))
+    q, k = (torch.randn(16, h, 4, dtype=dtype, requires_grad=True) for h in (2, 1))
+    magi.dist_attn(q, k, k, plan, None)[0].sum().backward()
+    assert asked == [dtype] and q.grad is not None and q.grad.dtype == dtype
+
+
+def test_sums_over_ranks_are_made_in_fp32() -> None:
+    pool(5).run(jobs.dtype_of_sums, 2)

@@ -16,6 +16,11 @@ def test_partial_gradients_are_summed_in_a_copy(cp_size: int) -> None:
     pool(WORLD).run(jobs.partial_gradients_are_summed_in_a_copy, cp_size)
 
 
+@pytest.mark.parametrize("cp_size", [2, 3])
+def test_rows_of_padding_have_no_gradient(cp_size: int) -> None:
+    pool(WORLD).run(jobs.padding_has_no_gradient, cp_size)
+
+
 def test_any_dtype_comes_back() -> None:
     pool(WORLD).run(jobs.any_dtype, 2)
 

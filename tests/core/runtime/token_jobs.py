@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import megatron_magi as magi
 from megatron_magi import AgreementError, HeadShape, MagiConfig, masks
+from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.runtime.agreement import agree_later, finish_agreement, open_agreement
+from megatron_magi.core.runtime.max_logits import dist_max_logits
 from tests.process_pool import subgroup
 
 SHAPE = HeadShape(2, 1, 4)
@@ -24,6 +27,44 @@ def partial_gradients_are_summed_in_a_copy(rank: int, cp_size: int) -> None:
     given = torch.ones(24, 2)
     dx, dbias = torch.autograd.grad(bias + full, (x, bias), given)
     assert (dx == cp_size).all() and (dbias == 1).all() and (given == 1).all()
+
+
+def padding_has_no_gradient(rank: int, cp_size: int) -> None:
+    """Rows behind the sequence are no part of it, whatever a rank computes from them."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.causal(21), group, SHAPE, MagiConfig(chunk_size=4))
+    layout = plan.dispatch
+    assert layout.padded_seqlen > 21
+    local = torch.randn(layout.num_local_tokens, 2, requires_grad=True)
+    positions = magi.position_ids(plan, dist.get_rank(group))
+    is_token = positions.diff(prepend=torch.tensor([-1])) != 0  # padding repeats the last position
+    for partial in (False, True):
+        full = magi.undispatch(local, plan, group, is_partial_grad=partial)
+        (grad,) = torch.autograd.grad(full, local, torch.full((21, 2), 3.0))
+        assert (grad[is_token] == 3 * (cp_size if partial else 1)).all()
+        assert (grad[~is_token] == 0).all()
+
+
+def largest_scores(rank: int, cp_size: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    torch.manual_seed(3)
+    mask = masks.from_cu_seqlens([0, 11, 30])
+    plan = magi.plan(mask, group, SHAPE)
+    q, k = torch.randn(30, 2, 4), torch.randn(30, 1, 4)
+    local = [magi.dispatch(x, plan, group) for x in (q, k)]
+    got = dist_max_logits(*local, plan, group, 0.7)
+    torch.testing.assert_close(got, dense_largest(q, k, mask, 0.7))
+
+
+def dense_largest(q: Tensor, k: Tensor, mask: AttnMask, scale: float) -> Tensor:
+    """[H], from all scores."""
+    scores = torch.einsum("thd,sd->hts", q, k[:, 0]) * scale
+    hidden = ~torch.from_numpy(mask.to_dense())
+    return scores.masked_fill(hidden, -torch.inf).amax((1, 2))
 
 
 def any_dtype(rank: int, cp_size: int) -> None:

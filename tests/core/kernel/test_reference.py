@@ -1,0 +1,87 @@
+"""The reference kernel beside its results: memory, dtypes, what it is chosen for."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from megatron_magi import masks
+from megatron_magi.core.kernel import backend, calls, row_delta, slice_table
+from megatron_magi.core.kernel.reference import ReferenceBackend, _tiles
+from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
+from tests.dense import random_qkv
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("heads", [1, 8, 128, 2**14])
+def test_a_tile_has_at_most_four_million_scores(heads: int) -> None:
+    table = SliceTable(masks.full(6000).slices, 6000, 6000)
+    sizes = {
+        (rows.stop - rows.start, keys.stop - keys.start)
+        for rows, keys, _ in (next(iter(_tiles(table, heads, CPU))),)
+    }
+    ((rows, keys),) = sizes
+    assert 0.8 * 2**22 < rows * keys * heads <= 2**22
+
+
+def test_a_tile_of_many_heads_has_16_rows() -> None:
+    table = SliceTable(masks.full(64).slices, 64, 64)
+    rows, keys, _ = next(iter(_tiles(table, 2**20, CPU)))
+    assert (rows.stop, keys.stop) == (16, 16)
+
+
+@pytest.mark.parametrize("asked", [None, torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_have_the_dtype_that_is_asked_for(asked: torch.dtype | None) -> None:
+    mask = masks.causal(12)
+    table = SliceTable(mask.slices, 12, 12)
+    q, k, v, dout = (x.detach() for x in random_qkv(mask, 4, 2, 8, torch.bfloat16, 3))
+    kernel = ReferenceBackend()
+    out, lse = kernel.forward(q, k, v, table, 0.3)
+    grads = kernel.backward(dout, q, k, v, lse, None, table, 0.3, out=out, grad_dtype=asked)
+    assert [g.dtype for g in grads] == [asked or torch.float32] * 3
+
+
+def test_a_row_sum_on_the_cpu_asks_for_no_gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    import megatron_magi.core.kernel.cuda_backward as cuda_backward
+
+    monkeypatch.setattr(cuda_backward, "has_cuda_row_delta", None)
+    out, dout = torch.randn(2, 3, 4, 5).unbind(0)
+    got = row_delta.row_delta(out, dout, torch.float32)
+    torch.testing.assert_close(got, (out * dout).sum(-1))
+
+
+def test_the_fast_backward_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(backend, "_create", lambda *a: asked.append(a) or ReferenceBackend())
+    backend.select_backend.cache_clear()
+    backend.select_backend("reference", CPU, torch.float32)
+    backend.select_backend("reference", CPU, torch.float32, True)
+    backend.select_backend.cache_clear()
+    assert [deterministic for *_, deterministic in asked] == [False, True]
+
+
+def test_a_tensor_of_slices_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    plain = slice_table._from_content
+    monkeypatch.setattr(slice_table, "_from_content", lambda *a: read.append(a) or plain(*a))
+    slices = slices_tensor(masks.causal(12)).clone()
+    tables = [slice_table.slice_table(slices, 12, 12) for _ in range(3)]
+    assert len(read) == 1 and all(table is tables[0] for table in tables)
+    slice_table.slice_table(slices, 13, 12)
+    assert len(read) == 2
+
+
+def test_the_compiler_leaves_a_call_out_and_is_not_loaded_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = []
+    monkeypatch.setattr(calls, "_disable_dynamo", lambda f: lambda *a: ran.append("outside"))
+    function = calls.one_graph_break(lambda: ran.append("as it is"))
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    function()
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # type: ignore[arg-type]
+    function()
+    assert ran == ["as it is", "outside"]
