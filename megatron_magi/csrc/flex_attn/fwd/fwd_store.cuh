@@ -6,9 +6,8 @@ namespace magi {
 
 constexpr float kLn2 = 0.69314718056f;
 
-// Does this row see a key in the walk of its tile? Read from the work list, and only where the
-// probabilities have the sum 0. An entry of a walk that was cut has the band of the whole slice, so
-// only the keys of its own tiles count.
+// Does this row see a key in the walk of its tile? An entry of a walk that was cut has the band of
+// the whole slice, so only the keys of its own tiles count.
 template <class Traits>
 MAGI_DEVICE bool sees_a_key(const FwdRows<Traits>& me, int tile_index, int tile_row) {
   const MagiFwdParams& a = me.p.args;
@@ -24,6 +23,21 @@ MAGI_DEVICE bool sees_a_key(const FwdRows<Traits>& me, int tile_index, int tile_
   return false;
 }
 
+// Rows whose probabilities have the sum 0: they see nothing, or only scores of -inf, which have no
+// softmax. Few warps have such a row, so the work list is read for them alone.
+template <class Traits>
+MAGI_DEVICE void fail_rows(const FwdRows<Traits>& me, int4 info, const bool (&unsummed)[2],
+                           float (&lse)[2], float (&weight)[2]) {
+  if (!__any_sync(0xffffffff, unsummed[0] || unsummed[1])) return;
+#pragma unroll 1
+  for (int h = 0; h < 2; ++h) {
+    const bool asked = h == 0 ? unsummed[0] : unsummed[1];
+    if (!asked || !sees_a_key(me, info.w, me.row + 8 * h)) continue;
+    (h == 0 ? lse[0] : lse[1]) = NAN;
+    (h == 0 ? weight[0] : weight[1]) = NAN;
+  }
+}
+
 // The rows of an item are complete except for the last product: writes lse and returns the
 // weights of the accumulators (1 / sum) and of the earlier result (0 unless merging).
 template <class Traits>
@@ -32,18 +46,19 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, int4 info, const Softmax
   const MagiFwdParams& a = me.p.args;
   float prev[2], lse[2];
   float* dst[2];
+  bool unsummed[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = quad_sum(state.row_sum[h]);
     lse[h] = sum == 0.f ? -INFINITY : fmaf(state.minus_shift[h], -kLn2, __logf(sum));
     weight[h] = sum == 0.f ? 0.f : __fdividef(1.f, sum);
     const auto at = me.address_of(me.row + 8 * h, info);
-    // Scores that are all -inf have no softmax.
-    if (sum == 0.f && at.valid && sees_a_key(me, info.w, me.row + 8 * h)) lse[h] = weight[h] = NAN;
+    unsummed[h] = sum == 0.f && at.valid;
     dst[h] =
         at.valid ? a.lse + at.token * a.lse_stride_token + at.head * a.lse_stride_head : nullptr;
     prev[h] = at.valid && a.merge ? *dst[h] : -INFINITY;
   }
+  fail_rows(me, info, unsummed, lse, weight);
   __syncwarp();  // all four lanes of a row have read the earlier lse
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
