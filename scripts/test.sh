@@ -37,7 +37,8 @@ fi
 if [ -d "$triton" ]; then
   echo "== fused kernels in Triton's interpreter"
   PYTHONPATH=$PWD/$triton "$python" -m pytest -q -n 2 --dist loadfile tests/adapter/test_fused.py \
-    tests/adapter/test_fused_ranks.py tests/training/test_fused_training.py
+    tests/adapter/test_fused_ranks.py tests/adapter/test_fused_rows.py \
+    tests/training/test_fused_training.py
 else
   echo "== fused kernels in Triton's interpreter: skipped, there is no triton to install here"
 fi

@@ -14,6 +14,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import CrossAttentionSubmodules, SelfAttention
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import (
@@ -23,7 +24,8 @@ from megatron.core.transformer.transformer_block import (
 
 from megatron_magi.adapter.compat import repair_mla_without_te
 from megatron_magi.adapter.core_attention import MagiCoreAttention
-from megatron_magi.adapter.rms_norm import RMSNorm
+from megatron_magi.adapter.fused.parts import FusedParts
+from megatron_magi.adapter.rms_norm import LocalNorm, RMSNorm
 
 REPLACEABLE = ("DotProductAttention", "TEDotProductAttention", "MagiCoreAttention")
 """Softmax attentions we compute the same function as; any other kind is not ours to replace."""
@@ -154,24 +156,42 @@ def with_own_norms(spec: Any) -> Any:
     return _rewrite(spec, _own_norm)
 
 
-def with_fused_qkv(spec: Any) -> Any:
-    """The same spec with `FusedSelfAttention` for Megatron's; needs Triton when it is called.
+def with_fused_parts(spec: Any, parts: FusedParts) -> Any:
+    """The same spec with the parts that are modules: attention, activation, norms.
 
     Raises:
-        ValueError: nothing was replaced.
+        ValueError: the spec holds none of Megatron's modules that a part stands for.
     """
-    from megatron_magi.adapter.fused.qkv_rope import FusedSelfAttention
+    rules = {"qkv_rope": _fused_attention, "swiglu": _fused_activation, "norm": _fused_norm}
+    for name, rule in rules.items():
+        if getattr(parts, name) != "triton":
+            continue
+        changed = _rewrite(spec, rule)
+        if changed is spec:
+            raise ValueError(
+                f"with_fused_parts requires a spec that holds Megatron's self-attention, MLP and "
+                f"norms, got {type(spec).__name__} without one for {name}; set model.fused=off"
+            )
+        spec = changed
+    return spec
 
-    def rule(owner: Any, name: str, value: Any) -> Any:
-        return FusedSelfAttention if value is SelfAttention else value
 
-    result = _rewrite(spec, rule)
-    if result is spec:
-        raise ValueError(
-            f"with_fused_qkv requires a spec that holds Megatron's SelfAttention, got "
-            f"{type(spec).__name__} without one; set model.fused=off"
-        )
-    return result
+def _fused_attention(owner: Any, name: str, value: Any) -> Any:
+    from megatron_magi.adapter.fused.qkv_rope import FusedSelfAttention  # needs Triton, as below
+
+    return FusedSelfAttention if value is SelfAttention else value
+
+
+def _fused_activation(owner: Any, name: str, value: Any) -> Any:
+    from megatron_magi.adapter.fused.swiglu import SwiGLU
+
+    return SwiGLU if isinstance(owner, MLPSubmodules) and name == "activation_func" else value
+
+
+def _fused_norm(owner: Any, name: str, value: Any) -> Any:
+    from megatron_magi.adapter.fused.norm import FusedRMSNorm
+
+    return FusedRMSNorm if value in (RMSNorm, LocalNorm, WrappedTorchNorm) else value
 
 
 def llama_mtp_spec(

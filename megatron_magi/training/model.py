@@ -12,9 +12,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
+from megatron_magi.adapter.fused.embedding import take_rows
 from megatron_magi.adapter.fused.parts import choose_parts
 from megatron_magi.adapter.init import init_by_name
-from megatron_magi.adapter.layer_spec import llama_layer_spec, with_fused_qkv
+from megatron_magi.adapter.layer_spec import llama_layer_spec, with_fused_parts
 from megatron_magi.adapter.plugin import attach
 from megatron_magi.training.baseline import KINDS, plain_layer_spec
 from megatron_magi.training.config import RunConfig
@@ -73,8 +74,12 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
 
     Each is a Megatron DistributedDataParallel around a GPTModel.
     """
-    choose_parts(config.model.fused).install()
+    parts = choose_parts(config.model.fused)
+    parts.install()
     gpt_chunks = [_gpt_model(config, model_config, stage) for stage in _virtual_stages(config)]
+    if parts.embedding == "rows":
+        for chunk in gpt_chunks:
+            take_rows(chunk)
     init_by_name(gpt_chunks, config.train.seed, config.model.init_std)
     if config.attention == "magi":
         attach(gpt_chunks, config.magi, config.data.seq_length)  # says what runs, or raises
@@ -155,8 +160,7 @@ def _layer_spec(config: RunConfig, model_config: TransformerConfig, stage: int |
     else:
         kind: Any = "magi" if config.attention == "magi" else "stock"
         spec = llama_layer_spec(model_config, vp_stage=stage, attention=kind)
-    is_fused = choose_parts(config.model.fused).qkv_rope == "triton"
-    return with_fused_qkv(spec) if is_fused else spec
+    return with_fused_parts(spec, choose_parts(config.model.fused))
 
 
 def _connect_schedule(config: RunConfig, model_config: Any, chunks: list[Any]) -> None:

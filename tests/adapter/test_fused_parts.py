@@ -22,20 +22,22 @@ def machine(monkeypatch):
 
 def test_triton_and_torch_are_enough(machine):
     machine("triton")
-    assert choose_parts("auto") == FusedParts("triton", "megatron", "triton", "addmm")
-    assert choose_parts("off") == FusedParts() == FusedParts("plain", "plain", "plain", "plain")
+    assert choose_parts("auto") == FusedParts(
+        "triton", "triton", "triton", "addmm", "triton", "rows"
+    )
+    assert choose_parts("off") == FusedParts() == FusedParts(*["plain"] * 6)
 
 
 def test_what_is_there_comes_first(machine):
     machine("triton", "transformer_engine", apex=True)
-    assert choose_parts("auto") == FusedParts("te", "megatron", "triton", "apex")
+    assert choose_parts("auto") == FusedParts("te", "triton", "triton", "apex", "triton", "rows")
 
 
 @pytest.mark.parametrize(
     ("has", "expected"),
     [
         ({"cuda": False}, FusedParts()),
-        ({}, FusedParts(weight_grad="addmm")),
+        ({}, FusedParts(weight_grad="addmm", embedding="rows")),
         ({"addmm": False}, FusedParts()),
     ],
     ids=["no_cuda", "no_triton", "nothing"],
@@ -46,10 +48,12 @@ def test_what_is_missing_is_done_plainly(machine, has, expected):
 
 
 def test_megatrons_flags_follow_the_parts():
-    plain = {"bias_activation_fusion": False, "gradient_accumulation_fusion": False}
+    names = ("bias_activation_fusion", "gradient_accumulation_fusion", "use_te_activation_func")
+    plain = dict.fromkeys(names, False)
     assert FusedParts().config_fields() == plain
     assert FusedParts(cross_entropy="triton", qkv_rope="triton").config_fields() == plain
-    both = {name: True for name in plain}
+    both = plain | dict.fromkeys(names[:2], True)
     assert FusedParts(swiglu="megatron", weight_grad="addmm").config_fields() == both
+    assert FusedParts(swiglu="triton").config_fields() == plain | {names[2]: True}
     loss = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
     assert FusedParts(cross_entropy="te").config_fields() == plain | loss

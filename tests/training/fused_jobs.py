@@ -7,6 +7,7 @@ from typing import Any
 import training_jobs
 from megatron.core.tensor_parallel import layers
 
+from megatron_magi.adapter.fused import embedding
 from megatron_magi.adapter.fused.parts import FusedParts
 from megatron_magi.training import log, model
 
@@ -27,6 +28,8 @@ def train_fused(recipe: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
         install(self)
         if self.weight_grad == "addmm":
             _note(layers.fused_weight_gradient_mlp_cuda, "wgrad_gemm_accum_fp32")
+        if self.embedding == "rows":
+            _note(embedding, "add_rows")
 
     FusedParts.install = and_note
     return {"steps": training_jobs.train(recipe), "taken": sorted(set(TAKEN))}
@@ -34,10 +37,12 @@ def train_fused(recipe: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
 
 def _note_triton_parts() -> None:
     from megatron_magi.adapter.fused import model as fused_model
-    from megatron_magi.adapter.fused import qkv_rope
+    from megatron_magi.adapter.fused import norm, qkv_rope, swiglu
 
     _note(fused_model, "cross_entropy")
     _note(qkv_rope, "split_and_rotate")
+    _note(swiglu, "swiglu")
+    _note(norm, "rms_norm")
 
 
 def _note(owner: Any, name: str) -> None:

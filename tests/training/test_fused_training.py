@@ -21,8 +21,8 @@ JOBS = Path(__file__).parent / "fused_jobs.py"
 RELATIVE = 2e-5
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 NEEDS_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="the fused kernels are Triton's")
-TRITON = {"cross_entropy": "triton", "qkv_rope": "triton"}
-ADDMM = {"weight_grad": "addmm"}
+TRITON = dict.fromkeys(("cross_entropy", "qkv_rope", "swiglu", "norm"), "triton")
+ADDMM = {"weight_grad": "addmm", "embedding": "rows"}
 UNTIED = {"model": {"tie_embeddings": False}}
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "plain": ({}, {}, ""),
@@ -114,8 +114,9 @@ def test_the_parts_really_ran(results: dict[str, Any], name: str) -> None:
     parts = RUNS[name][0]
     wanted = []
     if "triton" in parts.values():
-        wanted += ["cross_entropy", "split_and_rotate"]
+        wanted += ["cross_entropy", "split_and_rotate", "swiglu", "rms_norm"]
     if parts.get("weight_grad") == "addmm":
         wanted += ["wgrad_gemm_accum_fp32"]
+        wanted += [] if "tp2" in name else ["add_rows"]
     taken = {part for rank in results[name]["values"] for part in rank["taken"]}
     assert taken == set(wanted)

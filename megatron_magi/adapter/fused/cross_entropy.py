@@ -97,21 +97,28 @@ def _over_ranks(lse: Tensor, picked: Tensor, tp_group: Any) -> tuple[Tensor, Ten
 def _row_statistics(  # type: ignore[no-untyped-def]
     logits, own_labels, lse, picked, width, block: tl.constexpr
 ):
-    """One program a row: running maximum and sum of exponentials over its blocks."""
+    """One program a row: maximum and sum of exponentials, first of every thread's own columns.
+
+    So threads meet once a row, not once a block; the eight columns are one load of a thread.
+    """
     row = tl.program_id(0).to(tl.int64)
-    highest = float("-inf")
-    total = 0.0
+    own = tl.arange(0, block // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    highest = tl.full([block // 8], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([block // 8], dtype=tl.float32)
     for start in range(0, width, block):
-        column = start + tl.arange(0, block)
+        column = start + own
         x = tl.load(logits + row * width + column, mask=column < width, other=float("-inf"))
         x = x.to(tl.float32)
-        raised = tl.maximum(highest, tl.max(x, axis=0))
-        total = total * tl.exp(highest - raised) + tl.sum(tl.exp(x - raised), axis=0)
+        raised = tl.maximum(highest, tl.max(x, axis=1))
+        shift = tl.where(raised == float("-inf"), 0.0, raised)  # nothing yet: exp(-inf) is 0
+        total = total * tl.exp(highest - shift) + tl.sum(tl.exp(x - shift[:, None]), axis=1)
         highest = raised
+    top = tl.max(highest, axis=0)
+    total = tl.sum(total * tl.exp(highest - top), axis=0)
     label = tl.load(own_labels + row)
     is_own = (label >= 0) & (label < width)
     x = tl.load(logits + row * width + label, mask=is_own, other=0.0).to(tl.float32)
-    tl.store(lse + row, highest + tl.log(total))
+    tl.store(lse + row, top + tl.log(total))
     tl.store(picked + row, x)
 
 

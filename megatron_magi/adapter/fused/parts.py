@@ -17,23 +17,29 @@ class FusedParts:
 
     cross_entropy: Literal["triton", "te", "plain"] = "plain"
     """"triton": `cross_entropy.py`. "te": TransformerEngine's, by Megatron's flag."""
-    swiglu: Literal["megatron", "plain"] = "plain"
-    """"megatron": bias_activation_fusion, compiled by torch."""
+    swiglu: Literal["triton", "megatron", "plain"] = "plain"
+    """"triton": `swiglu.py`. "megatron": bias_activation_fusion, compiled by torch."""
     qkv_rope: Literal["triton", "plain"] = "plain"
     """"triton": `qkv_rope.py`."""
     weight_grad: Literal["apex", "addmm", "plain"] = "plain"
     """What gradient_accumulation_fusion calls; "addmm": `weight_grad.py`."""
+    norm: Literal["triton", "plain"] = "plain"
+    """"triton": `norm.py`."""
+    embedding: Literal["rows", "plain"] = "plain"
+    """"rows": `embedding.py`; needs weight gradients that are added to the buffer."""
 
     def __str__(self) -> str:
         return (
             f"cross entropy {self.cross_entropy}, SwiGLU {self.swiglu}, QKV split and RoPE "
-            f"{self.qkv_rope}, weight gradients {self.weight_grad}"
+            f"{self.qkv_rope}, weight gradients {self.weight_grad}, RMSNorm {self.norm}, "
+            f"embedding gradient {self.embedding}"
         )
 
     def config_fields(self) -> dict[str, Any]:
         """Fields of TransformerConfig that switch on Megatron's share of the parts."""
         fields: dict[str, Any] = {
             "bias_activation_fusion": self.swiglu == "megatron",
+            "use_te_activation_func": self.swiglu == "triton",
             "gradient_accumulation_fusion": self.weight_grad != "plain",
         }
         if self.cross_entropy == "te":
@@ -51,11 +57,14 @@ def choose_parts(setting: Literal["auto", "off"]) -> FusedParts:
     if setting == "off" or not torch.cuda.is_available():
         return FusedParts()
     has_triton = _importable("triton")
+    weight_grad: Any = "apex" if has_apex() else "addmm" if has_addmm() else "plain"
     return FusedParts(
         cross_entropy="te" if _importable("transformer_engine") else _triton(has_triton),
-        swiglu="megatron" if has_triton else "plain",
+        swiglu=_triton(has_triton),
         qkv_rope=_triton(has_triton),
-        weight_grad="apex" if has_apex() else "addmm" if has_addmm() else "plain",
+        weight_grad=weight_grad,
+        norm=_triton(has_triton),
+        embedding="plain" if weight_grad == "plain" else "rows",
     )
 
 

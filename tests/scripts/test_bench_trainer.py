@@ -1,0 +1,26 @@
+"""scripts/bench_trainer.py starts its cases with arguments that they take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = ROOT / "scripts" / "bench_trainer.py"
+
+
+@pytest.mark.slow
+def test_a_case_runs_and_is_profiled(tmp_path: Path) -> None:
+    """On the CPU, with the recipe that has no corpus; what a GPU's case gets, but for the model."""
+    overrides = [f"log.dir={tmp_path}", "name=case", "train.iterations=3"]
+    overrides += ["optimizer.warmup_iters=0", "log.progress=false"]
+    child = ["--data", "none", "--profile", "--child", "-", "tiny_llama_cpu"]
+    command = [sys.executable, str(SCRIPT), *child, *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr + done.stdout
+    summary = json.loads((tmp_path / "case" / "kernels.json").read_text())
+    assert 0 < summary["busy_ms"] <= summary["span_ms"] and summary["kernels"]
