@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.conftest import packed_data
+
+__all__ = ["packed_data"]
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "bench_trainer.py"
 
 
 @pytest.mark.slow
-def test_a_case_runs_and_is_profiled(tmp_path: Path) -> None:
-    """On the CPU, with the recipe that has no corpus; what a GPU's case gets, but for the model."""
+def test_a_case_runs_and_is_profiled(tmp_path: Path, packed_data: Path) -> None:
+    """On the CPU; what a GPU's case gets, but for the model."""
     overrides = [f"log.dir={tmp_path}", "name=case", "train.iterations=3"]
-    overrides += ["optimizer.warmup_iters=0", "log.progress=false"]
+    overrides += ["optimizer.warmup_iters=0", "log.progress=false", "data.seq_length=64"]
+    overrides += [f"data.path={packed_data}"]
     child = ["--data", "none", "--profile", "--child", "-", "tiny_llama_cpu"]
     command = [sys.executable, str(SCRIPT), *child, *overrides]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
