@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -292,3 +293,18 @@ def test_facts_of_other_versions_are_whole(config: Callable[..., RunConfig]) -> 
     choice = choose_checkpoint(config())
     assert choice.checkpoint is not None and choice.notes == ()
     assert choice.checkpoint.sizes is None
+
+
+def test_what_could_not_be_finished_is_removed(
+    config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+    whole = write(run, 5)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("megatron_magi.training.checkpoint_folder.replace_folder", full)
+    with pytest.raises(RecipeError, match="No space left"):
+        write(run, 10)
+    assert [path.name for path in whole.parent.iterdir()] == [whole.name]
