@@ -57,7 +57,6 @@ def all_checks() -> list[Check]:
         check_apex(),
         _package("omegaconf", "omegaconf", "for recipes: pip install 'megatron-magi[train]'"),
         _package("matplotlib", "matplotlib", "for pictures: pip install 'megatron-magi[viz]'"),
-        _package("ninja", "ninja", "optional: only other packages' builds use it"),
     ]  # fmt: skip
 
 

@@ -31,7 +31,8 @@
 //   band}, relative to the tile's first token and key. It has 2 * kStages slots: the producer
 //   reuses a slot only after the K tile kStages later is released, by which time its mask has been
 //   applied.
-// Item record: {out_start, num_tokens, head or kv head, tile}; kQStages + 2 slots, because an item's
+// Item record: {out_start, num_tokens, head or kv head, tile}; kQStages + 2 slots, because an
+// item's
 //   output leaves after the first Q K^T of the item behind it (which may be a one-step item).
 //
 // Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Builds the documentation as a site under build/site, from docs/, README.md and CONTRIBUTING.md.
+#   bash scripts/build_site.sh [ADDRESS]   then open build/site/index.html; ADDRESS: of the
+#                                          repository's files, for links to sources
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=build/site_venv
+[ -x "$venv/bin/mkdocs" ] || {
+  python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.5,<10'
+}
+"$venv/bin/python" scripts/site_pages.py build/site_pages "$@"
+NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --quiet --strict
+echo "built build/site/index.html"

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Copies the documentation's pages into one folder, their links made to fit a site.
+
+    python scripts/site_pages.py build/site_pages [ADDRESS]
+
+Links between pages stay; links to other files of the repository begin with its ADDRESS, by default
+with the folder above the site.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    **{f"docs/{path.name}": path.name for path in sorted((ROOT / "docs").glob("*.md"))},
+}
+"""Paths in the repository, and names on the site."""
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def main() -> int:
+    target, address = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "../.."
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    shutil.copytree(ROOT / "docs" / "images", target / "images")
+    for source, name in PAGES.items():
+        text = (ROOT / source).read_text()
+        (target / name).write_text(with_links(text, Path(source).parent, address))
+    print(f"{len(PAGES)} pages in {target}")
+    return 0
+
+
+def with_links(text: str, folder: Path, address: str) -> str:
+    """The page's text; `folder` is where it lies in the repository."""
+
+    def change(match: re.Match[str]) -> str:
+        begin, link, anchor = match[1], match[2], match[3] or ""
+        if re.match(r"[a-z]+:", link):
+            return match[0]
+        path = os.path.normpath(folder / link)
+        if path in PAGES:
+            return f"{begin}{PAGES[path]}{anchor})"
+        if path.startswith("docs/images/"):
+            return f"{begin}{path.removeprefix('docs/')})"
+        return f"{begin}{address}/{path}{anchor})"
+
+    return LINK.sub(change, text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,38 @@
+"""The site's pages: every page of docs/, with links that lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "site_pages.py")
+assert SPEC is not None and SPEC.loader is not None
+site_pages = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(site_pages)
+
+
+@pytest.mark.parametrize(
+    ("folder", "link", "there"),
+    [
+        (".", "docs/planner.md#limits", "planner.md#limits"),
+        ("docs", "planner.md", "planner.md"),
+        ("docs", "../README.md#file-map", "index.md#file-map"),
+        ("docs", "images/viz.png", "images/viz.png"),
+        (".", "docs/images/viz.png", "images/viz.png"),
+        ("docs", "../examples/own_loop.py", "https://here/examples/own_loop.py"),
+        (".", "https://example.org/x.md", "https://example.org/x.md"),
+    ],
+)
+def test_links_fit_the_site(folder: str, link: str, there: str) -> None:
+    got = site_pages.with_links(f"see [it]({link}).", Path(folder), "https://here")
+    assert got == f"see [it]({there})."
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text()
+    named = re.findall(r"[\w]+\.md", menu.partition("nav:")[2])
+    assert sorted(named) == sorted(site_pages.PAGES.values())
