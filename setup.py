@@ -21,7 +21,7 @@ solver = Pybind11Extension(
     "megatron_magi._solver",
     sorted(glob("megatron_magi/csrc/bindings*.cpp") + glob("megatron_magi/csrc/solver/*.cpp")),
     include_dirs=["megatron_magi/csrc"],
-    depends=glob("megatron_magi/csrc/solver/*.h"),
+    depends=glob("megatron_magi/csrc/*.h") + glob("megatron_magi/csrc/solver/*.h"),
     cxx_std=20,
     extra_compile_args=["-O3", "-Wall", "-Wextra"],
 )

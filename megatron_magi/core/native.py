@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from megatron_magi.requirements import check_planner
+from typing import TYPE_CHECKING
 
-solver = check_planner()
+if TYPE_CHECKING:
+    from megatron_magi import _solver as solver
+else:
+    from megatron_magi.requirements import check_planner
+
+    solver = check_planner()
 
 __all__ = ["solver"]

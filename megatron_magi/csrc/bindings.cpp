@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "arrays.h"
 #include "solver/chunking.h"
 #include "solver/hash.h"
 #include "solver/layout.h"
@@ -21,23 +22,6 @@
 namespace py = pybind11;
 
 namespace {
-
-// No forcecast: an int64 array would be wrapped to int32 silently; here it is a TypeError.
-using Int32Array = py::array_t<int32_t, py::array::c_style>;
-
-std::vector<magi::Slice> slices_from(const Int32Array& rows) {
-  if (rows.ndim() != 2 || rows.shape(1) != 6) {
-    throw std::invalid_argument(
-        "slices must be int32 [N, 6] (q_start, q_end, k_start, k_end, d_lo, d_hi), got ndim " +
-        std::to_string(rows.ndim()) + "; stack one row of six ints per slice");
-  }
-  const auto view = rows.unchecked<2>();
-  std::vector<magi::Slice> slices(static_cast<size_t>(view.shape(0)));
-  for (py::ssize_t i = 0; i < view.shape(0); ++i) {
-    slices[i] = {view(i, 0), view(i, 1), view(i, 2), view(i, 3), view(i, 4), view(i, 5)};
-  }
-  return slices;
-}
 
 int32_t narrow(int64_t value) {
   if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max()) {
@@ -164,15 +148,24 @@ std::vector<magi::Transfer> transfers_from(const Int32Array& rows) {
   return transfers;
 }
 
-magi::Layout layout_from(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
-                         const Int32Array& chunk_ranks) {
-  const magi::Layout layout{total_seqlen,
-                            chunk_size,
-                            cp_size,
-                            {chunk_ranks.data(), static_cast<size_t>(chunk_ranks.size())}};
-  magi::check(layout);
-  return layout;
-}
+// A checked layout, and the array that its span looks into.
+class OwnedLayout {
+ public:
+  OwnedLayout(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size, Int32Array chunk_ranks)
+      : chunk_ranks_(std::move(chunk_ranks)),
+        layout_{total_seqlen,
+                chunk_size,
+                cp_size,
+                {chunk_ranks_.data(), static_cast<size_t>(chunk_ranks_.size())}} {
+    magi::check(layout_);
+  }
+  const magi::Layout& operator*() const { return layout_; }
+  const magi::Layout* operator->() const { return &layout_; }
+
+ private:
+  const Int32Array chunk_ranks_;
+  const magi::Layout layout_;
+};
 
 py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int64_t cp_size,
                          int64_t chunk_size, int64_t tile_q, int64_t tile_k,
@@ -187,69 +180,53 @@ py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int
   return py::make_tuple(dispatch.chunk_size, ints_to(dispatch.chunk_ranks));
 }
 
-py::tuple solve_transfers(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
-                          int64_t cp_size, const Int32Array& chunk_ranks, int64_t tile_q,
-                          int64_t tile_k, int64_t degree, int64_t forward, int64_t row_ps,
-                          int64_t home_row_ps, int64_t tile_ps, int64_t exchange_ps,
-                          int64_t call_ps, int64_t pass_ps) {
+py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, int64_t tile_q,
+                          int64_t tile_k, int64_t degree, int64_t forward,
+                          const magi::StageCosts& costs) {
   const std::vector<magi::Slice> given = slices_from(slices);
-  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
   magi::TransferPlan plan;
   {
     py::gil_scoped_release nogil;
     std::optional<magi::Forward> chosen;
     if (forward >= 0) chosen = static_cast<magi::Forward>(forward);
-    const magi::StageCosts costs{row_ps, home_row_ps, tile_ps, exchange_ps, call_ps, pass_ps};
     plan = magi::solve_transfers(
-        {given, layout, tile_q, tile_k, optional_from(degree), chosen, costs});
+        {given, *layout, tile_q, tile_k, optional_from(degree), chosen, costs});
   }
   const py::array_t<int64_t> loads(static_cast<py::ssize_t>(plan.loads.size()), plan.loads.data());
   return py::make_tuple(plan.staging.degree, static_cast<int>(plan.staging.forward),
                         transfers_to(plan.transfers), loads);
 }
 
-int64_t rows_to_travel(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
-                       int64_t cp_size, const Int32Array& chunk_ranks) {
-  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
+int64_t rows_to_travel(const OwnedLayout& layout, const Int32Array& slices) {
   const magi::Segments segments = magi::make_segments(
-      magi::keys_by_block(slices_from(slices), chunk_size, layout.num_chunks()), chunk_size);
-  return magi::Traffic(segments, layout.chunk_ranks, cp_size).total();
+      magi::keys_by_block(slices_from(slices), layout->chunk_size, layout->num_chunks()),
+      layout->chunk_size);
+  return magi::Traffic(segments, layout->chunk_ranks, layout->cp_size).total();
 }
 
-Int32Array roll_transfers(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
-                          const Int32Array& chunk_ranks, int64_t shift) {
-  return transfers_to(
-      magi::roll_transfers(layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks), shift));
+Int32Array roll_transfers(const OwnedLayout& layout, int64_t shift) {
+  return transfers_to(magi::roll_transfers(*layout, shift));
 }
 
-Int32Array local_ranges(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
-                        const Int32Array& chunk_ranks, int32_t rank) {
+Int32Array local_ranges(const OwnedLayout& layout, int32_t rank) {
   std::vector<magi::Range> ranges;
-  for (const magi::Placed& run :
-       magi::local_runs(layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks), rank)) {
-    ranges.push_back(run.rows);
-  }
+  for (const magi::Placed& run : magi::local_runs(*layout, rank)) ranges.push_back(run.rows);
   return ranges_to(ranges);
 }
 
-py::tuple cast_table(int64_t total_seqlen, int64_t chunk_size, int64_t cp_size,
-                     const Int32Array& chunk_ranks, const Int32Array& transfers, int32_t rank) {
-  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
-  const magi::CastTable table = magi::cast_table(transfers_from(transfers), layout, rank);
+py::tuple cast_table(const OwnedLayout& layout, const Int32Array& transfers, int32_t rank) {
+  const magi::CastTable table = magi::cast_table(transfers_from(transfers), *layout, rank);
   return py::make_tuple(ranges_to(table.send_ranges), py::tuple(py::cast(table.send_counts)),
                         py::tuple(py::cast(table.recv_counts)), ranges_to(table.recv_ranges));
 }
 
-Int32Array stage_slices(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
-                        int64_t cp_size, const Int32Array& chunk_ranks, int32_t rank,
-                        const Int32Array& key_ranges, const py::object& query_ranges) {
+Int32Array stage_slices(const OwnedLayout& layout, const Int32Array& slices, int32_t rank,
+                        const Int32Array& key_ranges,
+                        const std::optional<Int32Array>& query_ranges) {
   const std::vector<magi::Slice> given = slices_from(slices);
-  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
   const std::vector<magi::Range> buffer = ranges_from(key_ranges);
-  std::vector<magi::Placed> queries = magi::local_runs(layout, rank);
-  if (!query_ranges.is_none()) {
-    queries = magi::within(queries, ranges_from(py::cast<Int32Array>(query_ranges)));
-  }
+  std::vector<magi::Placed> queries = magi::local_runs(*layout, rank);
+  if (query_ranges) queries = magi::within(queries, ranges_from(*query_ranges));
   std::vector<magi::Slice> local;
   {
     py::gil_scoped_release nogil;
@@ -264,11 +241,40 @@ Int32Array stage_slices(const Int32Array& slices, int64_t total_seqlen, int64_t 
   return slices_to(local);
 }
 
-py::tuple split_rows(const Int32Array& slices, int64_t total_seqlen, int64_t chunk_size,
-                     int64_t cp_size, const Int32Array& chunk_ranks, int32_t rank) {
-  const magi::Layout layout = layout_from(total_seqlen, chunk_size, cp_size, chunk_ranks);
-  const std::vector<magi::Range> waiting = magi::remote_rows(slices_from(slices), layout, rank);
-  return py::make_tuple(ranges_to(magi::other_rows(waiting, layout, rank)), ranges_to(waiting));
+py::tuple split_rows(const OwnedLayout& layout, const Int32Array& slices, int32_t rank) {
+  const std::vector<magi::Range> waiting = magi::remote_rows(slices_from(slices), *layout, rank);
+  return py::make_tuple(ranges_to(magi::other_rows(waiting, *layout, rank)), ranges_to(waiting));
+}
+
+void bind_layout(py::module_& m) {
+  py::class_<magi::StageCosts>(m, "StageCosts", "What stages take, in picoseconds.")
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::kw_only(),
+           py::arg("row_ps"), py::arg("home_row_ps"), py::arg("tile_ps"), py::arg("exchange_ps"),
+           py::arg("call_ps"), py::arg("pass_ps"))
+      .def_readonly("row_ps", &magi::StageCosts::row_ps)
+      .def_readonly("home_row_ps", &magi::StageCosts::home_row_ps)
+      .def_readonly("tile_ps", &magi::StageCosts::tile_ps)
+      .def_readonly("exchange_ps", &magi::StageCosts::exchange_ps)
+      .def_readonly("call_ps", &magi::StageCosts::call_ps)
+      .def_readonly("pass_ps", &magi::StageCosts::pass_ps);
+  py::class_<OwnedLayout>(m, "Layout", "Who owns which rows (solver/layout.h); checked.")
+      .def(py::init<int64_t, int64_t, int64_t, Int32Array>(), py::arg("total_seqlen"),
+           py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"))
+      .def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("tile_q"),
+           py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("costs"),
+           "Degree, forward mode, transfers and loads (solver/transfers.h).")
+      .def("rows_to_travel", &rows_to_travel, py::arg("slices"),
+           "Key rows that all ranks receive together.")
+      .def("roll_transfers", &roll_transfers, py::arg("shift"),
+           "The transfers of a roll along the sequence.")
+      .def("local_ranges", &local_ranges, py::arg("rank"), "A rank's rows as ascending runs.")
+      .def("cast_table", &cast_table, py::arg("transfers"), py::arg("rank"),
+           "Ranges and counts that a rank sends and receives.")
+      .def("stage_slices", &stage_slices, py::arg("slices"), py::arg("rank"), py::arg("key_ranges"),
+           py::arg("query_ranges") = py::none(),
+           "The mask in local rows of a rank and in rows of a key buffer.")
+      .def("split_rows", &split_rows, py::arg("slices"), py::arg("rank"),
+           "Own rows that see own keys only, and the others.");
 }
 
 }  // namespace
@@ -285,24 +291,7 @@ PYBIND11_MODULE(_solver, m) {
   m.def("solve_dispatch", &solve_dispatch, py::arg("slices"), py::arg("num_local_tokens"),
         py::arg("cp_size"), py::arg("chunk_size"), py::arg("tile_q"), py::arg("tile_k"),
         py::arg("max_imbalance_ppm"), py::arg("swap_trials"));
-  m.def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("total_seqlen"),
-        py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("tile_q"),
-        py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("row_ps"),
-        py::arg("home_row_ps"), py::arg("tile_ps"), py::arg("exchange_ps"), py::arg("call_ps"),
-        py::arg("pass_ps"));
-  m.def("rows_to_travel", &rows_to_travel, py::arg("slices"), py::arg("total_seqlen"),
-        py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"));
-  m.def("roll_transfers", &roll_transfers, py::arg("total_seqlen"), py::arg("chunk_size"),
-        py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("shift"));
-  m.def("local_ranges", &local_ranges, py::arg("total_seqlen"), py::arg("chunk_size"),
-        py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("rank"));
-  m.def("cast_table", &cast_table, py::arg("total_seqlen"), py::arg("chunk_size"),
-        py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("transfers"), py::arg("rank"));
-  m.def("stage_slices", &stage_slices, py::arg("slices"), py::arg("total_seqlen"),
-        py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("rank"),
-        py::arg("key_ranges"), py::arg("query_ranges") = py::none());
-  m.def("split_rows", &split_rows, py::arg("slices"), py::arg("total_seqlen"),
-        py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"), py::arg("rank"));
   m.def("hash64", &hash64, py::arg("data"), py::arg("seed") = 0);
+  bind_layout(m);
   bind_kernel(m);
 }

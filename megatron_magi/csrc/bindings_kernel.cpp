@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "arrays.h"
 #include "solver/bwd_schedule.h"
 #include "solver/work_list_bwd.h"
 #include "solver/work_list_fwd.h"
@@ -15,22 +16,6 @@
 namespace py = pybind11;
 
 namespace {
-
-using Int32Array = py::array_t<int32_t, py::array::c_style>;
-
-std::vector<magi::Slice> slices_from(const Int32Array& rows) {
-  if (rows.ndim() != 2 || rows.shape(1) != 6) {
-    throw std::invalid_argument("slices must be int32 [N, 6], got ndim " +
-                                std::to_string(rows.ndim()) +
-                                "; stack one row of six ints per slice");
-  }
-  const auto view = rows.unchecked<2>();
-  std::vector<magi::Slice> slices(static_cast<size_t>(view.shape(0)));
-  for (py::ssize_t i = 0; i < view.shape(0); ++i) {
-    slices[i] = {view(i, 0), view(i, 1), view(i, 2), view(i, 3), view(i, 4), view(i, 5)};
-  }
-  return slices;
-}
 
 // A vector of structs of int32 as an int32 matrix, one struct a row.
 template <class Row>
@@ -42,8 +27,14 @@ Int32Array rows_to(const std::vector<Row>& rows) {
   return out;
 }
 
-py::dict fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t tile_q,
-                       int64_t tile_k, int64_t max_steps) {
+// What the device reads of a forward, and what its variant is chosen by.
+struct FwdArrays {
+  Int32Array tiles, entries, empty_rows;
+  int64_t steps, masked_steps, active_keys, num_parts;
+};
+
+FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t tile_q,
+                        int64_t tile_k, int64_t max_steps) {
   const std::vector<magi::Slice> slices = slices_from(rows);
   magi::FwdWorkList list;
   {
@@ -54,20 +45,21 @@ py::dict fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
     list = magi::build_fwd_work_list(slices, num_q, num_k, tiling);
     if (max_steps > 0) magi::split_long_walks(list, num_q, tile_k, max_steps);
   }
-  py::dict out;
-  out["tiles"] = rows_to(list.tiles);
-  out["entries"] = rows_to(list.entries);
-  out["empty_rows"] = rows_to(list.empty_rows).reshape({-1, 2});
-  out["steps"] = list.steps;
-  out["masked_steps"] = list.masked_steps;
-  out["active_keys"] = list.active_keys;
-  out["num_parts"] = list.num_parts;
-  return out;
+  return {rows_to(list.tiles), rows_to(list.entries), rows_to(list.empty_rows).reshape({-1, 2}),
+          list.steps,          list.masked_steps,     list.active_keys,
+          list.num_parts};
 }
 
-py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
-                       int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
-                       int64_t tile_k, bool deterministic) {
+// What the device reads of a backward, and its schedule.
+struct BwdArrays {
+  Int32Array items, entries, visits;
+  int64_t num_cells, steps, partial_steps, num_splits, heads_per_section;
+  bool descending, heads_inner, grouped;
+};
+
+BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
+                        int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
+                        int64_t tile_k, bool deterministic) {
   const std::vector<magi::Slice> slices = slices_from(rows);
   magi::BwdWorkList list;
   magi::BwdSchedule schedule;
@@ -81,24 +73,35 @@ py::dict bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int
     schedule = magi::choose_bwd_schedule(list, heads_q / heads_kv, heads_kv, num_sms, head_bytes,
                                          num_q, deterministic);
   }
-  py::dict out;
-  out["items"] = rows_to(list.items);
-  out["entries"] = rows_to(list.entries);
-  out["visits"] = rows_to(list.visits);
-  out["num_cells"] = list.num_cells;
-  out["descending"] = list.descending;
-  out["heads_inner"] = list.heads_inner;
-  out["grouped"] = list.grouped;
-  out["num_splits"] = schedule.num_splits;
-  out["heads_per_section"] = schedule.heads_per_section;
-  out["steps"] = list.steps;
-  out["partial_steps"] = list.partial_steps;
-  return out;
+  return {
+      rows_to(list.items), rows_to(list.entries), rows_to(list.visits), list.num_cells,
+      list.steps,          list.partial_steps,    schedule.num_splits,  schedule.heads_per_section,
+      list.descending,     list.heads_inner,      list.grouped};
 }
 
 }  // namespace
 
 void bind_kernel(py::module_& m) {
+  py::class_<FwdArrays>(m, "FwdWorkList", "A work list of the forward (solver/work_list_fwd.h).")
+      .def_readonly("tiles", &FwdArrays::tiles)
+      .def_readonly("entries", &FwdArrays::entries)
+      .def_readonly("empty_rows", &FwdArrays::empty_rows)
+      .def_readonly("steps", &FwdArrays::steps)
+      .def_readonly("masked_steps", &FwdArrays::masked_steps)
+      .def_readonly("active_keys", &FwdArrays::active_keys)
+      .def_readonly("num_parts", &FwdArrays::num_parts);
+  py::class_<BwdArrays>(m, "BwdWorkList", "A work list of the backward (solver/work_list_bwd.h).")
+      .def_readonly("items", &BwdArrays::items)
+      .def_readonly("entries", &BwdArrays::entries)
+      .def_readonly("visits", &BwdArrays::visits)
+      .def_readonly("num_cells", &BwdArrays::num_cells)
+      .def_readonly("steps", &BwdArrays::steps)
+      .def_readonly("partial_steps", &BwdArrays::partial_steps)
+      .def_readonly("num_splits", &BwdArrays::num_splits)
+      .def_readonly("heads_per_section", &BwdArrays::heads_per_section)
+      .def_readonly("descending", &BwdArrays::descending)
+      .def_readonly("heads_inner", &BwdArrays::heads_inner)
+      .def_readonly("grouped", &BwdArrays::grouped);
   m.def("fwd_work_list", &fwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("tile_q") = 128, py::arg("tile_k") = 128, py::arg("max_steps") = 0,
         "Tiles, entries and empty rows of the forward (solver/work_list_fwd.h).");

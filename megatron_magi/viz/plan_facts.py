@@ -207,6 +207,4 @@ def exposed_share(plan: AttnPlan) -> float:
 def num_tiles(plan: AttnPlan, slices: npt.NDArray[np.int32], num_keys: int) -> int:
     """Key tiles that the forward kernel walks for one stage of one rank."""
     tiles = (plan.config.tile_q, plan.config.tile_k)
-    return int(
-        solver.fwd_work_list(slices, plan.dispatch.num_local_tokens, num_keys, *tiles)["steps"]
-    )
+    return int(solver.fwd_work_list(slices, plan.dispatch.num_local_tokens, num_keys, *tiles).steps)

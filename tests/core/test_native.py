@@ -2,6 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_missing_extension_is_one_clear_error() -> None:
@@ -12,3 +17,22 @@ def test_missing_extension_is_one_clear_error() -> None:
     assert done.stderr.splitlines()[-1].startswith(
         "megatron_magi.requirements.MissingRequirement: "
     )
+
+
+def test_the_types_of_the_planner_are_those_of_its_module(tmp_path: Path) -> None:
+    """`_solver.pyi` against the compiled module: names, arguments, defaults, properties.
+
+    Classes of pybind11 have a metaclass that a stub cannot name, and a constructor that refuses.
+    """
+    pytest.importorskip("mypy", reason="the comparison is mypy's")
+    module = r"megatron_magi\._solver\."
+    allowed = tmp_path / "allowed"
+    allowed.write_text(
+        f"{module}(StageCosts|Layout)\n{module}(Fwd|Bwd)WorkList\n{module}(Fwd|Bwd)WorkList.__init__"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "megatron_magi._solver",
+         "--ignore-positional-only", "--allowlist", str(allowed), "--ignore-unused-allowlist"],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

@@ -299,7 +299,7 @@ def _make(table: SliceTable, key: HeadsKey, deterministic: bool, num_sms: int) -
         table.slices, table.num_q, table.num_k, key.heads_q, key.heads_kv, key.head_dim, num_sms,
         deterministic=deterministic,
     )  # fmt: skip
-    parts = [work["items"], work["entries"], work["visits"]]
+    parts = [work.items, work.entries, work.visits]
     offsets = np.cumsum([0] + [-(-p.size // 32) * 32 for p in parts])  # 128-byte aligned
     host = np.zeros(max(int(offsets[-1]), 1), dtype=np.int32)
     for part, offset in zip(parts, offsets[:-1], strict=True):
@@ -316,12 +316,12 @@ def _make(table: SliceTable, key: HeadsKey, deterministic: bool, num_sms: int) -
         num_heads_q=key.heads_q,
         num_heads_kv=key.heads_kv,
         head_dim=key.head_dim,
-        num_items=len(work["items"]),
-        num_splits=work["num_splits"],
-        heads_per_section=work["heads_per_section"],
+        num_items=len(work.items),
+        num_splits=work.num_splits,
+        heads_per_section=work.heads_per_section,
         deterministic=deterministic,
-        num_cells=work["num_cells"],
-        heads_inner=work["heads_inner"],
-        descending=work["descending"],
+        num_cells=work.num_cells,
+        heads_inner=work.heads_inner,
+        descending=work.descending,
     )
-    return BwdWork(buffer, params, work["num_splits"], _scratch_at(params))
+    return BwdWork(buffer, params, work.num_splits, _scratch_at(params))

@@ -6,7 +6,6 @@ import functools
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ class Choice:
     """A work list that could run, and its cost (see ``work_cost``)."""
 
     variant: Variant
-    work: dict[str, Any]
+    work: solver.FwdWorkList
     cost: float
 
 
@@ -90,14 +89,14 @@ def candidates(key: HeadsKey) -> list[Variant]:
     ]
 
 
-def work_cost(work: dict[str, Any], key: HeadsKey, variant: Variant, num_sms: int) -> float:
+def work_cost(work: solver.FwdWorkList, key: HeadsKey, variant: Variant, num_sms: int) -> float:
     """Estimated time on one SM, in units of STEP_COST."""
     units = key.heads_q // variant.pack
     step = STEP_COST[key.head_dim][variant.block_m, variant.block_n]
-    steps = work["tiles"][:, 4]
+    steps = work.tiles[:, 4]
     if len(steps) == 0:
         return 0.0
-    total = units * (step * work["steps"] + MASKED_COST * work["masked_steps"])
+    total = units * (step * work.steps + MASKED_COST * work.masked_steps)
     total += units * TILE_COST * len(steps)
     if units * len(steps) > FEW_ITEMS * num_sms:
         return max(total / num_sms, float(step * steps[0] + TILE_COST))
@@ -130,25 +129,25 @@ def _choices(table: SliceTable, key: HeadsKey, variant: Variant, num_sms: int) -
     whole = lists()
     yield Choice(variant, whole, work_cost(whole, key, variant, num_sms))
     units = key.heads_q // variant.pack
-    even = -(-units * whole["steps"] // num_sms)  # steps of each SM if it could be even
-    longest = int(whole["tiles"][0, 4]) if len(whole["tiles"]) else 0
+    even = -(-units * whole.steps // num_sms)  # steps of each SM if it could be even
+    longest = int(whole.tiles[0, 4]) if len(whole.tiles) else 0
     max_steps = max(even, -(-longest // MAX_PARTS), 8)
     if longest < 2 * max_steps:
         return
     split = lists(max_steps)
-    if split["num_parts"] * table.num_q < 2**31:
-        merging = MERGE_COST * (split["num_parts"] - 1)
+    if split.num_parts * table.num_q < 2**31:
+        merging = MERGE_COST * (split.num_parts - 1)
         yield Choice(variant, split, work_cost(split, key, variant, num_sms) + merging)
 
 
 def upload_work(
-    table: SliceTable, key: HeadsKey, num_sms: int, variant: Variant, work: dict[str, Any]
+    table: SliceTable, key: HeadsKey, num_sms: int, variant: Variant, work: solver.FwdWorkList
 ) -> FwdWork:
     """Put a work list on the device and fill in the part of the params that never changes."""
-    empty_rows = work["empty_rows"]
-    if work["num_parts"] == 1:
+    empty_rows = work.empty_rows
+    if work.num_parts == 1:
         empty_rows = without(empty_rows, table.left_rows)
-    parts = [work["tiles"], work["entries"], empty_rows]
+    parts = [work.tiles, work.entries, empty_rows]
     offsets = np.cumsum([0] + [-(-p.size // 32) * 32 for p in parts])  # 128-byte aligned
     host = np.zeros(max(int(offsets[-1]), 1), dtype=np.int32)
     for part, offset in zip(parts, offsets[:-1], strict=True):
@@ -165,16 +164,16 @@ def upload_work(
         num_heads_q=key.heads_q,
         num_heads_kv=key.heads_kv,
         head_dim=key.head_dim,
-        num_tiles=len(work["tiles"]),
-        num_entries=len(work["entries"]),
+        num_tiles=len(work.tiles),
+        num_entries=len(work.entries),
         num_empty_ranges=len(empty_rows),
-        heads_per_section=heads_per_section(work["active_keys"], key),
+        heads_per_section=heads_per_section(work.active_keys, key),
         pack=variant.pack,
         block_m=variant.block_m,
         block_n=variant.block_n,
         num_sms=num_sms,
     )
-    return FwdWork(buffer, params, variant, work["num_parts"])
+    return FwdWork(buffer, params, variant, work.num_parts)
 
 
 def heads_per_section(active_keys: int, key: HeadsKey) -> int:

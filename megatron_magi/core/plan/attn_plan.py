@@ -140,14 +140,13 @@ def make_attn_plan(
     check_size(mask, cp_size, config, dispatch, token_multiple)
     if dispatch is None:
         dispatch = make_dispatch(mask, cp_size, config, token_multiple)
-    degree, forward, transfers, loads = solver.solve_transfers(
+    degree, forward, transfers, loads = dispatch.layout.solve_transfers(
         mask.slices,
-        *dispatch.layout,
         tile_q=config.tile_q,
         tile_k=config.tile_k,
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
         forward=_wanted_forward(config),
-        **_costs_ps(head_shape, config, dispatch.num_local_tokens),
+        costs=_costs(head_shape, config, dispatch.num_local_tokens),
     )
     field_digests = {
         "mask": mask.digest,
@@ -205,7 +204,7 @@ def _wanted_forward(config: MagiConfig) -> int:
     return -1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode)
 
 
-def _costs_ps(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> dict[str, int]:
+def _costs(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> solver.StageCosts:
     """The cost table in picoseconds; see StageCosts of csrc/solver/stages.h."""
     score_and_out = head_shape.num_heads_q * (head_shape.head_dim + head_shape.value_dim)
     tile_flops = 2 * score_and_out * config.tile_q * config.tile_k
@@ -221,7 +220,7 @@ def _costs_ps(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> dic
         "call_ps": config.stage_latency_us * 1e6 / 4,
         "pass_ps": pass_s * 1e12,
     }
-    return {name: round(min(time, LONGEST_PS)) for name, time in times.items()}
+    return solver.StageCosts(**{name: round(min(t, LONGEST_PS)) for name, t in times.items()})
 
 
 def _digest(values: tuple[object, ...]) -> int:

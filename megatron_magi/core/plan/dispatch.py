@@ -53,11 +53,15 @@ class DispatchPlan:
                 f"chunk_ranks must hold a multiple of cp_size = {self.cp_size} chunks, got "
                 f"{len(ranks)}; every rank owns the same number of chunks"
             )
-        solver.local_ranges(*self.layout, 0)  # checks the rest
+        _ = self.layout  # the solver checks the rest
+
+    @cached_property
+    def layout(self) -> solver.Layout:
+        """The same for the solver."""
+        return solver.Layout(*self._values)
 
     @property
-    def layout(self) -> tuple[int, int, int, Int32Array]:
-        """The leading arguments of the solver's functions on a layout."""
+    def _values(self) -> tuple[int, int, int, Int32Array]:
         return self.total_seqlen, self.chunk_size, self.cp_size, self.chunk_ranks
 
     @property
@@ -73,7 +77,7 @@ class DispatchPlan:
     def local_ranges(self, rank: int) -> Int32Array:
         """int32 [n, 2]: the rank's global rows as ascending runs, neighbouring chunks joined."""
         self.check_rank(rank)
-        return solver.local_ranges(*self.layout, rank)
+        return self.layout.local_ranges(rank)
 
     def position_ids(self, rank: int) -> Int64Array:
         """int64 [num_local_tokens]: the global row of every local row, padding rows included."""
@@ -105,7 +109,7 @@ class DispatchPlan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DispatchPlan):
             return NotImplemented
-        return self.layout[:3] == other.layout[:3] and np.array_equal(
+        return self._values[:3] == other._values[:3] and np.array_equal(
             self.chunk_ranks, other.chunk_ranks
         )
 
@@ -113,7 +117,7 @@ class DispatchPlan:
         return self.digest
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DispatchPlan, self.layout
+        return DispatchPlan, self._values
 
 
 def _owners(chunk_ranks: npt.ArrayLike) -> Int32Array:

@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import DispatchPlan, Int32Array
 
 
@@ -57,9 +56,7 @@ def cast_of(
     Args:
         transfers: int32 [M, 5] (stage, dst, src, start, end) of all ranks, one stage, ordered.
     """
-    send_ranges, send_counts, recv_counts, recv_ranges = solver.cast_table(
-        *dispatch.layout, transfers, rank
-    )
+    send_ranges, send_counts, recv_counts, recv_ranges = dispatch.layout.cast_table(transfers, rank)
     send_ranges.setflags(write=False)
     recv_ranges.setflags(write=False)
     return GroupCastPlan(send_ranges, send_counts, recv_counts, recv_ranges, own_ranges)

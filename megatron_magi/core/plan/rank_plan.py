@@ -12,7 +12,6 @@ from megatron_magi.checks import instance
 from megatron_magi.config import ForwardMode
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.row_ranges import joined
-from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import DispatchPlan, Int32Array
 from megatron_magi.core.plan.group_cast import NO_RANGES, GroupCastPlan, cast_of
 
@@ -134,7 +133,7 @@ class _View:
     def local_first(self, transfers: Int32Array) -> tuple[StagePlan, StagePlan]:
         """Query rows that see own keys only; the others, with just those own keys that they see."""
         everything = np.array([[0, self.dispatch.num_local_tokens]], np.int32)
-        local, waiting = solver.split_rows(self.mask.slices, *self.dispatch.layout, self.rank)
+        local, waiting = self.dispatch.layout.split_rows(self.mask.slices, self.rank)
         own = self._slices(self.dispatch.local_ranges(self.rank), waiting)
         needed = joined(own[:, 2:4])
         first = self._stage(everything, None, local)
@@ -157,10 +156,9 @@ class _View:
         return StagePlan(self._slices(keys, queries), num_keys, cast)
 
     def _slices(self, keys: Int32Array, queries: Int32Array | None) -> Int32Array:
-        slices = solver.stage_slices(
-            self.mask.slices, *self.dispatch.layout, rank=self.rank, key_ranges=keys,
-            query_ranges=queries,
-        )  # fmt: skip
+        slices = self.dispatch.layout.stage_slices(
+            self.mask.slices, rank=self.rank, key_ranges=keys, query_ranges=queries
+        )
         slices.setflags(write=False)
         return slices
 

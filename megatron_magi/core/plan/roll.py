@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from megatron_magi.checks import integer
-from megatron_magi.core.native import solver
 from megatron_magi.core.plan.dispatch import DispatchPlan, Int64Array, check_layout
 from megatron_magi.core.plan.group_cast import GroupCastPlan, cast_of
 
@@ -33,7 +32,7 @@ def make_roll_plan(dispatch: DispatchPlan, shift: int, rank: int) -> RollPlan:
     check_layout(dispatch)
     dispatch.check_rank(rank)
     shift = integer(shift, "shift") % max(dispatch.total_seqlen, 1)
-    cast = cast_of(dispatch, solver.roll_transfers(*dispatch.layout, shift), rank)
+    cast = cast_of(dispatch, dispatch.layout.roll_transfers(shift), rank)
     positions = dispatch.position_ids(rank)
     place = np.full(dispatch.padded_seqlen, -1, np.int64)
     place[positions] = np.arange(len(positions))

@@ -51,9 +51,9 @@ def steps_of(work: dict, item: np.ndarray) -> list[tuple[int, int]]:
     """(entry, first query row) of an item in walk order."""
     steps = []
     entries = range(item[2], item[3])
-    for e in reversed(entries) if work["descending"] else entries:
-        rows = list(range(work["entries"][e][0], work["entries"][e][1], TILE_Q))
-        steps += [(e, q) for q in (reversed(rows) if work["descending"] else rows)]
+    for e in reversed(entries) if work.descending else entries:
+        rows = list(range(work.entries[e][0], work.entries[e][1], TILE_Q))
+        steps += [(e, q) for q in (reversed(rows) if work.descending else rows)]
     return steps
 
 
@@ -65,7 +65,7 @@ def test_every_cell_once_and_every_key_row_once(case: tuple[np.ndarray, int, int
     seen = np.zeros((num_q, num_k), dtype=np.int32)
     written = np.zeros(num_k, dtype=np.int32)
     total = partial = 0
-    for item in work["items"].tolist():
+    for item in work.items.tolist():
         k_start, k_rows, _, _, steps = item[:5]
         assert 1 <= k_rows <= TILE_K
         written[k_start : k_start + k_rows] += 1
@@ -73,7 +73,7 @@ def test_every_cell_once_and_every_key_row_once(case: tuple[np.ndarray, int, int
         assert len(walk) == steps
         total += steps
         for e, q_tile in walk:
-            q_begin, q_end, k_lo, k_hi, d_lo, d_hi = work["entries"][e][:6].tolist()
+            q_begin, q_end, k_lo, k_hi, d_lo, d_hi = work.entries[e][:6].tolist()
             assert q_begin <= q_tile < q_end and k_start <= k_lo < k_hi <= k_start + k_rows
             box = np.array([[q_tile, min(q_tile + TILE_Q, q_end), k_lo, k_hi, d_lo, d_hi]])
             visible = dense(box, num_q, num_k)
@@ -81,9 +81,9 @@ def test_every_cell_once_and_every_key_row_once(case: tuple[np.ndarray, int, int
             partial += int(visible.sum()) < TILE_Q * k_rows
     assert (written == 1).all()
     np.testing.assert_array_equal(seen, dense(slices, num_q, num_k))
-    assert (total, partial) == (work["steps"], work["partial_steps"])
-    sizes = [int(item[4]) for item in work["items"]]
-    assert work["grouped"] or sizes == sorted(sizes, reverse=True)
+    assert (total, partial) == (work.steps, work.partial_steps)
+    sizes = [int(item[4]) for item in work.items]
+    assert work.grouped or sizes == sorted(sizes, reverse=True)
 
 
 def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list[int]]:
@@ -93,18 +93,18 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
     its cells have signalled, as in BwdCells of csrc/flex_attn/bwd/bwd_dq.cuh.
     """
     rng = random.Random(seed)
-    signals = [0] * (work["num_cells"] + 1)
+    signals = [0] * (work.num_cells + 1)
     order: list[list[int]] = [[] for _ in range(num_q)]
-    waiting = list(range(len(work["items"])))
+    waiting = list(range(len(work.items)))
     running: dict[int, int] = {}
-    walks = {i: steps_of(work, item) for i, item in enumerate(work["items"].tolist())}
+    walks = {i: steps_of(work, item) for i, item in enumerate(work.items.tolist())}
     while waiting or running:
         while waiting and len(running) < width:
             running[waiting.pop(0)] = 0
         ready = []
         for i, step in running.items():
             if step < len(walks[i]):
-                cell, _, first, second = work["visits"][work["items"][i][5] + step].tolist()
+                cell, _, first, second = work.visits[work.items[i][5] + step].tolist()
                 if signals[cell] < first or signals[cell + 1] < second:
                     continue
             ready.append(i)
@@ -114,9 +114,9 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
             del running[i]
             continue
         e, q = walks[i][running[i]]
-        for row in range(q, min(q + TILE_Q, work["entries"][e][1])):
+        for row in range(q, min(q + TILE_Q, work.entries[e][1])):
             order[row].append(e)
-        cell, num_cells, _, _ = work["visits"][work["items"][i][5] + running[i]].tolist()
+        cell, num_cells, _, _ = work.visits[work.items[i][5] + running[i]].tolist()
         for touched in range(cell, cell + num_cells):
             signals[touched] += 1
         running[i] += 1
@@ -138,22 +138,22 @@ def test_documents_start_their_own_tiles() -> None:
     mask = masks.from_cu_seqlens([0, 1000, 2300, 2310], causal=False)
     work = solver.bwd_work_list(mask.slices, 2310, 2310)
     # 8 x 16 and 11 x 21 tiles; the ten tokens at the end share the last tile of their neighbour.
-    assert work["steps"] == 8 * 16 + 11 * 21 + 1
-    assert len(work["items"]) == 8 + 11
+    assert work.steps == 8 * 16 + 11 * 21 + 1
+    assert len(work.items) == 8 + 11
 
 
 def test_branches_share_the_tiles_of_their_trunk() -> None:
     trunk, branches = 256, [10] * 20
     mask = masks.shared_question([trunk], [branches])
     work = solver.bwd_work_list(mask.slices, *mask.to_dense().shape)
-    full = [e for e in work["entries"].tolist() if e[0] == trunk]
+    full = [e for e in work.entries.tolist() if e[0] == trunk]
     # All branches see both key tiles of the trunk: 200 rows are 4 query tiles, not 20.
     assert [e[1] - e[0] for e in full if e[3] <= trunk] == [200, 200]
 
 
 def test_unseen_keys_are_items_without_steps() -> None:
     work = solver.bwd_work_list(np.array([[0, 10, 0, 10, -9, 9]], np.int32), 10, 300)
-    assert sorted(work["items"][:, 4].tolist()) == [0, 0, 1]
+    assert sorted(work.items[:, 4].tolist()) == [0, 0, 1]
 
 
 @pytest.mark.parametrize("length", [4096, 16384, 131072])
@@ -161,8 +161,8 @@ def test_deterministic_mode_mixes_heads_or_splits_within_its_memory(length: int)
     work = solver.bwd_work_list(
         masks.causal(length).slices, length, length, 64, 8, deterministic=True
     )
-    assert work["num_splits"] * work["heads_per_section"] >= 2
-    partial_bytes = 2 * 4 * work["num_splits"] * length * 8 * 128 * (work["num_splits"] > 1)
+    assert work.num_splits * work.heads_per_section >= 2
+    partial_bytes = 2 * 4 * work.num_splits * length * 8 * 128 * (work.num_splits > 1)
     assert partial_bytes < 1.2e9
 
 
@@ -171,9 +171,9 @@ def test_few_items_split_the_group_and_many_do_not() -> None:
         mask = masks.full(length, length)
         return solver.bwd_work_list(mask.slices, length, length, 64, 8)
 
-    assert schedule(256)["num_splits"] > 1
-    assert schedule(16384)["num_splits"] == 1
-    assert 8 % schedule(4096)["heads_per_section"] == 0
+    assert schedule(256).num_splits > 1
+    assert schedule(16384).num_splits == 1
+    assert 8 % schedule(4096).heads_per_section == 0
 
 
 @pytest.mark.parametrize(
@@ -193,18 +193,18 @@ def test_walk_starts_neighbours_on_the_same_rows(
     work = solver.bwd_work_list(
         mask.slices, mask.total_seqlen_q, mask.total_seqlen_k, deterministic=True
     )
-    assert (work["descending"], work["heads_inner"]) == (descending, heads_inner)
+    assert (work.descending, work.heads_inner) == (descending, heads_inner)
 
 
 def test_causal_documents_stand_together_longest_first() -> None:
     bounds = [0, 700, 2900, 3500, 5200, 6000]
     work = solver.bwd_work_list(masks.from_cu_seqlens(bounds).slices, 6000, 6000, 64, 8)
-    ends = [work["entries"][item[3] - 1][1] for item in work["items"].tolist()]
+    ends = [work.entries[item[3] - 1][1] for item in work.items.tolist()]
     documents = [key for key, _ in itertools.groupby(ends)]
-    assert work["grouped"] and work["heads_inner"]
+    assert work.grouped and work.heads_inner
     # Documents by length; one key tile may straddle two of them and stands with the later one.
     assert documents == [2900, 5200, 6000, 700, 3500]
-    steps = work["items"][:, 4].tolist()
+    steps = work.items[:, 4].tolist()
     for _, part in itertools.groupby(zip(ends, steps, strict=True), key=lambda pair: pair[0]):
         counts = [count for _, count in part]
         assert counts == sorted(counts, reverse=True)
@@ -217,7 +217,7 @@ def test_causal_documents_stand_together_longest_first() -> None:
 )
 def test_items_are_grouped_only_where_lengths_differ_in_a_group(mask: AttnMask) -> None:
     work = solver.bwd_work_list(mask.slices, 4096, 4096, 64, 8)
-    assert not work["grouped"] and not work["heads_inner"]
+    assert not work.grouped and not work.heads_inner
 
 
 def test_slices_outside_the_lengths_are_refused() -> None:

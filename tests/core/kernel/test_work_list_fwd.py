@@ -28,15 +28,15 @@ def dense_of(slices: np.ndarray, num_q: int, num_k: int) -> np.ndarray:
 def replay(work: dict, num_q: int, num_k: int, tile_q: int, tile_k: int) -> np.ndarray:
     """How often each cell is computed, by the rules the kernel follows; checks the rest."""
     count = np.zeros((num_q, num_k + tile_k), dtype=np.int32)
-    written = np.zeros(num_q * work["num_parts"], dtype=np.int32)
-    for begin, end in work["empty_rows"].tolist():
+    written = np.zeros(num_q * work.num_parts, dtype=np.int32)
+    for begin, end in work.empty_rows.tolist():
         assert begin < end
         written[begin:end] += 1
     steps = masked = 0
-    for q0, tokens, entry_begin, num_entries, num_steps, out, *_ in work["tiles"].tolist():
+    for q0, tokens, entry_begin, num_entries, num_steps, out, *_ in work.tiles.tolist():
         assert 1 <= tokens <= tile_q and num_steps >= 1 and out % num_q == q0
         written[out : out + tokens] += 1
-        entries = work["entries"][entry_begin : entry_begin + num_entries].tolist()
+        entries = work.entries[entry_begin : entry_begin + num_entries].tolist()
         assert sum(e[1] for e in entries) == num_steps
         steps += num_steps
         rows = np.arange(q0, q0 + tokens)[:, None]
@@ -55,8 +55,8 @@ def replay(work: dict, num_q: int, num_k: int, tile_q: int, tile_k: int) -> np.n
                 assert seen.any(), "a tile nobody sees is visited"
                 count[q0 : q0 + tokens, key : key + tile_k] += seen
     assert (written == 1).all(), "every row is written exactly once"
-    assert steps == work["steps"] and masked == work["masked_steps"]
-    order = work["tiles"][:, 4]
+    assert steps == work.steps and masked == work.masked_steps
+    order = work.tiles[:, 4]
     assert (np.diff(order) <= 0).all(), "longest first"
     assert not count[:, num_k:].any()
     return count[:, :num_k]
@@ -97,7 +97,7 @@ def test_split_walks_cover_every_cell_once(
     work = solver.fwd_work_list(slices, num_q, num_k, *tiling, max_steps)
     count = replay(work, num_q, num_k, *tiling)
     np.testing.assert_array_equal(count, dense_of(slices, num_q, num_k))
-    assert all(row[4] <= max_steps for row in work["tiles"].tolist())
+    assert all(row[4] <= max_steps for row in work.tiles.tolist())
 
 
 @settings(max_examples=150, deadline=None)
@@ -127,14 +127,14 @@ def test_named_masks(name: str, tiling: tuple[int, int]) -> None:
 
 def test_regular_masks_cost_what_they_must() -> None:
     causal = solver.fwd_work_list(builders.causal(1024).slices, 1024, 1024, 128, 128)
-    assert causal["steps"] == sum(range(1, 9)) and causal["masked_steps"] == 8
+    assert causal.steps == sum(range(1, 9)) and causal.masked_steps == 8
     full = solver.fwd_work_list(builders.full(1024, 1024).slices, 1024, 1024, 128, 128)
-    assert full["steps"] == 64 and full["masked_steps"] == 0
+    assert full.steps == 64 and full.masked_steps == 0
     # A window of 1024 keys: 9 key tiles of a query tile, the first and the last cut.
     window = solver.fwd_work_list(
         builders.sliding_window(8192, window_size=(1023, 0)).slices, 8192, 8192, 128, 128
     )
-    assert window["tiles"][0, 4] == 9 and window["masked_steps"] <= 2 * 64
+    assert window.tiles[0, 4] == 9 and window.masked_steps <= 2 * 64
 
 
 def test_slices_cut_along_keys_are_one_walk() -> None:
@@ -142,7 +142,7 @@ def test_slices_cut_along_keys_are_one_walk() -> None:
     parts = [solver.cut_slices(whole, 0, 2048, k, k + 300) for k in range(0, 2048, 300)]
     cut = solver.fwd_work_list(np.concatenate(parts), 2048, 2048, 128, 128)
     # Rows below a cut meet two slices that do not join there, so a few steps are extra.
-    assert cut["steps"] <= 1.15 * sum(range(1, 17))
+    assert cut.steps <= 1.15 * sum(range(1, 17))
     check(np.concatenate(parts), 2048, 2048, 128, 128)
 
 
@@ -150,7 +150,7 @@ def test_short_rests_join_their_neighbours() -> None:
     # 130 rows of full attention to 64 keys, twice: 2 + 2 tiles apart, 3 when rests are joined.
     slices = np.array([[0, 130, 0, 64, -129, 63], [130, 260, 64, 128, -195, -3]], dtype=np.int32)
     work = check(slices, 260, 128, 128, 128)
-    assert len(work["tiles"]) <= 4
+    assert len(work.tiles) <= 4
 
 
 def test_outside_slices_are_refused() -> None:

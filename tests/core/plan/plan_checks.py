@@ -40,7 +40,7 @@ def check_transfers(plan: AttnPlan, dense: np.ndarray) -> None:
     for rank in range(d.cp_size):
         needed = dense[owner == rank].any(axis=0) & (owner != rank)
         assert np.array_equal(received[rank], needed.astype(int))
-    rows = solver.rows_to_travel(plan.mask.slices, *d.layout)  # what the search minimises
+    rows = d.layout.rows_to_travel(plan.mask.slices)  # what the search minimises
     assert rows == received.sum() == plan.rows_received.sum()
     order = plan.transfers[:, :4].tolist()
     assert order == sorted(order)

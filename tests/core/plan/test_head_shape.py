@@ -8,7 +8,7 @@ import pytest
 
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import make_attn_plan
-from megatron_magi.core.plan.attn_plan import _costs_ps
+from megatron_magi.core.plan.attn_plan import _costs
 from megatron_magi.viz.plan_facts import receive_bytes, timeline
 
 PLAIN = HeadShape(16, 16, 128)
@@ -40,10 +40,11 @@ def test_other_widths_are_refused(width: float) -> None:
 def test_costs_count_both_widths() -> None:
     config = MagiConfig(link_gib_s=1e-3, kernel_tflops=1e-3, memory_gib_s=1e-3)
     narrow, wide = PLAIN, HeadShape(16, 16, 192)
-    a, b, c = (_costs_ps(shape, config, 4096) for shape in (narrow, LATENT, wide))
+    a, b, c = (_costs(shape, config, 4096) for shape in (narrow, LATENT, wide))
     for name in ("row_ps", "home_row_ps", "tile_ps"):  # both widths, added
-        assert 2 * b[name] == pytest.approx(a[name] + c[name], rel=1e-6), name
-    assert b["pass_ps"] == a["pass_ps"], "out is as wide as values"
+        low, middle, high = (getattr(costs, name) for costs in (a, b, c))
+        assert 2 * middle == pytest.approx(low + high, rel=1e-6), name
+    assert b.pass_ps == a.pass_ps, "out is as wide as values"
 
 
 def test_plans_of_other_widths_are_other_plans() -> None:

@@ -1,0 +1,151 @@
+"""The C++ planner (csrc/solver), compiled from csrc/bindings.cpp and csrc/bindings_kernel.cpp.
+
+Arrays are int32 and contiguous, slices [N, 6], ranges [n, 2], transfers [M, 5] (stage, dst, src,
+start, end). An int64 array is a TypeError, what does not fit together a ValueError. Functions that
+take long release the GIL.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+_Int32Array = npt.NDArray[np.int32]
+_Int64Array = npt.NDArray[np.int64]
+
+def canonical_slices(slices: _Int32Array) -> _Int32Array: ...
+def slice_areas(slices: _Int32Array) -> _Int64Array: ...
+def cut_slices(
+    slices: _Int32Array, q_start: int, q_end: int, k_start: int, k_end: int
+) -> _Int32Array: ...
+def find_overlap(slices: _Int32Array) -> tuple[int, int] | None: ...
+def solve_dispatch(
+    slices: _Int32Array,
+    num_local_tokens: int,
+    cp_size: int,
+    chunk_size: int,
+    tile_q: int,
+    tile_k: int,
+    max_imbalance_ppm: int,
+    swap_trials: int,
+) -> tuple[int, _Int32Array]: ...
+def hash64(data: bytes, seed: int = 0) -> int: ...
+
+class StageCosts:
+    """What stages take, in picoseconds."""
+
+    def __init__(
+        self,
+        *,
+        row_ps: int,
+        home_row_ps: int,
+        tile_ps: int,
+        exchange_ps: int,
+        call_ps: int,
+        pass_ps: int,
+    ) -> None: ...
+    @property
+    def row_ps(self) -> int: ...
+    @property
+    def home_row_ps(self) -> int: ...
+    @property
+    def tile_ps(self) -> int: ...
+    @property
+    def exchange_ps(self) -> int: ...
+    @property
+    def call_ps(self) -> int: ...
+    @property
+    def pass_ps(self) -> int: ...
+
+class Layout:
+    """Who owns which rows; checked when it is made."""
+
+    def __init__(
+        self, total_seqlen: int, chunk_size: int, cp_size: int, chunk_ranks: _Int32Array
+    ) -> None: ...
+    def solve_transfers(
+        self,
+        slices: _Int32Array,
+        tile_q: int,
+        tile_k: int,
+        degree: int,
+        forward: int,
+        costs: StageCosts,
+    ) -> tuple[int, int, _Int32Array, _Int64Array]: ...
+    def rows_to_travel(self, slices: _Int32Array) -> int: ...
+    def roll_transfers(self, shift: int) -> _Int32Array: ...
+    def local_ranges(self, rank: int) -> _Int32Array: ...
+    def cast_table(
+        self, transfers: _Int32Array, rank: int
+    ) -> tuple[_Int32Array, tuple[int, ...], tuple[int, ...], _Int32Array]: ...
+    def stage_slices(
+        self,
+        slices: _Int32Array,
+        rank: int,
+        key_ranges: _Int32Array,
+        query_ranges: _Int32Array | None = None,
+    ) -> _Int32Array: ...
+    def split_rows(self, slices: _Int32Array, rank: int) -> tuple[_Int32Array, _Int32Array]: ...
+
+class FwdWorkList:
+    """The forward's records, as csrc/solver/work_list_fwd.h has them, and their counts."""
+
+    @property
+    def tiles(self) -> _Int32Array: ...
+    @property
+    def entries(self) -> _Int32Array: ...
+    @property
+    def empty_rows(self) -> _Int32Array: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def masked_steps(self) -> int: ...
+    @property
+    def active_keys(self) -> int: ...
+    @property
+    def num_parts(self) -> int: ...
+
+class BwdWorkList:
+    """The backward's records, as csrc/solver/work_list_bwd.h has them, and its schedule."""
+
+    @property
+    def items(self) -> _Int32Array: ...
+    @property
+    def entries(self) -> _Int32Array: ...
+    @property
+    def visits(self) -> _Int32Array: ...
+    @property
+    def num_cells(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def partial_steps(self) -> int: ...
+    @property
+    def num_splits(self) -> int: ...
+    @property
+    def heads_per_section(self) -> int: ...
+    @property
+    def descending(self) -> bool: ...
+    @property
+    def heads_inner(self) -> bool: ...
+    @property
+    def grouped(self) -> bool: ...
+
+def fwd_work_list(
+    slices: _Int32Array,
+    num_q: int,
+    num_k: int,
+    tile_q: int = 128,
+    tile_k: int = 128,
+    max_steps: int = 0,
+) -> FwdWorkList: ...
+def bwd_work_list(
+    slices: _Int32Array,
+    num_q: int,
+    num_k: int,
+    heads_q: int = 1,
+    heads_kv: int = 1,
+    head_dim: int = 128,
+    num_sms: int = 132,
+    tile_q: int = 64,
+    tile_k: int = 128,
+    deterministic: bool = False,
+) -> BwdWorkList: ...
