@@ -5,11 +5,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+[ -x .venv/bin/python ] || bash scripts/setup_env.sh .venv dev
 venv=build/site_venv
 [ -x "$venv/bin/mkdocs" ] || {
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.5,<10'
 }
-"$venv/bin/python" scripts/site_pages.py build/site_pages "$@"
+.venv/bin/python scripts/site_pages.py build/site_pages "$@"
 NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --quiet --strict
 echo "built build/site/index.html"

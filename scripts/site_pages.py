@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
+
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -27,7 +29,11 @@ LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def main() -> int:
-    target, address = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "../.."
+    parser = CommandParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target", type=Path, help="folder of the pages, made anew")
+    parser.add_argument("address", nargs="?", default="../..", help="of the repository's files")
+    args = parser.parse_args()
+    target, address = args.target, args.address
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     shutil.copytree(ROOT / "docs" / "images", target / "images")
@@ -56,4 +62,4 @@ def with_links(text: str, folder: Path, address: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -9,11 +9,11 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import pytest
 
 from megatron_magi import _solver
@@ -74,9 +74,9 @@ def environment(folder: Path, package: Path | None, *borrowed: str) -> Environme
     if package is not None:
         shutil.copytree(package, made.site / "megatron_magi")
         (folder / "bin" / "megatron-magi").write_text(CONSOLE)
-    for ours in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        for path in [path for name in borrowed for path in Path(ours).glob(name)]:
-            (made.site / path.name).symlink_to(path)
+    ours = Path(numpy.__file__).parents[1]  # also where this Python borrows from another
+    for path in [path for name in borrowed for path in ours.glob(name)]:
+        (made.site / path.name).symlink_to(path)
     return made
 
 
