@@ -1,24 +1,17 @@
 """Fused parts against fp64, bounded by the plain path's error. Interpreted on the CPU."""
 
 import math
-import os
-import sys
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    if "triton" in sys.modules and "TRITON_INTERPRET" not in os.environ:
-        pytest.skip("Triton is there for compiling; run this file alone", allow_module_level=True)
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are declared
-pytest.importorskip("triton", reason="the fused kernels are Triton's")
+from tests.adapter.interpreter import DEVICE  # isort: skip
 
 import megatron_magi.adapter  # noqa: F401
 from megatron_magi.adapter.fused.cross_entropy import cross_entropy
 from megatron_magi.adapter.fused.qkv_rope import split_and_rotate
 from megatron_magi.adapter.fused.weight_grad import add_weight_gradient
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 EXP = 2.0**-20
 """Relative error of the hardware's exponential, argument rounding included; torch's is exacter."""

@@ -1,18 +1,12 @@
 """Cross entropy over two vocabulary-parallel ranks, and what the fused attention refuses."""
 
-import os
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-if not torch.cuda.is_available():
-    if "triton" in sys.modules and "TRITON_INTERPRET" not in os.environ:
-        pytest.skip("Triton is there for compiling; run this file alone", allow_module_level=True)
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are declared
-pytest.importorskip("triton", reason="the fused kernels are Triton's")
+import tests.adapter.interpreter  # noqa: F401  # isort: skip
 
 import megatron_magi.adapter  # noqa: F401
 from megatron_magi.adapter.fused.cross_entropy import cross_entropy

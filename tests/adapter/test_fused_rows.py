@@ -1,25 +1,18 @@
 """Fused SwiGLU and RMSNorm against fp64, bounded by PyTorch's error. Interpreted on the CPU."""
 
 import math
-import os
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    if "triton" in sys.modules and "TRITON_INTERPRET" not in os.environ:
-        pytest.skip("Triton is there for compiling; run this file alone", allow_module_level=True)
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are declared
-pytest.importorskip("triton", reason="the fused kernels are Triton's")
+from tests.adapter.interpreter import DEVICE  # isort: skip
 
 import megatron_magi.adapter  # noqa: F401
 from megatron_magi.adapter.fused import norm
 from megatron_magi.adapter.fused.norm import FusedRMSNorm, rms_norm
 from megatron_magi.adapter.fused.swiglu import SwiGLU, check_fits, swiglu
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
 """Half a unit of the last place; Triton's interpreter cuts bf16 off instead of rounding it."""
 EXP = 2.0**-20

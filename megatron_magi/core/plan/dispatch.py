@@ -57,7 +57,7 @@ class DispatchPlan:
 
     @cached_property
     def layout(self) -> solver.Layout:
-        """The same for the solver."""
+        """The solver's form of this layout: what it computes from owners alone are its methods."""
         return solver.Layout(*self._values)
 
     @property

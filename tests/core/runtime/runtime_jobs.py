@@ -137,7 +137,6 @@ def wire_dtype(
     rank: int, cp_size: int, name: str, degree: int, dtype: torch.dtype, in_fp32: bool
 ) -> None:
     """Partial gradients travel in the dtype that was asked for, and are as good as one process."""
-    from megatron_magi.core.runtime import dist_attn
 
     group = subgroup(cp_size)
     if rank >= cp_size:
@@ -301,7 +300,6 @@ def gradient_memory(rank: int, cp_size: int, degree: int) -> None:
 
 def key_buffers(rank: int, cp_size: int) -> None:
     """At most two stages' keys are alive, forward and backward."""
-    from megatron_magi.core.runtime import dist_attn
 
     group = subgroup(cp_size)
     if rank >= cp_size:
@@ -389,21 +387,3 @@ def absent_rank(rank: int, cp_size: int, num_batches: int) -> str:
         except AgreementError as error:
             return str(error)
     return "no error"
-
-
-def dtype_of_sums(rank: int, cp_size: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
-    asked, home = [], dist_attn._Homeward
-
-    def recorded(work: Any, k: Tensor, v: Tensor, dtype: torch.dtype) -> Any:
-        asked.append(dtype)
-        return home(work, k, v, dtype)
-
-    plan = magi.plan(masks.causal(32), group, HeadShape(2, 1, 4))
-    rows = plan.dispatch.num_local_tokens
-    q, k = (torch.randn(rows, h, 4, dtype=torch.bfloat16, requires_grad=True) for h in (2, 1))
-    with mock.patch.object(dist_attn, "_Homeward", recorded):
-        magi.dist_attn(q, k, k, plan, group)[0].sum().backward()
-    assert asked == [torch.float32] and k.grad is not None and k.grad.dtype == torch.bfloat16

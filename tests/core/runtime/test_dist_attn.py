@@ -6,6 +6,7 @@ import torch
 import megatron_magi as magi
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.runtime import dist_attn
+from tests.core.runtime import gradient_jobs
 from tests.core.runtime import runtime_jobs as jobs
 from tests.process_pool import ProcessPool, pool
 
@@ -154,4 +155,4 @@ def test_gradients_that_stay_are_made_in_their_dtype(
 
 
 def test_sums_over_ranks_are_made_in_fp32() -> None:
-    pool(5).run(jobs.dtype_of_sums, 2)
+    pool(5).run(gradient_jobs.dtype_of_sums, 2)
