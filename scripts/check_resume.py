@@ -124,7 +124,7 @@ def _digests(folder: Path) -> dict[str, str]:
     """sha256 of every tensor of a checkpoint: weights, main weights, moments."""
     whole = folder.with_name("whole.pt")
     dcp_to_torch_save(folder, whole)
-    state = torch.load(whole, weights_only=False, mmap=True)
+    state = torch.load(whole, map_location="cpu", weights_only=False, mmap=True)
     found = {}
     for name, value in sorted(_tensors(state, "")):
         data = value.contiguous().flatten().view(torch.uint8).numpy()

@@ -33,7 +33,7 @@ class Run:
 PLAIN = ("attention=flex_plain",)
 SDPA = ("attention=sdpa",)
 REVERSED = ("data.step_order=reversed",)
-CAUSAL = ("data.mask=causal",)
+CAUSAL = ("data.mask=causal", "train.iterations=250")
 CP2 = ("parallel.cp=2",)
 DP2 = ("parallel.dp=2",)
 NO_VALIDATION = ("validation.interval=null",)
