@@ -67,6 +67,7 @@ def model_b() -> dict[str, list[Run]]:
             run("sdpa_causal", *SDPA, *CAUSAL),
             run("sdpa_causal_noise", *SDPA, *REVERSED, *CAUSAL),
             run("flex_causal_noise", *PLAIN, *CAUSAL),
+            run("sdpa_causal_fused", *SDPA, *CAUSAL, "model.fused=auto"),
             run("magi_causal_cp1", *CAUSAL),
             run("magi_causal_cp2", *CAUSAL, *CP2, gpus=2),
         ],
