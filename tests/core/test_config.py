@@ -43,3 +43,9 @@ def test_bad_values_are_refused(field: str, value: object, error: type, text: st
 @pytest.mark.parametrize("field", ["swap_trials", "overlap_degree", "stage_latency_us"])
 def test_none_at_all_may_be_asked_for(field: str) -> None:
     assert getattr(MagiConfig(**{field: 0}), field) == 0
+
+
+def test_what_is_exact_is_the_default() -> None:
+    """Partial gradients travel in fp32, and no rank gives up speed for equal bits unasked."""
+    config = MagiConfig()
+    assert config.dkv_reduce_in_fp32 is True and config.deterministic is False

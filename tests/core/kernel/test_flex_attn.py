@@ -210,6 +210,7 @@ def tensors(t: int = 4, s: int = 4, h: int = 2, g: int = 2, d: int = 4) -> list[
         (lambda x: x.__setitem__(1, x[1][..., :3]), ValueError, "and k q's head_dim 4, got"),
         (lambda x: x.__setitem__(2, x[2][..., :0]), ValueError, r"at least 1.*\[4, 2, 0\]"),
         (lambda x: x.__setitem__(0, torch.zeros(4, 3, 4)), ValueError, "got 3 and 2"),
+        (lambda x: x.__setitem__(slice(1, 3), [torch.zeros(4, 0, 4)] * 2), ValueError, "and 0"),
         (lambda x: x.__setitem__(0, torch.zeros(4, 4, 2).mT), ValueError, "contiguous in head_dim"),
         (lambda x: x.__setitem__(2, x[2].to("meta")), ValueError, "must be on q's device cpu"),
     ],

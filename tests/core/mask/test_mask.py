@@ -85,3 +85,9 @@ def test_dense_size_is_limited() -> None:
 def test_dense_round_trip(bits: int) -> None:
     dense = np.array([bits >> i & 1 for i in range(36)], dtype=bool).reshape(6, 6)
     assert np.array_equal(from_dense(dense).to_dense(), dense)
+
+
+def test_diagonals_fit_in_int32() -> None:
+    assert AttnMask([], 2**30 - 1, 0).total_seqlen_q == 2**30 - 1
+    with pytest.raises(ValueError, match="between 0 and 1073741823 tokens, got 1073741824"):
+        AttnMask([], 2**30, 0)

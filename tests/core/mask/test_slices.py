@@ -135,3 +135,17 @@ def test_ranges_begin_at_0_and_end_behind_their_start(name: str, bad: list[int])
     pair[name][1] = bad
     with pytest.raises(ValueError, match=f"{name} must hold ranges with 0 <= start <= end, got"):
         slices_from_ranges(*pair.values(), None)
+
+
+def test_codes_and_open_edges_are_the_published_numbers() -> None:
+    """Callers pass the codes as integers, and the edges travel in int32."""
+    assert {t.name: int(t) for t in AttnMaskType} == {
+        "FULL": 0, "CAUSAL": 1, "INV_CAUSAL": 2, "BI_CAUSAL": 3
+    }  # fmt: skip
+    bounds = np.iinfo(np.int32)
+    assert (bounds.min, bounds.max) == (BAND_MIN, BAND_MAX)
+
+
+def test_a_slice_holds_plain_integers() -> None:
+    fields = vars(AttnSlice(*np.array([0, 4, 0, 4, -1, 0])))  # type: ignore[arg-type]
+    assert {type(value) for value in fields.values()} == {int}

@@ -27,3 +27,14 @@ def test_ranks_own_equally_many_chunks(ranks: tuple[int, ...]) -> None:
 def test_a_token_multiple_that_fits_pads_nothing() -> None:
     """4,296 tokens a rank are 537 units of 8, and divide into 8 chunks."""
     assert num_local_tokens(4 * 4296, 4, MagiConfig(), 8) == 4296
+
+
+def test_a_prime_number_of_tokens_is_padded() -> None:
+    """10,007 has no divisor; a 40th of 10,240 is a chunk."""
+    assert num_local_tokens(4 * 10007, 4, MagiConfig()) == 10240
+
+
+def test_a_layout_cannot_be_changed() -> None:
+    plan = DispatchPlan(5, 8, 1, owners(0))
+    with pytest.raises(ValueError, match="read-only"):
+        plan.chunk_ranks[0] = 1

@@ -84,3 +84,11 @@ def test_a_free_chunk_size_counts_as_64_chunks_a_rank(monkeypatch: pytest.Monkey
     monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_CHUNKS_PER_RANK", 63)
     with pytest.raises(PlanSizeError, match="chunk_size of at least"):
         check_size(masks.causal(4096), 1, MagiConfig(), None, 1)
+
+
+def test_slices_times_ranks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = masks.from_cu_seqlens([0, 100, 200, 300])
+    monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_SLICES_TIMES_RANKS", 12)
+    check_size(mask, 4, MagiConfig(), None, 1)
+    with pytest.raises(PlanSizeError, match="times ranks must be at most 12, got 3 x 5"):
+        check_size(mask, 5, MagiConfig(), None, 1)

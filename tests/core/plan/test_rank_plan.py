@@ -36,6 +36,10 @@ def test_tables_of_an_exchange_cannot_be_changed(stages: list) -> None:
         assert cast.num_sent == sum(e - s for s, e in cast.send_ranges.tolist())
 
 
+def test_slices_of_a_stage_cannot_be_changed(stages: list) -> None:
+    assert not any(stage.slices.flags.writeable for stage in stages)
+
+
 def test_own_rows_in_front_are_counted(stages: list) -> None:
     from dataclasses import replace
 

@@ -175,6 +175,8 @@ def ends_with_its_group(rank: int, cp_size: int) -> None:
         return
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
     for group in (held, dropped):
+        agreement.begin_comparing(plan, group)
+        assert agreement._states[group].channel is not None
         magi.agree(plan, group)
     of_held, of_dropped = agreement._states[held], weakref.ref(agreement._states[dropped])
     dist.destroy_process_group(held), dist.destroy_process_group(dropped)

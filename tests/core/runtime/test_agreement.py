@@ -21,6 +21,7 @@ from megatron_magi.core.runtime.agreement_record import (
     describe_difference,
     record_of,
 )
+from megatron_magi.core.runtime.agreement_watcher import Watcher
 from tests.core.runtime import agreement_jobs as jobs
 from tests.process_pool import pool
 
@@ -171,3 +172,19 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(agreement._watcher, "stop", lambda: None)
     agreement._close_all()
     assert left == [held.channel, "closed"]
+
+
+def test_every_size_of_a_row_counts() -> None:
+    """Beyond 16 bits of a dimension too, where its packed form would repeat."""
+    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
+    shapes = [(size, 64) for size in (1, 1 + 2**16, 1 + 2**17)]
+    assert len({record_of(Call("undispatch", shape), plan, 0) for shape in shapes}) == len(shapes)
+
+
+def test_a_watcher_has_ended_when_it_was_stopped() -> None:
+    watcher = Watcher(list)
+    watcher.start()
+    thread = watcher._thread
+    assert thread is not None and thread.is_alive()
+    watcher.stop()
+    assert not thread.is_alive()
