@@ -89,6 +89,8 @@ def main() -> int:
         print(name, {k: v for k, v in result.items() if k not in ("raw", "profile")}, flush=True)
         for kernel in result.get("profile", {}).get("kernels", ()):
             print("  {ms:9.2f} ms {calls:6} {name}".format(**kernel))
+        for gap in result.get("profile", {}).get("gaps", ()):
+            print("  {ms:9.2f} ms idle between {after} and {before}".format(**gap))
     if args.record:
         facts = {
             "machine": describe(" ".join(sys.argv), args.commit),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 NUM_SHOWN = 40
+GAPS_SHOWN = 12
 
 
 def profile_last_step(config: Any, rank: int) -> None:
@@ -57,7 +58,20 @@ def summary(events: Any, on_gpu: bool) -> dict[str, Any]:
         "kernels": [
             {"name": n[:120], "ms": round(total[n], 3), "calls": calls[n]} for n in longest
         ],
+        "gaps": longest_gaps([(e.time_range.start, e.time_range.end, e.name) for e in mine]),
     }
+
+
+def longest_gaps(ranges: list[tuple[float, float, str]]) -> list[dict[str, Any]]:
+    """Where nothing ran: milliseconds, and the names around, the longest first."""
+    gaps, reached, last = [], float("inf"), ""
+    for begin, end, name in sorted(ranges):
+        if begin > reached:
+            idle = round((begin - reached) / 1e3, 3)
+            gaps.append({"ms": idle, "after": last, "before": name[:60]})
+        if end > reached or not last:
+            reached, last = end, name[:60]
+    return sorted(gaps, key=lambda gap: -gap["ms"])[:GAPS_SHOWN]
 
 
 def busy_us(ranges: list[tuple[float, float]]) -> float:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
+from megatron_magi.core.device_buffer import upload
 from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
@@ -224,7 +225,7 @@ def _assemble(
     positions = position_ids(packed.dispatch_plan, cp_group)
     if bounds is not None:
         positions = torch.from_numpy(_document_positions(bounds))[positions]
-    packed.rope_positions = _upload(positions, device)
+    packed.rope_positions = upload(positions, device)
     packed.max_seqlen_q = packed.max_seqlen_kv = dispatch.padded_seqlen
     return packed
 
@@ -235,8 +236,8 @@ def _mark_document_ends(packed: MagiPackedSeqParams, bounds: npt.NDArray[np.int6
     is_token = rows < bounds[-1]
     last = np.flatnonzero(~is_token | np.isin(rows, bounds[1:] - 1))
     device = packed.rope_positions.device
-    packed.last_rows = _upload(torch.from_numpy(last), device)
-    packed.is_token = _upload(torch.from_numpy(is_token), device)
+    packed.last_rows = upload(torch.from_numpy(last), device)
+    packed.is_token = upload(torch.from_numpy(is_token), device)
 
 
 def _window_layers(model_config: TransformerConfig) -> list[bool]:
@@ -246,13 +247,6 @@ def _window_layers(model_config: TransformerConfig) -> list[bool]:
     if not isinstance(model_config.window_attn_skip_freq, list):
         count += getattr(model_config, "mtp_num_layers", None) or 0
     return [_is_window(model_config, number + 1) for number in range(count)]
-
-
-def _upload(host: Tensor, device: torch.device | str) -> Tensor:
-    """On the device, from pinned memory: from any other the host would wait for the device."""
-    if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
 
 
 def _is_window(model_config: TransformerConfig, layer_number: int) -> bool:

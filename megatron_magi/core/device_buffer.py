@@ -10,6 +10,14 @@ from torch import Tensor
 from megatron_magi.core.cuda_library import stream_handle
 
 
+def upload(host: Tensor, device: torch.device | str) -> Tensor:
+    """A copy on the device. From memory that is not pinned the host would wait for all work on the
+    stream, and with a new mask for every batch there are several copies."""
+    if torch.device(device).type == "cuda" and torch.cuda.is_available() and not host.is_pinned():
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
 @dataclass
 class DeviceBuffer:
     """A tensor that was uploaded on one stream and may be read on others."""
@@ -21,12 +29,11 @@ class DeviceBuffer:
 
     @classmethod
     def upload(cls, host: Tensor, device: torch.device) -> DeviceBuffer:
-        """A copy of ``host``. A plain copy from pageable memory would make the host wait for all
-        work on the stream, and with a new mask for every batch there are several."""
+        """A copy of ``host``, without waiting for it."""
         with torch.inference_mode(False):  # later calls save it for their backward
             if device.type != "cuda":
                 return cls(host.clone(), None)
-            data = host.pin_memory().to(device, non_blocking=True)
+            data = upload(host, device)
         stream = torch.cuda.current_stream(device)
         ready = torch.cuda.Event()
         ready.record(stream)

@@ -95,16 +95,21 @@ def train_step(
     state: TrainingState,
     gradients: GradientDump | None = None,
 ) -> tuple[torch.Tensor, float, float]:
-    """Forward, backward and update: the sums of `StepSchedule`, gradient norm, learning rate."""
+    """Forward, backward and update: the sums of `StepSums`, gradient norm, learning rate.
+
+    The loss is looked at after the update: until the gradient norm is needed, the host does not
+    wait for a GPU. A loss or norm that is not finite ends the run, and nothing is saved then.
+    """
     for chunk in state.chunks:
         chunk.zero_grad_buffer()
     state.optimizer.zero_grad()
     iteration = state.iteration + 1
-    sums = schedule(streams, dataset, iteration)
+    step_sums = schedule(streams)
     if gradients is not None:
         gradients.write_if_due(state.chunks, iteration)
     learning_rate = _learning_rate(state.optimizer)
     _, grad_norm, _ = state.optimizer.step()
+    sums = step_sums.read(dataset, iteration)
     _check_grad_norm(grad_norm, iteration, sums)
     state.scheduler.step(1)
     return sums, float(grad_norm), learning_rate
@@ -119,10 +124,7 @@ def _finish_step(
 ) -> tuple[StepRecord, int]:
     """Count the step; its record, and the signal that any rank was sent (0: none), on all ranks."""
     (loss_sum, loss_tokens, area, imbalance, microbatches) = results[0].tolist()
-    facts = torch.tensor([_memory_bytes(), stop.signal_number], dtype=torch.float64)
-    facts = facts.cuda() if _on_gpu() else facts
-    dist.all_reduce(facts, op=dist.ReduceOp.MAX)
-    memory, signal_number = facts.tolist()
+    memory, signal_number = _largest(_memory_bytes(), stop.signal_number)
     seconds = time.perf_counter() - begin
     state.iteration += 1
     state.consumed_samples += config.train.global_batch_size
@@ -145,6 +147,16 @@ def _finish_step(
         num_processes=dist.get_world_size(),
     )
     return record, int(signal_number)
+
+
+def _largest(*values: int) -> list[float]:
+    """Each value's maximum over the ranks; one rank alone does not wait for its GPU."""
+    if dist.get_world_size() == 1:
+        return [float(value) for value in values]
+    facts = torch.tensor(values, dtype=torch.float64)
+    facts = facts.cuda() if _on_gpu() else facts
+    dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+    return facts.tolist()
 
 
 def _is_save_due(iteration: int, config: RunConfig) -> bool:

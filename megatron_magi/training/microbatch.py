@@ -13,6 +13,7 @@ from megatron.core.transformer import TransformerConfig
 
 from megatron_magi.adapter.batch import Batch, LocalBatch, dispatch_batch
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.core.device_buffer import upload
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.data import (
@@ -23,6 +24,9 @@ from megatron_magi.training.data import (
     prefetch,
     sample_mask,
 )
+
+ROWS = ("tokens", "labels", "loss_mask")
+"""What of a sample goes through the model, a row a token."""
 
 
 @dataclass
@@ -93,11 +97,10 @@ def _make(
     device: torch.device,
 ) -> Microbatch:
     mask = sample_mask(sample, config.data)
-    batch = Batch(
-        tokens=torch.from_numpy(sample.tokens)[None],
-        labels=torch.from_numpy(sample.labels)[None],
-        loss_mask=torch.from_numpy(sample.loss_mask)[None],
-    )
+    rows = {name: torch.from_numpy(getattr(sample, name))[None] for name in ROWS}
+    if device.type == "cuda":
+        rows = {name: x.pin_memory() for name, x in rows.items()}
+    batch = Batch(**rows)
     packed = reference_mask = None
     if config.attention != "magi":
         reference_mask = _reference_mask(sample, mask, config)
@@ -123,8 +126,5 @@ def _reference_mask(sample: PackedSample, mask: AttnMask, config: RunConfig) -> 
 
 def _move(batch: Batch, device: torch.device) -> Batch:
     return Batch(
-        **{
-            name: None if x is None else x.to(device, non_blocking=True)
-            for name, x in vars(batch).items()
-        }
+        **{name: None if x is None else upload(x, device) for name, x in vars(batch).items()}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.loss import per_token_loss
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.stages import finish_stage_agreement
+from megatron_magi.core.device_buffer import upload
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.config_checks import data_parallel_size
 from megatron_magi.training.data import PackedDataset
@@ -53,24 +55,52 @@ class StepSchedule:
     def __call__(
         self,
         streams: list[Iterator[Microbatch]],
-        dataset: PackedDataset,
-        iteration: int,
         train: bool = True,
-    ) -> torch.Tensor:
-        """One global batch, forward and (if `train`) backward.
-
-        Returns:
-            float64 [5] on the CPU, equal on every rank: sum of counted losses (nats), counted
-            tokens, attention area, sum of imbalances, microbatches.
+    ) -> StepSums:
+        """One global batch, forward and (if `train`) backward; the host does not wait for a GPU.
 
         Raises:
-            TrainingStopped: at a loss that is not finite, on every rank.
             AgreementError: ranks planned different things.
         """
         iterator = streams if len(streams) > 1 else streams[0]
         reports = self.run(data_iterator=iterator, forward_only=not train)
         finish_stage_agreement()
-        return _reduce_reports(reports, iteration, dataset, self.device)
+        return StepSums.start(reports, self.device)
+
+
+@dataclass
+class StepSums:
+    """A global batch's sums over the world, on their way to the host."""
+
+    host: torch.Tensor
+    ready: torch.cuda.Event | None
+    reports: list[dict[str, Any]]
+
+    @classmethod
+    def start(cls, reports: list[dict[str, Any]], device: torch.device) -> StepSums:
+        """Add up over the world; every rank calls it."""
+        sums = _sums_of_rank(reports, device)
+        dist.all_reduce(sums)
+        if device.type != "cuda":
+            return cls(sums, None, reports)
+        host = torch.empty_like(sums, device="cpu", pin_memory=True)
+        host.copy_(sums, non_blocking=True)
+        ready = torch.cuda.Event()
+        ready.record()
+        return cls(host, ready, reports)
+
+    def read(self, dataset: PackedDataset, iteration: int) -> torch.Tensor:
+        """float64 [5] on the CPU, equal on every rank: sum of counted losses (nats), counted
+        tokens, attention area, sum of imbalances, microbatches. Waits for the device.
+
+        Raises:
+            TrainingStopped: at a loss that is not finite, on every rank.
+        """
+        if self.ready is not None:
+            self.ready.synchronize()
+        if not math.isfinite(float(self.host[0])):
+            _stop_at_bad_loss(self.reports, iteration, dataset)
+        return self.host
 
 
 def _forward_step(
@@ -91,26 +121,21 @@ def _loss(microbatch: Microbatch, loss_mask: torch.Tensor | None, output: torch.
     return loss, num_tokens, {**report, "microbatch": microbatch}
 
 
-def _reduce_reports(
-    reports: list[dict[str, Any]], iteration: int, dataset: PackedDataset, device: torch.device
-) -> torch.Tensor:
-    """Sums over the world; see `StepSchedule.__call__`.
+def _sums_of_rank(reports: list[dict[str, Any]], device: torch.device) -> torch.Tensor:
+    """float64 [5] of this rank; see `StepSums.read`.
 
     Only the last pipeline stage has reports. Losses are per context-parallel rank; the rest is
     known alike on all of them and counted once.
     """
-    sums = torch.zeros(5, dtype=torch.float64, device=device)
-    if parallel_state.get_tensor_model_parallel_rank() == 0:
-        for report in reports:
-            sums[:2] += report["lm loss"].double()
-            if parallel_state.get_context_parallel_rank() == 0:
-                microbatch = report["microbatch"]
-                facts = [microbatch.area, microbatch.imbalance, 1]
-                sums[2:] += torch.tensor(facts, dtype=torch.float64, device=sums.device)
-    dist.all_reduce(sums)
-    if not math.isfinite(float(sums[0])):
-        _stop_at_bad_loss(reports, iteration, dataset)
-    return sums.cpu()
+    facts = torch.zeros(5, dtype=torch.float64)
+    if parallel_state.get_tensor_model_parallel_rank() or not reports:
+        return facts.to(device)
+    if parallel_state.get_context_parallel_rank() == 0:
+        found = [(m.area, m.imbalance, 1) for m in (r["microbatch"] for r in reports)]
+        facts[2:] = torch.tensor(found, dtype=torch.float64).sum(0)
+    sums = upload(facts, device)
+    sums[:2] = torch.stack([report["lm loss"] for report in reports]).double().sum(0)
+    return sums
 
 
 def _stop_at_bad_loss(

@@ -57,7 +57,8 @@ class Validation:
             chunk.eval()
         batches = range(self.config.validation.batches)
         with torch.no_grad():  # Megatron's schedule would keep two microbatches' activations
-            sums = sum(schedule(streams, self.dataset, iteration, train=False) for _ in batches)
+            found = [schedule(streams, train=False) for _ in batches]
+        sums = sum(part.read(self.dataset, iteration) for part in found)
         for chunk in chunks:
             chunk.train()
         return float(sums[0] / sums[1])  # type: ignore[index]

@@ -194,12 +194,3 @@ def test_layers_are_numbered_once_each() -> None:
     assert len(_window_layers(config)) == 6
     config.window_attn_skip_freq = [1, 0, 1, 1]
     assert len(_window_layers(config)) == 4
-
-
-def test_only_what_goes_to_a_gpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron_magi.adapter.packed import _upload
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", None)
-    x = torch.arange(3)
-    assert torch.equal(_upload(x, "cpu"), x)

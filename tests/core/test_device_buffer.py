@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_magi.core.device_buffer import DeviceBuffer
+from megatron_magi.core.device_buffer import DeviceBuffer, upload
 
 gpu = [
     pytest.mark.gpu,
@@ -40,3 +40,10 @@ def test_the_host_does_not_wait_and_other_streams_do() -> None:
     assert not busy.query(), "the host waited for the stream"
     torch.cuda.synchronize()
     assert torch.equal(seen.cpu(), host + 1) and len(buffer.streams) == 2
+
+
+def test_only_what_goes_to_a_gpu_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", None)
+    x = torch.arange(3)
+    assert torch.equal(upload(x, "cpu"), x)

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from bench_trainer_kernels import longest_gaps
+
 from tests.training.conftest import packed_data
 
 __all__ = ["packed_data"]
@@ -28,3 +32,11 @@ def test_a_case_runs_and_is_profiled(tmp_path: Path, packed_data: Path) -> None:
     assert done.returncode == 0, done.stderr + done.stdout
     summary = json.loads((tmp_path / "case" / "kernels.json").read_text())
     assert 0 < summary["busy_ms"] <= summary["span_ms"] and summary["kernels"]
+
+
+def test_gaps_are_where_nothing_ran() -> None:
+    """Kernels of several streams overlap."""
+    kernels = [(0.0, 10e3, "a"), (2e3, 4e3, "b"), (11e3, 12e3, "c"), (15e3, 16e3, "d")]
+    assert longest_gaps(kernels) == [
+        {"ms": 3.0, "after": "c", "before": "d"}, {"ms": 1.0, "after": "a", "before": "c"}
+    ]  # fmt: skip

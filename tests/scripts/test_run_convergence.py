@@ -147,7 +147,7 @@ def test_every_run_is_a_recipe_that_loads_on_as_many_gpus_as_it_takes(
         words = run.command("nowhere", tmp_path)
         config = load_recipe(run.recipe, words[words.index(run.recipe) + 1 :])
         assert config.parallel.num_processes == run.gpus and config.name == run.name
-        other_parts = run.name in ("b_noise_fused", "a_noise_unfused")
+        other_parts = run.name in ("b_noise_fused", "b_sdpa_causal_fused", "a_noise_unfused")
         unfused = run.name.startswith("b_") != other_parts
         assert config.model.fused == ("off" if unfused else "auto")
         assert run.error is None or words[1:3] == [

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from megatron_magi.training.recipe import load_recipe
+from megatron_magi.training.step import StepSums
 from megatron_magi.training.validation import Validation
 
 
@@ -22,10 +23,10 @@ def test_it_keeps_no_activations_and_leaves_the_model_training(packed_data: Path
     chunk = torch.nn.Linear(1, 1)
     seen: list[tuple[bool, bool]] = []
 
-    def schedule(*args: Any, train: bool) -> torch.Tensor:
+    def schedule(*args: Any, train: bool) -> StepSums:
         loss = chunk(torch.ones(1)).sum()
         seen.append((loss.requires_grad or train, chunk.training))
-        return torch.tensor([6.0 * len(seen), 3.0], dtype=torch.float64)
+        return StepSums(torch.tensor([6.0 * len(seen), 3.0], dtype=torch.float64), None, [])
 
     assert validation.loss(schedule, [chunk], 1) == 3.0  # type: ignore[arg-type]
     assert seen == [(False, False)] * 2 and chunk.training and torch.is_grad_enabled()

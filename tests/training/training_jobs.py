@@ -196,7 +196,7 @@ def peak(recipe: dict[str, Any]) -> int:
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiler:
-        run.schedule(run.streams, run.dataset, 2)
+        run.schedule(run.streams)
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return max(itertools.accumulate(number for _, number in changes))

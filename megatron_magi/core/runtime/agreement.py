@@ -35,6 +35,7 @@ from megatron_magi.core.runtime.agreement_channel import (
     Channel,
     close_unfinished,
     leave,
+    leave_running,
 )
 from megatron_magi.core.runtime.agreement_record import (
     Call,
@@ -300,7 +301,7 @@ def _close_all() -> None:
             state.close()
             state.lock.release()
         elif state.channel is not None:  # a daemon thread waits for the other ranks
-            leave(state.channel)
+            leave_running(state.channel)
 
 
 def _forget_in_child() -> None:

@@ -127,7 +127,20 @@ def _leave_unfinished() -> None:
     """At the end of the process: end what can be ended; what cannot is never taken apart."""
     close_unfinished(EXIT_PATIENCE_S)
     for channel in _unfinished:
-        leave(channel)
+        leave_running(channel)
+
+
+def leave_running(channel: Channel) -> None:
+    """At the end of the process, where its threads go on: they must not meet destroyed objects.
+
+    The static objects of PyTorch's libraries are destroyed by handlers of the C library. Handlers
+    run from the last to the first, and here ``_exit`` comes before those, with the exit status as
+    its argument; the open files of C are written before it.
+    """
+    leave(channel)
+    libc = ctypes.CDLL(None)
+    for handler in (libc._exit, libc.fcloseall):
+        libc.on_exit(handler, None)
 
 
 def leave(channel: Channel) -> None:

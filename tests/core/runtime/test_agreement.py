@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -168,7 +170,7 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
         state.lock.acquire()
     monkeypatch.setattr(agreement, "_states", dict(enumerate((held, gone, free))))
     monkeypatch.setattr(agreement, "EXIT_PATIENCE_S", 0.01)
-    monkeypatch.setattr(agreement, "leave", left.append)
+    monkeypatch.setattr(agreement, "leave_running", left.append)
     monkeypatch.setattr(agreement._watcher, "stop", lambda: None)
     agreement._close_all()
     assert left == [held.channel, "closed"]
@@ -188,3 +190,28 @@ def test_a_watcher_has_ended_when_it_was_stopped() -> None:
     assert thread is not None and thread.is_alive()
     watcher.stop()
     assert not thread.is_alive()
+
+
+ENDS_WITH_A_RUNNING_CHANNEL = """
+import ctypes, sys
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.abort, None)  # as the destructor of a static object that a thread still uses
+from megatron_magi.core.runtime import agreement_channel
+class Busy:
+    is_quiet = lambda self: False
+    close = lambda self: agreement_channel._unfinished.append(self)
+agreement_channel.EXIT_PATIENCE_S = 0.01
+agreement_channel._unfinished.append(Busy())
+libc.printf(b"of C, ")
+print("of Python", end="")
+sys.exit(3)
+"""
+
+
+def test_nothing_is_destroyed_below_a_channel_that_runs() -> None:
+    """The process ends with its code, and what it has written is there."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_WITH_A_RUNNING_CHANNEL], capture_output=True, text=True
+    )
+    assert ended.returncode == 3, ended.stderr
+    assert sorted(ended.stdout) == sorted("of C, of Python")
