@@ -44,7 +44,7 @@ __all__ = [
 try:
     from megatron_magi import masks
     from megatron_magi.config import MagiConfig
-    from megatron_magi.core.kernel.flex_attn import AttnForwardMeta, flex_flash_attn_func
+    from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
     from megatron_magi.core.kernel.slice_table import slices_tensor
     from megatron_magi.core.mask import AttnMask, AttnMaskType, AttnSlice
     from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape

@@ -1,6 +1,6 @@
 """Mask builders under one short public name: ``magi.masks.from_cu_seqlens(...)``."""
 
-from megatron_magi.core.kernel.calls import one_graph_break
+from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.mask import builders
 from megatron_magi.core.mask.render import draw_mask, render_dense
 

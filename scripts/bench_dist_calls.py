@@ -16,8 +16,8 @@ from torch import Tensor
 
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig
-from megatron_magi.core.kernel.backend import AttnBackend, OutLse, select_backend
-from megatron_magi.core.kernel.row_delta import row_delta
+from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall, OutLse
+from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import StagePlan
@@ -139,24 +139,21 @@ class KernelsOnly:
     def forward(self) -> OutLse:
         so_far: OutLse | None = None
         for table, k, v in self.forward_stages:
-            so_far = self.kernel.forward(
-                self.q, k, v, table, self.scale,
-                prev=so_far if self.merges else None,
-                into=None if self.merges else so_far,
-                out_dtype=torch.float32 if self.merges else self.q.dtype,
-            )  # fmt: skip
+            given = {"prev" if self.merges else "into": so_far}
+            dtype = torch.float32 if self.merges else self.q.dtype
+            call = AttnCall(self.q, k, v, table, self.scale)
+            so_far = self.kernel.forward(call, out_dtype=dtype, **given)
         assert so_far is not None
         return so_far
 
     def backward(self) -> Grads:
         dtype = self.q.dtype if self.alone else None
         out = self.out.to(self.q.dtype)
-        delta, dq = row_delta(out, self.dout, self.lse.dtype), None
+        delta, dq = self.kernel.delta(out, self.dout, self.lse.dtype), None
         for table, k, v in self.stages:
-            dq, dk, dv = self.kernel.backward(
-                self.dout, self.q, k, v, self.lse, delta, table, self.scale,
-                dq_acc=dq, grad_dtype=dtype,
-            )  # fmt: skip
+            call = AttnCall(self.q, k, v, table, self.scale)
+            grad = GradCall(self.dout, self.lse, delta, dq=dq, dtype=dtype)
+            dq, dk, dv = self.kernel.backward(call, grad)
         assert dq is not None
         return dq, dk, dv
 
@@ -181,14 +178,13 @@ class AllGather:
 
     def forward(self) -> OutLse:
         k, v = gather(self.k), gather(self.v)
-        return self.kernel.forward(self.q, k, v, self.table, self.scale)
+        return self.kernel.forward(AttnCall(self.q, k, v, self.table, self.scale))
 
     def backward(self) -> Grads:
         k, v = gather(self.k), gather(self.v)
-        dq, dk, dv = self.kernel.backward(
-            self.dout, self.q, k, v, self.lse, None, self.table, self.scale,
-            out=self.out, grad_dtype=self.q.dtype,
-        )  # fmt: skip
+        call = AttnCall(self.q, k, v, self.table, self.scale)
+        grad = GradCall(self.dout, self.lse, out=self.out, dtype=self.q.dtype)
+        dq, dk, dv = self.kernel.backward(call, grad)
         return dq, scatter(dk), scatter(dv)
 
     def full(self) -> tuple[Tensor, ...]:
@@ -205,14 +201,9 @@ class OneGpu:
 
     def forward(self) -> OutLse:
         x = self.x
-        return self.kernel.forward(x.q, x.k, x.v, self.table, x.scale)
+        return self.kernel.forward(AttnCall(x.q, x.k, x.v, self.table, x.scale))
 
     def backward(self) -> Grads:
         x = self.x
-        return self.kernel.backward(
-            x.dout, x.q, x.k, x.v, self.lse, None, self.table, x.scale,
-            out=self.out, grad_dtype=x.q.dtype,
-        )  # fmt: skip
-
-    def full(self) -> tuple[Tensor, ...]:
-        return self.out, *self.backward()
+        call = AttnCall(x.q, x.k, x.v, self.table, x.scale)
+        return self.kernel.backward(call, GradCall(x.dout, self.lse, out=self.out, dtype=x.q.dtype))

@@ -17,8 +17,7 @@ from bench_dist_zigzag import ZigzagLayout
 from torch import Tensor
 
 from megatron_magi import AttnMask
-from megatron_magi.core.kernel.backend import OutLse
-from megatron_magi.core.kernel.row_delta import row_delta
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 
@@ -55,18 +54,18 @@ class Ulysses:
         self.table = SliceTable(x.mask.slices, x.mask.total_seqlen_q, x.mask.total_seqlen_k)
         self.kernel, self.scale = x.kernel(), x.scale
         self.qkv = [tokens_to_heads(t) for t in self.local]  # what attention saves for backward
-        self.out, self.lse = self.kernel.forward(*self.qkv, self.table, self.scale)
+        self.out, self.lse = self.kernel.forward(AttnCall(*self.qkv, self.table, self.scale))
 
     def forward(self) -> OutLse:
         q, k, v = (tokens_to_heads(t) for t in self.local)
-        out, lse = self.kernel.forward(q, k, v, self.table, self.scale)
+        out, lse = self.kernel.forward(AttnCall(q, k, v, self.table, self.scale))
         return heads_to_tokens(out), lse
 
     def backward(self) -> Grads:
-        dq, dk, dv = self.kernel.backward(
-            tokens_to_heads(self.dout), *self.qkv, self.lse, None, self.table, self.scale,
-            out=self.out, grad_dtype=self.dout.dtype,
-        )  # fmt: skip
+        call = AttnCall(*self.qkv, self.table, self.scale)
+        dout = tokens_to_heads(self.dout)
+        grad = GradCall(dout, self.lse, out=self.out, dtype=dout.dtype)
+        dq, dk, dv = self.kernel.backward(call, grad)
         return heads_to_tokens(dq), heads_to_tokens(dk), heads_to_tokens(dv)
 
     def full(self) -> tuple[Tensor, ...]:
@@ -96,23 +95,20 @@ class Ring:
         so_far: OutLse | None = None
         for step, kv in self._steps():
             if (table := self.tables[step]) is not None:
-                so_far = self.kernel.forward(
-                    self.q, *kv, table, self.scale,
-                    prev=so_far, out_dtype=torch.float32,
-                )  # fmt: skip
+                call = AttnCall(self.q, *kv, table, self.scale)
+                so_far = self.kernel.forward(call, prev=so_far, out_dtype=torch.float32)
         assert so_far is not None, "a rank's rows see its own keys"
         return so_far[0].to(self.q.dtype), so_far[1]
 
     def backward(self) -> Grads:
-        delta, dq = row_delta(self.out, self.dout, self.lse.dtype), None
+        delta, dq = self.kernel.delta(self.out, self.dout, self.lse.dtype), None
         going, arriving = None, None
         for step, kv in self._steps():
             dkv = kv.new_zeros(kv.shape, dtype=self.lse.dtype)
             if (table := self.tables[step]) is not None:
-                dq, *parts = self.kernel.backward(
-                    self.dout, self.q, *kv, self.lse, delta, table, self.scale,
-                    dq_acc=dq, grad_dtype=None,
-                )  # fmt: skip
+                call = AttnCall(self.q, *kv, table, self.scale)
+                grad = GradCall(self.dout, self.lse, delta, dq=dq)
+                dq, *parts = self.kernel.backward(call, grad)
                 dkv = torch.stack(parts)
             if going is not None and arriving is not None:
                 _wait(going)

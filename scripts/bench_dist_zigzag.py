@@ -18,7 +18,7 @@ from bench_dist_calls import Grads, Problem, gather, scatter
 from torch import Tensor
 
 from megatron_magi import AttnMask
-from megatron_magi.core.kernel.backend import OutLse
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from megatron_magi.viz.document_zigzag import DocumentZigzag
@@ -103,13 +103,12 @@ class AllGatherZigzag:
         )
 
     def forward(self) -> OutLse:
-        return self.kernel.forward(self.q, *self._keys(), self.table, self.scale)
+        return self.kernel.forward(AttnCall(self.q, *self._keys(), self.table, self.scale))
 
     def backward(self) -> Grads:
-        dq, dk, dv = self.kernel.backward(
-            self.dout, self.q, *self._keys(), self.lse, None, self.table, self.scale,
-            out=self.out, grad_dtype=self.q.dtype,
-        )  # fmt: skip
+        call = AttnCall(self.q, *self._keys(), self.table, self.scale)
+        grad = GradCall(self.dout, self.lse, out=self.out, dtype=self.q.dtype)
+        dq, dk, dv = self.kernel.backward(call, grad)
         dk, dv = (scatter(t.index_select(0, self.inverse)) for t in (dk, dv))
         return dq, dk, dv
 

@@ -31,7 +31,8 @@ from bench_kernel_record import describe
 from megatron_magi import flex_flash_attn_func, masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.core.kernel.backend import select_backend
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 BURST = 20
@@ -49,15 +50,15 @@ def calls() -> Calls:
     mask, scale = masks.from_cu_seqlens([0, 100, TOKENS]), DIM**-0.5
     table = SliceTable(mask.slices, TOKENS, TOKENS)
     kernel = select_backend("cuda", q.device, q.dtype)
-    out, lse = kernel.forward(q, k, v, table, scale)
+    out, lse = kernel.forward(AttnCall(q, k, v, table, scale))
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return flex_flash_attn_func(q, k, v, slices=mask)[0]
 
     made: Calls = {
-        "ours kernel fwd": lambda: kernel.forward(q, k, v, table, scale),
+        "ours kernel fwd": lambda: kernel.forward(AttnCall(q, k, v, table, scale)),
         "ours kernel bwd": lambda: kernel.backward(
-            dout, q, k, v, lse, None, table, scale, out=out, grad_dtype=q.dtype
+            AttnCall(q, k, v, table, scale), GradCall(dout, lse, out=out, dtype=q.dtype)
         ),
     }
     dense = [x.transpose(0, 1)[None] for x in (q, k, v, dout)]

@@ -11,7 +11,8 @@ from bench_kernel_flash import Ffa, Flash3, Flash4
 from torch import Tensor
 
 from megatron_magi import flex_flash_attn_func
-from megatron_magi.core.kernel.backend import select_backend
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.select import select_backend
 
 
 class Ours:
@@ -36,12 +37,13 @@ class Ours:
         kernel = select_backend(self.backend, x.q.device, x.q.dtype)
         table, scale = case.table, x.q.shape[-1] ** -0.5
         if direction == "fwd":
-            return lambda: kernel.forward(x.q, x.k, x.v, table, scale)[:1]
-        out, lse = kernel.forward(x.q, x.k, x.v, table, scale)
+            return lambda: kernel.forward(AttnCall(x.q, x.k, x.v, table, scale))[:1]
+        out, lse = kernel.forward(AttnCall(x.q, x.k, x.v, table, scale))
 
         def backward() -> tuple[Tensor, ...]:
             return kernel.backward(
-                x.dout, x.q, x.k, x.v, lse, None, table, scale, out=out, grad_dtype=x.q.dtype
+                AttnCall(x.q, x.k, x.v, table, scale),
+                GradCall(x.dout, lse, out=out, dtype=x.q.dtype),
             )
 
         return backward
@@ -64,7 +66,7 @@ class Flex:
         return None
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
-        from megatron_magi.core.kernel.flex_fallback import block_mask
+        from megatron_magi.core.kernel.torch_flex import block_mask
 
         compiled = _compiled_flex(case)
         blocks = block_mask(case.table, x.q.device)

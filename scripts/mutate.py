@@ -54,7 +54,13 @@ SUITES = {
 COPIED = (PACKAGE, "tests", "scripts", "recipes", "docs", "examples", "patches", "benchmarks",
           "setup.py", "pyproject.toml", "README.md")  # fmt: skip
 
-ON_A_GPU = ("cuda", "row_kernels", "adapter/fused/", "adapter/rms_norm")
+ON_A_GPU = (
+    "core/cuda/",
+    "core/kernel/hopper/",
+    "core/comm/rows",
+    "adapter/fused/",
+    "adapter/rms_norm",
+)
 """Modules of which most lines run on a GPU, or in Triton, alone."""
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

@@ -22,6 +22,7 @@ import torch
 from megatron_magi import AttnMask, masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
 
 TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": (),
@@ -53,7 +54,7 @@ def cases() -> Iterator[Sanitized]:
 
 
 def run_case(mask: AttnMask, head_dim: int, dtype: torch.dtype) -> None:
-    from megatron_magi.core.kernel.cuda_backend import CudaBackend
+    from megatron_magi.core.kernel.hopper import HopperBackend
     from megatron_magi.core.kernel.slice_table import SliceTable
 
     num_q, num_k = mask.total_seqlen_q, mask.total_seqlen_k
@@ -62,18 +63,18 @@ def run_case(mask: AttnMask, head_dim: int, dtype: torch.dtype) -> None:
     # Made on the host: the tools look at our kernels only, so what PyTorch's kernels write counts
     # as uninitialised, while copies are seen.
     q, k, v, dout = (torch.randn(*s, head_dim).to(dtype).cuda() for s in shapes)
+    backend, call = HopperBackend(q.device, dtype), AttnCall(q, k, v, table, head_dim**-0.5)
     for deterministic in (False, True):
-        backend = CudaBackend(q.device, dtype, deterministic=deterministic)
-        out, lse = backend.forward(q, k, v, table, head_dim**-0.5)
+        out, lse = backend.forward(call)
         show("forward")
-        backend.forward(q, k, v, table, head_dim**-0.5, prev=(out.cpu().float().cuda(), lse))
+        backend.forward(call, prev=(out.cpu().float().cuda(), lse))
         show("forward, continued")
         delta = (out.cpu().float() * dout.cpu().float()).sum(-1).cuda()
-        given = dout, q, k, v, lse, delta, table, head_dim**-0.5
-        dq, _, _ = backend.backward(*given)
+        grad = GradCall(dout, lse, delta, deterministic=deterministic)
+        dq, _, _ = backend.backward(call, grad)
         show(f"backward, {deterministic=}")
-        backend.backward(*given, dq_acc=dq)
-        backend.backward(*given, grad_dtype=dtype)
+        backend.backward(call, grad._replace(dq=dq))
+        backend.backward(call, grad._replace(dtype=dtype))
         show("backward into given sums, and in 16 bits")
 
 

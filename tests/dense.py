@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi import AttnMask, AttnSlice
-from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
+from megatron_magi.core.kernel.attention import flex_flash_attn_func
 from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN
 
 NAMES = ("out", "lse", "dq", "dk", "dv")

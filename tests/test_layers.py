@@ -15,8 +15,7 @@ BASE = [
     "checks",
     "core.tensor_checks",
     "core.native",
-    "core.cuda_library",
-    "core.device_buffer",
+    "core.cuda",
 ]
 LAYERS = {
     "core.mask": BASE,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.kernel.backend import select_backend
+from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.max_logits import dist_max_logits
 
@@ -40,7 +40,7 @@ def check_max_logits(
         return
     _check_clip_layout(config)
     asked = magi_config.kernel_backend
-    runs = select_backend(asked, device, dtype, magi_config.deterministic).name
+    runs = select_backend(asked, device, dtype).name
     if runs != "reference":
         setting = next(name for name in SETTINGS if getattr(config, name, False))
         raise NotImplementedError(

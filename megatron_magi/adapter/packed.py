@@ -22,7 +22,7 @@ from torch import Tensor
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
-from megatron_magi.core.device_buffer import upload
+from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for

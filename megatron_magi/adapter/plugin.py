@@ -21,7 +21,7 @@ from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.adapter.stages import open_stage_agreement
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.kernel.backend import select_backend
+from megatron_magi.core.kernel.select import select_backend
 
 STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
 """How the names of Megatron's layers begin whose state runs along the sequence."""
@@ -150,7 +150,6 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         magi_config.kernel_backend,
         _device(),
         model_config.params_dtype,
-        magi_config.deterministic,
         one_width=heads.head_dim_v is None,
     )
     transport = "none"

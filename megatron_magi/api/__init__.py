@@ -63,7 +63,7 @@ from megatron_magi.api.ranges import AttnRanges
 from megatron_magi.api.replaced import replacement
 from megatron_magi.api.runtime_key import DistAttnRuntimeKey, clear_cache, get_most_recent_key
 from megatron_magi.api.tokens import dispatch, get_position_ids, roll, roll_simple, undispatch
-from megatron_magi.core.kernel.flex_attn import AttnForwardMeta
+from megatron_magi.core.kernel.attention import AttnForwardMeta
 
 MAGI_ATTENTION_VERSION = "1.1.1"
 """The version of MagiAttention whose published names and signatures these are."""

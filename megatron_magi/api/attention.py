@@ -9,14 +9,14 @@ from torch import Tensor
 from megatron_magi.api.environment import tell_about_environment
 from megatron_magi.api.runtime_key import DistAttnRuntimeKey, check_key, remember
 from megatron_magi.checks import flag, integer, number
-from megatron_magi.core.kernel.backend import acc_dtype
-from megatron_magi.core.kernel.calls import one_graph_break
-from megatron_magi.core.kernel.flex_attn import (
+from megatron_magi.core.kernel.attention import (
     AttnForwardMeta,
     _slices_of_ranges,
     scale_of,
 )
-from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func as _flex_flash_attn
+from megatron_magi.core.kernel.attention import flex_flash_attn_func as _flex_flash_attn
+from megatron_magi.core.kernel.autograd import one_graph_break
+from megatron_magi.core.kernel.backend import acc_dtype
 from megatron_magi.core.kernel.max_logits import check_max_logits, max_logits
 from megatron_magi.core.kernel.sink import apply_sink, check_layout
 from megatron_magi.core.kernel.slice_table import slice_table

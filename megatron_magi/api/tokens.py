@@ -6,7 +6,7 @@ from torch import Tensor
 
 from megatron_magi.api.runtime_key import DistAttnRuntimeKey, check_key, remember
 from megatron_magi.checks import integer
-from megatron_magi.core.kernel.calls import one_graph_break
+from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.runtime import roll as _roll
 from megatron_magi.core.runtime import token_dispatch as _tokens
 

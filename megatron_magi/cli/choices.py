@@ -30,7 +30,7 @@ def kernel_choice(checks: list[Check]) -> tuple[str, str]:
     torch = check_package("torch")
     if not torch.cuda.is_available():
         return "reference", "blockwise PyTorch on the CPU, because torch has no GPU"
-    from megatron_magi.core.kernel.backend import choose_backend_name
+    from megatron_magi.core.kernel.select import choose_backend_name
 
     device = torch.device("cuda", 0)
     name = choose_backend_name(device, torch.bfloat16)

@@ -13,7 +13,7 @@ from megatron.core.transformer import TransformerConfig
 
 from megatron_magi.adapter.batch import Batch, LocalBatch, dispatch_batch
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
-from megatron_magi.core.device_buffer import upload
+from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.data import (

@@ -18,7 +18,7 @@ from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.loss import per_token_loss
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.stages import finish_stage_agreement
-from megatron_magi.core.device_buffer import upload
+from megatron_magi.core.cuda.tables import upload
 from megatron_magi.training.config import RunConfig
 from megatron_magi.training.config_checks import data_parallel_size
 from megatron_magi.training.data import PackedDataset

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.core.comm.row_kernels import gather_rows
-from megatron_magi.core.device_buffer import DeviceBuffer
+from megatron_magi.core.comm.rows import gather_rows
+from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.plan import GroupCastPlan
 from megatron_magi.core.plan.dispatch import Int32Array
 

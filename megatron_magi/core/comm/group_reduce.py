@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.group_cast import exchange, rows_beside, rows_of, split_columns
-from megatron_magi.core.comm.row_kernels import RowSources, add_rows, add_rows_into
+from megatron_magi.core.comm.rows import RowSources, add_rows, add_rows_into
 from megatron_magi.core.plan import GroupCastPlan
 
 _sources: WeakIdKeyDictionary = WeakIdKeyDictionary()

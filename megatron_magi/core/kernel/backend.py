@@ -1,78 +1,118 @@
-"""What a kernel backend is, and which one runs."""
+"""What a kernel backend is: the calls that it is given, and what it gives back.
+
+T query tokens, S key tokens, H query heads, G key/value heads, D head_dim of queries and keys, E of
+values (another one in multi-latent attention).
+"""
 
 from __future__ import annotations
 
-import functools
-import logging
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from megatron_magi.checks import word
 from megatron_magi.core.kernel.slice_table import SliceTable
-
-logger = logging.getLogger("megatron_magi")
-
-BACKENDS = ("auto", "cuda", "flex", "reference")
 
 OutLse = tuple[Tensor, Tensor]
 Pair = tuple[Tensor, Tensor]
 
 
-class AttnBackend(Protocol):
-    """Attention of q over the slices of a table.
+class AttnCall(NamedTuple):
+    """What attention is asked for: queries, keys and values, and who sees whom."""
 
-    Shapes: q [T, H, D], k [S, G, D], v [S, G, E] with H a multiple of G, any strides with the last
-    dimension contiguous; out [T, H, E]; lse and delta [T, H]. Not every backend takes E other than
-    D. The accumulation dtype is fp32, fp64 for fp64 inputs. lse is the natural log of the sum of
-    exp of scaled scores; -inf with out = 0 where a row sees nothing.
+    q: Tensor
+    """[T, H, D], any strides with the last dimension contiguous."""
+    k: Tensor
+    """[S, G, D], likewise; H is a multiple of G."""
+    v: Tensor
+    """[S, G, E], likewise. Not every backend takes E other than D."""
+    table: SliceTable
+    softmax_scale: float
+
+
+class GradCall(NamedTuple):
+    """What a backward is asked for beside its AttnCall."""
+
+    dout: Tensor
+    """[T, H, E]"""
+    lse: Tensor
+    """[T, H], the final one over all stages."""
+    delta: Tensor | None = None
+    """[T, H], the row sum of out * dout, so that partial gradients of several stages add up."""
+    out: Tensor | None = None
+    """[T, H, E], the final one, instead of delta."""
+    dtype: torch.dtype | None = None
+    """Of the gradients: that of q, or the accumulation dtype (None)."""
+    dq: Tensor | None = None
+    """In the accumulation dtype: the gradient is added to it in place, and it is returned."""
+    dkv: Pair | None = None
+    """Where dk and dv are written, any strides with the last dimension contiguous."""
+    deterministic: bool = False
+    """Equal bits from run to run."""
+
+
+class AttnBackend(Protocol):
+    """Attention over the slices of a table.
+
+    The accumulation dtype is fp32, fp64 for fp64 inputs. lse is the natural log of the sum of exp
+    of scaled scores; -inf with out = 0 where a row sees nothing.
     """
 
     name: str
 
     def forward(
         self,
-        q_THD: Tensor,
-        k_SGD: Tensor,
-        v_SGD: Tensor,
-        table: SliceTable,
-        softmax_scale: float,
+        call: AttnCall,
         *,
         prev: OutLse | None = None,
         into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
-        """(out, lse). With ``prev`` (both in the accumulation dtype): merged into it in place and
-        returned. With ``into``: rows that slices cover are written there, the others stay, and it
-        is returned. ``out_dtype`` of out otherwise; None: the dtype of q."""
-        ...
+        """(out [T, H, E], lse [T, H]).
 
-    def backward(
-        self,
-        dout_THD: Tensor,
-        q_THD: Tensor,
-        k_SGD: Tensor,
-        v_SGD: Tensor,
-        lse_TH: Tensor,
-        delta_TH: Tensor | None,
-        table: SliceTable,
-        softmax_scale: float,
-        *,
-        out: Tensor | None = None,
-        dq_acc: Tensor | None = None,
-        grad_dtype: torch.dtype | None = None,
-        dkv: Pair | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv) in ``grad_dtype``: the accumulation dtype (None) or that of q.
-
-        ``lse_TH`` is the final lse over all stages and ``delta_TH`` the row sum of out * dout, so
-        that partial gradients of several stages simply add. ``out`` [T, H, E], the final one, may
-        be given instead, ``delta_TH`` None. ``dq_acc``, in the accumulation dtype:
-        dq is added to it in place and it is returned. ``dkv``: where dk and dv are written, in
-        ``grad_dtype``, any strides with the last dimension contiguous; None: new tensors.
+        Args:
+            prev: both in the accumulation dtype: merged into it in place, and returned.
+            into: rows that slices cover are written there, the others stay, and it is returned.
+            out_dtype: of out otherwise; None: the dtype of q.
         """
         ...
+
+    def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv).
+
+        Raises:
+            ValueError: both or none of delta and out.
+        """
+        ...
+
+    def delta(self, out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
+        """[T, H] in ``dtype``: the row sum over E of out * dout."""
+        ...
+
+
+def row_delta(out_THE: Tensor, dout_THE: Tensor, dtype: torch.dtype) -> Tensor:
+    """``AttnBackend.delta`` in PyTorch."""
+    return (out_THE.to(dtype) * dout_THE.to(dtype)).sum(-1)
+
+
+def less_dlse(delta_TH: Tensor, dlse_TH: Tensor | None) -> Tensor:
+    """delta with the gradient of lse in it: d lse / d score is the softmax weight itself, so that
+    gradient only moves what every score gradient of a row subtracts."""
+    return delta_TH if dlse_TH is None else delta_TH - dlse_TH
+
+
+def final_delta(grad: GradCall, dtype: torch.dtype) -> Tensor:
+    """delta, or made from out where that was given instead.
+
+    Raises:
+        ValueError: both or none of them.
+    """
+    if (grad.delta is None) == (grad.out is None):
+        raise ValueError("either delta or out is required, got none or both; pass one of them")
+    if grad.delta is not None:
+        return grad.delta
+    assert grad.out is not None
+    return row_delta(grad.out, grad.dout, dtype)
 
 
 def put_rows(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
@@ -84,7 +124,7 @@ def put_rows(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
 
 
 def deliver(grads: Pair, dkv: Pair | None) -> Pair:
-    """Gradients of keys and values where the caller wants them; see AttnBackend.backward."""
+    """Gradients of keys and values where the caller wants them; see GradCall.dkv."""
     if dkv is None:
         return grads
     for target, grad in zip(dkv, grads, strict=True):
@@ -97,72 +137,6 @@ def acc_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
 def has_one_width(q: Tensor, v: Tensor) -> bool:
     """Whether values are as wide as queries and keys; in multi-latent attention they are not."""
     return q.shape[-1] == v.shape[-1]
-
-
-def choose_backend_name(device: torch.device, dtype: torch.dtype, one_width: bool = True) -> str:
-    """What "auto" means: cuda on Hopper, flex on other GPUs, reference on the CPU.
-
-    float32 and float64 run on the reference everywhere: the CUDA kernels are bf16 and fp16. They
-    also take values of the width of keys only (``one_width``); flex takes others.
-    """
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return "reference"
-    return "cuda" if one_width and is_hopper(device) else "flex"
-
-
-@functools.lru_cache(maxsize=64)
-def select_backend(
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    deterministic: bool = False,
-    one_width: bool = True,
-) -> AttnBackend:
-    """The backend called ``name`` ("auto" chooses), logged when first chosen for its inputs.
-
-    Args:
-        one_width: values are as wide as keys; see ``has_one_width``.
-
-    Raises:
-        ValueError: unknown name.
-        NotImplementedError: the named backend cannot run on this device, dtype or widths.
-    """
-    word(name, "kernel backend", BACKENDS)
-    if name == "cuda" and not one_width:
-        raise NotImplementedError(
-            "the CUDA kernels take values as wide as queries and keys, got another width; "
-            "use kernel_backend 'flex' or 'reference'"
-        )
-    chosen = choose_backend_name(device, dtype, one_width) if name == "auto" else name
-    backend = _create(chosen, device, dtype, deterministic)
-    logger.info("attention kernel: %s (asked for %s) on %s, %s", chosen, name, device, dtype)
-    return backend
-
-
-def _create(
-    name: str, device: torch.device, dtype: torch.dtype, deterministic: bool
-) -> AttnBackend:
-    # Imported here: the GPU backends load compilers and libraries that a CPU user has not got.
-    if name == "reference":
-        from megatron_magi.core.kernel.reference import ReferenceBackend
-
-        return ReferenceBackend()
-    if device.type != "cuda":
-        raise NotImplementedError(
-            f"kernel backend {name!r} needs CUDA tensors, got {device}; "
-            f"use 'auto' or 'reference' on the CPU"
-        )
-    if name == "flex":
-        from megatron_magi.core.kernel.flex_fallback import FlexBackend
-
-        return FlexBackend()
-    from megatron_magi.core.kernel.cuda_backend import CudaBackend
-
-    return CudaBackend(device, dtype, deterministic=deterministic)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import acc_dtype, select_backend
+from megatron_magi.core.kernel.backend import acc_dtype
 from megatron_magi.core.kernel.reference import _scores, _tiles
+from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 

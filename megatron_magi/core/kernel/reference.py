@@ -14,9 +14,17 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver, put_rows
+from megatron_magi.core.kernel.backend import (
+    AttnCall,
+    GradCall,
+    OutLse,
+    acc_dtype,
+    deliver,
+    final_delta,
+    put_rows,
+    row_delta,
+)
 from megatron_magi.core.kernel.merge import merge_
-from megatron_magi.core.kernel.row_delta import given_or_made
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 _TILE_CELLS = 2**22
@@ -42,20 +50,18 @@ class ReferenceBackend:
     """The protocol ``AttnBackend`` in PyTorch; bit-identical from run to run on one machine."""
 
     name = "reference"
+    delta = staticmethod(row_delta)
 
     @_without_autocast
     def forward(
         self,
-        q_THD: Tensor,
-        k_SGD: Tensor,
-        v_SGD: Tensor,
-        table: SliceTable,
-        softmax_scale: float,
+        call: AttnCall,
         *,
         prev: OutLse | None = None,
         into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
+        q_THD, k_SGD, v_SGD, table, softmax_scale = call
         acc = acc_dtype(q_THD.dtype)
         out, lse = prev or (
             q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc),
@@ -77,33 +83,19 @@ class ReferenceBackend:
         return out, lse
 
     @_without_autocast
-    def backward(
-        self,
-        dout_THD: Tensor,
-        q_THD: Tensor,
-        k_SGD: Tensor,
-        v_SGD: Tensor,
-        lse_TH: Tensor,
-        delta_TH: Tensor | None,
-        table: SliceTable,
-        softmax_scale: float,
-        *,
-        out: Tensor | None = None,
-        dq_acc: Tensor | None = None,
-        grad_dtype: torch.dtype | None = None,
-        dkv: Pair | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
+        q_THD, k_SGD, v_SGD, table, softmax_scale = call
         acc = acc_dtype(q_THD.dtype)
-        delta_TH = given_or_made(delta_TH, out, dout_THD, acc)
-        dq = torch.zeros_like(q_THD, dtype=acc) if dq_acc is None else dq_acc
+        delta_TH = final_delta(grad, acc)
+        dq = torch.zeros_like(q_THD, dtype=acc) if grad.dq is None else grad.dq
         dk = torch.zeros_like(k_SGD, dtype=acc)
         dv = torch.zeros_like(v_SGD, dtype=acc)
         groups = k_SGD.shape[1]
         for rows, keys, hidden in _tiles(table, q_THD.shape[1], q_THD.device):
             q, k, v = _grouped(q_THD[rows], groups, acc), k_SGD[keys].to(acc), v_SGD[keys].to(acc)
-            dout = _grouped(dout_THD[rows], groups, acc)
+            dout = _grouped(grad.dout[rows], groups, acc)
             scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
-            probs = (scores - _finite(_per_row(lse_TH[rows], groups))).exp_()
+            probs = (scores - _finite(_per_row(grad.lse[rows], groups))).exp_()
             if hidden is not None:  # a row that is nan is so where it sees
                 probs.masked_fill_(hidden, 0.0)
             dprobs = torch.einsum("tgrd,sgd->grts", dout, v)
@@ -112,9 +104,9 @@ class ReferenceBackend:
             dv[keys] += torch.einsum("grts,tgrd->sgrd", probs, dout).sum(2)
             dk[keys] += torch.einsum("grts,tgrd->sgrd", dscores, q).sum(2)
             dq[rows] += torch.einsum("grts,sgd->tgrd", dscores, k).flatten(1, 2)
-        wanted = grad_dtype or acc
-        dq = dq if dq_acc is not None else dq.to(wanted)
-        return dq, *deliver((dk.to(wanted), dv.to(wanted)), dkv)
+        wanted = grad.dtype or acc
+        dq = dq if grad.dq is not None else dq.to(wanted)
+        return dq, *deliver((dk.to(wanted), dv.to(wanted)), grad.dkv)
 
 
 def _tiles(table: SliceTable, num_heads: int, device: torch.device) -> Iterator[Tile]:

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_magi.core.comm.process_group import CpGroup, is_alive, resolve_group
-from megatron_magi.core.kernel.calls import one_graph_break
+from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement_channel import (

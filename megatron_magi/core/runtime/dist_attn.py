@@ -29,17 +29,19 @@ from megatron_magi.core.comm.group_cast import (
 )
 from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce, sum_at_home
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
-from megatron_magi.core.comm.row_kernels import head_start
+from megatron_magi.core.comm.rows import head_start
+from megatron_magi.core.kernel.attention import check_qkv, scale_of
+from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break, refuse_tangents
 from megatron_magi.core.kernel.backend import (
     AttnBackend,
+    AttnCall,
+    GradCall,
     Pair,
     acc_dtype,
     has_one_width,
-    select_backend,
+    less_dlse,
 )
-from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break, refuse_tangents
-from megatron_magi.core.kernel.flex_attn import check_qkv, scale_of
-from megatron_magi.core.kernel.row_delta import score_delta
+from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
 from megatron_magi.core.runtime.agreement import compare
@@ -93,7 +95,7 @@ def dist_attn(
         plan,
         plan.rank_plan(group_rank(cp_group)),
         resolve_group(cp_group),
-        select_backend(config.kernel_backend, q.device, q.dtype, config.deterministic, one_width),
+        select_backend(config.kernel_backend, q.device, q.dtype, one_width),
         scale,
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
     )
@@ -163,10 +165,10 @@ class _DistAttn(torch.autograd.Function):
             if so_far is None or len(stage.slices):
                 if feed.travelling is not None:
                     head_start(q.device)
-                so_far = work.backend.forward(
-                    q, keys, values, _table(stage, len(q)), work.softmax_scale, out_dtype=dtype,
-                    prev=so_far if merges else None, into=None if merges else so_far,
-                )  # fmt: skip
+                call = AttnCall(q, keys, values, _table(stage, len(q)), work.softmax_scale)
+                given = {"prev" if merges else "into": so_far}
+                so_far = work.backend.forward(call, out_dtype=dtype, **given)
+                del call
             del keys, values
         assert so_far is not None, "a plan has at least one stage"
         out, lse = so_far[0].to(q.dtype), so_far[1]
@@ -189,17 +191,21 @@ class _DistAttn(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else dout
         alone = not remote and own.cast is None  # one kernel call makes the results
         made_there = alone and dlse is None  # delta, by that call
-        delta = None if made_there else score_delta(out, dout, dlse, lse.dtype)
+        delta = None
+        if not made_there:
+            delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
         dq = None if alone else q.new_zeros(q.shape, dtype=acc_dtype(q.dtype))
         homeward = _Homeward(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
         for stage, keys, values in feed:
             grads = homeward.place(stage)
             if len(stage.slices):
-                dq, *_ = work.backend.backward(
-                    dout, q, keys, values, lse, delta, _table(stage, len(q)), work.softmax_scale,
-                    out=out if made_there else None, dq_acc=dq, grad_dtype=grads[0].dtype,
-                    dkv=grads,
+                asked = AttnCall(q, keys, values, _table(stage, len(q)), work.softmax_scale)
+                grad = GradCall(
+                    dout, lse, delta, out if made_there else None, grads[0].dtype, dq, grads,
+                    work.plan.config.deterministic,
                 )  # fmt: skip
+                dq, *_ = work.backend.backward(asked, grad)
+                del asked, grad
             else:
                 for x in grads:
                     x.zero_()

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.kernel.attention import scale_of
 from megatron_magi.core.kernel.backend import acc_dtype
-from megatron_magi.core.kernel.flex_attn import scale_of
 from megatron_magi.core.kernel.max_logits import max_logits
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from megatron_magi.checks import integer, is_integer_like
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import CpGroup, group_size
-from megatron_magi.core.kernel.calls import one_graph_break
+from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, make_attn_plan
 from megatron_magi.core.plan.attn_plan import check_inputs

@@ -11,8 +11,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from megatron_magi.checks import integer
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
-from megatron_magi.core.device_buffer import DeviceBuffer
-from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break
+from megatron_magi.core.cuda.tables import DeviceBuffer
+from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, RollPlan, make_roll_plan
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
 

@@ -11,8 +11,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.checks import flag, integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
-from megatron_magi.core.device_buffer import DeviceBuffer
-from megatron_magi.core.kernel.calls import differentiable_once, one_graph_break
+from megatron_magi.core.cuda.tables import DeviceBuffer
+from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
 from megatron_magi.core.plan import AttnPlan, DispatchPlan
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement import begin_comparing, compare

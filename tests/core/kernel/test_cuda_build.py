@@ -7,12 +7,15 @@ import multiprocessing
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from megatron_magi import build
-from megatron_magi.core.cuda_library import CudaKernelError, CudaLibrary, FwdParams, TensorView
+from megatron_magi.core.cuda import abi
+from megatron_magi.core.cuda.abi import CudaKernelError, FwdParams, TensorView
+from megatron_magi.core.cuda.library import CudaLibrary
 
 PARAMS = build.SOURCE_DIR / "params.h"
 
@@ -37,6 +40,20 @@ def test_params_mirror_the_header() -> None:
         names += [w.strip(",") for w in words[1:]]
     assert names == [name for name, *_ in FwdParams._fields_]
     assert ctypes.sizeof(TensorView) == 24
+
+
+def test_a_library_of_other_sources_is_refused() -> None:
+    """By its version and by the size of any struct."""
+    names = {f"magi_{name}_params_bytes": size for name, size in abi.SIZES.items()}
+    right = names | {"magi_abi_version": abi.ABI_VERSION}
+    for name in (None, *right):
+        found = right | ({} if name is None else {name: right[name] + 8})
+        handle = SimpleNamespace(**{n: lambda size=size: size for n, size in found.items()})
+        if name is None:
+            abi.check_abi(handle, "here")
+            continue
+        with pytest.raises(CudaKernelError, match="from here; rebuild with python -m"):
+            abi.check_abi(handle, "here")
 
 
 def fake_nvcc(directory: Path) -> Path:
@@ -96,7 +113,7 @@ def test_the_library_builds_and_loads_without_a_gpu() -> None:
     log = path.with_suffix(".log")
     if log.exists():  # the assembler named every kernel that it compiled
         compiled = re.findall(r"Compiling entry function '(\w+)'", log.read_text())
-        assert library.function("magi_num_kernels")() == len(set(compiled)) > 30
+        assert library.handle.magi_num_kernels() == len(set(compiled)) > 30
     if not torch.cuda.is_available():
         with pytest.raises(CudaKernelError, match=r"magi_load_kernels failed.*loading the"):
             library.load_kernels(torch.bfloat16)

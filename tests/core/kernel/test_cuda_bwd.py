@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi import flex_flash_attn_func, masks
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from megatron_magi.core.mask import AttnMask
@@ -69,10 +70,12 @@ class Run:
         self.scale = self.case.scale or self.case.head_dim**-0.5
         table, reference = _table(self.case.mask), ReferenceBackend()
         wide = [x.double() for x in (q, k, v, dout)]
-        out, lse = reference.forward(*wide[:3], table, self.scale)
+        exact = AttnCall(*wide[:3], table, self.scale)
+        out, lse = reference.forward(exact)
         delta = (out * wide[3]).sum(-1)
-        self.want = reference.backward(wide[3], *wide[:3], lse, delta, table, self.scale)
-        self.args = (dout, q, k, v, lse.float(), delta.float(), table, self.scale)
+        self.want = reference.backward(exact, GradCall(wide[3], lse, delta))
+        self.call = AttnCall(q, k, v, table, self.scale)
+        self.grad = GradCall(dout, lse.float(), delta.float())
         self.eager = _same_dtype_gradients(q, k, v, dout, self.case.mask, self.scale)
 
     def check(self, grads: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -113,12 +116,10 @@ def _poison(grads_of: Case) -> None:
 
 
 def _backward(run: Run, **options: object) -> tuple[Tensor, Tensor, Tensor]:
-    from megatron_magi.core.kernel.cuda_backward import cuda_backward
+    from megatron_magi.core.kernel.hopper.backward import backward
 
     _poison(run.case)
-    args = list(run.args)
-    args[5] = options.pop("delta", args[5])
-    return cuda_backward(*args, **options)  # type: ignore[arg-type]
+    return backward(run.call, run.grad._replace(**options))
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
@@ -148,30 +149,27 @@ def test_gradients_are_written_where_they_are_wanted(
 ) -> None:
     """Side by side, as they travel; equal bits, and nothing beside them is touched."""
     run = Run(Case("placed", masks.causal(1000), heads=heads))
-    _, dk, dv = _backward(run, grad_dtype=dtype)
+    _, dk, dv = _backward(run, dtype=dtype)
     buffer = torch.full((1000, 3, *dk.shape[1:]), 7.0, dtype=dk.dtype, device="cuda")
-    placed = _backward(run, grad_dtype=dtype, dkv=(buffer[:, 0], buffer[:, 2]))
+    placed = _backward(run, dtype=dtype, dkv=(buffer[:, 0], buffer[:, 2]))
     assert placed[1].data_ptr() == buffer.data_ptr()
     assert torch.equal(placed[1], dk) and torch.equal(placed[2], dv)
     assert (buffer[:, 1] == 7).all()
     with pytest.raises(ValueError, match=r"dv must be written to .* with 16-byte aligned rows"):
-        _backward(
-            run, grad_dtype=dtype, dkv=(dk, dv.transpose(0, 1).contiguous().transpose(0, 1)[:-1])
-        )
+        _backward(run, dtype=dtype, dkv=(dk, dv.transpose(0, 1).contiguous().transpose(0, 1)[:-1]))
 
 
 @pytest.mark.parametrize("case", REGULAR + IRREGULAR + CORNER, ids=lambda c: c.name)
 def test_delta_may_be_left_to_the_kernel(case: Case) -> None:
     """Made from out on the way: the bits of the separate kernel."""
-    from megatron_magi.core.kernel.cuda_backend import CudaBackend
-    from megatron_magi.core.kernel.cuda_backward import cuda_row_delta
+    from megatron_magi.core.kernel.hopper import HopperBackend
+    from megatron_magi.core.kernel.hopper.backward import kernel_delta
 
     run = Run(case)
-    dout, q, k, v, _, _, table, scale = run.args
-    out, _ = CudaBackend(q.device, case.dtype).forward(q, k, v, table, scale)
+    out, _ = HopperBackend(run.call.q.device, case.dtype).forward(run.call)
     if out.numel() == 0:
         return
-    given = _backward(run, delta=cuda_row_delta(out, dout), deterministic=True)
+    given = _backward(run, delta=kernel_delta(out, run.grad.dout), deterministic=True)
     made = _backward(run, delta=None, out=out, deterministic=True)
     assert all(map(torch.equal, given, made))
     for wrong in ({"delta": None}, {"out": out}):
@@ -181,14 +179,14 @@ def test_delta_may_be_left_to_the_kernel(case: Case) -> None:
 
 def test_split_groups_give_gradients_in_the_dtype_of_q() -> None:
     """Few keys and many query heads: the parts of a head group are added by another kernel."""
-    from megatron_magi.core.kernel.cuda_backward import bwd_work
-    from megatron_magi.core.kernel.cuda_work import HeadsKey
+    from megatron_magi.core.kernel.hopper.choice import backward_launch
+    from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
     run = Run(Case("split", masks.causal(1000), heads=(64, 4)))
-    table, device = run.args[6], run.args[0].device
+    key = HeadsKey.of(run.call)
     for deterministic in (False, True):
-        assert bwd_work(table, HeadsKey(64, 4, 128, device.index), deterministic).num_splits > 1
-        run.check(_backward(run, deterministic=deterministic, grad_dtype=torch.bfloat16))
+        assert backward_launch(run.call.table, key, deterministic).params.num_splits > 1
+        run.check(_backward(run, deterministic=deterministic, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("case", REGULAR + IRREGULAR, ids=lambda c: c.name)
@@ -205,7 +203,7 @@ def test_accumulates_into_dq_in_place() -> None:
     for grad_dtype in (None, torch.bfloat16):
         dq_acc = torch.randn(500, 4, 128, device="cuda")
         before = dq_acc.clone()
-        dq, dk, dv = _backward(run, dq_acc=dq_acc, grad_dtype=grad_dtype)
+        dq, dk, dv = _backward(run, dq=dq_acc, dtype=grad_dtype)
         assert dq is dq_acc and dk.dtype == (grad_dtype or torch.float32)
         run.check((dq - before, dk, dv))
 
@@ -214,16 +212,16 @@ def test_accumulates_into_dq_in_place() -> None:
 def test_scores_in_the_hundreds_of_millions(dtype: torch.dtype) -> None:
     """lse / softmax_scale reaches 8e8: in fp16 only its split into three parts has that range."""
     run = Run(Case("large", docs(200, 130), dtype=dtype, scale=1e-6))
-    dout, q, k, v, *_, table, scale = run.args
-    q, k = 4000 * q, 4000 * k
-    wide, reference = [x.double() for x in (q, k, v)], ReferenceBackend()
-    out, lse = reference.forward(*wide, table, scale)
+    from megatron_magi.core.kernel.hopper.backward import backward
+
+    (q, k, v, table, scale), dout = run.call, run.grad.dout
+    call = AttnCall(4000 * q, 4000 * k, v, table, scale)
+    exact, reference = AttnCall(*(x.double() for x in call[:3]), table, scale), ReferenceBackend()
+    out, lse = reference.forward(exact)
     assert lse.max() / scale > 4e8
     delta = (out * dout.double()).sum(-1)
-    want = reference.backward(dout.double(), *wide, lse, delta, table, scale)
-    from megatron_magi.core.kernel.cuda_backward import cuda_backward
-
-    got = cuda_backward(dout, q, k, v, lse.float(), delta.float(), table, scale)
+    want = reference.backward(exact, GradCall(dout.double(), lse, delta))
+    got = backward(call, GradCall(dout, lse.float(), delta.float()))
     for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
         assert (x.double() - y).norm() < 0.02 * y.norm(), name
 
@@ -256,7 +254,7 @@ def test_the_op_with_gradients_of_out_and_lse(out_dtype: torch.dtype) -> None:
 
     def dispatched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         args = slices_tensor(mask), 128**-0.5, out_dtype, "cuda", False
-        return torch.ops.magi.flex_attn_fwd(q, k, v, *args)
+        return torch.ops.magi.attn_fwd(q, k, v, *args)
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, meta = flex_flash_attn_func(q, k, v, slices=mask, backend="reference")
@@ -275,14 +273,16 @@ def test_non_finite_inputs_spoil_what_they_spoil_in_the_reference(
     spoiled: str, value: float
 ) -> None:
     run = Run(Case("spoiled", masks.full(192, 256), heads=(2, 1)))
-    names = ("dout", "q", "k", "v", "lse", "delta")
-    args = {name: x.clone() for name, x in zip(names, run.args[:6], strict=True)}
-    args[spoiled][(70, 0, 5)[: args[spoiled].dim()]] = value
-    table, scale = run.args[6:]
-    want = ReferenceBackend().backward(*(x.double() for x in args.values()), table, scale)
-    from megatron_magi.core.kernel.cuda_backward import cuda_backward
+    from megatron_magi.core.kernel.hopper.backward import backward
 
-    got = cuda_backward(*args.values(), table, scale)
+    asked = run.call if spoiled in run.call._fields else run.grad
+    x = getattr(asked, spoiled)
+    x[(70, 0, 5)[: x.dim()]] = value
+    (q, k, v, table, scale), grad = run.call, run.grad
+    exact = AttnCall(q.double(), k.double(), v.double(), table, scale)
+    given = (x.double() for x in (grad.dout, grad.lse, grad.delta))
+    want = ReferenceBackend().backward(exact, GradCall(*given))
+    got = backward(run.call, grad)
     for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
         assert torch.equal(torch.isfinite(x), torch.isfinite(y)), name
 
@@ -295,7 +295,7 @@ def test_random_masks(block: int) -> None:
         run = Run(case)
         try:
             grad_dtype = case.dtype if seed // 2 % 2 else None
-            run.check(_backward(run, deterministic=bool(seed % 2), grad_dtype=grad_dtype))
+            run.check(_backward(run, deterministic=bool(seed % 2), dtype=grad_dtype))
         except AssertionError as error:
             raise AssertionError(f"{case}: {case.mask.slices.tolist()}") from error
 
@@ -331,25 +331,21 @@ def random_case(seed: int) -> Case:
 
 @pytest.mark.parametrize("case", [*REGULAR[1:4], IRREGULAR[4]], ids=lambda c: c.name)
 def test_row_delta(case: Case) -> None:
-    from megatron_magi.core.kernel.cuda_backward import cuda_row_delta
+    from megatron_magi.core.kernel.hopper.backward import kernel_delta
 
     out, _, _, dout = _inputs(case)
     want = (out.double() * dout.double()).sum(-1)
-    torch.testing.assert_close(cuda_row_delta(out, dout).double(), want, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(kernel_delta(out, dout).double(), want, atol=1e-4, rtol=1e-5)
 
 
 def test_wrong_gradients_are_refused() -> None:
     run = Run(Case("refused", masks.causal(64)))
-    dout, q, k, v, lse, delta, table, scale = run.args
-    from megatron_magi.core.kernel.cuda_backward import cuda_backward
-
+    dout, lse = run.grad.dout, run.grad.lse
     with pytest.raises(TypeError, match=r"dout must have q's dtype and shape.*cast it"):
-        cuda_backward(dout.float(), q, k, v, lse, delta, table, scale)
+        _backward(run, dout=dout[:-1])
     with pytest.raises(TypeError, match=r"lse must be fp32.*pass what the forward returned"):
-        cuda_backward(dout, q, k, v, lse.double(), delta, table, scale)
-    with pytest.raises(
-        TypeError, match=r"grad_dtype must be torch.bfloat16 or.*cast the gradients"
-    ):
-        cuda_backward(dout, q, k, v, lse, delta, table, scale, grad_dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"dq_acc must be fp32.*allocate it"):
-        cuda_backward(dout, q, k, v, lse, delta, table, scale, dq_acc=torch.zeros_like(q))
+        _backward(run, lse=lse.double())
+    with pytest.raises(TypeError, match=r"gradients must be torch.bfloat16 or.*cast them"):
+        _backward(run, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"dq must be written to torch.float32.*leave it out"):
+        _backward(run, dq=torch.zeros_like(run.call.q))

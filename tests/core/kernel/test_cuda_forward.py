@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi import AttnMask, AttnSlice, masks
+from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from tests.dense import assert_as_good, dense_attention, random_mask
@@ -20,10 +21,10 @@ hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not hopper, reason="needs a Hopper GPU")]
 
 if hopper:
-    from megatron_magi.core.kernel import cuda_work
-    from megatron_magi.core.kernel.cuda_backend import CudaBackend
-    from megatron_magi.core.kernel.cuda_forward import launch_forward
-    from megatron_magi.core.kernel.cuda_work import HeadsKey, Variant
+    from megatron_magi.core.kernel.hopper import HopperBackend, choice
+    from megatron_magi.core.kernel.hopper.choice import Variant
+    from megatron_magi.core.kernel.hopper.forward import launch_forward
+    from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -113,7 +114,7 @@ def draw(case: Case, mask: AttnMask, seed: int) -> tuple[Tensor, Tensor, Tensor]
 def variants(case: Case) -> list[Variant]:
     group = case.heads[0] // case.heads[1]
     packs = [p for p in (1, 2, 4, 8, 16, 32, 64) if group % p == 0]
-    return [Variant(p, m, n) for p in packs for m, n in cuda_work.STEP_COST[case.head_dim]]
+    return [Variant(p, m, n) for p in packs for m, n in choice.STEP_COST[case.head_dim]]
 
 
 def run_variant(
@@ -132,8 +133,9 @@ def run_variant(
             slices, num_q, num_k, variant.block_m // variant.pack, variant.block_n
         )
         table = SliceTable(slices, num_q, num_k)
-        ready = cuda_work.upload_work(table, key, 132, variant, work)
-        launch_forward(ready, q, k, v, out, lse, case.head_dim**-0.5, merge=stage > 0)
+        launch = choice.upload_forward(table, key, variant, work)
+        call = AttnCall(q, k, v, table, case.head_dim**-0.5)
+        launch_forward(launch, call, (out, lse), merge=stage > 0)
     return out, lse
 
 
@@ -179,8 +181,8 @@ def test_random_masks(block: int) -> None:
             raise AssertionError(f"{case}: {mask.slices.tolist()}") from error
 
 
-def backend() -> CudaBackend:
-    return CudaBackend(torch.device("cuda"), BF16)
+def backend() -> HopperBackend:
+    return HopperBackend(torch.device("cuda"), BF16)
 
 
 def table_of(mask: AttnMask) -> SliceTable:
@@ -190,7 +192,7 @@ def table_of(mask: AttnMask) -> SliceTable:
 def test_two_runs_give_equal_bits() -> None:
     mask = masks.from_cu_seqlens([0, 900, 1000, 4000])
     q, k, v = draw(Case("", (16, 2)), mask, 1)
-    runs = [backend().forward(q, k, v, table_of(mask), 0.1) for _ in range(3)]
+    runs = [backend().forward(AttnCall(q, k, v, table_of(mask), 0.1)) for _ in range(3)]
     for out, lse in runs[1:]:
         assert torch.equal(out, runs[0][0]) and torch.equal(lse, runs[0][1])
 
@@ -199,14 +201,14 @@ def test_two_streams_at_once() -> None:
     mask = masks.causal(3000)
     q, k, v = draw(Case("", (16, 2)), mask, 2)
     table, kernel = table_of(mask), backend()
-    want, _ = kernel.forward(q, k, v, table, 0.1)
+    want, _ = kernel.forward(AttnCall(q, k, v, table, 0.1))
     streams = [torch.cuda.Stream() for _ in range(3)]
     outs = []
     torch.cuda.synchronize()
     for _ in range(4):
         for stream in streams:
             with torch.cuda.stream(stream):
-                outs.append(kernel.forward(q, k, v, table, 0.1)[0])
+                outs.append(kernel.forward(AttnCall(q, k, v, table, 0.1))[0])
     torch.cuda.synchronize()
     assert all(torch.equal(out, want) for out in outs)
 
@@ -222,10 +224,10 @@ def test_few_rows_with_many_keys_are_split(out_dtype: torch.dtype | None) -> Non
     )
     case, table = Case("", (2, 1)), table_of(mask)
     q, k, v = draw(case, mask, 6)
-    work = cuda_work.fwd_work(table, HeadsKey(2, 1, 128, q.device.index))
+    work = choice.forward_launch(table, HeadsKey(2, 1, 128, q.device.index))
     assert work.num_parts > 1
-    out, lse = backend().forward(q, k, v, table, 0.1, out_dtype=out_dtype)
-    again = backend().forward(q, k, v, table, 0.1, out_dtype=out_dtype)
+    out, lse = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)
+    again = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)
     assert torch.equal(out, again[0]) and torch.equal(lse, again[1])
     wide = dense_attention(q.double(), k.double(), v.double(), mask, 0.1)
     same = dense_attention(q, k, v, mask, 0.1)
@@ -238,7 +240,7 @@ def test_few_rows_with_many_keys_are_split(out_dtype: torch.dtype | None) -> Non
         {"out": v.abs().max().item(), "lse": 1.0},
     )
     prev = (torch.zeros(q.shape, device="cuda"), torch.full(q.shape[:2], -torch.inf, device="cuda"))
-    merged = backend().forward(q, k, v, table, 0.1, prev=prev)
+    merged = backend().forward(AttnCall(q, k, v, table, 0.1), prev=prev)
     assert merged[0] is prev[0] and (merged[1] - lse).nan_to_num(0.0).abs().max() < 1e-5
 
 
@@ -253,9 +255,9 @@ def test_rows_that_no_slice_covers_may_stay(
     table = SliceTable(np.array(slices, np.int32).reshape(-1, 6), 1000, num_k)
     mask = masks.full(1000, num_k)
     q, k, v = draw(Case("", (8, 2)), mask, 3)
-    fresh = backend().forward(q, k, v, table, 0.1, out_dtype=out_dtype)
+    fresh = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)
     into = torch.full(q.shape, 7.0, device="cuda", dtype=out_dtype), torch.full_like(fresh[1], 7.0)
-    made = backend().forward(q, k, v, table, 0.1, into=into)
+    made = backend().forward(AttnCall(q, k, v, table, 0.1), into=into)
     assert made[0] is into[0] and made[1] is into[1]
     covered = torch.zeros(1000, dtype=torch.bool, device="cuda")
     for a, b in rows:
@@ -269,7 +271,7 @@ def test_many_tokens_need_64_bit_offsets() -> None:
     mask = masks.sliding_window(tokens, (100, 0))
     q = torch.randn(tokens, 128, 128, device="cuda", dtype=BF16)
     k, v = (torch.randn(tokens, 1, 128, device="cuda", dtype=BF16) for _ in range(2))
-    out, lse = backend().forward(q, k, v, table_of(mask), 0.088)
+    out, lse = backend().forward(AttnCall(q, k, v, table_of(mask), 0.088))
     tail = slice(tokens - 300, tokens)
     sub = masks.sliding_window(300, (100, 0))
     want, want_lse = dense_attention(
@@ -282,7 +284,7 @@ def test_many_tokens_need_64_bit_offsets() -> None:
 def test_large_scores_do_not_overflow() -> None:
     mask = masks.causal(400)
     q, k, v = (40 * x for x in draw(Case("", (2, 2)), mask, 3))
-    out, lse = backend().forward(q, k, v, table_of(mask), 1.0)
+    out, lse = backend().forward(AttnCall(q, k, v, table_of(mask), 1.0))
     want, want_lse = dense_attention(q.double(), k.double(), v.double(), mask, 1.0)
     assert (lse - want_lse).abs().max() < 1e-5 * want_lse.abs().max()
     assert (out.double() - want).abs().max() < 0.02 * want.abs().max()
@@ -292,7 +294,7 @@ def test_nan_stays_in_its_row() -> None:
     mask = masks.causal(200)
     q, k, v = draw(Case("", (1, 1)), mask, 4)
     q[50] = torch.nan
-    out, lse = backend().forward(q, k, v, table_of(mask), 0.1)
+    out, lse = backend().forward(AttnCall(q, k, v, table_of(mask), 0.1))
     bad = out.isnan().any(-1).any(-1)
     assert bad[50] and bad.sum() == 1 and lse.isnan().sum() == 1
 
@@ -320,12 +322,10 @@ def test_bad_input_is_named(change: dict, error: type[Exception], match: str) ->
     if "prev" in change:
         prev = (torch.zeros_like(q), torch.zeros(q.shape[:2], device="cuda"))
     with pytest.raises(error, match=match):
-        backend().forward(
-            q, k, v, table_of(mask), change.get("scale", 0.1),
-            prev=prev, out_dtype=change.get("out_dtype"),
-        )  # fmt: skip
+        call = AttnCall(q, k, v, table_of(mask), change.get("scale", 0.1))
+        backend().forward(call, prev=prev, out_dtype=change.get("out_dtype"))
 
 
 def test_dtype_without_kernel_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="take bf16 and fp16, got torch"):
-        CudaBackend(torch.device("cuda"), FP32)
+        HopperBackend(torch.device("cuda"), FP32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_magi.core.kernel.cuda_forward import aligned
+from megatron_magi.core.kernel.hopper.launch import aligned
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from megatron_magi import masks
-from megatron_magi.core.kernel.backend import select_backend
-from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
+from megatron_magi.core.kernel.attention import flex_flash_attn_func
+from megatron_magi.core.kernel.backend import AttnCall
+from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask import AttnMask
 from tests.dense import dense_attention, random_qkv
@@ -85,7 +86,7 @@ def test_a_later_stage_keeps_nan(kernel: str) -> None:
     out[bad], lse[bad] = torch.nan, torch.nan
     table = SliceTable(mask.slices, len(q), len(k))
     backend = select_backend(kernel, q.device, dtype)
-    out, lse = backend.forward(q, k, v, table, 0.125, prev=(out, lse))
+    out, lse = backend.forward(AttnCall(q, k, v, table, 0.125), prev=(out, lse))
     for x in (out.isnan().all(2).all(1), lse.isnan().all(1)):
         assert x.nonzero().flatten().tolist() == bad
 
@@ -108,8 +109,8 @@ def spread(sees: torch.Tensor) -> torch.Tensor:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_parts_of_a_long_walk_that_show_a_row_nothing() -> None:
     """Few rows with many keys are computed in parts: seeing nothing in one does not make nan."""
-    from megatron_magi.core.kernel import cuda_work
-    from megatron_magi.core.kernel.cuda_work import HeadsKey
+    from megatron_magi.core.kernel.hopper.choice import forward_launch
+    from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
     num_k = 60_000
     mask = masks.from_ranges([[0, 60]], [[0, num_k]], [1], total_seqlen_q=64, total_seqlen_k=num_k)
@@ -119,8 +120,9 @@ def test_parts_of_a_long_walk_that_show_a_row_nothing() -> None:
         k[..., 7] = k[..., 7].abs() + 1
         q[[5, 50], 1, 7] = -torch.inf
         table = SliceTable(slices, 64, num_k)
-        assert cuda_work.fwd_work(table, HeadsKey(2, 2, 64, q.device.index)).num_parts > 1
-        out, lse = select_backend("cuda", q.device, q.dtype).forward(q, k, v, table, 0.125)
+        call = AttnCall(q, k, v, table, 0.125)
+        assert forward_launch(table, HeadsKey.of(call)).num_parts > 1
+        out, lse = select_backend("cuda", q.device, q.dtype).forward(call)
         cells = AttnMask(slices, 64, num_k)
         want, want_lse = dense_attention(q.double(), k.double(), v.double(), cells, 0.125)
         assert torch.equal(out.isnan(), want.isnan()) and out.isnan().sum() == 2 * 64

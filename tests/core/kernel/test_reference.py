@@ -7,8 +7,11 @@ import sys
 import pytest
 import torch
 
+import megatron_magi as magi
 from megatron_magi import masks
-from megatron_magi.core.kernel import backend, calls, row_delta, slice_table
+from megatron_magi.core.kernel import autograd, slice_table
+from megatron_magi.core.kernel.attention import flex_flash_attn_func
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend, _tiles
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from tests.dense import random_qkv
@@ -39,28 +42,38 @@ def test_gradients_have_the_dtype_that_is_asked_for(asked: torch.dtype | None) -
     table = SliceTable(mask.slices, 12, 12)
     q, k, v, dout = (x.detach() for x in random_qkv(mask, 4, 2, 8, torch.bfloat16, 3))
     kernel = ReferenceBackend()
-    out, lse = kernel.forward(q, k, v, table, 0.3)
-    grads = kernel.backward(dout, q, k, v, lse, None, table, 0.3, out=out, grad_dtype=asked)
+    out, lse = kernel.forward(AttnCall(q, k, v, table, 0.3))
+    grads = kernel.backward(
+        AttnCall(q, k, v, table, 0.3), GradCall(dout, lse, out=out, dtype=asked)
+    )
     assert [g.dtype for g in grads] == [asked or torch.float32] * 3
 
 
-def test_a_row_sum_on_the_cpu_asks_for_no_gpu_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    import megatron_magi.core.kernel.cuda_backward as cuda_backward
-
-    monkeypatch.setattr(cuda_backward, "has_cuda_row_delta", None)
+def test_delta_is_a_row_sum() -> None:
     out, dout = torch.randn(2, 3, 4, 5).unbind(0)
-    got = row_delta.row_delta(out, dout, torch.float32)
+    got = ReferenceBackend().delta(out, dout, torch.float32)
     torch.testing.assert_close(got, (out * dout).sum(-1))
 
 
-def test_the_fast_backward_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_backend_is_told_whether_bits_must_be_equal(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a call on one device and by a plan; the fast mode is the default of both."""
     asked = []
-    monkeypatch.setattr(backend, "_create", lambda *a: asked.append(a) or ReferenceBackend())
-    backend.select_backend.cache_clear()
-    backend.select_backend("reference", CPU, torch.float32)
-    backend.select_backend("reference", CPU, torch.float32, True)
-    backend.select_backend.cache_clear()
-    assert [deterministic for *_, deterministic in asked] == [False, True]
+    plain = ReferenceBackend.backward
+
+    def backward(self: ReferenceBackend, call: AttnCall, grad: GradCall) -> object:
+        asked.append(grad.deterministic)
+        return plain(self, call, grad)
+
+    monkeypatch.setattr(ReferenceBackend, "backward", backward)
+    q, k, v, _ = random_qkv(masks.causal(12), 4, 2, 8, torch.float32, 3)
+    given = {"deterministic": True} if deterministic else {}
+    flex_flash_attn_func(q, k, v, slices=masks.causal(12), **given)[0].sum().backward()
+    plan = magi.plan(masks.causal(12), 1, magi.HeadShape(4, 2, 8), magi.MagiConfig(**given))
+    magi.dist_attn(q, k, v, plan, None)[0].sum().backward()
+    assert asked == [deterministic] * 2
 
 
 def test_a_tensor_of_slices_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +91,8 @@ def test_the_compiler_leaves_a_call_out_and_is_not_loaded_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran = []
-    monkeypatch.setattr(calls, "_disable_dynamo", lambda f: lambda *a: ran.append("outside"))
-    function = calls.one_graph_break(lambda: ran.append("as it is"))
+    monkeypatch.setattr(autograd, "_disable_dynamo", lambda f: lambda *a: ran.append("outside"))
+    function = autograd.one_graph_break(lambda: ran.append("as it is"))
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     function()
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # type: ignore[arg-type]

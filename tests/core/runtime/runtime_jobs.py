@@ -16,6 +16,7 @@ import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
 from megatron_magi.core.runtime import dist_attn
@@ -342,9 +343,10 @@ def odd_strides(rank: int, cp_size: int) -> None:
     assert leaves[0].shape == (tokens, 1, 8) and leaves[0].stride() == (8, 1, 1)
     backward = ReferenceBackend.backward
 
-    def spy(self: Any, *args: Any, **given: Any) -> Any:
-        seen.extend(x.stride() for x in (given["dq_acc"], *given["dkv"]))
-        return backward(self, *args, **given)
+    def spy(self: Any, call: AttnCall, grad: GradCall) -> Any:
+        assert grad.dkv is not None and grad.dq is not None
+        seen.extend(x.stride() for x in (grad.dq, *grad.dkv))
+        return backward(self, call, grad)
 
     with mock.patch.object(ReferenceBackend, "backward", spy):
         magi.dist_attn(*leaves, plan, group)[0].sum().backward()

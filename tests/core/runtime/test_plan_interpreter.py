@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatron_magi import AttnMask, AttnPlan, HeadShape, MagiConfig, masks, plan
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, row_delta
 from megatron_magi.core.kernel.reference import ReferenceBackend
-from megatron_magi.core.kernel.row_delta import row_delta
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import StagePlan
 from tests.dense import (
@@ -55,14 +55,15 @@ def interpret(plan: AttnPlan, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> 
         for stage in view.forward_stages:
             keys, table = key_rows(stage, own), SliceTable(stage.slices, len(own), stage.num_keys)
             given = {"prev" if view.forward_merges else "into": so_far}
-            so_far = BACKEND.forward(q[own], k[keys], v[keys], table, SCALE, **given)
+            so_far = BACKEND.forward(AttnCall(q[own], k[keys], v[keys], table, SCALE), **given)
         assert so_far is not None
         out[own], lse[own] = so_far
         delta = row_delta(so_far[0], dout[own], torch.float64)
         for stage in view.stages:
             keys, table = key_rows(stage, own), SliceTable(stage.slices, len(own), stage.num_keys)
             parts = BACKEND.backward(
-                dout[own], q[own], k[keys], v[keys], so_far[1], delta, table, SCALE
+                AttnCall(q[own], k[keys], v[keys], table, SCALE),
+                GradCall(dout[own], so_far[1], delta),
             )
             for grad, index, part in zip((dq, dk, dv), (own, keys, keys), parts, strict=True):
                 grad.index_add_(0, index, part)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron_magi.core.cuda_library import stream_handle
+from megatron_magi.core.cuda.library import stream_handle
 
 
 def upload(host: Tensor, device: torch.device | str) -> Tensor:
@@ -54,3 +57,21 @@ class DeviceBuffer:
             stream.wait_event(self.ready)
             self.data.record_stream(stream)
             self.streams.add(handle)
+
+
+ALIGNMENT = 128
+"""Bytes to which each of several tables in one buffer is aligned."""
+
+
+def upload_together(
+    tables: Sequence[npt.NDArray[np.int32]], device: torch.device
+) -> tuple[DeviceBuffer, list[int]]:
+    """int32 tables in one buffer, by one upload, and their addresses."""
+    unit = ALIGNMENT // 4
+    offsets = np.cumsum([0] + [-(-table.size // unit) * unit for table in tables]).tolist()
+    host = np.zeros(max(offsets[-1], 1), dtype=np.int32)
+    for table, offset in zip(tables, offsets[:-1], strict=True):
+        host[offset : offset + table.size] = table.ravel()
+    buffer = DeviceBuffer.upload(torch.from_numpy(host), device)
+    base = buffer.data.data_ptr()
+    return buffer, [base + 4 * offset for offset in offsets[:-1]]

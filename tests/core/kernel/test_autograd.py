@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import megatron_magi as magi
 from megatron_magi import flex_flash_attn_func, masks
-from megatron_magi.core.kernel.flex_fallback import block_mask, row_intervals
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
+from megatron_magi.core.kernel.torch_flex import block_mask, row_intervals
 from tests.dense import dense_attention, random_qkv
 
 MASK = masks.from_cu_seqlens([0, 5, 12])
@@ -29,7 +29,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def dispatched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return torch.ops.magi.flex_attn_fwd(q, k, v, SLICES, 8**-0.5, q.dtype, "auto", False)[0]
+    return torch.ops.magi.attn_fwd(q, k, v, SLICES, 8**-0.5, q.dtype, "auto", False)[0]
 
 
 def distributed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def test_modes_see_the_op_and_eager_calls_give_the_same() -> None:
             loss = out.sin().sum() + meta.lse.exp().sum()
             runs.append((out, meta.lse, *torch.autograd.grad(loss, (q, k, v))))
         if isinstance(mode, Watch):
-            assert mode.names == ["flex_attn_fwd.default", "flex_attn_bwd.default"]
+            assert mode.names == ["attn_fwd.default", "attn_bwd.default"]
     for a, b in zip(*runs, strict=True):
         assert torch.equal(a, b)
 
@@ -112,7 +112,7 @@ def test_a_mode_around_one_half_of_a_checkpointed_step(where: str) -> None:
         got = torch.autograd.grad(loss, (q, k, v))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
-    expected = ["flex_attn_fwd.default", "flex_attn_bwd.default"]
+    expected = ["attn_fwd.default", "attn_bwd.default"]
     assert watch.names == (expected[:1] if where == "forward" else expected)
 
 
@@ -121,7 +121,7 @@ def test_a_traced_function_records_the_op() -> None:
     q, k, v = (x.detach() for x in inputs(torch.float32))
     eager(q, k, v)  # the table is known
     traced = torch.jit.trace(lambda q, k, v: eager(q, k, v), (q, k, v))
-    assert "magi::flex_attn_fwd" in str(traced.graph)
+    assert "magi::attn_fwd" in str(traced.graph)
     torch.testing.assert_close(traced(2 * q, k, v), eager(2 * q, k, v))
 
 

@@ -19,9 +19,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import OutLse, Pair, acc_dtype, deliver, put_rows
+from megatron_magi.core.kernel.backend import (
+    AttnCall,
+    GradCall,
+    OutLse,
+    acc_dtype,
+    deliver,
+    final_delta,
+    put_rows,
+    row_delta,
+)
 from megatron_magi.core.kernel.merge import merge_
-from megatron_magi.core.kernel.row_delta import given_or_made
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 BLOCK = 128
@@ -44,14 +52,11 @@ class FlexBackend:
     """
 
     name = "flex"
+    delta = staticmethod(row_delta)
 
     def forward(
         self,
-        q_THD: Tensor,
-        k_SGD: Tensor,
-        v_SGD: Tensor,
-        table: SliceTable,
-        softmax_scale: float,
+        call: AttnCall,
         *,
         prev: OutLse | None = None,
         into: OutLse | None = None,
@@ -62,59 +67,44 @@ class FlexBackend:
         Raises:
             NotImplementedError: a dtype, head_dim or mask that FlexAttention cannot take.
         """
-        out, lse = self._attend(q_THD, k_SGD, v_SGD, table, softmax_scale)
+        out, lse = self._attend(call)
         if into is not None:
-            return put_rows((out, lse), table, into)
+            return put_rows((out, lse), call.table, into)
         if prev is None:
-            return out.to(out_dtype or q_THD.dtype), lse
+            return out.to(out_dtype or call.q.dtype), lse
         merge_(*prev, out.to(prev[0].dtype), lse)
         return prev
 
-    def backward(
-        self,
-        dout_THD: Tensor,
-        q_THD: Tensor,
-        k_SGD: Tensor,
-        v_SGD: Tensor,
-        lse_TH: Tensor,
-        delta_TH: Tensor | None,
-        table: SliceTable,
-        softmax_scale: float,
-        *,
-        out: Tensor | None = None,
-        dq_acc: Tensor | None = None,
-        grad_dtype: torch.dtype | None = None,
-        dkv: Pair | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
         """See AttnBackend; raises as ``forward``.
 
         With w = exp(lse of this stage - final lse), out = sum of w * stage out, so the stage's out
         has the gradient w * dout and its lse has w * (rowsum(stage out * dout) - delta).
         """
-        wanted = grad_dtype or acc_dtype(q_THD.dtype)
-        delta_TH = given_or_made(delta_TH, out, dout_THD, acc_dtype(q_THD.dtype))
-        q, k, v = leaves = [x.detach().requires_grad_() for x in (q_THD, k_SGD, v_SGD)]
+        acc = acc_dtype(call.q.dtype)
+        wanted = grad.dtype or acc
+        delta = final_delta(grad, acc)
+        q, k, v = leaves = [x.detach().requires_grad_() for x in call[:3]]
         with torch.enable_grad():
-            own_out, own_lse = self._attend(q, k, v, table, softmax_scale)
+            own_out, own_lse = self._attend(call._replace(q=q, k=k, v=v))
         with torch.no_grad():
             empty = own_lse == -torch.inf
-            weight = (own_lse - lse_TH).masked_fill_(empty, -torch.inf).exp_()
-            dout = weight.unsqueeze(-1) * dout_THD
-            dlse = (own_out * dout).sum(-1) - weight * delta_TH
+            weight = (own_lse - grad.lse).masked_fill_(empty, -torch.inf).exp_()
+            dout = weight.unsqueeze(-1) * grad.dout
+            dlse = (own_out * dout).sum(-1) - weight * delta
         grads: tuple[Tensor | None, ...] = (None, None, None)  # nothing is visible
         if own_out.requires_grad:
             given = dout.to(own_out.dtype), dlse.to(own_lse.dtype)
             grads = torch.autograd.grad((own_out, own_lse), leaves, given, allow_unused=True)
         dq, dk, dv = (
-            torch.zeros_like(leaf, dtype=wanted) if grad is None else grad.to(wanted)
-            for leaf, grad in zip(leaves, grads, strict=True)
+            torch.zeros_like(leaf, dtype=wanted) if made is None else made.to(wanted)
+            for leaf, made in zip(leaves, grads, strict=True)
         )
-        return dq if dq_acc is None else dq_acc.add_(dq), *deliver((dk, dv), dkv)
+        return dq if grad.dq is None else grad.dq.add_(dq), *deliver((dk, dv), grad.dkv)
 
-    def _attend(
-        self, q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, table: SliceTable, softmax_scale: float
-    ) -> OutLse:
+    def _attend(self, call: AttnCall) -> OutLse:
         """out [T, H, D] and lse [T, H] in the accumulation dtype, differentiable."""
+        q_THD, k_SGD, v_SGD, table, softmax_scale = call
         check_inputs(q_THD, v_SGD)
         acc = acc_dtype(q_THD.dtype)
         if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
@@ -142,7 +132,7 @@ class FlexBackend:
 
 
 def check_inputs(q_THD: Tensor, v_SGD: Tensor) -> None:
-    """What FlexAttention demands beyond flex_attn.check_qkv."""
+    """What FlexAttention demands beyond attention.check_qkv."""
     if q_THD.dtype not in DTYPES:
         raise NotImplementedError(
             f"FlexAttention takes bf16, fp16 and fp32, got {q_THD.dtype}; cast the inputs or use "

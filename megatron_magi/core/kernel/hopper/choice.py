@@ -1,4 +1,7 @@
-"""Work lists of the forward on the device: built once per table, head shape and device."""
+"""Which variant and work list a forward or backward on Hopper runs with, and why.
+
+The forward's choice is made here from estimated times, the backward's by the planner's C++ code.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from megatron_magi.core.cuda_library import FwdParams
-from megatron_magi.core.device_buffer import DeviceBuffer
+from megatron_magi.core.cuda.abi import BwdParams, FwdParams
+from megatron_magi.core.cuda.tables import upload_together
+from megatron_magi.core.kernel.hopper.launch import BwdLaunch, FwdLaunch, HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask.row_ranges import without
 from megatron_magi.core.native import solver
@@ -50,31 +52,20 @@ class Choice:
     cost: float
 
 
-@dataclass(frozen=True)
-class FwdWork:
-    """A chosen work list and a params struct with everything in it that calls share."""
-
-    buffer: DeviceBuffer
-    params: FwdParams
-    variant: Variant
-    num_parts: int = 1  # of a split key walk: outputs that the caller merges
-
-
-@dataclass(frozen=True)
-class HeadsKey:
-    """What a work list depends on beside the slices."""
-
-    heads_q: int
-    heads_kv: int
-    head_dim: int
-    device_index: int
-
-
-def fwd_work(table: SliceTable, key: HeadsKey) -> FwdWork:
-    """The forward's work list of this table, built and uploaded when first asked for."""
+def forward_launch(table: SliceTable, key: HeadsKey) -> FwdLaunch:
+    """The forward of this table, chosen and uploaded when first asked for."""
     cached = table.cache.get(("fwd", key))
     if cached is None:
-        cached = table.cache[("fwd", key)] = _make(table, key)
+        cached = table.cache["fwd", key] = _choose_forward(table, key)
+    return cached
+
+
+def backward_launch(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
+    """The backward of this table, chosen and uploaded when first asked for."""
+    cached = table.cache.get(("bwd", key, deterministic))
+    if cached is None:
+        cached = _choose_backward(table, key, deterministic)
+        table.cache["bwd", key, deterministic] = cached
     return cached
 
 
@@ -112,11 +103,15 @@ def _makespan(costs: list[float], units: int, num_sms: int) -> float:
     return max(free)
 
 
-def _make(table: SliceTable, key: HeadsKey) -> FwdWork:
-    num_sms = torch.cuda.get_device_properties(key.device_index).multi_processor_count
+def _choose_forward(table: SliceTable, key: HeadsKey) -> FwdLaunch:
+    num_sms = _num_sms(key)
     choices = [c for variant in candidates(key) for c in _choices(table, key, variant, num_sms)]
     best = min(choices, key=lambda c: c.cost)
-    return upload_work(table, key, num_sms, best.variant, best.work)
+    return upload_forward(table, key, best.variant, best.work)
+
+
+def _num_sms(key: HeadsKey) -> int:
+    return torch.cuda.get_device_properties(key.device_index).multi_processor_count
 
 
 def _choices(table: SliceTable, key: HeadsKey, variant: Variant, num_sms: int) -> Iterator[Choice]:
@@ -140,30 +135,18 @@ def _choices(table: SliceTable, key: HeadsKey, variant: Variant, num_sms: int) -
         yield Choice(variant, split, work_cost(split, key, variant, num_sms) + merging)
 
 
-def upload_work(
-    table: SliceTable, key: HeadsKey, num_sms: int, variant: Variant, work: solver.FwdWorkList
-) -> FwdWork:
-    """Put a work list on the device and fill in the part of the params that never changes."""
+def upload_forward(
+    table: SliceTable, key: HeadsKey, variant: Variant, work: solver.FwdWorkList
+) -> FwdLaunch:
+    """Put a work list on the device and fill in the part of the parameters that never changes."""
     empty_rows = work.empty_rows
     if work.num_parts == 1:
         empty_rows = without(empty_rows, table.left_rows)
-    parts = [work.tiles, work.entries, empty_rows]
-    offsets = np.cumsum([0] + [-(-p.size // 32) * 32 for p in parts])  # 128-byte aligned
-    host = np.zeros(max(int(offsets[-1]), 1), dtype=np.int32)
-    for part, offset in zip(parts, offsets[:-1], strict=True):
-        host[offset : offset + part.size] = part.ravel()
     device = torch.device("cuda", key.device_index)
-    buffer = DeviceBuffer.upload(torch.from_numpy(host), device)
-    base = buffer.data.data_ptr()
+    tables, addresses = upload_together([work.tiles, work.entries, empty_rows], device)
     params = FwdParams(
-        tiles=base,
-        entries=base + 4 * int(offsets[1]),
-        empty_rows=base + 4 * int(offsets[2]),
-        num_q=table.num_q,
-        num_k=table.num_k,
-        num_heads_q=key.heads_q,
-        num_heads_kv=key.heads_kv,
-        head_dim=key.head_dim,
+        **dict(zip(("tiles", "entries", "empty_rows"), addresses, strict=True)),
+        **_shape(table, key),
         num_tiles=len(work.tiles),
         num_entries=len(work.entries),
         num_empty_ranges=len(empty_rows),
@@ -171,9 +154,20 @@ def upload_work(
         pack=variant.pack,
         block_m=variant.block_m,
         block_n=variant.block_n,
-        num_sms=num_sms,
+        num_sms=_num_sms(key),
     )
-    return FwdWork(buffer, params, variant, work.num_parts)
+    return FwdLaunch(tables, params, work.num_parts)
+
+
+def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
+    """Fields of both directions."""
+    return {
+        "num_q": table.num_q,
+        "num_k": table.num_k,
+        "num_heads_q": key.heads_q,
+        "num_heads_kv": key.heads_kv,
+        "head_dim": key.head_dim,
+    }
 
 
 def heads_per_section(active_keys: int, key: HeadsKey) -> int:
@@ -184,15 +178,30 @@ def heads_per_section(active_keys: int, key: HeadsKey) -> int:
     return -(-key.heads_kv // sections)
 
 
-_counters: dict[tuple[int, int], Tensor] = {}
+def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
+    work = solver.bwd_work_list(
+        table.slices, table.num_q, table.num_k, *key[:3], _num_sms(key), deterministic
+    )
+    device = torch.device("cuda", key.device_index)
+    tables, addresses = upload_together([work.items, work.entries, work.visits], device)
+    params = BwdParams(
+        **dict(zip(("items", "entries", "visits"), addresses, strict=True)),
+        **_shape(table, key),
+        num_items=len(work.items),
+        num_splits=work.num_splits,
+        heads_per_section=work.heads_per_section,
+        deterministic=deterministic,
+        num_cells=work.num_cells,
+        heads_inner=work.heads_inner,
+        descending=work.descending,
+    )
+    return BwdLaunch(tables, params, _scratch_at(params))
 
 
-def tile_counter(device: torch.device, stream: int) -> Tensor:
-    """int32 [2], zero between launches; one per stream, because a launch counts in it."""
-    key = (device.index, stream)
-    if key not in _counters:
-        # Copied rather than filled there: initcheck, which looks at our kernels only, sees copies.
-        with torch.inference_mode(False):
-            made = torch.zeros(2, dtype=torch.int32).to(device)
-        return _counters.setdefault(key, made)  # of two threads the first one's counts
-    return _counters[key]
+def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
+    """See BwdLaunch; sizes as in csrc/flex_attn/bwd/bwd_params.h."""
+    stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
+    partial = 8 * p.num_splits * p.num_k * p.num_heads_kv * p.head_dim if p.num_splits > 1 else 0
+    semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_cells) if p.deterministic else 0
+    sizes = [-(-size // 128) * 128 for size in (stats, partial, semaphores)]
+    return 0, sizes[0], sum(sizes[:2]), sum(sizes)

@@ -11,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magi import masks
-from megatron_magi.core.kernel import flex_fallback
-from megatron_magi.core.kernel.flex_fallback import (
+from megatron_magi.core.kernel import torch_flex
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.kernel.torch_flex import (
     BLOCK,
     MAX_INTERVALS,
     FlexBackend,
     block_kinds,
     row_intervals,
 )
-from megatron_magi.core.kernel.merge import merge_
-from megatron_magi.core.kernel.reference import ReferenceBackend
-from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask import AttnMask
 
 CPU = torch.device("cpu")
@@ -81,20 +82,20 @@ def test_blocks_of_random_documents(
 
 @pytest.mark.parametrize("count", [1, 127, 128, 129, 4096, 4097, 8191, 8192, 8193, 100_001])
 def test_lengths_are_rounded_to_few(count: int) -> None:
-    length = flex_fallback.rounded(count)
+    length = torch_flex.rounded(count)
     assert length % BLOCK == 0 and count <= length <= max(count + BLOCK - 1, count * 9 // 8)
-    octave = {flex_fallback.rounded(n) for n in range(length + 1, 2 * length, BLOCK)}
+    octave = {torch_flex.rounded(n) for n in range(length + 1, 2 * length, BLOCK)}
     assert len(octave) <= 16
 
 
 def test_one_shape_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch would compute it uncompiled, with all scores in memory."""
-    monkeypatch.setattr(flex_fallback, "MOST_SHAPES", 2)
+    monkeypatch.setattr(torch_flex, "MOST_SHAPES", 2)
 
     def increment(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
-    compiled = flex_fallback._compiled(increment, backend="eager")
+    compiled = torch_flex._compiled(increment, backend="eager")
     assert [compiled(torch.zeros(n)).tolist() for n in (2, 3, 2)] == [[1, 1], [1, 1, 1], [1, 1]]
     with pytest.raises(NotImplementedError, match="at most 2 shapes, got one more; use fewer"):
         compiled(torch.zeros(4))
@@ -115,8 +116,8 @@ def inputs(
 def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
     table = table_of(MASKS[name])
     q, k, v, _ = inputs(MASKS[name], CPU, torch.float32, widths)
-    out, lse = FlexBackend().forward(q, k, v, table, 0.2)
-    want_out, want_lse = ReferenceBackend().forward(q, k, v, table, 0.2)
+    out, lse = FlexBackend().forward(AttnCall(q, k, v, table, 0.2))
+    want_out, want_lse = ReferenceBackend().forward(AttnCall(q, k, v, table, 0.2))
     torch.testing.assert_close(out, want_out, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)
 
@@ -125,7 +126,7 @@ def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
 def test_out_has_the_dtype_that_is_asked_for(asked: torch.dtype | None) -> None:
     mask = MASKS["causal"]
     q, k, v, _ = inputs(mask, CPU, torch.bfloat16)
-    out, lse = FlexBackend().forward(q, k, v, table_of(mask), 0.2, out_dtype=asked)
+    out, lse = FlexBackend().forward(AttnCall(q, k, v, table_of(mask), 0.2), out_dtype=asked)
     assert (out.dtype, lse.dtype) == (asked or torch.bfloat16, torch.float32)
 
 
@@ -133,10 +134,10 @@ def test_forward_continues_in_place() -> None:
     mask = MASKS["causal"]
     table = table_of(mask)
     q, k, v, _ = inputs(mask, CPU, torch.float32)
-    earlier = ReferenceBackend().forward(q, v, k, table, 0.2)
+    earlier = ReferenceBackend().forward(AttnCall(q, v, k, table, 0.2))
     want = tuple(x.clone() for x in earlier)
-    merge_(*want, *ReferenceBackend().forward(q, k, v, table, 0.2))
-    got = FlexBackend().forward(q, k, v, table, 0.2, prev=earlier)
+    merge_(*want, *ReferenceBackend().forward(AttnCall(q, k, v, table, 0.2)))
+    got = FlexBackend().forward(AttnCall(q, k, v, table, 0.2), prev=earlier)
     assert got[0] is earlier[0] and got[1] is earlier[1]
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
@@ -148,13 +149,15 @@ def check_backward(
     mask = MASKS[name]
     table = table_of(mask)
     q, k, v, dout = inputs(mask, device, dtype, widths)
-    out, lse = ReferenceBackend().forward(q, k, v, table, 0.2, out_dtype=torch.float32)
+    out, lse = ReferenceBackend().forward(AttnCall(q, k, v, table, 0.2), out_dtype=torch.float32)
     merge_(out, lse, torch.randn_like(out), torch.zeros_like(lse))
     delta = (out * dout).sum(-1)
-    want = ReferenceBackend().backward(dout, q, k, v, lse, delta, table, 0.2)
+    want = ReferenceBackend().backward(AttnCall(q, k, v, table, 0.2), GradCall(dout, lse, delta))
     before = torch.randn_like(want[0])
     dq_acc = before.clone()
-    dq, dk, dv = FlexBackend().backward(dout, q, k, v, lse, delta, table, 0.2, dq_acc=dq_acc)
+    dq, dk, dv = FlexBackend().backward(
+        AttnCall(q, k, v, table, 0.2), GradCall(dout, lse, delta, dq=dq_acc)
+    )
     assert dq is dq_acc and dk.dtype == torch.float32
     for got, expected in zip((dq - before, dk, dv), want, strict=True):
         torch.testing.assert_close(got, expected, atol=tol, rtol=tol)
@@ -182,7 +185,7 @@ def dense_flex(
 def test_backward_of_a_stage_is_the_reference(
     name: str, widths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flex_fallback, "_flex", lambda device_type: dense_flex)
+    monkeypatch.setattr(torch_flex, "_flex", lambda device_type: dense_flex)
     check_backward(name, CPU, torch.float32, 1e-4, widths)
 
 
@@ -198,11 +201,11 @@ def test_what_it_cannot_do_is_refused() -> None:
     table = table_of(masks.causal(8))
     x = torch.zeros(8, 1, 32, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match=r"takes bf16, fp16 and fp32.*cast"):
-        FlexBackend().forward(x, x, x, table, 1.0)
+        FlexBackend().forward(AttnCall(x, x, x, table, 1.0))
     x, wide = torch.zeros(8, 1, 8), torch.zeros(8, 1, 16)
     for q, v in ((x, x), (wide, x)):
         with pytest.raises(NotImplementedError, match=r"head_dim 16 or more, got 8; pad"):
-            FlexBackend().forward(q, q, v, table, 1.0)
+            FlexBackend().forward(AttnCall(q, q, v, table, 1.0))
     many = np.array([[0, 4, i, i + 1, i - 3, i] for i in range(0, 2 * MAX_INTERVALS + 2, 2)])
     with pytest.raises(NotImplementedError, match=r"up to 32 slices .* got 33; merge"):
         row_intervals(SliceTable(many.astype(np.int32), 4, 100), CPU)

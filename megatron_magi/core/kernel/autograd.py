@@ -1,4 +1,4 @@
-"""Who is calling: whether the op must be seen, and what may not be differentiated."""
+"""What tracing and differentiation may do with our calls, and what is refused."""
 
 from __future__ import annotations
 

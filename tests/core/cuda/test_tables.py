@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_magi.core.device_buffer import DeviceBuffer, upload
+from megatron_magi.core.cuda.tables import DeviceBuffer, upload
 
 gpu = [
     pytest.mark.gpu,

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.checks import flag, instance, number, word
-from megatron_magi.core.kernel.backend import BACKENDS
-from megatron_magi.core.kernel.calls import must_dispatch, refuse_tangents
-from megatron_magi.core.kernel.eager import Attend, attend
+from megatron_magi.core.kernel.autograd import refuse_tangents
+from megatron_magi.core.kernel.op import Options, attend
+from megatron_magi.core.kernel.select import BACKENDS
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
@@ -81,7 +81,7 @@ def flex_flash_attn_func(
     check_qkv(q, k, v)
     scale = scale_of(q, softmax_scale)
     dtype = _float_dtype(q.dtype if out_dtype is None else out_dtype)
-    how = Attend(
+    options = Options(
         scale, dtype, word(backend, "backend", BACKENDS), flag(deterministic, "deterministic")
     )
     if slices is None:
@@ -95,10 +95,7 @@ def flex_flash_attn_func(
         slices = _tensor_of_mask(slices)
     _check_slices(slices)
     refuse_tangents(q, k, v)
-    if must_dispatch(q, k, v, slices):
-        out, lse = torch.ops.magi.flex_attn_fwd(q, k, v, slices, *how)
-    else:
-        out, lse = attend(q, k, v, slices, how)
+    out, lse = attend(q, k, v, slices, options)
     return out, AttnForwardMeta(lse)
 
 

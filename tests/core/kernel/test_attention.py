@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatron_magi import AttnMask, AttnSlice, masks
-from megatron_magi.core.kernel import flex_attn, reference
-from megatron_magi.core.kernel.flex_attn import flex_flash_attn_func
+from megatron_magi.core.kernel import attention, reference
+from megatron_magi.core.kernel.attention import flex_flash_attn_func
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from tests.dense import compare, dense_attention, random_mask, random_qkv
@@ -96,14 +97,14 @@ def test_ranges_changed_in_place_are_noticed() -> None:
 def test_remembered_ranges_die_with_their_tensor() -> None:
     q, k, v, _ = random_qkv(masks.full(8), 1, 1, 4, torch.float64, 1)
     gc.collect()
-    before = len(flex_attn._range_tensors)
+    before = len(attention._range_tensors)
     for types in (None, torch.tensor([1])):
         ranges = torch.tensor([[0, 8]])
         flex_flash_attn_func(q, k, v, ranges, ranges, types)
     flex_flash_attn_func(q, k, v)
     del ranges, types
     gc.collect()
-    assert len(flex_attn._range_tensors) == before
+    assert len(attention._range_tensors) == before
 
 
 @pytest.mark.parametrize("kind", ["mask", "ranges"])
@@ -159,7 +160,7 @@ def test_meta_tensors_and_opcheck() -> None:
     assert meta.lse.shape == (6, 4) and meta.lse.dtype == torch.float32
     q, k, v, _ = random_qkv(masks.causal(6), 4, 2, 8, torch.float64, 0)
     args = (q, k, v, slices, 0.3, torch.float64, "auto", False)
-    torch.library.opcheck(torch.ops.magi.flex_attn_fwd.default, args)
+    torch.library.opcheck(torch.ops.magi.attn_fwd.default, args)
 
 
 def test_gradients_of_lse_alone() -> None:
@@ -249,9 +250,11 @@ def test_the_reference_makes_delta_from_out() -> None:
     q, k, v, dout = random_qkv(mask, 2, 2, 4, torch.float64, seed=1)
     q, k, v = (x.detach() for x in (q, k, v))
     kernel, table = ReferenceBackend(), SliceTable(mask.slices, 10, 10)
-    out, lse = kernel.forward(q, k, v, table, 0.5)
-    given = kernel.backward(dout, q, k, v, lse, (out * dout).sum(-1), table, 0.5)
-    made = kernel.backward(dout, q, k, v, lse, None, table, 0.5, out=out)
+    out, lse = kernel.forward(AttnCall(q, k, v, table, 0.5))
+    given = kernel.backward(
+        AttnCall(q, k, v, table, 0.5), GradCall(dout, lse, (out * dout).sum(-1))
+    )
+    made = kernel.backward(AttnCall(q, k, v, table, 0.5), GradCall(dout, lse, out=out))
     assert all(map(torch.equal, given, made))
     with pytest.raises(ValueError, match="either delta or out is required"):
-        kernel.backward(dout, q, k, v, lse, None, table, 0.5)
+        kernel.backward(AttnCall(q, k, v, table, 0.5), GradCall(dout, lse))

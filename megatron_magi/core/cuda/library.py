@@ -1,4 +1,4 @@
-"""The CUDA library as Python sees it: ctypes mirrors of csrc/flex_attn/params.h."""
+"""The CUDA library: built on first use, loaded once, called with the structs of ``abi``."""
 
 from __future__ import annotations
 
@@ -6,54 +6,14 @@ import ctypes
 import functools
 import logging
 from contextlib import AbstractContextManager, nullcontext
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_int32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+
+from megatron_magi.core.cuda.abi import DTYPE_CODES, CudaKernelError, check_abi
 
 logger = logging.getLogger("megatron_magi")
-
-ABI_VERSION = 5
-DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-
-
-class CudaKernelError(RuntimeError):
-    """A kernel could not be launched; the message says which and why."""
-
-
-class TensorView(ctypes.Structure):
-    """A strided [tokens, heads, head_dim] tensor on the device."""
-
-    _fields_ = [("data", c_void_p), ("stride_token", c_int64), ("stride_head", c_int64)]
-
-    @classmethod
-    def of(cls, x: Tensor) -> TensorView:
-        token, head, _ = x.stride()
-        return cls(x.data_ptr(), token, head)
-
-
-class FwdParams(ctypes.Structure):
-    """MagiFwdParams."""
-
-    _fields_ = [
-        *((name, TensorView) for name in ("q", "k", "v", "out")),
-        ("lse", c_void_p),
-        ("lse_stride_token", c_int64),
-        ("lse_stride_head", c_int64),
-        *((name, c_void_p) for name in ("tiles", "entries", "empty_rows", "counter", "stream")),
-        *(
-            (name, c_int32)
-            for name in (
-                *("num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
-                *("dtype", "out_dtype", "merge", "num_tiles", "num_entries", "num_empty_ranges"),
-                *("heads_per_section", "pack", "block_m", "block_n", "num_sms"),
-            )
-        ),
-        ("softmax_scale", c_float),
-    ]
-
 
 _Message = ctypes.c_char * 512
 
@@ -64,14 +24,7 @@ class CudaLibrary:
     def __init__(self, path: Path) -> None:
         # PyDLL keeps the GIL: a launch takes microseconds, and another thread cannot come between.
         self.handle = ctypes.PyDLL(str(path))
-        version = self.handle.magi_abi_version()
-        size = self.handle.magi_fwd_params_bytes()
-        if version != ABI_VERSION or size != ctypes.sizeof(FwdParams):
-            raise CudaKernelError(
-                f"the CUDA library must have ABI {ABI_VERSION} with {ctypes.sizeof(FwdParams)} "
-                f"bytes of forward parameters, got {version} with {size} from {path}; "
-                f"rebuild with python -m megatron_magi.build --force"
-            )
+        check_abi(self.handle, path)
 
     def call(self, name: str, params: ctypes.Structure) -> None:
         """Run a function of the C ABI."""
@@ -92,9 +45,11 @@ class CudaLibrary:
             )
         return num_loaded.value
 
-    def function(self, name: str) -> Any:
-        """The raw ctypes function, for callers on the fast path."""
-        return getattr(self.handle, name)
+    def pause(self, nanoseconds: int, stream: int) -> None:
+        """Keep a stream of the current device waiting."""
+        code = self.handle.magi_pause(c_uint64(nanoseconds), c_void_p(stream))
+        if code != 0:
+            raise CudaKernelError(f"magi_pause failed with code {code}")
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,68 +5,27 @@ Both ways give equal bits: sums are made in the accumulation dtype and in the sa
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Sequence
-from ctypes import c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from megatron_magi.core.cuda_library import (
+from megatron_magi.core.cuda.abi import (
     DTYPE_CODES,
-    CudaKernelError,
+    MAX_ROW_PARTS,
+    AddParams,
+    GatherParams,
+    Rows,
+)
+from megatron_magi.core.cuda.library import (
     CudaLibrary,
     loaded_cuda_library,
     on_device,
     stream_handle,
 )
-from megatron_magi.core.device_buffer import DeviceBuffer
+from megatron_magi.core.cuda.tables import DeviceBuffer
 
-MAX_PARTS = 2  # tensors of one call: keys and values
 HEAD_START_NS = 5000
-
-
-class Rows(ctypes.Structure):
-    """MagiRows of csrc/flex_attn/rows/rows_params.h."""
-
-    _fields_ = [("data", c_void_p), ("stride", c_int64)]
-
-    @classmethod
-    def of(cls, x: Tensor) -> Rows:
-        return cls(x.data_ptr(), x.stride(0) * x.element_size())
-
-
-class GatherParams(ctypes.Structure):
-    """MagiGatherParams."""
-
-    _fields_ = [
-        ("src", Rows * MAX_PARTS),
-        ("dst", Rows * MAX_PARTS),
-        ("index", c_void_p),
-        ("stream", c_void_p),
-        ("num_rows", c_int64),
-        ("row_bytes", c_int32),
-        ("num_parts", c_int32),
-    ]
-
-
-class AddParams(ctypes.Structure):
-    """MagiAddParams."""
-
-    _fields_ = [
-        ("own", Rows * MAX_PARTS),
-        ("received", Rows * MAX_PARTS),
-        ("dst", Rows * MAX_PARTS),
-        ("begin", c_void_p),
-        ("sources", c_void_p),
-        ("stream", c_void_p),
-        ("num_rows", c_int64),
-        ("width", c_int32),
-        ("num_parts", c_int32),
-        ("received_dtype", c_int32),
-        ("dst_dtype", c_int32),
-    ]
 
 
 def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tensor]) -> None:
@@ -85,13 +44,13 @@ def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tenso
         for x, target in zip(xs, into, strict=True):
             gather_rows([x], index, [target])
         return
-    if library is None or len(xs) > MAX_PARTS:
+    if library is None or len(xs) > MAX_ROW_PARTS:
         for x, target in zip(xs, into, strict=True):
             target.copy_(x if index is None else x.index_select(0, index))
         return
     params = GatherParams(
-        (Rows * MAX_PARTS)(*map(Rows.of, xs)),
-        (Rows * MAX_PARTS)(*map(Rows.of, into)),
+        (Rows * MAX_ROW_PARTS)(*map(Rows.of, xs)),
+        (Rows * MAX_ROW_PARTS)(*map(Rows.of, into)),
         None if index is None else index.data_ptr(),
         stream_handle(xs[0].device),
         len(into[0]),
@@ -170,7 +129,7 @@ def _add(
         for i in range(len(own)):
             _add(own[i : i + 1], received[i : i + 1], sources, peers, targets[i : i + 1])
         return
-    fits = len(own) <= MAX_PARTS and all(x.dtype == torch.float32 for x in own)
+    fits = len(own) <= MAX_ROW_PARTS and all(x.dtype == torch.float32 for x in own)
     fits = fits and own[0].shape[1:].numel() % 8 == 0
     if library is None or not fits:
         for rows in peers:
@@ -181,9 +140,9 @@ def _add(
                 target.copy_(mine)
         return
     params = AddParams(
-        (Rows * MAX_PARTS)(*map(Rows.of, own)),
-        (Rows * MAX_PARTS)(*map(Rows.of, received)),
-        (Rows * MAX_PARTS)(*map(Rows.of, targets)),
+        (Rows * MAX_ROW_PARTS)(*map(Rows.of, own)),
+        (Rows * MAX_ROW_PARTS)(*map(Rows.of, received)),
+        (Rows * MAX_ROW_PARTS)(*map(Rows.of, targets)),
         sources.begin.data_ptr(),
         sources.sources.data_ptr(),
         stream_handle(own[0].device),
@@ -206,11 +165,8 @@ def head_start(device: torch.device) -> None:
     library = loaded_cuda_library(device)
     if library is None:
         return
-    stream = c_void_p(stream_handle(device))
     with on_device(device):
-        code = library.function("magi_pause")(ctypes.c_uint64(HEAD_START_NS), stream)
-    if code != 0:
-        raise CudaKernelError(f"magi_pause failed with code {code}")
+        library.pause(HEAD_START_NS, stream_handle(device))
 
 
 def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
@@ -221,7 +177,7 @@ def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
 def _library_for(device: torch.device, *xs: Tensor) -> CudaLibrary | None:
     """The CUDA library if it is loaded and can take these tensors."""
     library = loaded_cuda_library(device)
-    return _checked(library) if library is not None and all(map(_fits, xs)) else None
+    return library if library is not None and all(map(_fits, xs)) else None
 
 
 def _fits(x: Tensor) -> bool:
@@ -236,15 +192,3 @@ def _fits(x: Tensor) -> bool:
             return False
         width *= length
     return not (width * size % 16 or strides[0] * size % 16)
-
-
-@functools.lru_cache(maxsize=1)
-def _checked(library: CudaLibrary) -> CudaLibrary:
-    want = ctypes.sizeof(GatherParams) + ctypes.sizeof(AddParams)
-    got = library.function("magi_row_params_bytes")()
-    if got != want:
-        raise CudaKernelError(
-            f"the CUDA library must take {want} bytes of row parameters, got {got}; "
-            f"rebuild with python -m megatron_magi.build --force"
-        )
-    return library

@@ -1,0 +1,133 @@
+"""Every C struct that crosses into the CUDA library, and the one check that both sides agree."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ABI_VERSION = 5
+DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+MAX_ROW_PARTS = 2
+"""Tensors of one call that moves rows: keys and values."""
+
+
+class CudaKernelError(RuntimeError):
+    """A kernel could not be launched; the message says which and why."""
+
+
+class TensorView(Structure):
+    """A strided [tokens, heads, head_dim] tensor on the device."""
+
+    _fields_ = [("data", c_void_p), ("stride_token", c_int64), ("stride_head", c_int64)]
+
+    @classmethod
+    def of(cls, x: Tensor) -> TensorView:
+        token, head, _ = x.stride()
+        return cls(x.data_ptr(), token, head)
+
+
+def _fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, kind) for name in names)
+
+
+class FwdParams(Structure):
+    """MagiFwdParams: one launch of the forward."""
+
+    _fields_ = [
+        *_fields(TensorView, "q", "k", "v", "out"),
+        *_fields(c_void_p, "lse"),
+        *_fields(c_int64, "lse_stride_token", "lse_stride_head"),
+        *_fields(c_void_p, "tiles", "entries", "empty_rows", "counter", "stream"),
+        *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
+        *_fields(c_int32, "dtype", "out_dtype", "merge", "num_tiles", "num_entries"),
+        *_fields(c_int32, "num_empty_ranges", "heads_per_section", "pack", "block_m", "block_n"),
+        *_fields(c_int32, "num_sms"),
+        *_fields(c_float, "softmax_scale"),
+    ]
+
+
+class BwdParams(Structure):
+    """MagiBwdParams: one launch of the backward."""
+
+    _fields_ = [
+        *_fields(TensorView, "q", "k", "v", "dout", "out", "dq_acc", "dq", "dk", "dv"),
+        *_fields(c_void_p, "lse", "delta"),
+        *_fields(c_int64, "lse_stride_token", "lse_stride_head"),
+        *_fields(c_int64, "delta_stride_token", "delta_stride_head"),
+        *_fields(c_void_p, "stats", "partial", "items", "entries", "visits", "semaphores"),
+        *_fields(c_void_p, "stream"),
+        *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
+        *_fields(c_int32, "dtype", "grad_dtype", "num_items", "num_splits", "heads_per_section"),
+        *_fields(c_int32, "clear_dq", "deterministic", "num_cells", "heads_inner", "descending"),
+        *_fields(c_float, "softmax_scale"),
+    ]
+
+
+class DeltaParams(Structure):
+    """MagiDeltaParams: row sums of out * dout."""
+
+    _fields_ = [
+        *_fields(TensorView, "out", "dout"),
+        *_fields(c_void_p, "delta", "stream"),
+        *_fields(c_int32, "num_tokens", "num_heads", "head_dim", "dtype"),
+    ]
+
+
+class Rows(Structure):
+    """MagiRows: rows of one tensor, a number of bytes apart."""
+
+    _fields_ = [("data", c_void_p), ("stride", c_int64)]
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        return cls(x.data_ptr(), x.stride(0) * x.element_size())
+
+
+class GatherParams(Structure):
+    """MagiGatherParams: rows to other places."""
+
+    _fields_ = [
+        *_fields(Rows * MAX_ROW_PARTS, "src", "dst"),
+        *_fields(c_void_p, "index", "stream"),
+        *_fields(c_int64, "num_rows"),
+        *_fields(c_int32, "row_bytes", "num_parts"),
+    ]
+
+
+class AddParams(Structure):
+    """MagiAddParams: received rows added to own ones."""
+
+    _fields_ = [
+        *_fields(Rows * MAX_ROW_PARTS, "own", "received", "dst"),
+        *_fields(c_void_p, "begin", "sources", "stream"),
+        *_fields(c_int64, "num_rows"),
+        *_fields(c_int32, "width", "num_parts", "received_dtype", "dst_dtype"),
+    ]
+
+
+SIZES = {
+    "fwd": ctypes.sizeof(FwdParams),
+    "bwd": ctypes.sizeof(BwdParams),
+    "delta": ctypes.sizeof(DeltaParams),
+    "row": ctypes.sizeof(GatherParams) + ctypes.sizeof(AddParams),
+}
+"""Bytes of the structs by the names under which the library tells its own."""
+
+
+def check_abi(handle: Any, path: Any) -> None:
+    """Compare version and struct sizes with the loaded library's.
+
+    Raises:
+        CudaKernelError: a library of other sources.
+    """
+    got = {name: getattr(handle, f"magi_{name}_params_bytes")() for name in SIZES}
+    version = handle.magi_abi_version()
+    if version != ABI_VERSION or got != SIZES:
+        raise CudaKernelError(
+            f"the CUDA library must have ABI {ABI_VERSION} with parameters of {SIZES} bytes, got "
+            f"{version} with {got} from {path}; rebuild with python -m megatron_magi.build --force"
+        )

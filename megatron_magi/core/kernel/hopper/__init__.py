@@ -1,0 +1,30 @@
+"""Attention by our CUDA kernels for Hopper (sm_90a)."""
+
+from __future__ import annotations
+
+import torch
+
+from megatron_magi.core.cuda.library import load_kernels
+from megatron_magi.core.kernel.hopper.backward import backward, delta
+from megatron_magi.core.kernel.hopper.checks import check_device
+from megatron_magi.core.kernel.hopper.forward import forward
+
+__all__ = ["HopperBackend"]
+
+
+class HopperBackend:
+    """The protocol ``AttnBackend`` on sm_90a.
+
+    Raises (on construction):
+        NotImplementedError: not a Hopper GPU, or a dtype without kernels.
+        CudaBuildError: the library is not there and cannot be built.
+    """
+
+    name = "cuda"
+    forward = staticmethod(forward)
+    backward = staticmethod(backward)
+    delta = staticmethod(delta)
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        check_device(device, dtype)
+        load_kernels(device, dtype)

@@ -1,0 +1,118 @@
+"""The backward on Hopper: the choice, its gradients and scratch memory, one launch
+(csrc/flex_attn/bwd).
+
+T query tokens, S key tokens, H query heads, G key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.cuda.abi import DTYPE_CODES, BwdParams, DeltaParams, TensorView
+from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
+from megatron_magi.core.kernel.autograd import must_dispatch
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, row_delta
+from megatron_magi.core.kernel.hopper.checks import DTYPES, HEAD_DIMS, check_call, check_gradients
+from megatron_magi.core.kernel.hopper.choice import backward_launch
+from megatron_magi.core.kernel.hopper.launch import BwdLaunch, HeadsKey, aligned, empty_as
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def backward(call: AttnCall, grad: GradCall) -> Gradients:
+    """See AttnBackend.backward.
+
+    Returns:
+        dq [T, H, D] (``grad.dq`` itself if given), dk and dv [S, G, D] (``grad.dkv`` itself if
+        given).
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
+        CudaKernelError: a launch failed.
+    """
+    check_call(call)
+    grad = _in_one_dtype(grad, call.q.dtype)
+    check_gradients(call, grad)
+    q, k, v = call[:3]
+    dtype = grad.dtype or torch.float32
+    dk, dv = grad.dkv or (empty_as(k, dtype), empty_as(v, dtype))
+    dq = empty_as(q, dtype) if grad.dq is None else grad.dq
+    if q.shape[0] == 0 or k.shape[0] == 0:
+        return dq.zero_() if grad.dq is None else dq, dk.zero_(), dv.zero_()
+    launch = backward_launch(call.table, HeadsKey.of(call), grad.deterministic)
+    launch_backward(launch, call, grad, (dq, dk, dv))
+    return dq, dk, dv
+
+
+def _in_one_dtype(grad: GradCall, dtype: torch.dtype) -> GradCall:
+    """dout in q's dtype; where ``out`` was asked for in fp32, delta, or the kernel would round."""
+    out, dout = grad.out, grad.dout
+    if out is not None and not out.dtype == dout.dtype == dtype:
+        grad = grad._replace(delta=delta(out, dout, grad.lse.dtype), out=None)
+    return grad if dout.dtype == dtype else grad._replace(dout=dout.to(dtype))
+
+
+def launch_backward(launch: BwdLaunch, call: AttnCall, grad: GradCall, results: Gradients) -> None:
+    """One pass on the current stream; no synchronisation."""
+    inputs = (*call[:3], grad.dout)
+    (q, k, v, dout), (dq, dk, dv) = map(aligned, inputs), results  # held until the launch
+    stream = stream_handle(q.device)
+    launch.tables.use_on(stream)
+    p = BwdParams.from_buffer_copy(launch.params)
+    p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, dout, dk, dv))
+    p.lse = grad.lse.data_ptr()
+    p.lse_stride_token, p.lse_stride_head = grad.lse.stride()
+    if grad.out is not None:
+        out = aligned(grad.out)
+        p.out = TensorView.of(out)
+    elif grad.delta is not None:
+        p.delta = grad.delta.data_ptr()
+        p.delta_stride_token, p.delta_stride_head = grad.delta.stride()
+    in_fp32 = dq.dtype == torch.float32
+    floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else q.numel())
+    scratch = torch.empty(floats, dtype=torch.float32, device=q.device)
+    p.stats, p.partial, p.semaphores, dq_sum = map(scratch.data_ptr().__add__, launch.scratch_at)
+    if in_fp32:
+        p.dq_acc = TensorView.of(dq)
+    else:
+        p.dq_acc = TensorView(dq_sum, q.shape[1] * q.shape[2], q.shape[2])
+        p.dq = TensorView.of(dq)
+    p.stream = stream
+    p.dtype = DTYPE_CODES[q.dtype]
+    p.grad_dtype = DTYPE_CODES[dk.dtype]
+    p.clear_dq = grad.dq is None
+    p.softmax_scale = call.softmax_scale
+    with on_device(q.device):
+        cuda_library().call("magi_flex_attn_bwd", p)
+
+
+def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
+    """See AttnBackend.delta: one pass where the kernel takes these, PyTorch elsewhere (it makes two
+    fp32 copies first, but fake tensors have no memory, and the compiler fuses the plain form)."""
+    fits = (
+        dtype == torch.float32
+        and out.dtype in DTYPES
+        and dout.dtype == out.dtype
+        and out.shape[-1] in HEAD_DIMS
+        and out.numel() > 0
+        and not must_dispatch(out, dout)
+    )
+    return kernel_delta(out, dout) if fits else row_delta(out, dout, dtype)
+
+
+def kernel_delta(out_THD: Tensor, dout_THD: Tensor) -> Tensor:
+    """fp32 [T, H] by one launch on the current stream."""
+    out, dout = aligned(out_THD), aligned(dout_THD)
+    made = torch.empty(out.shape[:2], dtype=torch.float32, device=out.device)
+    params = DeltaParams(
+        TensorView.of(out),
+        TensorView.of(dout),
+        made.data_ptr(),
+        stream_handle(out.device),
+        *out.shape,
+        DTYPE_CODES[out.dtype],
+    )
+    with on_device(out.device):
+        cuda_library().call("magi_row_delta", params)
+    return made

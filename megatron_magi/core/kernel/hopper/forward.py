@@ -1,0 +1,105 @@
+"""The forward on Hopper: the choice, its outputs, one launch (csrc/flex_attn/fwd).
+
+T query tokens, S key tokens, H query heads, G key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, TensorView
+from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
+from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows
+from megatron_magi.core.kernel.hopper.checks import check_call, check_output
+from megatron_magi.core.kernel.hopper.choice import forward_launch
+from megatron_magi.core.kernel.hopper.launch import (
+    FwdLaunch,
+    HeadsKey,
+    aligned,
+    empty_as,
+    tile_counter,
+)
+from megatron_magi.core.kernel.merge import merge_
+
+
+def forward(
+    call: AttnCall,
+    *,
+    prev: OutLse | None = None,
+    into: OutLse | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> OutLse:
+    """See AttnBackend.forward.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
+        CudaKernelError: a launch failed.
+    """
+    check_call(call)
+    check_output(call.q, prev, into, out_dtype)
+    launch = forward_launch(call.table, HeadsKey.of(call))
+    if launch.num_parts > 1:
+        dtype = out_dtype if into is None else into[0].dtype
+        made = _forward_in_parts(launch, call, prev, dtype)
+        return made if into is None else put_rows(made, call.table, into)
+    given = into if prev is None else prev
+    if given is not None:
+        launch_forward(launch, call, given, merge=prev is not None, fill_empty_rows=False)
+        return given
+    q = call.q
+    out = empty_as(q, out_dtype or q.dtype)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    launch_forward(launch, call, (out, lse))
+    return out, lse
+
+
+def _forward_in_parts(
+    launch: FwdLaunch, call: AttnCall, prev: OutLse | None, out_dtype: torch.dtype | None
+) -> OutLse:
+    """Few tiles with long key walks: parts of the keys side by side, then merged in fixed order."""
+    q = call.q
+    shape = (launch.num_parts, *q.shape)
+    out = torch.empty(shape, dtype=torch.float32, device=q.device)
+    lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
+    launch_forward(launch, call, (out.flatten(0, 1), lse.flatten(0, 1)))
+    for part in range(1, launch.num_parts):
+        merge_(out[0], lse[0], out[part], lse[part])
+    if prev is not None:
+        merge_(*prev, out[0], lse[0])
+        return prev
+    return out[0].to(out_dtype or q.dtype, copy=True), lse[0].clone()
+
+
+def launch_forward(
+    launch: FwdLaunch,
+    call: AttnCall,
+    result: OutLse,
+    *,
+    merge: bool = False,
+    fill_empty_rows: bool = True,
+) -> None:
+    """One launch on the current stream; no synchronisation.
+
+    Args:
+        result: out [T, H, D] and lse [T, H], or as many of them as there are parts.
+        merge: into what ``result`` holds.
+        fill_empty_rows: write 0 and -inf to rows that no slice covers.
+    """
+    (out, lse), device = result, call.q.device
+    stream = stream_handle(device)
+    launch.tables.use_on(stream)
+    p = FwdParams.from_buffer_copy(launch.params)
+    q, k, v = map(aligned, call[:3])  # held until the launch
+    p.q, p.k, p.v, p.out = map(TensorView.of, (q, k, v, out))
+    p.lse = lse.data_ptr()
+    p.lse_stride_token, p.lse_stride_head = lse.stride()
+    p.counter = tile_counter(device, stream).data_ptr()
+    p.stream = stream
+    p.dtype = DTYPE_CODES[q.dtype]
+    p.out_dtype = DTYPE_CODES[out.dtype]
+    p.merge = merge
+    if not fill_empty_rows:
+        p.num_empty_ranges = 0
+    p.softmax_scale = call.softmax_scale
+    with on_device(device):
+        cuda_library().call("magi_flex_attn_fwd", p)

@@ -1,0 +1,92 @@
+"""What was chosen to run on Hopper, as values, and what every launch needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.cuda.abi import BwdParams, FwdParams
+from megatron_magi.core.cuda.tables import DeviceBuffer
+from megatron_magi.core.kernel.backend import AttnCall
+
+
+class HeadsKey(NamedTuple):
+    """What a launch depends on beside the slices."""
+
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    device_index: int
+
+    @classmethod
+    def of(cls, call: AttnCall) -> HeadsKey:
+        q = call.q
+        return cls(q.shape[1], call.k.shape[1], q.shape[2], q.device.index)
+
+
+@dataclass(frozen=True)
+class FwdLaunch:
+    """A forward: its work list on the device, and the parameters that all calls share."""
+
+    tables: DeviceBuffer
+    params: FwdParams
+    num_parts: int = 1
+    """Outputs that the caller merges, where long key walks were cut into parts."""
+
+    def __str__(self) -> str:
+        p = self.params
+        return (
+            f"forward, head_dim {p.head_dim}: {p.num_tiles} tiles of {p.block_m} rows ({p.pack} "
+            f"heads packed) x {p.block_n} keys, {p.heads_per_section} key heads at a time, "
+            f"{self.num_parts} parts"
+        )
+
+
+@dataclass(frozen=True)
+class BwdLaunch:
+    """A backward, likewise."""
+
+    tables: DeviceBuffer
+    params: BwdParams
+    scratch_at: tuple[int, int, int, int]
+    """Where the parts of a call's scratch memory begin, in bytes: stats, partial sums, semaphores,
+    and the fp32 sum of dq where that is not an output."""
+
+    def __str__(self) -> str:
+        p = self.params
+        return (
+            f"backward, head_dim {p.head_dim}: {p.num_items} items, {p.num_splits} splits, "
+            f"{p.heads_per_section} key heads at a time"
+            f"{', deterministic' if p.deterministic else ''}"
+        )
+
+
+def empty_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Contiguous, of the shape of ``x``; half the host time of torch.empty."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x``, copied only if the copy engine cannot read it (16-byte base and strides)."""
+    token, head, column = x.stride()
+    step = 16 // x.element_size()
+    fits = token % step == 0 and head % step == 0 and x.data_ptr() % 16 == 0
+    fits = fits and token > 0 and head > 0 and column == 1
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+_counters: dict[tuple[int, int], Tensor] = {}
+
+
+def tile_counter(device: torch.device, stream: int) -> Tensor:
+    """int32 [2], zero between launches; one per stream, because a launch counts in it."""
+    key = (device.index, stream)
+    if key not in _counters:
+        # Copied rather than filled there: initcheck, which looks at our kernels only, sees copies.
+        with torch.inference_mode(False):
+            made = torch.zeros(2, dtype=torch.int32).to(device)
+        return _counters.setdefault(key, made)  # of two threads the first one's counts
+    return _counters[key]

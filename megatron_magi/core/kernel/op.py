@@ -1,0 +1,158 @@
+"""One device's attention as torch.library ops, and the short way that eager calls take.
+
+torch.compile, meta tensors, dispatch modes and autograd see ``torch.ops.magi``. PyTorch's Python
+dispatch and autograd of such an op take longer than the launch itself, so an eager call that nobody
+has to see goes straight to the backend (``autograd.must_dispatch``).
+
+T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and their output
+may have one of their own), N slices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.autograd import (
+    differentiable_once,
+    must_dispatch,
+    refuse_second_derivative,
+)
+from megatron_magi.core.kernel.backend import (
+    AttnBackend,
+    AttnCall,
+    GradCall,
+    OutLse,
+    acc_dtype,
+    has_one_width,
+    less_dlse,
+    row_delta,
+)
+from megatron_magi.core.kernel.select import select_backend
+from megatron_magi.core.kernel.slice_table import slice_table
+
+_library = torch.library.Library("magi", "DEF")
+_library.define(
+    "attn_fwd(Tensor q, Tensor k, Tensor v, Tensor slices, float softmax_scale, "
+    "ScalarType out_dtype, str backend, bool deterministic) -> (Tensor out, Tensor lse)"
+)
+_library.define(
+    "attn_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor delta, "
+    "Tensor slices, float softmax_scale, str backend, bool deterministic) "
+    "-> (Tensor dq, Tensor dk, Tensor dv)"
+)
+
+
+class Options(NamedTuple):
+    """The arguments of ``attn_fwd`` behind its tensors, in its order."""
+
+    softmax_scale: float
+    out_dtype: torch.dtype
+    backend: str
+    deterministic: bool
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) -> OutLse:
+    """(out [T, H, D], lse [T, H]), differentiable in q, k and v; slices int32 [N, 6]."""
+    if must_dispatch(q, k, v, slices):
+        out, lse = torch.ops.magi.attn_fwd(q, k, v, slices, *options)
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out, lse = _EagerAttn.apply(q, k, v, slices, options)
+    else:
+        out, lse = _forward(q, k, v, slices, *options)
+    return out, lse
+
+
+def _asked(
+    q: Tensor, k: Tensor, v: Tensor, slices: Tensor, scale: float, backend: str
+) -> tuple[AttnBackend, AttnCall]:
+    """Who computes, and what."""
+    table = slice_table(slices, q.shape[0], k.shape[0])
+    kernel = select_backend(backend, q.device, q.dtype, has_one_width(q, v))
+    return kernel, AttnCall(q, k, v, table, scale)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> OutLse:
+    scale, out_dtype, backend, _ = options
+    kernel, call = _asked(q, k, v, slices, scale, backend)
+    return kernel.forward(call, out_dtype=out_dtype)
+
+
+class _EagerAttn(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options
+    ) -> OutLse:
+        out, lse = _forward(q, k, v, slices, *options)
+        # What the dispatched op saves, in its order: a checkpoint may run one and then the other.
+        ctx.save_for_backward(q, k, v, _saveable(slices), out, lse)
+        ctx.set_materialize_grads(False)
+        ctx.options = options
+        return out, lse
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, slices, out, lse = ctx.saved_tensors
+        scale, _, backend, deterministic = ctx.options
+        dout = torch.zeros_like(out) if dout is None else dout
+        if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
+            delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
+            how = scale, backend, deterministic
+            return *torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how), None, None
+        kernel, call = _asked(q, k, v, slices, scale, backend)
+        grad = GradCall(dout, lse, out=out, dtype=q.dtype, deterministic=deterministic)
+        if dlse is not None:  # otherwise the kernels make delta on their way
+            delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
+            grad = grad._replace(delta=delta, out=None)
+        return *kernel.backward(call, grad), None, None
+
+
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    slices, scale, backend, deterministic = rest
+    kernel, call = _asked(q, k, v, slices, scale, backend)
+    return kernel.backward(
+        call, GradCall(dout, lse, delta, dtype=q.dtype, deterministic=deterministic)
+    )
+
+
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> OutLse:
+    out = q.new_empty((*q.shape[:2], v.shape[2]), dtype=options[1])
+    return out, q.new_empty(q.shape[:2], dtype=acc_dtype(q.dtype))
+
+
+def _fake_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: OutLse) -> None:
+    q, k, v, slices, ctx.softmax_scale, _, ctx.backend, ctx.deterministic = inputs
+    ctx.save_for_backward(q, k, v, _saveable(slices), *output)
+
+
+def _saveable(slices: Tensor) -> Tensor:
+    """Autograd does not save what was made in inference mode; a mask may well have been."""
+    return slices.clone() if slices.is_inference() else slices
+
+
+def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, slices, out, lse = ctx.saved_tensors
+    delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
+    dq, dk, dv = torch.ops.magi.attn_bwd(
+        dout, q, k, v, lse, delta, slices, ctx.softmax_scale, ctx.backend, ctx.deterministic
+    )
+    return dq, dk, dv, None, None, None, None, None
+
+
+_library.impl("attn_fwd", _forward, "CompositeExplicitAutograd")
+_library.impl("attn_bwd", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("magi::attn_fwd", _fake_forward, lib=_library)
+torch.library.register_fake("magi::attn_bwd", _fake_backward, lib=_library)
+torch.library.register_autograd("magi::attn_fwd", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("magi::attn_bwd", refuse_second_derivative, lib=_library)
