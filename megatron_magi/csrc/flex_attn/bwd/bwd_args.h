@@ -10,7 +10,7 @@
 
 namespace magi {
 
-// Device views of the structs of solver/work_list_bwd.h (copied to the device as they are).
+// Device views of the structs of schedule/backward.h (copied to the device as they are).
 struct alignas(16) BwdItemView {
   int32_t k_start, k_rows, entry_begin, entry_end, steps, visit_begin, reserved[2];
 };

@@ -23,7 +23,7 @@ struct MagiBwdParams {
   int64_t delta_stride_token, delta_stride_head;  // elements
   void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
   float* partial;          // workspace [2, num_splits, S, G, D] fp32; unused if num_splits is 1
-  const int32_t* items;    // [num_items, 8]: struct BwdItem of solver/work_list_bwd.h
+  const int32_t* items;    // [num_items, 8]: struct BwdItem of schedule/backward.h
   const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
   const int32_t* visits;   // [num_visits, 4], deterministic mode only: struct BwdVisit
   int32_t* semaphores;     // deterministic mode only: 1 + 2 * H * num_cells, any content

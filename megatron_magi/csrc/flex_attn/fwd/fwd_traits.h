@@ -6,7 +6,7 @@
 
 namespace magi {
 
-// Work-list records, written by csrc/solver/work_list_fwd.cpp as int32 rows.
+// Work-list records, written by csrc/schedule/forward.cpp as int32 rows.
 
 // One query tile: tokens [q_start, q_start + num_tokens), keys of `num_entries` entries.
 struct FwdTile {
