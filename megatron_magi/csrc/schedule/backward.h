@@ -15,7 +15,7 @@
 
 namespace magi {
 
-// Both structs are copied to the device as they are (see flex_attn/bwd/bwd_args.h).
+// Both structs are copied to the device as they are (see attention/backward/args.h).
 struct BwdItem {
   int32_t k_start = 0;      // first key row of the tile
   int32_t k_rows = 0;       // 1..tile_k

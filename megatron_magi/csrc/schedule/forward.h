@@ -16,7 +16,7 @@
 
 namespace magi {
 
-// Both structs are copied to the device as they are (see flex_attn/fwd/fwd_traits.h).
+// Both structs are copied to the device as they are (see attention/forward/traits.h).
 struct FwdTileRow {
   int32_t q_start = 0;
   int32_t num_tokens = 0;  // 1..tile_q
