@@ -17,11 +17,21 @@ except ModuleNotFoundError:
         "leave out --no-build-isolation so that pip brings it"
     ) from None
 
+CSRC = "megatron_magi/csrc"
+
+
+def _files(suffix: str) -> list[str]:
+    """The files of the extension: the bindings, the planner and the kernels' work lists."""
+    return sorted(
+        p for room in ("", "planner/", "schedule/") for p in glob(f"{CSRC}/{room}*{suffix}")
+    )
+
+
 solver = Pybind11Extension(
     "megatron_magi._solver",
-    sorted(glob("megatron_magi/csrc/bindings*.cpp") + glob("megatron_magi/csrc/solver/*.cpp")),
-    include_dirs=["megatron_magi/csrc"],
-    depends=glob("megatron_magi/csrc/*.h") + glob("megatron_magi/csrc/solver/*.h"),
+    _files(".cpp"),
+    include_dirs=[CSRC],
+    depends=_files(".h"),
     cxx_std=20,
     extra_compile_args=["-O3", "-Wall", "-Wextra"],
 )

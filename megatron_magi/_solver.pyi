@@ -1,4 +1,6 @@
-"""The C++ planner (csrc/solver), compiled from csrc/bindings.cpp and csrc/bindings_kernel.cpp.
+"""The C++ planner (csrc/planner) and the kernels' work lists (csrc/schedule).
+
+Compiled from csrc/bindings.cpp and csrc/bindings_kernel.cpp.
 
 Arrays are int32 and contiguous, slices [N, 6], ranges [n, 2], transfers [M, 5] (stage, dst, src,
 start, end). An int64 array is a TypeError, what does not fit together a ValueError. Functions that
@@ -86,7 +88,7 @@ class Layout:
     def split_rows(self, slices: _Int32Array, rank: int) -> tuple[_Int32Array, _Int32Array]: ...
 
 class FwdWorkList:
-    """The forward's records, as csrc/solver/work_list_fwd.h has them, and their counts."""
+    """The forward's records, as csrc/schedule/forward.h has them, and their counts."""
 
     @property
     def tiles(self) -> _Int32Array: ...
@@ -104,7 +106,7 @@ class FwdWorkList:
     def num_parts(self) -> int: ...
 
 class BwdWorkList:
-    """The backward's records, as csrc/solver/work_list_bwd.h has them, and its schedule."""
+    """The backward's records, as csrc/schedule/backward.h has them, and its schedule."""
 
     @property
     def items(self) -> _Int32Array: ...

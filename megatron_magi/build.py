@@ -29,7 +29,7 @@ from pathlib import Path
 
 logger = logging.getLogger("megatron_magi")
 
-SOURCE_DIR = Path(__file__).parent / "csrc" / "flex_attn"
+SOURCE_DIR = Path(__file__).parent / "csrc" / "attention"
 FLAGS = [
     *("-O3", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a"),
     *("-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v"),
@@ -79,7 +79,7 @@ def library_path() -> Path:
         if ready is None:
             raise
         return ready
-    name = f"libmagi_flex_attn-{_sources_key()}-{_key(_version(compiler))}.so"
+    name = f"libmagi_attention-{_sources_key()}-{_key(_version(compiler))}.so"
     for directory in _directories():
         if (directory / name).exists():
             return directory / name
@@ -171,7 +171,7 @@ def _writable_directory() -> Path:
 
 def _newest_for_sources() -> Path | None:
     """Without nvcc: a library that was built elsewhere from these very sources."""
-    found = [p for d in _directories() for p in d.glob(f"libmagi_flex_attn-{_sources_key()}-*.so")]
+    found = [p for d in _directories() for p in d.glob(f"libmagi_attention-{_sources_key()}-*.so")]
     return max(found, key=lambda p: p.stat().st_mtime, default=None)
 
 

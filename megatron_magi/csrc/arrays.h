@@ -1,4 +1,4 @@
-// numpy arrays as the solver's values, for the files that bind it.
+// numpy arrays as the planner's values, for the files that bind it.
 #pragma once
 #include <pybind11/numpy.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "solver/slices.h"
+#include "planner/slices.h"
 
 // No forcecast: an int64 array would be wrapped to int32 silently; here it is a TypeError.
 using Int32Array = pybind11::array_t<int32_t, pybind11::array::c_style>;

@@ -1,4 +1,4 @@
-// The Python names of the solver: m.def lines and the conversions between numpy and spans.
+// The Python names of the planner: m.def lines and the conversions between numpy and spans.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -9,15 +9,15 @@
 #include <vector>
 
 #include "arrays.h"
-#include "solver/chunking.h"
-#include "solver/hash.h"
-#include "solver/layout.h"
-#include "solver/loads.h"
-#include "solver/rank_view.h"
-#include "solver/remote_rows.h"
-#include "solver/slices.h"
-#include "solver/traffic.h"
-#include "solver/transfers.h"
+#include "planner/chunking.h"
+#include "planner/hash.h"
+#include "planner/layout.h"
+#include "planner/loads.h"
+#include "planner/rank_view.h"
+#include "planner/remote_rows.h"
+#include "planner/slices.h"
+#include "planner/traffic.h"
+#include "planner/transfers.h"
 
 namespace py = pybind11;
 
@@ -257,12 +257,12 @@ void bind_layout(py::module_& m) {
       .def_readonly("exchange_ps", &magi::StageCosts::exchange_ps)
       .def_readonly("call_ps", &magi::StageCosts::call_ps)
       .def_readonly("pass_ps", &magi::StageCosts::pass_ps);
-  py::class_<OwnedLayout>(m, "Layout", "Who owns which rows (solver/layout.h); checked.")
+  py::class_<OwnedLayout>(m, "Layout", "Who owns which rows (planner/layout.h); checked.")
       .def(py::init<int64_t, int64_t, int64_t, Int32Array>(), py::arg("total_seqlen"),
            py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"))
       .def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("tile_q"),
            py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("costs"),
-           "Degree, forward mode, transfers and loads (solver/transfers.h).")
+           "Degree, forward mode, transfers and loads (planner/transfers.h).")
       .def("rows_to_travel", &rows_to_travel, py::arg("slices"),
            "Key rows that all ranks receive together.")
       .def("roll_transfers", &roll_transfers, py::arg("shift"),
@@ -282,7 +282,7 @@ void bind_layout(py::module_& m) {
 void bind_kernel(py::module_& m);  // bindings_kernel.cpp
 
 PYBIND11_MODULE(_solver, m) {
-  m.doc() = "Host solver of megatron_magi: slices, planning, work lists. No torch, no CUDA.";
+  m.doc() = "Host side of megatron_magi: slices, planning, work lists. No torch, no CUDA.";
   m.def("canonical_slices", &canonical_slices, py::arg("slices"));
   m.def("slice_areas", &slice_areas, py::arg("slices"));
   m.def("cut_slices", &cut_slices, py::arg("slices"), py::arg("q_start"), py::arg("q_end"),

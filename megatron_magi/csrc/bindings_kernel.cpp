@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "arrays.h"
-#include "solver/bwd_schedule.h"
-#include "solver/work_list_bwd.h"
-#include "solver/work_list_fwd.h"
+#include "schedule/backward.h"
+#include "schedule/backward_schedule.h"
+#include "schedule/forward.h"
 
 namespace py = pybind11;
 
@@ -82,7 +82,7 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 }  // namespace
 
 void bind_kernel(py::module_& m) {
-  py::class_<FwdArrays>(m, "FwdWorkList", "A work list of the forward (solver/work_list_fwd.h).")
+  py::class_<FwdArrays>(m, "FwdWorkList", "A work list of the forward (schedule/forward.h).")
       .def_readonly("tiles", &FwdArrays::tiles)
       .def_readonly("entries", &FwdArrays::entries)
       .def_readonly("empty_rows", &FwdArrays::empty_rows)
@@ -90,7 +90,7 @@ void bind_kernel(py::module_& m) {
       .def_readonly("masked_steps", &FwdArrays::masked_steps)
       .def_readonly("active_keys", &FwdArrays::active_keys)
       .def_readonly("num_parts", &FwdArrays::num_parts);
-  py::class_<BwdArrays>(m, "BwdWorkList", "A work list of the backward (solver/work_list_bwd.h).")
+  py::class_<BwdArrays>(m, "BwdWorkList", "A work list of the backward (schedule/backward.h).")
       .def_readonly("items", &BwdArrays::items)
       .def_readonly("entries", &BwdArrays::entries)
       .def_readonly("visits", &BwdArrays::visits)
@@ -104,10 +104,10 @@ void bind_kernel(py::module_& m) {
       .def_readonly("grouped", &BwdArrays::grouped);
   m.def("fwd_work_list", &fwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("tile_q") = 128, py::arg("tile_k") = 128, py::arg("max_steps") = 0,
-        "Tiles, entries and empty rows of the forward (solver/work_list_fwd.h).");
+        "Tiles, entries and empty rows of the forward (schedule/forward.h).");
   m.def("bwd_work_list", &bwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,
         py::arg("num_sms") = 132, py::arg("tile_q") = 64, py::arg("tile_k") = 128,
         py::arg("deterministic") = false,
-        "Items, entries, visits and schedule of the backward (solver/work_list_bwd.h).");
+        "Items, entries, visits and schedule of the backward (schedule/backward.h).");
 }

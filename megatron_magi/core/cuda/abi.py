@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
 """Tensors of one call that moves rows: keys and values."""

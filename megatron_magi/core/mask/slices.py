@@ -3,7 +3,7 @@
 A cell (q, k) is visible iff ``q_start <= q < q_end``, ``k_start <= k < k_end`` and
 ``d_lo <= k - q <= d_hi``. Cutting a slice by a rectangle leaves the band alone, moving it to
 another index space shifts the band, and its area has a closed form, so one type serves planning,
-communication and kernels. The algebra is C++ (``csrc/solver/slices.h``); this file names it.
+communication and kernels. The algebra is C++ (``csrc/planner/slices.h``); this file names it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ LONGEST_PS = 2.0**60
 """Costs beyond this, 13 days, are as good as endless."""
 
 FORWARD_MODES: tuple[ForwardMode, ...] = ("at_once", "local_first", "staged")
-"""By their numbers in csrc/solver/stages.h."""
+"""By their numbers in csrc/planner/stages.h."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +205,7 @@ def _wanted_forward(config: MagiConfig) -> int:
 
 
 def _costs(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> solver.StageCosts:
-    """The cost table in picoseconds; see StageCosts of csrc/solver/stages.h."""
+    """The cost table in picoseconds; see StageCosts of csrc/planner/stages.h."""
     score_and_out = head_shape.num_heads_q * (head_shape.head_dim + head_shape.value_dim)
     tile_flops = 2 * score_and_out * config.tile_q * config.tile_k
     row_s = head_shape.kv_row_bytes / (config.link_gib_s * 2**30)

@@ -153,7 +153,7 @@ def test_what_does_not_fit_the_kernels() -> None:
 
 
 def test_params_mirror_the_header() -> None:
-    header = (SOURCE_DIR / "rows" / "rows_params.h").read_text()
+    header = (SOURCE_DIR / "rows" / "params.h").read_text()
     for mirror, name in ((GatherParams, "MagiGatherParams"), (AddParams, "MagiAddParams")):
         body = re.search(rf"struct {name} \{{(.*?)\n\}};", header, re.S)
         assert body is not None

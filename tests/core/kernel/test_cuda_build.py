@@ -107,9 +107,9 @@ def test_the_library_builds_and_loads_without_a_gpu() -> None:
     path = build.library_path()
     library = CudaLibrary(path)
     exported = subprocess.run(["nm", "-D", str(path)], capture_output=True, text=True).stdout
-    assert "magi_flex_attn_fwd" in exported and "libcudart" not in exported
+    assert "magi_attn_fwd" in exported and "libcudart" not in exported
     with pytest.raises(RuntimeError, match="num_heads_q must be a multiple of num_heads_kv"):
-        library.call("magi_flex_attn_fwd", FwdParams(num_heads_q=3, num_heads_kv=2, pack=1))
+        library.call("magi_attn_fwd", FwdParams(num_heads_q=3, num_heads_kv=2, pack=1))
     log = path.with_suffix(".log")
     if log.exists():  # the assembler named every kernel that it compiled
         compiled = re.findall(r"Compiling entry function '(\w+)'", log.read_text())

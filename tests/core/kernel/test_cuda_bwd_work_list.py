@@ -90,7 +90,7 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
     """Items that add to each query row, in the order of a random legal execution.
 
     ``width`` items run at a time, started in list order; a step runs when enough earlier visits of
-    its cells have signalled, as in BwdCells of csrc/flex_attn/bwd/bwd_dq.cuh.
+    its cells have signalled, as in BwdCells of csrc/attention/backward/dq.cuh.
     """
     rng = random.Random(seed)
     signals = [0] * (work.num_cells + 1)

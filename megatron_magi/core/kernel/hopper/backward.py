@@ -1,5 +1,5 @@
 """The backward on Hopper: the choice, its gradients and scratch memory, one launch
-(csrc/flex_attn/bwd).
+(csrc/attention/backward).
 
 T query tokens, S key tokens, H query heads, G key/value heads, D head_dim.
 """
@@ -84,7 +84,7 @@ def launch_backward(launch: BwdLaunch, call: AttnCall, grad: GradCall, results: 
     p.clear_dq = grad.dq is None
     p.softmax_scale = call.softmax_scale
     with on_device(q.device):
-        cuda_library().call("magi_flex_attn_bwd", p)
+        cuda_library().call("magi_attn_bwd", p)
 
 
 def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:

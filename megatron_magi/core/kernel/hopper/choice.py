@@ -199,7 +199,7 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
 
 
 def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
-    """See BwdLaunch; sizes as in csrc/flex_attn/bwd/bwd_params.h."""
+    """See BwdLaunch; sizes as in csrc/attention/backward/params.h."""
     stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
     partial = 8 * p.num_splits * p.num_k * p.num_heads_kv * p.head_dim if p.num_splits > 1 else 0
     semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_cells) if p.deterministic else 0

@@ -1,4 +1,4 @@
-"""The forward on Hopper: the choice, its outputs, one launch (csrc/flex_attn/fwd).
+"""The forward on Hopper: the choice, its outputs, one launch (csrc/attention/forward).
 
 T query tokens, S key tokens, H query heads, G key/value heads, D head_dim.
 """
@@ -102,4 +102,4 @@ def launch_forward(
         p.num_empty_ranges = 0
     p.softmax_scale = call.softmax_scale
     with on_device(device):
-        cuda_library().call("magi_flex_attn_fwd", p)
+        cuda_library().call("magi_attn_fwd", p)

@@ -1,0 +1,107 @@
+// Arguments of the backward kernels, as the host fills them in.
+#pragma once
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../device/kernel_list.h"
+#include "params.h"
+
+namespace magi {
+
+// Device views of the structs of schedule/backward.h (copied to the device as they are).
+struct alignas(16) BwdItemView {
+  int32_t k_start, k_rows, entry_begin, entry_end, steps, visit_begin, reserved[2];
+};
+struct alignas(16) BwdEntryView {
+  int32_t q_begin, q_end, k_lo, k_hi, d_lo, d_hi, reserved[2];
+};
+
+struct BwdMaps {
+  CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}
+  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, 128, D/64, 1}
+  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, D/64, 1}
+};
+
+// Kernel arguments that are not tensor maps.
+struct BwdArgs {
+  const uint4* stats;        // [2 kinds, H, stat_rows]: see bwd_stat_rows
+  int64_t stat_kind_stride;  // H * stat_rows
+  const BwdItemView* items;
+  const BwdEntryView* entries;
+  const int4* visits;   // struct BwdVisit
+  int32_t* semaphores;  // [0] ticket, then [2 halves][H][cells]
+  void* dk;
+  void* dv;
+  int64_t dk_stride_token, dk_stride_head;
+  int64_t dv_stride_token, dv_stride_head;
+  int64_t split_stride;  // elements between the partial sums of two splits
+  int32_t num_items;
+  int32_t num_splits;
+  int32_t heads_per_block;    // query heads of one block
+  int32_t heads_per_section;  // kv heads that are worked on together
+  int32_t num_heads_q;
+  int32_t num_cells;
+  int32_t stat_rows;
+  int32_t heads_inner;  // walk order: all heads of a query tile, or all tiles of a head
+  int32_t descending;   // query tiles from the last to the first
+  int32_t grad_is_fp32;
+  float scale_log2;
+  float softmax_scale;
+};
+
+// Stats of a row, two kinds: -lse / softmax_scale, which the scores are shifted by, and -delta,
+// which dP is shifted by. The tensor cores add them to the products they belong to, so each comes
+// as eight 16-bit values of which the first three, times these units, sum up to it with the
+// precision of fp32; up to 2e9 in fp16, where the units are all that gives it range. Head-major: a
+// step reads 64 rows of a head. Steps may begin at the last row, so there are 64 rows more than
+// tokens.
+constexpr float kStatHigh = 32768.f, kStatMiddle = 16.f, kStatLow = 1.f / 128.f;
+constexpr int bwd_stat_rows(int num_q) {
+  return (num_q + 65) & ~1;
+}
+
+struct BwdPrepareArgs {
+  MagiTensor out, dout;  // data null: delta is given
+  const float* lse;
+  const float* delta;
+  uint4* stats;  // [2, H, bwd_stat_rows(T)]
+  int64_t lse_stride_token, lse_stride_head;
+  int64_t delta_stride_token, delta_stride_head;
+  int32_t num_q, num_heads_q;
+  int32_t stat_rows;
+  float softmax_scale;
+};
+
+// dst[t, h, :] = sum over parts of src[part, t, h, :].
+struct BwdConvertJob {
+  MagiTensor src;  // fp32
+  MagiTensor dst;  // dtype or fp32
+  int64_t part_stride;
+  int32_t num_parts;
+  int32_t num_tokens, num_heads;
+  int32_t dst_is_fp32;
+  int32_t end_block;  // of the launch; filled in by run_bwd_convert
+};
+struct BwdConvertArgs {
+  BwdConvertJob jobs[3];  // dq, dk, dv as far as they are wanted
+  int32_t num_jobs;
+};
+
+// One launch each; defined in run.cuh, instantiated in ../instantiations/bwd_*.cu.
+template <int kDtype, int kHeadDim, bool kDeterministic>
+cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_blocks,
+                         cudaStream_t stream);
+template <int kDtype, int kHeadDim>
+cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream);
+template <int kDtype, int kHeadDim>
+cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream);
+template <int kDtype, int kHeadDim>
+cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream);
+
+// The kernels of the four.
+template <int kDtype, int kHeadDim>
+void list_bwd(KernelList* kernels);
+
+}  // namespace magi

@@ -1,0 +1,133 @@
+// dQ of a step on its way to global memory: fragments to a staging tile, from there by TMA
+// reduce-add, by one thread for each half of the columns.
+#pragma once
+#include "walk.cuh"
+
+namespace magi {
+
+// fp32 dQ fragments to the swizzled staging tile. Rows of odd number store column block j ^ 2
+// where even rows store j: without it, rows 2i and 2i + 1 would meet in the same banks.
+template <class Traits>
+MAGI_DEVICE void stage_dq(const float (&dq)[Traits::kDqCols / 2], uint32_t tile, int warp, int lane,
+                          float scale) {
+  using T = Traits;
+  const int row = 16 * warp + lane / 4;
+  const bool odd = row & 1;
+  const uint32_t base = tile + row * 128 + (lane & 1) * 8;
+  const uint32_t swizzle = ((((lane & 3) >> 1) ^ (row & 7) ^ (odd << 2)) << 4);
+#pragma unroll
+  for (int j = 0; j < T::kDqCols / 8; ++j) {
+    const uint32_t chunk = swizzle ^ ((j & 3) * 32);
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const int own = 4 * j + 2 * u, other = 4 * (j ^ 2) + 2 * u;
+      const float x = (odd ? dq[other] : dq[own]) * scale;
+      const float y = (odd ? dq[other + 1] : dq[own + 1]) * scale;
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + (j >> 2) * T::kDqPanelBytes +
+                                                            u * 1024 + chunk),
+                   "f"(x), "f"(y)
+                   : "memory");
+    }
+  }
+}
+
+// Whether the phase has completed; never suspends the thread.
+MAGI_DEVICE bool is_complete(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;"
+      " selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+MAGI_DEVICE int load_acquire(const int32_t* ptr) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(ptr) : "memory");
+  return value;
+}
+MAGI_DEVICE void add_release(int32_t* ptr, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
+}
+
+// Counters of finished visits: [2 halves][H][cells].
+struct BwdCells {
+  const BwdArgs& args;
+  int half;
+  int32_t* last = nullptr;  // first cell of a visit that has not been signalled
+  int last_count = 0;
+
+  MAGI_DEVICE int32_t* at(int cell, int head) const {
+    return args.semaphores + 1 +
+           (static_cast<int64_t>(half) * args.num_heads_q + head) * args.num_cells + cell;
+  }
+  MAGI_DEVICE bool ready(int head, const int4& visit) const {
+    const int32_t* cell = at(visit.x, head);
+    return (visit.z == 0 || load_acquire(cell) >= visit.z) &&
+           (visit.w == 0 || load_acquire(cell + 1) >= visit.w);
+  }
+  MAGI_DEVICE void pending(int head, const int4& visit) {
+    last = at(visit.x, head);
+    last_count = visit.y;
+  }
+  MAGI_DEVICE void signal() {
+    if (last == nullptr) return;
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    add_release(last, 1);
+    if (last_count > 1) add_release(last + 1, 1);
+    last = nullptr;
+  }
+};
+
+// Deterministic mode: a tile is added when all earlier visits of its rows have finished. It is
+// signalled as soon as it has arrived, or, where the next tile is there already, after that has
+// been issued; but always before a wait that does not pass at once, so that nobody waits in a
+// circle.
+template <class Traits>
+MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uint32_t smem,
+                               const uint8_t* meta, const CUtensorMap* map_dq) {
+  using T = Traits;
+  const uint32_t full = smem + T::kOffBars + T::kBarDqFull + 8 * half;
+  const uint32_t empty = smem + T::kOffBars + T::kBarDqEmpty + 8 * half;
+  BwdCells cells{args, half};
+#pragma unroll 1
+  for (int n = 0; n < num_steps; ++n) {
+    wait_for(full, n & 1);
+    const volatile BwdStepMeta& m =
+        *reinterpret_cast<const BwdStepMeta*>(meta + n % T::kMetaSlots * T::kMetaBytes);
+    const int q = m.q_tile, head = m.head;
+    int4 visit{};
+    if constexpr (T::kDeterministic) {
+      visit = {m.visit.x, m.visit.y, m.visit.z, m.visit.w};
+      if (!cells.ready(head, visit)) {
+        ptx::bulk_wait<0>();
+        cells.signal();
+        while (!cells.ready(head, visit)) {
+        }
+      }
+      asm volatile("fence.proxy.async.global;" ::: "memory");
+    }
+    ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q, half * T::kDqPanels,
+                           head);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+    ptx::mbar_arrive(empty);
+    if constexpr (T::kDeterministic) {
+      if (cells.last != nullptr) {
+        ptx::bulk_wait<1>();
+        cells.signal();
+      }
+      cells.pending(head, visit);
+      if (!is_complete(full, (n + 1) & 1)) {
+        ptx::bulk_wait<0>();
+        cells.signal();
+      }
+    }
+  }
+  ptx::bulk_wait<0>();
+  if constexpr (T::kDeterministic) cells.signal();
+}
+
+}  // namespace magi

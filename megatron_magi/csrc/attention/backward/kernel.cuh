@@ -1,0 +1,116 @@
+// Main kernel of the attention backward for sm_90a.
+//
+// A block owns one tile of 128 keys of one kv head (an item of the work list) and walks all query
+// tiles of 64 rows that see it, for every query head of the group (or of its part, where a launch
+// splits the group: the parts' sums are then added by another kernel), so dK and dV stay in
+// registers and are written once: no atomics, no zero fill. dQ is added in fp32 to global memory by
+// TMA.
+//
+// Warpgroup 0 gives its registers away: warp 0 loads (load.cuh), warps 2 and 3 add dQ, half of
+// the columns each (dq.cuh). Warpgroups 1 and 2 own 64 keys each (scores.cuh). A step, one
+// query tile of one head; operands are 16 bit and in shared memory unless marked (r) for registers:
+//   1. S^T = K Q^T - lse / scale, dP^T = V dO^T - delta    m64n64; the stats are added as products
+//   2. P^T = exp2(scale * S^T), masked      while dP^T runs
+//   3. dV += P^T(r) dO                      m64nD, in two parts around the store of dS
+//   4. dS^T = P^T * dP^T                    16 bit, to shared memory; both warpgroups meet
+//   5. dQ = dS K over all 128 keys          m64n(D/2): half of the columns per warpgroup
+//   6. dK += dS^T(r) Q                      m64nD
+// dS is double buffered, so one meeting per step is enough: who passes meeting n + 1 knows that
+// both have finished reading the dS of step n. dQ and dK are scaled when they leave.
+//
+// Two facts shape the order (docs/kernel_notes_bwd.md has the measurements):
+// - Shared memory moves 128 bytes a clock, which m64n64 products of two shared operands use up
+//   completely. Per step, D = 128, in clocks of shared memory: S, dP, dQ 1536, dV, dK 512, stats
+//   128, dS 128, dQ staging 256 + 256, loads 272: 3090, where the tensor cores need 2690.
+// - Loads and stores of shared memory stand in one queue, in order, with the products: what is
+//   issued after a product waits until that has been handed to the tensor cores. So no warp reads
+//   stats: they are three more columns of the products they belong to.
+//
+// Barriers (b = step % 2)  arrive                                     wait
+//   q_full[b], count 1     warp 0 (expect) + TMA: Q, lse stats        consumers, before S
+//   do_full[b], 1          warp 0 (expect) + TMA: dO, delta stats     consumers, before dP
+//   q_empty[b], 8          consumer warps, after 6                    warp 0
+//   do_empty[b], 8         consumer warps, after 3                    warp 0
+//   kv, 1                  warp 0 (expect) + TMA, once                consumers
+//   dq_full[w], 4          warpgroup w, dQ is in its staging tile     warp 2 + w
+//   dq_empty[w], 1         warp 2 + w, the staging tile was read      warpgroup w, before that
+// Phases follow the step counter n: (n / 2) & 1, for dq n & 1. What a step is (BwdStepMeta) lies in
+// a ring of four: warp 0 writes it before q_full, and writes step n + 2 when both consumers have
+// left step n, so when warps 2 and 3 have left step n - 1; three steps are in use at most.
+//
+// Shared memory, D = 128: K 32, V 32, Q 2 x 16, dO 2 x 16, dS 2 x 16, dQ 32, stats 10, rest 1 =
+// 203 KiB. Registers of a consumer: dK 64, dV 64, S 32, dP (then dQ) 32, P 16, dS 16 of 232.
+#pragma once
+#include "dq.cuh"
+#include "load.cuh"
+#include "scores.cuh"
+
+namespace magi {
+
+extern __shared__ __align__(1024) uint8_t bwd_smem[];
+
+// The constant operand of the product that adds stats (see bwd_stat_rows): 64 equal rows, of which
+// the first half (8 columns) holds what the parts of a stat are worth; and the second half of the
+// stats, zeros. All of it in the plain layout: halves one after the other, rows of 16 bytes.
+template <class Traits>
+MAGI_DEVICE void write_constants(uint8_t* smem_ptr) {
+  using T = Traits;
+  using Element = typename T::Element;
+  if (threadIdx.x >= T::kTileQ) return;
+  const auto fill = [&](int offset, uint4 row) {
+    *reinterpret_cast<uint4*>(smem_ptr + offset + 16 * threadIdx.x) = row;
+  };
+  fill(T::kOffWeights,
+       {ptx::pack2<Element>(kStatHigh, kStatMiddle), ptx::pack2<Element>(kStatLow, 0.f), 0, 0});
+  fill(T::kOffWeights + T::kStatHalf, {});
+  for (int i = 0; i < 2 * T::kStages; ++i)
+    fill(T::kOffStats + i * T::kStatBytes + T::kStatHalf, {});
+  ptx::fence_async_shared();
+}
+
+template <class Traits>
+__global__ __launch_bounds__(Traits::kThreads,
+                             1) void bwd_kernel(const __grid_constant__ BwdMaps maps,
+                                                const __grid_constant__ BwdArgs args) {
+  using T = Traits;
+  uint8_t* smem_ptr = bwd_smem;
+  const uint32_t smem = ptx::smem_addr(smem_ptr);
+  const uint32_t bars = smem + T::kOffBars;
+  int* block_slot = reinterpret_cast<int*>(smem_ptr + T::kOffBlock);
+
+  if (threadIdx.x == 0) {
+    if (smem % 1024 != 0) __trap();  // swizzled tiles rely on it
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbar_init(bars + T::kBarQFull + 8 * i, 1);
+      ptx::mbar_init(bars + T::kBarQEmpty + 8 * i, 8);
+      ptx::mbar_init(bars + T::kBarDoFull + 8 * i, 1);
+      ptx::mbar_init(bars + T::kBarDoEmpty + 8 * i, 8);
+      ptx::mbar_init(bars + T::kBarDqFull + 8 * i, 4);
+      ptx::mbar_init(bars + T::kBarDqEmpty + 8 * i, 1);
+    }
+    ptx::mbar_init(bars + T::kBarKv, 1);
+    ptx::mbar_init_fence();
+    // A ticket makes sure that the blocks a block waits for have started.
+    *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
+  }
+  write_constants<T>(smem_ptr);
+  __syncthreads();
+  const int block_idx = T::kDeterministic ? *block_slot : blockIdx.x;
+  const int wg = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+
+  if (wg == 0) {
+    ptx::setmaxnreg_dec<T::kProducerRegs>();
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    const BwdBlock<T> block(args, block_idx);
+    if (block.num_steps > 0 && threadIdx.x % 32 == 0) {
+      if (warp == 0) bwd_load<T>(args, block, smem, smem_ptr, maps);
+      if (warp >= 2)
+        bwd_reduce_dq<T>(args, block.num_steps, warp - 2, smem, smem_ptr + T::kOffMeta, &maps.dq);
+    }
+  } else {
+    ptx::setmaxnreg_inc<T::kConsumerRegs>();
+    bwd_consume<T>(args, BwdBlock<T>(args, block_idx).num_steps, wg - 1, smem);
+  }
+}
+
+}  // namespace magi

@@ -1,0 +1,213 @@
+#include "launch.h"
+
+#include <string>
+
+#include "../device/tensor_map.h"
+#include "args.h"
+
+namespace magi {
+namespace {
+
+constexpr int kTileK = 128;
+constexpr int kTileQ = 64;
+
+Status check(const MagiBwdParams& p) {
+  if (p.head_dim != 64 && p.head_dim != 128)
+    return {kUnsupported, "head_dim must be 64 or 128, got " + std::to_string(p.head_dim) +
+                              "; use another backend"};
+  if (p.dtype != kMagiBf16 && p.dtype != kMagiFp16)
+    return {kUnsupported, "dtype must be bf16 or fp16, got code " + std::to_string(p.dtype) +
+                              "; use another backend"};
+  if (p.num_heads_kv <= 0 || p.num_heads_q % p.num_heads_kv != 0)
+    return {kInvalidArgument, "query heads must be a multiple of kv heads, got " +
+                                  std::to_string(p.num_heads_q) + " and " +
+                                  std::to_string(p.num_heads_kv) + "; repeat the kv heads"};
+  if (p.num_splits < 1 || p.num_heads_q / p.num_heads_kv % p.num_splits != 0)
+    return {kInvalidArgument, "num_splits must divide the query heads per kv head, got " +
+                                  std::to_string(p.num_splits) + "; use 1"};
+  if (p.heads_per_section < 1 || p.num_heads_kv % p.heads_per_section != 0)
+    return {kInvalidArgument, "heads_per_section must divide the kv heads, got " +
+                                  std::to_string(p.heads_per_section) + "; use 1"};
+  if (p.num_splits > 1 && p.partial == nullptr)
+    return {kInvalidArgument, "num_splits > 1 needs the workspace `partial`; pass it"};
+  if (p.lse == nullptr || (p.delta == nullptr) == (p.out.data == nullptr))
+    return {kInvalidArgument,
+            "lse and either delta or out are required, got none or both; pass lse and one of them"};
+  if (p.grad_dtype != p.dtype && p.grad_dtype != kMagiFp32)
+    return {kUnsupported, "grad_dtype must be fp32 or that of q, got code " +
+                              std::to_string(p.grad_dtype) + "; cast the result"};
+  return {};
+}
+
+Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
+  const auto element = p.dtype == kMagiBf16 ? MapElement::kBf16 : MapElement::kFp16;
+  MAGI_RETURN_IF_ERROR(
+      encode_head_tile(&maps->q, element, p.q, p.num_q, p.num_heads_q, p.head_dim, kTileQ));
+  MAGI_RETURN_IF_ERROR(
+      encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q, p.head_dim, kTileQ));
+  MAGI_RETURN_IF_ERROR(
+      encode_head_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
+  MAGI_RETURN_IF_ERROR(
+      encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
+  const uint64_t dq_dims[4] = {32, static_cast<uint64_t>(p.num_q),
+                               static_cast<uint64_t>(p.head_dim / 32),
+                               static_cast<uint64_t>(p.num_heads_q)};
+  const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4, 128,
+                                  static_cast<uint64_t>(p.dq_acc.stride_head) * 4};
+  const uint32_t dq_box[4] = {32, kTileQ, static_cast<uint32_t>(p.head_dim / 64), 1};
+  return encode_tensor_map(&maps->dq, MapElement::kFp32, true, p.dq_acc.data, 4, dq_dims,
+                           dq_strides, dq_box);
+}
+
+BwdArgs main_args(const MagiBwdParams& p) {
+  BwdArgs args{};
+  args.stats = static_cast<const uint4*>(p.stats);
+  args.stat_rows = bwd_stat_rows(p.num_q);
+  args.stat_kind_stride = int64_t{p.num_heads_q} * args.stat_rows;
+  args.heads_inner = p.heads_inner;
+  args.descending = p.descending;
+  args.items = reinterpret_cast<const BwdItemView*>(p.items);
+  args.entries = reinterpret_cast<const BwdEntryView*>(p.entries);
+  args.visits = reinterpret_cast<const int4*>(p.visits);
+  args.semaphores = p.semaphores;
+  args.num_items = p.num_items;
+  args.num_splits = p.num_splits;
+  args.heads_per_block = p.num_heads_q / p.num_heads_kv / p.num_splits;
+  args.heads_per_section = p.heads_per_section;
+  args.num_heads_q = p.num_heads_q;
+  args.num_cells = p.num_cells;
+  args.softmax_scale = p.softmax_scale;
+  args.scale_log2 = p.softmax_scale * 1.4426950408889634f;
+  if (p.num_splits > 1) {  // [2, num_splits, S, G, D] fp32
+    const int64_t row = int64_t{p.num_heads_kv} * p.head_dim;
+    args.split_stride = p.num_k * row;
+    args.dk = p.partial;
+    args.dv = p.partial + p.num_splits * args.split_stride;
+    args.dk_stride_token = args.dv_stride_token = row;
+    args.dk_stride_head = args.dv_stride_head = p.head_dim;
+    args.grad_is_fp32 = 1;
+  } else {
+    args.dk = p.dk.data;
+    args.dv = p.dv.data;
+    args.dk_stride_token = p.dk.stride_token;
+    args.dv_stride_token = p.dv.stride_token;
+    args.dk_stride_head = p.dk.stride_head;
+    args.dv_stride_head = p.dv.stride_head;
+    args.grad_is_fp32 = p.grad_dtype == kMagiFp32;
+  }
+  return args;
+}
+
+template <int kDtype, int kHeadDim>
+Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
+  if (p.clear_dq) {
+    const size_t bytes = sizeof(float) * p.num_q * p.num_heads_q * p.head_dim;
+    MAGI_RETURN_IF_ERROR(
+        cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
+  }
+  if (p.deterministic) {
+    const size_t cells = size_t{2} * p.num_heads_q * p.num_cells;
+    MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, (cells + 1) * 4, stream),
+                                     "backward, clear semaphores"));
+  }
+  BwdPrepareArgs args{};
+  args.out = p.out;
+  args.dout = p.dout;
+  args.lse = p.lse;
+  args.delta = p.delta;
+  args.stats = static_cast<uint4*>(p.stats);
+  args.lse_stride_token = p.lse_stride_token;
+  args.lse_stride_head = p.lse_stride_head;
+  args.delta_stride_token = p.delta_stride_token;
+  args.delta_stride_head = p.delta_stride_head;
+  args.num_q = p.num_q;
+  args.num_heads_q = p.num_heads_q;
+  args.stat_rows = bwd_stat_rows(p.num_q);
+  args.softmax_scale = p.softmax_scale;
+  return cuda_status(run_bwd_prepare<kDtype, kHeadDim>(args, stream), "backward, prepare kernel");
+}
+
+template <int kDtype, int kHeadDim>
+Status convert(const MagiBwdParams& p, cudaStream_t stream) {
+  BwdConvertArgs args{};
+  if (p.dq.data != nullptr)
+    args.jobs[args.num_jobs++] = {p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, false};
+  if (p.num_splits > 1) {
+    const BwdArgs parts = main_args(p);
+    const auto add = [&](void* src, const MagiTensor& dst) {
+      args.jobs[args.num_jobs++] = {{src, parts.dk_stride_token, parts.dk_stride_head},
+                                    dst,
+                                    parts.split_stride,
+                                    p.num_splits,
+                                    p.num_k,
+                                    p.num_heads_kv,
+                                    p.grad_dtype == kMagiFp32};
+    };
+    add(parts.dk, p.dk);
+    add(parts.dv, p.dv);
+  }
+  if (args.num_jobs == 0) return {};
+  return cuda_status(run_bwd_convert<kDtype, kHeadDim>(args, stream), "backward, convert kernel");
+}
+
+template <int kDtype, int kHeadDim>
+Status launch(const MagiBwdParams& p) {
+  const auto stream = static_cast<cudaStream_t>(p.stream);
+  const int num_blocks = p.num_items * p.num_heads_kv * p.num_splits;
+  if (p.num_q > 0) MAGI_RETURN_IF_ERROR((prepare<kDtype, kHeadDim>(p, stream)));
+  if (num_blocks > 0) {
+    BwdMaps maps;
+    MAGI_RETURN_IF_ERROR(encode_maps(p, &maps));
+    const BwdArgs args = main_args(p);
+    const cudaError_t error =
+        p.deterministic ? run_bwd_main<kDtype, kHeadDim, true>(maps, args, num_blocks, stream)
+                        : run_bwd_main<kDtype, kHeadDim, false>(maps, args, num_blocks, stream);
+    MAGI_RETURN_IF_ERROR(cuda_status(error, "backward, main kernel"));
+  }
+  return convert<kDtype, kHeadDim>(p, stream);
+}
+
+struct Variant {
+  int dtype, head_dim;
+  Status (*run)(const MagiBwdParams&);
+  cudaError_t (*delta)(const MagiDeltaParams&, cudaStream_t);
+  void (*list)(KernelList*);
+};
+
+template <int kDtype, int kHeadDim>
+constexpr Variant variant() {
+  return {kDtype, kHeadDim, launch<kDtype, kHeadDim>, run_bwd_delta<kDtype, kHeadDim>,
+          list_bwd<kDtype, kHeadDim>};
+}
+
+// What is launched, and what is loaded ahead.
+constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(), variant<kMagiBf16, 128>(),
+                                 variant<kMagiFp16, 64>(), variant<kMagiFp16, 128>()};
+
+const Variant* find_variant(int dtype, int head_dim) {
+  for (const Variant& v : kVariants)
+    if (v.dtype == dtype && v.head_dim == head_dim) return &v;
+  return nullptr;
+}
+
+}  // namespace
+
+Status launch_bwd(const MagiBwdParams& p) {
+  MAGI_RETURN_IF_ERROR(check(p));
+  return find_variant(p.dtype, p.head_dim)->run(p);
+}
+
+Status launch_delta(const MagiDeltaParams& p) {
+  const Variant* v = find_variant(p.dtype, p.head_dim);
+  if (v == nullptr)
+    return {kUnsupported, "delta needs head_dim 64 or 128 and bf16 or fp16, got head_dim " +
+                              std::to_string(p.head_dim) + " and dtype code " +
+                              std::to_string(p.dtype) + "; compute it in PyTorch"};
+  return cuda_status(v->delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
+}
+
+void list_bwd_kernels(KernelList* kernels) {
+  for (const Variant& v : kVariants) v.list(kernels);
+}
+
+}  // namespace magi

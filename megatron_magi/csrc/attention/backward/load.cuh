@@ -1,0 +1,66 @@
+// The loader, one thread: K and V once, then Q, dO, the stats and what the step is, by TMA.
+#pragma once
+#include "walk.cuh"
+
+namespace magi {
+
+template <class Traits>
+MAGI_DEVICE void write_step_meta(const BwdArgs& args, const BwdItemView& item,
+                                 const BwdEntryView& entry, int q, int head, int visit,
+                                 BwdStepMeta& m) {
+  using T = Traits;
+  const int shift = item.k_start - q;
+  const int c_end = entry.q_end - q;
+  const int r_lo = entry.k_lo - item.k_start, r_hi = entry.k_hi - item.k_start;
+  const int b_lo = entry.d_lo - shift, b_hi = entry.d_hi - shift;
+  const auto is_partial = [&](int first) {
+    return c_end < T::kTileQ || r_lo > first || r_hi < first + 64 ||
+           b_lo > first - (T::kTileQ - 1) || b_hi < first + 63;
+  };
+  m.c_end = c_end;
+  m.r_lo = r_lo;
+  m.r_hi = r_hi;
+  m.b_lo = b_lo;
+  m.b_hi = b_hi;
+  m.partial = is_partial(0) | is_partial(64) << 1;
+  m.q_tile = q;
+  m.head = head;
+  if (T::kDeterministic) m.visit = args.visits[visit];
+}
+
+template <class Traits>
+MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, uint32_t smem,
+                          uint8_t* smem_ptr, const BwdMaps& maps) {
+  using T = Traits;
+  const uint32_t bars = smem + T::kOffBars;
+  const int k_start = block.item.k_start;
+  ptx::mbar_arrive_expect_tx(bars + T::kBarKv, 2 * T::kKeyBytes);
+  ptx::tma_load_4d(smem + T::kOffK, &maps.k, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
+                   ptx::kEvictFirst);
+  ptx::tma_load_4d(smem + T::kOffV, &maps.v, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
+                   ptx::kEvictFirst);
+  block.walk(args, [&](int n, const BwdEntryView& entry, int q, int head, int visit) {
+    const int stage = n % T::kStages;
+    const uint32_t parity = (n / T::kStages + 1) & 1;
+    const uint32_t q_full = bars + T::kBarQFull + 8 * stage;
+    const uint32_t do_full = bars + T::kBarDoFull + 8 * stage;
+    const uint32_t stats = smem + T::kOffStats + stage * 2 * T::kStatBytes;
+    const int64_t row = static_cast<int64_t>(head) * args.stat_rows + q;
+    wait_for(bars + T::kBarQEmpty + 8 * stage, parity);
+    write_step_meta<T>(args, block.item, entry, q, head, visit,
+                       *reinterpret_cast<BwdStepMeta*>(smem_ptr + T::kOffMeta +
+                                                       n % T::kMetaSlots * T::kMetaBytes));
+    ptx::mbar_arrive_expect_tx(q_full, T::kQueryBytes + T::kStatHalf);
+    ptx::tma_load_4d(smem + T::kOffQ + stage * T::kQueryBytes, &maps.q, q_full, 0, q, 0, head,
+                     ptx::kEvictNormal);
+    ptx::bulk_load(stats, args.stats + row, T::kStatHalf, q_full);
+    wait_for(bars + T::kBarDoEmpty + 8 * stage, parity);
+    ptx::mbar_arrive_expect_tx(do_full, T::kQueryBytes + T::kStatHalf);
+    ptx::tma_load_4d(smem + T::kOffDo + stage * T::kQueryBytes, &maps.dout, do_full, 0, q, 0, head,
+                     ptx::kEvictNormal);
+    ptx::bulk_load(stats + T::kStatBytes, args.stats + args.stat_kind_stride + row, T::kStatHalf,
+                   do_full);
+  });
+}
+
+}  // namespace magi

@@ -1,0 +1,284 @@
+// The two consumer warpgroups: 64 keys each, dK and dV in registers.
+#pragma once
+#include "dq.cuh"
+
+namespace magi {
+
+// Registers are what this warpgroup lacks: what is cheap to make again is made again in every step.
+// `volatile` keeps the compiler from hoisting it out of the loop.
+MAGI_DEVICE int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+MAGI_DEVICE int load_shared(uint32_t addr) {
+  int x;
+  asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(x) : "r"(addr) : "memory");
+  return x;
+}
+
+// Lane 0 arrives for its warp. So that its arrival covers every read of what the loader writes with
+// ordinary stores, only lane 0 reads that, and hands it round.
+MAGI_DEVICE int4 load_by_lane0(uint32_t addr) {
+  int4 x{};
+  if (thread_again() % 32 == 0)
+    asm volatile("ld.volatile.shared.v4.s32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(addr)
+                 : "memory");
+  return x;
+}
+MAGI_DEVICE int from_lane0(int x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
+MAGI_DEVICE int4 from_lane0(const int4& x) {
+  return {from_lane0(x.x), from_lane0(x.y), from_lane0(x.z), from_lane0(x.w)};
+}
+
+// D = A B over kHeadDim, both K-major (A from a 128-row tile, B from a 64-row tile), plus a stat of
+// every query: `weights` x `stats` is a product over 16 columns of which three hold the parts of
+// the stat (see split_stat).
+template <class Traits>
+MAGI_DEVICE void gemm_over_head_dim(float (&acc)[32], uint64_t a, uint64_t b, uint64_t weights,
+                                    uint64_t stats) {
+  using T = Traits;
+  using Wgmma = ptx::Wgmma<T::kTileQ, typename T::Element>;
+  Wgmma::template ss_first<0, 0>(acc, weights, stats);
+#pragma unroll
+  for (int k = 0; k < T::kHeadDim / 16; ++k) {
+    const int in_panel = k % 4 * 32, panel = k / 4;
+    Wgmma::template ss<0, 0>(acc, ptx::descriptor_plus(a, in_panel + panel * T::kKeyPanelBytes),
+                             ptx::descriptor_plus(b, in_panel + panel * T::kQueryPanelBytes), 1);
+  }
+}
+
+// D += A B over query rows [16 kBegin, 16 kEnd): A in registers, B an MN-major query tile.
+template <class Traits, int kBegin = 0, int kEnd = Traits::kTileQ / 16>
+MAGI_DEVICE void gemm_over_queries(float (&acc)[Traits::kHeadDim / 2],
+                                   const uint32_t (&a)[Traits::kTileQ / 4], uint64_t b) {
+  using T = Traits;
+#pragma unroll
+  for (int k = kBegin; k < kEnd; ++k)
+    ptx::Wgmma<T::kHeadDim, typename T::Element>::template rs<1>(
+        acc, a + 4 * k, ptx::descriptor_plus(b, k * 2048), 1);
+}
+
+// D = A B over the 128 keys, both MN-major.
+template <class Traits>
+MAGI_DEVICE void gemm_over_keys(float (&acc)[Traits::kDqCols / 2], uint64_t a, uint64_t b) {
+  using T = Traits;
+  using Wgmma = ptx::Wgmma<T::kDqCols, typename T::Element>;
+  Wgmma::template ss_first<1, 1>(acc, a, b);
+#pragma unroll
+  for (int k = 1; k < T::kTileK / 16; ++k)
+    Wgmma::template ss<1, 1>(acc, ptx::descriptor_plus(a, k * 2048),
+                             ptx::descriptor_plus(b, k * 2048), 1);
+}
+
+// Cells of a row that lie left of query `c`, of the 16 which a thread holds: queries
+// 8 j + col + {0, 1}, j < 8.
+MAGI_DEVICE int cells_before(int c, int col) {
+  const int x = min(max(c - col, 0), 64);
+  return x / 8 * 2 + min(x % 8, 2);
+}
+
+// The visible cells of this thread, where `limits` are the first four numbers of BwdStepMeta: bit
+// 16 u + 2 j + e is key row + 8 u and query 8 j + col + e. A key sees one interval of the queries.
+MAGI_DEVICE uint32_t visible_cells(int4 limits, int b_hi, int wg) {
+  const auto [c_end, r_lo, r_hi, b_lo] = limits;
+  const int thread = thread_again();
+  const int row = 64 * wg + thread % 128 / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
+  uint32_t bits = 0;
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    const int r = row + 8 * u;
+    const int end = r >= r_lo && r < r_hi ? min(r - b_lo + 1, c_end) : 0;
+    const uint32_t left = (1u << cells_before(end, col)) - 1;
+    bits |= (left & (~0u << cells_before(r - b_hi, col))) << 16 * u;
+  }
+  return bits;
+}
+
+// Register i of a score fragment is cell 16 * ((i >> 1) & 1) + 2 * (i >> 2) + (i & 1).
+MAGI_DEVICE void mask_scores(float (&p)[32], uint32_t visible) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i)
+    p[i] = visible & 1u << (16 * (i >> 1 & 1) + 2 * (i >> 2) + (i & 1)) ? p[i] : 0.f;
+}
+
+// One gradient tile (64 keys of this warpgroup) to global memory; rows past `k_rows` are not
+// written. 16-bit values go through `tile` (the panel-major tile of this warpgroup's operand).
+template <class Traits>
+MAGI_DEVICE void store_gradient(const float (&acc)[Traits::kHeadDim / 2], uint32_t tile, void* base,
+                                int64_t stride_token, bool is_fp32, int first_row, int k_rows,
+                                float scale, int warp, int lane) {
+  using T = Traits;
+  if (is_fp32) {
+    float* out = static_cast<float*>(base);
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const int row = first_row + 16 * warp + lane / 4 + 8 * u;
+      if (row >= k_rows) continue;
+#pragma unroll
+      for (int j = 0; j < T::kHeadDim / 8; ++j) {
+        const float2 value = {acc[4 * j + 2 * u] * scale, acc[4 * j + 2 * u + 1] * scale};
+        *reinterpret_cast<float2*>(out + row * stride_token + 8 * j + 2 * (lane % 4)) = value;
+      }
+    }
+    return;
+  }
+  // Each warp stages and stores its own 16 rows.
+#pragma unroll
+  for (int j = 0; j < T::kHeadDim / 16; ++j) {
+    uint32_t r[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      r[i] = ptx::pack2<typename T::Element>(acc[8 * j + 2 * i] * scale,
+                                             acc[8 * j + 2 * i + 1] * scale);
+    const uint32_t panel = tile + (j / 4) * T::kKeyPanelBytes;
+    ptx::stmatrix_x4(panel + ptx::swizzle_offset(16 * warp + lane % 16, j % 4 * 2 + lane / 16),
+                     r[0], r[1], r[2], r[3]);
+  }
+  __syncwarp();
+  constexpr int kChunks = T::kHeadDim / 8;  // of 16 bytes, per row
+  constexpr int kRowsAtOnce = 32 / kChunks;
+  const int chunk = lane % kChunks;
+#pragma unroll
+  for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
+    const int in_warp = i * kRowsAtOnce + lane / kChunks;
+    const uint32_t src = tile + (chunk / 8) * T::kKeyPanelBytes +
+                         ptx::swizzle_offset(16 * warp + in_warp, chunk % 8);
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(src)
+                 : "memory");
+    const int row = first_row + 16 * warp + in_warp;
+    if (row < k_rows)
+      *reinterpret_cast<uint4*>(static_cast<typename T::Element*>(base) + row * stride_token +
+                                8 * chunk) = value;
+  }
+}
+
+template <class Traits>
+MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_t smem) {
+  using T = Traits;
+  using Element = typename T::Element;
+  const uint32_t bars = smem + T::kOffBars;
+  const uint64_t weights = ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
+  const auto arrive = [&](int bar) __attribute__((always_inline)) {
+    if (thread_again() % 32 == 0) ptx::mbar_arrive(bars + bar);
+  };
+  const auto finish_dq = [&]() __attribute__((always_inline)) {
+    ptx::fence_async_shared();
+    __syncwarp();
+    arrive(T::kBarDqFull + 8 * wg);
+  };
+
+  float dk[T::kHeadDim / 2], dv[T::kHeadDim / 2];
+#pragma unroll
+  for (int i = 0; i < T::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
+  if (num_steps > 0) wait_for(bars + T::kBarKv, 0);
+#pragma unroll 1
+  for (int n = 0; n < num_steps; ++n) {
+    const int stage = n % T::kStages;
+    const uint32_t parity = (n / T::kStages) & 1;
+    const uint32_t q_tile = smem + T::kOffQ + stage * T::kQueryBytes;
+    const uint32_t do_tile = smem + T::kOffDo + stage * T::kQueryBytes;
+    const uint32_t stats = smem + T::kOffStats + stage * 2 * T::kStatBytes;
+    const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
+
+    // 1. S^T and dP^T
+    float s[32], dp[32];
+    wait_for(bars + T::kBarQFull + 8 * stage, parity);
+    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, b_hi));
+    ptx::wgmma_fence();
+    gemm_over_head_dim<T>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
+                          ptx::smem_descriptor(q_tile), weights,
+                          ptx::plain_descriptor(stats, T::kStatHalf, 128));
+    ptx::wgmma_commit();
+    // Here, where the load has come back, and the queue not yet full with products.
+    const int b_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
+    wait_for(bars + T::kBarDoFull + 8 * stage, parity);
+    ptx::wgmma_fence();
+    gemm_over_head_dim<T>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
+                          ptx::smem_descriptor(do_tile), weights,
+                          ptx::plain_descriptor(stats + T::kStatBytes, T::kStatHalf, 128));
+    ptx::wgmma_commit();
+    if (n > 0) finish_dq();
+
+    // 2. P^T
+    ptx::wgmma_wait<1>();
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
+    if (partial >> wg & 1) mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), b_hi, wg));
+    uint32_t p[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
+
+    // 3. dV
+    ptx::wgmma_fence();
+    gemm_over_queries<T, 0, 2>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
+    ptx::wgmma_commit();
+
+    // 4. dS^T
+    ptx::wgmma_wait<1>();
+    uint32_t ds[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      ds[i] = ptx::pack2<Element>(s[2 * i] * dp[2 * i], s[2 * i + 1] * dp[2 * i + 1]);
+    const int thread = thread_again();
+    const uint32_t ds_store =
+        smem + T::kOffDs + (64 * wg + thread % 128 / 32 * 16 + thread % 16) * 128;
+    const uint32_t ds_swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      ptx::stmatrix_x4(ds_store + stage * T::kScoreBytes + (ds_swizzle ^ (j * 32)), ds[4 * j],
+                       ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
+    ptx::wgmma_fence();
+    gemm_over_queries<T, 2>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
+    ptx::wgmma_commit();
+    ptx::fence_async_shared();
+    ptx::bar_sync(kBarScores, 256);
+
+    // 5. and 6. The stores of dQ wait in the queue behind dK.
+    float dq[T::kDqCols / 2];
+    ptx::wgmma_fence();
+    gemm_over_keys<T>(
+        dq, ptx::smem_descriptor(smem + T::kOffDs + stage * T::kScoreBytes),
+        ptx::smem_descriptor(smem + T::kOffK + wg * (T::kPanels == 2 ? T::kKeyPanelBytes : 64)));
+    ptx::wgmma_commit();
+    gemm_over_queries<T>(dk, ds, ptx::smem_descriptor(q_tile, T::kQueryPanelBytes));
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<2>();  // dV
+    arrive(T::kBarDoEmpty + 8 * stage);
+    ptx::wgmma_wait<1>();  // dQ
+    wait_for(bars + T::kBarDqEmpty + 8 * wg, (n & 1) ^ 1);
+    stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
+                thread_again() % 32, args.softmax_scale);
+    ptx::wgmma_wait<0>();  // dK
+    arrive(T::kBarQEmpty + 8 * stage);
+  }
+  if (num_steps > 0) finish_dq();
+
+  // K and V are no longer read: their tiles stage the gradients.
+  ptx::bar_sync(kBarEpilogue, 256);
+  const int warp = thread_again() % 128 / 32, lane = thread_again() % 32, first_row = 64 * wg;
+  const int grad_bytes = args.grad_is_fp32 ? 4 : 2;
+  const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
+  const BwdItemView& item = block.item;
+  char* dk_base = static_cast<char*>(args.dk) +
+                  (block.split * args.split_stride + item.k_start * args.dk_stride_token +
+                   block.kv_head * args.dk_stride_head) *
+                      grad_bytes;
+  char* dv_base = static_cast<char*>(args.dv) +
+                  (block.split * args.split_stride + item.k_start * args.dv_stride_token +
+                   block.kv_head * args.dv_stride_head) *
+                      grad_bytes;
+  store_gradient<T>(dv, smem + T::kOffV + wg * 8192, dv_base, args.dv_stride_token,
+                    args.grad_is_fp32, first_row, item.k_rows, 1.f, warp, lane);
+  store_gradient<T>(dk, smem + T::kOffK + wg * 8192, dk_base, args.dk_stride_token,
+                    args.grad_is_fp32, first_row, item.k_rows, args.softmax_scale, warp, lane);
+}
+
+}  // namespace magi

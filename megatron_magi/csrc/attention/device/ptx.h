@@ -1,0 +1,322 @@
+// The PTX instructions the attention kernels use, one small function each. Nothing here knows
+// about attention. sm_90a only. All shared-memory addresses are 32-bit (`smem_addr`).
+//
+// Layout facts behind the descriptors (128-byte swizzle, panels of 64 16-bit columns, panel base
+// 1024-byte aligned):
+//   K-major operand:  stride offset 1024, leading offset unused, next k16 = +32 bytes in a panel.
+//   MN-major operand: stride offset 1024 (8 rows of k), leading offset = bytes from one
+//                     64-column panel to the next, next k16 = +2048 bytes, transpose flag 1.
+#pragma once
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#define MAGI_DEVICE __device__ __forceinline__
+
+namespace magi::ptx {
+
+using bf16 = __nv_bfloat16;
+using fp16 = __half;
+
+MAGI_DEVICE uint32_t smem_addr(const void* ptr) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(ptr));
+}
+
+// ---- mbarrier: phases are parities; waiting for parity 1 on a fresh barrier passes at once.
+
+MAGI_DEVICE void mbar_init(uint32_t bar, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+// Makes the inits of this thread visible to the async proxy (and to the cluster).
+MAGI_DEVICE void mbar_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+MAGI_DEVICE void mbar_arrive(uint32_t bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+MAGI_DEVICE void mbar_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+               : "memory");
+}
+MAGI_DEVICE bool mbar_try_wait(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+MAGI_DEVICE void mbar_wait(uint32_t bar, uint32_t parity) {
+  asm volatile(
+      "{.reg .pred p;\n"
+      "WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE: }" ::"r"(bar),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- named barriers (0 is __syncthreads) and register budgets
+
+MAGI_DEVICE void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+template <int kRegs>
+MAGI_DEVICE void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegs));
+}
+template <int kRegs>
+MAGI_DEVICE void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegs));
+}
+
+// ---- proxies and bulk groups
+
+// Orders this thread's generic shared-memory writes before later wgmma/TMA reads of them
+// (a barrier must follow so that the issuing thread is ordered too).
+MAGI_DEVICE void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+MAGI_DEVICE void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// At most kPending groups of this thread have yet to be read from shared memory.
+template <int kPending>
+MAGI_DEVICE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// At most kPending groups of this thread are unfinished (writes visible to it).
+template <int kPending>
+MAGI_DEVICE void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- TMA. L2 policies are the encoded 64-bit createpolicy values.
+
+constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
+constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+
+MAGI_DEVICE void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+MAGI_DEVICE void tma_load_4d(uint32_t dst, const CUtensorMap* map, uint32_t bar, int c0, int c1,
+                             int c2, int c3, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3,%4,%5,%6}], [%2], %7;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+      : "memory");
+}
+MAGI_DEVICE void tma_load_5d(uint32_t dst, const CUtensorMap* map, uint32_t bar, int c0, int c1,
+                             int c2, int c3, int c4, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3,%4,%5,%6,%7}], [%2], %8;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
+      : "memory");
+}
+// Contiguous copy of `bytes` (multiple of 16, both addresses 16-byte aligned) to shared memory.
+MAGI_DEVICE void bulk_load(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(dst),
+      "l"(src), "r"(bytes), "r"(bar)
+      : "memory");
+}
+// Stores and reduces are clipped at the tensor's end only. A box that starts at a negative
+// coordinate traps, so callers clamp.
+MAGI_DEVICE void tma_store_4d(const CUtensorMap* map, uint32_t src, int c0, int c1, int c2,
+                              int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2,%3,%4,%5}], [%1];" ::"l"(
+          map),
+      "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+MAGI_DEVICE void tma_store_5d(const CUtensorMap* map, uint32_t src, int c0, int c1, int c2, int c3,
+                              int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2,%3,%4,%5,%6}], [%1];" ::
+          "l"(map),
+      "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+MAGI_DEVICE void tma_reduce_add_4d(const CUtensorMap* map, uint32_t src, int c0, int c1, int c2,
+                                   int c3) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group"
+      " [%0, {%2,%3,%4,%5}], [%1];" ::"l"(map),
+      "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+// ---- registers to shared memory
+
+// Byte offset of 16-byte chunk `chunk` (0-7) of row `row` in a panel of 128-byte rows.
+MAGI_DEVICE uint32_t swizzle_offset(uint32_t row, uint32_t chunk) {
+  return row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+MAGI_DEVICE void stmatrix_x4(uint32_t dst, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(dst), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+// ---- arithmetic
+
+// Two floats to one register of two 16-bit values, `lo` in the low half.
+template <class Element>
+MAGI_DEVICE uint32_t pack2(float lo, float hi) {
+  uint32_t packed;
+  if constexpr (std::is_same_v<Element, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+  return packed;
+}
+// The two 16-bit values of a register, low half first; the second argument chooses the type.
+MAGI_DEVICE float2 unpack2(uint32_t packed, bf16) {
+  return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u)};
+}
+MAGI_DEVICE float2 unpack2(uint32_t packed, fp16) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
+MAGI_DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+MAGI_DEVICE bool elect_one() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
+}
+
+// ---- wgmma
+
+MAGI_DEVICE void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+MAGI_DEVICE void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+MAGI_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the computation of `value` in front of the next wgmma_wait. ptxas moves a wait to the top
+// of its basic block, over arithmetic that was meant to run beside the products still in flight
+// (seen with 13.0: the whole softmax went behind the wait). The store never happens: `value` must
+// be at least 0, or NaN.
+MAGI_DEVICE void compute_before_wait(float value, uint32_t any_shared_address) {
+  asm volatile(
+      "{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(value),
+      "r"(any_shared_address)
+      : "memory");
+}
+
+// Descriptor of a 128-byte-swizzled operand whose start is a multiple of 1024 bytes (plus k16
+// steps). `leading_bytes` matters only for an MN-major operand of more than one panel.
+MAGI_DEVICE uint64_t smem_descriptor(uint32_t addr, uint32_t leading_bytes = 0,
+                                     uint32_t stride_bytes = 1024) {
+  return static_cast<uint64_t>((addr >> 4) & 0x3fff) |
+         static_cast<uint64_t>((leading_bytes >> 4) & 0x3fff) << 16 |
+         static_cast<uint64_t>((stride_bytes >> 4) & 0x3fff) << 32 | 1ull << 62;
+}
+// Descriptor of a K-major operand without swizzle: blocks of 8 rows x 16 bytes, contiguous;
+// `leading_bytes` to the next 16 bytes of k, `stride_bytes` to the next 8 rows.
+MAGI_DEVICE uint64_t plain_descriptor(uint32_t addr, uint32_t leading_bytes,
+                                      uint32_t stride_bytes) {
+  return static_cast<uint64_t>((addr >> 4) & 0x3fff) |
+         static_cast<uint64_t>((leading_bytes >> 4) & 0x3fff) << 16 |
+         static_cast<uint64_t>((stride_bytes >> 4) & 0x3fff) << 32;
+}
+// Advance a descriptor by a compile-time byte offset: one add on the low word.
+MAGI_DEVICE uint64_t descriptor_plus(uint64_t desc, uint32_t bytes) {
+  return desc + (bytes >> 4);
+}
+
+// Wgmma<N, Element>::ss / rs: D[64, N] (+)= A[64, 16] B[16, N], fp32 accumulators, A and B of
+// Element. kTransA/kTransB: 0 = K-major, 1 = MN-major in shared memory. accumulate 0 overwrites D;
+// ss_first does too, and tells the compiler so: what D held before need not be kept.
+template <int N, class Element>
+struct Wgmma;
+
+#define MAGI_R0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define MAGI_R1 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define MAGI_R2 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define MAGI_R3 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define MAGI_R4 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define MAGI_R5 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define MAGI_R6 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define MAGI_R7 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define MAGI_REGS_32 MAGI_R0 MAGI_R1
+#define MAGI_REGS_64 MAGI_REGS_32 MAGI_R2 MAGI_R3
+#define MAGI_REGS_80 MAGI_REGS_64 MAGI_R4
+#define MAGI_REGS_128 MAGI_REGS_80 MAGI_R5 MAGI_R6 MAGI_R7
+
+#define MAGI_D8(i)                                                                            \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define MAGI_NEW8(i)                                                                          \
+  "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), \
+      "=f"(d[i + 6]), "=f"(d[i + 7])
+#define MAGI_NEW_32 MAGI_NEW8(0), MAGI_NEW8(8)
+#define MAGI_NEW_64 MAGI_NEW_32, MAGI_NEW8(16), MAGI_NEW8(24)
+#define MAGI_NEW_80 MAGI_NEW_64, MAGI_NEW8(32)
+#define MAGI_NEW_128 MAGI_NEW_80, MAGI_NEW8(40), MAGI_NEW8(48), MAGI_NEW8(56)
+#define MAGI_ACC_32 MAGI_D8(0), MAGI_D8(8)
+#define MAGI_ACC_64 MAGI_ACC_32, MAGI_D8(16), MAGI_D8(24)
+#define MAGI_ACC_80 MAGI_ACC_64, MAGI_D8(32)
+#define MAGI_ACC_128 MAGI_ACC_80, MAGI_D8(40), MAGI_D8(48), MAGI_D8(56)
+
+// i0..i6 are the operand numbers that follow the N/2 accumulators.
+#define MAGI_WGMMA(N, Element, TYPE, i0, i1, i2, i3, i4, i5, i6)                                   \
+  template <>                                                                                      \
+  struct Wgmma<N, Element> {                                                                       \
+    template <int kTransA, int kTransB>                                                            \
+    static MAGI_DEVICE void ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {        \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2                                           \
+                   ", 0;\n"                                                                        \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
+                   " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}"       \
+                   : MAGI_ACC_##N                                                                  \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(kTransA), "n"(kTransB));                 \
+    }                                                                                              \
+    template <int kTransA, int kTransB>                                                            \
+    static MAGI_DEVICE void ss_first(float (&d)[N / 2], uint64_t a, uint64_t b) {                  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
+                   " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", 0, 1, 1, %" #i2 ", %" #i3 ";"        \
+                   : MAGI_NEW_##N                                                                  \
+                   : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));                                  \
+    }                                                                                              \
+    template <int kTransB>                                                                         \
+    static MAGI_DEVICE void rs(float (&d)[N / 2], const uint32_t* a, uint64_t b, int accumulate) { \
+      asm volatile(                                                                                \
+          "{.reg .pred p; setp.ne.b32 p, %" #i5                                                    \
+          ", 0;\n"                                                                                 \
+          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MAGI_REGS_##N       \
+          "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4 ", p, 1, 1, %" #i6 ";}"                \
+          : MAGI_ACC_##N                                                                           \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransB));    \
+    }                                                                                              \
+  };
+#define MAGI_WGMMA_BOTH(N, ...)            \
+  MAGI_WGMMA(N, bf16, "bf16", __VA_ARGS__) \
+  MAGI_WGMMA(N, fp16, "f16", __VA_ARGS__)
+
+MAGI_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)
+MAGI_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
+MAGI_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
+MAGI_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
+
+#undef MAGI_WGMMA_BOTH
+#undef MAGI_WGMMA
+
+}  // namespace magi::ptx

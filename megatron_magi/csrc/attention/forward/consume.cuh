@@ -1,0 +1,122 @@
+// A consumer warpgroup: the loop over the stream of steps (see kernel.cuh).
+#pragma once
+#include "store.cuh"
+
+namespace magi {
+
+// Keeps the compiler from moving reads or copies of wgmma registers across this point.
+template <int kCount>
+MAGI_DEVICE void pin_registers(float (&regs)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(regs[i])::"memory");
+}
+
+// S = Q K^T.
+template <class Traits>
+MAGI_DEVICE void issue_scores(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2],
+                              int q_slot, int k_slot) {
+  using Product = Wgmma<Traits::kBlockN, typename Traits::Element>;
+  const uint64_t q = smem_descriptor(smem_addr(me.smem.q[q_slot][me.consumer]));
+  const uint64_t k = smem_descriptor(smem_addr(me.smem.k[k_slot]));
+#pragma unroll
+  for (int i = 0; i < Traits::kHeadDim / 16; ++i)
+    Product::template ss<0, 0>(s, descriptor_plus(q, i % 4 * 32 + i / 4 * Traits::kQPanelBytes),
+                               descriptor_plus(k, i % 4 * 32 + i / 4 * Traits::kKVPanelBytes),
+                               i != 0);
+}
+// O += P V, or O = P V.
+template <class Traits>
+MAGI_DEVICE void issue_output(const FwdRows<Traits>& me, float (&o)[Traits::kHeadDim / 2],
+                              const uint32_t (&probs)[Traits::kBlockN / 4], int v_slot,
+                              int accumulate) {
+  using Product = Wgmma<Traits::kHeadDim, typename Traits::Element>;
+  const uint64_t v = smem_descriptor(smem_addr(me.smem.v[v_slot]), Traits::kKVPanelBytes);
+#pragma unroll
+  for (int i = 0; i < Traits::kBlockN / 16; ++i)
+    Product::template rs<1>(o, probs + 4 * i, descriptor_plus(v, i * 2048),
+                            i == 0 ? accumulate : 1);
+}
+
+template <class Traits>
+MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
+  using T = Traits;
+  constexpr int kScores = T::kBlockN / 2, kOuts = T::kHeadDim / 2;
+  auto& smem = me.smem;
+  float o[kOuts], s[kScores];
+  uint32_t probs[kScores / 2];
+  SoftmaxState state;
+  state.reset();
+  RingPosition<T::kStages> ring_k, ring_v;
+  RingPosition<T::kQStages> ring_q;
+  int record_slot = 0, info_slot = 0;  // info_slot: of the item whose O is accumulated
+  bool started = false;                // false in the first iteration: there is no step g yet
+  int accumulate = 0;
+#pragma unroll
+  for (int i = 0; i < kScores / 2; ++i) probs[i] = 0;
+
+  while (true) {
+    // 1. S = Q K(g+1)^T, O += P(g) V(g).
+    mbar_wait(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
+    const int4* record = smem.records[record_slot];
+    const int flags = me.shared_by_lane0(record[0].x);
+    pin_registers(o);
+    wgmma_fence();
+    issue_scores(me, s, ring_q.slot, ring_k.slot);
+    wgmma_commit();
+    if (started) mbar_wait(smem_addr(&smem.full_v[ring_v.slot]), ring_v.phase);
+    wgmma_fence();
+    issue_output(me, o, probs, ring_v.slot, accumulate);
+    wgmma_commit();
+    wgmma_wait<1>();
+    pin_registers(s);
+    me.release(&smem.empty_k[ring_k.slot]);
+    if (flags & kStepLast) me.release(&smem.empty_q[ring_q.slot]);
+    ring_k.advance();
+    if (flags & kStepLast) ring_q.advance();
+
+    // 2. Softmax of step g+1; a new item first closes the sums of the old one.
+    float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
+    const bool new_item = (flags & (kStepFirst | kStepEnd)) != 0;
+    if (new_item) {
+      if (started)
+        finish_rows(me, me.shared_by_lane0(smem.infos[info_slot]), state, weight, weight_prev);
+      state.reset();
+    }
+    if (flags & kStepMasked)
+      apply_mask(me, s, me.shared_by_lane0(record[0]), me.shared_by_lane0(record[1]));
+    const bool rescale = softmax_step(me.p, s, state, alpha);
+    compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.infos[0]));
+    record_slot = record_slot + 1 == T::kRecordSlots ? 0 : record_slot + 1;
+
+    // 3. Step g is complete: rescale O, or let it leave.
+    wgmma_wait<0>();
+    pin_registers(o);
+    if (started) {
+      me.release(&smem.empty_v[ring_v.slot]);
+      ring_v.advance();
+    }
+    if (rescale || new_item) {
+#pragma unroll
+      for (int j = 0; j < kOuts; ++j) {
+        const int h = (j >> 1) & 1;
+        o[j] *= new_item ? weight[h] : alpha[h];
+      }
+      if (new_item && started) {
+        store_output(me, o, me.shared_by_lane0(smem.infos[info_slot]), weight_prev);
+        info_slot = info_slot + 1 == T::kInfoSlots ? 0 : info_slot + 1;
+      }
+    }
+    if (flags & kStepEnd) break;
+    accumulate = new_item ? 0 : 1;
+    started = true;
+
+    // 4. P(g+1), in place as the A operand of the next product. (Packing beside the product in
+    // flight, into other registers, was 7 % slower.)
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i)
+      probs[i] = pack2<typename T::Element>(s[2 * i], s[2 * i + 1]);
+  }
+  if (me.thread == 0) bulk_wait<0>();
+}
+
+}  // namespace magi

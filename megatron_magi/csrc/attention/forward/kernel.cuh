@@ -1,0 +1,87 @@
+// Main kernel of the attention forward for sm_90a.
+//
+// Problem: out = softmax(scale * Q K^T | mask) V per head, mask = union of banded rectangles.
+// A work item is (query tile of 64 rows per consumer, head). One block owns an item from first to
+// last key, so there are no atomics on outputs and the result is the same bits in every run. With
+// `pack` > 1 the rows of a tile are tokens x pack query heads of one kv head:
+// row = token * pack + head.
+//
+// Blocks are persistent (one per SM). Items are numbered by kv-head section, then longest first,
+// then head; a block takes item blockIdx.x first and then what the global counter hands out.
+//
+// Roles: warpgroup 0 = producer (thread 0 loads, load.cuh; warps 1-3 write the rows that no
+//        slice covers), warpgroups 1.. = two or three consumers of 64 rows each (consume.cuh).
+//
+// The consumers see one endless stream of steps (a step = one key tile), across items:
+//   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  softmax of S beside the second product
+//   then, if step g was the last of its item, O leaves; P(g+1) = S.
+// So the next item's first product already runs while the last one's output is written, and the two
+// matrix products exist once in the code (nvcc serialises wgmma when they are in several copies).
+// The stream begins with a product of nothing (P = 0) and ends with one whose S is not used.
+//
+// Barriers (mbarrier)   arrives                                          waits
+//   full_k[]            bytes of K, of Q too in an item's first step     consumers
+//   full_v[]            bytes of V                                       consumers
+//   empty_q[]           lane 0 of each consumer warp, after the last     producer
+//                       Q K^T of the item
+//   empty_k/v[]         lane 0 of each consumer warp, product done       producer
+// Named barriers: 1.. = output staging of a consumer (128 threads).
+//
+// Step record (2 x int4 beside each K tile): {flags, rows of the slice} and {keys of the slice,
+//   band}, relative to the tile's first token and key. It has 2 * kStages slots: the producer
+//   reuses a slot only after the K tile kStages later is released, by which time its mask has been
+//   applied.
+// Item record: {out_start, num_tokens, head or kv head, tile}; kQStages + 2 slots, because an
+// item's
+//   output leaves after the first Q K^T of the item behind it (which may be a one-step item).
+//
+// Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared
+// memory: Q 2 x 48 KB, K and V 2 x 20 KB each, output 48 KB.
+#pragma once
+#include "consume.cuh"
+#include "load.cuh"
+
+namespace magi {
+
+template <class Traits>
+__global__ __launch_bounds__(Traits::kThreads,
+                             1) void fwd_kernel(const __grid_constant__ FwdKernelParams p) {
+  extern __shared__ __align__(1024) uint8_t raw[];
+  using Storage = typename Traits::SharedStorage;
+  Storage& smem = *reinterpret_cast<Storage*>(raw);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const int warpgroup = warp / 4;
+  if (threadIdx.x == 0) {
+    const int consumer_warps = 4 * Traits::kConsumers;
+    for (int i = 0; i < Traits::kQStages; ++i) {
+      mbar_init(smem_addr(&smem.empty_q[i]), consumer_warps);
+    }
+    for (int i = 0; i < Traits::kStages; ++i) {
+      mbar_init(smem_addr(&smem.full_k[i]), 1);
+      mbar_init(smem_addr(&smem.full_v[i]), 1);
+      mbar_init(smem_addr(&smem.empty_k[i]), consumer_warps);
+      mbar_init(smem_addr(&smem.empty_v[i]), consumer_warps);
+    }
+    mbar_init_fence();
+    if (p.num_items > 0) {
+      prefetch_tensor_map(&p.map_q);
+      prefetch_tensor_map(&p.map_k);
+      prefetch_tensor_map(&p.map_v);
+      prefetch_tensor_map(&p.map_out);
+    }
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    setmaxnreg_dec<Traits::kProducerRegs>();
+    if (warp == 0) {
+      if (elect_one()) FwdProducer<Traits>(p, smem).run();
+    } else {
+      fill_empty_rows<Traits>(p, blockIdx.x * 3 + warp - 1, gridDim.x * 3, threadIdx.x & 31);
+    }
+  } else {
+    setmaxnreg_inc<Traits::kConsumerRegs>();
+    fwd_consume(FwdRows<Traits>(p, smem, warpgroup - 1));
+  }
+}
+
+}  // namespace magi

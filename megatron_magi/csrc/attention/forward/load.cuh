@@ -1,0 +1,118 @@
+// The producer, one thread: takes items, and for each step loads K, the step's record, Q where an
+// item begins, and the V of the step before.
+#pragma once
+#include "args.cuh"
+
+namespace magi {
+
+template <class Traits>
+struct FwdProducer {
+  using Storage = typename Traits::SharedStorage;
+  const FwdKernelParams& p;
+  Storage& smem;
+  RingPosition<Traits::kStages> ring_k, ring_v;
+  RingPosition<Traits::kQStages> ring_q;
+  int record_slot = 0, info_slot = 0;
+  int pending_key = -1, pending_kv_head = 0;  // V tile of the step before
+
+  MAGI_DEVICE FwdProducer(const FwdKernelParams& params, Storage& storage)
+      : p(params), smem(storage) {}
+
+  MAGI_DEVICE void load_pending_v() {
+    if (pending_key < 0) return;
+    mbar_wait(smem_addr(&smem.empty_v[ring_v.slot]), ring_v.phase ^ 1);
+    const uint32_t bar = smem_addr(&smem.full_v[ring_v.slot]);
+    mbar_arrive_expect_tx(bar, Traits::kKVBytes);
+    tma_load_4d(smem_addr(smem.v[ring_v.slot]), &p.map_v, bar, 0, pending_key, 0, pending_kv_head,
+                kEvictLast);
+    ring_v.advance();
+  }
+
+  // `flags` of the step decide what is loaded: Q too for an item's first step, nothing at the end.
+  MAGI_DEVICE void push_step(int4 rows, int4 keys, int key, int kv_head, int q_start, int unit) {
+    mbar_wait(smem_addr(&smem.empty_k[ring_k.slot]), ring_k.phase ^ 1);
+    smem.records[record_slot][0] = rows;
+    smem.records[record_slot][1] = keys;
+    record_slot = record_slot + 1 == Traits::kRecordSlots ? 0 : record_slot + 1;
+    const uint32_t bar = smem_addr(&smem.full_k[ring_k.slot]);
+    if (rows.x & kStepEnd) {
+      mbar_arrive(bar);
+    } else {
+      const bool first = (rows.x & kStepFirst) != 0;
+      mbar_arrive_expect_tx(bar,
+                            Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
+      if (first) load_q(bar, q_start, unit);
+      tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
+    }
+    ring_k.advance();
+    load_pending_v();
+    pending_key = key;
+    pending_kv_head = kv_head;
+  }
+
+  MAGI_DEVICE void load_q(uint32_t bar, int q_start, int unit) {
+    const int tokens = 64 >> p.pack_shift;
+#pragma unroll
+    for (int c = 0; c < Traits::kConsumers; ++c) {
+      const uint32_t dst = smem_addr(smem.q[ring_q.slot][c]);
+      const int token = q_start + c * tokens;
+      if (p.pack_shift == 0)
+        tma_load_4d(dst, &p.map_q, bar, 0, token, 0, unit, kEvictFirst);
+      else
+        tma_load_5d(dst, &p.map_q, bar, 0, 0, token, 0, unit, kEvictFirst);
+    }
+    ring_q.advance();
+  }
+
+  MAGI_DEVICE void run_item(int item) {
+    const int section_items = p.args.num_tiles * p.section_units;
+    const int section = item / section_items;
+    const int first_unit = section * p.section_units;
+    const int units = min(p.section_units, p.num_units - first_unit);
+    const int in_section = item - section * section_items;
+    const int unit = first_unit + in_section % units;
+    const int kv_head = unit / p.units_per_kv;
+    const int tile_index = in_section / units;
+    const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[tile_index];
+    const FwdEntry* entry = reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
+    mbar_wait(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
+    smem.infos[info_slot] = make_int4(tile.out_start, tile.num_tokens, unit, tile_index);
+    info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
+    int flags = kStepFirst;
+    for (int steps_left = tile.num_steps; steps_left > 0; ++entry) {
+      const int num_tiles = entry->num_tiles, full_begin = entry->full_begin;
+      const int full_end = entry->full_end;
+      int key = entry->k_begin;
+      for (int j = 0; j < num_tiles; ++j, --steps_left, key += Traits::kBlockN) {
+        if (steps_left == 1) flags |= kStepLast;
+        int4 rows = make_int4(flags, 0, 0, 0), keys = rows;
+        if (j < full_begin || j >= full_end) {
+          const Band band = entry->band.relative_to(tile.q_start, key);
+          rows = make_int4(flags | kStepMasked, band.q_start, band.q_end, 0);
+          keys = make_int4(band.k_start, band.k_end, band.d_lo, band.d_hi);
+        }
+        push_step(rows, keys, key, kv_head, tile.q_start, unit);
+        flags = 0;
+      }
+    }
+  }
+
+  MAGI_DEVICE void run() {
+    int item = blockIdx.x;
+    while (item < p.num_items) {
+      const int next = atomicAdd(p.args.counter, 1) + gridDim.x;  // used after this item
+      run_item(item);
+      item = next;
+    }
+    const int4 end = make_int4(kStepEnd, 0, 0, 0);
+    push_step(end, end, -1, 0, 0, 0);
+    // The last block to come here resets the counters for the next launch.
+    __threadfence();
+    if (atomicAdd(p.args.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+      p.args.counter[0] = 0;
+      p.args.counter[1] = 0;
+    }
+  }
+};
+
+}  // namespace magi

@@ -1,0 +1,51 @@
+// Where a consumer thread stands: its two rows of the tile, and how it shares with its warp.
+#pragma once
+#include "args.cuh"
+
+namespace magi {
+
+template <class Traits>
+struct FwdRows {
+  using Storage = typename Traits::SharedStorage;
+  const FwdKernelParams& p;
+  Storage& smem;
+  const int consumer;
+  const int thread;  // 0..127 in the warpgroup
+  const int lane;
+  const int row;  // first of this thread's two rows (row, row + 8) in the tile
+
+  MAGI_DEVICE FwdRows(const FwdKernelParams& params, Storage& storage, int consumer_idx)
+      : p(params),
+        smem(storage),
+        consumer(consumer_idx),
+        thread(threadIdx.x & 127),
+        lane(threadIdx.x & 31),
+        row(consumer_idx * 64 + (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4) {}
+
+  // Lane 0 arrives for its warp. So that its arrival covers every read of what the producer writes
+  // with ordinary stores, only lane 0 reads that, and hands it round.
+  MAGI_DEVICE void release(uint64_t* empty) const {
+    if (lane == 0) mbar_arrive(smem_addr(empty));
+  }
+  MAGI_DEVICE int shared_by_lane0(const int& source) const {
+    return __shfl_sync(0xffffffff, lane == 0 ? source : 0, 0);
+  }
+  MAGI_DEVICE int4 shared_by_lane0(const int4& source) const {
+    const int4 x = lane == 0 ? source : make_int4(0, 0, 0, 0);
+    return make_int4(__shfl_sync(0xffffffff, x.x, 0), __shfl_sync(0xffffffff, x.y, 0),
+                     __shfl_sync(0xffffffff, x.z, 0), __shfl_sync(0xffffffff, x.w, 0));
+  }
+
+  struct RowAddress {
+    int64_t token, head;
+    bool valid;
+  };
+  MAGI_DEVICE RowAddress address_of(int tile_row, int4 info) const {
+    const int token = tile_row >> p.pack_shift;
+    const int head_in_group = tile_row & ((1 << p.pack_shift) - 1);
+    return {static_cast<int64_t>(info.x) + token, (info.z << p.pack_shift) + head_in_group,
+            token < info.y};
+  }
+};
+
+}  // namespace magi

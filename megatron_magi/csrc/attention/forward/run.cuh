@@ -1,0 +1,69 @@
+// Host side of one forward variant: tensor maps, launch configuration, launch.
+#pragma once
+#include <cmath>
+
+#include "../device/tensor_map.h"
+#include "kernel.cuh"
+#include "variants.h"
+
+namespace magi {
+
+template <class Traits>
+Status run_fwd(const MagiFwdParams& args) {
+  using Element = typename Traits::Element;
+  constexpr int kD = Traits::kHeadDim;
+  const MapElement element =
+      std::is_same_v<Element, ptx::bf16> ? MapElement::kBf16 : MapElement::kFp16;
+  FwdKernelParams p;
+  p.args = args;
+  p.pack_shift = __builtin_ctz(args.pack);
+  p.units_per_kv = args.num_heads_q / args.num_heads_kv / args.pack;
+  p.num_units = args.num_heads_q / args.pack;
+  p.section_units = args.heads_per_section * p.units_per_kv;
+  p.num_items = args.num_tiles * p.num_units;
+  p.scale_log2 = args.softmax_scale * static_cast<float>(M_LOG2E);
+  p.inverse_scale_log2 = 1.f / p.scale_log2;
+
+  if (p.num_items > 0) {
+    const bool stage_out = args.out_dtype != kMagiFp32;
+    const MagiTensor& out = stage_out ? args.out : args.q;  // fp32 leaves without TMA
+    auto encode = [&](CUtensorMap* map, const MagiTensor& tensor) {
+      return args.pack == 1
+                 ? encode_head_tile(map, element, tensor, args.num_q, args.num_heads_q, kD, 64)
+                 : encode_packed_tile(map, element, tensor, args.num_q, args.num_heads_q, kD,
+                                      args.pack, 64 / args.pack);
+    };
+    MAGI_RETURN_IF_ERROR(encode(&p.map_q, args.q));
+    MAGI_RETURN_IF_ERROR(encode(&p.map_out, out));
+    MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_k, element, args.k, args.num_k, args.num_heads_kv,
+                                          kD, Traits::kBlockN));
+    MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_v, element, args.v, args.num_k, args.num_heads_kv,
+                                          kD, Traits::kBlockN));
+  }
+
+  auto* kernel = fwd_kernel<Traits>;
+  MAGI_RETURN_IF_ERROR(
+      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Traits::kSharedBytes),
+                  "this GPU does not give the forward kernel its shared memory"));
+  kernel<<<args.num_sms, Traits::kThreads, Traits::kSharedBytes,
+           static_cast<cudaStream_t>(args.stream)>>>(p);
+  return cuda_status(cudaGetLastError(), "launch of the forward kernel");
+}
+
+template <class Traits>
+constexpr int kFwdDtype =
+    std::is_same_v<typename Traits::Element, ptx::bf16> ? kMagiBf16 : kMagiFp16;
+
+template <class Traits>
+Kernel fwd_main_kernel() {
+  return kernel_of(fwd_kernel<Traits>, kFwdDtype<Traits>, Traits::kSharedBytes);
+}
+
+template <class Traits>
+constexpr FwdVariant fwd_variant() {
+  return {kFwdDtype<Traits>, Traits::kHeadDim, Traits::kBlockM,
+          Traits::kBlockN,   run_fwd<Traits>,  fwd_main_kernel<Traits>};
+}
+
+}  // namespace magi

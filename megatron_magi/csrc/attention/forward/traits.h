@@ -1,0 +1,78 @@
+// Work-list records, tile sizes and shared-memory plan of the forward.
+#pragma once
+#include <cstdint>
+
+#include "../device/mask.h"
+
+namespace magi {
+
+// Work-list records, written by csrc/schedule/forward.cpp as int32 rows.
+
+// One query tile: tokens [q_start, q_start + num_tokens), keys of `num_entries` entries.
+struct FwdTile {
+  int32_t q_start, num_tokens, entry_begin, num_entries;
+  int32_t num_steps;  // sum of the entries' num_tiles, at least 1
+  int32_t out_start;  // row of out and lse where q_start goes; q_start unless walks are split
+  int32_t unused[2];
+};
+static_assert(sizeof(FwdTile) == 32, "the work list has rows of 8 int32");
+
+// The key tiles of one slice for one query tile: tile j covers keys
+// [k_begin + j * block_n, ... + block_n); tiles in [full_begin, full_end) need no mask.
+struct FwdEntry {
+  int32_t k_begin, num_tiles, full_begin, full_end;
+  Band band;
+  int32_t unused[2];
+};
+static_assert(sizeof(FwdEntry) == 48, "the work list has rows of 12 int32");
+
+template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_>
+struct FwdTraits {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kBlockM_;  // rows of a tile: 64 of each consumer warpgroup
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kConsumers = kBlockM / 64;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegs = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegs = kConsumers == 2 ? 232 : 160;
+  static constexpr int kPanels = kHeadDim / 64;
+  static constexpr int kStages = 2;  // of K and of V
+  // As many Q tiles, and an own buffer for the output, as there is room for; without the buffer the
+  // output leaves straight from registers.
+  static constexpr int kTileBytes = kBlockM * kHeadDim * 2;
+  static constexpr int kRoom = (226 * 1024 - 4 * kBlockN * kHeadDim * 2) / kTileBytes;
+  static constexpr int kQStages = kRoom >= 3 ? 2 : 1;
+  static constexpr bool kStageOut = kRoom >= 2;
+  static constexpr int kRecordSlots = 2 * kStages;  // see kernel.cuh, "step record"
+  static constexpr int kInfoSlots = kQStages + 2;   // see kernel.cuh, "item record"
+
+  static constexpr int kQBytes = 64 * kHeadDim * 2;  // one consumer's rows
+  static constexpr int kKVBytes = kBlockN * kHeadDim * 2;
+  static constexpr int kQPanelBytes = 64 * 128;
+  static constexpr int kKVPanelBytes = kBlockN * 128;
+
+  struct SharedStorage {
+    alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];
+    alignas(1024) uint8_t k[kStages][kKVBytes];
+    alignas(1024) uint8_t v[kStages][kKVBytes];
+    alignas(1024) uint8_t out[kStageOut ? kConsumers * kQBytes : 16];
+    int4 records[kRecordSlots][2];
+    int4 infos[kInfoSlots];
+    uint64_t empty_q[kQStages];
+    uint64_t full_k[kStages], empty_k[kStages];
+    uint64_t full_v[kStages], empty_v[kStages];
+  };
+  static constexpr int kSharedBytes = sizeof(SharedStorage);
+
+  static_assert(kHeadDim % 64 == 0, "a swizzled panel is 64 columns wide");
+  static_assert(kKVPanelBytes % 1024 == 0, "panels start on a swizzle atom");
+  static_assert(kBlockN % 16 == 0, "P V steps take 16 keys");
+  static_assert(128 * kProducerRegs + 128 * kConsumers * kConsumerRegs <=
+                    65536 / kThreads / 8 * 8 * kThreads,
+                "setmaxnreg may only hand out the registers the launch took");
+  static_assert(kConsumers == 2 || kConsumers == 3, "register budgets are set for these");
+  static_assert(kSharedBytes <= 227 * 1024, "a Hopper block has 227 KB of shared memory");
+};
+
+}  // namespace magi

@@ -1,6 +1,0 @@
-// Own file: variants compile in parallel.
-#include "../bwd/bwd_run.cuh"
-
-namespace magi {
-MAGI_INSTANTIATE_BWD(kMagiBf16, 64);
-}  // namespace magi

@@ -1,0 +1,52 @@
+// Chunk size and the chunks' ranks: the part of a plan that fixes the layout of the tokens.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "planner/slices.h"
+
+namespace magi {
+
+struct DispatchProblem {
+  std::span<const Slice> slices;      // canonical
+  int64_t num_local_tokens = 0;       // per rank, padding included
+  int64_t cp_size = 0;                // ranks
+  std::optional<int64_t> chunk_size;  // divides num_local_tokens; nullopt: choose
+  int64_t tile_q = 0;
+  int64_t tile_k = 0;
+  int64_t max_imbalance_ppm = 0;  // highest load over the mean, in millionths
+  int64_t swap_trials = 0;        // 0: LPT only; negative: grows with the number of chunks
+};
+
+struct Dispatch {
+  int64_t chunk_size = 0;
+  std::vector<int32_t> chunk_ranks;  // [num_local_tokens * cp_size / chunk_size]
+};
+
+// No more chunks per rank than this are tried: planning and fragments grow with their number.
+inline constexpr int64_t kMaxChunksPerRank = 64;
+
+// Rows of kernel work one more chunk border costs. Measured on 4 x H200 with another kernel, the
+// backward takes about 1 + 190 / chunk_size of its time at very large chunks; ours joins fragments
+// that touch, so we count one q tile.
+inline constexpr int64_t kBorderRows = 128;
+
+// Surcharge on a chunk size with which the load cap is not reached: much smaller chunks are taken
+// for balance, but chunks of 512 rows are hardly halved for it.
+inline constexpr int64_t kOverCapPercent = 20;
+
+// With fewer chunks per rank, balance is often out of reach.
+inline constexpr int64_t kFewChunksPerRank = 8;
+
+// Chunk sizes worth trying, largest first: the divisors of `num_local_tokens` that are multiples of
+// `tile_q`, or all divisors if those leave fewer than kFewChunksPerRank chunks per rank, with at
+// most kMaxChunksPerRank chunks per rank.
+std::vector<int64_t> chunk_candidates(int64_t num_local_tokens, int64_t tile_q);
+
+// Throws std::invalid_argument for a chunk_size that does not divide num_local_tokens.
+Dispatch solve_dispatch(const DispatchProblem& problem);
+
+}  // namespace magi

@@ -1,0 +1,29 @@
+// Which rows travel: for every rank, the key rows its queries read and another rank owns.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "planner/layout.h"
+#include "planner/loads.h"
+
+namespace magi {
+
+// Rows [rows.start, rows.end) go from rank `src` to rank `dst` in stage `stage`.
+struct Transfer {
+  int32_t stage = 0;
+  int32_t dst = 0;
+  int32_t src = 0;
+  Range rows;
+};
+
+// Union of the keys that the rank's chunks read: ascending, not touching.
+std::vector<Range> rank_needs(const RangeLists& chunk_keys, const Layout& layout, int32_t rank);
+
+// Everything one rank must receive, each row once, ordered by (src, row): needs minus own rows,
+// cut where the owner changes. Stage 0 throughout.
+std::vector<Transfer> rank_transfers(const RangeLists& chunk_keys, const Layout& layout,
+                                     int32_t rank);
+
+}  // namespace magi

@@ -1,0 +1,156 @@
+#include "planner/traffic.h"
+
+#include <algorithm>
+
+namespace magi {
+namespace {
+
+// Calls `visit(start, end)` for the parts of `x` that no range of `y` covers.
+template <typename Visit>
+void subtract(std::span<const Range> x, std::span<const Range> y, Visit visit) {
+  size_t j = 0;
+  for (const Range& range : x) {
+    int64_t start = range.start;
+    while (j < y.size() && y[j].end <= start) ++j;
+    for (size_t i = j; i < y.size() && y[i].start < range.end; ++i) {
+      if (y[i].start > start) visit(start, y[i].start);
+      start = std::max(start, y[i].end);
+    }
+    if (start < range.end) visit(start, range.end);
+  }
+}
+
+}  // namespace
+
+Segments make_segments(const RangeLists& chunk_keys, int64_t chunk_size) {
+  const int64_t num_chunks = static_cast<int64_t>(chunk_keys.begin.size()) - 1;
+  // 1. Keys a chunk reads outside itself; where such a range begins or ends, or crosses a chunk
+  //    border, the set of readers or the owner may change.
+  std::vector<Range> remote;
+  std::vector<int64_t> cuts;
+  for (int64_t c = 0; c < num_chunks; ++c) {
+    const Range own[] = {{c * chunk_size, (c + 1) * chunk_size}};
+    subtract(chunk_keys.of(c), own, [&](int64_t start, int64_t end) {
+      remote.push_back({start, end});
+      cuts.push_back(start);
+      cuts.push_back(end);
+    });
+  }
+  for (int64_t c = 0; c <= num_chunks; ++c) cuts.push_back(c * chunk_size);
+  std::ranges::sort(cuts);
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  const auto place = [&](int64_t row) {
+    return std::ranges::lower_bound(cuts, row) - cuts.begin();
+  };
+  // 2. Number the pieces that some range covers.
+  std::vector<int32_t> cover(cuts.size() + 1);
+  for (const Range& range : remote) {
+    ++cover[place(range.start)];
+    --cover[place(range.end)];
+  }
+  Segments segments;
+  std::vector<int64_t> index(cuts.size());  // of the first numbered piece at or after a cut
+  int32_t readers = 0;
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    index[i] = static_cast<int64_t>(segments.rows.size());
+    readers += cover[i];
+    if (readers > 0) segments.rows.push_back(static_cast<int32_t>(cuts[i + 1] - cuts[i]));
+  }
+  // 3. A chunk's pieces: its own and those it reads.
+  segments.of_chunk.begin.push_back(0);
+  for (int64_t c = 0; c < num_chunks; ++c) {
+    auto& ranges = segments.of_chunk.ranges;
+    const auto put = [&](Range keys) {
+      const Range next{index[place(keys.start)], index[place(keys.end)]};
+      if (next.empty()) return;
+      const bool touches = static_cast<int64_t>(ranges.size()) > segments.of_chunk.begin[c] &&
+                           ranges.back().end == next.start;
+      if (touches) {
+        ranges.back().end = next.end;
+      } else {
+        ranges.push_back(next);
+      }
+    };
+    const Range own{c * chunk_size, (c + 1) * chunk_size};
+    bool own_done = false;
+    const auto put_own = [&] {
+      if (!own_done) put(own);
+      own_done = true;
+    };
+    subtract(chunk_keys.of(c), std::span(&own, 1), [&](int64_t start, int64_t end) {
+      if (start >= own.end) put_own();
+      put({start, end});
+    });
+    put_own();
+    segments.of_chunk.begin.push_back(static_cast<int64_t>(ranges.size()));
+  }
+  return segments;
+}
+
+Segments coarsen(const Segments& segments, int64_t parts) {
+  Segments coarse;
+  coarse.rows = segments.rows;
+  RangeLists& blocks = coarse.of_chunk;
+  const int64_t num_chunks = static_cast<int64_t>(segments.of_chunk.begin.size()) - 1;
+  for (int64_t c = 0; c <= num_chunks; c += parts) {
+    blocks.begin.push_back(segments.of_chunk.begin[c]);
+  }
+  blocks.ranges = segments.of_chunk.ranges;
+  join_lists(blocks);
+  return coarse;
+}
+
+Traffic::Traffic(const Segments& segments, std::span<const int32_t> chunk_ranks, int64_t cp_size)
+    : segments_(&segments),
+      num_segments_(static_cast<int64_t>(segments.rows.size())),
+      readers_(cp_size * num_segments_) {
+  for (size_t c = 0; c < chunk_ranks.size(); ++c) {
+    add(chunk_ranks[c], static_cast<int32_t>(c), 1);
+  }
+  for (int64_t rank = 0; rank < cp_size; ++rank) {
+    for (int64_t s = 0; s < num_segments_; ++s) {
+      if (readers_[rank * num_segments_ + s] > 0) total_ += segments_->rows[s];
+    }
+  }
+  for (const int32_t rows : segments_->rows) total_ -= rows;
+  writes_ = 0;
+}
+
+void Traffic::add(int32_t rank, int32_t chunk, int32_t sign) {
+  int32_t* readers = readers_.data() + rank * num_segments_;
+  for (const Range& range : segments_->of_chunk.of(chunk)) {
+    for (int64_t s = range.start; s < range.end; ++s) readers[s] += sign;
+    writes_ += range.size();
+  }
+}
+
+int64_t Traffic::exchange_delta(int32_t rank, int32_t out, int32_t in) const {
+  const int32_t* readers = readers_.data() + rank * num_segments_;
+  const int32_t* rows = segments_->rows.data();
+  const auto rows_with = [&](int64_t start, int64_t end, int32_t count) {
+    int32_t sum = 0;
+    visits_ += end - start;
+    for (int64_t s = start; s < end; ++s) sum += readers[s] == count ? rows[s] : 0;
+    return static_cast<int64_t>(sum);
+  };
+  const auto given = segments_->of_chunk.of(out);
+  const auto gained = segments_->of_chunk.of(in);
+  int64_t delta = 0;
+  subtract(gained, given, [&](int64_t start, int64_t end) { delta += rows_with(start, end, 0); });
+  subtract(given, gained, [&](int64_t start, int64_t end) { delta -= rows_with(start, end, 1); });
+  return delta;
+}
+
+int64_t Traffic::swap_delta(int32_t a, int32_t rank_a, int32_t b, int32_t rank_b) const {
+  return exchange_delta(rank_a, a, b) + exchange_delta(rank_b, b, a);
+}
+
+void Traffic::swap(int32_t a, int32_t rank_a, int32_t b, int32_t rank_b, int64_t delta) {
+  add(rank_a, a, -1);
+  add(rank_b, b, -1);
+  add(rank_a, b, 1);
+  add(rank_b, a, 1);
+  total_ += delta;
+}
+
+}  // namespace magi

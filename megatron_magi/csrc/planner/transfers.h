@@ -1,0 +1,37 @@
+// All ranks' transfers of a mask on a layout, in stages.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "planner/layout.h"
+#include "planner/needs.h"
+#include "planner/stages.h"
+
+namespace magi {
+
+struct TransferProblem {
+  std::span<const Slice> slices;  // canonical
+  Layout layout;
+  int64_t tile_q = 0;
+  int64_t tile_k = 0;
+  std::optional<int64_t> degree;   // remote stages; nullopt: choose
+  std::optional<Forward> forward;  // nullopt: choose
+  StageCosts costs;                // for choosing
+};
+
+struct TransferPlan {
+  Staging staging;
+  std::vector<int64_t> loads;       // tiles per rank: [cp_size]
+  std::vector<Transfer> transfers;  // ordered by (stage, dst, src, row)
+};
+
+TransferPlan solve_transfers(const TransferProblem& problem);
+
+// Transfers of a roll: the rank that owns position p < total_seqlen receives row
+// (p + shift) mod total_seqlen. Ordered by (dst, src, row), stage 0.
+std::vector<Transfer> roll_transfers(const Layout& layout, int64_t shift);
+
+}  // namespace magi

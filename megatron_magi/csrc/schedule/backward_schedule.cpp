@@ -1,0 +1,121 @@
+#include "schedule/backward_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <queue>
+#include <vector>
+
+namespace magi {
+namespace {
+
+constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
+constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
+constexpr double kTolerance = 1.005;
+// Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
+// best of them on average (docs/kernel_notes_bwd.md, step 18).
+constexpr double kHeadsPenalty = 0.02;  // for twice the kv heads at a time
+constexpr double kDriftPenalty = 0.02;  // for twice the bytes that uneven items spread over
+constexpr double kDriftBytes = 67e6;
+constexpr double kEvenPenalty = 0.05;  // for twice the bytes that even items go through, squared
+constexpr double kEvenBytes = 67e6;
+constexpr double kCachePenalty = 0.1;  // grouped items of so many bytes lose each other's tiles
+constexpr double kCacheBytes = 150e6;
+// Measured at 8k and 16k, ten schedules each: within 6 % of the best of them.
+constexpr double kDeterministicBlocksPerSm = 1.9;
+constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
+
+// Finishing time of the last block when blocks start in launch order on whatever is free.
+double simulate(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
+                int64_t num_splits, int64_t heads_per_section) {
+  std::priority_queue<double, std::vector<double>, std::greater<double>> free;
+  for (int64_t i = 0; i < num_sms; ++i) free.push(0.);
+  double last = 0.;
+  const double overhead = kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
+  for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section) {
+    for (const BwdItem& item : list.items) {
+      const double cost = static_cast<double>(item.steps * (group / num_splits)) + overhead;
+      for (int64_t i = 0; i < heads_per_section * num_splits; ++i) {
+        const double end = free.top() + cost;
+        free.pop();
+        free.push(end);
+        last = std::max(last, end);
+      }
+    }
+  }
+  return last;
+}
+
+double doublings(double value, double base) {
+  return std::max(0., std::log2(value / base));
+}
+
+// What the simulation does not see: blocks that run together but no longer share what they load.
+double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
+                    int64_t num_splits, int64_t heads_per_section) {
+  const double heads = static_cast<double>(heads_per_section);
+  const double row_bytes =
+      static_cast<double>(head_bytes) / static_cast<double>(std::max<int64_t>(num_q, 1));
+  // Kv heads at a time spread over as many bytes each; where items are grouped, they start
+  // together.
+  const double at_once = static_cast<double>(group / num_splits) * (list.grouped ? 1. : heads);
+  const double drift = list.uneven_rows * row_bytes * at_once;
+  const double even = list.even_rows * row_bytes * heads * static_cast<double>(num_splits);
+  double factor = 1. + kHeadsPenalty * std::log2(heads);
+  factor += kEvenPenalty * std::pow(doublings(even, kEvenBytes), 2);
+  if (list.grouped && heads * static_cast<double>(head_bytes) > kCacheBytes)
+    factor += kCachePenalty;
+  return factor * (1. + kDriftPenalty * doublings(drift, kDriftBytes));
+}
+
+// Whether the partial sums of this many splits stay small (1.1 GB at head_dim 128).
+bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, int64_t splits) {
+  return static_cast<int64_t>(list.items.size()) * num_heads_kv * splits / 2 <=
+         kMaxSplitBlocksPerSm * num_sms;
+}
+
+// Blocks of one kv head wait for each other, those of different heads and splits never: at least
+// two of either at a time, and enough that about two blocks each run. Items that share no rows
+// hardly wait: as in fast mode.
+BwdSchedule deterministic_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
+                                   int64_t num_sms, BwdSchedule chosen) {
+  if (!list.heads_inner) return chosen;
+  chosen.num_splits = group % 2 == 0 && may_split(list, num_heads_kv, num_sms, 2) ? 2 : 1;
+  chosen.heads_per_section = 1;
+  const auto enough = [&] {
+    const int64_t lanes = chosen.num_splits * chosen.heads_per_section;
+    return lanes >= 2 && static_cast<double>(static_cast<int64_t>(list.items.size()) * lanes) >=
+                             kDeterministicBlocksPerSm * static_cast<double>(num_sms);
+  };
+  while (chosen.heads_per_section < num_heads_kv &&
+         (num_heads_kv % chosen.heads_per_section != 0 || !enough()))
+    ++chosen.heads_per_section;
+  return chosen;
+}
+
+}  // namespace
+
+BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
+                                int64_t num_sms, int64_t head_bytes, int64_t num_q,
+                                bool deterministic) {
+  std::vector<BwdSchedule> choices;
+  for (int64_t splits = 1; splits <= group; splits *= 2) {
+    if (group % splits != 0) break;
+    if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
+    for (int64_t heads = 1; heads <= num_heads_kv; ++heads) {
+      if (num_heads_kv % heads != 0) continue;
+      const double makespan = simulate(list, group, num_heads_kv, num_sms, splits, heads) *
+                              cache_factor(list, group, head_bytes, num_q, splits, heads);
+      choices.push_back({splits, heads, makespan});
+    }
+  }
+  double best = choices.front().makespan;
+  for (const BwdSchedule& c : choices) best = std::min(best, c.makespan);
+  const auto chosen = std::find_if(choices.begin(), choices.end(), [&](const BwdSchedule& c) {
+    return c.makespan <= best * kTolerance;
+  });
+  return deterministic ? deterministic_schedule(list, group, num_heads_kv, num_sms, *chosen)
+                       : *chosen;
+}
+
+}  // namespace magi

@@ -1,0 +1,104 @@
+#include "schedule/backward_visits.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "planner/ceil_div.h"
+
+namespace magi {
+namespace {
+
+// Rows cut into cells: from each of `starts` on, pieces of `tile_q` rows.
+class CellGrid {
+ public:
+  CellGrid(std::vector<int64_t> starts, int64_t num_q, int64_t tile_q)
+      : starts_(std::move(starts)) {
+    starts_.push_back(0);
+    std::sort(starts_.begin(), starts_.end());
+    starts_.erase(std::unique(starts_.begin(), starts_.end()), starts_.end());
+    tile_q_ = tile_q;
+    for (size_t i = 0; i < starts_.size(); ++i) {
+      first_.push_back(num_cells_);
+      const int64_t end = i + 1 < starts_.size() ? starts_[i + 1] : std::max(num_q, starts_[i] + 1);
+      num_cells_ += ceil_div(end - starts_[i], tile_q);
+    }
+  }
+
+  int64_t cell(int64_t q) const {
+    const auto above = std::upper_bound(starts_.begin(), starts_.end(), q);
+    const size_t i = static_cast<size_t>(above - starts_.begin()) - 1;
+    return first_[i] + (q - starts_[i]) / tile_q_;
+  }
+  int64_t num_cells() const { return num_cells_; }
+
+ private:
+  std::vector<int64_t> starts_;
+  std::vector<int64_t> first_;  // cell of each start
+  int64_t num_cells_ = 0;
+  int64_t tile_q_ = 0;
+};
+
+// Calls f(entry index, first row, last row) for the steps of an item in walk order.
+template <class F>
+void walk(const BwdWorkList& list, const BwdItem& item, int64_t tile_q, F&& f) {
+  const int32_t count = item.entry_end - item.entry_begin;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t e = list.descending ? item.entry_end - 1 - i : item.entry_begin + i;
+    const BwdEntry& entry = list.entries[e];
+    const int64_t tiles = ceil_div(entry.q_end - entry.q_begin, tile_q);
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t q = entry.q_begin + (list.descending ? tiles - 1 - t : t) * tile_q;
+      f(e, q, std::min<int64_t>(q + tile_q, entry.q_end) - 1);
+    }
+  }
+}
+
+bool fits(const BwdWorkList& list, const CellGrid& grid, int64_t tile_q) {
+  bool two_at_most = true;
+  for (const BwdItem& item : list.items) {
+    walk(list, item, tile_q, [&](int32_t, int64_t first, int64_t last) {
+      two_at_most = two_at_most && grid.cell(last) - grid.cell(first) <= 1;
+    });
+  }
+  return two_at_most;
+}
+
+}  // namespace
+
+void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num_q,
+                   int64_t tile_q) {
+  // Slices start their own cells (documents do not start at multiples of 64); where they are so
+  // short that a step would meet three cells, one grid for all.
+  std::vector<int64_t> starts;
+  for (const Slice& s : slices) starts.push_back(s.q_start);
+  CellGrid grid(std::move(starts), num_q, tile_q);
+  if (!fits(list, grid, tile_q)) grid = CellGrid({}, num_q, tile_q);
+  list.num_cells = grid.num_cells();
+  std::vector<int32_t> signals(static_cast<size_t>(list.num_cells), 0);
+  std::vector<int32_t> touched(signals.size(), -1);  // last entry that waited at the cell
+  std::vector<int64_t> pending;                      // cells to be signalled by the entry
+  int32_t entry = -1;
+  const auto flush = [&] {
+    for (const int64_t cell : pending) ++signals[cell];
+    pending.clear();
+  };
+  for (BwdItem& item : list.items) {
+    item.visit_begin = static_cast<int32_t>(list.visits.size());
+    walk(list, item, tile_q, [&](int32_t e, int64_t first, int64_t last) {
+      if (e != entry) flush();
+      entry = e;
+      BwdVisit visit;
+      visit.cell = static_cast<int32_t>(grid.cell(first));
+      visit.num_cells = static_cast<int32_t>(grid.cell(last) - visit.cell + 1);
+      for (int32_t i = 0; i < visit.num_cells; ++i) {
+        const int64_t cell = visit.cell + i;
+        if (touched[cell] != e) visit.wait[i] = signals[cell];
+        touched[cell] = e;
+        pending.push_back(cell);
+      }
+      list.visits.push_back(visit);
+    });
+  }
+}
+
+}  // namespace magi

@@ -1,0 +1,13 @@
+// Deterministic mode of the backward: in which order the items add to each query row.
+#pragma once
+
+#include <span>
+
+#include "schedule/backward.h"
+
+namespace magi {
+
+// Fills `visits`, `num_cells` and the items' `visit_begin` for the items in launch order.
+void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num_q, int64_t tile_q);
+
+}  // namespace magi

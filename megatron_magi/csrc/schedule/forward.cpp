@@ -1,0 +1,348 @@
+#include "schedule/forward.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "planner/ceil_div.h"
+
+namespace magi {
+namespace {
+
+// Rows [begin, end) that the same slices cover.
+struct Segment {
+  int64_t begin = 0;
+  int64_t end = 0;
+  std::vector<int32_t> covering;  // indices of slices, by first key
+};
+
+std::vector<Segment> cut_segments(std::span<const Slice> slices, int64_t num_q) {
+  std::vector<int64_t> bounds = {0, num_q};
+  for (const Slice& s : slices) {
+    bounds.push_back(s.q_start);
+    bounds.push_back(s.q_end);
+  }
+  std::sort(bounds.begin(), bounds.end());
+  bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
+
+  std::vector<int32_t> by_start(slices.size());
+  for (size_t i = 0; i < slices.size(); ++i) by_start[i] = static_cast<int32_t>(i);
+  std::stable_sort(by_start.begin(), by_start.end(),
+                   [&](int32_t a, int32_t b) { return slices[a].q_start < slices[b].q_start; });
+
+  std::vector<Segment> segments;
+  std::vector<int32_t> active;
+  size_t next = 0;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+    Segment segment{bounds[i], bounds[i + 1], {}};
+    std::erase_if(active, [&](int32_t s) { return slices[s].q_end <= segment.begin; });
+    for (; next < by_start.size() && slices[by_start[next]].q_start == segment.begin; ++next) {
+      const auto at = std::upper_bound(
+          active.begin(), active.end(), by_start[next],
+          [&](int32_t a, int32_t b) { return slices[a].k_start < slices[b].k_start; });
+      active.insert(at, by_start[next]);
+    }
+    segment.covering = active;
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+void longest_first(std::vector<FwdTileRow>& tiles) {
+  std::stable_sort(tiles.begin(), tiles.end(), [](const FwdTileRow& a, const FwdTileRow& b) {
+    return a.num_steps > b.num_steps;
+  });
+}
+
+class Builder {
+ public:
+  Builder(std::span<const Slice> slices, int64_t num_q, const FwdTiling& tiling)
+      : slices_(slices), tiling_(tiling), segments_(cut_segments(slices, num_q)) {}
+
+  FwdWorkList run() {
+    for (size_t i = 0; i < segments_.size();) {
+      const Segment& segment = segments_[i];
+      if (segment.covering.empty()) {
+        add_empty(segment.begin, segment.end);
+        ++i;
+        continue;
+      }
+      int64_t at = std::max(segment.begin, done_);
+      while (at < segment.end) {
+        const int64_t end = choose_end(i, at);
+        emit(i, at, end);
+        at = end;
+      }
+      done_ = at;
+      while (i < segments_.size() && segments_[i].end <= done_) ++i;
+    }
+    longest_first(list_.tiles);
+    list_.active_keys = count_active_keys();
+    return std::move(list_);
+  }
+
+ private:
+  // The part of a slice that rows [begin, end) meet; empty() when none.
+  FwdEntryRow entry_of(const Slice& s, int64_t begin, int64_t end) const {
+    FwdEntryRow entry;
+    const int64_t first = std::max(begin, s.q_start), last = std::min(end, s.q_end) - 1;
+    if (first > last) return entry;
+    const int64_t lo = std::max(s.k_start, first + s.d_lo);
+    const int64_t hi = std::min(s.k_end, last + s.d_hi + 1);
+    if (lo >= hi) return entry;
+    entry.k_begin = static_cast<int32_t>(lo);
+    entry.num_tiles = static_cast<int32_t>(ceil_div(hi - lo, tiling_.tile_k));
+    entry.q_start = static_cast<int32_t>(s.q_start);
+    entry.q_end = static_cast<int32_t>(s.q_end);
+    entry.k_start = static_cast<int32_t>(s.k_start);
+    entry.k_end = static_cast<int32_t>(s.k_end);
+    entry.d_lo = static_cast<int32_t>(s.d_lo);
+    entry.d_hi = static_cast<int32_t>(s.d_hi);
+    if (s.q_start <= begin && end <= s.q_end) {
+      const int64_t lo_all = std::max(s.k_start, last + s.d_lo);
+      const int64_t hi_all = std::min(s.k_end, first + s.d_hi + 1);
+      const int64_t full_begin = ceil_div(std::max<int64_t>(lo_all - lo, 0), tiling_.tile_k);
+      const int64_t full_end = hi_all > lo ? (hi_all - lo) / tiling_.tile_k : 0;
+      if (full_begin < full_end) {
+        entry.full_begin = static_cast<int32_t>(full_begin);
+        entry.full_end = static_cast<int32_t>(full_end);
+      }
+    }
+    return entry;
+  }
+
+  // Two slices that every row of the tile meets, where the second begins at the key the first ends
+  // at, are one band for this tile. (Masks cut along keys, as by a distributed planner, have many.)
+  bool join(FwdEntryRow& a, const FwdEntryRow& b, int64_t begin, int64_t end) const {
+    const bool all_rows =
+        a.q_start <= begin && end <= a.q_end && b.q_start <= begin && end <= b.q_end;
+    if (!all_rows || a.k_end != b.k_start) return false;
+    if (begin + a.d_hi + 1 < a.k_end || end - 1 + b.d_lo > b.k_start) return false;
+    if (end - 1 + a.d_lo > a.k_end || begin + b.d_hi + 1 < b.k_start) return false;
+    Slice whole;
+    whole.q_start = begin;
+    whole.q_end = end;
+    whole.k_start = a.k_start;
+    whole.k_end = b.k_end;
+    whole.d_lo = a.d_lo;
+    whole.d_hi = b.d_hi;
+    a = entry_of(whole, begin, end);
+    return true;
+  }
+
+  // Entries of the tile [begin, end) that starts in segment i; result in scratch_.
+  void collect(size_t i, int64_t begin, int64_t end) {
+    scratch_.clear();
+    members_.clear();
+    for (size_t j = i; j < segments_.size() && segments_[j].begin < end; ++j) {
+      if (segments_[j].end <= begin) continue;
+      const bool first_segment = members_.empty();
+      for (const int32_t s : segments_[j].covering) {
+        if (!first_segment && std::find(members_.begin(), members_.end(), s) != members_.end())
+          continue;
+        members_.push_back(s);
+        const FwdEntryRow entry = entry_of(slices_[s], begin, end);
+        if (entry.num_tiles == 0) continue;
+        if (scratch_.empty() || !join(scratch_.back(), entry, begin, end))
+          scratch_.push_back(entry);
+      }
+    }
+  }
+
+  double cost(size_t i, int64_t begin, int64_t end) {
+    collect(i, begin, end);
+    double total = tiling_.tile_cost;
+    for (const FwdEntryRow& e : scratch_)
+      total += e.num_tiles + tiling_.masked_cost * (e.num_tiles - (e.full_end - e.full_begin));
+    return total;
+  }
+
+  // Cost of rows [begin, end) tiled segment by segment, without joining.
+  double plain_cost(size_t i, int64_t begin, int64_t end) {
+    double total = 0;
+    for (; begin < end; ++i) {
+      if (segments_[i].end <= begin) continue;
+      if (segments_[i].covering.empty()) {
+        begin = segments_[i].end;
+        continue;
+      }
+      while (begin < std::min(end, segments_[i].end)) {
+        const int64_t next = std::min(begin + tiling_.tile_q, segments_[i].end);
+        total += cost(i, begin, next);
+        begin = next;
+      }
+    }
+    return total;
+  }
+
+  // Where the tile that starts at `begin` in segment i ends.
+  int64_t choose_end(size_t i, int64_t begin) {
+    const int64_t limit = begin + tiling_.tile_q;
+    const int64_t own_end = segments_[i].end;
+    if (own_end >= limit) return limit;
+    constexpr int kMaxOptions = 6;
+    std::vector<int64_t> options = {own_end};
+    size_t j = i + 1;
+    for (; j < segments_.size() && segments_[j].begin < limit; ++j) {
+      if (segments_[j].covering.empty()) break;  // never waste rows on a gap
+      options.push_back(std::min(segments_[j].end, limit));
+    }
+    if (options.size() == 1) return own_end;
+    if (options.size() > kMaxOptions) {
+      const int64_t last = options.back();
+      options.resize(kMaxOptions - 1);
+      options.push_back(last);
+    }
+    const int64_t horizon = segments_[j - 1].end;  // all options are compared up to here
+    int64_t best = own_end;
+    double best_cost = cost(i, begin, own_end) + plain_cost(i, own_end, horizon);
+    for (size_t o = 1; o < options.size(); ++o) {
+      const double option_cost = cost(i, begin, options[o]) + plain_cost(i, options[o], horizon);
+      if (option_cost < best_cost) {
+        best_cost = option_cost;
+        best = options[o];
+      }
+    }
+    return best;
+  }
+
+  void emit(size_t i, int64_t begin, int64_t end) {
+    collect(i, begin, end);
+    if (scratch_.empty()) {
+      add_empty(begin, end);
+      return;
+    }
+    FwdTileRow tile;
+    tile.q_start = tile.out_start = static_cast<int32_t>(begin);
+    tile.num_tokens = static_cast<int32_t>(end - begin);
+    tile.entry_begin = static_cast<int32_t>(list_.entries.size());
+    tile.num_entries = static_cast<int32_t>(scratch_.size());
+    for (const FwdEntryRow& e : scratch_) {
+      tile.num_steps += e.num_tiles;
+      list_.masked_steps += e.num_tiles - (e.full_end - e.full_begin);
+      list_.entries.push_back(e);
+    }
+    list_.steps += tile.num_steps;
+    list_.tiles.push_back(tile);
+  }
+
+  void add_empty(int64_t begin, int64_t end) {
+    std::vector<int32_t>& rows = list_.empty_rows;
+    if (!rows.empty() && rows.back() == begin) {
+      rows.back() = static_cast<int32_t>(end);
+      return;
+    }
+    rows.push_back(static_cast<int32_t>(begin));
+    rows.push_back(static_cast<int32_t>(end));
+  }
+
+  int64_t count_active_keys() const {
+    std::vector<Range> ranges;
+    for (const Slice& s : slices_) ranges.push_back({s.k_start, s.k_end});
+    std::sort(ranges.begin(), ranges.end(),
+              [](const Range& a, const Range& b) { return a.start < b.start; });
+    int64_t total = 0, end = 0;
+    for (const Range& r : ranges) {
+      total += std::max<int64_t>(0, r.end - std::max(r.start, end));
+      end = std::max(end, r.end);
+    }
+    return total;
+  }
+
+  std::span<const Slice> slices_;
+  const FwdTiling& tiling_;
+  std::vector<Segment> segments_;
+  std::vector<FwdEntryRow> scratch_;
+  std::vector<int32_t> members_;
+  int64_t done_ = 0;  // rows before this are in tiles already
+  FwdWorkList list_;
+};
+
+// Key tiles [begin, end) of the tile's walk, as entries.
+void cut_walk(const FwdWorkList& list, const FwdTileRow& tile, int32_t begin, int32_t end,
+              int32_t tile_k, std::vector<FwdEntryRow>& out) {
+  int32_t at = 0;  // steps before the entry
+  for (int32_t i = 0; i < tile.num_entries; ++i) {
+    FwdEntryRow entry = list.entries[tile.entry_begin + i];
+    const int32_t first = std::max(begin - at, 0);
+    const int32_t last = std::min(end - at, entry.num_tiles);
+    at += entry.num_tiles;
+    if (first >= last) continue;
+    entry.k_begin += first * tile_k;
+    entry.num_tiles = last - first;
+    entry.full_begin = std::clamp(entry.full_begin - first, 0, entry.num_tiles);
+    entry.full_end = std::clamp(entry.full_end - first, 0, entry.num_tiles);
+    out.push_back(entry);
+  }
+}
+
+// The rows of `num_parts` outputs of num_q rows that no tile writes, as pairs.
+std::vector<int32_t> unwritten_rows(const FwdWorkList& list, int64_t num_q) {
+  std::vector<Range> written;
+  for (const FwdTileRow& t : list.tiles)
+    written.push_back({t.out_start, t.out_start + t.num_tokens});
+  std::sort(written.begin(), written.end(),
+            [](const Range& a, const Range& b) { return a.start < b.start; });
+  written.push_back({list.num_parts * num_q, list.num_parts * num_q});
+  std::vector<int32_t> rows;
+  int64_t at = 0;
+  for (const Range& r : written) {
+    if (at < r.start) {
+      rows.push_back(static_cast<int32_t>(at));
+      rows.push_back(static_cast<int32_t>(r.start));
+    }
+    at = r.end;
+  }
+  return rows;
+}
+
+}  // namespace
+
+FwdWorkList build_fwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
+                                const FwdTiling& tiling) {
+  std::vector<Slice> tight;
+  for (const Slice& s : slices) {
+    if (s.q_start < 0 || s.k_start < 0 || s.q_end > num_q || s.k_end > num_k)
+      throw std::invalid_argument(
+          "slices must lie inside " + std::to_string(num_q) + " queries x " +
+          std::to_string(num_k) + " keys, got rows [" + std::to_string(s.q_start) + ", " +
+          std::to_string(s.q_end) + ") and keys [" + std::to_string(s.k_start) + ", " +
+          std::to_string(s.k_end) + "); check the lengths the mask was built for");
+    const Slice t = tighten(s);
+    if (!t.empty()) tight.push_back(t);
+  }
+  if (tiling.tile_q <= 0 || tiling.tile_k <= 0)
+    throw std::invalid_argument("tile_q and tile_k must be positive");
+  if (num_q == 0) return {};
+  return Builder(tight, num_q, tiling).run();
+}
+
+void split_long_walks(FwdWorkList& list, int64_t num_q, int64_t tile_k, int64_t max_steps) {
+  if (max_steps <= 0) throw std::invalid_argument("max_steps must be positive");
+  FwdWorkList split = list;
+  split.tiles.clear();
+  split.entries.clear();
+  split.masked_steps = 0;
+  for (const FwdTileRow& tile : list.tiles) {
+    const int64_t parts = ceil_div(tile.num_steps, max_steps);
+    split.num_parts = std::max(split.num_parts, parts);
+    for (int64_t part = 0; part < parts; ++part) {
+      FwdTileRow cut = tile;
+      const auto begin = static_cast<int32_t>(part * tile.num_steps / parts);
+      const auto end = static_cast<int32_t>((part + 1) * tile.num_steps / parts);
+      cut.entry_begin = static_cast<int32_t>(split.entries.size());
+      cut_walk(list, tile, begin, end, static_cast<int32_t>(tile_k), split.entries);
+      cut.num_entries = static_cast<int32_t>(split.entries.size()) - cut.entry_begin;
+      cut.num_steps = end - begin;
+      cut.out_start = static_cast<int32_t>(part * num_q + tile.q_start);
+      split.tiles.push_back(cut);
+    }
+  }
+  for (const FwdEntryRow& e : split.entries)
+    split.masked_steps += e.num_tiles - (e.full_end - e.full_begin);
+  longest_first(split.tiles);
+  split.empty_rows = unwritten_rows(split, num_q);
+  list = std::move(split);
+}
+
+}  // namespace magi
