@@ -131,6 +131,32 @@ class BwdWorkList:
     @property
     def grouped(self) -> bool: ...
 
+class FwdChoice:
+    """A forward that runs: its kernel and its work list."""
+
+    @property
+    def pack(self) -> int: ...
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def block_n(self) -> int: ...
+    @property
+    def heads_per_section(self) -> int: ...
+    @property
+    def cost(self) -> float: ...
+    @property
+    def work(self) -> FwdWorkList: ...
+
+def choose_fwd(
+    slices: _Int32Array,
+    num_q: int,
+    num_k: int,
+    heads_q: int,
+    heads_kv: int,
+    head_dim: int,
+    num_sms: int,
+) -> FwdChoice: ...
+def fwd_variants(heads_q: int, heads_kv: int, head_dim: int) -> list[tuple[int, int, int]]: ...
 def fwd_work_list(
     slices: _Int32Array,
     num_q: int,

@@ -2,16 +2,19 @@
 // as they are.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "arrays.h"
 #include "schedule/backward.h"
 #include "schedule/backward_schedule.h"
 #include "schedule/forward.h"
+#include "schedule/forward_choice.h"
 
 namespace py = pybind11;
 
@@ -33,6 +36,40 @@ struct FwdArrays {
   int64_t steps, masked_steps, active_keys, num_parts;
 };
 
+FwdArrays arrays_of(const magi::FwdWorkList& list) {
+  return {rows_to(list.tiles), rows_to(list.entries), rows_to(list.empty_rows).reshape({-1, 2}),
+          list.steps,          list.masked_steps,     list.active_keys,
+          list.num_parts};
+}
+
+// A forward that runs: its kernel, its work list and the heads that it walks together.
+struct FwdChosen {
+  int64_t pack, block_m, block_n, heads_per_section;
+  double cost;
+  FwdArrays work;
+};
+
+FwdChosen choose_fwd(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
+                     int64_t heads_kv, int64_t head_dim, int64_t num_sms) {
+  const std::vector<magi::Slice> slices = slices_from(rows);
+  magi::FwdChoice choice;
+  {
+    py::gil_scoped_release nogil;
+    choice = magi::choose_fwd(slices, num_q, num_k, {heads_q, heads_kv, head_dim}, num_sms);
+  }
+  const magi::FwdVariant& v = choice.variant;
+  return {
+      v.pack, v.block_m, v.block_n, choice.heads_per_section, choice.cost, arrays_of(choice.work)};
+}
+
+std::vector<std::tuple<int64_t, int64_t, int64_t>> fwd_variants(int64_t heads_q, int64_t heads_kv,
+                                                                int64_t head_dim) {
+  std::vector<std::tuple<int64_t, int64_t, int64_t>> found;
+  for (const magi::FwdVariant& v : magi::fwd_variants({heads_q, heads_kv, head_dim}))
+    found.emplace_back(v.pack, v.block_m, v.block_n);
+  return found;
+}
+
 FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t tile_q,
                         int64_t tile_k, int64_t max_steps) {
   const std::vector<magi::Slice> slices = slices_from(rows);
@@ -45,9 +82,7 @@ FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
     list = magi::build_fwd_work_list(slices, num_q, num_k, tiling);
     if (max_steps > 0) magi::split_long_walks(list, num_q, tile_k, max_steps);
   }
-  return {rows_to(list.tiles), rows_to(list.entries), rows_to(list.empty_rows).reshape({-1, 2}),
-          list.steps,          list.masked_steps,     list.active_keys,
-          list.num_parts};
+  return arrays_of(list);
 }
 
 // What the device reads of a backward, and its schedule.
@@ -102,6 +137,18 @@ void bind_kernel(py::module_& m) {
       .def_readonly("descending", &BwdArrays::descending)
       .def_readonly("heads_inner", &BwdArrays::heads_inner)
       .def_readonly("grouped", &BwdArrays::grouped);
+  py::class_<FwdChosen>(m, "FwdChoice", "A forward that runs (schedule/forward_choice.h).")
+      .def_readonly("pack", &FwdChosen::pack)
+      .def_readonly("block_m", &FwdChosen::block_m)
+      .def_readonly("block_n", &FwdChosen::block_n)
+      .def_readonly("heads_per_section", &FwdChosen::heads_per_section)
+      .def_readonly("cost", &FwdChosen::cost)
+      .def_readonly("work", &FwdChosen::work);
+  m.def("choose_fwd", &choose_fwd, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
+        py::arg("heads_q"), py::arg("heads_kv"), py::arg("head_dim"), py::arg("num_sms"),
+        "Kernel and work list of a forward (schedule/forward_choice.h).");
+  m.def("fwd_variants", &fwd_variants, py::arg("heads_q"), py::arg("heads_kv"), py::arg("head_dim"),
+        "(pack, block_m, block_n) of every forward kernel worth trying.");
   m.def("fwd_work_list", &fwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("tile_q") = 128, py::arg("tile_k") = 128, py::arg("max_steps") = 0,
         "Tiles, entries and empty rows of the forward (schedule/forward.h).");

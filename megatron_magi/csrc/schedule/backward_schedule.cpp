@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <queue>
 #include <vector>
+
+#include "schedule/makespan.h"
 
 namespace magi {
 namespace {
@@ -28,22 +28,13 @@ constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, spl
 // Finishing time of the last block when blocks start in launch order on whatever is free.
 double simulate(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
                 int64_t num_splits, int64_t heads_per_section) {
-  std::priority_queue<double, std::vector<double>, std::greater<double>> free;
-  for (int64_t i = 0; i < num_sms; ++i) free.push(0.);
-  double last = 0.;
+  Makespan makespan(num_sms);
   const double overhead = kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
-  for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section) {
-    for (const BwdItem& item : list.items) {
-      const double cost = static_cast<double>(item.steps * (group / num_splits)) + overhead;
-      for (int64_t i = 0; i < heads_per_section * num_splits; ++i) {
-        const double end = free.top() + cost;
-        free.pop();
-        free.push(end);
-        last = std::max(last, end);
-      }
-    }
-  }
-  return last;
+  for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section)
+    for (const BwdItem& item : list.items)
+      makespan.add(static_cast<double>(item.steps * (group / num_splits)) + overhead,
+                   heads_per_section * num_splits);
+  return makespan.last();
 }
 
 double doublings(double value, double base) {

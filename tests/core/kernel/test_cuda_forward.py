@@ -112,9 +112,11 @@ def draw(case: Case, mask: AttnMask, seed: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def variants(case: Case) -> list[Variant]:
+    """Every compiled one, heads packed in every way that divides the group."""
     group = case.heads[0] // case.heads[1]
     packs = [p for p in (1, 2, 4, 8, 16, 32, 64) if group % p == 0]
-    return [Variant(p, m, n) for p in packs for m, n in choice.STEP_COST[case.head_dim]]
+    tiles = {(m, n) for _, m, n in solver.fwd_variants(*case.heads, case.head_dim)}
+    return [Variant(p, m, n) for p in packs for m, n in sorted(tiles)]
 
 
 def run_variant(

@@ -1,0 +1,116 @@
+#include "schedule/forward_choice.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "planner/ceil_div.h"
+#include "schedule/makespan.h"
+
+namespace magi {
+namespace {
+
+struct TileCost {
+  int64_t head_dim, block_m, block_n;
+  double step;
+};
+
+// Compiled tiles, each with the time of one step in units of a 128 x 128 step of head_dim 128.
+// Fitted to one H200 at 16k tokens, docs/kernel_notes.md.
+constexpr TileCost kTiles[] = {
+    {64, 128, 128, 0.70}, {64, 192, 128, 0.90}, {128, 192, 80, 0.85},
+    {128, 192, 64, 0.72}, {128, 128, 128, 1.0},
+};
+constexpr double kTileCost = 0.3;     // starting a tile and writing it out
+constexpr double kMaskedCost = 0.07;  // a masked step over an unmasked one
+constexpr double kMergeCost = 30.;    // of merging two parts: a few small launches, about 50 us
+constexpr int64_t kFewItems = 8;      // items per processor below which the last wave matters
+constexpr int64_t kMaxParts = 8;      // of a split key walk
+constexpr int64_t kLeastSteps = 8;    // of a part
+constexpr int64_t kMaxPack = 64;
+constexpr int64_t kL2Budget = 32 << 20;  // bytes of K and V walked together; the L2 has 50 MiB
+
+double step_cost(int64_t head_dim, const FwdVariant& variant) {
+  for (const TileCost& tile : kTiles)
+    if (tile.head_dim == head_dim && tile.block_m == variant.block_m &&
+        tile.block_n == variant.block_n)
+      return tile.step;
+  throw std::invalid_argument("no forward kernel for these tiles");
+}
+
+double work_cost(const FwdWorkList& work, const FwdHeads& heads, const FwdVariant& variant,
+                 int64_t num_sms) {
+  if (work.tiles.empty()) return 0.;
+  const int64_t units = heads.heads_q / variant.pack;
+  const double step = step_cost(heads.head_dim, variant);
+  const auto num_tiles = static_cast<int64_t>(work.tiles.size());
+  if (units * num_tiles > kFewItems * num_sms) {
+    const double sum = step * static_cast<double>(work.steps) +
+                       kMaskedCost * static_cast<double>(work.masked_steps) +
+                       kTileCost * static_cast<double>(num_tiles);
+    const double longest = step * work.tiles.front().num_steps + kTileCost;
+    return std::max(static_cast<double>(units) * sum / static_cast<double>(num_sms), longest);
+  }
+  Makespan makespan(num_sms);
+  for (const FwdTileRow& tile : work.tiles) makespan.add(step * tile.num_steps + kTileCost, units);
+  return makespan.last();
+}
+
+// Parts of at most so many steps, or none if the walks are short enough already.
+std::optional<int64_t> steps_of_a_part(const FwdWorkList& whole, int64_t units, int64_t num_sms) {
+  const int64_t even = ceil_div(units * whole.steps, num_sms);  // if the work could be even
+  const int64_t longest = whole.tiles.empty() ? 0 : whole.tiles.front().num_steps;
+  const int64_t steps = std::max({even, ceil_div(longest, kMaxParts), kLeastSteps});
+  if (longest < 2 * steps) return std::nullopt;
+  return steps;
+}
+
+}  // namespace
+
+std::vector<FwdVariant> fwd_variants(const FwdHeads& heads) {
+  int64_t widest = 1;
+  while (widest < kMaxPack && heads.heads_q / heads.heads_kv % (2 * widest) == 0) widest *= 2;
+  std::vector<FwdVariant> found;
+  for (int64_t pack = widest;; pack = 1) {
+    for (const TileCost& tile : kTiles)
+      if (tile.head_dim == heads.head_dim) found.push_back({pack, tile.block_m, tile.block_n});
+    if (pack == 1) break;
+  }
+  return found;
+}
+
+FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
+                     const FwdHeads& heads, int64_t num_sms) {
+  std::optional<FwdChoice> best;
+  const auto offer = [&](const FwdVariant& variant, const FwdWorkList& work, double more) {
+    const double cost = work_cost(work, heads, variant, num_sms) + more;
+    if (!best || cost < best->cost) best = FwdChoice{variant, work, cost, 1};
+  };
+  for (const FwdVariant& variant : fwd_variants(heads)) {
+    FwdTiling tiling;
+    tiling.tile_q = variant.block_m / variant.pack;
+    tiling.tile_k = variant.block_n;
+    FwdWorkList work = build_fwd_work_list(slices, num_q, num_k, tiling);
+    offer(variant, work, 0.);
+    const auto steps = steps_of_a_part(work, heads.heads_q / variant.pack, num_sms);
+    if (!steps) continue;
+    split_long_walks(work, num_q, tiling.tile_k, *steps);
+    if (work.num_parts * num_q <= std::numeric_limits<int32_t>::max())
+      offer(variant, work, kMergeCost * static_cast<double>(work.num_parts - 1));
+  }
+  if (!best)
+    throw std::invalid_argument("no forward kernel for head_dim " + std::to_string(heads.head_dim));
+  best->heads_per_section = heads_that_fit(best->work.active_keys, heads);
+  return *std::move(best);
+}
+
+int64_t heads_that_fit(int64_t active_keys, const FwdHeads& heads) {
+  const int64_t head_bytes = std::max<int64_t>(active_keys, 1) * heads.head_dim * 2 * 2;
+  const int64_t fit = std::min(std::max<int64_t>(kL2Budget / head_bytes, 1), heads.heads_kv);
+  return ceil_div(heads.heads_kv, ceil_div(heads.heads_kv, fit));
+}
+
+}  // namespace magi
