@@ -44,7 +44,7 @@ _told = False
 
 
 def tell_about_environment() -> None:
-    """Warn once in a process if a variable of the reference system is set; else nothing."""
+    """Warn once in a process if a variable of MagiAttention is set; else nothing."""
     global _told
     if _told:
         return
