@@ -4,7 +4,7 @@
     python scripts/site_pages.py build/site_pages [ADDRESS]
 
 Links between pages stay; links to other files of the repository begin with its ADDRESS, by default
-with the folder above the site.
+with that of this checkout on this machine, because mkdocs takes a relative one for a missing page.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 def main() -> int:
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", type=Path, help="folder of the pages, made anew")
-    parser.add_argument("address", nargs="?", default="../..", help="of the repository's files")
+    parser.add_argument("address", nargs="?", default=ROOT.as_uri(), help="URL of the repository")
     args = parser.parse_args()
     target, address = args.target, args.address
     shutil.rmtree(target, ignore_errors=True)
@@ -62,7 +62,7 @@ def with_links(text: str, folder: Path, address: str) -> str:
             return f"{begin}{os.path.relpath(PAGES[path], place)}{anchor})"
         if path.startswith("docs/images/"):
             return f"{begin}{top}{path.removeprefix('docs/')})"
-        return f"{begin}{'' if ':' in address else top}{address}/{path}{anchor})"
+        return f"{begin}{address}/{path}{anchor})"
 
     return LINK.sub(change, text)
 

@@ -38,6 +38,20 @@ def test_links_fit_the_site(folder: str, link: str, there: str) -> None:
     assert got == f"see [it]({there})."
 
 
+def test_links_of_a_whole_site_lead_somewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    monkeypatch.setattr("sys.argv", ["site_pages.py", str(site)])
+    assert site_pages.main() == 0
+    pages = list(site.rglob("*.md"))
+    assert len(pages) == len(site_pages.PAGES)
+    for page in pages:
+        links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+        local = [link for link in links if not re.match(r"[a-z]+:", link)]
+        assert not [link for link in local if not (page.parent / link).exists()], page.name
+
+
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
     named = re.findall(r"[\w/]+\.md", menu.partition("nav:")[2])
