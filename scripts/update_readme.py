@@ -40,7 +40,7 @@ def planner_table() -> str:
         head = [row["distribution"], str(row["cp_size"]), f"{row['tokens_per_rank'] // 1024}K"]
         time = f"{row['swap_auto']['plan_ms_p50']:.1f}"
         lines.append("| " + " | ".join([*head, *shown, time]) + " |")
-    note = "A cell: rows received / highest imbalance of the packs. Time: median, own chunk."
+    note = "A cell has rows received / highest imbalance of the packs. Time: median with own chunk."
     return "\n".join([*lines, "", note, source(record)]) + "\n"
 
 
