@@ -111,6 +111,15 @@ def test_pages_keep_to_the_words(page: Path) -> None:
     assert banned_in(page.read_text()) == []
 
 
+def test_sources_call_magiattention_by_its_name() -> None:
+    other_names = re.compile(
+        "|".join(p for p, name in BANNED.items() if name == "MagiAttention"), re.I
+    )
+    sources = [path for path in (ROOT / "megatron_magi").rglob("*") if path.suffix in SOURCES]
+    assert len(sources) > 200
+    assert not [path for path in sources if other_names.search(path.read_text())]
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [

@@ -1,6 +1,6 @@
 """``MAGI_ATTENTION_*`` variables: none is read, and whoever sets one is told so once.
 
-The reference system is steered by its environment. A switch that silently does nothing would be
+MagiAttention is steered by its environment. A switch that silently does nothing would be
 worse than one that is missing, so the first call names each variable that is set with what happens
 instead.
 """
