@@ -64,7 +64,8 @@ class MagiConfig:
     message per peer. One more kernel call in forward costs a quarter of it."""
 
     kernel_backend: KernelBackend = "auto"
-    """"auto": cuda on Hopper, flex on other GPUs, reference on CPU. Logged, never silent."""
+    """Attention is computed by "cuda" (Hopper), "flex" (FlexAttention) or "reference" (PyTorch).
+    "auto": the first on Hopper, the second on other GPUs, the third on the CPU. It is logged."""
 
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""

@@ -40,7 +40,7 @@ Made from the docstrings by `scripts/build_docs.py`; do not edit. Guides: [masks
 
 - [`megatron_magi`](#megatron_magi): the engine
 - [`megatron_magi.masks`](#megatron_magimasks): mask builders
-- [`megatron_magi.api`](#megatron_magiapi): the field's published names
+- [`megatron_magi.api`](#megatron_magiapi): MagiAttention's published names
 - [`megatron_magi.adapter`](#megatron_magiadapter): for your own loop on Megatron-Core
 - [`megatron_magi.launcher`](#megatron_magilauncher): for Megatron's pretrain scripts
 """

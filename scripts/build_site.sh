@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the documentation as a site under build/site, from docs/, README.md and CONTRIBUTING.md.
 #   bash scripts/build_site.sh [ADDRESS]   then open build/site/index.html; ADDRESS: of the
-#                                          repository's files, for links to sources
+#                                          repository, for links to sources; without one they
+#                                          lead to this checkout
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

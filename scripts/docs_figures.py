@@ -37,7 +37,7 @@ def builder_masks() -> dict[str, AttnMask]:
 
 
 def type_masks() -> dict[str, AttnMask]:
-    """The field's four types on a wide and on a tall rectangle."""
+    """MagiAttention's four types on a wide and on a tall rectangle."""
     named = {}
     for code, name in enumerate(("full (0)", "causal (1)", "inv_causal (2)", "bi_causal (3)")):
         named[name] = masks.from_ranges([[12, 36]], [[8, 56]], [code], total_seqlen_q=64)

@@ -45,8 +45,8 @@ def dist_table() -> str:
         cell = " | ".join([*shown, *facts])
         lines.append(f"| `{mask}` | {ranks} x {tokens // 1024}k | {cell} |")
     note = (
-        "A cell: forward / backward, TFLOP/s per GPU on visible area, the slowest rank counts. "
-        "Rows received: by the fullest rank, of a ring's."
+        "A cell has forward / backward in TFLOP/s per GPU on visible area of the slowest rank. "
+        "Rows received are those of the fullest rank, in percent of a ring's."
     )
     if "all_gather_zigzag" not in impls:
         note += f" {NO_ZIGZAG}"

@@ -14,14 +14,14 @@ PEER_LENGTH = 16384
 NO_KERNEL_RECORD = "No record yet: run `scripts/bench_kernel.py` on a Hopper GPU.\n"
 
 LEVEL_NOTES = {
-    "autograd": "All implementations through autograd, in random order in every round.",
-    "op": "All implementations below autograd, in random order in every round.",
+    "autograd": "All implementations ran through autograd, in random order in every round.",
+    "op": "All implementations ran below autograd, in random order in every round.",
     None: (
-        "Not all at one level: these records were taken with ours and cuDNN's documents and "
-        "windows below autograd, the others (fa3, flex, cuDNN's dense masks) through their "
-        "autograd functions, and in the same order in every round. The host runs ahead of the "
-        "GPU, so its time is not in the figures, but whatever autograd launches on the GPU is. The "
-        "benchmark now times all at one level, in random order; no record of that yet."
+        "Not all were timed at one level: in these records ours and cuDNN's documents and windows "
+        "ran below autograd, and the others (fa3, flex, cuDNN's dense masks) through their "
+        "autograd functions, in the same order in every round. The host runs ahead of the GPU, so "
+        "its time is not in the figures, but what autograd launches on the GPU is. The benchmark "
+        "now times all at one level and in random order; there is no record of that yet."
     ),
 }
 """By the level that a record says; None: it is from before there was one."""
@@ -81,10 +81,10 @@ def kernel_summary() -> str:
     for mask in masks_of(*tables):
         shown = [summary_cell(cells, (mask, n)) for cells in tables for n in SHOWN_LENGTHS]
         lines.append(f"| `{mask}` | " + " | ".join(shown) + " |")
-    note = "A cell: ours, in brackets ours over the best peer of the same run (cuDNN where it can)."
+    note = "A cell has ours, in brackets over the best peer of the same run (cuDNN where it can)."
     if len({p for cells in tables for p in cells.peers}) > 1:
         note = (
-            "A cell: ours, in brackets ours over the best peer of the same run, and which it was."
+            "A cell has ours, and in brackets ours over the best peer of the same run and its name."
         )
     return kernel_page(lines, note, *tables)
 
@@ -109,7 +109,7 @@ def kernel_peers() -> str:
             for impl in impls
         ]
         lines.append(f"| `{mask}` | " + " | ".join(pairs).replace("- / -", "-") + " |")
-    note = "A cell: forward / backward. No figure: not measured, or the peer cannot do that mask."
+    note = "A cell has forward / backward. A - was not measured, or the peer cannot do that mask."
     return kernel_page(lines, note, *tables)
 
 

@@ -22,7 +22,7 @@ def memory_table() -> str:
         row = max(ranks, key=lambda r: abs(r["ratio"] - 1))
         cells = [f"{e / 2**30:.2f} / {m / 2**30:.2f}" for e, m in parts(row)]
         lines.append(f"| `{name}` | {row['ranks']} | {' | '.join(cells)} | {row['ratio']:.3f} |")
-    note = "A cell: estimated / measured GiB of a rank, the one that is furthest off."
+    note = "A cell has estimated / measured GiB of the rank that is furthest off."
     return "\n".join([*lines, "", note, *map(source, found)]) + "\n"
 
 

@@ -19,7 +19,7 @@ from readme_records import ROOT, newest, source
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def planner_table() -> str:
@@ -40,7 +40,7 @@ def planner_table() -> str:
         head = [row["distribution"], str(row["cp_size"]), f"{row['tokens_per_rank'] // 1024}K"]
         time = f"{row['swap_auto']['plan_ms_p50']:.1f}"
         lines.append("| " + " | ".join([*head, *shown, time]) + " |")
-    note = "A cell: rows received / highest imbalance of the packs. Time: median, own chunk."
+    note = "A cell has rows received / highest imbalance of the packs. Time: median with own chunk."
     return "\n".join([*lines, "", note, source(record)]) + "\n"
 
 
@@ -75,7 +75,7 @@ def main() -> int:
     stale = {}
     for page in PAGES:
         old = page.read_text()
-        new = rewrite(old, "" if page.parent == ROOT else "../")
+        new = rewrite(old, "../" * len(page.relative_to(ROOT).parent.parts))
         if new != old:
             stale[page] = new
     if args.check:

@@ -46,7 +46,7 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
     """Plan of the layers without a sliding window; None when every layer has one."""
 
     window_plan: AttnPlan | None = None
-    """Plan of the sliding-window layers on the same dispatch; None when no layer has a window."""
+    """Plan of sliding-window layers, on the same token layout; None if no layer has a window."""
 
     rope_positions: Tensor | None = None
     """int64 [num_local_tokens], the RoPE position of each local row."""
@@ -60,7 +60,7 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
 
     @property
     def dispatch_plan(self) -> AttnPlan:
-        """The plan that tokens are dispatched by (both plans share one dispatch)."""
+        """The plan that tokens are dispatched by (both plans share one token layout)."""
         plan = self.plan if self.plan is not None else self.window_plan
         assert plan is not None, "a MagiPackedSeqParams has at least one plan"
         return plan

@@ -1,4 +1,4 @@
-"""The field's published names on top of this engine: switch by changing an import.
+"""MagiAttention's published names on top of this engine: switch by changing an import.
 
     from megatron_magi.api import magi_attn_varlen_key, dispatch, calc_attn, undispatch
 

@@ -1,4 +1,4 @@
-"""Attention under the field's names: of one device, and of a dispatched sequence."""
+"""Attention under MagiAttention's names: of one device, and of a dispatched sequence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TUNING_ARGUMENTS = (
     "ref_block_size", "max_seqlen_q", "auto_range_merge", "swap_ab", "pack_gqa", "cat_gqa",
     "sparse_load", "swap_bwd_qk_loop",
 )  # fmt: skip
-"""Arguments of ``flex_flash_attn_func`` that choose among the reference system's kernels; they are
+"""Arguments of ``flex_flash_attn_func`` that choose among MagiAttention's kernels; they are
 accepted and change nothing here."""
 
 

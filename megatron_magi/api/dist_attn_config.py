@@ -1,7 +1,7 @@
-"""The field's configuration classes, and what of them reaches our engine.
+"""MagiAttention's configuration classes, and what of them reaches our engine.
 
 Only two things change a plan: ``DispatchConfig.chunk_size`` and ``OverlapConfig.degree``. The rest
-tunes the reference system's own algorithms; it is checked and has no effect here. Everything else
+tunes MagiAttention's own algorithms; it is checked and has no effect here. Everything else
 our engine can be told stands in ``DistAttnConfig.magi_config``.
 """
 
@@ -24,7 +24,7 @@ class AttnOverlapMode(Enum):
 
 
 class DispatchAlg:
-    """Names an algorithm of the reference system; our planner has its own (see MagiConfig)."""
+    """Names an algorithm of MagiAttention; our planner has its own (see MagiConfig)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class RandomSelectDispatchAlg(DispatchAlg):
 
 
 class OverlapAlg:
-    """Names how the reference system fills stages; ours are equal in rows."""
+    """Names how MagiAttention fills stages; ours are equal in rows."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class UniformOverlapAlg(OverlapAlg):
 
 @dataclass(frozen=True)
 class GreedyOverlapAlg(OverlapAlg):
-    """Refused by ``OverlapConfig``, as in the reference system."""
+    """Refused by ``OverlapConfig``, as in MagiAttention."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class OverlapConfig:
 
 @dataclass(frozen=True)
 class GrpCollConfig:
-    """Buffers and SMs of the reference system's own collectives; without effect here."""
+    """Buffers and SMs of MagiAttention's own collectives; without effect here."""
 
     num_sms: int = 24
     nvl_chunk_size: int = 8

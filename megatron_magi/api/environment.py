@@ -1,6 +1,6 @@
 """``MAGI_ATTENTION_*`` variables: none is read, and whoever sets one is told so once.
 
-The reference system is steered by its environment. A switch that silently does nothing would be
+MagiAttention is steered by its environment. A switch that silently does nothing would be
 worse than one that is missing, so the first call names each variable that is set with what happens
 instead.
 """
@@ -44,7 +44,7 @@ _told = False
 
 
 def tell_about_environment() -> None:
-    """Warn once in a process if a variable of the reference system is set; else nothing."""
+    """Warn once in a process if a variable of MagiAttention is set; else nothing."""
     global _told
     if _told:
         return

@@ -1,6 +1,6 @@
 """Masks from cu_seqlens, windows and global tokens, as ranges with types.
 
-The cells are the reference system's, also where queries and keys differ in number: a window aligns
+The cells are MagiAttention's, also where queries and keys differ in number: a window aligns
 the last query with the last key and drops queries that have no key of their own, global tokens
 count from the start of the sample. Documents are rows of arrays, so thousands of them cost little.
 """
@@ -123,7 +123,7 @@ def _global_slices(
     right = _limits(window, k1 - k0)[1]
     split = np.minimum(k0 + num_global, k1)
     dropped_end = np.maximum(q1 - (k1 - split), q0)
-    # The diagonal of dropped rows is that of the packed stream, as in the reference system; it is
+    # The diagonal of dropped rows is that of the packed stream, as in MagiAttention; it is
     # the document's own wherever queries and keys are the same tokens.
     dropped = _slices(q0, dropped_end, split, k1, BAND_MIN, right)[right > 0]
     return np.concatenate(

@@ -1,6 +1,6 @@
 """Type codes at the public edge, and slices written with them.
 
-Inside, a slice is a rectangle and a diagonal band; the field's four types are what is left of a
+Inside, a slice is a rectangle and a diagonal band; MagiAttention's four types are what is left of a
 band whose edges either lie flat along the rectangle or move with the row.
 """
 

@@ -1,4 +1,4 @@
-"""AttnRange: a half-open range of tokens, as the field writes masks down."""
+"""AttnRange: a half-open range of tokens, as MagiAttention writes masks down."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def roll(x: Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> Tensor:
 
 
 def roll_simple(x: Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> Tensor:
-    """``roll``; the reference system's second implementation of it has no counterpart here."""
+    """``roll``; MagiAttention's second implementation of it has no counterpart here."""
     return roll(x, shift, dim, key)
 
 

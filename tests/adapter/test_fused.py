@@ -82,7 +82,7 @@ def test_cross_entropy_refuses_a_second_backward_pass():
 
 
 def exact_rope(mixed, angles, groups, head_dim):
-    """Split and rotate-half RoPE as the field writes it, in the dtype of `mixed`."""
+    """Split and rotate-half RoPE as others write it, in the dtype of `mixed`."""
     rows, batch, width = mixed.shape
     per_group = width // head_dim // groups - 2
     q, k, v = mixed.view(rows, batch, groups, -1).split(

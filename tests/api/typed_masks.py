@@ -1,4 +1,4 @@
-"""Type-coded masks cell by cell, as the field defines the types; nothing of ours but the names."""
+"""Type-coded masks cell by cell, as MagiAttention defines the types; only the names are ours."""
 
 from __future__ import annotations
 

@@ -67,8 +67,9 @@ def test_a_record_keeps_one_level(tmp_path: Path, before: dict[str, str]) -> Non
 
 
 def test_tables_say_the_level(stored: Path) -> None:
-    for level, says in ((None, "Not all at one level"), ("op", "below autograd, in random"),
-                        ("autograd", "All implementations through autograd")):  # fmt: skip
+    for level, says in ((None, "Not all were timed at one level"),
+                        ("op", "below autograd, in random"),
+                        ("autograd", "All implementations ran through autograd")):  # fmt: skip
         for path in stored.iterdir():
             record = json.loads(path.read_text())
             record["meta"] |= {"level": level} if level else {}

@@ -269,7 +269,7 @@ def from_ranges(
     total_seqlen_q: int,
     total_seqlen_k: int | None = None,
 ) -> AttnMask:
-    """The field's interface: pairs of ranges with type codes 0-3; see ``slices_from_ranges``."""
+    """MagiAttention's pairs of ranges with type codes 0-3; see ``slices_from_ranges``."""
     total_k = total_seqlen_q if total_seqlen_k is None else total_seqlen_k
     return AttnMask(slices_from_ranges(q_ranges, k_ranges, attn_type_map), total_seqlen_q, total_k)
 

@@ -27,7 +27,7 @@ BAND_MAX = 2**31 - 1
 
 
 class AttnMaskType(IntEnum):
-    """The field's type codes; bit 0 moves the right edge with the row, bit 1 the left edge."""
+    """MagiAttention's type codes; bit 0 moves the right edge with the row, bit 1 the left edge."""
 
     FULL = 0
     CAUSAL = 1
@@ -120,7 +120,7 @@ def slices_from_ranges(
     k_ranges: npt.ArrayLike,
     attn_type_map: npt.ArrayLike | None = None,
 ) -> IntArray:
-    """The field's ranges and type codes as banded slices.
+    """MagiAttention's ranges and type codes as banded slices.
 
     Args:
         q_ranges: [num_slices, 2], row i of both ranges is slice i.

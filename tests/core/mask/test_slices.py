@@ -68,7 +68,7 @@ def test_shift_moves_cells(s: AttnSlice, dq: int, dk: int) -> None:
 
 
 def visible(code: int, i: int, j: int, sq: int, sk: int) -> bool:
-    """The field's rule: bit 1 moves the left edge with the row, bit 0 the right edge."""
+    """MagiAttention's rule: bit 1 moves the left edge with the row, bit 0 the right edge."""
     left = i if code & 2 else 0
     right = sk - (sq - 1 - i if code & 1 else 0)
     return left <= j < right
