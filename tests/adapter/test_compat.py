@@ -27,3 +27,18 @@ def test_missing_megatron_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(compat, "installed_version", lambda: None)
     with pytest.raises(ImportError, match=r"got none; pip install one of these versions"):
         compat.require_megatron()
+
+
+@pytest.mark.parametrize("version, needs", [((0, 18, 2), True), ((0, 19, 2), False)])
+def test_triton_is_asked_for_where_megatron_imports_it(
+    version: tuple[int, int, int], needs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "installed_version", lambda: MegatronVersion(*version))
+    monkeypatch.setattr(compat.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compat, "_stub_paged_stash", lambda: None)
+    monkeypatch.setattr(compat, "_define_override", lambda: None)
+    if needs:
+        with pytest.raises(ImportError, match="requires triton at import"):
+            compat.require_megatron()
+    else:
+        compat.require_megatron()

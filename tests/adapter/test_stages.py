@@ -29,3 +29,17 @@ def test_a_group_of_one_rank_agrees_with_itself(
     monkeypatch.setattr(parallel_state, "model_parallel_is_initialized", lambda: True)
     monkeypatch.setattr(parallel_state, "get_model_parallel_group", lambda: group)
     assert (stages._model_parallel_group() is group) == is_one
+
+
+def test_the_end_of_a_step_waits_for_both_kinds_of_comparisons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of stages and tensor-parallel ranks, and those of context-parallel ranks."""
+    finished: list[object] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(parallel_state, "model_parallel_is_initialized", lambda: True)
+    monkeypatch.setattr(stages, "_model_parallel_group", lambda: "model")
+    monkeypatch.setattr(parallel_state, "get_context_parallel_group", lambda: "context")
+    monkeypatch.setattr(stages, "finish_agreement", finished.append)
+    stages.finish_stage_agreement()
+    assert finished == ["model", "context"]

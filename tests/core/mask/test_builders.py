@@ -76,6 +76,7 @@ def test_eod_positions_close_their_document() -> None:
     assert masks.cu_seqlens_from_eod([8], 9).tolist() == [0, 9]
     assert masks.cu_seqlens_from_eod([], 9).tolist() == [0, 9]
     cu = [0, 3, 4, 9]
+    assert masks.from_eod_positions([0, 1, 2], 5) == masks.from_cu_seqlens([0, 1, 2, 3, 5])
     expect(masks.from_eod_positions([2, 3], 9), lambda q, k: same(cu, q, k) and k <= q)
 
 

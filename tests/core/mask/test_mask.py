@@ -91,3 +91,10 @@ def test_diagonals_fit_in_int32() -> None:
     assert AttnMask([], 2**30 - 1, 0).total_seqlen_q == 2**30 - 1
     with pytest.raises(ValueError, match="between 0 and 1073741823 tokens, got 1073741824"):
         AttnMask([], 2**30, 0)
+
+
+def test_slices_are_sorted_by_every_column() -> None:
+    rows = [(0, 4, 0, 4, 2, 3), (0, 4, 0, 4, -3, -2), (0, 4, 0, 4, 0, 0), (0, 4, 4, 8, -9, 9)]
+    mask = AttnMask([AttnSlice(*row) for row in rows], 8, 8)
+    found = [tuple(row) for row in mask.slices.tolist()]
+    assert found == sorted(found) and len(found) == 4

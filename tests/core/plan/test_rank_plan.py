@@ -22,7 +22,7 @@ def test_buffers_are_those_of_two_stages_that_exchange(stages: list) -> None:
     assert sum(stage.cast is None for stage in stages) == 4
     local, *remote = stages[:4]
     sizes = [stage.num_keys for stage in remote]
-    assert local.num_keys > 0 and all(sizes)
+    assert local.num_own == local.num_keys > 0 and all(sizes)
     assert most_buffered_rows([local]) == 0
     assert most_buffered_rows([local, remote[0]]) == sizes[0]
     assert most_buffered_rows([local, *remote]) == max(sizes[0] + sizes[1], sizes[1] + sizes[2])

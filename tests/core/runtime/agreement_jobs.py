@@ -266,3 +266,36 @@ def start_stuck_host(rank: int, store: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def every_exchange(rank: int, cp_size: int) -> dict[str, int]:
+    """How many comparisons each call that exchanges rows begins, forward and backward."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return {}
+    plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
+    magi.agree(plan, group)
+    channel = agreement._states[group].channel
+    assert channel is not None
+    counts: dict[str, int] = {}
+
+    def count(name: str, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        before = channel.num_sent
+        result = call()
+        counts[name] = channel.num_sent - before
+        return result
+
+    x = torch.randn(TOKENS, 1, 4, requires_grad=True)
+    local = count("dispatch", lambda: magi.dispatch(x, plan, group))
+    rolled = count("roll", lambda: magi.roll(local, 1, plan, group))
+    whole = count("undispatch", lambda: magi.undispatch(rolled, plan, group, is_partial_grad=True))
+    (grad,) = torch.autograd.grad(whole.sum(), rolled, retain_graph=True)
+    count("backward of undispatch", lambda: torch.autograd.grad(
+        whole.sum(), rolled, retain_graph=True)[0])  # fmt: skip
+    count("backward of roll", lambda: torch.autograd.grad(
+        rolled, local, grad, retain_graph=True)[0])  # fmt: skip
+    count("backward of dispatch", lambda: torch.autograd.grad(local, x, torch.ones_like(local))[0])
+    q, k, v = _qkv(plan, group, requires_grad=True)
+    out = count("dist_attn", lambda: magi.dist_attn(q, k, v, plan, group)[0])
+    count("backward of dist_attn", lambda: torch.autograd.grad(out.sum(), q)[0])
+    return counts

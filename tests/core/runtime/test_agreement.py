@@ -215,3 +215,25 @@ def test_nothing_is_destroyed_below_a_channel_that_runs() -> None:
     )
     assert ended.returncode == 3, ended.stderr
     assert sorted(ended.stdout) == sorted("of C, of Python")
+
+
+def test_every_exchange_of_rows_is_compared() -> None:
+    """Once, in both directions; dispatch itself exchanges nothing."""
+    for counts in pool(WORLD).run(jobs.every_exchange, 2)[:2]:
+        assert counts.pop("dispatch") == 0
+        assert set(counts.values()) == {1}, counts
+        assert len(counts) == 7
+
+
+def test_a_failed_comparison_closes_its_channel() -> None:
+    """The next call opens another one, at the same place on every rank."""
+    closed = []
+
+    def fail(timeout_s: float) -> None:
+        raise RuntimeError("a peer is gone")
+
+    channel = SimpleNamespace(receive=fail, close=lambda: closed.append(True))
+    state = agreement.GroupState(0, "ranks", 1.0, channel)  # type: ignore[arg-type]
+    with pytest.raises(agreement.AgreementError, match="a peer is gone"):
+        agreement._receive(state, channel, 1.0)  # type: ignore[arg-type]
+    assert closed == [True] and state.channel is None
