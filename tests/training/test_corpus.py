@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_magi.training.data import encode_pool
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.data.data import encode_pool
 from megatron_magi.training.data.index_file import IndexFile
 from megatron_magi.training.process.whole_files import written_whole
 from megatron_magi.training.recipe.recipe_error import RecipeError

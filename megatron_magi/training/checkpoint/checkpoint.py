@@ -3,7 +3,7 @@
 Weights and optimizer state are stored by their global names and shapes, so any other tensor,
 pipeline, context or data parallel size loads them. Random states belong to a (pipeline, tensor)
 layout and are loaded only under the same one. Of this package, only checkpoint.json is in there.
-A checkpoint of weights alone (weights_checkpoint.py) starts a run instead of going on with one.
+A checkpoint of weights alone (weights/) starts a run instead of going on with one.
 """
 
 from __future__ import annotations
