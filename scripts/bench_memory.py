@@ -30,10 +30,10 @@ from readme_memory import parts
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.dry_run import dry_run
-from megatron_magi.training.memory import RankMemory
-from megatron_magi.training.recipe import load_recipe
+from megatron_magi.training.estimate.dry_run import dry_run
+from megatron_magi.training.estimate.memory import RankMemory
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
 TOLERANCE = 0.15

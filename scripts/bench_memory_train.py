@@ -16,8 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.processes import Place, process_groups, quiet_megatron, run_local
+from megatron_magi.training.process.processes import (
+    Place,
+    process_groups,
+    quiet_megatron,
+    run_local,
+)
+from megatron_magi.training.recipe.config import RunConfig
 
 Facts = dict[str, Any]
 
@@ -25,7 +30,7 @@ Facts = dict[str, Any]
 def pack_documents(prefix: Path, num_tokens: int = 1 << 20) -> None:
     """Random bytes as packed documents, lengths exponential with a mean of 2048."""
     quiet_megatron()
-    from megatron_magi.training.corpus import ByteTokenizer, Document, pack
+    from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 
     rng = np.random.RandomState(0)
     lengths = 1 + rng.exponential(2048, num_tokens // 2048).astype(np.int64)
@@ -55,9 +60,9 @@ def measure_rank(config: RunConfig, folder: Path, place: Place) -> None:
 
 def train_and_measure(config: RunConfig) -> Facts:
     """Bytes on this rank's GPU: what is held, the peak of each phase, the peak of all."""
-    from megatron_magi.training import loop, microbatch, model, optimizer, step
-    from megatron_magi.training.checkpoint import TrainingState
-    from megatron_magi.training.data import PackedDataset
+    from megatron_magi.training.checkpoint.checkpoint import TrainingState
+    from megatron_magi.training.data.data import PackedDataset
+    from megatron_magi.training.run import loop, microbatch, model, optimizer, step
 
     device = loop.rank_device()
     model_config = model.transformer_config(config)
@@ -83,7 +88,7 @@ def train_and_measure(config: RunConfig) -> Facts:
         **{f"peak_{name}": number for name, number in peaks.items()},
         "peak": max(peaks.values()),
         "reserved": torch.cuda.max_memory_reserved(),
-        "loss": float(sums[0] / sums[1]),
+        "loss": sums.mean_loss,
         "grad_norm": float(grad_norm),
         "tokens_per_second": round(tokens / float(np.median(seconds[1:]))),
     }

@@ -154,8 +154,8 @@ def child(args: argparse.Namespace, overrides: list[str]) -> int:
     """One case: `megatron-magi train`, with other parts than it would choose if they are given."""
     from functools import partial
 
-    from megatron_magi.training.processes import run_local
-    from megatron_magi.training.recipe import load_recipe
+    from megatron_magi.training.process.processes import run_local
+    from megatron_magi.training.recipe.recipe import load_recipe
 
     parts, recipe = args.child
     config = load_recipe(recipe, overrides)
@@ -176,7 +176,7 @@ def rank(parts: str, with_profile: bool, config: Any, place: Any) -> None:
 def force(parts: str) -> None:
     """Make the model take these parts."""
     from megatron_magi.adapter.fused.parts import FusedParts
-    from megatron_magi.training import log, model
+    from megatron_magi.training.run import log, model
 
     words = parts.split(",")
     fields = dict(word.split("=") for word in words if "=" in word)

@@ -13,7 +13,7 @@ GAPS_SHOWN = 12
 
 def profile_last_step(config: Any, rank: int) -> None:
     """Let the last step of a run that starts after this write FOLDER/kernels.json on rank 0."""
-    from megatron_magi.training import loop
+    from megatron_magi.training.run import loop
 
     plain = loop.train_step
 

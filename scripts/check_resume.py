@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
-from megatron_magi.training.recipe import load_recipe
+from megatron_magi.training.recipe.recipe import load_recipe
 
 EQUAL = ("lm_loss", "grad_norm", "loss_tokens", "consumed_samples")
 POLL_S = 0.05

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.text_source import Document, Selection, TextSource
-from megatron_magi.training.whole_files import written_whole
+from megatron_magi.training.data.text_source import Document, Selection, TextSource
+from megatron_magi.training.process.whole_files import written_whole
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 TOP = "linux-source-6.1/"
 PATTERNS = ("*.c", "*.h", "*.rst", "*.txt", "*.S", "*.py", "*.sh", "*.pl", "*.rs")

@@ -46,8 +46,8 @@ SUITES = {
     "core/runtime/": ["tests/core/runtime", "tests/edge"],
     "adapter/adam_state": ["tests/training/test_adam_state.py"],
     "adapter/": ["tests/adapter", "tests/edge"],
-    "training/checkpoint": ["tests/training/test_checkpoint.py",
-                            "tests/training/test_damaged_checkpoints.py"],
+    "training/checkpoint/": ["tests/training/test_checkpoint.py",
+                             "tests/training/test_damaged_checkpoints.py"],
 }  # fmt: skip
 """Paths that begin so, and the tests of their modules, quickest first."""
 

@@ -20,11 +20,11 @@ from types import FrameType
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.corpus import Document, pack
-from megatron_magi.training.processes import num_cpus, quiet_megatron
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.text_source import Selection, TextSource, limit_bytes
-from megatron_magi.training.tokenizers import load_tokenizer
+from megatron_magi.training.data.corpus import Document, pack
+from megatron_magi.training.data.text_source import Selection, TextSource, limit_bytes
+from megatron_magi.training.data.tokenizers import load_tokenizer
+from megatron_magi.training.process.processes import num_cpus, quiet_megatron
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 
 def main(arguments: list[str] | None = None) -> int:

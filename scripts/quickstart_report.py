@@ -22,11 +22,11 @@ from quickstart_figures import draw_both, draw_losses, draw_shares, share_facts
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.compare import Comparison, compare, did_train, read_run
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.processes import quiet_megatron
-from megatron_magi.training.recipe import load_recipe
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.parity.compare import Comparison, compare, did_train, read_run
+from megatron_magi.training.process.processes import quiet_megatron
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import load_recipe
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 REFERENCE, RIGHT, WRONG = "dense", "magi", "moved_boundary"
 

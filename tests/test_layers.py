@@ -1,4 +1,4 @@
-"""Imports go to lower layers only; comm and kernel do not know each other."""
+"""Imports go to lower layers only, comm and kernel do not know each other, no files in a circle."""
 
 import ast
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "megatron_magi"
+MODULES = sorted([*PACKAGE.rglob("*.py"), PACKAGE / "_solver.pyi"])
 BASE = [
     "config",
     "debug",
@@ -32,6 +33,10 @@ LAYERS = {
     "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz"],
 }
 """What each layer may import beside itself; PUBLIC: the names of ``import megatron_magi``."""
+TRAINING_ROOMS = ("recipe", "process", "data", "checkpoint", "estimate", "run")
+"""Rooms of training/, lowest first: each may import those before it."""
+ABOVE_THE_RUN = ("parity", "weights")
+"""Rooms that may import all of `TRAINING_ROOMS`, and not each other."""
 WITH_MEGATRON = ("adapter", "launcher", "training", "run")
 
 
@@ -59,6 +64,34 @@ def within(name: str, layer: str) -> bool:
     return name == layer or name.startswith(layer + ".")
 
 
+def import_graph() -> dict[str, set[str]]:
+    """Modules by the modules that they name; a package's name stands for its __init__.py."""
+    paths = {module_of(path).removesuffix("__init__").rstrip("."): path for path in MODULES}
+    graph = {}
+    for module, path in paths.items():
+        ours = [n for n in imports(path) if within(n, "megatron_magi")]
+        targets = [n.removeprefix("megatron_magi").lstrip(".") for n in ours]
+        graph[module] = {t if t in paths else t.rpartition(".")[0] for t in targets}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The largest sets of two or more modules that all reach each other."""
+    reach = {module: reached(graph, module) for module in graph}
+    groups = {frozenset(m for m in reach[n] if n in reach.get(m, ())) | {n} for n in graph}
+    return {group for group in groups if len(group) > 1}
+
+
+def reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    todo = [start]
+    while todo:
+        new = graph.get(todo.pop(), set()) - found
+        found |= new
+        todo += new
+    return found
+
+
 def public_names() -> set[str]:
     froms = [n for n in ast.walk(parse(PACKAGE / "__init__.py")) if isinstance(n, ast.ImportFrom)]
     return {alias.asname or alias.name for node in froms for alias in node.names} | {"__version__"}
@@ -79,6 +112,38 @@ def test_imports_only_downward(layer: str) -> None:
             assert ok, f"{module_of(path)} must not import {name}"
 
 
+@pytest.mark.parametrize("room", [*TRAINING_ROOMS, *ABOVE_THE_RUN])
+def test_rooms_of_training_import_lower_rooms_only(room: str) -> None:
+    rooms = TRAINING_ROOMS
+    lower = rooms[: rooms.index(room)] if room in rooms else rooms
+    allowed = [f"training.{name}" for name in (*lower, room)]
+    files = list((PACKAGE / "training" / room).rglob("*.py"))
+    assert files, f"room {room} is gone: update TRAINING_ROOMS or ABOVE_THE_RUN"
+    for path in files:
+        for name in imports(path):
+            target = name.removeprefix("megatron_magi.")
+            ok = not within(target, "training") or any(within(target, a) for a in allowed)
+            assert ok, f"{module_of(path)} must not import {name}"
+
+
+def test_every_file_of_training_is_in_a_room() -> None:
+    rooms = {path.parent.name for path in (PACKAGE / "training").glob("*/*.py")}
+    assert rooms == {*TRAINING_ROOMS, *ABOVE_THE_RUN}
+    assert [p.name for p in (PACKAGE / "training").glob("*.py")] == ["__init__.py"]
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and those for type checkers alone count as well."""
+    found = [sorted(circle) for circle in circles(import_graph())]
+    assert not found, "these files import each other in a circle"
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"e"}, "f": {"a", "e"}}
+    assert circles(graph) == {frozenset("abc")}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
+
+
 def test_megatron_is_imported_above_the_core_only() -> None:
     for path in PACKAGE.rglob("*.py"):
         if any(within(n, "megatron") for n in imports(path)):
@@ -94,6 +159,11 @@ def test_torch_distributed_stays_in_comm_and_runtime() -> None:
 def test_the_environment_is_read_by_four_modules_only() -> None:
     """Debugging, the build, torchrun's place, and the warning about another system's variables."""
     for path in PACKAGE.rglob("*.py"):
-        if module_of(path) not in ("debug", "build", "training.launched", "api.environment"):
+        if module_of(path) not in (
+            "debug",
+            "build",
+            "training.process.launched",
+            "api.environment",
+        ):
             text = path.read_text()
             assert "os.environ" not in text and "getenv" not in text, path

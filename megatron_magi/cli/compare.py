@@ -27,10 +27,10 @@ from typing import Any
 from megatron_magi.cli.compare_report import PlainReport, Report
 from megatron_magi.cli.compare_report_noise import NoiseReport
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.training.compare import Gates, compare, read_run
-from megatron_magi.training.evidence import read_evidence
-from megatron_magi.training.noise_floor import NoiseGates, read_noise_floor
-from megatron_magi.training.noise_gates import judge
+from megatron_magi.training.parity.compare import Gates, compare, read_run
+from megatron_magi.training.parity.evidence import read_evidence
+from megatron_magi.training.parity.noise_floor import NoiseGates, read_noise_floor
+from megatron_magi.training.parity.noise_gates import judge
 
 PLAIN = {
     "first_step": ("first_step", "loss and gradient norm of step 1"),

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from megatron_magi.training.compare import Comparison, RunCurves
+from megatron_magi.training.parity.compare import Comparison, RunCurves
 
 
 class Report(Protocol):

@@ -12,9 +12,9 @@ from megatron_magi.cli.compare_report import (
     run_verdict,
     speed_lines,
 )
-from megatron_magi.training.compare import RunCurves
-from megatron_magi.training.noise_floor import NoiseFloor
-from megatron_magi.training.noise_gates import GateResult, Judged
+from megatron_magi.training.parity.compare import RunCurves
+from megatron_magi.training.parity.noise_floor import NoiseFloor
+from megatron_magi.training.parity.noise_gates import GateResult, Judged
 
 WORDS = {True: "pass", False: "FAIL", None: "skip"}
 

@@ -14,7 +14,7 @@ from megatron_magi.config import ForwardMode, MagiConfig
 
 if TYPE_CHECKING:  # the options, and their help, are there without torch
     from megatron_magi import AttnMask, HeadShape
-    from megatron_magi.training.config import DataConfig, RunConfig
+    from megatron_magi.training.recipe.config import DataConfig, RunConfig
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _from_ranges(path: Path) -> tuple[AttnMask, str]:
 
 
 def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
-    from megatron_magi.training.config import DataConfig
+    from megatron_magi.training.recipe.config import DataConfig
 
     if options.seq_length is None:
         raise UsageError("--data needs --seq-length, the tokens of a packed sample")
@@ -222,18 +222,18 @@ def _eod_token(stats: Path) -> int:
 
 
 def _cu_seqlens(data: DataConfig, seed: int, sample: int) -> Any:
-    from megatron_magi.training.data import PackedDataset
+    from megatron_magi.training.data.data import PackedDataset
 
     return PackedDataset(data, seed)[sample].cu_seqlens
 
 
 def _from_recipe(options: argparse.Namespace) -> PlanInput:
     try:
-        from megatron_magi.training.recipe import load_recipe
+        from megatron_magi.training.recipe.recipe import load_recipe
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
     from megatron_magi import HeadShape
-    from megatron_magi.training.data import PackedDataset, sample_mask
+    from megatron_magi.training.data.data import PackedDataset, sample_mask
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)
     for name in ("full", "window", "global_tokens", "total", "seq_length", "eod_token"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.requirements import explained
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells say it."""

@@ -18,11 +18,11 @@ import time
 from functools import partial
 
 from megatron_magi.cli.parser import UsageError, positive
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.config_checks import data_parallel_size
-from megatron_magi.training.launched import launched_place
-from megatron_magi.training.processes import Place, check_devices, process_groups, run_local
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.process.launched import launched_place
+from megatron_magi.training.process.processes import Place, check_devices, process_groups, run_local
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.config_checks import data_parallel_size
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 SECONDS_TO_REPORT = 20.0
 
@@ -68,8 +68,8 @@ def run(options: argparse.Namespace) -> int:
 def run_rank(config: RunConfig, place: Place) -> None:
     """One process of the run; ends it with exit code 1 and one line for an expected error."""
     with process_groups(config, place):
-        from megatron_magi.training.loop import train
-        from megatron_magi.training.step import TrainingStopped
+        from megatron_magi.training.run.loop import train
+        from megatron_magi.training.run.step import TrainingStopped
 
         try:
             train(config)
@@ -88,7 +88,7 @@ def run_rank(config: RunConfig, place: Place) -> None:
 
 def _config(options: argparse.Namespace) -> RunConfig:
     try:
-        from megatron_magi.training.recipe import load_recipe
+        from megatron_magi.training.recipe.recipe import load_recipe
     except ImportError as error:
         raise RecipeError(
             f"a recipe needs omegaconf, got: {error}; pip install 'megatron-magi[train]'"
@@ -97,9 +97,9 @@ def _config(options: argparse.Namespace) -> RunConfig:
 
 
 def _show(config: RunConfig, options: argparse.Namespace, place: Place | None) -> None:
-    from megatron_magi.training.dry_run import dry_run, report
-    from megatron_magi.training.overwrite import check_overwrite
-    from megatron_magi.training.recipe import to_yaml
+    from megatron_magi.training.estimate.dry_run import dry_run, report
+    from megatron_magi.training.recipe.recipe import to_yaml
+    from megatron_magi.training.run.overwrite import check_overwrite
 
     if options.print_config:
         print(to_yaml(config), end="")
@@ -111,8 +111,8 @@ def _show(config: RunConfig, options: argparse.Namespace, place: Place | None) -
 
 def _check_start(config: RunConfig, place: Place | None) -> None:
     """Raise RecipeError for what would stop the run at its start, before any process does work."""
-    from megatron_magi.training.data import check_files
-    from megatron_magi.training.overwrite import check_overwrite
+    from megatron_magi.training.data.data import check_files
+    from megatron_magi.training.run.overwrite import check_overwrite
 
     try:
         import megatron_magi.adapter  # noqa: F401

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.training.hf_config import read_hf_model
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.weights.hf_config import read_hf_model
 
 if TYPE_CHECKING:
-    from megatron_magi.training.weights_checkpoint import Converted
+    from megatron_magi.training.weights.weights_checkpoint import Converted
 
 FILE_GIB = 5.0
 NOT_THEIRS = ("init_std", "fused")
@@ -76,15 +76,15 @@ def _import(options: argparse.Namespace) -> int:
             "weights import needs --recipe and --out, or --print-recipe, got not all of them; "
             "see megatron-magi weights import --help"
         )
-    from megatron_magi.training.recipe import load_recipe
-    from megatron_magi.training.weights_checkpoint import import_weights
+    from megatron_magi.training.recipe.recipe import load_recipe
+    from megatron_magi.training.weights.weights_checkpoint import import_weights
 
     done = import_weights(options.folder, load_recipe(options.recipe), options.out)
     return _say(options, done, f"; start from it with checkpoint.load={done.path}")
 
 
 def _export(options: argparse.Namespace) -> int:
-    from megatron_magi.training.weights_checkpoint import export_weights
+    from megatron_magi.training.weights.weights_checkpoint import export_weights
 
     if not 0 < options.file_gib < math.inf:
         raise UsageError(f"--file-gib must be above 0, got {options.file_gib}; 5 is usual")

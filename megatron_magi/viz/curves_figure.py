@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron_magi.training.compare import Comparison
+from megatron_magi.training.parity.compare import Comparison
 from megatron_magi.viz.style import GRID, INK, MUTED, new_figure, rank_colors, title
 
 FLOOR = 1e-9

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from megatron_magi.training.compare import Curve
-from megatron_magi.training.noise_gates import Judged
+from megatron_magi.training.parity.compare import Curve
+from megatron_magi.training.parity.noise_gates import Judged
 from megatron_magi.viz.style import GRID, INK, MUTED, new_figure, rank_colors, title
 
 FAILED = "#c0392b"

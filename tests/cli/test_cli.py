@@ -204,7 +204,7 @@ def test_large_groups_show_a_summary(capsys: Capture) -> None:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
     pytest.importorskip("megatron.core")
-    from megatron_magi.training.corpus import ByteTokenizer, Document, pack
+    from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 
     prefix = tmp_path_factory.mktemp("packed") / "corpus"
     lengths = [40 + 37 * i % 300 for i in range(40)]

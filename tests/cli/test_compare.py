@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.gradient_folder import (
+from megatron_magi.training.run.gradient_folder import (
     BLOCK,
     finish,
     gradient_path,
     open_partial,
     write_gradient,
 )
-from megatron_magi.training.log import StepRecord
+from megatron_magi.training.run.step_record import StepRecord
 from tests.cli.command import Capture, run
 
 STEPS = 120
@@ -505,7 +505,7 @@ def test_other_parameters_are_refused(
 
 
 def test_gradients_larger_than_a_block_are_measured_whole(tmp_path: Path) -> None:
-    from megatron_magi.training.gradient_errors import gradient_errors
+    from megatron_magi.training.parity.gradient_errors import gradient_errors
 
     for name, change in (("a", 0.0), ("b", 3.0)):
         gradient = np.zeros(BLOCK + 5, np.float32)
@@ -519,7 +519,7 @@ def test_gradients_larger_than_a_block_are_measured_whole(tmp_path: Path) -> Non
 
 
 def test_a_gradient_of_zeros_has_an_error_of_zero_or_none_at_all(tmp_path: Path) -> None:
-    from megatron_magi.training.gradient_errors import gradient_errors
+    from megatron_magi.training.parity.gradient_errors import gradient_errors
 
     for name, value in (("zero", 0.0), ("one", 1.0), ("zero_too", 0.0)):
         partial = open_partial(tmp_path / name, 1)

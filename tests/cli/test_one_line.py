@@ -17,7 +17,7 @@ from megatron_magi.cli import COMMANDS
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.requirements import MissingRequirement
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.cli.command import Capture, run
 
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,10 @@ import numpy as np
 
 from megatron_magi.cli.train import run_rank
 from megatron_magi.core.mask.mask import AttnMask
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.processes import Place, run_local
-from megatron_magi.training.recipe import load_recipe
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.process.processes import Place, run_local
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import load_recipe
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 TILE = 128
 
@@ -63,7 +63,7 @@ def _without_tile_of(mask: AttnMask, at: int) -> AttnMask:
 
 def drop_tile(of_longest: bool) -> None:
     """Train with `without_tile` of every sample's mask."""
-    from megatron_magi.training import microbatch
+    from megatron_magi.training.run import microbatch
 
     whole = microbatch.sample_mask
     microbatch.sample_mask = lambda sample, config: without_tile(whole(sample, config), of_longest)

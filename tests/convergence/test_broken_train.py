@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_magi.core.mask.builders import causal, from_cu_seqlens
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.convergence.broken_train import TILE, main, without_tile
 from tests.megatron_worker import run_jobs_of
 from tests.training.conftest import packed_data, tiny_recipe

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.training.dry_run import dry_run
-from megatron_magi.training.memory import RankMemory
+from megatron_magi.training.estimate.dry_run import dry_run
+from megatron_magi.training.estimate.memory import RankMemory
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GIB = 2**30

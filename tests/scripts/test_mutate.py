@@ -32,12 +32,25 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def mutate() -> ModuleType:
+    return load_script()
+
+
+def load_script() -> ModuleType:
     path = Path(__file__).parents[2] / "scripts" / "mutate.py"
     spec = importlib.util.spec_from_file_location("mutate", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules["mutate"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_suites_name_modules_and_tests_that_are_there() -> None:
+    script = load_script()
+    package = script.ROOT / script.PACKAGE
+    modules = [p.relative_to(package).as_posix() for p in package.rglob("*.py")]
+    for start, tests in script.SUITES.items():
+        assert any(module.startswith(start) for module in modules), start
+        assert all((script.ROOT / test).exists() for test in tests), start
 
 
 def test_every_kind_of_change_and_none_of_messages_or_types(mutate: ModuleType) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.index_file import IndexFile
+from megatron_magi.training.data.index_file import IndexFile
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "prepare_data.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.corpus import ByteTokenizer, Document, pack
+from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from megatron_magi.cli.parser import UsageError
-from megatron_magi.training.recipe import load_recipe
+from megatron_magi.training.recipe.recipe import load_recipe
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 JOB = """

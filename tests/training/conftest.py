@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.corpus import ByteTokenizer, Document, pack
+from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from tests.megatron_worker import run_jobs_of
 
 JOBS = Path(__file__).parent / "training_jobs.py"

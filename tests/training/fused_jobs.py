@@ -9,7 +9,7 @@ from megatron.core.tensor_parallel import layers
 
 from megatron_magi.adapter.fused import embedding
 from megatron_magi.adapter.fused.parts import FusedParts
-from megatron_magi.training import log, model
+from megatron_magi.training.run import log, model
 
 TAKEN: list[str] = []
 """Parts that ran in this process."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from megatron_magi.adapter.adam_state import choose_update
-from megatron_magi.training.processes import check_devices
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.process.processes import check_devices
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 
 def adam(fused: bool) -> tuple[SimpleNamespace, list[torch.Tensor]]:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.config import DataConfig
-from megatron_magi.training.data import PackedSample, sample_mask
+from megatron_magi.training.data.data import PackedSample, sample_mask
+from megatron_magi.training.recipe.config import DataConfig
 
 RELATIVE = 2e-5
 BLOCKS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.training.checkpoint_folder import (
+from megatron_magi.training.checkpoint.checkpoint_folder import (
     Checkpoint,
     checkpoint_to_load,
     finish,
@@ -21,10 +21,10 @@ from megatron_magi.training.checkpoint_folder import (
     open_partial,
     order_changes,
 )
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.recipe import build_config
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.whole_files import partial_folder
+from megatron_magi.training.process.whole_files import partial_folder
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import build_config
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 RELATIVE = 2e-5
 CUT_AT = 3

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training import encode_pool
-from megatron_magi.training.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.index_file import IndexFile
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.whole_files import written_whole
+from megatron_magi.training.data import encode_pool
+from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from megatron_magi.training.data.index_file import IndexFile
+from megatron_magi.training.process.whole_files import written_whole
+from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.odd_tokenizers import MoodyTokenizer, WideTokenizer
 
 LENGTHS = (5, 40, 1, 17, 64, 3, 90, 2, 33)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.training.checkpoint_facts import FACTS, NEEDED, DamagedCheckpointError
-from megatron_magi.training.checkpoint_folder import (
+from megatron_magi.training.checkpoint.checkpoint_facts import FACTS, NEEDED, DamagedCheckpointError
+from megatron_magi.training.checkpoint.checkpoint_folder import (
     checkpoint_to_load,
     choose_checkpoint,
     find_checkpoint,
@@ -22,9 +22,9 @@ from megatron_magi.training.checkpoint_folder import (
     list_checkpoints,
     open_partial,
 )
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.recipe import build_config
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import build_config
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 Facts = dict[str, Any]
 
@@ -304,7 +304,7 @@ def test_what_could_not_be_finished_is_removed(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("megatron_magi.training.checkpoint_folder.replace_folder", full)
+    monkeypatch.setattr("megatron_magi.training.checkpoint.checkpoint_folder.replace_folder", full)
     with pytest.raises(RecipeError, match="No space left"):
         write(run, 10)
     assert [path.name for path in whole.parent.iterdir()] == [whole.name]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from megatron_magi.cli import main
-from megatron_magi.training.config import DataConfig
-from megatron_magi.training.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.data import PackedDataset
-from megatron_magi.training.index_file import START
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from megatron_magi.training.data.data import PackedDataset
+from megatron_magi.training.data.index_file import START
+from megatron_magi.training.recipe.config import DataConfig
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 EOD, VOCAB = 256, 257
 NUM_DOCUMENTS = 60
@@ -241,7 +241,7 @@ def test_a_lost_eod_is_seen_in_any_document(tmp_path: Path, corpus: dict[str, by
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, corpus: dict[str, bytes]) -> None:
-    from megatron_magi.training.index_file import IndexFile
+    from megatron_magi.training.data.index_file import IndexFile
 
     prefix = damaged(tmp_path, corpus, "bin", lambda c, r: None, 0)
     Path(f"{prefix}.bin").unlink()
@@ -250,8 +250,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, corpus: dict[str, b
 
 
 def test_a_dry_run_knows_the_vocabulary(tmp_path: Path, corpus: dict[str, bytes]) -> None:
-    from megatron_magi.training.dry_run import dry_run
-    from megatron_magi.training.recipe import build_config
+    from megatron_magi.training.estimate.dry_run import dry_run
+    from megatron_magi.training.recipe.recipe import build_config
 
     omegaconf = pytest.importorskip("omegaconf")
     prefix = damaged(tmp_path, corpus, "bin", lambda c, r: c.replace(b"a\0", b"\1\1"), 0)

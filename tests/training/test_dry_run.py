@@ -15,10 +15,9 @@ import pytest
 
 from megatron_magi.core.mask.builders import from_cu_seqlens
 from megatron_magi.core.plan import HeadShape, make_attn_plan
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.data import PackedDataset
-from megatron_magi.training.dry_run import assumed_sample, dry_run, report
-from megatron_magi.training.memory import (
+from megatron_magi.training.data.data import PackedDataset
+from megatron_magi.training.estimate.dry_run import assumed_sample, dry_run, report
+from megatron_magi.training.estimate.memory import (
     MASKS_KEPT,
     Fused,
     activation_bytes,
@@ -29,9 +28,10 @@ from megatron_magi.training.memory import (
     receive_bytes,
     shared_bytes,
 )
-from megatron_magi.training.parameters import model_parameters, rank_parameters
-from megatron_magi.training.recipe import build_config, load_recipe
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.estimate.parameters import model_parameters, rank_parameters
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import build_config, load_recipe
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = Fused(norms=False, parts=False)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_magi.training.config import ModelConfig
-from megatron_magi.training.flops import matmul_parameters, peak_tflops, step_flops
+from megatron_magi.training.estimate.flops import matmul_parameters, peak_tflops, step_flops
+from megatron_magi.training.recipe.config import ModelConfig
 
 MODEL = ModelConfig(
     num_layers=2,

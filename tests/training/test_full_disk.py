@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.training.checkpoint_folder import finish, list_checkpoints, open_partial
-from megatron_magi.training.config import DataConfig, LogConfig, RunConfig
-from megatron_magi.training.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.log import RunLog
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.whole_files import filled_folder, written_whole
+from megatron_magi.training.checkpoint.checkpoint_folder import (
+    finish,
+    list_checkpoints,
+    open_partial,
+)
+from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from megatron_magi.training.process.whole_files import filled_folder, written_whole
+from megatron_magi.training.recipe.config import DataConfig, LogConfig, RunConfig
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.run.log import RunLog
 from tests.training.test_run_log import record
 
 FULL = Path("/dev/full")
@@ -177,10 +181,10 @@ def test_what_a_kill_left_unfinished_goes_with_the_next_save(tmp_path: Path) -> 
 WRITE_TENSORS = """
 import sys, torch
 from pathlib import Path
-from megatron_magi.training.processes import one_process
+from megatron_magi.training.process.processes import one_process
 with one_process():
     from megatron.core.dist_checkpointing import ShardedTensor
-    from megatron_magi.training.tensor_files import load_tensors, save_tensors
+    from megatron_magi.training.checkpoint.tensor_files import load_tensors, save_tensors
     sharded = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(8)), "number": 5}
     for name in ("common.pt", ".metadata.tmp", "metadata.json", "nothing"):
         folder = Path(sys.argv[1]) / name

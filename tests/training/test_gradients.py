@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.gradient_folder import (
+from megatron_magi.training.recipe.recipe import build_config
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.run.gradient_folder import (
     dumped_iterations,
     finish,
     forget_gradients,
@@ -21,8 +23,6 @@ from megatron_magi.training.gradient_folder import (
     read_shapes,
     write_gradient,
 )
-from megatron_magi.training.recipe import build_config
-from megatron_magi.training.recipe_error import RecipeError
 from tests.training.test_checkpoint import columns
 
 RELATIVE = 1e-5

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi.training.config import ModelConfig
-from megatron_magi.training.hf_config import (
+from megatron_magi.training.recipe.config import ModelConfig
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.weights.hf_config import (
     check_same_model,
     hf_from_model,
     model_from_hf,
     read_hf_model,
 )
-from megatron_magi.training.recipe_error import RecipeError
 from tests.cli.command import Capture, run
 from tests.training.tiny_hf import LLAMA3, hf_config
 
@@ -215,7 +215,9 @@ def test_the_printed_section_is_a_recipe_of_that_model(tmp_path: Path, capsys: C
     code, out, _ = run(capsys, "weights", "import", str(tmp_path), "--print-recipe")
     assert code == 0
     (tmp_path / "recipe.yaml").write_text(out + "data:\n  path: x\n")
-    recipe = pytest.importorskip("megatron_magi.training.recipe", reason="reads YAML by omegaconf")
+    recipe = pytest.importorskip(
+        "megatron_magi.training.recipe.recipe", reason="reads YAML by omegaconf"
+    )
     assert recipe.load_recipe(tmp_path / "recipe.yaml").model == OURS
     code, as_json, _ = run(capsys, "weights", "import", str(tmp_path), "--print-recipe", "--json")
     assert code == 0 and ModelConfig(**json.loads(as_json)["model"]) == OURS

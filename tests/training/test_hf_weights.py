@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi.training.config import ModelConfig
-from megatron_magi.training.hf_folder import (
+from megatron_magi.training.recipe.config import ModelConfig
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.weights.hf_folder import (
     HfTensor,
     common_dtype,
     list_tensors,
@@ -21,14 +22,13 @@ from megatron_magi.training.hf_folder import (
     split_by_size,
     write_tensors,
 )
-from megatron_magi.training.hf_weights import (
+from megatron_magi.training.weights.hf_weights import (
     TABLE,
     check_tensors,
     clear_padding,
     hf_shape,
     hf_views,
 )
-from megatron_magi.training.recipe_error import RecipeError
 from tests.training import tiny_hf
 
 

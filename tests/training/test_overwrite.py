@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from megatron_magi.cli import main
-from megatron_magi.training.checkpoint_folder import checkpoint_folder, finish, open_partial
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.overwrite import check_overwrite
-from megatron_magi.training.recipe import build_config, to_yaml
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.checkpoint.checkpoint_folder import (
+    checkpoint_folder,
+    finish,
+    open_partial,
+)
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import build_config, to_yaml
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.run.overwrite import check_overwrite
 
 
 def config_of(folder: Path, **sections: Any) -> RunConfig:
@@ -94,7 +98,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("megatron_magi.training.data.check_files", lambda data: None)
+    monkeypatch.setattr("megatron_magi.training.data.data.check_files", lambda data: None)
     (tmp_path / "file").touch()
     assert main(["train", "tiny_llama_cpu", "data.path=x", f"log.dir={tmp_path}/file"]) == 2
     err = capsys.readouterr().err

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.config import DataConfig
-from megatron_magi.training.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.data import (
+from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from megatron_magi.training.data.data import (
     PackedDataset,
     is_held_out,
     microbatch_indices,
@@ -19,8 +18,9 @@ from megatron_magi.training.data import (
     prefetch,
     sample_mask,
 )
-from megatron_magi.training.index_file import IndexFile
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.data.index_file import IndexFile
+from megatron_magi.training.recipe.config import DataConfig
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 EOD = 256
 LENGTHS = (5, 40, 1, 17, 64, 3, 90, 2, 33)

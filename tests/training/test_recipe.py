@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.config import (
+from megatron_magi.training.recipe.config import (
     DataConfig,
     LogConfig,
     OptimizerConfig,
     RunConfig,
     TrainConfig,
 )
-from megatron_magi.training.config_checks import data_parallel_size
-from megatron_magi.training.recipe import _leaves, known_keys, load_recipe, to_yaml
-from megatron_magi.training.recipe_error import RecipeError
+from megatron_magi.training.recipe.config_checks import data_parallel_size
+from megatron_magi.training.recipe.recipe import _leaves, known_keys, load_recipe, to_yaml
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import RunValues
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MINIMAL = "data: {path: somewhere}\n"
@@ -35,6 +38,15 @@ def test_values_come_from_defaults_then_file_then_overrides(tmp_path: Path) -> N
     assert config.optimizer.lr == 1e-3
     assert config.magi.chunk_size is None
     assert config.model == RunConfig(data=config.data).model
+
+
+def test_every_key_of_a_recipe_has_a_sentence() -> None:
+    """Below its field, where who looks for a key finds it."""
+    for key in known_keys():
+        section, _, name = key.rpartition(".")
+        values = getattr(RunConfig(data=DataConfig(path="x")), section) if section else None
+        source = inspect.getsource(type(values) if section else RunValues)
+        assert re.search(rf'^    {name}: [^\n]+\n\n?    """', source, re.MULTILINE), key
 
 
 def test_a_written_recipe_reads_back_equal(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.training.config import DataConfig, LogConfig, RunConfig
-from megatron_magi.training.log import RunLog, StepRecord, magi_line, validation_line
-from megatron_magi.training.processes import Place, run_local
-from megatron_magi.training.steps_file import read_steps
-from megatron_magi.training.stop import StopRequest
-from megatron_magi.training.tensorboard import TAGS, TensorBoard
+from megatron_magi.training.process.processes import Place, run_local
+from megatron_magi.training.process.stop import StopRequest
+from megatron_magi.training.recipe.config import DataConfig, LogConfig, RunConfig
+from megatron_magi.training.run.log import RunLog, magi_line, validation_line
+from megatron_magi.training.run.step_record import StepRecord
+from megatron_magi.training.run.steps_file import read_steps
+from megatron_magi.training.run.tensorboard import TAGS, TensorBoard
 
 
 def record(
@@ -208,7 +209,7 @@ def test_mfu_is_the_share_of_the_gpus_rate(
 ) -> None:
     """Two ranks that do half of a GPU's work each in the time of a step."""
     pytest.importorskip("megatron.core")
-    from megatron_magi.training import loop
+    from megatron_magi.training.run import loop
 
     per_rank = 0.5 * 989.4e12
     ticks = iter([10.0])
@@ -222,7 +223,7 @@ def test_mfu_is_the_share_of_the_gpus_rate(
     monkeypatch.setattr(loop.dist, "get_world_size", lambda: 2)
     state: Any = SimpleNamespace(iteration=0, consumed_samples=0)
     stop: Any = SimpleNamespace(signal_number=0)
-    sums = loop.torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0])
+    sums = loop.BatchSums(2.0, 1.0, 1.0, 1.0, 1.0)
     made, _ = loop._finish_step(config(Path("x")), state, (sums, 1.0, 1e-3), 6.0, stop)
     assert made.mfu == pytest.approx(share)
     assert made.tflops_per_rank == pytest.approx(per_rank / 1e12)

@@ -9,10 +9,10 @@ import pytest
 
 from megatron_magi.cli import train
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.dry_run import dry_run, report
-from megatron_magi.training.recipe import load_recipe
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.recipe_folder import find_recipe, packaged_recipes
+from megatron_magi.training.estimate.dry_run import dry_run, report
+from megatron_magi.training.recipe.recipe import load_recipe
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.recipe_folder import find_recipe, packaged_recipes
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -124,7 +124,7 @@ def test_an_installed_package_has_its_own_recipes(
     for folder, name in (("package/recipes", "inside"), ("recipes", "beside")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{name}.yaml").touch()
-    monkeypatch.setattr("megatron_magi.training.recipe_folder.PACKAGE", tmp_path / "package")
+    monkeypatch.setattr("megatron_magi.training.recipe.recipe_folder.PACKAGE", tmp_path / "package")
     assert list(packaged_recipes()) == ["inside"]
 
 

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.text_source import (
+from megatron_magi.training.data.text_source import (
     Document,
     Selection,
     TextSource,
@@ -22,6 +21,7 @@ from megatron_magi.training.text_source import (
     _starts,
     limit_bytes,
 )
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 FILES = {
     "b.py": b"x = 1\ndef f():\n  pass\nclass C:\n  pass\n",

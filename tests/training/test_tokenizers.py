@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.tokenizers import ByteTokenizer, load_tokenizer
+from megatron_magi.training.data.tokenizers import ByteTokenizer, load_tokenizer
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 WITH_QUICKTOK = "the package quicktok-v1 carries the vocabulary of Llama 3"
 SPECIAL = ("<|end_of_text|>", "<|begin_of_text|>", "<|eot_id|>", "<|reserved_special_token_7|>")

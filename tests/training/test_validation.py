@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from megatron_magi.training.recipe import load_recipe
-from megatron_magi.training.step import StepSums
-from megatron_magi.training.validation import Validation
+from megatron_magi.training.recipe.recipe import load_recipe
+from megatron_magi.training.run.step import StepSums
+from megatron_magi.training.run.validation import Validation
 
 
 def test_it_keeps_no_activations_and_leaves_the_model_training(packed_data: Path) -> None:
@@ -26,7 +26,8 @@ def test_it_keeps_no_activations_and_leaves_the_model_training(packed_data: Path
     def schedule(*args: Any, train: bool) -> StepSums:
         loss = chunk(torch.ones(1)).sum()
         seen.append((loss.requires_grad or train, chunk.training))
-        return StepSums(torch.tensor([6.0 * len(seen), 3.0], dtype=torch.float64), None, [])
+        sums = torch.tensor([6.0 * len(seen), 3.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+        return StepSums(sums, None, [])
 
     assert validation.loss(schedule, [chunk], 1) == 3.0  # type: ignore[arg-type]
     assert seen == [(False, False)] * 2 and chunk.training and torch.is_grad_enabled()

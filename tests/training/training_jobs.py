@@ -17,15 +17,16 @@ from megatron.core import parallel_state
 
 from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.init import named_global_parameters
-from megatron_magi.training import loop, model, processes
-from megatron_magi.training.checkpoint import TrainingState
-from megatron_magi.training.config import RunConfig
-from megatron_magi.training.data import PackedDataset
-from megatron_magi.training.microbatch import microbatch_streams
-from megatron_magi.training.optimizer import build_optimizer
-from megatron_magi.training.recipe import build_config
-from megatron_magi.training.recipe_error import RecipeError
-from megatron_magi.training.step import StepSchedule, TrainingStopped
+from megatron_magi.training.checkpoint.checkpoint import TrainingState
+from megatron_magi.training.data.data import PackedDataset
+from megatron_magi.training.process import processes
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import build_config
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.run import loop, model
+from megatron_magi.training.run.microbatch import microbatch_streams
+from megatron_magi.training.run.optimizer import build_optimizer
+from megatron_magi.training.run.step import StepSchedule, TrainingStopped
 
 processes.quiet_megatron()
 

@@ -11,7 +11,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from training_jobs import _built, _config, train
 
 from megatron_magi.cli import main
-from megatron_magi.training.checkpoint import resume
+from megatron_magi.training.checkpoint.checkpoint import resume
 
 __all__ = ["command", "logits", "train", "weight_differences"]
 

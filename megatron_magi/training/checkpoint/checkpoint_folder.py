@@ -1,0 +1,264 @@
+"""Checkpoints on disk: which are whole, which is newest, which fit a run. No torch, no Megatron.
+
+A checkpoint is written to iter_NNNNNNN.partial and renamed when every rank has written its part, so
+a folder named iter_NNNNNNN was whole once. One that is no longer (checkpoint_facts.py) is passed
+over with a line for the log, unless it was asked for by its name. Newest is the one with the most
+iterations: clocks step, and copied folders bring other clocks' times.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_magi.training.checkpoint.checkpoint_facts import (
+    FACTS,
+    SHAPE_FIELDS,
+    Checkpoint,
+    DamagedCheckpointError,
+    check_files,
+    read_facts,
+    write_facts,
+)
+from megatron_magi.training.process.whole_files import (
+    cannot_write,
+    partial_folder,
+    remove_folder,
+    replace_folder,
+)
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe_error import RecipeError
+
+__all__ = ["Checkpoint", "DamagedCheckpointError"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a run goes on from, and what it passed over."""
+
+    checkpoint: Checkpoint | None = None
+    """None: there is none."""
+    notes: tuple[str, ...] = ()
+    """Lines for the log: damaged ones that are newer."""
+
+
+def checkpoint_folder(config: RunConfig) -> Path:
+    """Where a run keeps its checkpoints."""
+    return Path(config.checkpoint.dir or config.folder / "checkpoints")
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Whole checkpoints of a run in its folder, the one with the most iterations at the end."""
+    return [c for _, c in _candidates(folder) if isinstance(c, Checkpoint) and not _damage(c)]
+
+
+def find_checkpoint(path: Path) -> Choice:
+    """The checkpoint at `path`, or the newest whole one in that folder.
+
+    Raises:
+        DamagedCheckpointError: it is damaged, or all in that folder are.
+    """
+    found = _newest(path)
+    if found.checkpoint is not None or path.suffix == ".partial" or not (path / FACTS).exists():
+        return found
+    checkpoint = read_facts(path)
+    check_files(checkpoint)
+    return Choice(checkpoint)
+
+
+def checkpoint_to_load(config: RunConfig) -> Checkpoint | None:
+    """The checkpoint of `choose_checkpoint`."""
+    return choose_checkpoint(config).checkpoint
+
+
+def choose_checkpoint(config: RunConfig) -> Choice:
+    """What `config.checkpoint.load` means; without a checkpoint for a run from the start.
+
+    Raises:
+        RecipeError: nothing to load there, only damaged ones, or another model, precision or
+            optimizer sharding.
+    """
+    wanted, own = config.checkpoint.load, checkpoint_folder(config)
+    if wanted is None:
+        return Choice(notes=_later(own, 0))
+    is_own = wanted in ("latest", "auto")
+    where = own if is_own else Path(wanted)
+    choice = _newest(where) if is_own else find_checkpoint(where)
+    if choice.checkpoint is None and wanted == "auto":
+        return choice
+    if choice.checkpoint is None:
+        raise RecipeError(
+            f"checkpoint.load={wanted} needs a whole checkpoint, got none in {where}"
+            f"{_unfinished(where)}; train first, or set checkpoint.load=null to begin anew"
+        )
+    check_fits(choice.checkpoint, config)
+    if is_own:
+        return choice
+    return Choice(choice.checkpoint, choice.notes + _later(own, choice.checkpoint.iteration))
+
+
+def check_fits(checkpoint: Checkpoint, config: RunConfig) -> None:
+    """Raise RecipeError when this run cannot go on from `checkpoint`."""
+    sections: list[tuple[str, tuple[str, ...]]] = [("model", SHAPE_FIELDS)]
+    if not checkpoint.weights_only:
+        sections += [("train", ("dtype",)), ("parallel", ("distributed_optimizer",))]
+    other = []
+    for section, names in sections:
+        saved = checkpoint.recipe[section]
+        for name in names:
+            mine = getattr(getattr(config, section), name)
+            if saved[name] != mine:
+                other.append(f"{section}.{name} {mine} (saved: {saved[name]})")
+    if other:
+        raise RecipeError(
+            f"model, precision and optimizer must be those of the checkpoint, got "
+            f"{', '.join(other)} with {checkpoint.path}; use the saved values, or "
+            f"checkpoint.load=null to begin anew"
+        )
+
+
+def order_changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
+    """Settings under which sample numbers now mean other tokens than before the checkpoint."""
+    named = [("data", n) for n in ("path", "seq_length")]
+    named += [("train", "seed"), ("validation", "fraction")]
+    saved = checkpoint.recipe
+    return [
+        f"{section}.{name}: {saved[section][name]} before, {now} now"
+        for section, name in named
+        if (now := getattr(getattr(config, section), name)) != saved[section][name]
+    ]
+
+
+def open_partial(folder: Path, iteration: int) -> Path:
+    """An empty folder to write the checkpoint of `iteration` into (one process calls it).
+
+    What a killed run left unfinished there goes.
+
+    Raises:
+        RecipeError: the folder cannot be written.
+    """
+    try:
+        for stale in folder.glob("iter_*.partial"):
+            shutil.rmtree(stale, ignore_errors=True)
+        return partial_folder(folder / f"iter_{iteration:07d}")
+    except OSError as error:
+        raise not_written(folder, iteration, error) from error
+
+
+def finish(
+    partial: Path, config: RunConfig, iteration: int, consumed_samples: int, world_size: int
+) -> Path:
+    """Make a written checkpoint whole, and drop old ones, never this one (one process calls it).
+
+    Returns:
+        Its final path.
+
+    Raises:
+        RecipeError: it could not be written to the end; it is removed then.
+    """
+    counts = {"iteration": iteration, "consumed_samples": consumed_samples}
+    final = partial.with_suffix("")
+    try:
+        write_facts(partial, config, {**counts, "world_size": world_size})
+        replace_folder(partial, final)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise not_written(final.parent, iteration, error) from error
+    if config.checkpoint.keep is not None:
+        for old in list_checkpoints(final.parent)[: -config.checkpoint.keep]:
+            if old.path != final:
+                remove_folder(old.path)
+    return final
+
+
+def finish_weights(partial: Path, config: RunConfig) -> Path:
+    """Make written weights a whole checkpoint that says it has nothing but weights."""
+    counts = {"iteration": 0, "consumed_samples": 0, "world_size": 1}
+    write_facts(partial, config, {**counts, "weights_only": True})
+    return partial.rename(partial.with_suffix(""))
+
+
+def not_written(folder: Path, iteration: int, why: BaseException) -> RecipeError:
+    """The error of a checkpoint that could not be written, with the way to go on."""
+    what = f"the checkpoint of iteration {iteration}"
+    whole = list_checkpoints(folder)
+    if not whole:
+        return cannot_write(what, folder, why, "make room or set checkpoint.dir, and start again")
+    last = whole[-1]
+    remedy = f"make room or set checkpoint.dir, and go on with checkpoint.load={last.path}"
+    return cannot_write(what, folder, why, remedy)
+
+
+def _newest(folder: Path) -> Choice:
+    """The newest whole checkpoint of a run in its folder, and lines on newer ones passed over.
+
+    Raises:
+        DamagedCheckpointError: there are some, and none is whole.
+    """
+    damaged: list[tuple[Path, DamagedCheckpointError]] = []
+    for path, found in reversed(_candidates(folder)):
+        error = _damage(found)
+        if error is None:
+            assert isinstance(found, Checkpoint)
+            return Choice(found, tuple(_passed_over(p, e) for p, e in damaged))
+        damaged.append((path, error))
+    if damaged:
+        raise damaged[0][1]
+    return Choice()
+
+
+def _candidates(folder: Path) -> list[tuple[Path, Checkpoint | DamagedCheckpointError]]:
+    """A run's checkpoints by their iteration, those that nobody can read by that of their name."""
+    found: list[tuple[int, Path, Checkpoint | DamagedCheckpointError]] = []
+    for path in _folders(folder):
+        try:
+            checkpoint = read_facts(path)
+        except DamagedCheckpointError as error:
+            found.append((int(path.name[5:]), path, error))
+        else:
+            if not checkpoint.weights_only:
+                found.append((checkpoint.iteration, path, checkpoint))
+    return [(path, made) for _, path, made in sorted(found, key=lambda f: f[:2])]
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        inside = list(folder.iterdir()) if folder.is_dir() else []
+        return [p for p in inside if re.fullmatch(r"iter_\d{7,}", p.name) and p.is_dir()]
+    except OSError as error:
+        raise RecipeError(
+            f"the checkpoints' folder must be readable, got {error}; see to its permissions, or "
+            f"name another"
+        ) from error
+
+
+def _damage(found: Checkpoint | DamagedCheckpointError) -> DamagedCheckpointError | None:
+    if isinstance(found, DamagedCheckpointError):
+        return found
+    try:
+        check_files(found)
+    except DamagedCheckpointError as error:
+        return error
+    return None
+
+
+def _passed_over(path: Path, error: DamagedCheckpointError) -> str:
+    return f"note: damaged checkpoint passed over: {path}, where {error.damage}"
+
+
+def _later(folder: Path, iteration: int) -> tuple[str, ...]:
+    """A note on checkpoints that this run does not go on from, and a later start would."""
+    later = [c.path.name for c in list_checkpoints(folder) if c.iteration > iteration]
+    if not later:
+        return ()
+    return (
+        f"note: {folder} has {', '.join(later)} of another start, which checkpoint.load=latest and "
+        f"auto go on from until this run is beyond; remove what is not wanted",
+    )
+
+
+def _unfinished(folder: Path) -> str:
+    partial = sorted(p.name for p in folder.glob("*.partial")) if folder.is_dir() else []
+    return f" (unfinished: {', '.join(partial)})" if partial else ""

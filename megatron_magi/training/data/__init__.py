@@ -1,0 +1,1 @@
+"""Text into packed tokens, and packed tokens into samples."""

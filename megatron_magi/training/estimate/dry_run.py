@@ -1,0 +1,216 @@
+"""What a recipe will do, computed in one process without starting it: `pretrain.py --dry-run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+
+from megatron_magi.core.mask.mask import AttnMask
+from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
+from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_to_load
+from megatron_magi.training.data.data import PackedDataset, PackedSample, sample_mask
+from megatron_magi.training.estimate.flops import step_flops
+from megatron_magi.training.estimate.memory import RankMemory, rank_memory
+from megatron_magi.training.estimate.parameters import model_parameters
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.config_checks import data_parallel_size
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Facts of a run that was not started."""
+
+    config: RunConfig
+    dp: int
+    """Data-parallel size."""
+    data: str
+    """Where the masks below come from."""
+    num_documents: int
+    """In the first sample."""
+    area: int
+    """Visible cells of the first global batch."""
+    flops: int
+    """Of a step."""
+    plan: AttnPlan | None
+    """Of the first sample; None for the dense reference."""
+    memory: tuple[RankMemory, ...]
+    """Per pipeline stage."""
+    epochs: float | None
+    """Of the data in the whole run; None without data."""
+    resumes_at: int
+    """Iterations that a checkpoint to load has done."""
+
+    @property
+    def world_size(self) -> int:
+        return self.config.parallel.model_size * self.dp
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.config.train.global_batch_size * self.config.data.seq_length
+
+    def step_seconds(self, mfu: float, peak_tflops: float) -> float:
+        """Time of a step at a share `mfu` of the peak rate of every rank."""
+        return self.flops / (self.world_size * mfu * peak_tflops * 1e12)
+
+
+def dry_run(config: RunConfig, world_size: int | None = None) -> DryRun:
+    """Resolve a run. Reads the data files if they are there, else assumes documents.
+
+    Raises:
+        RecipeError: what would stop the run at its start, missing data aside.
+    """
+    p = config.parallel
+    dp = data_parallel_size(config, world_size or p.num_processes)
+    samples, data, per_epoch = _first_batch(config)
+    masks = [sample_mask(s, config.data) for s in samples]
+    area = sum(mask.area() for mask in masks)
+    tokens = config.train.global_batch_size * config.data.seq_length
+    plan = _plan(config, masks[0])
+    checkpoint = checkpoint_to_load(config)
+    used = config.train.iterations * config.train.global_batch_size
+    return DryRun(
+        config=config,
+        dp=dp,
+        data=data,
+        num_documents=len(samples[0].cu_seqlens) - 1,
+        area=area,
+        flops=step_flops(config.model, tokens, area),
+        plan=plan,
+        memory=tuple(rank_memory(config, plan, dp, stage) for stage in range(p.pp)),
+        epochs=None if per_epoch is None else used / per_epoch,
+        resumes_at=0 if checkpoint is None else checkpoint.iteration,
+    )
+
+
+def report(run: DryRun, mfu: float, peak_tflops: float) -> str:
+    """The facts for a screen."""
+    blocks = (_layout, _parameters, _work, _memory, _plan_text)
+    lines = [line for block in blocks for line in block(run)]
+    return "\n".join([*lines, *_time(run, mfu, peak_tflops), "dry run: nothing was started"])
+
+
+def _first_batch(config: RunConfig) -> tuple[list[PackedSample], str, int | None]:
+    """Samples of the first global batch, where they come from, samples of an epoch."""
+    numbers = range(config.train.global_batch_size)
+    if all(Path(config.data.path + suffix).is_file() for suffix in (".bin", ".idx")):
+        dataset = PackedDataset(
+            config.data,
+            config.train.seed,
+            config.validation.fraction,
+            vocab_size=config.model.vocab_size,
+        )
+        return [dataset[n] for n in numbers], config.data.path, dataset.samples_per_epoch
+    where = f"assumed documents (no data at {config.data.path})"
+    return [assumed_sample(config, n) for n in numbers], where, None
+
+
+def assumed_sample(config: RunConfig, number: int) -> PackedSample:
+    """A sample of documents whose lengths fall off exponentially, an eighth of it long on average.
+
+    A function of the seed and the number alone. Its tokens are all 0.
+    """
+    length = config.data.seq_length
+    rng = np.random.RandomState([config.train.seed & 0xFFFFFFFF, number])
+    ends = np.cumsum(1 + rng.exponential(length / 8, 64).astype(np.int64))
+    inner = ends[ends < length]
+    cu_seqlens = np.concatenate([[0], inner, [length]]).astype(np.int32)
+    tokens = np.zeros(length, dtype=np.int64)
+    return PackedSample(number, tokens, tokens, np.ones(length, np.float32), cu_seqlens, ())
+
+
+def _plan(config: RunConfig, mask: AttnMask) -> AttnPlan | None:
+    if config.attention != "magi":
+        return None
+    m, p = config.model, config.parallel
+    heads = HeadShape(
+        m.num_attention_heads // p.tp,
+        m.num_query_groups // p.tp,
+        m.kv_channels,
+        4 if config.train.dtype == "fp32" else 2,
+    )
+    multiple = p.tp if p.sequence_parallel else 1
+    return make_attn_plan(mask, p.cp, heads, config.magi, token_multiple=multiple)
+
+
+def _layout(run: DryRun) -> list[str]:
+    c, p = run.config, run.config.parallel
+    named = ("sequence_parallel", "distributed_optimizer", "overlap_grad_reduce")
+    options = [n.replace("_", " ") for n in (*named, "overlap_param_gather") if getattr(p, n)]
+    return [
+        f"run         {c.name}: attention {c.attention}, {c.train.dtype}, "
+        f"recompute {c.train.recompute}",
+        f"layout      {run.world_size} processes: tp {p.tp} pp {p.pp}"
+        + (f" (vpp {p.vpp})" if p.vpp else "")
+        + f" cp {p.cp} dp {run.dp}"
+        + "".join(f", {o}" for o in options),
+    ]
+
+
+def _parameters(run: DryRun) -> list[str]:
+    parts = model_parameters(run.config)
+    text = ", ".join(f"{name} {number:,}" for name, number in parts.items() if number)
+    tied = ", output tied to embedding" if run.config.model.tie_embeddings else ""
+    return [f"parameters  {sum(parts.values()):,}: {text}{tied}"]
+
+
+def _work(run: DryRun) -> list[str]:
+    c = run.config
+    batch, length = c.train.global_batch_size, c.data.seq_length
+    attention = run.flops - step_flops(c.model, run.tokens, 0)
+    causal = batch * length * (length + 1) // 2
+    epochs = "" if run.epochs is None else f", {run.epochs:.3g} epochs"
+    return [
+        f"data        {run.data}; first sample: {run.num_documents} documents",
+        f"tokens      {run.tokens:,} a step ({batch} samples of {length:,}), "
+        f"{c.train.iterations * run.tokens:,} in {c.train.iterations:,} steps{epochs}",
+        f"FLOPs       {run.flops:.4g} a step, {100 * attention / run.flops:.1f} % of it attention "
+        f"(visible cells: {100 * run.area / causal:.1f} % of a causal mask)",
+    ]
+
+
+def _memory(run: DryRun) -> list[str]:
+    stage = max(range(len(run.memory)), key=lambda s: run.memory[s].total)
+    memory = run.memory[stage]
+    where = f" (fullest pipeline stage: {stage})" if len(run.memory) > 1 else ""
+    unit, name = (2**30, "GiB") if memory.total >= 2**29 else (2**20, "MiB")
+    lines = [f"memory      {memory.total / unit:.2f} {name} a rank{where}, estimated"]
+    for part, number in vars(memory).items():
+        lines.append(f"  {part.replace('_', ' '):<20} {number / unit:8.3f} {name}")
+    return lines
+
+
+def _plan_text(run: DryRun) -> list[str]:
+    plan = run.plan
+    if plan is None:
+        return []
+    dispatch = plan.dispatch
+    ring = dispatch.num_local_tokens * (plan.cp_size - 1)
+    rows = plan.rows_received
+    text = (
+        f"plan        first sample on cp {plan.cp_size}: {dispatch.num_local_tokens:,} tokens a "
+        f"rank in chunks of {dispatch.chunk_size}, balance (max/mean) {plan.imbalance:.3f}, "
+        f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''}"
+    )
+    if plan.cp_size == 1:
+        return [text]
+    each = ", ".join(f"{n:,}" for n in rows[:16].tolist()) + (", ..." if len(rows) > 16 else "")
+    return [
+        text,
+        f"  key rows received by each rank: {each} (a ring: {ring:,} each)",
+    ]
+
+
+def _time(run: DryRun, mfu: float, peak_tflops: float) -> list[str]:
+    seconds = run.step_seconds(mfu, peak_tflops)
+    left = run.config.train.iterations - run.resumes_at
+    begun = f" (resumed after {run.resumes_at:,})" if run.resumes_at else ""
+    total = timedelta(seconds=round(max(0, left) * seconds))
+    rate = f"{100 * mfu:.0f} % of {peak_tflops:g} TFLOP/s a rank"
+    return [
+        f"time        {seconds:.4g} s a step at {rate}, {run.tokens / seconds:,.0f} tokens/s; "
+        f"{left:,} steps{begun}: {total}",
+    ]

@@ -1,0 +1,35 @@
+"""Arithmetic of a training step: parameters in matrix products and visible attention cells."""
+
+from __future__ import annotations
+
+from megatron_magi.training.recipe.config import ModelConfig
+
+DENSE_BF16_TFLOPS = {"H100": 989.4, "H200": 989.4, "H800": 989.4}
+"""Of data sheets, SXM modules; by a word of the device's name."""
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Dense bf16 rate of a GPU; None for one that is not in the table, or another form of it."""
+    if "PCIe" in device_name or "NVL" in device_name:
+        return None
+    rates = [rate for word, rate in DENSE_BF16_TFLOPS.items() if word in device_name]
+    return rates[0] if rates else None
+
+
+def matmul_parameters(model: ModelConfig) -> int:
+    """Weights that every token is multiplied with, the output projection included."""
+    heads, groups, d = model.num_attention_heads, model.num_query_groups, model.kv_channels
+    attention = model.hidden_size * d * (2 * heads + 2 * groups)
+    mlp = 3 * model.hidden_size * model.ffn_hidden_size
+    return model.num_layers * (attention + mlp) + model.hidden_size * model.vocab_size
+
+
+def step_flops(model: ModelConfig, num_tokens: int, area: int) -> int:
+    """Forward and backward of `num_tokens` whose masks show `area` cells in all.
+
+    A weight costs 6 a token (2 forward, 4 backward), a visible cell 12 * head_dim a query head (two
+    products of 2 forward, twice that backward); nothing is counted for recomputation or hidden
+    cells.
+    """
+    cells = 12 * model.num_layers * model.num_attention_heads * model.kv_channels * area
+    return 6 * matmul_parameters(model) * num_tokens + cells

@@ -1,0 +1,235 @@
+"""What a rank of a run will hold in memory, by part, in bytes.
+
+Counted from the modules that run: Megatron's local layers with our core attention or a reference's,
+with the fused parts (adapter/fused) or without them. Not counted: the CUDA context, NCCL's buffers,
+kernel workspace, fragmentation, and what lives for a moment inside one operation.
+
+T tokens of a rank, h hidden size, F gated MLP width, H query heads, G key/value heads, D head_dim,
+V padded vocabulary; H, G, F and V divided by the tensor-parallel size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_magi.core.plan import AttnPlan, most_buffered_rows
+from megatron_magi.training.estimate.parameters import rank_parameters
+from megatron_magi.training.recipe.config import RunConfig
+
+MASKS_KEPT = 8
+"""Masks of microbatches that the references do not build again for every layer."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Which fused operations run: they keep less. The defaults are those of CUDA."""
+
+    norms: bool = True
+    """torch's RMSNorm; the CPU's keeps fp32 copies."""
+    parts: bool = True
+    """Those of adapter/fused, if model.fused is "auto"."""
+
+
+ON_CUDA = Fused()
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one rank."""
+
+    weights: int
+    gradients: int
+    """Megatron's fp32 gradient buffer."""
+    optimizer: int
+    """Adam's moments, and fp32 main weights of a bf16 model."""
+    activations: int
+    """What the backward pass needs of all microbatches in flight, at the fullest moment."""
+    output_workspace: int
+    """Logits or their weight's gradient, on the last pipeline stage, beside what is kept."""
+    receive_buffers: int
+    """Keys, values and their gradients that travel for one layer's attention."""
+    attention_workspace: int
+    """Gradient sums of a layer's own queries, keys and values in fp32."""
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+def rank_memory(
+    config: RunConfig, plan: AttnPlan | None, dp: int, stage: int, fused: Fused = ON_CUDA
+) -> RankMemory:
+    """Memory of a rank of pipeline stage `stage`, the fullest of its context-parallel group.
+
+    Args:
+        plan: of a typical microbatch; None for a reference.
+        dp: data-parallel size.
+        fused: as on CUDA; other machines do more in separate operations.
+    """
+    parameters = sum(rank_parameters(config, stage).values())
+    element = _element(config)
+    moments = (8 if config.train.dtype == "fp32" else 12) * parameters
+    shards = dp * config.parallel.cp if config.parallel.distributed_optimizer else 1
+    tokens = config.data.seq_length if plan is None else plan.dispatch.num_local_tokens
+    last = stage == config.parallel.pp - 1
+    return RankMemory(
+        weights=element * parameters,
+        gradients=4 * parameters,
+        optimizer=moments // shards,
+        activations=activation_bytes(config, tokens, dp, stage, fused),
+        output_workspace=_output_workspace(config, tokens, fused) if last else 0,
+        receive_buffers=0 if plan is None else receive_bytes(config, plan),
+        attention_workspace=4 * tokens * _qkv_elements(config, plan),
+    )
+
+
+def activation_bytes(
+    config: RunConfig, tokens: int, dp: int, stage: int, fused: Fused = ON_CUDA
+) -> int:
+    """Bytes kept for the backward pass at the fullest moment of Megatron's schedule."""
+    p = config.parallel
+    layers = config.model.num_layers // (p.pp * (p.vpp or 1))
+    per_layer = layer_bytes(config, tokens, fused)
+    in_flight = chunks_in_flight(config, dp, stage)
+    if config.train.recompute == "full":
+        kept = in_flight * layers * _rows(config, tokens) * config.model.hidden_size
+        kept *= _element(config)
+        kept += per_layer  # the layer that is being computed again
+    else:
+        kept = in_flight * layers * per_layer
+    kept += in_flight * shared_bytes(config, tokens, fused) + _dense_mask_bytes(config, tokens)
+    return kept + (head_bytes(config, tokens, fused) if stage == p.pp - 1 else 0)
+
+
+def layer_bytes(config: RunConfig, tokens: int, fused: Fused = ON_CUDA) -> int:
+    """Bytes that one layer keeps of one microbatch.
+
+    Norms: input and output of both, as rows of the residual stream. SwiGLU: both halves, the
+    activated gate, the shifted other half, their product; fused, the halves and the product.
+    """
+    m, tp = config.model, config.parallel.tp
+    mlp = tokens * (3 if _has_parts(config, fused) else 5) * m.ffn_hidden_size // tp
+    heads = m.num_attention_heads // tp
+    lse = 0 if config.train.recompute == "attention" else 4 * tokens * heads
+    norms = 2 * _norm_bytes(config, tokens, fused)
+    return norms + (_attention_elements(config, tokens, fused) + mlp) * _element(config) + lse
+
+
+def shared_bytes(config: RunConfig, tokens: int, fused: Fused = ON_CUDA) -> int:
+    """Bytes that all layers keep once of one microbatch: the fused RoPE's fp32 angles."""
+    return 4 * tokens * config.model.kv_channels if _has_parts(config, fused) else 0
+
+
+def head_bytes(config: RunConfig, tokens: int, fused: Fused = ON_CUDA) -> int:
+    """Bytes kept behind the last layer: the final norm's rows, and a number per token and word.
+
+    It is the fp32 probability; fused, the logit as it was projected, which becomes its gradient.
+    """
+    element = _element(config) if _has_parts(config, fused) else 4
+    words = config.model.padded_vocab_size // config.parallel.tp
+    return _norm_bytes(config, tokens, fused) + element * tokens * words
+
+
+def chunks_in_flight(config: RunConfig, dp: int, stage: int) -> int:
+    """Microbatches, times model chunks, whose activations a stage holds at once (1F1B)."""
+    p = config.parallel
+    microbatches = config.train.global_batch_size // dp
+    if p.vpp is None:
+        return min(p.pp - stage, microbatches)
+    warmup = 2 * (p.pp - stage - 1) + (p.vpp - 1) * p.pp
+    return min(warmup + 1, microbatches * p.vpp)
+
+
+def receive_bytes(config: RunConfig, plan: AttnPlan) -> int:
+    """Fullest rank's buffers of one layer: keys and values of two stages, gradients of all."""
+    element = _element(config)
+    on_wire = 4 if config.magi.dkv_reduce_in_fp32 else element
+    row = plan.head_shape.kv_row_elements
+    worst = 0
+    for rank in range(plan.cp_size):
+        view = plan.rank_plan(rank)
+        own, *remote = view.stages
+        received = sum(s.cast.num_recv for s in view.stages if s.cast is not None)
+        backward = element * most_buffered_rows([*remote, own]) + on_wire * received
+        worst = max(worst, row * max(backward, element * most_buffered_rows(view.forward_stages)))
+    return worst
+
+
+def _element(config: RunConfig) -> int:
+    return 4 if config.train.dtype == "fp32" else 2
+
+
+def _has_parts(config: RunConfig, fused: Fused) -> bool:
+    return fused.parts and config.model.fused == "auto"
+
+
+def _attention_elements(config: RunConfig, tokens: int, fused: Fused) -> int:
+    """Kept of a layer's attention: query, key and value, the output, cosines and sines.
+
+    Plainly the QKV projection is kept (v is a view of it) beside q and k after RoPE; fused, q, k
+    and v alone. "dense" keeps all probabilities too. "sdpa" keeps q, and keys and values repeated
+    for every query head in place of k and v, and where there are documents the mask as numbers.
+    """
+    m, tp = config.model, config.parallel.tp
+    heads, groups, d = m.num_attention_heads // tp, m.num_query_groups // tp, m.kv_channels
+    has_parts = _has_parts(config, fused)
+    angles = 0 if has_parts else 4 * tokens * d
+    if config.attention == "sdpa":
+        return angles + tokens * (4 * heads * d + _mask_columns(config, tokens))
+    probabilities = tokens * tokens * heads if config.attention == "dense" else 0
+    rotated = 0 if has_parts else heads + groups
+    return angles + probabilities + tokens * (_qkv_width(config) + (heads + rotated) * d)
+
+
+def _norm_bytes(config: RunConfig, tokens: int, fused: Fused) -> int:
+    """A norm's input and output; unfused, fp32 input and normalized rows, and the output."""
+    element = _element(config)
+    kept = element + (element if fused.norms else 8)
+    return _rows(config, tokens) * config.model.hidden_size * kept
+
+
+def _mask_columns(config: RunConfig, tokens: int) -> int:
+    """Of the explicit mask of "sdpa"; a causal sample has none."""
+    has_mask = config.attention == "sdpa" and config.data.mask == "document"
+    return tokens if has_mask else 0
+
+
+def _dense_mask_bytes(config: RunConfig, tokens: int) -> int:
+    """The boolean masks that "sdpa" does not build again, one a microbatch."""
+    microbatches = config.train.global_batch_size * config.train.iterations
+    return min(MASKS_KEPT, microbatches) * tokens * _mask_columns(config, tokens)
+
+
+def _rows(config: RunConfig, tokens: int) -> int:
+    """Rows of the residual stream on a rank."""
+    return tokens // config.parallel.tp if config.parallel.sequence_parallel else tokens
+
+
+def _qkv_elements(config: RunConfig, plan: AttnPlan | None) -> int:
+    """Of a row's query, key and value; the plan knows values of another width than keys."""
+    if plan is None:
+        return _qkv_width(config)
+    heads = plan.head_shape
+    return heads.num_heads_q * heads.head_dim + heads.kv_row_elements
+
+
+def _qkv_width(config: RunConfig) -> int:
+    m, tp = config.model, config.parallel.tp
+    return (m.num_attention_heads + 2 * m.num_query_groups) // tp * m.kv_channels
+
+
+def _output_workspace(config: RunConfig, tokens: int, fused: Fused) -> int:
+    """Beside what the head keeps, at the fuller of two moments.
+
+    Loss: bf16 logits beside their fp32 copy (fp32 logits become the probabilities in place). Then,
+    probabilities given up for the logits' gradient: the gradient of the projection's weight, which
+    exists for a moment before it is added to the buffer. Fused, the first moment needs nothing, and
+    in the second Megatron makes a gradient of that size for autograd that nobody reads.
+    """
+    m, tp, element = config.model, config.parallel.tp, _element(config)
+    logits = tokens * m.padded_vocab_size // tp
+    weight = m.hidden_size * m.padded_vocab_size // tp
+    if _has_parts(config, fused):
+        return element * weight
+    at_loss = 0 if element == 4 else element * logits
+    return max(at_loss, element * (logits + weight) - 4 * logits)

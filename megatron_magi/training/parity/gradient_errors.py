@@ -1,0 +1,129 @@
+"""How far a run's dumped gradients are from a reference's, measured where they lie, kept as CSV.
+
+RUN/gradient_errors.csv goes where gigabytes of gradients do not: a comparison reads it where the
+dumps of the run or of its reference are gone.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from megatron_magi.training.process.whole_files import written_whole
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.run.gradient_folder import (
+    ERRORS,
+    blocks,
+    dumped_iterations,
+    read_gradient,
+    read_shapes,
+)
+
+THREADS = 8
+"""At a time; each holds about 100 MB."""
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """A parameter's gradient beside the reference's; a line of the CSV."""
+
+    iteration: int
+    parameter: str
+    norm: float
+    """L2, of the run."""
+    reference_norm: float
+    relative_error: float
+    """||g - g_ref|| / ||g_ref||; 0 where both are 0, infinite where only g_ref is."""
+    reference: str
+    """Name of the reference run."""
+
+
+def gradient_errors(run: Path, reference: Path) -> list[GradientError]:
+    """Errors of every iteration that both runs dumped.
+
+    Measured from the dumps, parameter by parameter, and written to the run's CSV; iterations whose
+    dumps are gone come from that CSV.
+
+    Raises:
+        RecipeError: other parameters than the reference's, or a CSV measured against another run.
+    """
+    dumped = set(dumped_iterations(run)) & set(dumped_iterations(reference))
+    known = [e for e in read_errors(run) if e.iteration not in dumped]
+    others = {e.reference for e in known} - {reference.name}
+    if others:
+        raise RecipeError(
+            f"{run / ERRORS} must hold errors against {reference.name}, got {sorted(others)[0]}; "
+            f"compare where both runs' gradients are, or take that reference"
+        )
+    measured = [e for i in sorted(dumped) for e in _measure(run, reference, i)]
+    errors = sorted([*known, *measured], key=lambda e: e.iteration)
+    if measured:
+        _write(run, errors)
+    return errors
+
+
+def read_errors(run: Path) -> list[GradientError]:
+    """What a run's CSV holds; nothing where there is none.
+
+    Raises:
+        RecipeError: it is not what a comparison wrote.
+    """
+    path = run / ERRORS
+    if not path.is_file():
+        return []
+    try:
+        with path.open(newline="") as file:
+            return [_error_of(row) for row in csv.DictReader(file)]
+    except (KeyError, TypeError, ValueError) as error:  # no column, a cut line, no number
+        raise RecipeError(
+            f"{ERRORS} must have the columns and numbers that a comparison writes, got {error!r} "
+            f"in {path}; remove it, and compare where the gradients are"
+        ) from None
+
+
+def _error_of(row: dict[str, str]) -> GradientError:
+    return GradientError(
+        iteration=int(row["iteration"]),
+        parameter=row["parameter"],
+        norm=float(row["norm"]),
+        reference_norm=float(row["reference_norm"]),
+        relative_error=float(row["relative_error"]),
+        reference=row["reference"],
+    )
+
+
+def _measure(run: Path, reference: Path, iteration: int) -> list[GradientError]:
+    shapes, expected = read_shapes(run, iteration), read_shapes(reference, iteration)
+    if shapes != expected:
+        other = sorted(n for n in shapes | expected if shapes.get(n) != expected.get(n))
+        raise RecipeError(
+            f"gradients to compare must be of one model, got another {other[0]} in iteration "
+            f"{iteration} of {run.name} than in {reference.name}; train them with one recipe"
+        )
+    with ThreadPoolExecutor(THREADS) as pool:  # gigabytes; numpy releases the interpreter's lock
+        return list(pool.map(partial(_error, run, reference, iteration), shapes))
+
+
+def _error(run: Path, reference: Path, iteration: int, name: str) -> GradientError:
+    gradients = [read_gradient(folder, iteration, name) for folder in (run, reference)]
+    squares = np.zeros(3)
+    for ours, theirs in blocks(*gradients):
+        gap = ours - theirs
+        squares += [np.dot(ours, ours), np.dot(theirs, theirs), np.dot(gap, gap)]
+    norm, reference_norm, gap_norm = (float(x) for x in np.sqrt(squares))
+    unequal = math.inf if gap_norm else 0.0
+    relative = gap_norm / reference_norm if reference_norm else unequal
+    return GradientError(iteration, name, norm, reference_norm, relative, reference.name)
+
+
+def _write(run: Path, errors: list[GradientError]) -> None:
+    with written_whole([run / ERRORS]) as (unfinished,), unfinished.open("w", newline="") as file:
+        rows = csv.DictWriter(file, [f.name for f in fields(GradientError)])
+        rows.writeheader()
+        rows.writerows(asdict(e) for e in errors)

@@ -1,0 +1,114 @@
+"""The reference, its noise runs, and the thresholds that runs are held to with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_magi.training.parity import noise_scale
+from megatron_magi.training.parity.compare import RunCurves
+from megatron_magi.training.parity.evidence import Evidence, read_evidence
+from megatron_magi.training.parity.gradient_errors import GradientError
+from megatron_magi.training.recipe.recipe_error import RecipeError
+
+TRUSTED_STEPS = 10
+"""From here on two runs whose losses are all equal are one run, or differ in nothing."""
+
+
+@dataclass(frozen=True)
+class NoiseGates:
+    """Thresholds of a comparison with a noise run."""
+
+    step_1_loss: float = 1e-4
+    """Relative loss difference of iteration 1: the same weights and samples."""
+    gradient_ratio: float = 3.0
+    """Relative L2 error of every parameter's gradient, in units of the noise run's."""
+    gradient_floor: float | None = None
+    """Noise of a gradient is at least this. None: one rounding step, `noise_scale.py`."""
+    mean_loss: float = 0.0025
+    """Mean of |relative loss difference| over the run."""
+    noise_ratio: float = 2.0
+    """Means and validation, in units of the noise run's scale."""
+    last_steps: int = 50
+    """Steps at the end whose mean loss is compared."""
+    loss_start: float = 0.3
+    """Nats between the first loss and an untrained model's."""
+    loss_drop: float = 5.0
+    """Nats by which the loss falls."""
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """The reference and its noise runs, and the thresholds measured with them."""
+
+    reference: Evidence
+    noises: tuple[Evidence, ...]
+    """One or more. Those shorter than the longest measure gradients alone."""
+    gates: NoiseGates
+
+    @property
+    def noise_curves(self) -> list[RunCurves]:
+        """Of the noise runs that are as long as the longest."""
+        longest = max(len(n.curves.loss) for n in self.noises)
+        return [n.curves for n in self.noises if len(n.curves.loss) == longest]
+
+    @property
+    def noise_gradients(self) -> list[GradientError]:
+        """Of every gradient the error of the noise run that is furthest off."""
+        found: dict[tuple[int, str], GradientError] = {}
+        for error in (e for noise in self.noises for e in noise.gradients):
+            key = (error.iteration, error.parameter)
+            if key not in found or error.relative_error > found[key].relative_error:
+                found[key] = error
+        return list(found.values())
+
+    @property
+    def dtype(self) -> str:
+        """Of the reference; the stricter one where its recipe is missing."""
+        return self.reference.recipe.dtype if self.reference.recipe else "fp32"
+
+    @property
+    def gradient_floor(self) -> float:
+        """Smallest noise of a gradient that counts."""
+        given, tokens = self.gates.gradient_floor, self.reference.curves.loss_tokens
+        return noise_scale.gradient_floor(self.dtype, tokens) if given is None else given
+
+    @property
+    def loss_floor(self) -> float:
+        """Smallest relative noise of a loss that counts."""
+        return noise_scale.loss_floor(self.dtype, self.reference.curves.loss_tokens)
+
+
+def read_noise_floor(reference: Path, noises: Sequence[Path], gates: NoiseGates) -> NoiseFloor:
+    """What runs are judged with.
+
+    Raises:
+        RecipeError: a folder that is no run, inf or nan in it, or a noise run without noise.
+    """
+    found = tuple(read_evidence(noise, reference) for noise in noises)
+    floor = NoiseFloor(read_evidence(reference, reference), found, gates)
+    for evidence in (floor.reference, *floor.noises):
+        role = "reference" if evidence is floor.reference else "noise run"
+        if evidence.num_not_finite:
+            raise RecipeError(
+                f"the {role} must be finite, got {evidence.num_not_finite} values that are inf or "
+                f"nan in {evidence.curves.name}; train it again"
+            )
+    for folder, noise in zip(noises, floor.noises, strict=True):
+        _require_noise(folder, noise, reference, floor.reference)
+    return floor
+
+
+def _require_noise(folder: Path, noise: Evidence, reference: Path, other_run: Evidence) -> None:
+    """Raise RecipeError for a noise run that is the reference itself."""
+    one, other = other_run.curves.loss, noise.curves.loss
+    steps = min(len(one), len(other))
+    if folder.resolve() == reference.resolve() or (
+        steps >= TRUSTED_STEPS and bool((one[:steps] == other[:steps]).all())
+    ):
+        raise RecipeError(
+            f"the noise run must differ from the reference by rounding, got equal losses in "
+            f"{reference} and {folder}; train it with data.step_order=reversed and several samples "
+            f"a step"
+        )

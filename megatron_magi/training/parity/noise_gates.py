@@ -1,0 +1,192 @@
+"""When a run counts as the reference's training up to rounding, with noise runs as the measure.
+
+A noise run is the reference trained once more with a step's samples in another order, or with
+another kernel of the same precision. See docs/training.md for what each gate can and cannot see.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megatron_magi.training.parity import noise_scale
+from megatron_magi.training.parity.compare import Curve, RunCurves, common_steps
+from megatron_magi.training.parity.evidence import Evidence
+from megatron_magi.training.parity.gradient_gate import worst_gradient
+from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates
+
+ABOUT_TRAINING = ("loss_start", "loss_drop")
+"""Gates about learning at all; a wrong run that fails only these was not noticed."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate on one run."""
+
+    name: str
+    passed: bool | None
+    """None: skipped."""
+    value: float
+    limit: float
+    text: str
+    """What was compared with what, or why it was skipped."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run beside its reference and the noise runs, over the steps that all have."""
+
+    run: RunCurves
+    reference: RunCurves
+    difference: Curve
+    """loss / reference - 1, per iteration."""
+    noise: Curve
+    """The same of the noise runs, [number of them, iterations]."""
+    results: list[GateResult]
+
+    @property
+    def passed(self) -> bool:
+        """Every gate that was not skipped."""
+        return all(r.passed is not False for r in self.results)
+
+    @property
+    def caught_by(self) -> list[str]:
+        """Gates that tell the run from the reference."""
+        return [r.name for r in self.results if r.passed is False and r.name not in ABOUT_TRAINING]
+
+
+def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judged:
+    """Every gate on a run, over the steps that it, the reference and the noise runs have.
+
+    Raises:
+        RecipeError: runs of other lengths, see `common_steps`; other parameters.
+    """
+    curves, reference = common_steps(run.curves, floor.reference.curves, allow_shorter)
+    noises = [
+        common_steps(noise, floor.reference.curves, allow_shorter)[0]
+        for noise in floor.noise_curves
+    ]
+    steps = min(len(c.loss) for c in (curves, *noises))
+    whole = len(floor.reference.curves.loss) == steps
+    curves, reference, *noises = (c.first(steps) for c in (curves, reference, *noises))
+    ours = _relative(curves, reference)
+    theirs = np.stack([_relative(noise, reference) for noise in noises])
+    judged = Judged(curves, reference, ours, theirs, [])
+    results = [
+        _finite(run),
+        _step_1(judged, floor),
+        _gradients(run, floor),
+        *_means(judged, floor),
+        _last_steps(judged, noises, floor),
+        _validation(judged, noises, floor),
+        _start(judged, run, floor.gates),
+        _drop(judged, floor.gates, whole),
+    ]
+    return replace(judged, results=results)
+
+
+def _relative(run: RunCurves, reference: RunCurves) -> Curve:
+    return np.asarray(run.loss / reference.loss - 1)
+
+
+def _gate(name: str, value: float, limit: float, text: str) -> GateResult:
+    return GateResult(name, bool(value <= limit), value, limit, text)
+
+
+def _skipped(name: str, why: str) -> GateResult:
+    return GateResult(name, None, math.nan, math.nan, why)
+
+
+def _finite(run: Evidence) -> GateResult:
+    return _gate("finite", run.num_not_finite, 0, "losses, norms and gradients that are inf or nan")
+
+
+def _step_1(judged: Judged, floor: NoiseFloor) -> GateResult:
+    value = abs(float(judged.difference[0]))
+    text = f"relative difference at step {judged.run.first_iteration}"
+    return _gate("step_1_loss", value, floor.gates.step_1_loss, text)
+
+
+def _gradients(run: Evidence, floor: NoiseFloor) -> GateResult:
+    found = worst_gradient(run.gradients, floor.noise_gradients, floor.gradient_floor)
+    if found is None:
+        return _skipped("gradients", "this run and the noise runs share no measured iteration")
+    ratio, text = found
+    return _gate("gradients", ratio, floor.gates.gradient_ratio, text)
+
+
+def _means(judged: Judged, floor: NoiseFloor) -> list[GateResult]:
+    """Mean of absolute differences (size) and signed mean (a bias)."""
+    gates, steps = floor.gates, len(judged.difference)
+    if steps < noise_scale.MIN_STEPS:
+        why = f"a mean over the run needs {noise_scale.MIN_STEPS} steps, got {steps}"
+        return [_skipped("mean_loss", why), _skipped("mean_bias", why)]
+    size = float(np.abs(judged.difference).mean())
+    noise_size = max(float(np.abs(judged.noise).mean()), floor.loss_floor)
+    bias = float(judged.difference.mean())
+    # The roundings of one step are independent of another's, so their mean shrinks with the steps.
+    scale = max(noise_scale.mean_scale_of_runs(judged.noise), floor.loss_floor / math.sqrt(steps))
+    return [
+        _gate("mean_loss", size, min(gates.mean_loss, gates.noise_ratio * noise_size),
+              f"mean |relative difference| of {steps} steps (noise {noise_size:.1e})"),
+        _gate("mean_bias", abs(bias), gates.noise_ratio * scale,
+              f"signed mean {bias:+.1e} of {steps} steps (scale of the noise {scale:.1e})"),
+    ]  # fmt: skip
+
+
+def _last_steps(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> GateResult:
+    number = floor.gates.last_steps
+    if len(judged.run.loss) < number:
+        why = f"a mean of the last {number} steps needs as many, got {len(judged.run.loss)}"
+        return _skipped("last_steps", why)
+    value = abs(float((judged.run.loss - judged.reference.loss)[-number:].mean()))
+    scale = _last_scale(noises, judged.reference, floor)
+    text = f"nats between means of the last {number} steps (scale of the noise {scale:.1e})"
+    return _gate("last_steps", value, floor.gates.noise_ratio * scale, text)
+
+
+def _last_scale(noises: list[RunCurves], reference: RunCurves, floor: NoiseFloor) -> float:
+    """Scale of the noise of the last steps' mean loss, nats."""
+    number = floor.gates.last_steps
+    gaps = np.stack([(noise.loss - reference.loss)[-number:] for noise in noises])
+    one_rounding = floor.loss_floor * float(reference.loss[-1]) / math.sqrt(number)
+    return max(noise_scale.mean_scale_of_runs(gaps), one_rounding)
+
+
+def _validation(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> GateResult:
+    ours, theirs = judged.run.validation, judged.reference.validation
+    shared = sorted(set(ours).intersection(theirs, *(n.validation for n in noises)))
+    if not shared:
+        return _skipped("validation", "run, reference and noise runs share no validated step")
+    last = shared[-1]
+    gaps = np.array([noise.validation[i] - theirs[i] for noise in noises for i in shared])
+    scale = max(noise_scale.root_mean_square(gaps), _last_scale(noises, judged.reference, floor))
+    text = f"nats between validation losses at step {last} (scale of the noise {scale:.1e})"
+    return _gate("validation", abs(ours[last] - theirs[last]), floor.gates.noise_ratio * scale,
+                 text)  # fmt: skip
+
+
+def _start(judged: Judged, run: Evidence, gates: NoiseGates) -> GateResult:
+    if judged.run.first_iteration > 1:
+        return _skipped("loss_start", "the run goes on from a checkpoint")
+    if run.recipe is None:
+        return _skipped("loss_start", "the run's folder has no recipe.yaml with its vocabulary")
+    expected = run.recipe.untrained_loss
+    value = abs(float(judged.run.loss[0]) - expected)
+    text = (
+        f"nats between the first loss and an untrained model's {expected:.3f} (vocabulary "
+        f"{run.recipe.vocab_size}, variance of logits {run.recipe.logit_variance:.2f})"
+    )
+    return _gate("loss_start", value, gates.loss_start, text)
+
+
+def _drop(judged: Judged, gates: NoiseGates, whole: bool) -> GateResult:
+    if not whole or judged.run.first_iteration > 1:
+        why = "is shorter than the reference" if not whole else "goes on from a checkpoint"
+        return _skipped("loss_drop", f"the run {why}")
+    last = judged.run.loss[-5:].mean()
+    drop = float(judged.run.loss[0] - last)
+    text = f"nats by which the loss fell, at least (last five steps: {last:.3f})"
+    return GateResult("loss_drop", bool(drop >= gates.loss_drop), drop, gates.loss_drop, text)

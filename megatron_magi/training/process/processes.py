@@ -1,0 +1,227 @@
+"""Processes and groups: joins a launched world, or starts one on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.process
+import os
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from megatron_magi.training.process.stop import SIGNALS
+
+if TYPE_CHECKING:
+    from megatron_magi.training.recipe.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands in its world."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    init_method: str = "env://"
+    """How torch.distributed finds the others."""
+    num_threads: int | None = None
+    """CPU threads of this process. None: torch's choice."""
+
+
+@contextmanager
+def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
+    """torch.distributed (nccl with CUDA, else gloo) and Megatron's groups, torn down at the end."""
+    quiet_megatron()
+    import torch
+
+    from megatron_magi.adapter.cpu import install_cpu_runtime
+
+    on_cpu = install_cpu_runtime()
+    if not on_cpu:
+        torch.cuda.set_device(place.local_rank)
+    elif place.num_threads is not None:
+        torch.set_num_threads(place.num_threads)
+    torch.distributed.init_process_group(
+        "gloo" if on_cpu else "nccl",
+        init_method=place.init_method,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=datetime.timedelta(minutes=10),
+    )
+    try:
+        _initialize_megatron(config)
+        yield
+    except BaseException:
+        if on_cpu:
+            _destroy()
+        # NCCL's end waits for all ranks, and the others may wait for this one: the process's end
+        # is enough.
+        raise
+    _destroy()
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Groups of this process alone, over gloo also where there are GPUs: to convert checkpoints."""
+    quiet_megatron()
+    import torch
+    from megatron.core import parallel_state
+
+    from megatron_magi.adapter.cpu import install_cpu_runtime
+
+    install_cpu_runtime()
+    with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
+        method = f"file://{Path(folder) / 'rendezvous'}"
+        torch.distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
+        try:
+            parallel_state.initialize_model_parallel()
+            yield
+        finally:
+            _destroy()
+
+
+def check_devices(num_processes: int) -> None:
+    """Raise RecipeError where this machine has GPUs, but fewer than one for each process."""
+    import torch
+
+    from megatron_magi.training.recipe.recipe_error import RecipeError
+
+    num_gpus = torch.cuda.device_count()
+    if 0 < num_gpus < num_processes:
+        raise RecipeError(
+            f"each process needs a GPU of its own, got {num_gpus} GPUs for {num_processes} "
+            f"processes; lower parallel.* or use torchrun on several machines"
+        )
+
+
+def run_local(work: Callable[[Place], None], num_processes: int) -> int:
+    """Run `work` in `num_processes` new processes of this machine; the exit code of the run.
+
+    The first failure ends the others (they would wait for it in a collective). SIGTERM and SIGINT
+    reach all of them as SIGTERM; a second SIGINT ends them at once.
+    """
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, num_cpus() // num_processes)
+    with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
+        method = f"file://{Path(folder) / 'rendezvous'}"
+        places = [Place(r, num_processes, r, method, threads) for r in range(num_processes)]
+        # Not daemons: writing a checkpoint takes processes of their own in megatron-core 0.16.
+        workers = [context.Process(target=work, args=(place,), daemon=False) for place in places]
+        for worker in workers:
+            worker.start()
+        try:
+            with _signals_to(workers):
+                return _wait(workers)
+        finally:
+            for worker in workers:
+                worker.kill()  # SIGTERM would only be a wish
+                worker.join(10)
+
+
+def quiet_megatron() -> None:
+    """Silence Megatron about packages that nobody needs here, and torch about old names in it."""
+    for message in (
+        "(Transformer Engine and )?Apex (is|are) not installed",
+        "full scope is deprecated",
+        "absl.logging is not installed",
+        "MimoModelConfig is experimental",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    # Of its use of torch's checkpoints: old names in 0.16, reading in one process in 0.19.
+    warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
+    warnings.filterwarnings("ignore", message="Please use DTensor instead")
+    warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated")
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    # It raises what it logs, and that is reported.
+    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _signals_to(workers: Sequence[multiprocessing.process.BaseProcess]) -> Iterator[None]:
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for worker in workers:
+            if worker.pid is not None and worker.exitcode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGTERM)
+
+    previous = {number: signal.signal(number, forward) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _wait(workers: Sequence[multiprocessing.process.BaseProcess]) -> int:
+    while alive := [w for w in workers if w.exitcode is None]:
+        failed = [w.exitcode for w in workers if w.exitcode]
+        if failed:
+            time.sleep(1.0)  # others often fail of the same cause: let them say so
+            return _exit_code(failed[0])
+        multiprocessing.connection.wait([w.sentinel for w in alive], timeout=5)
+    sys.stdout.flush()
+    return max(_exit_code(w.exitcode or 0) for w in workers)
+
+
+def _exit_code(code: int) -> int:
+    """As a shell says it: 128 + the signal that ended a process."""
+    return code if code >= 0 else 128 - code
+
+
+def _initialize_megatron(config: RunConfig) -> None:
+    from megatron.core import parallel_state
+
+    p = config.parallel
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=p.tp,
+        pipeline_model_parallel_size=p.pp,
+        virtual_pipeline_model_parallel_size=p.vpp,
+        context_parallel_size=p.cp,
+        expert_model_parallel_size=p.ep,
+    )
+    _seed_generators(config.train.seed + 100 * parallel_state.get_pipeline_model_parallel_rank())
+
+
+def _seed_generators(seed: int) -> None:
+    """Equal on the ranks of one pipeline stage, as Megatron seeds them: a checkpoint holds the
+    state of one of them for all."""
+    import random
+
+    import numpy as np
+    import torch
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed)
+
+
+def _destroy() -> None:
+    import torch
+    from megatron.core import parallel_state
+
+    if parallel_state.is_initialized():
+        parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()

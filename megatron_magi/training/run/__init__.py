@@ -1,0 +1,1 @@
+"""The training loop, what it steps over and what it writes down."""

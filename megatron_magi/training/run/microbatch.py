@@ -1,0 +1,130 @@
+"""One packed sample made ready for the model: mask and plan ahead of time, rows at its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, tee
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer import TransformerConfig
+
+from megatron_magi.adapter.batch import Batch, LocalBatch, dispatch_batch
+from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.core.cuda.tables import upload
+from megatron_magi.core.mask.mask import AttnMask
+from megatron_magi.training.data.data import (
+    PackedDataset,
+    PackedSample,
+    document_numbers,
+    microbatch_indices,
+    prefetch,
+    sample_mask,
+)
+from megatron_magi.training.recipe.config import RunConfig
+
+ROWS = ("tokens", "labels", "loss_mask")
+"""What of a sample goes through the model, a row a token."""
+
+
+@dataclass
+class Microbatch:
+    """A sample with its plan, in global order and on the CPU."""
+
+    sample: PackedSample
+    batch: Batch
+    area: int
+    """Visible (query, key) pairs, the attention work."""
+    packed: MagiPackedSeqParams | None
+    """Plan and positions; None for the dense reference."""
+    reference_mask: torch.Tensor | None
+    """Megatron's attention_mask of a reference (see `_reference_mask`); None for ours."""
+
+    @property
+    def imbalance(self) -> float:
+        """Largest over mean load of the context-parallel ranks."""
+        return 1.0 if self.packed is None else self.packed.dispatch_plan.imbalance
+
+    def local(self, needs_rows: bool, device: torch.device, cp_group: Any) -> LocalBatch:
+        """This rank's rows on `device`; every rank calls it, with or without a use for rows."""
+        batch = _move(self.batch, device) if needs_rows else None
+        if self.packed is None:
+            assert self.reference_mask is not None, "a reference has a mask"
+            return LocalBatch(batch, None, attention_mask=self.reference_mask.to(device))
+        return dispatch_batch(batch, self.packed, cp_group)
+
+
+def microbatch_streams(
+    dataset: PackedDataset,
+    config: RunConfig,
+    model_config: TransformerConfig,
+    device: torch.device,
+    first_sample: int = 0,
+    num_batches: int | None = None,
+) -> list[Iterator[Microbatch]]:
+    """One stream of this replica's microbatches per model chunk.
+
+    Args:
+        first_sample: number of the first global batch's first sample.
+        num_batches: global batches until the stream ends. None: endless.
+    """
+    cp_group = parallel_state.get_context_parallel_group()
+
+    def make(index: int) -> Microbatch:
+        return _make(dataset[index], config, model_config, cp_group, device)
+
+    batch, dp = config.train.global_batch_size, parallel_state.get_data_parallel_world_size()
+    indices = microbatch_indices(
+        batch,
+        parallel_state.get_data_parallel_rank(),
+        dp,
+        first_sample,
+        is_reversed=config.data.step_order == "reversed",
+    )
+    if num_batches is not None:
+        indices = islice(indices, num_batches * batch // dp)
+    stream = prefetch(make, indices, config.data.prefetch)
+    return list(tee(stream, config.parallel.vpp or 1))
+
+
+def _make(
+    sample: PackedSample,
+    config: RunConfig,
+    model_config: TransformerConfig,
+    cp_group: Any,
+    device: torch.device,
+) -> Microbatch:
+    mask = sample_mask(sample, config.data)
+    rows = {name: torch.from_numpy(getattr(sample, name))[None] for name in ROWS}
+    if device.type == "cuda":
+        rows = {name: x.pin_memory() for name, x in rows.items()}
+    batch = Batch(**rows)
+    packed = reference_mask = None
+    if config.attention != "magi":
+        reference_mask = _reference_mask(sample, mask, config)
+    else:
+        packed = make_packed_seq_params(
+            sample.cu_seqlens,
+            model_config,
+            cp_group,
+            magi_config=config.magi,
+            mask=mask,
+            restart_positions=config.data.mask == "document",
+            device=device,
+        )
+    return Microbatch(sample, batch, mask.area(), packed, reference_mask)
+
+
+def _reference_mask(sample: PackedSample, mask: AttnMask, config: RunConfig) -> torch.Tensor:
+    """bool [1, 1, T, T] of hidden cells for "dense"; int32 [T] document numbers for the others."""
+    if config.attention == "dense":
+        return ~torch.from_numpy(mask.to_dense())[None, None]
+    return torch.from_numpy(document_numbers(sample, config.data))
+
+
+def _move(batch: Batch, device: torch.device) -> Batch:
+    return Batch(
+        **{name: None if x is None else upload(x, device) for name, x in vars(batch).items()}
+    )

@@ -1,0 +1,178 @@
+"""From a run config to Megatron's GPTModel chunks under Megatron's data parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+
+from megatron_magi.adapter.fused.embedding import take_rows
+from megatron_magi.adapter.fused.parts import choose_parts
+from megatron_magi.adapter.init import init_by_name
+from megatron_magi.adapter.layer_spec import llama_layer_spec, with_fused_parts
+from megatron_magi.adapter.plugin import attach
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.run.baseline import KINDS, plain_layer_spec
+
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "attention": {"recompute_granularity": "selective"},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+
+
+def transformer_config(config: RunConfig) -> TransformerConfig:
+    """Megatron's model configuration of a run."""
+    m, p, bf16 = config.model, config.parallel, config.train.dtype == "bf16"
+    return TransformerConfig(
+        num_layers=m.num_layers,
+        hidden_size=m.hidden_size,
+        ffn_hidden_size=m.ffn_hidden_size,
+        num_attention_heads=m.num_attention_heads,
+        num_query_groups=m.num_query_groups,
+        kv_channels=m.kv_channels,
+        normalization="RMSNorm",
+        layernorm_epsilon=m.norm_epsilon,
+        activation_func=torch.nn.functional.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        bias_dropout_fusion=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        init_method_std=m.init_std,
+        tensor_model_parallel_size=p.tp,
+        pipeline_model_parallel_size=p.pp,
+        virtual_pipeline_model_parallel_size=p.vpp,
+        context_parallel_size=p.cp,
+        sequence_parallel=p.sequence_parallel,
+        # Batched sends between two stages with virtual stages pair up wrongly in Megatron.
+        overlap_p2p_comm=p.vpp is not None,
+        batch_p2p_comm=p.vpp is None,
+        pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        bf16=bf16,
+        calculate_per_token_loss=True,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        masked_softmax_fusion=False,
+        **RECOMPUTE[config.train.recompute],
+        **choose_parts(m.fused).config_fields(),
+    )
+
+
+def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]:
+    """Model chunks of this rank (one, or vpp of them), weights drawn by parameter name.
+
+    Each is a Megatron DistributedDataParallel around a GPTModel.
+    """
+    parts = choose_parts(config.model.fused)
+    parts.install()
+    gpt_chunks = [_gpt_model(config, model_config, stage) for stage in _virtual_stages(config)]
+    if parts.embedding == "rows":
+        for chunk in gpt_chunks:
+            take_rows(chunk)
+    init_by_name(gpt_chunks, config.train.seed, config.model.init_std)
+    if config.attention == "magi":
+        attach(gpt_chunks, config.magi, config.data.seq_length)  # says what runs, or raises
+    if torch.cuda.is_available():
+        gpt_chunks = [chunk.cuda() for chunk in gpt_chunks]
+    if model_config.bf16:
+        gpt_chunks = [Float16Module(model_config, chunk) for chunk in gpt_chunks]
+    chunks = [
+        DistributedDataParallel(model_config, ddp_config(config), chunk, disable_bucketing=i > 0)
+        for i, chunk in enumerate(gpt_chunks)
+    ]
+    _connect_schedule(config, model_config, chunks)
+    return chunks
+
+
+def undrawn_model(config: RunConfig, dtype: torch.dtype) -> GPTModel:
+    """The whole model on the CPU, its weights not drawn: what a conversion writes into."""
+    model_config = transformer_config(config)
+    model_config.params_dtype = dtype
+    model_config.perform_initialization = False
+    model_config.use_cpu_initialization = True
+    return _gpt_model(config, model_config, None)
+
+
+def ddp_config(config: RunConfig) -> DistributedDataParallelConfig:
+    """How gradients are reduced."""
+    p = config.parallel
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=p.overlap_grad_reduce,
+        overlap_param_gather=p.overlap_param_gather,
+        use_distributed_optimizer=p.distributed_optimizer,
+    )
+
+
+def unwrap(chunk: Any) -> Any:
+    """The GPTModel inside its wrappers."""
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
+def _virtual_stages(config: RunConfig) -> list[int | None]:
+    return [None] if config.parallel.vpp is None else list(range(config.parallel.vpp))
+
+
+def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | None) -> GPTModel:
+    m = config.model
+    at = {"ignore_virtual": False, "vp_stage": stage}
+    return _model_class(config)(
+        config=model_config,
+        transformer_layer_spec=_layer_spec(config, model_config, stage),
+        vocab_size=m.padded_vocab_size,
+        max_sequence_length=config.data.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(**at),
+        post_process=parallel_state.is_pipeline_last_stage(**at),
+        share_embeddings_and_output_weights=m.tie_embeddings,
+        position_embedding_type="rope",
+        rotary_base=m.rotary_base,
+        rope_scaling=m.rope_scaling,
+        rope_scaling_factor=m.rope_scaling_factor,
+        vp_stage=stage,
+    )
+
+
+def _model_class(config: RunConfig) -> type[GPTModel]:
+    """The fused loss needs Triton, so it is imported where it is used."""
+    if choose_parts(config.model.fused).cross_entropy != "triton":
+        return GPTModel
+    from megatron_magi.adapter.fused.model import FusedLossGPTModel
+
+    return FusedLossGPTModel
+
+
+def _layer_spec(config: RunConfig, model_config: TransformerConfig, stage: int | None) -> Any:
+    if config.attention in KINDS:
+        spec = plain_layer_spec(model_config, config.attention, stage)
+    else:
+        kind: Any = "magi" if config.attention == "magi" else "stock"
+        spec = llama_layer_spec(model_config, vp_stage=stage, attention=kind)
+    return with_fused_parts(spec, choose_parts(config.model.fused))
+
+
+def _connect_schedule(config: RunConfig, model_config: Any, chunks: list[Any]) -> None:
+    """Tell Megatron's schedules how to finish, delay and overlap gradient reduction."""
+    single = len(chunks) == 1
+
+    def of_chunks(name: str) -> Any:
+        return getattr(chunks[0], name) if single else [getattr(c, name) for c in chunks]
+
+    model_config.finalize_model_grads_func = finalize_model_grads
+    model_config.no_sync_func = of_chunks("no_sync")
+    if config.parallel.overlap_grad_reduce and config.parallel.pp > 1:
+        model_config.grad_sync_func = of_chunks("start_grad_sync")
+    if config.parallel.overlap_param_gather and config.parallel.pp > 1:
+        model_config.param_sync_func = of_chunks("start_param_sync")

@@ -1,0 +1,37 @@
+"""A run from the start does not replace the numbers of another run unless it is told to."""
+
+from __future__ import annotations
+
+from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_to_load
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe import to_yaml
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.run.steps_file import STEPS, read_steps
+
+
+def check_overwrite(config: RunConfig) -> None:
+    """Check that this start does not replace the steps.csv of another run.
+
+    A resumed run goes on in its file. So does a job that its scheduler starts again before it has
+    saved: checkpoint.load=auto, and the recipe beside the file is this very one.
+
+    Raises:
+        RecipeError: it would, or there is nothing to load where checkpoint.load wants something.
+    """
+    resumed = checkpoint_to_load(config) is not None
+    if resumed or config.log.overwrite or not config.log.csv:
+        return
+    path = config.folder / STEPS
+    done = len(read_steps(path))
+    if not done or (config.checkpoint.load == "auto" and _is_of_this_run(config)):
+        return
+    raise RecipeError(
+        f"a run from the start needs a name of its own, got {config.name!r} with {done:,} "
+        f"iterations in {path}; set another name=, log.overwrite=true to replace them, or "
+        f"checkpoint.load=auto to go on from a checkpoint"
+    )
+
+
+def _is_of_this_run(config: RunConfig) -> bool:
+    recipe = config.folder / "recipe.yaml"
+    return recipe.is_file() and recipe.read_text() == to_yaml(config)

@@ -1,0 +1,1 @@
+"""HuggingFace weights in and out of checkpoints."""
