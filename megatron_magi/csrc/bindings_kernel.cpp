@@ -5,9 +5,11 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arrays.h"
@@ -28,6 +30,14 @@ Int32Array rows_to(const std::vector<Row>& rows) {
                   static_cast<py::ssize_t>(sizeof(Row) / sizeof(int32_t))});
   if (!rows.empty()) std::memcpy(out.mutable_data(), rows.data(), rows.size() * sizeof(Row));
   return out;
+}
+
+// Counts that something is divided by or that must not be empty.
+void require_positive(std::initializer_list<std::pair<const char*, int64_t>> counts) {
+  for (const auto& [name, count] : counts)
+    if (count < 1)
+      throw std::invalid_argument(std::string(name) + " must be at least 1, got " +
+                                  std::to_string(count));
 }
 
 // What the device reads of a forward, and what its variant is chosen by.
@@ -51,6 +61,7 @@ struct FwdChosen {
 
 FwdChosen choose_fwd(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
                      int64_t heads_kv, int64_t head_dim, int64_t num_sms) {
+  require_positive({{"heads_q", heads_q}, {"heads_kv", heads_kv}, {"num_sms", num_sms}});
   const std::vector<magi::Slice> slices = slices_from(rows);
   magi::FwdChoice choice;
   {
@@ -64,6 +75,7 @@ FwdChosen choose_fwd(const Int32Array& rows, int64_t num_q, int64_t num_k, int64
 
 std::vector<std::tuple<int64_t, int64_t, int64_t>> fwd_variants(int64_t heads_q, int64_t heads_kv,
                                                                 int64_t head_dim) {
+  require_positive({{"heads_q", heads_q}, {"heads_kv", heads_kv}});
   std::vector<std::tuple<int64_t, int64_t, int64_t>> found;
   for (const magi::FwdVariant& v : magi::fwd_variants({heads_q, heads_kv, head_dim}))
     found.emplace_back(v.pack, v.block_m, v.block_n);
@@ -95,6 +107,11 @@ struct BwdArrays {
 BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
                         int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
                         int64_t tile_k, bool deterministic) {
+  require_positive({{"heads_q", heads_q},
+                    {"heads_kv", heads_kv},
+                    {"num_sms", num_sms},
+                    {"tile_q", tile_q},
+                    {"tile_k", tile_k}});
   const std::vector<magi::Slice> slices = slices_from(rows);
   magi::BwdWorkList list;
   magi::BwdSchedule schedule;

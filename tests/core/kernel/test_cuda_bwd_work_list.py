@@ -223,3 +223,9 @@ def test_items_are_grouped_only_where_lengths_differ_in_a_group(mask: AttnMask) 
 def test_slices_outside_the_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must lie in 10 queries x 20 keys, got q .*; cut it"):
         solver.bwd_work_list(np.array([[0, 11, 0, 10, -9, 9]], np.int32), 10, 20)
+
+
+@pytest.mark.parametrize("name", ["heads_q", "heads_kv", "num_sms", "tile_q", "tile_k"])
+def test_counts_that_divide_are_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        solver.bwd_work_list(masks.causal(64).slices, 64, 64, **{name: 0})

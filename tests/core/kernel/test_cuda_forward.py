@@ -127,7 +127,7 @@ def run_variant(
     out = torch.full(q.shape, torch.nan, dtype=dtype, device="cuda")
     lse = torch.full(q.shape[:2], torch.nan, device="cuda")
     num_q, num_k = mask.total_seqlen_q, mask.total_seqlen_k
-    key = HeadsKey(*case.heads, case.head_dim, q.device.index)
+    key = HeadsKey(*case.heads, case.head_dim, q.device)
     bounds = np.linspace(0, num_k, case.stages + 1).astype(int)
     for stage, (k0, k1) in enumerate(itertools.pairwise(bounds)):
         slices = solver.cut_slices(mask.slices, 0, num_q, int(k0), int(k1))
@@ -226,7 +226,7 @@ def test_few_rows_with_many_keys_are_split(out_dtype: torch.dtype | None) -> Non
     )
     case, table = Case("", (2, 1)), table_of(mask)
     q, k, v = draw(case, mask, 6)
-    work = choice.forward_launch(table, HeadsKey(2, 1, 128, q.device.index))
+    work = choice.forward_launch(table, HeadsKey(2, 1, 128, q.device))
     assert work.num_parts > 1
     out, lse = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)
     again = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)

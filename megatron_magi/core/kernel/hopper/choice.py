@@ -59,8 +59,7 @@ def upload_forward(
     empty_rows = work.empty_rows
     if work.num_parts == 1:
         empty_rows = without(empty_rows, table.left_rows)
-    device = torch.device("cuda", key.device_index)
-    tables, addresses = upload_together([work.tiles, work.entries, empty_rows], device)
+    tables, addresses = upload_together([work.tiles, work.entries, empty_rows], key.device)
     params = FwdParams(
         **dict(zip(("tiles", "entries", "empty_rows"), addresses, strict=True)),
         **_shape(table, key),
@@ -75,7 +74,7 @@ def upload_forward(
 
 
 def _num_sms(key: HeadsKey) -> int:
-    return torch.cuda.get_device_properties(key.device_index).multi_processor_count
+    return torch.cuda.get_device_properties(key.device).multi_processor_count
 
 
 def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
@@ -91,10 +90,9 @@ def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
 
 def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
     work = solver.bwd_work_list(
-        table.slices, table.num_q, table.num_k, *key[:3], _num_sms(key), deterministic
+        table.slices, table.num_q, table.num_k, *key[:3], _num_sms(key), deterministic=deterministic
     )
-    device = torch.device("cuda", key.device_index)
-    tables, addresses = upload_together([work.items, work.entries, work.visits], device)
+    tables, addresses = upload_together([work.items, work.entries, work.visits], key.device)
     params = BwdParams(
         **dict(zip(("items", "entries", "visits"), addresses, strict=True)),
         **_shape(table, key),

@@ -19,12 +19,12 @@ class HeadsKey(NamedTuple):
     heads_q: int
     heads_kv: int
     head_dim: int
-    device_index: int
+    device: torch.device
 
     @classmethod
     def of(cls, call: AttnCall) -> HeadsKey:
         q = call.q
-        return cls(q.shape[1], call.k.shape[1], q.shape[2], q.device.index)
+        return cls(q.shape[1], call.k.shape[1], q.shape[2], q.device)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,164 @@
+"""The CUDA library on the host: what a launch asks for, computed from its structs alone.
+
+A stand-in for tests without a GPU. Pointers, strides, tables and flags are read as the kernels read
+them, so a wrong field shows; the arithmetic is PyTorch's in fp64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megatron_magi.core.cuda.abi import BwdParams, DeltaParams, FwdParams, TensorView
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TILE, ENTRY = 8, 12
+"""int32 of FwdTileRow and FwdEntryRow (csrc/schedule/forward.h)."""
+
+
+class CpuLibrary:
+    """In place of `CudaLibrary`; keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def call(self, name: str, params: ctypes.Structure) -> None:
+        self.calls.append(name)
+        {
+            "magi_attn_fwd": forward, "magi_attn_bwd": backward, "magi_row_delta": delta,
+        }[name](params)  # type: ignore[operator]  # fmt: skip
+
+
+def memory(address: int, count: int, dtype: torch.dtype) -> Tensor:
+    """``count`` elements that begin there; writes go through."""
+    size = count * dtype.itemsize
+    if size == 0:
+        return torch.empty(0, dtype=dtype)
+    buffer = (ctypes.c_byte * size).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype)
+
+
+def strided(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    flat = memory(address, span if all(shape) else 0, dtype)
+    return torch.as_strided(flat, shape, strides) if all(shape) else flat.reshape(shape)
+
+
+def view(x: TensorView, tokens: int, heads: int, width: int, dtype: torch.dtype) -> Tensor:
+    return strided(x.data, (tokens, heads, width), (x.stride_token, x.stride_head, 1), dtype)
+
+
+def table(address: int, rows: int, columns: int) -> np.ndarray:
+    return memory(address, rows * columns, torch.int32).numpy().reshape(rows, columns)
+
+
+def forward(p: FwdParams) -> None:
+    """Tile by tile, as the work list says."""
+    dtype, out_dtype = DTYPES[p.dtype], DTYPES[p.out_dtype]
+    q = view(p.q, p.num_q, p.num_heads_q, p.head_dim, dtype)
+    k, v = (view(x, p.num_k, p.num_heads_kv, p.head_dim, dtype) for x in (p.k, p.v))
+    tiles = table(p.tiles, p.num_tiles, TILE)
+    entries = table(p.entries, p.num_entries, ENTRY)
+    empty = table(p.empty_rows, p.num_empty_ranges, 2)
+    ends = [*(out + tokens for _, tokens, _, _, _, out, *_ in tiles.tolist()), *empty[:, 1]]
+    rows = max(max(ends, default=0), p.num_q)
+    out = view(p.out, rows, p.num_heads_q, p.head_dim, out_dtype)
+    strides = p.lse_stride_token, p.lse_stride_head
+    lse = strided(p.lse, (rows, p.num_heads_q), strides, torch.float32)
+    assert p.block_m % p.pack == 0 and p.heads_per_section >= 1 and p.num_sms >= 1
+    counter = memory(p.counter, 2, torch.int32)
+    assert counter.tolist() == [0, 0], "zero between launches"
+    for q0, tokens, first, number, _, at, *_ in tiles.tolist():
+        assert tokens * p.pack <= p.block_m
+        seen = visible(range(q0, q0 + tokens), entries[first : first + number], p)
+        made = attend(q[q0 : q0 + tokens], k, v, seen, p.softmax_scale)
+        if p.merge:
+            made = merged((out[at : at + tokens], lse[at : at + tokens]), made)
+        out[at : at + tokens], lse[at : at + tokens] = made[0].to(out_dtype), made[1].float()
+    for begin, end in empty.tolist():
+        if not p.merge:
+            out[begin:end], lse[begin:end] = 0, -torch.inf
+
+
+def visible(rows: range, entries: np.ndarray, p: FwdParams) -> Tensor:
+    """bool [rows, num_k] of a tile."""
+    seen = np.zeros((len(rows), p.num_k), bool)
+    query = np.arange(rows.start, rows.stop)[:, None]
+    for k_begin, number, _, _, qs, qe, ks, ke, lo, hi, *_ in entries.tolist():
+        key = np.arange(k_begin, min(k_begin + number * p.block_n, p.num_k))[None, :]
+        inside = (query >= qs) & (query < qe) & (key >= ks) & (key < ke)
+        seen[:, key[0]] |= inside & (key - query >= lo) & (key - query <= hi)
+    return torch.from_numpy(seen)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    repeat = q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(repeat, 1) for x in (k, v))
+    scores = torch.einsum("thd,shd->hts", q.double(), keys) * scale
+    scores = scores.masked_fill(~seen, -torch.inf)
+    lse = scores.logsumexp(-1)
+    probs = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
+    return torch.einsum("hts,shd->thd", probs, values), lse.T
+
+
+def merged(old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    both = torch.logaddexp(old[1].double(), new[1])
+    safe = both.masked_fill(both == -torch.inf, 0.0)
+    shares = [torch.exp(part[1].double() - safe).unsqueeze(-1) for part in (old, new)]
+    return old[0].double() * shares[0] + new[0] * shares[1], both
+
+
+BWD_MASKS: list[Tensor] = []
+"""bool [num_q, num_k] of the mask whose backward comes: its tables are checked elsewhere."""
+
+
+def backward(p: BwdParams) -> None:
+    dtype, made = DTYPES[p.dtype], DTYPES[p.grad_dtype]
+    wide, narrow = (p.num_q, p.num_heads_q, p.head_dim), (p.num_k, p.num_heads_kv, p.head_dim)
+    q, dout = view(p.q, *wide, dtype), view(p.dout, *wide, dtype)
+    k, v = view(p.k, *narrow, dtype), view(p.v, *narrow, dtype)
+    strides = p.lse_stride_token, p.lse_stride_head
+    lse = strided(p.lse, wide[:2], strides, torch.float32).double()
+    assert bool(p.out.data) != bool(p.delta), "one of them"
+    if p.delta:
+        strides = p.delta_stride_token, p.delta_stride_head
+        sums = strided(p.delta, wide[:2], strides, torch.float32).double()
+    else:
+        sums = (view(p.out, *wide, dtype).double() * dout.double()).sum(-1)
+    grads = gradients(q, k, v, dout, lse, sums, p.softmax_scale)
+    for target, grad in ((p.dk, grads[1]), (p.dv, grads[2])):
+        view(target, *narrow, made).copy_(grad)
+    total = view(p.dq_acc, *wide, torch.float32)
+    if p.clear_dq:
+        total.zero_()
+    total += grads[0]
+    if p.dq.data:
+        view(p.dq, *wide, made).copy_(total)
+
+
+def gradients(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lse: Tensor, delta: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv in fp64 by the definition, from the final lse."""
+    seen, repeat = BWD_MASKS[-1], q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(repeat, 1) for x in (k, v))
+    scores = torch.einsum("thd,shd->hts", q.double(), keys) * scale
+    probs = torch.exp(scores - lse.T[..., None]).masked_fill(~seen, 0.0)
+    dprobs = torch.einsum("thd,shd->hts", dout.double(), values)
+    dscores = (probs * (dprobs - delta.T[..., None])).masked_fill(~seen, 0.0) * scale
+    dq = torch.einsum("hts,shd->thd", dscores, keys)
+    dk = torch.einsum("hts,thd->shd", dscores, q.double())
+    dv = torch.einsum("hts,thd->shd", probs, dout.double())
+    return dq, *(x.unflatten(1, (-1, repeat)).sum(2) for x in (dk, dv))
+
+
+def delta(p: DeltaParams) -> None:
+    shape, dtype = (p.num_tokens, p.num_heads, p.head_dim), DTYPES[p.dtype]
+    out, dout = view(p.out, *shape, dtype), view(p.dout, *shape, dtype)
+    made = memory(p.delta, p.num_tokens * p.num_heads, torch.float32)
+    made.copy_((out.float() * dout.float()).sum(-1).flatten())
