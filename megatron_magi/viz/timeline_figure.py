@@ -35,9 +35,9 @@ def timeline_figure(plan: AttnPlan) -> Any:
         compute = (bar.compute_start, bar.compute_end)
         receive = (bar.receive_start, bar.receive_end)
         labelled = plan.cp_size <= MAX_LABELLED_RANKS
-        _bar(axes, bar.rank + COMPUTE_Y, compute, COMPUTE_HEIGHT, colors[bar.rank],
+        _bar(axes, (bar.rank + COMPUTE_Y, COMPUTE_HEIGHT), compute, colors[bar.rank],
              what if labelled else "", end)  # fmt: skip
-        _bar(axes, bar.rank + RECEIVE_Y, receive, RECEIVE_HEIGHT, RECEIVE_COLOR,
+        _bar(axes, (bar.rank + RECEIVE_Y, RECEIVE_HEIGHT), receive, RECEIVE_COLOR,
              short(bar.num_rows) if labelled else "", end)  # fmt: skip
     _axes(axes, plan, end)
     hidden = 1 - exposed_share(plan)
@@ -50,9 +50,15 @@ def timeline_figure(plan: AttnPlan) -> Any:
 
 
 def _bar(
-    axes: Any, y: float, span: tuple[float, float], height: float, color: Any, text: str, end: float
+    axes: Any,
+    row: tuple[float, float],
+    span: tuple[float, float],
+    color: Any,
+    text: str,
+    end: float,
 ) -> None:
-    start, stop = span
+    """``row``: middle and height; ``span``: microseconds, of ``end`` in all."""
+    (y, height), (start, stop) = row, span
     axes.barh(y, stop - start, height, start, color=color, edgecolor="white", linewidth=1)
     if text and stop - start > 0.006 * end * (len(text) + 2):
         ink = INK if color == RECEIVE_COLOR else text_color(color)

@@ -117,19 +117,17 @@ def _tiles(table: SliceTable, num_heads: int, device: torch.device) -> Iterator[
             row_end = min(row + side, q1)
             first, last = max(k0, row + d_lo), min(k1, row_end + d_hi)
             for key in range(first, last, side):
-                key_end = min(key + side, last)
-                hidden = _hidden(row, row_end, key, key_end, d_lo, d_hi, device)
-                yield slice(row, row_end), slice(key, key_end), hidden
+                rows, keys = slice(row, row_end), slice(key, min(key + side, last))
+                yield rows, keys, _hidden(rows, keys, (d_lo, d_hi), device)
 
 
-def _hidden(
-    q0: int, q1: int, k0: int, k1: int, d_lo: int, d_hi: int, device: torch.device
-) -> Tensor | None:
-    """bool [q1 - q0, k1 - k0], True outside the band; None where the band covers the tile."""
-    if k0 - (q1 - 1) >= d_lo and (k1 - 1) - q0 <= d_hi:
+def _hidden(rows: slice, keys: slice, band: tuple[int, int], device: torch.device) -> Tensor | None:
+    """bool [rows, keys], True outside the band; None where the band covers the tile."""
+    d_lo, d_hi = band
+    if keys.start - (rows.stop - 1) >= d_lo and (keys.stop - 1) - rows.start <= d_hi:
         return None
-    keys, queries = torch.arange(k0, k1, device=device), torch.arange(q0, q1, device=device)
-    diagonal = keys - queries[:, None]
+    key, query = (torch.arange(x.start, x.stop, device=device) for x in (keys, rows))
+    diagonal = key - query[:, None]
     return (diagonal < d_lo) | (diagonal > d_hi)
 
 
