@@ -26,6 +26,7 @@ __all__ = [
     "AttnMaskType",
     "AttnPlan",
     "AttnSlice",
+    "CostTable",
     "DispatchPlan",
     "HeadShape",
     "MagiConfig",
@@ -43,7 +44,7 @@ __all__ = [
 
 try:
     from megatron_magi import masks
-    from megatron_magi.config import MagiConfig
+    from megatron_magi.config import CostTable, MagiConfig
     from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
     from megatron_magi.core.kernel.slice_table import slices_tensor
     from megatron_magi.core.mask import AttnMask, AttnMaskType, AttnSlice

@@ -2,16 +2,81 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 DispatchAlgorithm = Literal["lpt", "swap"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
+
+
+def _convert(config: Any, field: str, kind: Callable[[Any, str], Any], what: str) -> None:
+    value = getattr(config, field)
+    if value is None and getattr(type(config), field) is None:
+        return
+    try:
+        object.__setattr__(config, field, kind(value, field))
+    except TypeError:
+        raise TypeError(
+            f"{type(config).__name__}.{field} must be {what}, got {shown(value)}; "
+            f"leave it out to use the default"
+        ) from None
+
+
+def _require(holds: bool, field: str, rule: str, config: Any) -> None:
+    if not holds:
+        raise ValueError(
+            f"{type(config).__name__}.{field} must be {rule}, got {shown(getattr(config, field))}; "
+            f"leave it out to use the default"
+        )
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What the planner counts work in, and the rates by which it chooses chunks and stages.
+
+    Raises:
+        TypeError: a field that is no number.
+        ValueError: a field out of its range.
+    """
+
+    link_gib_s: float = 250.0
+    """Bytes a rank receives per second, in GiB/s (all-to-all on NVLink, 4 x H200: 246-255)."""
+
+    kernel_tflops: float = 550.0
+    """Rate of the attention kernel in TFLOP/s."""
+
+    memory_gib_s: float = 3700.0
+    """Bytes a kernel reads and writes per second, in GiB/s (H200: 3700 to 4000)."""
+
+    stage_latency_us: float = 60.0
+    """Fixed cost of an exchange, or of one more stage in backward, in microseconds: launches, one
+    message per peer. One more kernel call in forward costs a quarter of it."""
+
+    tile_q: int = 128
+    """Query rows of a kernel tile; loads are counted in tiles because the kernel computes tiles."""
+
+    tile_k: int = 128
+    """Key rows of a kernel tile."""
+
+    def __post_init__(self) -> None:
+        for name in ("tile_q", "tile_k"):
+            _convert(self, name, integer, "an integer")
+            _require(1 <= getattr(self, name) <= INT32_MAX, name, f"1 to {INT32_MAX}", self)
+        for name in ("link_gib_s", "kernel_tflops", "memory_gib_s", "stage_latency_us"):
+            _convert(self, name, number_or_infinite, "a number")
+        for name in ("link_gib_s", "kernel_tflops", "memory_gib_s"):
+            _require(0 < getattr(self, name) < math.inf, name, "> 0 and finite", self)
+        _require(0 <= self.stage_latency_us < math.inf, "stage_latency_us", ">= 0 and finite", self)
+
+
+H200_NVLINK = CostTable()
+"""H200 GPUs of one host."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +109,8 @@ class MagiConfig:
     keys while those travel, then the other rows. "staged": own keys, then the remote stages,
     merged. None: the planner's cost model."""
 
-    tile_q: int = 128
-    """Query rows of a kernel tile; loads are counted in tiles because that is what runs."""
-
-    tile_k: int = 128
-    """Key rows of a kernel tile."""
-
-    link_gib_s: float = 250.0
-    """Bytes a rank receives per second, in GiB/s (all-to-all on NVLink, 4 x H200: 246-255)."""
-
-    kernel_tflops: float = 550.0
-    """Rate of the attention kernel in TFLOP/s."""
-
-    memory_gib_s: float = 3700.0
-    """Bytes a kernel reads and writes per second, in GiB/s (H200: 3700 to 4000)."""
-
-    stage_latency_us: float = 60.0
-    """Fixed cost of an exchange, or of one more stage in backward, in microseconds: launches, one
-    message per peer. One more kernel call in forward costs a quarter of it."""
+    costs: CostTable = H200_NVLINK
+    """Rates and tile sizes that plans are chosen by."""
 
     kernel_backend: KernelBackend = "auto"
     """Attention is computed by "cuda" (Hopper), "flex" (FlexAttention) or "reference" (PyTorch).
@@ -81,66 +130,58 @@ class MagiConfig:
 
     def __post_init__(self) -> None:
         # Equal configs must have equal digests on every rank: 1 becomes 1.0, numpy's 128 Python's.
-        for name in ("chunk_size", "swap_trials", "overlap_degree", "tile_q", "tile_k"):
+        for name in ("chunk_size", "swap_trials", "overlap_degree"):
             _convert(self, name, integer, "an integer")
-        for name in ("max_imbalance", *_RATES, "stage_latency_us"):
+        for name in ("max_imbalance", "agreement_timeout_s"):
             _convert(self, name, number_or_infinite, "a number")
+        for name, values in _CHOICES.items():
+            _check_choice(self, name, values)
         for name in ("deterministic", "dkv_reduce_in_fp32"):
             _require(isinstance(getattr(self, name), bool), name, "True or False", self)
-        for name in ("dispatch", "forward_mode", "kernel_backend"):
+        _require(isinstance(self.costs, CostTable), "costs", "a CostTable", self)
+        for name, least in (("chunk_size", 1), ("swap_trials", 0)):
             value = getattr(self, name)
-            _require(value is None or isinstance(value, str), name, "a word", self)
+            _require(value is None or value >= least, name, f">= {least} or None", self)
+            _require((value or 0) <= INT32_MAX, name, f"<= {INT32_MAX}", self)
+        degree = self.overlap_degree
         _require(
-            self.chunk_size is None or self.chunk_size >= 1, "chunk_size", ">= 1 or None", self
+            degree is None or 0 <= degree <= 64, "overlap_degree", "between 0 and 64, or None", self
         )
-        _require(self.dispatch in ("lpt", "swap"), "dispatch", "'lpt' or 'swap'", self)
         _require(self.max_imbalance >= 1.0, "max_imbalance", ">= 1.0", self)
-        _require(
-            self.swap_trials is None or self.swap_trials >= 0, "swap_trials", ">= 0 or None", self
-        )
-        _require(
-            self.overlap_degree is None or 0 <= self.overlap_degree <= 64,
-            "overlap_degree",
-            "between 0 and 64, or None",
-            self,
-        )
-        modes = ("at_once", "local_first", "staged")
-        _require(
-            self.forward_mode is None or self.forward_mode in modes,
-            "forward_mode",
-            f"one of {modes} or None",
-            self,
-        )
-        backends = ("auto", "cuda", "flex", "reference")
-        _require(self.kernel_backend in backends, "kernel_backend", f"one of {backends}", self)
-        for name in ("tile_q", "tile_k"):
-            _require(getattr(self, name) >= 1, name, ">= 1", self)
-        for name in ("chunk_size", "swap_trials", "tile_q", "tile_k"):
-            _require((getattr(self, name) or 0) <= INT32_MAX, name, f"<= {INT32_MAX}", self)
-        for name in _RATES:
-            _require(0 < getattr(self, name) < math.inf, name, "> 0 and finite", self)
-        _require(0 <= self.stage_latency_us < math.inf, "stage_latency_us", ">= 0 and finite", self)
+        name = "agreement_timeout_s"
+        _require(0 < self.agreement_timeout_s < math.inf, name, "> 0 and finite", self)
 
 
-_RATES = ("link_gib_s", "kernel_tflops", "memory_gib_s", "agreement_timeout_s")
+_CHOICES = {
+    "dispatch": get_args(DispatchAlgorithm),
+    "forward_mode": (*get_args(ForwardMode), None),
+    "kernel_backend": get_args(KernelBackend),
+}
+_MOVED = tuple(field.name for field in fields(CostTable))
 
 
-def _convert(config: MagiConfig, field: str, kind: Callable[[Any, str], Any], what: str) -> None:
-    value = getattr(config, field)
-    if value is None and getattr(MagiConfig, field) is None:
-        return
-    try:
-        object.__setattr__(config, field, kind(value, field))
-    except TypeError:
-        raise TypeError(
-            f"MagiConfig.{field} must be {what}, got {shown(value)}; "
-            f"leave it out to use the default"
-        ) from None
+def _refusing_moved(plain: Callable[..., None]) -> Callable[..., None]:
+    """Fields that are the cost table's by now end in an error that says so."""
+
+    @functools.wraps(plain)
+    def init(self: MagiConfig, *args: Any, **given: Any) -> None:
+        for name in _MOVED:
+            if name in given:
+                raise TypeError(
+                    f"{name} must be given in the cost table, got MagiConfig({name}=...); pass "
+                    f"MagiConfig(costs=CostTable({name}=...))"
+                )
+        plain(self, *args, **given)
+
+    return init
 
 
-def _require(holds: bool, field: str, rule: str, config: MagiConfig) -> None:
-    if not holds:
-        raise ValueError(
-            f"MagiConfig.{field} must be {rule}, got {shown(getattr(config, field))}; "
-            f"leave it out to use the default"
-        )
+MagiConfig.__init__ = _refusing_moved(MagiConfig.__init__)  # type: ignore[method-assign]
+
+
+def _check_choice(config: MagiConfig, name: str, values: tuple[str | None, ...]) -> None:
+    value = getattr(config, name)
+    _require(value is None or isinstance(value, str), name, "a word", config)
+    words = tuple(word for word in values if word is not None)
+    rule = f"one of {words}" + (" or None" if None in values else "")
+    _require(value in values, name, rule, config)

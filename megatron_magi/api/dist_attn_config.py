@@ -166,9 +166,9 @@ class OverlapConfig:
     alg: OverlapAlg = field(default_factory=UniformOverlapAlg)
     """Without effect."""
     calc_cost_factor: float = 1.0
-    """Without effect: costs are ``MagiConfig.kernel_tflops``."""
+    """Without effect: costs are ``CostTable.kernel_tflops``."""
     comm_cost_factor: float = 1.0
-    """Without effect: costs are ``MagiConfig.link_gib_s``."""
+    """Without effect: costs are ``CostTable.link_gib_s``."""
 
     @property
     def no_overlap(self) -> bool:

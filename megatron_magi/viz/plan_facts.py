@@ -110,7 +110,7 @@ def per_document(plan: AttnPlan) -> LayoutFacts | None:
     return LayoutFacts(
         plan.mask,
         tuple(layout.runs(rank)[:, :2] for rank in range(plan.cp_size)),
-        layout.loads(plan.config.tile_q, plan.config.tile_k),
+        layout.loads(plan.config.costs.tile_q, plan.config.costs.tile_k),
         np.full_like(needed, (plan.cp_size - 1) * layout.num_local_tokens),
         needed,
         layout.padding_tokens,
@@ -164,12 +164,12 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
     compute stream; they are attended when they are there and the stage before is done. Stages that
     are merged keep out in fp32: a pass to write it, one more for every stage merged.
     """
-    heads, config = plan.head_shape, plan.config
-    row_us = heads.kv_row_bytes / (config.link_gib_s * 2**30) * 1e6
+    heads, table = plan.head_shape, plan.config.costs
+    row_us = heads.kv_row_bytes / (table.link_gib_s * 2**30) * 1e6
     score_and_out = heads.num_heads_q * (heads.head_dim + heads.value_dim)
-    tile_us = 2 * score_and_out * config.tile_q * config.tile_k / (config.kernel_tflops * 1e6)
+    tile_us = 2 * score_and_out * table.tile_q * table.tile_k / (table.kernel_tflops * 1e6)
     out_bytes = 8 * plan.dispatch.num_local_tokens * heads.num_heads_q * heads.value_dim
-    pass_us = out_bytes / (config.memory_gib_s * 2**30) * 1e6
+    pass_us = out_bytes / (table.memory_gib_s * 2**30) * 1e6
     bars: list[StageBar] = []
     for rank in range(plan.cp_size):
         view = plan.rank_plan(rank)
@@ -179,7 +179,7 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
             tiles = num_tiles(plan, stage.slices, stage.num_keys)
             ready = done[i - 2].compute_end if i > 1 else 0.0
             receive_start = max(ready, done[-1].receive_end if done else 0.0)
-            latency_us = config.stage_latency_us
+            latency_us = table.stage_latency_us
             receive_end = receive_start + rows * row_us + (latency_us if rows else 0.0)
             compute_start = max(receive_end, done[-1].compute_end if done else 0.0)
             extra = latency_us / 4 if i else 0.0
@@ -206,5 +206,5 @@ def exposed_share(plan: AttnPlan) -> float:
 
 def num_tiles(plan: AttnPlan, slices: npt.NDArray[np.int32], num_keys: int) -> int:
     """Key tiles that the forward kernel walks for one stage of one rank."""
-    tiles = (plan.config.tile_q, plan.config.tile_k)
+    tiles = (plan.config.costs.tile_q, plan.config.costs.tile_k)
     return int(solver.fwd_work_list(slices, plan.dispatch.num_local_tokens, num_keys, *tiles).steps)

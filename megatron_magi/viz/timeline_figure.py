@@ -70,7 +70,7 @@ def _axes(axes: Any, plan: AttnPlan, end: float) -> None:
     axes.set_ylim(plan.cp_size - 0.4, -0.6)
     axes.set_xlim(0, end * 1.01)
     axes.set_ylabel("rank", color=MUTED)
-    c = plan.config
+    c = plan.config.costs
     axes.set_xlabel(
         f"microseconds of one layer's forward, modelled: {c.link_gib_s:g} GiB/s per rank, "
         f"{c.kernel_tflops:g} TFLOP/s, {c.stage_latency_us:g} us a stage",

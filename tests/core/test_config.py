@@ -1,18 +1,20 @@
 """MagiConfig: one spelling of every value, three-part errors."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi import CostTable, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import make_attn_plan
+from tests.knobs import magi_config
 
 
 def test_equal_configs_have_equal_digests() -> None:
     """A rank that spells a number otherwise plans the same thing."""
-    spelled = MagiConfig(max_imbalance=2, tile_q=np.int64(64), link_gib_s=np.float32(100))  # type: ignore[arg-type]
-    plain = MagiConfig(max_imbalance=2.0, tile_q=64, link_gib_s=100.0)
+    spelled = magi_config(max_imbalance=2, tile_q=np.int64(64), link_gib_s=np.float32(100))  # type: ignore[arg-type]
+    plain = magi_config(max_imbalance=2.0, tile_q=64, link_gib_s=100.0)
     plans = [make_attn_plan(masks.causal(64), 2, HeadShape(2, 1, 4), c) for c in (spelled, plain)]
     assert spelled == plain and plans[0].digest == plans[1].digest
 
@@ -29,7 +31,7 @@ def test_equal_configs_have_equal_digests() -> None:
         ("overlap_degree", 65, ValueError, "between 0 and 64, or None, got 65"),
         ("forward_mode", "fast", ValueError, "must be one of .*'local_first'.* got 'fast'"),
         ("memory_gib_s", 0, ValueError, "must be > 0 and finite, got 0"),
-        ("dispatch", "best", ValueError, "must be 'lpt' or 'swap', got 'best'"),
+        ("dispatch", "best", ValueError, "must be one of .*'swap'.* got 'best'"),
         ("kernel_backend", "fa3", ValueError, "must be one of"),
         ("dkv_reduce_in_fp32", "no", ValueError, "must be True or False, got 'no'"),
         ("deterministic", None, ValueError, "must be True or False, got None"),
@@ -37,15 +39,30 @@ def test_equal_configs_have_equal_digests() -> None:
 )
 def test_bad_values_are_refused(field: str, value: object, error: type, text: str) -> None:
     with pytest.raises(error, match=text):
-        MagiConfig(**{field: value})
+        magi_config(**{field: value})
 
 
-@pytest.mark.parametrize("field", ["swap_trials", "overlap_degree", "stage_latency_us"])
+@pytest.mark.parametrize("field", ["swap_trials", "overlap_degree"])
 def test_none_at_all_may_be_asked_for(field: str) -> None:
     assert getattr(MagiConfig(**{field: 0}), field) == 0
+    assert CostTable(stage_latency_us=0).stage_latency_us == 0.0
 
 
 def test_what_is_exact_is_the_default() -> None:
     """Partial gradients travel in fp32, and no rank gives up speed for equal bits unasked."""
-    config = MagiConfig()
+    config = magi_config()
     assert config.dkv_reduce_in_fp32 is True and config.deterministic is False
+
+
+@pytest.mark.parametrize("field", ["link_gib_s", "kernel_tflops", "memory_gib_s", "tile_q"])
+def test_fields_of_the_cost_table_are_named_with_it(field: str) -> None:
+    """A config of an earlier version says where its field is."""
+    with pytest.raises(TypeError, match=rf"pass MagiConfig\(costs=CostTable\({field}=\.\.\.\)\)"):
+        MagiConfig(**{field: 128})
+    with pytest.raises(ValueError, match=r"MagiConfig\.costs must be a CostTable, got 3"):
+        MagiConfig(costs=3)  # type: ignore[arg-type]
+
+
+def test_a_user_faces_at_most_ten_knobs_beside_the_cost_table() -> None:
+    knobs = [f.name for f in dataclasses.fields(MagiConfig) if f.name != "costs"]
+    assert len(knobs) <= 10

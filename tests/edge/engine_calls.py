@@ -31,6 +31,7 @@ TOTAL = {"total_seqlen": COUNT.without(None)}
 PADDED = {"total_seqlen": 20}
 AREA = (("q_start", 0), ("q_end", 4), ("k_start", 0), ("k_end", 4), ("d_lo", -3), ("d_hi", 3))
 WIDE = INT.also((2**40, "between"))
+RATE = kind.NUMBER.also((NAN, "finite"), (INF, "finite"), (0, "0"), (-1.0, "-1"))
 
 RANGES = {
     "q_ranges": torch.tensor([[0, 16]]),
@@ -258,6 +259,17 @@ CLASSES = [
         },
     ),
     Call(
+        "CostTable",
+        magi.CostTable,
+        {},
+        {
+            "tile_q": POSITIVE,
+            "tile_k": POSITIVE,
+            **dict.fromkeys(("link_gib_s", "kernel_tflops", "memory_gib_s"), RATE),
+            "stage_latency_us": kind.NUMBER.also((NAN, "finite"), (INF, "finite"), (-1, "-1")),
+        },
+    ),
+    Call(
         "MagiConfig",
         magi.MagiConfig,
         {},
@@ -268,13 +280,8 @@ CLASSES = [
             "swap_trials": COUNT.without(None),
             "overlap_degree": COUNT.without(None),
             "forward_mode": kind.WORD.without(None),
-            "tile_q": POSITIVE,
-            "tile_k": POSITIVE,
-            **{
-                name: kind.NUMBER.also((NAN, "finite"), (INF, "finite"), (0, "0"), (-1.0, "-1"))
-                for name in ("link_gib_s", "kernel_tflops", "memory_gib_s", "agreement_timeout_s")
-            },
-            "stage_latency_us": kind.NUMBER.also((NAN, "finite"), (INF, "finite"), (-1, "-1")),
+            "costs": kind.config("CostTable").also((None, "must be a CostTable")),
+            "agreement_timeout_s": RATE,
             "kernel_backend": kind.WORD,
             "deterministic": FLAG,
             "dkv_reduce_in_fp32": FLAG,

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
+from megatron_magi import AttnMask, HeadShape, masks
 from megatron_magi.core.plan import DispatchPlan, make_attn_plan
 from megatron_magi.viz.document_zigzag import DocumentZigzag
+from tests.knobs import magi_config
 
 HEADS = HeadShape(4, 2, 64)
 
@@ -79,9 +80,9 @@ def test_loads_are_counted_as_the_planner_counts_them() -> None:
             slices.append([at, at + end - start, begin, stop, -total, start - at])
     moved = AttnMask(np.array(slices), total, total)
     dispatch = DispatchPlan(total, per_rank, cp_size, np.arange(cp_size))
-    config = MagiConfig()
+    config = magi_config()
     want = make_attn_plan(moved, cp_size, HEADS, config, dispatch=dispatch).loads
-    assert made.loads(config.tile_q, config.tile_k).tolist() == want.tolist()
+    assert made.loads(config.costs.tile_q, config.costs.tile_k).tolist() == want.tolist()
 
 
 def test_one_document_is_zigzagged_as_the_sequence_is() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import get_args
 
 import torch
 
 from megatron_magi.checks import word
+from megatron_magi.config import KernelBackend
 from megatron_magi.core.kernel.backend import AttnBackend
 
 logger = logging.getLogger("megatron_magi")
 
-BACKENDS = ("auto", "cuda", "flex", "reference")
+BACKENDS = get_args(KernelBackend)
 
 
 def is_hopper(device: torch.device) -> bool:

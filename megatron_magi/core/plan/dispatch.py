@@ -182,8 +182,8 @@ def make_dispatch(
         num_local_tokens=num_local_tokens(total, cp_size, config, token_multiple),
         cp_size=cp_size,
         chunk_size=-1 if config.chunk_size is None else config.chunk_size,
-        tile_q=config.tile_q,
-        tile_k=config.tile_k,
+        tile_q=config.costs.tile_q,
+        tile_k=config.costs.tile_k,
         max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
         swap_trials=trials if config.dispatch == "swap" else 0,
     )

@@ -54,7 +54,7 @@ def check_size(
             f"{num_local * cp_size:,}; use a shorter sequence or a smaller token_multiple"
         )
     _check_chunks(mask, cp_size, config, -(-num_local // chunk_size))
-    _check_slices(mask, cp_size, min(chunk_size, config.tile_q))
+    _check_slices(mask, cp_size, min(chunk_size, config.costs.tile_q))
     if config.swap_trials is not None and config.swap_trials > MAX_TRIALS:
         raise PlanSizeError(
             f"MagiConfig.swap_trials must be at most {MAX_TRIALS:,}, got {config.swap_trials:,}; "

@@ -134,9 +134,9 @@ def check_loads(plan: AttnPlan, dense: np.ndarray) -> None:
     loads = np.zeros(d.cp_size, int)
     for chunk, rank in enumerate(d.chunk_ranks):
         rows = dense[chunk * d.chunk_size : (chunk + 1) * d.chunk_size]
-        for tile in range(0, len(rows), c.tile_q):
-            keys = rows[tile : tile + c.tile_q].any(axis=0)
+        for tile in range(0, len(rows), c.costs.tile_q):
+            keys = rows[tile : tile + c.costs.tile_q].any(axis=0)
             loads[rank] += sum(
-                keys[k : k + c.tile_k].any() for k in range(0, d.total_seqlen, c.tile_k)
+                keys[k : k + c.costs.tile_k].any() for k in range(0, d.total_seqlen, c.costs.tile_k)
             )
     assert plan.loads.tolist() == loads.tolist()

@@ -9,8 +9,9 @@ from functools import cache, cached_property
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi import AttnMask, MagiConfig
+from megatron_magi import AttnMask
 from megatron_magi.core.plan.dispatch import make_dispatch
+from tests.knobs import magi_config
 
 ROWS = 4
 """Rows of a chunk, one tile high; tiles are one key wide, so a load is a number of keys."""
@@ -87,7 +88,7 @@ class SmallProblem:
 
     def dispatch(self, algorithm: str = "swap", trials: int | None = None) -> Ints:
         """[num_chunks]: what the planner chooses."""
-        config = MagiConfig(
+        config = magi_config(
             chunk_size=ROWS, tile_q=ROWS, tile_k=1, max_imbalance=self.max_imbalance,
             dispatch=algorithm, swap_trials=trials,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import DispatchPlan, make_attn_plan, num_local_tokens
 from megatron_magi.core.plan.dispatch import make_dispatch
 from tests.dense import random_mask
+from tests.knobs import magi_config
 
 HEADS = HeadShape(8, 2, 64)
 BORDER_ROWS = 128
@@ -24,10 +25,10 @@ def tiles_per_chunk(mask: AttnMask, plan: DispatchPlan, config: MagiConfig) -> l
     """Key blocks in which a row of a query tile sees a key, summed over the chunk's tiles."""
     rows = np.zeros((plan.padded_seqlen, mask.total_seqlen_k), bool)
     rows[: mask.total_seqlen_q] = mask.to_dense()
-    in_chunk = np.arange(0, plan.chunk_size, config.tile_q)
+    in_chunk = np.arange(0, plan.chunk_size, config.costs.tile_q)
     tile_starts = np.arange(0, len(rows), plan.chunk_size)[:, None] + in_chunk
     seen = np.logical_or.reduceat(rows, tile_starts.reshape(-1), axis=0)
-    tiles = np.logical_or.reduceat(seen, np.arange(0, rows.shape[1], config.tile_k), axis=1)
+    tiles = np.logical_or.reduceat(seen, np.arange(0, rows.shape[1], config.costs.tile_k), axis=1)
     per_chunk: list[int] = tiles.sum(1).reshape(tile_starts.shape).sum(1).tolist()
     return per_chunk
 
@@ -80,7 +81,7 @@ def problem(
     seed: int, cp_size: int, local: int, short: int, tile: int, max_imbalance: float
 ) -> tuple[AttnMask, int, MagiConfig]:
     total = max(1, local * cp_size - short)
-    config = MagiConfig(dispatch="lpt", tile_q=tile, tile_k=tile, max_imbalance=max_imbalance)
+    config = magi_config(dispatch="lpt", tile_q=tile, tile_k=tile, max_imbalance=max_imbalance)
     return random_mask(seed, total, total, max_slices=8), cp_size, config
 
 
@@ -99,7 +100,7 @@ def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
     """By the formula of docs/planner.md, up to the rounding of its integers."""
     mask, cp_size, config = problem(**given)
     plan = make_dispatch(mask, cp_size, config)
-    sizes = candidates(num_local_tokens(mask.total_seqlen_q, cp_size, config), config.tile_q)
+    sizes = candidates(num_local_tokens(mask.total_seqlen_q, cp_size, config), config.costs.tile_q)
     prices = {size: price(mask, cp_size, config, size) for size in sizes}
     assert prices[plan.chunk_size] <= min(prices.values()) * Fraction(1001, 1000)
 
@@ -119,7 +120,7 @@ def test_sizes_that_are_no_whole_tiles_are_tried_between(seed: int, dispatch: st
     """Sizes 384, 192, 128: tiles of chunks of 192 once stood for 128, 512 rows came for 384."""
     ends = np.random.default_rng(seed).integers(1, 8 * 384, 5).tolist()
     mask = masks.from_cu_seqlens([0, *sorted(set(ends)), 8 * 384])
-    plan = make_attn_plan(mask, 8, HEADS, MagiConfig(dispatch=dispatch))
+    plan = make_attn_plan(mask, 8, HEADS, magi_config(dispatch=dispatch))
     assert plan.dispatch.num_local_tokens == 384
     assert plan.loads.sum() == sum(tiles_per_chunk(mask, plan.dispatch, plan.config))
 
@@ -127,7 +128,7 @@ def test_sizes_that_are_no_whole_tiles_are_tried_between(seed: int, dispatch: st
 def test_without_work_chunks_are_as_large_as_they_can_be() -> None:
     """All sizes cost the same then: nothing."""
     nothing = AttnMask(np.zeros((0, 6), np.int32), 4096, 4096)
-    assert make_dispatch(nothing, 4, MagiConfig()).chunk_size == 1024
+    assert make_dispatch(nothing, 4, magi_config()).chunk_size == 1024
 
 
 def test_chunk_borders_fall_on_document_borders_where_that_balances() -> None:
@@ -137,7 +138,7 @@ def test_chunk_borders_fall_on_document_borders_where_that_balances() -> None:
     """
     documents = masks.from_cu_seqlens([0, 512, 1024, 1536, 2048])
     mask = AttnMask(documents.slices, 4096, 4096)
-    plan = make_attn_plan(mask, 4, HEADS, MagiConfig())
+    plan = make_attn_plan(mask, 4, HEADS, magi_config())
     assert plan.dispatch.chunk_size == 512
     assert plan.imbalance == 1.0
     assert plan.rows_received.sum() == 0
@@ -150,14 +151,14 @@ def full_document(rows: int, total: int) -> AttnMask:
 
 def test_up_to_64_chunks_on_a_rank() -> None:
     """Eight tile rows with work on eight ranks: only chunks of one tile give each rank one."""
-    plan = make_attn_plan(full_document(8 * 128, 8 * 8192), 8, HEADS, MagiConfig())
+    plan = make_attn_plan(full_document(8 * 128, 8 * 8192), 8, HEADS, magi_config())
     assert plan.dispatch.chunk_size == 128
     assert plan.imbalance == 1.0
 
 
 def test_few_whole_tiles_leave_other_sizes_to_try() -> None:
     """Three tiles on a rank: halves of the document balance, whole tiles of 128 or 384 do not."""
-    plan = make_attn_plan(full_document(384, 768), 2, HEADS, MagiConfig())
+    plan = make_attn_plan(full_document(384, 768), 2, HEADS, magi_config())
     assert plan.dispatch.chunk_size == 192
     assert plan.imbalance == 1.0
 
@@ -169,7 +170,7 @@ def test_trades_that_reach_the_cap_spare_small_chunks() -> None:
         ends = np.random.default_rng(seed).integers(1, 4 * 8192, 12).tolist()
         mask = masks.from_cu_seqlens([0, *sorted(set(ends)), 4 * 8192])
         lpt, swap = (
-            make_attn_plan(mask, 4, HEADS, MagiConfig(dispatch=algorithm))
+            make_attn_plan(mask, 4, HEADS, magi_config(dispatch=algorithm))
             for algorithm in ("lpt", "swap")
         )
         assert swap.imbalance <= 1.01

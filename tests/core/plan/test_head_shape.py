@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi import HeadShape, masks
 from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.core.plan.attn_plan import _costs
 from megatron_magi.viz.plan_facts import receive_bytes, timeline
+from tests.knobs import magi_config
 
 PLAIN = HeadShape(16, 16, 128)
 LATENT = HeadShape(16, 16, 192, head_dim_v=128)
@@ -38,7 +39,7 @@ def test_other_widths_are_refused(width: float) -> None:
 
 
 def test_costs_count_both_widths() -> None:
-    config = MagiConfig(link_gib_s=1e-3, kernel_tflops=1e-3, memory_gib_s=1e-3)
+    config = magi_config(link_gib_s=1e-3, kernel_tflops=1e-3, memory_gib_s=1e-3)
     narrow, wide = PLAIN, HeadShape(16, 16, 192)
     a, b, c = (_costs(shape, config, 4096) for shape in (narrow, LATENT, wide))
     for name in ("row_ps", "home_row_ps", "tile_ps"):  # both widths, added
@@ -49,13 +50,13 @@ def test_costs_count_both_widths() -> None:
 
 def test_plans_of_other_widths_are_other_plans() -> None:
     plans = [
-        make_attn_plan(masks.causal(4096), 4, shape, MagiConfig()) for shape in (PLAIN, LATENT)
+        make_attn_plan(masks.causal(4096), 4, shape, magi_config()) for shape in (PLAIN, LATENT)
     ]
     assert plans[0].digest != plans[1].digest
 
 
 def test_buffers_and_time_line_count_both_widths() -> None:
-    config = MagiConfig(overlap_degree=1, forward_mode="staged")
+    config = magi_config(overlap_degree=1, forward_mode="staged")
     shapes = PLAIN, LATENT, HeadShape(16, 16, 192)
     plans = [make_attn_plan(masks.causal(4096), 4, shape, config) for shape in shapes]
     a, b, c = map(receive_bytes, plans)

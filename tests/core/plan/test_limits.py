@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_magi import masks
-from megatron_magi.config import MagiConfig
 from megatron_magi.core.plan import DispatchPlan, HeadShape, PlanSizeError, make_attn_plan
 from megatron_magi.core.plan import attn_plan as planning
 from megatron_magi.core.plan.limits import check_size, max_chunks_per_rank
+from tests.knobs import magi_config
 
 HEADS = HeadShape(8, 2, 64)
 
@@ -43,16 +43,16 @@ def test_refused_before_any_work(
     tokens: int, cp_size: int, knobs: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(PlanSizeError, match=re.escape(text)):
-        make_attn_plan(masks.causal(tokens), cp_size, HEADS, MagiConfig(**knobs))
+        make_attn_plan(masks.causal(tokens), cp_size, HEADS, magi_config(**knobs))
 
 
 @pytest.mark.usefixtures("no_solver")
 def test_padding_and_given_layouts_count() -> None:
     with pytest.raises(PlanSizeError, match="at most 1,073,741,824 tokens, padding included"):
-        make_attn_plan(masks.causal(100), 2, HEADS, MagiConfig(), token_multiple=10**12)
+        make_attn_plan(masks.causal(100), 2, HEADS, magi_config(), token_multiple=10**12)
     layout = DispatchPlan(2**17, 1, 8, np.repeat(np.arange(8), 2**14).astype(np.int32))
     with pytest.raises(PlanSizeError, match="8 ranks may have at most 8,192 chunks each"):
-        make_attn_plan(masks.causal(2**17), 8, HEADS, MagiConfig(), dispatch=layout)
+        make_attn_plan(masks.causal(2**17), 8, HEADS, magi_config(), dispatch=layout)
 
 
 @given(cp_size=st.integers(1, 8192), tokens=st.integers(2**13, 2**29))
@@ -60,35 +60,35 @@ def test_the_chunk_size_in_the_message_is_the_least(cp_size: int, tokens: int) -
     mask = masks.causal(tokens)
     most = max_chunks_per_rank(cp_size)
     least = -(-tokens // (cp_size * most))
-    check_size(mask, cp_size, MagiConfig(chunk_size=least), None, 1)
+    check_size(mask, cp_size, magi_config(chunk_size=least), None, 1)
     if least > 1:
         with pytest.raises(PlanSizeError, match=f"at least {least:,} for"):
-            check_size(mask, cp_size, MagiConfig(chunk_size=least - 1), None, 1)
+            check_size(mask, cp_size, magi_config(chunk_size=least - 1), None, 1)
 
 
 @given(cp_size=st.integers(1, 1024), tokens=st.integers(0, 2**27))
 def test_up_to_1024_ranks_the_planners_own_chunks_are_taken(cp_size: int, tokens: int) -> None:
-    check_size(masks.causal(tokens), cp_size, MagiConfig(), None, 1)
+    check_size(masks.causal(tokens), cp_size, magi_config(), None, 1)
 
 
 def test_as_many_tokens_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_TOKENS", 4096)
-    check_size(masks.causal(4096), 4, MagiConfig(), None, 1)
+    check_size(masks.causal(4096), 4, magi_config(), None, 1)
     with pytest.raises(PlanSizeError, match="at most 4,096 tokens, padding included, got 4,"):
-        check_size(masks.causal(4097), 1, MagiConfig(), None, 1)
+        check_size(masks.causal(4097), 1, magi_config(), None, 1)
 
 
 def test_a_free_chunk_size_counts_as_64_chunks_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_CHUNKS_PER_RANK", 64)
-    check_size(masks.causal(4096), 1, MagiConfig(), None, 1)
+    check_size(masks.causal(4096), 1, magi_config(), None, 1)
     monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_CHUNKS_PER_RANK", 63)
     with pytest.raises(PlanSizeError, match="chunk_size of at least"):
-        check_size(masks.causal(4096), 1, MagiConfig(), None, 1)
+        check_size(masks.causal(4096), 1, magi_config(), None, 1)
 
 
 def test_slices_times_ranks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = masks.from_cu_seqlens([0, 100, 200, 300])
     monkeypatch.setattr("megatron_magi.core.plan.limits.MAX_SLICES_TIMES_RANKS", 12)
-    check_size(mask, 4, MagiConfig(), None, 1)
+    check_size(mask, 4, magi_config(), None, 1)
     with pytest.raises(PlanSizeError, match="times ranks must be at most 12, got 3 x 5"):
-        check_size(mask, 5, MagiConfig(), None, 1)
+        check_size(mask, 5, magi_config(), None, 1)

@@ -5,16 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi import AttnMask, AttnPlan, HeadShape, MagiConfig, masks
+from megatron_magi import AttnMask, AttnPlan, HeadShape, masks
 from megatron_magi.core.plan import make_attn_plan
 from tests.dense import random_mask
+from tests.knobs import magi_config
 
 
 def both(mask: AttnMask, cp_size: int, **config: int) -> tuple[AttnPlan, AttnPlan]:
     """(LPT, swap) at the same chunk size."""
-    swap = make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), MagiConfig(**config))
+    swap = make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), magi_config(**config))
     chunk_size = swap.dispatch.chunk_size
-    lpt = MagiConfig(**{**config, "chunk_size": chunk_size}, dispatch="lpt")
+    lpt = magi_config(**{**config, "chunk_size": chunk_size}, dispatch="lpt")
     return make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), lpt), swap
 
 

@@ -31,6 +31,7 @@ from tests.dense import (
     random_qkv,
     summand_scales,
 )
+from tests.knobs import magi_config
 from tests.process_pool import subgroup
 
 SHAPE = HeadShape(4, 2, 8)
@@ -67,11 +68,11 @@ def staged(degree: int | str | None, **knobs: Any) -> MagiConfig:
     """A fixed overlap degree, also of the forward; or a forward mode, its backward in two remote
     stages; None: all is the planner's, at costs that make it stage the backward."""
     if isinstance(degree, str):
-        return MagiConfig(overlap_degree=2, forward_mode=degree, **knobs)  # type: ignore[arg-type]
+        return magi_config(overlap_degree=2, forward_mode=degree, **knobs)  # type: ignore[arg-type]
     if degree is not None:
-        return MagiConfig(overlap_degree=degree, forward_mode="staged", **knobs)
+        return magi_config(overlap_degree=degree, forward_mode="staged", **knobs)
     slow = {"link_gib_s": 2e-3, "kernel_tflops": 1e-3, "memory_gib_s": 2e-3}
-    return MagiConfig(**slow, stage_latency_us=0.0, **knobs)
+    return magi_config(**slow, stage_latency_us=0.0, **knobs)
 
 
 def on_gpus(rank: int, name: str, degree: int | str | None, dim: int, dtype: torch.dtype) -> None:
@@ -159,7 +160,7 @@ def second_mask(rank: int, cp_size: int) -> None:
     group = subgroup(cp_size)
     if rank < cp_size:
         window = masks.sliding_window(80, (9, 0))
-        config = MagiConfig(overlap_degree=1)
+        config = magi_config(overlap_degree=1)
         check_against_dense(window, config, group, torch.float64, 1, masks.causal(80))
 
 
@@ -168,7 +169,7 @@ def equal_bits(rank: int, cp_size: int) -> None:
     if rank >= cp_size:
         return
     runs = [
-        run_attention(NAMED["packed"], MagiConfig(overlap_degree=2), group, torch.float32, 3)[0]
+        run_attention(NAMED["packed"], magi_config(overlap_degree=2), group, torch.float32, 3)[0]
         for _ in range(2)
     ]
     for name in NAMES:
@@ -253,11 +254,11 @@ def ranks_disagree(rank: int, cp_size: int, what: str) -> str:
     group = subgroup(cp_size)
     if rank >= cp_size:
         return ""
-    mask, config = masks.causal(64), MagiConfig(agreement_timeout_s=20)
+    mask, config = masks.causal(64), magi_config(agreement_timeout_s=20)
     if rank == 1 and what == "mask":
         mask = masks.from_cu_seqlens([0, 31, 64])
     if rank == 1 and what == "config":
-        config = MagiConfig(agreement_timeout_s=20, overlap_degree=3)
+        config = magi_config(agreement_timeout_s=20, overlap_degree=3)
     plan = magi.plan(mask, group, SHAPE, config)
     x = torch.zeros(64, 4, 8)
     q = magi.dispatch(x, plan, group)
@@ -373,13 +374,13 @@ def one_dimensional_mesh(rank: int, cp_size: int) -> None:
     if rank >= cp_size:
         return
     mesh = DeviceMesh.from_group(subgroup(cp_size), "cpu")
-    check_against_dense(NAMED["packed"], MagiConfig(), mesh, torch.float64, 4)
+    check_against_dense(NAMED["packed"], magi_config(), mesh, torch.float64, 4)
 
 
 def absent_rank(rank: int, cp_size: int, num_batches: int) -> str:
     """Rank 1 stops after ``num_batches``; the others must not wait for ever."""
     group = subgroup(cp_size)
-    plan = magi.plan(masks.causal(16), group, SHAPE, MagiConfig(agreement_timeout_s=2))
+    plan = magi.plan(masks.causal(16), group, SHAPE, magi_config(agreement_timeout_s=2))
     for step in range(num_batches + 1):
         if rank == 1 and step == num_batches:
             return "left"

@@ -22,6 +22,7 @@ from tests.dense import (
     random_qkv,
     summand_scales,
 )
+from tests.knobs import magi_config
 
 BACKEND = ReferenceBackend()
 SCALE = 4**-0.5
@@ -82,7 +83,7 @@ def check(mask: AttnMask, cp_size: int, config: MagiConfig, multiple: int = 1) -
 
 
 configs = st.builds(
-    MagiConfig,
+    magi_config,
     overlap_degree=st.sampled_from([None, 0, 1, 2, 5]),
     forward_mode=st.sampled_from([None, "at_once", "local_first", "local_first", "staged"]),
     dispatch=st.sampled_from(["lpt", "swap"]),
