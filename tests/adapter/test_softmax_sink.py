@@ -161,7 +161,7 @@ def test_fused_kernels_keep_no_logits(setting: str, monkeypatch: pytest.MonkeyPa
     """The kernel that a GPU would run is chosen by name; no GPU is needed to refuse it."""
     config = dataclasses.replace(attention().config, **{setting: True})
     device = torch.device("cuda")
-    monkeypatch.setattr("megatron_magi.core.kernel.backend.is_hopper", lambda _: False)
+    monkeypatch.setattr("megatron_magi.core.kernel.select.is_hopper", lambda _: False)
     with pytest.raises(NotImplementedError) as error:
         check_max_logits(config, MagiConfig(), torch.bfloat16, device)
     message = str(error.value)
