@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_magi.adapter.adam_state import choose_update
+from megatron_magi.adapter.adam_state import choose_update, is_fused
 from megatron_magi.training.process.processes import check_devices
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
@@ -29,6 +29,7 @@ def step(optimizer: SimpleNamespace, parameters: list[torch.Tensor]) -> None:
 def test_fused_and_plain_updates_agree_and_can_follow_each_other() -> None:
     (fused, ours), (plain, reference) = adam(True), adam(False)
     assert [g["fused"] for g in fused.optimizer.param_groups] == [True]
+    assert is_fused(fused) is True and is_fused(plain) is False
     for turn in range(4):
         if turn == 2:  # as after loading the other kind's checkpoint
             choose_update(fused, False)

@@ -239,6 +239,7 @@ def test_roll_equals_numpy(cp_size, shift, total):
     want = np.concatenate([np.roll(padded[:total], -shift), padded[total:]])
     rolls = [make_roll_plan(d, shift, r) for r in range(cp_size)]
     check_casts(plan, [roll.cast for roll in rolls])
+    assert "gather_index" not in repr(rolls[0]), "a plan is printed in a line, without its rows"
     for rank, roll in enumerate(rolls):
         received = [padded[a:b] for a, b in roll.cast.recv_ranges.tolist()]
         rows = np.concatenate([padded[d.position_ids(rank)], *received])

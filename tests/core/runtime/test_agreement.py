@@ -225,15 +225,36 @@ def test_every_exchange_of_rows_is_compared() -> None:
         assert len(counts) == 7
 
 
-def test_a_failed_comparison_closes_its_channel() -> None:
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_failed_comparison_closes_its_channel(is_gone: bool) -> None:
     """The next call opens another one, at the same place on every rank."""
     closed = []
+    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
+    records = [record_of(Call("roll", (4,), extra=shift), plan, 0) for shift in (1, 2)]
 
-    def fail(timeout_s: float) -> None:
-        raise RuntimeError("a peer is gone")
+    def receive(timeout_s: float) -> np.ndarray:
+        if is_gone:
+            raise RuntimeError("a peer is gone")
+        return np.array(records)
 
-    channel = SimpleNamespace(receive=fail, close=lambda: closed.append(True))
+    channel = SimpleNamespace(receive=receive, close=lambda: closed.append(True))
     state = agreement.GroupState(0, "ranks", 1.0, channel)  # type: ignore[arg-type]
-    with pytest.raises(agreement.AgreementError, match="a peer is gone"):
+    with pytest.raises(agreement.AgreementError, match="a peer is gone" if is_gone else "shift 2"):
         agreement._receive(state, channel, 1.0)  # type: ignore[arg-type]
     assert closed == [True] and state.channel is None
+
+
+def test_what_the_watcher_found_ends_a_step() -> None:
+    """Once, also where nothing else is under way."""
+    state = agreement.GroupState(0, "ranks", 1.0)
+    state.failure = agreement.AgreementError("rank 3 differs")
+    with pytest.raises(agreement.AgreementError, match="rank 3 differs"):
+        agreement._finish_all(state, 1.0)
+    agreement._finish_all(state, 1.0)
+
+
+def test_a_sum_of_gradients_is_not_meant_unless_said() -> None:
+    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
+    calls = Call("undispatch", (4,)), Call("undispatch", (4,), extra=1)
+    said = describe_difference(np.array([record_of(c, plan, 0) for c in calls]), "ranks", 0)
+    assert said.index("is_partial_grad False") < said.index("is_partial_grad True")
