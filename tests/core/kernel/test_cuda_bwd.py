@@ -134,7 +134,7 @@ def test_gradients(case: Case, deterministic: bool) -> None:
 def test_gradients_in_the_dtype_of_q_are_the_rounded_sums(case: Case, deterministic: bool) -> None:
     run = Run(case)
     sums = _backward(run, deterministic=deterministic)
-    grads = _backward(run, deterministic=deterministic, grad_dtype=case.dtype)
+    grads = _backward(run, deterministic=deterministic, dtype=case.dtype)
     assert all(x.dtype == case.dtype and x.is_contiguous() for x in grads)
     run.check(grads)
     # In the fast mode dq is added up in another order each time; dk and dv never are.
