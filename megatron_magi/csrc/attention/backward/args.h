@@ -21,7 +21,7 @@ struct alignas(16) BwdEntryView {
 struct BwdMaps {
   CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}
   CUtensorMap k, v;     // {64, S, D/64, G}, box {64, 128, D/64, 1}
-  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, D/64, 1}
+  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, 2, 1}
 };
 
 // Kernel arguments that are not tensor maps.

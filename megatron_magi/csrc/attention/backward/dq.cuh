@@ -91,10 +91,10 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
   using T = Traits;
   const uint32_t full = smem + T::kOffBars + T::kBarDqFull + 8 * half;
   const uint32_t empty = smem + T::kOffBars + T::kBarDqEmpty + 8 * half;
-  BwdCells cells{args, half};
+  BwdCells cells{args, T::kInPairs ? 0 : half};
 #pragma unroll 1
-  for (int n = 0; n < num_steps; ++n) {
-    wait_for(full, n & 1);
+  for (int n = T::kInPairs ? half : 0, turn = 0; n < num_steps; n += T::kInPairs ? 2 : 1, ++turn) {
+    wait_for(full, turn & 1);
     const volatile BwdStepMeta& m =
         *reinterpret_cast<const BwdStepMeta*>(meta + n % T::kMetaSlots * T::kMetaBytes);
     const int q = m.q_tile, head = m.head;
@@ -109,8 +109,8 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
       }
       asm volatile("fence.proxy.async.global;" ::: "memory");
     }
-    ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q, half * T::kDqPanels,
-                           head);
+    ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q,
+                           T::kInPairs ? 0 : half * T::kDqPanels, head);
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
     ptx::mbar_arrive(empty);
@@ -120,7 +120,7 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
         cells.signal();
       }
       cells.pending(head, visit);
-      if (!is_complete(full, (n + 1) & 1)) {
+      if (!is_complete(full, (turn + 1) & 1)) {
         ptx::bulk_wait<0>();
         cells.signal();
       }

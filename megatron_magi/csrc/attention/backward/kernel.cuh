@@ -7,8 +7,9 @@
 // TMA.
 //
 // Warpgroup 0 gives its registers away: warp 0 loads (load.cuh), warps 2 and 3 add dQ, half of
-// the columns each (dq.cuh). Warpgroups 1 and 2 own 64 keys each (scores.cuh). A step, one
-// query tile of one head; operands are 16 bit and in shared memory unless marked (r) for registers:
+// the columns each (dq.cuh). Warpgroups 1 and 2 own 64 keys each (consume.cuh; head_dim 64 works
+// on two steps at a time, pairs.cuh). A step, one query tile of one head; operands are 16 bit and
+// in shared memory unless marked (r) for registers:
 //   1. S^T = K Q^T - lse / scale, dP^T = V dO^T - delta    m64n64; the stats are added as products
 //   2. P^T = exp2(scale * S^T), masked      while dP^T runs
 //   3. dV += P^T(r) dO                      m64nD, in two parts around the store of dS
@@ -41,9 +42,10 @@
 // Shared memory, D = 128: K 32, V 32, Q 2 x 16, dO 2 x 16, dS 2 x 16, dQ 32, stats 10, rest 1 =
 // 203 KiB. Registers of a consumer: dK 64, dV 64, S 32, dP (then dQ) 32, P 16, dS 16 of 232.
 #pragma once
+#include "consume.cuh"
 #include "dq.cuh"
 #include "load.cuh"
-#include "scores.cuh"
+#include "pairs.cuh"
 
 namespace magi {
 
@@ -80,13 +82,16 @@ __global__ __launch_bounds__(Traits::kThreads,
 
   if (threadIdx.x == 0) {
     if (smem % 1024 != 0) __trap();  // swizzled tiles rely on it
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < T::kStages; ++i) {
       ptx::mbar_init(bars + T::kBarQFull + 8 * i, 1);
       ptx::mbar_init(bars + T::kBarQEmpty + 8 * i, 8);
       ptx::mbar_init(bars + T::kBarDoFull + 8 * i, 1);
       ptx::mbar_init(bars + T::kBarDoEmpty + 8 * i, 8);
+    }
+    for (int i = 0; i < 2; ++i) {
       ptx::mbar_init(bars + T::kBarDqFull + 8 * i, 4);
       ptx::mbar_init(bars + T::kBarDqEmpty + 8 * i, 1);
+      if (T::kInPairs) ptx::mbar_init(bars + T::kBarDsFull + 8 * i, 8);
     }
     ptx::mbar_init(bars + T::kBarKv, 1);
     ptx::mbar_init_fence();
@@ -109,7 +114,11 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegs>();
-    bwd_consume<T>(args, BwdBlock<T>(args, block_idx).num_steps, wg - 1, smem);
+    const int num_steps = BwdBlock<T>(args, block_idx).num_whole_steps();
+    if constexpr (T::kInPairs)
+      bwd_consume_pairs<T>(args, num_steps, wg - 1, smem);
+    else
+      bwd_consume<T>(args, num_steps, wg - 1, smem);
   }
 }
 

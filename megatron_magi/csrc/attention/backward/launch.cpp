@@ -54,7 +54,7 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
                                static_cast<uint64_t>(p.num_heads_q)};
   const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4, 128,
                                   static_cast<uint64_t>(p.dq_acc.stride_head) * 4};
-  const uint32_t dq_box[4] = {32, kTileQ, static_cast<uint32_t>(p.head_dim / 64), 1};
+  const uint32_t dq_box[4] = {32, kTileQ, 2, 1};
   return encode_tensor_map(&maps->dq, MapElement::kFp32, true, p.dq_acc.data, 4, dq_dims,
                            dq_strides, dq_box);
 }

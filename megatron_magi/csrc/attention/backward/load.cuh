@@ -39,7 +39,7 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
                    ptx::kEvictFirst);
   ptx::tma_load_4d(smem + T::kOffV, &maps.v, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
                    ptx::kEvictFirst);
-  block.walk(args, [&](int n, const BwdEntryView& entry, int q, int head, int visit) {
+  const auto load_step = [&](int n, const BwdEntryView& entry, int q, int head, int visit) {
     const int stage = n % T::kStages;
     const uint32_t parity = (n / T::kStages + 1) & 1;
     const uint32_t q_full = bars + T::kBarQFull + 8 * stage;
@@ -60,7 +60,21 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
                      ptx::kEvictNormal);
     ptx::bulk_load(stats + T::kStatBytes, args.stats + args.stat_kind_stride + row, T::kStatHalf,
                    do_full);
+  };
+  if constexpr (!T::kInPairs) {
+    block.walk(args, load_step);
+    return;
+  }
+  BwdEntryView last{};
+  int last_q = 0, last_head = 0, last_visit = 0;
+  block.walk(args, [&](int n, const BwdEntryView& entry, int q, int head, int visit) {
+    load_step(n, entry, q, head, visit);
+    last = entry, last_q = q, last_head = head, last_visit = visit;
   });
+  if (block.num_whole_steps() > block.num_steps) {  // the last step again, with no visible row
+    last.q_end = last_q;
+    load_step(block.num_steps, last, last_q, last_head, last_visit);
+  }
 }
 
 }  // namespace magi

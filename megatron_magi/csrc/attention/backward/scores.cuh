@@ -1,4 +1,4 @@
-// The two consumer warpgroups: 64 keys each, dK and dV in registers.
+// What the consumer warpgroups are made of: products, masks, and the stores of dK and dV.
 #pragma once
 #include "dq.cuh"
 
@@ -160,107 +160,11 @@ MAGI_DEVICE void store_gradient(const float (&acc)[Traits::kHeadDim / 2], uint32
   }
 }
 
+// dK and dV of this warpgroup's keys to global memory, when all steps are done.
 template <class Traits>
-MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_t smem) {
+MAGI_DEVICE void store_gradients(const BwdArgs& args, const float (&dk)[Traits::kHeadDim / 2],
+                                 const float (&dv)[Traits::kHeadDim / 2], int wg, uint32_t smem) {
   using T = Traits;
-  using Element = typename T::Element;
-  const uint32_t bars = smem + T::kOffBars;
-  const uint64_t weights = ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
-  const auto arrive = [&](int bar) __attribute__((always_inline)) {
-    if (thread_again() % 32 == 0) ptx::mbar_arrive(bars + bar);
-  };
-  const auto finish_dq = [&]() __attribute__((always_inline)) {
-    ptx::fence_async_shared();
-    __syncwarp();
-    arrive(T::kBarDqFull + 8 * wg);
-  };
-
-  float dk[T::kHeadDim / 2], dv[T::kHeadDim / 2];
-#pragma unroll
-  for (int i = 0; i < T::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
-  if (num_steps > 0) wait_for(bars + T::kBarKv, 0);
-#pragma unroll 1
-  for (int n = 0; n < num_steps; ++n) {
-    const int stage = n % T::kStages;
-    const uint32_t parity = (n / T::kStages) & 1;
-    const uint32_t q_tile = smem + T::kOffQ + stage * T::kQueryBytes;
-    const uint32_t do_tile = smem + T::kOffDo + stage * T::kQueryBytes;
-    const uint32_t stats = smem + T::kOffStats + stage * 2 * T::kStatBytes;
-    const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
-
-    // 1. S^T and dP^T
-    float s[32], dp[32];
-    wait_for(bars + T::kBarQFull + 8 * stage, parity);
-    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, b_hi));
-    ptx::wgmma_fence();
-    gemm_over_head_dim<T>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
-                          ptx::smem_descriptor(q_tile), weights,
-                          ptx::plain_descriptor(stats, T::kStatHalf, 128));
-    ptx::wgmma_commit();
-    // Here, where the load has come back, and the queue not yet full with products.
-    const int b_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
-    wait_for(bars + T::kBarDoFull + 8 * stage, parity);
-    ptx::wgmma_fence();
-    gemm_over_head_dim<T>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
-                          ptx::smem_descriptor(do_tile), weights,
-                          ptx::plain_descriptor(stats + T::kStatBytes, T::kStatHalf, 128));
-    ptx::wgmma_commit();
-    if (n > 0) finish_dq();
-
-    // 2. P^T
-    ptx::wgmma_wait<1>();
-#pragma unroll
-    for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
-    if (partial >> wg & 1) mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), b_hi, wg));
-    uint32_t p[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
-
-    // 3. dV
-    ptx::wgmma_fence();
-    gemm_over_queries<T, 0, 2>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
-    ptx::wgmma_commit();
-
-    // 4. dS^T
-    ptx::wgmma_wait<1>();
-    uint32_t ds[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      ds[i] = ptx::pack2<Element>(s[2 * i] * dp[2 * i], s[2 * i + 1] * dp[2 * i + 1]);
-    const int thread = thread_again();
-    const uint32_t ds_store =
-        smem + T::kOffDs + (64 * wg + thread % 128 / 32 * 16 + thread % 16) * 128;
-    const uint32_t ds_swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      ptx::stmatrix_x4(ds_store + stage * T::kScoreBytes + (ds_swizzle ^ (j * 32)), ds[4 * j],
-                       ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
-    ptx::wgmma_fence();
-    gemm_over_queries<T, 2>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
-    ptx::wgmma_commit();
-    ptx::fence_async_shared();
-    ptx::bar_sync(kBarScores, 256);
-
-    // 5. and 6. The stores of dQ wait in the queue behind dK.
-    float dq[T::kDqCols / 2];
-    ptx::wgmma_fence();
-    gemm_over_keys<T>(
-        dq, ptx::smem_descriptor(smem + T::kOffDs + stage * T::kScoreBytes),
-        ptx::smem_descriptor(smem + T::kOffK + wg * (T::kPanels == 2 ? T::kKeyPanelBytes : 64)));
-    ptx::wgmma_commit();
-    gemm_over_queries<T>(dk, ds, ptx::smem_descriptor(q_tile, T::kQueryPanelBytes));
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<2>();  // dV
-    arrive(T::kBarDoEmpty + 8 * stage);
-    ptx::wgmma_wait<1>();  // dQ
-    wait_for(bars + T::kBarDqEmpty + 8 * wg, (n & 1) ^ 1);
-    stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
-                thread_again() % 32, args.softmax_scale);
-    ptx::wgmma_wait<0>();  // dK
-    arrive(T::kBarQEmpty + 8 * stage);
-  }
-  if (num_steps > 0) finish_dq();
-
   // K and V are no longer read: their tiles stage the gradients.
   ptx::bar_sync(kBarEpilogue, 256);
   const int warp = thread_again() % 128 / 32, lane = thread_again() % 32, first_row = 64 * wg;

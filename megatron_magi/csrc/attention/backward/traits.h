@@ -28,11 +28,13 @@ struct BwdTraits {
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr int kTileK = 128;  // keys: 64 per consumer warpgroup
   static constexpr int kTileQ = 64;
-  static constexpr int kStages = 2;  // of Q, dO, the stats and dS
-  static constexpr int kMetaSlots = 4;
+  // Small heads leave room to work on two steps at a time (pairs.cuh).
+  static constexpr bool kInPairs = kHeadDim == 64;
+  static constexpr int kStages = kInPairs ? 4 : 2;  // of Q, dO, the stats and dS
+  static constexpr int kMetaSlots = 2 * kStages;
   static constexpr int kThreads = 384;
-  static constexpr int kProducerRegs = 40;
-  static constexpr int kConsumerRegs = 232;
+  static constexpr int kProducerRegs = kInPairs ? 24 : 40;
+  static constexpr int kConsumerRegs = kInPairs ? 240 : 232;
 
   static constexpr int kPanels = kHeadDim / 64;  // panels of 64 16-bit columns = 128 bytes
   static constexpr int kKeyPanelBytes = kTileK * 128;
@@ -40,7 +42,8 @@ struct BwdTraits {
   static constexpr int kKeyBytes = kPanels * kKeyPanelBytes;
   static constexpr int kQueryBytes = kPanels * kQueryPanelBytes;
   static constexpr int kScoreBytes = kTileK * kTileQ * 2;
-  static constexpr int kDqCols = kHeadDim / 2;    // columns of dQ per consumer warpgroup
+  // Of dQ, a consumer warpgroup makes half of the columns, or one step's rows of a pair.
+  static constexpr int kDqCols = kInPairs ? kHeadDim : kHeadDim / 2;
   static constexpr int kDqPanels = kDqCols / 32;  // panels of 32 fp32 columns = 128 bytes
   static constexpr int kDqPanelBytes = kTileQ * 128;
   static constexpr int kDqBytes = kDqPanels * kDqPanelBytes;
@@ -58,7 +61,7 @@ struct BwdTraits {
   static constexpr int kOffWeights = kOffStats + kStages * 2 * kStatBytes;
   static constexpr int kOffMeta = kOffWeights + kStatBytes;
   static constexpr int kOffBars = kOffMeta + kMetaSlots * kMetaBytes;
-  static constexpr int kNumBars = 4 * kStages + 1 + 4;
+  static constexpr int kNumBars = 4 * kStages + 1 + 4 + (kInPairs ? 2 : 0);
   static constexpr int kOffBlock = kOffBars + 8 * kNumBars;
   static constexpr int kSmemBytes = kOffBlock + 8;
 
@@ -70,6 +73,7 @@ struct BwdTraits {
   static constexpr int kBarKv = kBarDoEmpty + 8 * kStages;
   static constexpr int kBarDqFull = kBarKv + 8;
   static constexpr int kBarDqEmpty = kBarDqFull + 16;
+  static constexpr int kBarDsFull = kBarDqEmpty + 16;  // kInPairs only
 
   static_assert(kHeadDim == 64 || kHeadDim == 128, "layouts were verified for these head sizes");
   static_assert(kOffQ % 1024 == 0 && kOffDo % 1024 == 0 && kOffDs % 1024 == 0 && kOffDq % 1024 == 0,

@@ -63,6 +63,11 @@ struct BwdBlock {
       if (++inner == inner_heads) inner = 0, ++tile, ++visit;
     }
   }
+
+  // With the steps that fill the last pair.
+  MAGI_DEVICE int num_whole_steps() const {
+    return Traits::kInPairs ? (num_steps + 1) / 2 * 2 : num_steps;
+  }
 };
 
 }  // namespace magi

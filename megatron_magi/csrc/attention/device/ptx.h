@@ -167,6 +167,14 @@ MAGI_DEVICE void stmatrix_x4(uint32_t dst, uint32_t r0, uint32_t r1, uint32_t r2
                : "memory");
 }
 
+// Four 8x8 matrices of 16-bit values: lane i gives the address of row i % 8 of matrix i / 8.
+MAGI_DEVICE void ldmatrix_x4(uint32_t (&r)[4], uint32_t src) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(src)
+               : "memory");
+}
+
 // ---- arithmetic
 
 // Two floats to one register of two 16-bit values, `lo` in the low half.
@@ -295,6 +303,14 @@ struct Wgmma;
                    " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", 0, 1, 1, %" #i2 ", %" #i3 ";"        \
                    : MAGI_NEW_##N                                                                  \
                    : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));                                  \
+    }                                                                                              \
+    template <int kTransB>                                                                         \
+    static MAGI_DEVICE void rs_first(float (&d)[N / 2], const uint32_t* a, uint64_t b) {           \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
+                   " {" MAGI_REGS_##N "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4            \
+                                      ", 0, 1, 1, %" #i5 ";"                                       \
+                   : MAGI_NEW_##N                                                                  \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));            \
     }                                                                                              \
     template <int kTransB>                                                                         \
     static MAGI_DEVICE void rs(float (&d)[N / 2], const uint32_t* a, uint64_t b, int accumulate) { \
