@@ -1,13 +1,14 @@
 """Ranks compare what they are about to do before rows change hands.
 
-Every call that exchanges rows (attention, its backward, undispatch, roll, ...) sends 64 bytes over
-a CPU group: the call's number, its kind, the plan's digest, shapes, dtype and scale. A
-disagreement is then one error on every rank, where a mismatched all-to-all would hang, abort or
-bring other rows.
+Every call that exchanges rows (attention, its backward, undispatch, roll, ...) has a signature of 64
+bytes: the call's number, its kind, the plan's digest, shapes, dtype and scale. Ranks gather each
+other's signatures over a CPU group. A disagreement is then one error on every rank, where a
+mismatched all-to-all would hang, abort or bring other rows.
 
 Who waits: with tensors on the CPU each exchange waits for its comparison. On a GPU the host runs
-ahead of the device and must not stop, so only a plan's first exchange waits; the others are looked
-at when the next one starts, and by a watcher when none does.
+ahead of the device and must not stop, so only a plan's first exchange waits. The signatures of the
+others are sent 16 at a time, or by a watcher within a second, and compared when a later exchange
+starts, or by the watcher when none does. ``agreement_stream`` says why no rank waits in vain.
 
 Ranks that exchange no rows but work on the same batch (tensor-parallel ranks, pipeline stages)
 compare too, in a group that is opened for it: nobody waits there before the end of a step, because
@@ -34,20 +35,20 @@ from megatron_magi.core.runtime.agreement_channel import (
     EXIT_PATIENCE_S,
     Channel,
     close_unfinished,
+    forget_in_child,
     leave,
     leave_running,
 )
-from megatron_magi.core.runtime.agreement_record import (
+from megatron_magi.core.runtime.agreement_signature import (
     Call,
     describe_difference,
-    differing_ranks,
-    record_of,
+    signature_of,
 )
 from megatron_magi.core.runtime.agreement_watcher import Watcher
 
 CP_RANKS = "context-parallel ranks"
-MAX_PENDING = 256
-"""Comparisons under way before a call waits for the oldest."""
+MAX_PENDING = 32
+"""Gathers under way before a call waits for the oldest; a rank is then 512 calls ahead."""
 MAX_AGREED = 4096
 """Plans remembered as compared; one that was forgotten is waited for again."""
 
@@ -71,15 +72,23 @@ class GroupState:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __del__(self) -> None:
-        self.close()
+        self.retire()
 
     def close(self) -> None:
-        """End the channel; the next call opens another one."""
+        """End the channel after an error; the next call opens another one."""
         with self.lock:
-            if self.channel is not None:
-                self.channel.close()
-            self.channel = None
+            channel, self.channel = self.channel, None
             self.agreed.clear()
+            if channel is not None:
+                channel.close()
+
+    def retire(self) -> None:
+        """End the channel with its group."""
+        with self.lock:
+            channel, self.channel = self.channel, None
+            self.agreed.clear()
+            if channel is not None:
+                channel.retire()
 
 
 _states: WeakKeyDictionary[dist.ProcessGroup, GroupState] = WeakKeyDictionary()
@@ -106,30 +115,28 @@ class Comparison:
                 _finish_all(self.state, self.timeout_s)
 
 
+_NO_WAIT = Comparison(None, 0, False)
+
+
 def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device) -> Comparison:
     """Start comparing this call with the other ranks'; the caller waits before it exchanges rows.
 
     Raises:
         AgreementError: an earlier call differed.
 
-    Cost: 64 bytes per rank, over CPU sockets.
+    Cost: 64 bytes per rank, over CPU sockets; every 16th call on a GPU sends them.
     """
-    group = resolve_group(cp_group)
     timeout_s = plan.config.agreement_timeout_s
-    if group is None or dist.get_world_size(group) == 1:
-        return Comparison(None, timeout_s, False)
-    state = _open_state(group, timeout_s)
+    state = _state_of(cp_group, timeout_s)
+    if state is None:
+        return _NO_WAIT
     with state.lock:
         _look(state, timeout_s)
-        is_new = plan.digest not in state.agreed
-        _send(call, plan, state)
-        state.agreed[plan.digest] = None
-        state.agreed.move_to_end(plan.digest)
-        if len(state.agreed) > MAX_AGREED:
-            state.agreed.popitem(last=False)
+        must_wait = _is_new(plan, state) or device.type == "cpu"
+        _post(call, plan, state, at_once=must_wait)
     if device.type != "cpu":
         _watcher.start()
-    return Comparison(state, timeout_s, is_new or device.type == "cpu")
+    return Comparison(state, timeout_s, True) if must_wait else _NO_WAIT
 
 
 def begin_comparing(plan: AttnPlan, cp_group: CpGroup) -> None:
@@ -140,9 +147,7 @@ def begin_comparing(plan: AttnPlan, cp_group: CpGroup) -> None:
     Raises:
         AgreementError: a rank did not come within ``agreement_timeout_s``.
     """
-    group = resolve_group(cp_group)
-    if group is not None and dist.get_world_size(group) > 1:
-        _open_state(group, plan.config.agreement_timeout_s)
+    _state_of(cp_group, plan.config.agreement_timeout_s)
 
 
 @one_graph_break
@@ -171,7 +176,7 @@ def open_agreement(group: dist.ProcessGroup, members: str, timeout_s: float) -> 
 def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
     """Start comparing this plan in an opened group, and look at older comparisons that are done.
 
-    Never waits (unless MAX_PENDING comparisons are under way). Nothing happens in a group that was
+    Never waits (unless MAX_PENDING gathers are under way). Nothing happens in a group that was
     not opened. All ranks of the group call it equally often.
 
     Raises:
@@ -184,7 +189,7 @@ def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
     _open_state(group, timeout_s, state.members)
     with state.lock:
         _look(state, timeout_s)
-        _send(Call("plan"), plan, state)
+        _post(Call("plan"), plan, state, at_once=True)  # no watcher may be there to send it
 
 
 def finish_agreement(group: dist.ProcessGroup) -> None:
@@ -199,6 +204,17 @@ def finish_agreement(group: dist.ProcessGroup) -> None:
             _finish_all(state, state.timeout_s)
 
 
+def _state_of(cp_group: CpGroup, timeout_s: float) -> GroupState | None:
+    """The state of a context-parallel group, opened if need be; None where there is one rank."""
+    group = resolve_group(cp_group)
+    if group is None:
+        return None
+    state = _states.get(group)
+    if state is not None and state.channel is not None:
+        return state
+    return None if dist.get_world_size(group) == 1 else _open_state(group, timeout_s)
+
+
 def _open_state(group: dist.ProcessGroup, timeout_s: float, members: str = CP_RANKS) -> GroupState:
     """The group's state with a channel; groups that were opened in threads do not wait for each
     other, because every group has a lock of its own."""
@@ -209,7 +225,7 @@ def _open_state(group: dist.ProcessGroup, timeout_s: float, members: str = CP_RA
         state = _states.setdefault(group, GroupState(dist.get_rank(group), members, timeout_s))
         dead = [s for g, s in _states.items() if not is_alive(g)]
     for other in dead:
-        other.close()
+        other.retire()
     close_unfinished()
     with state.lock:
         if state.channel is None and state.failure is None:
@@ -229,9 +245,22 @@ def _open_channel(group: dist.ProcessGroup, timeout_s: float) -> Channel:
         ) from error
 
 
-def _send(call: Call, plan: AttnPlan, state: GroupState) -> None:
-    assert state.channel is not None, "a group is opened before its first comparison"
-    state.channel.send(record_of(call, plan, state.channel.num_sent))
+def _is_new(plan: AttnPlan, state: GroupState) -> bool:
+    """This plan was not compared lately; from now on it was."""
+    is_new = plan.digest not in state.agreed
+    state.agreed[plan.digest] = None
+    if is_new and len(state.agreed) > MAX_AGREED:
+        state.agreed.popitem(last=False)
+    state.agreed.move_to_end(plan.digest)
+    return is_new
+
+
+def _post(call: Call, plan: AttnPlan, state: GroupState, *, at_once: bool) -> None:
+    channel = state.channel
+    assert channel is not None, "a group is opened before its first comparison"
+    channel.post(signature_of(call, plan, channel.streams.num_calls))
+    if at_once and channel.streams.unsent:
+        channel.send()
 
 
 def _look(state: GroupState, timeout_s: float) -> None:
@@ -248,8 +277,12 @@ def _take_ready(state: GroupState) -> None:
 
 
 def _finish_all(state: GroupState, timeout_s: float) -> None:
+    """Until every rank has made the calls that this one has made, and they are equal."""
     _raise_failure(state)
-    while (channel := state.channel) is not None and channel.pending:
+    while (channel := state.channel) is not None:
+        channel.send_rest()
+        if not channel.pending:
+            return
         _receive(state, channel, timeout_s)
 
 
@@ -261,10 +294,10 @@ def _raise_failure(state: GroupState) -> None:
 
 
 def _receive(state: GroupState, channel: Channel, timeout_s: float) -> None:
-    """Compare the oldest records. After an error the channel is closed: what else was under way
+    """Take in the oldest gather. After an error the channel is closed: what else was under way
     does not count, and the next call opens another one, at the same place on every rank."""
     try:
-        records = channel.receive(timeout_s)
+        difference = channel.receive(timeout_s)
     except RuntimeError as error:
         state.close()
         raise AgreementError(
@@ -273,19 +306,23 @@ def _receive(state: GroupState, channel: Channel, timeout_s: float) -> None:
             f"in the other ranks' logs, check that every rank takes the same number of batches, or "
             f"raise MagiConfig.agreement_timeout_s ({error})"
         ) from error
-    if differing_ranks(records):
+    if difference is not None:
         state.close()
-        raise AgreementError(describe_difference(records, state.members, state.rank))
+        raise AgreementError(describe_difference(difference, state.members, state.rank))
 
 
 def _look_at_all() -> list[str]:
-    """For the watcher: errors that nobody has raised yet."""
+    """For the watcher: errors that nobody has raised yet. It also sends what has not been sent."""
+    close_unfinished()
     with _table_lock:
         states = list(_states.values())
     for state in states:
         if state.failure is None and state.lock.acquire(blocking=False):
             try:
                 _take_ready(state)
+                # One at a time: a rank whose gathers are not answered sends whole batches only.
+                if state.channel is not None and not state.channel.pending:
+                    state.channel.send_rest()
             except AgreementError as error:
                 state.failure = error
             finally:
@@ -298,7 +335,7 @@ def _close_all() -> None:
     _watcher.stop()
     for state in list(_states.values()):
         if state.lock.acquire(timeout=EXIT_PATIENCE_S):
-            state.close()
+            state.retire()
             state.lock.release()
         elif state.channel is not None:  # a daemon thread waits for the other ranks
             leave_running(state.channel)
@@ -311,6 +348,7 @@ def _forget_in_child() -> None:
         if state.channel is not None:
             leave(state.channel)
         state.channel, state.lock = None, threading.RLock()
+    forget_in_child()
     _states, _table_lock = WeakKeyDictionary(), threading.Lock()
     _watcher = Watcher(_look_at_all)
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import megatron_magi as magi
 from megatron_magi import AgreementError, AttnPlan, HeadShape, MagiConfig, masks
 from megatron_magi.core.runtime import agreement, agreement_channel, agreement_watcher
-from megatron_magi.core.runtime.agreement_record import Call
+from megatron_magi.core.runtime.agreement_signature import Call
 from megatron_magi.core.runtime.max_logits import dist_max_logits
 from tests.process_pool import subgroup
 

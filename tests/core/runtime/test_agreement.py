@@ -16,7 +16,7 @@ import torch
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
 from megatron_magi.core.runtime import agreement
-from megatron_magi.core.runtime.agreement_record import (
+from megatron_magi.core.runtime.agreement_signature import (
     KINDS,
     RECORD_LEN,
     Call,
