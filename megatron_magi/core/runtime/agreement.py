@@ -1,7 +1,7 @@
 """Ranks compare what they are about to do before rows change hands.
 
-Every call that exchanges rows (attention, its backward, undispatch, roll, ...) has a signature of 64
-bytes: the call's number, its kind, the plan's digest, shapes, dtype and scale. Ranks gather each
+Every call that exchanges rows (attention, its backward, undispatch, roll, ...) has a signature of
+64 bytes: the call's number, its kind, the plan's digest, shapes, dtype and scale. Ranks gather each
 other's signatures over a CPU group. A disagreement is then one error on every rank, where a
 mismatched all-to-all would hang, abort or bring other rows.
 
@@ -41,7 +41,9 @@ from megatron_magi.core.runtime.agreement_channel import (
 )
 from megatron_magi.core.runtime.agreement_signature import (
     Call,
+    PlanPart,
     describe_difference,
+    plan_part,
     signature_of,
 )
 from megatron_magi.core.runtime.agreement_watcher import Watcher
@@ -67,8 +69,9 @@ class GroupState:
     channel: Channel | None = None
     failure: AgreementError | None = None
     """Found by the watcher, not raised yet."""
-    agreed: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    """Digests of plans that were compared, the latest last; bounded."""
+    agreed: OrderedDict[int, PlanPart] = field(default_factory=OrderedDict)
+    """Digests of plans that were compared, the latest last, with what signatures say of them;
+    bounded."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __del__(self) -> None:
@@ -132,8 +135,8 @@ def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device)
         return _NO_WAIT
     with state.lock:
         _look(state, timeout_s)
-        must_wait = _is_new(plan, state) or device.type == "cpu"
-        _post(call, plan, state, at_once=must_wait)
+        must_wait = device.type == "cpu" or plan.digest not in state.agreed
+        _post(call, _part_of(plan, state), state, at_once=must_wait)
     if device.type != "cpu":
         _watcher.start()
     return Comparison(state, timeout_s, True) if must_wait else _NO_WAIT
@@ -189,7 +192,9 @@ def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
     _open_state(group, timeout_s, state.members)
     with state.lock:
         _look(state, timeout_s)
-        _post(Call("plan"), plan, state, at_once=True)  # no watcher may be there to send it
+        _post(
+            Call("plan"), plan_part(plan), state, at_once=True
+        )  # no watcher may be there to send it
 
 
 def finish_agreement(group: dist.ProcessGroup) -> None:
@@ -245,17 +250,18 @@ def _open_channel(group: dist.ProcessGroup, timeout_s: float) -> Channel:
         ) from error
 
 
-def _is_new(plan: AttnPlan, state: GroupState) -> bool:
-    """This plan was not compared lately; from now on it was."""
-    is_new = plan.digest not in state.agreed
-    state.agreed[plan.digest] = None
-    if is_new and len(state.agreed) > MAX_AGREED:
-        state.agreed.popitem(last=False)
+def _part_of(plan: AttnPlan, state: GroupState) -> PlanPart:
+    """What a signature says of this plan, which counts as compared from now on."""
+    part = state.agreed.get(plan.digest)
+    if part is None:
+        part = state.agreed[plan.digest] = plan_part(plan)
+        if len(state.agreed) > MAX_AGREED:
+            state.agreed.popitem(last=False)
     state.agreed.move_to_end(plan.digest)
-    return is_new
+    return part
 
 
-def _post(call: Call, plan: AttnPlan, state: GroupState, *, at_once: bool) -> None:
+def _post(call: Call, plan: PlanPart, state: GroupState, *, at_once: bool) -> None:
     channel = state.channel
     assert channel is not None, "a group is opened before its first comparison"
     channel.post(signature_of(call, plan, channel.streams.num_calls))

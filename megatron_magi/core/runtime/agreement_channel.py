@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from megatron_magi.core.runtime.agreement_signature import Signature, Signatures
-from megatron_magi.core.runtime.agreement_stream import BATCH, BLOCK_SHAPE, Streams
+from megatron_magi.core.runtime.agreement_stream import BLOCK_SHAPE, Streams
 
 _num_opened: Counter[str] = Counter()
 """Channels that this process opened, by the name of their parent group."""
@@ -83,7 +83,7 @@ class Channel:
     def post(self, signature: Signature) -> None:
         """The next call; a whole batch is sent."""
         self.streams.append(signature)
-        if len(self.streams.unsent) >= BATCH:
+        if self.streams.has_batch():
             self.send()
 
     def send(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +35,16 @@ SIGNATURE_LEN = 8
 """int64 of one signature: number, kind, digest, field hashes, shape, dtype, scale, extra."""
 
 Signature = tuple[int, ...]
+PlanPart = tuple[int, int]
 Signatures = npt.NDArray[np.int64]
 """[ranks, SIGNATURE_LEN] of one call, or [calls, SIGNATURE_LEN] of one rank."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call in which rows are exchanged, beside its plan: equal on every rank."""
+class Call(NamedTuple):
+    """One call in which rows are exchanged, beside its plan: equal on every rank.
+
+    A tuple, because one is made in every call of a model.
+    """
 
     kind: str
     """One of KINDS."""
@@ -54,23 +57,19 @@ class Call:
     """The shift of a roll; of an attention: whether a gradient will be asked for."""
 
 
-def signature_of(call: Call, plan: AttnPlan, number: int) -> Signature:
-    """SIGNATURE_LEN integers: the ``number``-th call of its group.
-
-    A model makes the same calls again and again, so both parts are remembered.
-    """
-    fields = plan.field_digests
-    digests = plan.digest, *[fields[name] for name in PLAN_FIELDS]
-    kind, *rest = _of_call(call.kind, call.shape, call.dtype, call.scale, call.extra)
-    return (number, kind, *_of_plan(*digests), *rest)
+def signature_of(call: Call, plan: PlanPart, number: int) -> Signature:
+    """SIGNATURE_LEN integers: the ``number``-th call of its group."""
+    kind, *rest = _of_call(*call)
+    return (number, kind, *plan, *rest)
 
 
-@lru_cache(maxsize=4096)
-def _of_plan(digest: int, *field_digests: int) -> tuple[int, ...]:
-    return _signed(digest), _signed(_packed(field_digests))
+def plan_part(plan: AttnPlan) -> PlanPart:
+    """What a signature says of a plan, for all calls with it: its digest and its fields'."""
+    fields = [plan.field_digests[name] for name in PLAN_FIELDS]
+    return _signed(plan.digest), _signed(_packed(fields))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # a model makes the same calls again and again
 def _of_call(
     kind: str, shape: tuple[int, ...], dtype: torch.dtype | None, scale: float, extra: int
 ) -> tuple[int, ...]:
@@ -92,27 +91,27 @@ def differing_ranks(signatures: Signatures) -> list[int]:
 def describe_difference(signatures: Signatures, members: str, rank: int) -> str:
     """One error for all ranks: who differs in what, and what to do."""
     ranks = differing_ranks(signatures)
-    other = ranks[0]
+    first, other = signatures[0], ranks[0]
+    kind, call = _kind(first), f"call {first[0]} of this group"
     whose = f"seen by rank {rank}"
-    if (signatures[:, 1] != signatures[0, 1]).any():
+    if (signatures[:, 1] != first[1]).any():
         return (
-            f"{members} must make the same calls in the same order; call {signatures[0, 0]} of this "
-            f"group is {_kind(signatures[0])} on rank 0 and {_kind(signatures[other])} on rank {other} "
-            f"({whose}); let every rank take the same batches through the same layers"
+            f"{members} must make the same calls in the same order; {call} is {kind} on rank 0 and "
+            f"{_kind(signatures[other])} on rank {other} ({whose}); let every rank take the same "
+            f"batches through the same layers"
         )
     plan_fields = _differing_plan_fields(signatures)
-    if (signatures[:, 2] != signatures[0, 2]).any():
+    if (signatures[:, 2] != first[2]).any():
         return (
             f"{members} must plan the same thing; ranks {ranks} differ from rank 0 in "
-            f"{', '.join(plan_fields) or 'the planner version'} ({_kind(signatures[0])}, call "
-            f"{signatures[0, 0]} of this group, {whose}); give every rank the same mask, config and "
-            f"package version"
+            f"{', '.join(plan_fields) or 'the planner version'} ({kind}, {call}, {whose}); give "
+            f"every rank the same mask, config and package version"
         )
     return (
-        f"{members} must pass the same shapes, dtype and numbers to {_kind(signatures[0])}; ranks "
-        f"{ranks} differ from rank 0: rank 0 has {_content(signatures[0])}, rank {other} has "
-        f"{_content(signatures[other])} (call {signatures[0, 0]} of this group, {whose}); give every "
-        f"rank the same model config and arguments"
+        f"{members} must pass the same shapes, dtype and numbers to {kind}; ranks {ranks} differ "
+        f"from rank 0: rank 0 has {_content(first)}, rank {other} has "
+        f"{_content(signatures[other])} ({call}, {whose}); give every rank the same model config "
+        f"and arguments"
     )
 
 

@@ -1,4 +1,4 @@
-"""What each rank of a group has called, as streams of signatures of which the common part is compared.
+"""What each rank of a group has called: streams of signatures, compared as far as all have come.
 
 A gather brings one block of every rank: how many signatures it holds, and up to BATCH of them. All
 ranks receive the same blocks in the same order, so after the same number of gathers they know the
@@ -19,6 +19,8 @@ rank that waits until all have caught up with it waits for a bounded number of g
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from megatron_magi.core.runtime.agreement_signature import SIGNATURE_LEN, Signature, Signatures
@@ -37,7 +39,8 @@ class Streams:
         self.rank = rank
         self.num_calls = 0
         """Of this rank, sent or not."""
-        self.unsent: list[Signature] = []
+        self.unsent = array("q")
+        """Signatures, one behind the other."""
         self.lengths = [0] * num_ranks
         """Signatures that were received of each rank."""
         self._left = [np.empty((0, SIGNATURE_LEN), np.int64)] * num_ranks
@@ -45,8 +48,12 @@ class Streams:
 
     def append(self, signature: Signature) -> None:
         """The next call of this rank."""
-        self.unsent.append(signature)
+        self.unsent.extend(signature)
         self.num_calls += 1
+
+    def has_batch(self) -> bool:
+        """As much was not sent as a block holds."""
+        return len(self.unsent) >= BATCH * SIGNATURE_LEN
 
     def leads(self) -> bool:
         """Some rank is known to be behind this one."""
@@ -54,10 +61,11 @@ class Streams:
 
     def fill(self, block: Signatures) -> None:
         """Move what was not sent into a block of BLOCK_SHAPE, up to BATCH signatures."""
-        sent, self.unsent = self.unsent[:BATCH], self.unsent[BATCH:]
-        block[0, 0] = len(sent)
-        if sent:
-            block[1 : 1 + len(sent)] = sent
+        most = BATCH * SIGNATURE_LEN
+        sent, self.unsent = self.unsent[:most], self.unsent[most:]
+        num_sent = len(sent) // SIGNATURE_LEN
+        block[0, 0] = num_sent
+        block[1 : 1 + num_sent] = np.array(sent, np.int64).reshape(-1, SIGNATURE_LEN)
 
     def take_in(self, blocks: Signatures) -> Signatures | None:
         """Append what a gather has brought, [ranks, *BLOCK_SHAPE], and compare what all have now.
@@ -72,7 +80,7 @@ class Streams:
         return calls[:, int(differs.argmax())].copy() if differs.any() else None
 
     def _common(self, blocks: Signatures, counts: list[int]) -> Signatures:
-        """[ranks, calls, SIGNATURE_LEN]: what has now come of every rank, and leaves the streams."""
+        """[ranks, calls, SIGNATURE_LEN]: what has now come of every rank; it leaves the streams."""
         if min(self.lengths) == max(self.lengths) and min(counts) == max(counts):
             return blocks[:, 1 : 1 + counts[0]]  # as always, unless a watcher was early
         new = [block[1 : 1 + n] for block, n in zip(blocks, counts, strict=True)]

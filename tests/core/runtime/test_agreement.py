@@ -15,19 +15,21 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
-from megatron_magi.core.runtime import agreement
+from megatron_magi.core.runtime import agreement, agreement_channel
 from megatron_magi.core.runtime.agreement_signature import (
     KINDS,
-    RECORD_LEN,
+    SIGNATURE_LEN,
     Call,
     describe_difference,
-    record_of,
+    plan_part,
+    signature_of,
 )
 from megatron_magi.core.runtime.agreement_watcher import Watcher
 from tests.core.runtime import agreement_jobs as jobs
 from tests.process_pool import pool
 
 WORLD = 5
+PLAN = plan_part(magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4)))
 
 ODD = {
     jobs.undispatch_of_another_plan: "plan the same thing; ranks [2] differ from rank 0 in mask",
@@ -100,8 +102,7 @@ def test_heads_that_were_not_planned_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_part_of_a_call_makes_another_record(kind: str) -> None:
-    plan = magi.plan(masks.causal(16), 1, HeadShape(4, 2, 8))
+def test_any_part_of_a_call_makes_another_signature(kind: str) -> None:
     call = Call(kind, (2, 8, 8), torch.bfloat16, 0.25, 1)
     others = [
         Call(KINDS[KINDS.index(kind) - 1], (2, 8, 8), torch.bfloat16, 0.25, 1),
@@ -114,48 +115,44 @@ def test_any_part_of_a_call_makes_another_record(kind: str) -> None:
         Call(kind, (2, 8, 8), torch.bfloat16, 0.25 + 2**-50, 1),
         Call(kind, (2, 8, 8), torch.bfloat16, 0.25, -1),
     ]
-    records = [record_of(c, plan, 7) for c in (call, *others)]
-    assert all(len(record) == RECORD_LEN for record in records)
-    assert len({*records, record_of(call, plan, 8)}) == len(others) + 2
-    for other in records[1:]:
-        said = describe_difference(np.array([records[0], records[0], other]), "ranks", 1)
+    signatures = [signature_of(c, PLAN, 7) for c in (call, *others)]
+    assert all(len(signature) == SIGNATURE_LEN for signature in signatures)
+    assert len({*signatures, signature_of(call, PLAN, 8)}) == len(others) + 2
+    for other in signatures[1:]:
+        said = describe_difference(np.array([signatures[0], signatures[0], other]), "ranks", 1)
         assert "[2]" in said or "on rank 2" in said
 
 
 class Late:
-    """A closed channel that is quiet after some looks."""
+    """A closed channel that can end after some tries."""
 
-    def __init__(self, looks: int) -> None:
-        self.looks, self.closed_after = looks, -1
-
-    def is_quiet(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
+    def __init__(self, tries: int) -> None:
+        self.tries = tries
 
     def close(self) -> None:
-        self.closed_after = self.looks
+        self.tries -= 1
+        if self.tries >= 0:
+            agreement_channel._unfinished.append(self)  # type: ignore[arg-type]
 
 
 def test_the_end_of_the_process_waits_for_what_is_under_way() -> None:
-    from megatron_magi.core.runtime import agreement_channel
-
-    channels = [Late(looks) for looks in (0, 3, 10**9)]
+    channels = [Late(tries) for tries in (0, 3, 10**9)]
     agreement_channel._unfinished.extend(channels)  # type: ignore[arg-type]
     begin = time.monotonic()
     agreement_channel.close_unfinished(0.3)
     assert 0.3 <= time.monotonic() - begin < 20
-    assert [c.closed_after < 0 for c in channels] == [True, True, False]
-    assert not agreement_channel._unfinished and channels[2].closed_after > 0
+    assert list(agreement_channel._unfinished) == channels[2:]
+    agreement_channel._unfinished.clear()
+    assert [c.tries for c in channels[:2]] == [-1, -1]
 
 
 def test_rows_of_four_dimensions_are_shown() -> None:
     """And of more are compared, though not shown."""
-    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
     shapes = [(2, 3, 4, 5), (2, 3, 4, 6)], [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)]
     said = []
     for pair in shapes:
-        records = [record_of(Call("undispatch", s, torch.float32), plan, 0) for s in pair]
-        said.append(describe_difference(np.array(records), "ranks", 1))
+        signatures = [signature_of(Call("undispatch", s, torch.float32), PLAN, 0) for s in pair]
+        said.append(describe_difference(np.array(signatures), "ranks", 1))
     assert "row [2, 3, 4, 5], torch.float32" in said[0] and "row [2, 3, 4, 6]" in said[0]
     assert said[1]
 
@@ -165,7 +162,7 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
     held, free = (SimpleNamespace(lock=threading.Lock(), channel=object()) for _ in range(2))
     gone = SimpleNamespace(lock=threading.Lock(), channel=None)
     left: list[object] = []
-    free.close = lambda: left.append("closed")
+    free.retire = lambda: left.append("retired")
     for state in (held, gone):
         state.lock.acquire()
     monkeypatch.setattr(agreement, "_states", dict(enumerate((held, gone, free))))
@@ -173,14 +170,15 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(agreement, "leave_running", left.append)
     monkeypatch.setattr(agreement._watcher, "stop", lambda: None)
     agreement._close_all()
-    assert left == [held.channel, "closed"]
+    assert left == [held.channel, "retired"]
 
 
 def test_every_size_of_a_row_counts() -> None:
     """Beyond 16 bits of a dimension too, where its packed form would repeat."""
-    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
     shapes = [(size, 64) for size in (1, 1 + 2**16, 1 + 2**17)]
-    assert len({record_of(Call("undispatch", shape), plan, 0) for shape in shapes}) == len(shapes)
+    assert len({signature_of(Call("undispatch", shape), PLAN, 0) for shape in shapes}) == len(
+        shapes
+    )
 
 
 def test_a_watcher_has_ended_when_it_was_stopped() -> None:
@@ -198,7 +196,6 @@ libc = ctypes.CDLL(None)
 libc.on_exit(libc.abort, None)  # as the destructor of a static object that a thread still uses
 from megatron_magi.core.runtime import agreement_channel
 class Busy:
-    is_quiet = lambda self: False
     close = lambda self: agreement_channel._unfinished.append(self)
 agreement_channel.EXIT_PATIENCE_S = 0.01
 agreement_channel._unfinished.append(Busy())
@@ -229,13 +226,12 @@ def test_every_exchange_of_rows_is_compared() -> None:
 def test_a_failed_comparison_closes_its_channel(is_gone: bool) -> None:
     """The next call opens another one, at the same place on every rank."""
     closed = []
-    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
-    records = [record_of(Call("roll", (4,), extra=shift), plan, 0) for shift in (1, 2)]
+    signatures = [signature_of(Call("roll", (4,), extra=shift), PLAN, 0) for shift in (1, 2)]
 
     def receive(timeout_s: float) -> np.ndarray:
         if is_gone:
             raise RuntimeError("a peer is gone")
-        return np.array(records)
+        return np.array(signatures)
 
     channel = SimpleNamespace(receive=receive, close=lambda: closed.append(True))
     state = agreement.GroupState(0, "ranks", 1.0, channel)  # type: ignore[arg-type]
@@ -254,7 +250,6 @@ def test_what_the_watcher_found_ends_a_step() -> None:
 
 
 def test_a_sum_of_gradients_is_not_meant_unless_said() -> None:
-    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
     calls = Call("undispatch", (4,)), Call("undispatch", (4,), extra=1)
-    said = describe_difference(np.array([record_of(c, plan, 0) for c in calls]), "ranks", 0)
+    said = describe_difference(np.array([signature_of(c, PLAN, 0) for c in calls]), "ranks", 0)
     assert said.index("is_partial_grad False") < said.index("is_partial_grad True")
