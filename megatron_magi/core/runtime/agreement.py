@@ -271,6 +271,8 @@ def _post(call: Call, plan: PlanPart, state: GroupState, *, at_once: bool) -> No
 
 def _look(state: GroupState, timeout_s: float) -> None:
     """Take in what has ended; wait only for the oldest of too many."""
+    if state.failure is None and (state.channel is None or not state.channel.pending):
+        return
     _raise_failure(state)
     _take_ready(state)
     while (channel := state.channel) is not None and len(channel.pending) >= MAX_PENDING:

@@ -84,11 +84,41 @@ def test_buffers_do_not_grow_with_the_calls() -> None:
 
 
 def test_a_host_that_waits_for_its_device_is_ended(tmp_path: Path) -> None:
-    hosts = [jobs.start_stuck_host(rank, str(tmp_path / "store")) for rank in range(2)]
+    hosts = [jobs.start_host(jobs.stuck_host, rank, str(tmp_path / "store")) for rank in range(2)]
     for host in hosts:
         _, said = host.communicate(timeout=50)
         assert host.returncode == 1
         assert "AgreementError" in said and "undispatch on rank 0 and roll on rank 1" in said
+
+
+def test_a_rank_may_end_before_another_one(tmp_path: Path) -> None:
+    """It sends its last calls first, so that the watcher of one that lives on is content."""
+    store = str(tmp_path / "store")
+    hosts = [jobs.start_host(jobs.host_that_ends, rank, store) for rank in range(2)]
+    for host in hosts:
+        _, said = host.communicate(timeout=50)
+        assert host.returncode == 0 and "AgreementError" not in said, said
+
+
+def test_a_group_may_end_on_one_rank_before_another() -> None:
+    assert pool(WORLD).run(jobs.ends_before_another, 3)[:3] == [[], [], []]
+
+
+def test_a_rank_that_waits_alone_is_answered() -> None:
+    """By watchers, which look once a second."""
+    assert pool(WORLD).run(jobs.waits_alone, 3)[0] < 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_early_watchers_do_no_harm(seed: int) -> None:
+    said = pool(WORLD).run(jobs.early_watchers, 3, -1, seed)[:3]
+    assert said == ["no error"] * 3
+
+
+@pytest.mark.parametrize("odd_call", [0, 7, 77, 149])
+def test_a_difference_is_found_whoever_is_early(odd_call: int) -> None:
+    for said in pool(WORLD).run(jobs.early_watchers, 3, odd_call, odd_call)[:3]:
+        assert f"rank 2 has row [], shift 2 (call {odd_call} of this group" in said
 
 
 def test_heads_that_were_not_planned_are_refused() -> None:
