@@ -50,7 +50,7 @@ from megatron_magi.core.runtime.agreement_watcher import Watcher
 
 CP_RANKS = "context-parallel ranks"
 MAX_PENDING = 32
-"""Gathers under way before a call waits for the oldest; a rank is then 512 calls ahead."""
+"""Gathers under way before a call waits for the oldest; a rank is then about 512 calls ahead."""
 MAX_AGREED = 4096
 """Plans remembered as compared; one that was forgotten is waited for again."""
 

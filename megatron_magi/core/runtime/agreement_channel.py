@@ -131,7 +131,7 @@ class Channel:
         if self._has_ended():
             self.group = None  # joins its threads, and only then the buffers may go
             self.pending.clear()
-        elif self not in _unfinished:
+        else:
             _unfinished.append(self)
 
     def retire(self) -> None:

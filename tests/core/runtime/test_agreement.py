@@ -203,6 +203,12 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
     assert left == [held.channel, "retired"]
 
 
+def test_a_scale_of_minus_zero_is_zero() -> None:
+    """Whichever of the two a rank has seen first, which it remembers for both."""
+    of_zeros = [signature_of(Call("roll", scale=x), PLAN, 0) for x in (-0.0, 0.0)]
+    assert of_zeros[0] == of_zeros[1] and of_zeros[0][6] == 0
+
+
 def test_every_size_of_a_row_counts() -> None:
     """Beyond 16 bits of a dimension too, where its packed form would repeat."""
     shapes = [(size, 64) for size in (1, 1 + 2**16, 1 + 2**17)]
