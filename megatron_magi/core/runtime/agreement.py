@@ -20,8 +20,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,60 +38,12 @@ from megatron_magi.core.runtime.agreement_channel import (
     leave,
     leave_running,
 )
-from megatron_magi.core.runtime.agreement_signature import (
-    Call,
-    PlanPart,
-    describe_difference,
-    plan_part,
-    signature_of,
-)
+from megatron_magi.core.runtime.agreement_group import AgreementError as AgreementError
+from megatron_magi.core.runtime.agreement_group import GroupState
+from megatron_magi.core.runtime.agreement_signature import Call, plan_part
 from megatron_magi.core.runtime.agreement_watcher import Watcher
 
 CP_RANKS = "context-parallel ranks"
-MAX_PENDING = 32
-"""Gathers under way before a call waits for the oldest; a rank is then about 512 calls ahead."""
-MAX_AGREED = 4096
-"""Plans remembered as compared; one that was forgotten is waited for again."""
-
-
-class AgreementError(RuntimeError):
-    """Ranks planned or called different things, or a rank did not come."""
-
-
-@dataclass
-class GroupState:
-    """What one group has compared; every field is used under ``lock``."""
-
-    rank: int
-    members: str
-    timeout_s: float
-    channel: Channel | None = None
-    failure: AgreementError | None = None
-    """Found by the watcher, not raised yet."""
-    agreed: OrderedDict[int, PlanPart] = field(default_factory=OrderedDict)
-    """Digests of plans that were compared, the latest last, with what signatures say of them;
-    bounded."""
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def __del__(self) -> None:
-        self.retire()
-
-    def close(self) -> None:
-        """End the channel after an error; the next call opens another one."""
-        with self.lock:
-            channel, self.channel = self.channel, None
-            self.agreed.clear()
-            if channel is not None:
-                channel.close()
-
-    def retire(self) -> None:
-        """End the channel with its group."""
-        with self.lock:
-            channel, self.channel = self.channel, None
-            self.agreed.clear()
-            if channel is not None:
-                channel.retire()
-
 
 _states: WeakKeyDictionary[dist.ProcessGroup, GroupState] = WeakKeyDictionary()
 _table_lock = threading.Lock()
@@ -115,7 +66,7 @@ class Comparison:
         """
         if self.must_wait and self.state is not None:
             with self.state.lock:
-                _finish_all(self.state, self.timeout_s)
+                self.state.finish(self.timeout_s)
 
 
 _NO_WAIT = Comparison(None, 0, False)
@@ -134,9 +85,9 @@ def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device)
     if state is None:
         return _NO_WAIT
     with state.lock:
-        _look(state, timeout_s)
+        state.look(timeout_s)
         must_wait = device.type == "cpu" or plan.digest not in state.agreed
-        _post(call, _part_of(plan, state), state, at_once=must_wait)
+        state.post(call, state.part_of(plan), at_once=must_wait)
     if device.type != "cpu":
         _watcher.start()
     return Comparison(state, timeout_s, True) if must_wait else _NO_WAIT
@@ -191,10 +142,9 @@ def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
     timeout_s = plan.config.agreement_timeout_s
     _open_state(group, timeout_s, state.members)
     with state.lock:
-        _look(state, timeout_s)
-        _post(
-            Call("plan"), plan_part(plan), state, at_once=True
-        )  # no watcher may be there to send it
+        state.look(timeout_s)
+        # At once, because no watcher may be there to send it.
+        state.post(Call("plan"), plan_part(plan), at_once=True)
 
 
 def finish_agreement(group: dist.ProcessGroup) -> None:
@@ -206,7 +156,7 @@ def finish_agreement(group: dist.ProcessGroup) -> None:
     state = _states.get(group)
     if state is not None:
         with state.lock:
-            _finish_all(state, state.timeout_s)
+            state.finish(state.timeout_s)
 
 
 def _state_of(cp_group: CpGroup, timeout_s: float) -> GroupState | None:
@@ -250,75 +200,6 @@ def _open_channel(group: dist.ProcessGroup, timeout_s: float) -> Channel:
         ) from error
 
 
-def _part_of(plan: AttnPlan, state: GroupState) -> PlanPart:
-    """What a signature says of this plan, which counts as compared from now on."""
-    part = state.agreed.get(plan.digest)
-    if part is None:
-        part = state.agreed[plan.digest] = plan_part(plan)
-        if len(state.agreed) > MAX_AGREED:
-            state.agreed.popitem(last=False)
-    state.agreed.move_to_end(plan.digest)
-    return part
-
-
-def _post(call: Call, plan: PlanPart, state: GroupState, *, at_once: bool) -> None:
-    channel = state.channel
-    assert channel is not None, "a group is opened before its first comparison"
-    channel.post(signature_of(call, plan, channel.streams.num_calls))
-    if at_once and channel.streams.unsent:
-        channel.send()
-
-
-def _look(state: GroupState, timeout_s: float) -> None:
-    """Take in what has ended; wait only for the oldest of too many."""
-    if state.failure is None and (state.channel is None or not state.channel.pending):
-        return
-    _raise_failure(state)
-    _take_ready(state)
-    while (channel := state.channel) is not None and len(channel.pending) >= MAX_PENDING:
-        _receive(state, channel, timeout_s)
-
-
-def _take_ready(state: GroupState) -> None:
-    while (channel := state.channel) is not None and channel.is_ready():
-        _receive(state, channel, state.timeout_s)
-
-
-def _finish_all(state: GroupState, timeout_s: float) -> None:
-    """Until every rank has made the calls that this one has made, and they are equal."""
-    _raise_failure(state)
-    while (channel := state.channel) is not None:
-        channel.send_rest()
-        if not channel.pending:
-            return
-        _receive(state, channel, timeout_s)
-
-
-def _raise_failure(state: GroupState) -> None:
-    """What the watcher found, once."""
-    failure, state.failure = state.failure, None
-    if failure is not None:
-        raise failure
-
-
-def _receive(state: GroupState, channel: Channel, timeout_s: float) -> None:
-    """Take in the oldest gather. After an error the channel is closed: what else was under way
-    does not count, and the next call opens another one, at the same place on every rank."""
-    try:
-        difference = channel.receive(timeout_s)
-    except RuntimeError as error:
-        state.close()
-        raise AgreementError(
-            f"all {state.members} must make the same calls; a rank did not come within "
-            f"{timeout_s:.0f} s, or is gone (seen by rank {state.rank}); look for the first error "
-            f"in the other ranks' logs, check that every rank takes the same number of batches, or "
-            f"raise MagiConfig.agreement_timeout_s ({error})"
-        ) from error
-    if difference is not None:
-        state.close()
-        raise AgreementError(describe_difference(difference, state.members, state.rank))
-
-
 def _look_at_all() -> list[str]:
     """For the watcher: errors that nobody has raised yet. It also sends what has not been sent."""
     close_unfinished()
@@ -327,12 +208,7 @@ def _look_at_all() -> list[str]:
     for state in states:
         if state.failure is None and state.lock.acquire(blocking=False):
             try:
-                _take_ready(state)
-                # One at a time: a rank whose gathers are not answered sends whole batches only.
-                if state.channel is not None and not state.channel.pending:
-                    state.channel.send_rest()
-            except AgreementError as error:
-                state.failure = error
+                state.serve()
             finally:
                 state.lock.release()
     return [str(state.failure) for state in states if state.failure is not None]

@@ -20,7 +20,12 @@ import torch.distributed as dist
 
 import megatron_magi as magi
 from megatron_magi import AgreementError, AttnPlan, HeadShape, MagiConfig, masks
-from megatron_magi.core.runtime import agreement, agreement_channel, agreement_watcher
+from megatron_magi.core.runtime import (
+    agreement,
+    agreement_channel,
+    agreement_group,
+    agreement_watcher,
+)
 from megatron_magi.core.runtime.agreement_signature import Call
 from megatron_magi.core.runtime.max_logits import dist_max_logits
 from tests.process_pool import subgroup
@@ -241,7 +246,7 @@ def many_on_a_device(rank: int, cp_size: int, num_calls: int) -> None:
     if rank >= cp_size:
         return
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
-    with mock.patch.object(agreement, "MAX_PENDING", 8), \
+    with mock.patch.object(agreement_group, "MAX_PENDING", 8), \
          mock.patch.object(agreement._watcher, "start"):  # fmt: skip
         for _ in range(num_calls):
             agreement.compare(Call("undispatch"), plan, group, torch.device("cuda", 0))

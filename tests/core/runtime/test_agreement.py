@@ -15,7 +15,7 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
-from megatron_magi.core.runtime import agreement, agreement_channel
+from megatron_magi.core.runtime import agreement, agreement_channel, agreement_group
 from megatron_magi.core.runtime.agreement_signature import (
     KINDS,
     SIGNATURE_LEN,
@@ -270,19 +270,21 @@ def test_a_failed_comparison_closes_its_channel(is_gone: bool) -> None:
         return np.array(signatures)
 
     channel = SimpleNamespace(receive=receive, close=lambda: closed.append(True))
-    state = agreement.GroupState(0, "ranks", 1.0, channel)  # type: ignore[arg-type]
-    with pytest.raises(agreement.AgreementError, match="a peer is gone" if is_gone else "shift 2"):
-        agreement._receive(state, channel, 1.0)  # type: ignore[arg-type]
+    state = agreement_group.GroupState(0, "ranks", 1.0, channel)  # type: ignore[arg-type]
+    with pytest.raises(
+        agreement_group.AgreementError, match="a peer is gone" if is_gone else "shift 2"
+    ):
+        state._receive(channel, 1.0)  # type: ignore[arg-type]
     assert closed == [True] and state.channel is None
 
 
 def test_what_the_watcher_found_ends_a_step() -> None:
     """Once, also where nothing else is under way."""
-    state = agreement.GroupState(0, "ranks", 1.0)
-    state.failure = agreement.AgreementError("rank 3 differs")
-    with pytest.raises(agreement.AgreementError, match="rank 3 differs"):
-        agreement._finish_all(state, 1.0)
-    agreement._finish_all(state, 1.0)
+    state = agreement_group.GroupState(0, "ranks", 1.0)
+    state.failure = agreement_group.AgreementError("rank 3 differs")
+    with pytest.raises(agreement_group.AgreementError, match="rank 3 differs"):
+        state.finish(1.0)
+    state.finish(1.0)
 
 
 def test_a_sum_of_gradients_is_not_meant_unless_said() -> None:
