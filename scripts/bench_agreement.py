@@ -8,7 +8,8 @@ One process per rank. Levels:
            Calls follow each other as in training, one every --every-us microseconds.
   attn     a forward and backward of dist_attn on a small plan with everything warm, in random
            order as it is and with the comparison taken out; the difference is what it adds
-Host microseconds of one call, of the slowest rank: the median, the least and the most.
+Host microseconds of one call, of the slowest rank: the median, the mean (every 16th comparison
+sends for the others, which no median shows), the least and the most.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.runtime import agreement, dist_attn, token_dispatch
-from megatron_magi.core.runtime.agreement_record import Call
+from megatron_magi.core.runtime.agreement_signature import Call
 
 TOKENS = 512  # of every rank, so that the GPU is done long before the host
 HEADS = HeadShape(8, 2, 128)
@@ -108,10 +109,12 @@ def serve(rank: int, args: argparse.Namespace, store: str) -> None:
         slowest = torch.tensor(us, device=args.device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         us = [round(x, 2) for x in slowest.tolist()]
-        row = {"level": level, "us": statistics.median(us), "min_us": min(us), "max_us": max(us)}
+        median, mean = statistics.median(us), round(statistics.fmean(us), 2)
+        row = {"level": level, "us": median, "mean_us": mean, "min_us": min(us), "max_us": max(us)}
         rows.append({**row, "n": len(us)})
         if rank == 0:
-            print(f"{level:30s} {row['us']:7.1f} us (least {min(us):.1f}, most {max(us):.0f})")
+            rest = f"least {min(us):.1f}, most {max(us):.0f}"
+            print(f"{level:30s} {median:7.1f} us, mean {mean:.1f} us ({rest})")
     if rank == 0 and args.record:
         command = f"python scripts/bench_agreement.py --device {args.device} --ranks {args.ranks}"
         meta = {**describe(command, args.commit), "date": str(datetime.date.today())}

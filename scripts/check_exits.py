@@ -106,7 +106,7 @@ def _attend(job: Job, rank: int) -> None:
 
     from megatron_magi import api
     from megatron_magi.core.runtime.agreement import compare
-    from megatron_magi.core.runtime.agreement_record import Call
+    from megatron_magi.core.runtime.agreement_signature import Call
 
     cuts = torch.tensor([0, 64 + 8 * (job.seed % 5), 160], dtype=torch.int32)
     everybody = dist.group.WORLD

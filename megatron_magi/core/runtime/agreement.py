@@ -1,13 +1,14 @@
 """Ranks compare what they are about to do before rows change hands.
 
-Every call that exchanges rows (attention, its backward, undispatch, roll, ...) sends 64 bytes over
-a CPU group: the call's number, its kind, the plan's digest, shapes, dtype and scale. A
-disagreement is then one error on every rank, where a mismatched all-to-all would hang, abort or
-bring other rows.
+Every call that exchanges rows (attention, its backward, undispatch, roll, ...) has a signature of
+64 bytes: the call's number, its kind, the plan's digest, shapes, dtype and scale. Ranks gather each
+other's signatures over a CPU group. A disagreement is then one error on every rank, where a
+mismatched all-to-all would hang, abort or bring other rows.
 
 Who waits: with tensors on the CPU each exchange waits for its comparison. On a GPU the host runs
-ahead of the device and must not stop, so only a plan's first exchange waits; the others are looked
-at when the next one starts, and by a watcher when none does.
+ahead of the device and must not stop, so only a plan's first exchange waits. The signatures of the
+others are sent 16 at a time, or by a watcher within a second, and compared when a later exchange
+starts, or by the watcher when none does. ``agreement_stream`` says why no rank waits in vain.
 
 Ranks that exchange no rows but work on the same batch (tensor-parallel ranks, pipeline stages)
 compare too, in a group that is opened for it: nobody waits there before the end of a step, because
@@ -19,8 +20,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,53 +34,16 @@ from megatron_magi.core.runtime.agreement_channel import (
     EXIT_PATIENCE_S,
     Channel,
     close_unfinished,
+    forget_in_child,
     leave,
     leave_running,
 )
-from megatron_magi.core.runtime.agreement_record import (
-    Call,
-    describe_difference,
-    differing_ranks,
-    record_of,
-)
+from megatron_magi.core.runtime.agreement_group import AgreementError as AgreementError
+from megatron_magi.core.runtime.agreement_group import GroupState
+from megatron_magi.core.runtime.agreement_signature import Call, plan_part
 from megatron_magi.core.runtime.agreement_watcher import Watcher
 
 CP_RANKS = "context-parallel ranks"
-MAX_PENDING = 256
-"""Comparisons under way before a call waits for the oldest."""
-MAX_AGREED = 4096
-"""Plans remembered as compared; one that was forgotten is waited for again."""
-
-
-class AgreementError(RuntimeError):
-    """Ranks planned or called different things, or a rank did not come."""
-
-
-@dataclass
-class GroupState:
-    """What one group has compared; every field is used under ``lock``."""
-
-    rank: int
-    members: str
-    timeout_s: float
-    channel: Channel | None = None
-    failure: AgreementError | None = None
-    """Found by the watcher, not raised yet."""
-    agreed: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    """Digests of plans that were compared, the latest last; bounded."""
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    def __del__(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the channel; the next call opens another one."""
-        with self.lock:
-            if self.channel is not None:
-                self.channel.close()
-            self.channel = None
-            self.agreed.clear()
-
 
 _states: WeakKeyDictionary[dist.ProcessGroup, GroupState] = WeakKeyDictionary()
 _table_lock = threading.Lock()
@@ -103,7 +66,10 @@ class Comparison:
         """
         if self.must_wait and self.state is not None:
             with self.state.lock:
-                _finish_all(self.state, self.timeout_s)
+                self.state.finish(self.timeout_s)
+
+
+_NO_WAIT = Comparison(None, 0, False)
 
 
 def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device) -> Comparison:
@@ -112,24 +78,19 @@ def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device)
     Raises:
         AgreementError: an earlier call differed.
 
-    Cost: 64 bytes per rank, over CPU sockets.
+    Cost: 64 bytes per rank, over CPU sockets; every 16th call on a GPU sends them.
     """
-    group = resolve_group(cp_group)
     timeout_s = plan.config.agreement_timeout_s
-    if group is None or dist.get_world_size(group) == 1:
-        return Comparison(None, timeout_s, False)
-    state = _open_state(group, timeout_s)
+    state = _state_of(cp_group, timeout_s)
+    if state is None:
+        return _NO_WAIT
     with state.lock:
-        _look(state, timeout_s)
-        is_new = plan.digest not in state.agreed
-        _send(call, plan, state)
-        state.agreed[plan.digest] = None
-        state.agreed.move_to_end(plan.digest)
-        if len(state.agreed) > MAX_AGREED:
-            state.agreed.popitem(last=False)
+        state.look(timeout_s)
+        must_wait = device.type == "cpu" or plan.digest not in state.agreed
+        state.post(call, state.part_of(plan), at_once=must_wait)
     if device.type != "cpu":
         _watcher.start()
-    return Comparison(state, timeout_s, is_new or device.type == "cpu")
+    return Comparison(state, timeout_s, True) if must_wait else _NO_WAIT
 
 
 def begin_comparing(plan: AttnPlan, cp_group: CpGroup) -> None:
@@ -140,9 +101,7 @@ def begin_comparing(plan: AttnPlan, cp_group: CpGroup) -> None:
     Raises:
         AgreementError: a rank did not come within ``agreement_timeout_s``.
     """
-    group = resolve_group(cp_group)
-    if group is not None and dist.get_world_size(group) > 1:
-        _open_state(group, plan.config.agreement_timeout_s)
+    _state_of(cp_group, plan.config.agreement_timeout_s)
 
 
 @one_graph_break
@@ -171,7 +130,7 @@ def open_agreement(group: dist.ProcessGroup, members: str, timeout_s: float) -> 
 def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
     """Start comparing this plan in an opened group, and look at older comparisons that are done.
 
-    Never waits (unless MAX_PENDING comparisons are under way). Nothing happens in a group that was
+    Never waits (unless MAX_PENDING gathers are under way). Nothing happens in a group that was
     not opened. All ranks of the group call it equally often.
 
     Raises:
@@ -183,8 +142,9 @@ def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
     timeout_s = plan.config.agreement_timeout_s
     _open_state(group, timeout_s, state.members)
     with state.lock:
-        _look(state, timeout_s)
-        _send(Call("plan"), plan, state)
+        state.look(timeout_s)
+        # At once, because no watcher may be there to send it.
+        state.post(Call("plan"), plan_part(plan), at_once=True)
 
 
 def finish_agreement(group: dist.ProcessGroup) -> None:
@@ -196,7 +156,18 @@ def finish_agreement(group: dist.ProcessGroup) -> None:
     state = _states.get(group)
     if state is not None:
         with state.lock:
-            _finish_all(state, state.timeout_s)
+            state.finish(state.timeout_s)
+
+
+def _state_of(cp_group: CpGroup, timeout_s: float) -> GroupState | None:
+    """The state of a context-parallel group, opened if need be; None where there is one rank."""
+    group = resolve_group(cp_group)
+    if group is None:
+        return None
+    state = _states.get(group)
+    if state is not None and state.channel is not None:
+        return state
+    return None if dist.get_world_size(group) == 1 else _open_state(group, timeout_s)
 
 
 def _open_state(group: dist.ProcessGroup, timeout_s: float, members: str = CP_RANKS) -> GroupState:
@@ -209,7 +180,7 @@ def _open_state(group: dist.ProcessGroup, timeout_s: float, members: str = CP_RA
         state = _states.setdefault(group, GroupState(dist.get_rank(group), members, timeout_s))
         dead = [s for g, s in _states.items() if not is_alive(g)]
     for other in dead:
-        other.close()
+        other.retire()
     close_unfinished()
     with state.lock:
         if state.channel is None and state.failure is None:
@@ -229,65 +200,15 @@ def _open_channel(group: dist.ProcessGroup, timeout_s: float) -> Channel:
         ) from error
 
 
-def _send(call: Call, plan: AttnPlan, state: GroupState) -> None:
-    assert state.channel is not None, "a group is opened before its first comparison"
-    state.channel.send(record_of(call, plan, state.channel.num_sent))
-
-
-def _look(state: GroupState, timeout_s: float) -> None:
-    """Take in what has ended; wait only for the oldest of too many."""
-    _raise_failure(state)
-    _take_ready(state)
-    while (channel := state.channel) is not None and len(channel.pending) >= MAX_PENDING:
-        _receive(state, channel, timeout_s)
-
-
-def _take_ready(state: GroupState) -> None:
-    while (channel := state.channel) is not None and channel.is_ready():
-        _receive(state, channel, state.timeout_s)
-
-
-def _finish_all(state: GroupState, timeout_s: float) -> None:
-    _raise_failure(state)
-    while (channel := state.channel) is not None and channel.pending:
-        _receive(state, channel, timeout_s)
-
-
-def _raise_failure(state: GroupState) -> None:
-    """What the watcher found, once."""
-    failure, state.failure = state.failure, None
-    if failure is not None:
-        raise failure
-
-
-def _receive(state: GroupState, channel: Channel, timeout_s: float) -> None:
-    """Compare the oldest records. After an error the channel is closed: what else was under way
-    does not count, and the next call opens another one, at the same place on every rank."""
-    try:
-        records = channel.receive(timeout_s)
-    except RuntimeError as error:
-        state.close()
-        raise AgreementError(
-            f"all {state.members} must make the same calls; a rank did not come within "
-            f"{timeout_s:.0f} s, or is gone (seen by rank {state.rank}); look for the first error "
-            f"in the other ranks' logs, check that every rank takes the same number of batches, or "
-            f"raise MagiConfig.agreement_timeout_s ({error})"
-        ) from error
-    if differing_ranks(records):
-        state.close()
-        raise AgreementError(describe_difference(records, state.members, state.rank))
-
-
 def _look_at_all() -> list[str]:
-    """For the watcher: errors that nobody has raised yet."""
+    """For the watcher: errors that nobody has raised yet. It also sends what has not been sent."""
+    close_unfinished()
     with _table_lock:
         states = list(_states.values())
     for state in states:
         if state.failure is None and state.lock.acquire(blocking=False):
             try:
-                _take_ready(state)
-            except AgreementError as error:
-                state.failure = error
+                state.serve()
             finally:
                 state.lock.release()
     return [str(state.failure) for state in states if state.failure is not None]
@@ -298,7 +219,7 @@ def _close_all() -> None:
     _watcher.stop()
     for state in list(_states.values()):
         if state.lock.acquire(timeout=EXIT_PATIENCE_S):
-            state.close()
+            state.retire()
             state.lock.release()
         elif state.channel is not None:  # a daemon thread waits for the other ranks
             leave_running(state.channel)
@@ -311,6 +232,7 @@ def _forget_in_child() -> None:
         if state.channel is not None:
             leave(state.channel)
         state.channel, state.lock = None, threading.RLock()
+    forget_in_child()
     _states, _table_lock = WeakKeyDictionary(), threading.Lock()
     _watcher = Watcher(_look_at_all)
 

@@ -1,4 +1,4 @@
-"""The CPU group over which ranks compare their calls, and how it ends.
+"""The CPU group over which ranks gather each other's signatures, and how it ends.
 
 A gloo group of our own, because the job's group may be NCCL's, which would order small messages
 behind large ones on the device. Its threads outlive a call: what they hold (buffers, unfinished
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -20,32 +21,38 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from megatron_magi.core.runtime.agreement_record import RECORD_LEN, Records
+from megatron_magi.core.runtime.agreement_signature import Signature, Signatures
+from megatron_magi.core.runtime.agreement_stream import BLOCK_SHAPE, Streams
 
 _num_opened: Counter[str] = Counter()
 """Channels that this process opened, by the name of their parent group."""
-_unfinished: list[Channel] = []
-"""Closed channels that still wait for a rank that may never come."""
+_unfinished: deque[Channel] = deque()
+"""Closed channels in which something is under way, or may still be asked."""
+_ending = threading.Lock()
+"""Held by the thread that looks after ``_unfinished``."""
 
-EXIT_PATIENCE_S = 1.0
-"""How long the end of the process waits for comparisons that are under way."""
+EXIT_PATIENCE_S = 2.5
+"""How long the end of the process waits for gathers that are under way: two looks of a watcher, so
+that a rank that lives on gets the last signatures of one that ends."""
+ANSWER_S = 3.0
+"""A rank that calls in time may be this much later in a gather, because its watcher sends."""
 
 
 @dataclass
 class _Slot:
-    """Buffers of one comparison, used again when it is done."""
+    """Buffers of one gather, used again when it is done."""
 
     mine: Tensor
     gathered: Tensor
+    block: Signatures
+    """``mine`` for numpy, BLOCK_SHAPE."""
+    blocks: Signatures
+    """``gathered`` for numpy, [ranks, *BLOCK_SHAPE]."""
     work: dist.Work | None = None
-
-    def records(self) -> Records:
-        records: Records = self.gathered.view(-1, RECORD_LEN).numpy()
-        return records
 
 
 class Channel:
-    """Records of all ranks of one group, gathered in the order in which they were sent."""
+    """The streams of one group's ranks, and the gathers that bring them."""
 
     def __init__(self, parent: dist.ProcessGroup, timeout_s: float) -> None:
         """All ranks of ``parent`` open one at about the same time.
@@ -63,25 +70,38 @@ class Channel:
         store = PrefixStore(
             f"megatron_magi/agreement/{name}/{_num_opened[name]}", _get_default_store()
         )
-        self.size, self.timeout_s = len(ranks), timeout_s
+        rank, self.timeout_s = dist.get_rank(parent), timeout_s
         self.group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
-            store, dist.get_rank(parent), self.size, timedelta(seconds=timeout_s)
+            store, rank, len(ranks), timedelta(seconds=timeout_s + ANSWER_S)
         )
+        self.streams = Streams(len(ranks), rank)
         self.pending: deque[_Slot] = deque()
         self.free: list[_Slot] = []
-        self.num_sent = 0
+        self.answers = False
+        """Closed, but other ranks may not have all its signatures yet."""
 
-    def send(self, record: tuple[int, ...]) -> None:
-        """Start gathering the next record; returns at once."""
+    def post(self, signature: Signature) -> None:
+        """The next call; a whole batch is sent."""
+        self.streams.append(signature)
+        if self.streams.has_batch():
+            self.send()
+
+    def send(self) -> None:
+        """Start the next gather, with what was not sent yet; returns at once."""
         assert self.group is not None, "a closed channel sends nothing"
-        slot = self.free.pop() if self.free else _new_slot(self.size)
-        slot.mine.numpy()[:] = record
+        slot = self.free.pop() if self.free else _new_slot(len(self.streams.lengths))
+        self.streams.fill(slot.block)
         slot.work = self.group._allgather_base(slot.gathered, slot.mine)  # type: ignore[attr-defined]
         self.pending.append(slot)
-        self.num_sent += 1
+
+    def send_rest(self) -> None:
+        """What was not sent yet, or an empty block where another rank is behind and nothing is
+        under way: the two rules of ``agreement_stream``."""
+        if self.streams.unsent or (not self.pending and self.streams.leads()):
+            self.send()
 
     def is_ready(self) -> bool:
-        """The oldest comparison under way has ended, well or not."""
+        """The oldest gather under way has ended, well or not."""
         work = self.pending[0].work if self.pending else None
         return work is not None and work.is_completed()
 
@@ -89,8 +109,11 @@ class Channel:
         """Nothing is under way."""
         return all(slot.work is None or slot.work.is_completed() for slot in self.pending)
 
-    def receive(self, timeout_s: float) -> Records:
-        """All ranks' oldest records, [ranks, RECORD_LEN]; a copy.
+    def receive(self, timeout_s: float) -> Signatures | None:
+        """Take in the oldest gather.
+
+        Returns:
+            All ranks' signatures of the first call in which they differ, [ranks, SIGNATURE_LEN].
 
         Raises:
             RuntimeError: a rank did not come within ``timeout_s``, or is gone.
@@ -98,29 +121,51 @@ class Channel:
         slot = self.pending[0]
         assert slot.work is not None
         slot.work.wait(timedelta(seconds=timeout_s))
-        records = slot.records().copy()
+        difference = self.streams.take_in(slot.blocks)
         slot.work = None
         self.free.append(self.pending.popleft())
-        return records
+        return difference
 
     def close(self) -> None:
         """End the group now, or as soon as what is under way has ended."""
-        if self.is_quiet():
+        if self._has_ended():
             self.group = None  # joins its threads, and only then the buffers may go
             self.pending.clear()
-        elif self not in _unfinished:
+        else:
             _unfinished.append(self)
+
+    def retire(self) -> None:
+        """Close without an error: first the other ranks get what this one has called, because a
+        rank that lives on would otherwise take this one for lost."""
+        self.answers = True
+        self.close()
+
+    def _has_ended(self) -> bool:
+        if self.answers:
+            self._answer()
+        return self.is_quiet() and not (self.answers and self.pending)
+
+    def _answer(self) -> None:
+        """The next step of a retired channel; its errors are nobody's any more."""
+        try:
+            while self.is_ready():
+                self.answers &= self.receive(self.timeout_s) is None
+            if self.answers and not self.pending:
+                self.send_rest()
+        except RuntimeError:
+            self.answers = False
 
 
 def close_unfinished(patience_s: float = 0) -> None:
-    """End the closed channels whose comparisons have ended meanwhile."""
+    """End the closed channels that can end by now."""
     deadline = time.monotonic() + patience_s
-    waiting = list(_unfinished)
-    _unfinished.clear()
-    for channel in waiting:
-        while not channel.is_quiet() and time.monotonic() < deadline:
+    with _ending:
+        while True:
+            for _ in range(len(_unfinished)):
+                _unfinished.popleft().close()  # comes back while it cannot end
+            if not _unfinished or time.monotonic() >= deadline:
+                return
             time.sleep(0.005)
-        channel.close()
 
 
 def _leave_unfinished() -> None:
@@ -143,14 +188,22 @@ def leave_running(channel: Channel) -> None:
         libc.on_exit(handler, None)
 
 
+def forget_in_child() -> None:
+    """After a fork: the closed channels' threads, and whoever held the lock, stayed behind."""
+    global _ending
+    _ending = threading.Lock()
+    while _unfinished:
+        leave(_unfinished.popleft())
+
+
 def leave(channel: Channel) -> None:
     """Never take it apart: its threads are busy, or are those of another process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
 
 
 def _new_slot(size: int) -> _Slot:
-    mine, gathered = (torch.zeros(n * RECORD_LEN, dtype=torch.int64) for n in (1, size))
-    return _Slot(mine, gathered)
+    mine, gathered = (torch.zeros(n, *BLOCK_SHAPE, dtype=torch.int64) for n in (1, size))
+    return _Slot(mine.flatten(), gathered.flatten(), mine[0].numpy(), gathered.numpy())
 
 
 atexit.register(_leave_unfinished)

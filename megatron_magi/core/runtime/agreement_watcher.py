@@ -32,6 +32,8 @@ class Watcher:
 
     def start(self) -> None:
         """Watch from now on; again and again is the same as once."""
+        if self._thread is not None:
+            return
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="magi-watch", daemon=True)

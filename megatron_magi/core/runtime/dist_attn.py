@@ -45,7 +45,7 @@ from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
 from megatron_magi.core.runtime.agreement import compare
-from megatron_magi.core.runtime.agreement_record import Call
+from megatron_magi.core.runtime.agreement_signature import Call
 from megatron_magi.core.runtime.token_dispatch import check_group
 
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()

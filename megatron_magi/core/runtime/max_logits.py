@@ -14,7 +14,7 @@ from megatron_magi.core.kernel.max_logits import max_logits
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
-from megatron_magi.core.runtime.agreement_record import Call
+from megatron_magi.core.runtime.agreement_signature import Call
 
 
 @torch.no_grad()

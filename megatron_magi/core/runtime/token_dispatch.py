@@ -16,7 +16,7 @@ from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_br
 from megatron_magi.core.plan import AttnPlan, DispatchPlan
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement import begin_comparing, compare
-from megatron_magi.core.runtime.agreement_record import Call
+from megatron_magi.core.runtime.agreement_signature import Call
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import fill, tensor
 

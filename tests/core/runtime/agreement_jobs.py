@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,8 +20,13 @@ import torch.distributed as dist
 
 import megatron_magi as magi
 from megatron_magi import AgreementError, AttnPlan, HeadShape, MagiConfig, masks
-from megatron_magi.core.runtime import agreement, agreement_channel, agreement_watcher
-from megatron_magi.core.runtime.agreement_record import Call
+from megatron_magi.core.runtime import (
+    agreement,
+    agreement_channel,
+    agreement_group,
+    agreement_watcher,
+)
+from megatron_magi.core.runtime.agreement_signature import Call
 from megatron_magi.core.runtime.max_logits import dist_max_logits
 from tests.process_pool import subgroup
 
@@ -224,8 +230,8 @@ def on_a_device(rank: int, cp_size: int) -> list[str]:
         said.append(f"waits {second.must_wait}")
         second.wait()
         deadline = time.monotonic() + 10
-        while not agreement._states[group].channel.is_ready() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        while not agreement._look_at_all() and time.monotonic() < deadline:
+            time.sleep(0.01)  # as the watcher does, which sends what is no whole batch
         try:
             agreement.compare(Call("undispatch"), plan, group, device)
         except AgreementError as error:
@@ -240,14 +246,92 @@ def many_on_a_device(rank: int, cp_size: int, num_calls: int) -> None:
     if rank >= cp_size:
         return
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
-    with mock.patch.object(agreement, "MAX_PENDING", 8), \
+    with mock.patch.object(agreement_group, "MAX_PENDING", 8), \
          mock.patch.object(agreement._watcher, "start"):  # fmt: skip
         for _ in range(num_calls):
             agreement.compare(Call("undispatch"), plan, group, torch.device("cuda", 0))
         agreement.finish_agreement(group)
     channel = agreement._states[group].channel
-    assert channel is not None and channel.num_sent == num_calls
+    assert channel is not None and channel.streams.num_calls == num_calls
     assert not channel.pending and len(channel.free) <= 8
+
+
+def early_watchers(rank: int, cp_size: int, odd_call: int, seed: int) -> str:
+    """Calls of a device while watchers look at moments of their own; all ranks wait together."""
+    group = dist.new_group(list(range(cp_size)))
+    if rank >= cp_size:
+        return ""
+    plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
+    common, own = random.Random(seed), random.Random(seed * 10 + rank)
+    device = torch.device("cuda", 0)
+    try:
+        with mock.patch.object(agreement._watcher, "start"):
+            for i in range(150):
+                shift = 1 + (rank == cp_size - 1 and i == odd_call)
+                agreement.compare(Call("roll", extra=shift), plan, group, device).wait()
+                if common.random() < 0.05:
+                    agreement.finish_agreement(group)
+                if own.random() < 0.1:
+                    agreement._look_at_all()
+                if own.random() < 0.02:
+                    time.sleep(0.02)
+            agreement.finish_agreement(group)
+    except AgreementError as error:
+        return str(error)
+    channel = agreement._states[group].channel
+    assert channel is not None and not channel.pending
+    assert channel.streams.lengths == [150] * cp_size
+    return "no error"
+
+
+def waits_alone(rank: int, cp_size: int) -> float:
+    """Seconds that rank 0 waits for ranks that are busy elsewhere, and whose watchers answer."""
+    group = dist.new_group(list(range(cp_size)))
+    if rank >= cp_size:
+        return 0
+    plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
+    for _ in range(20 + min(rank, 1)):  # the others are one call ahead
+        agreement.compare(Call("roll"), plan, group, torch.device("cuda", 0)).wait()
+    started = time.monotonic()
+    if rank == 0:
+        agreement.finish_agreement(group)
+    took = time.monotonic() - started
+    if rank == 0:
+        agreement.compare(Call("roll"), plan, group, torch.device("cuda", 0))
+    time.sleep(5 - took)
+    agreement.finish_agreement(group)
+    return took
+
+
+def ends_before_another(rank: int, cp_size: int) -> list[str]:
+    """Rank 0 drops a group of which not everything was sent; what the watchers of all say then."""
+    group = dist.new_group(list(range(cp_size)))
+    if rank >= cp_size:
+        return []
+    plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
+    for _ in range(4):
+        agreement.compare(Call("roll"), plan, group, torch.device("cuda", 0)).wait()
+    channel = agreement._states[group].channel
+    assert channel is not None
+    dist.destroy_process_group(group) if rank == 0 else None
+    if rank == 0:
+        del group
+        gc.collect()
+    time.sleep(3)
+    assert channel.streams.lengths == [4] * cp_size
+    assert (channel.group is None) == (rank == 0)
+    return agreement._look_at_all()
+
+
+def host_that_ends(rank: int, world_size: int, store: str) -> None:
+    """Rank 0 ends after its last call; the other one has work to do after that."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    plan = magi.plan(masks.causal(TOKENS), world_size, SHAPE, CONFIG)
+    agreement_watcher.GRACE_S = 0.3
+    for _ in range(4):
+        compared = agreement.compare(Call("roll"), plan, dist.group.WORLD, torch.device("cuda", 0))
+        compared.wait()
+    time.sleep(4 * rank)
 
 
 def stuck_host(rank: int, world_size: int, store: str) -> None:
@@ -261,8 +345,9 @@ def stuck_host(rank: int, world_size: int, store: str) -> None:
     time.sleep(60)
 
 
-def start_stuck_host(rank: int, store: str) -> subprocess.Popen[str]:
-    code = f"from tests.core.runtime.agreement_jobs import *; stuck_host({rank}, 2, {store!r})"
+def start_host(job: Callable[..., None], rank: int, store: str) -> subprocess.Popen[str]:
+    call = f"{job.__name__}({rank}, 2, {store!r})"
+    code = f"from tests.core.runtime.agreement_jobs import *; {call}"
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -280,9 +365,9 @@ def every_exchange(rank: int, cp_size: int) -> dict[str, int]:
     counts: dict[str, int] = {}
 
     def count(name: str, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-        before = channel.num_sent
+        before = channel.streams.num_calls
         result = call()
-        counts[name] = channel.num_sent - before
+        counts[name] = channel.streams.num_calls - before
         return result
 
     x = torch.randn(TOKENS, 1, 4, requires_grad=True)

@@ -15,19 +15,21 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
-from megatron_magi.core.runtime import agreement
-from megatron_magi.core.runtime.agreement_record import (
+from megatron_magi.core.runtime import agreement, agreement_channel, agreement_group
+from megatron_magi.core.runtime.agreement_signature import (
     KINDS,
-    RECORD_LEN,
+    SIGNATURE_LEN,
     Call,
     describe_difference,
-    record_of,
+    plan_part,
+    signature_of,
 )
 from megatron_magi.core.runtime.agreement_watcher import Watcher
 from tests.core.runtime import agreement_jobs as jobs
 from tests.process_pool import pool
 
 WORLD = 5
+PLAN = plan_part(magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4)))
 
 ODD = {
     jobs.undispatch_of_another_plan: "plan the same thing; ranks [2] differ from rank 0 in mask",
@@ -82,11 +84,41 @@ def test_buffers_do_not_grow_with_the_calls() -> None:
 
 
 def test_a_host_that_waits_for_its_device_is_ended(tmp_path: Path) -> None:
-    hosts = [jobs.start_stuck_host(rank, str(tmp_path / "store")) for rank in range(2)]
+    hosts = [jobs.start_host(jobs.stuck_host, rank, str(tmp_path / "store")) for rank in range(2)]
     for host in hosts:
         _, said = host.communicate(timeout=50)
         assert host.returncode == 1
         assert "AgreementError" in said and "undispatch on rank 0 and roll on rank 1" in said
+
+
+def test_a_rank_may_end_before_another_one(tmp_path: Path) -> None:
+    """It sends its last calls first, so that the watcher of one that lives on is content."""
+    store = str(tmp_path / "store")
+    hosts = [jobs.start_host(jobs.host_that_ends, rank, store) for rank in range(2)]
+    for host in hosts:
+        _, said = host.communicate(timeout=50)
+        assert host.returncode == 0 and "AgreementError" not in said, said
+
+
+def test_a_group_may_end_on_one_rank_before_another() -> None:
+    assert pool(WORLD).run(jobs.ends_before_another, 3)[:3] == [[], [], []]
+
+
+def test_a_rank_that_waits_alone_is_answered() -> None:
+    """By watchers, which look once a second."""
+    assert pool(WORLD).run(jobs.waits_alone, 3)[0] < 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_early_watchers_do_no_harm(seed: int) -> None:
+    said = pool(WORLD).run(jobs.early_watchers, 3, -1, seed)[:3]
+    assert said == ["no error"] * 3
+
+
+@pytest.mark.parametrize("odd_call", [0, 7, 77, 149])
+def test_a_difference_is_found_whoever_is_early(odd_call: int) -> None:
+    for said in pool(WORLD).run(jobs.early_watchers, 3, odd_call, odd_call)[:3]:
+        assert f"rank 2 has row [], shift 2 (call {odd_call} of this group" in said
 
 
 def test_heads_that_were_not_planned_are_refused() -> None:
@@ -100,8 +132,7 @@ def test_heads_that_were_not_planned_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_part_of_a_call_makes_another_record(kind: str) -> None:
-    plan = magi.plan(masks.causal(16), 1, HeadShape(4, 2, 8))
+def test_any_part_of_a_call_makes_another_signature(kind: str) -> None:
     call = Call(kind, (2, 8, 8), torch.bfloat16, 0.25, 1)
     others = [
         Call(KINDS[KINDS.index(kind) - 1], (2, 8, 8), torch.bfloat16, 0.25, 1),
@@ -114,48 +145,44 @@ def test_any_part_of_a_call_makes_another_record(kind: str) -> None:
         Call(kind, (2, 8, 8), torch.bfloat16, 0.25 + 2**-50, 1),
         Call(kind, (2, 8, 8), torch.bfloat16, 0.25, -1),
     ]
-    records = [record_of(c, plan, 7) for c in (call, *others)]
-    assert all(len(record) == RECORD_LEN for record in records)
-    assert len({*records, record_of(call, plan, 8)}) == len(others) + 2
-    for other in records[1:]:
-        said = describe_difference(np.array([records[0], records[0], other]), "ranks", 1)
+    signatures = [signature_of(c, PLAN, 7) for c in (call, *others)]
+    assert all(len(signature) == SIGNATURE_LEN for signature in signatures)
+    assert len({*signatures, signature_of(call, PLAN, 8)}) == len(others) + 2
+    for other in signatures[1:]:
+        said = describe_difference(np.array([signatures[0], signatures[0], other]), "ranks", 1)
         assert "[2]" in said or "on rank 2" in said
 
 
 class Late:
-    """A closed channel that is quiet after some looks."""
+    """A closed channel that can end after some tries."""
 
-    def __init__(self, looks: int) -> None:
-        self.looks, self.closed_after = looks, -1
-
-    def is_quiet(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
+    def __init__(self, tries: int) -> None:
+        self.tries = tries
 
     def close(self) -> None:
-        self.closed_after = self.looks
+        self.tries -= 1
+        if self.tries >= 0:
+            agreement_channel._unfinished.append(self)  # type: ignore[arg-type]
 
 
 def test_the_end_of_the_process_waits_for_what_is_under_way() -> None:
-    from megatron_magi.core.runtime import agreement_channel
-
-    channels = [Late(looks) for looks in (0, 3, 10**9)]
+    channels = [Late(tries) for tries in (0, 3, 10**9)]
     agreement_channel._unfinished.extend(channels)  # type: ignore[arg-type]
     begin = time.monotonic()
     agreement_channel.close_unfinished(0.3)
     assert 0.3 <= time.monotonic() - begin < 20
-    assert [c.closed_after < 0 for c in channels] == [True, True, False]
-    assert not agreement_channel._unfinished and channels[2].closed_after > 0
+    assert list(agreement_channel._unfinished) == channels[2:]
+    agreement_channel._unfinished.clear()
+    assert [c.tries for c in channels[:2]] == [-1, -1]
 
 
 def test_rows_of_four_dimensions_are_shown() -> None:
     """And of more are compared, though not shown."""
-    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
     shapes = [(2, 3, 4, 5), (2, 3, 4, 6)], [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)]
     said = []
     for pair in shapes:
-        records = [record_of(Call("undispatch", s, torch.float32), plan, 0) for s in pair]
-        said.append(describe_difference(np.array(records), "ranks", 1))
+        signatures = [signature_of(Call("undispatch", s, torch.float32), PLAN, 0) for s in pair]
+        said.append(describe_difference(np.array(signatures), "ranks", 1))
     assert "row [2, 3, 4, 5], torch.float32" in said[0] and "row [2, 3, 4, 6]" in said[0]
     assert said[1]
 
@@ -165,7 +192,7 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
     held, free = (SimpleNamespace(lock=threading.Lock(), channel=object()) for _ in range(2))
     gone = SimpleNamespace(lock=threading.Lock(), channel=None)
     left: list[object] = []
-    free.close = lambda: left.append("closed")
+    free.retire = lambda: left.append("retired")
     for state in (held, gone):
         state.lock.acquire()
     monkeypatch.setattr(agreement, "_states", dict(enumerate((held, gone, free))))
@@ -173,14 +200,21 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(agreement, "leave_running", left.append)
     monkeypatch.setattr(agreement._watcher, "stop", lambda: None)
     agreement._close_all()
-    assert left == [held.channel, "closed"]
+    assert left == [held.channel, "retired"]
+
+
+def test_a_scale_of_minus_zero_is_zero() -> None:
+    """Whichever of the two a rank has seen first, which it remembers for both."""
+    of_zeros = [signature_of(Call("roll", scale=x), PLAN, 0) for x in (-0.0, 0.0)]
+    assert of_zeros[0] == of_zeros[1] and of_zeros[0][6] == 0
 
 
 def test_every_size_of_a_row_counts() -> None:
     """Beyond 16 bits of a dimension too, where its packed form would repeat."""
-    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
     shapes = [(size, 64) for size in (1, 1 + 2**16, 1 + 2**17)]
-    assert len({record_of(Call("undispatch", shape), plan, 0) for shape in shapes}) == len(shapes)
+    assert len({signature_of(Call("undispatch", shape), PLAN, 0) for shape in shapes}) == len(
+        shapes
+    )
 
 
 def test_a_watcher_has_ended_when_it_was_stopped() -> None:
@@ -198,7 +232,6 @@ libc = ctypes.CDLL(None)
 libc.on_exit(libc.abort, None)  # as the destructor of a static object that a thread still uses
 from megatron_magi.core.runtime import agreement_channel
 class Busy:
-    is_quiet = lambda self: False
     close = lambda self: agreement_channel._unfinished.append(self)
 agreement_channel.EXIT_PATIENCE_S = 0.01
 agreement_channel._unfinished.append(Busy())
@@ -229,32 +262,32 @@ def test_every_exchange_of_rows_is_compared() -> None:
 def test_a_failed_comparison_closes_its_channel(is_gone: bool) -> None:
     """The next call opens another one, at the same place on every rank."""
     closed = []
-    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
-    records = [record_of(Call("roll", (4,), extra=shift), plan, 0) for shift in (1, 2)]
+    signatures = [signature_of(Call("roll", (4,), extra=shift), PLAN, 0) for shift in (1, 2)]
 
     def receive(timeout_s: float) -> np.ndarray:
         if is_gone:
             raise RuntimeError("a peer is gone")
-        return np.array(records)
+        return np.array(signatures)
 
     channel = SimpleNamespace(receive=receive, close=lambda: closed.append(True))
-    state = agreement.GroupState(0, "ranks", 1.0, channel)  # type: ignore[arg-type]
-    with pytest.raises(agreement.AgreementError, match="a peer is gone" if is_gone else "shift 2"):
-        agreement._receive(state, channel, 1.0)  # type: ignore[arg-type]
+    state = agreement_group.GroupState(0, "ranks", 1.0, channel)  # type: ignore[arg-type]
+    with pytest.raises(
+        agreement_group.AgreementError, match="a peer is gone" if is_gone else "shift 2"
+    ):
+        state._receive(channel, 1.0)  # type: ignore[arg-type]
     assert closed == [True] and state.channel is None
 
 
 def test_what_the_watcher_found_ends_a_step() -> None:
     """Once, also where nothing else is under way."""
-    state = agreement.GroupState(0, "ranks", 1.0)
-    state.failure = agreement.AgreementError("rank 3 differs")
-    with pytest.raises(agreement.AgreementError, match="rank 3 differs"):
-        agreement._finish_all(state, 1.0)
-    agreement._finish_all(state, 1.0)
+    state = agreement_group.GroupState(0, "ranks", 1.0)
+    state.failure = agreement_group.AgreementError("rank 3 differs")
+    with pytest.raises(agreement_group.AgreementError, match="rank 3 differs"):
+        state.finish(1.0)
+    state.finish(1.0)
 
 
 def test_a_sum_of_gradients_is_not_meant_unless_said() -> None:
-    plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
     calls = Call("undispatch", (4,)), Call("undispatch", (4,), extra=1)
-    said = describe_difference(np.array([record_of(c, plan, 0) for c in calls]), "ranks", 0)
+    said = describe_difference(np.array([signature_of(c, PLAN, 0) for c in calls]), "ranks", 0)
     assert said.index("is_partial_grad False") < said.index("is_partial_grad True")

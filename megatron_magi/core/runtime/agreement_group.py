@@ -1,0 +1,132 @@
+"""What one group of ranks has compared, and the error if they differ."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.runtime.agreement_channel import Channel
+from megatron_magi.core.runtime.agreement_signature import (
+    Call,
+    PlanPart,
+    describe_difference,
+    plan_part,
+    signature_of,
+)
+
+MAX_PENDING = 32
+"""Gathers under way before a call waits for the oldest; a rank is then about 512 calls ahead."""
+MAX_AGREED = 4096
+"""Plans remembered as compared; one that was forgotten is waited for again."""
+
+
+class AgreementError(RuntimeError):
+    """Ranks planned or called different things, or a rank did not come."""
+
+
+@dataclass
+class GroupState:
+    """One group's channel; whoever calls a method or uses a field holds ``lock``."""
+
+    rank: int
+    members: str
+    timeout_s: float
+    channel: Channel | None = None
+    failure: AgreementError | None = None
+    """Found by the watcher, not raised yet."""
+    agreed: OrderedDict[int, PlanPart] = field(default_factory=OrderedDict)
+    """Digests of plans that were compared, the latest last, with what signatures say of them;
+    bounded."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __del__(self) -> None:
+        self.retire()
+
+    def part_of(self, plan: AttnPlan) -> PlanPart:
+        """What a signature says of this plan, which counts as compared from now on."""
+        part = self.agreed.get(plan.digest)
+        if part is None:
+            part = self.agreed[plan.digest] = plan_part(plan)
+            if len(self.agreed) > MAX_AGREED:
+                self.agreed.popitem(last=False)
+        self.agreed.move_to_end(plan.digest)
+        return part
+
+    def post(self, call: Call, plan: PlanPart, *, at_once: bool) -> None:
+        """The next call; sent at once, or with later ones."""
+        assert self.channel is not None, "a group is opened before its first comparison"
+        self.channel.post(signature_of(call, plan, self.channel.streams.num_calls))
+        if at_once and self.channel.streams.unsent:
+            self.channel.send()
+
+    def look(self, timeout_s: float) -> None:
+        """Take in what has arrived; wait only for the oldest of too many gathers."""
+        if self.failure is None and (self.channel is None or not self.channel.pending):
+            return
+        self._raise_failure()
+        self._take_ready()
+        while self.channel is not None and len(self.channel.pending) >= MAX_PENDING:
+            self._receive(self.channel, timeout_s)
+
+    def finish(self, timeout_s: float) -> None:
+        """Until every rank has made the calls that this one has made, and they are equal."""
+        self._raise_failure()
+        while self.channel is not None:
+            self.channel.send_rest()
+            if not self.channel.pending:
+                return
+            self._receive(self.channel, timeout_s)
+
+    def serve(self) -> None:
+        """For the watcher: take in what has arrived, and send what nobody else sends."""
+        try:
+            self._take_ready()
+            # One at a time: a rank whose gathers are not answered sends whole batches only.
+            if self.channel is not None and not self.channel.pending:
+                self.channel.send_rest()
+        except AgreementError as error:
+            self.failure = error
+
+    def close(self) -> None:
+        """End the channel after an error; the next call opens another one."""
+        channel, self.channel = self.channel, None
+        self.agreed.clear()
+        if channel is not None:
+            channel.close()
+
+    def retire(self) -> None:
+        """End the channel with its group, when the other ranks have all that was called."""
+        with self.lock:
+            channel, self.channel = self.channel, None
+            self.agreed.clear()
+            if channel is not None:
+                channel.retire()
+
+    def _take_ready(self) -> None:
+        while self.channel is not None and self.channel.is_ready():
+            self._receive(self.channel, self.timeout_s)
+
+    def _raise_failure(self) -> None:
+        """What the watcher found, once."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    def _receive(self, channel: Channel, timeout_s: float) -> None:
+        """Take in the oldest gather. After an error the channel is closed: what else was under way
+        does not count, and the next call opens another one, at the same place on every rank."""
+        try:
+            difference = channel.receive(timeout_s)
+        except RuntimeError as error:
+            self.close()
+            raise AgreementError(
+                f"all {self.members} must make the same calls; a rank did not come within "
+                f"{timeout_s:.0f} s, or is gone (seen by rank {self.rank}); look for the first "
+                f"error in the other ranks' logs, check that every rank takes the same number of "
+                f"batches, or raise MagiConfig.agreement_timeout_s ({error})"
+            ) from error
+        if difference is not None:
+            self.close()
+            raise AgreementError(describe_difference(difference, self.members, self.rank))

@@ -1,0 +1,163 @@
+"""What ranks must share when they exchange rows: a call as 64 bytes, a difference in words."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from megatron_magi.core.plan import AttnPlan
+
+PLAN_FIELDS = ("mask", "dispatch", "head_shape", "config")
+"""What a plan is a function of, in the order of the packed field hashes."""
+
+KINDS = (
+    "plan",
+    "dist_attn",
+    "backward of dist_attn",
+    "undispatch",
+    "backward of undispatch",
+    "backward of dispatch",
+    "roll",
+    "backward of roll",
+    "dist_max_logits",
+)
+"""Calls in which ranks meet, by their numbers in a signature."""
+
+DTYPES = tuple(x for x in vars(torch).values() if isinstance(x, torch.dtype))
+
+SIGNATURE_LEN = 8
+"""int64 of one signature: number, kind, digest, field hashes, shape, dtype, scale, extra."""
+
+Signature = tuple[int, ...]
+PlanPart = tuple[int, int]
+Signatures = npt.NDArray[np.int64]
+"""[ranks, SIGNATURE_LEN] of one call, or [calls, SIGNATURE_LEN] of one rank."""
+
+
+class Call(NamedTuple):
+    """One call in which rows are exchanged, beside its plan: equal on every rank.
+
+    A tuple, because one is made in every call of a model.
+    """
+
+    kind: str
+    """One of KINDS."""
+    shape: tuple[int, ...] = ()
+    """What one row holds: [G, D, E] of keys and values, or a row's own dimensions."""
+    dtype: torch.dtype | None = None
+    scale: float = 0.0
+    """softmax_scale."""
+    extra: int = 0
+    """The shift of a roll; of an attention: whether a gradient will be asked for."""
+
+
+def signature_of(call: Call, plan: PlanPart, number: int) -> Signature:
+    """SIGNATURE_LEN integers: the ``number``-th call of its group."""
+    kind, *rest = _of_call(*call)
+    return (number, kind, *plan, *rest)
+
+
+def plan_part(plan: AttnPlan) -> PlanPart:
+    """What a signature says of a plan, for all calls with it: its digest and its fields'."""
+    fields = [plan.field_digests[name] for name in PLAN_FIELDS]
+    return _signed(plan.digest), _signed(_packed(fields))
+
+
+@lru_cache(maxsize=4096)  # a model makes the same calls again and again
+def _of_call(
+    kind: str, shape: tuple[int, ...], dtype: torch.dtype | None, scale: float, extra: int
+) -> tuple[int, ...]:
+    return (
+        KINDS.index(kind),
+        _signed(_packed_shape(shape)),
+        -1 if dtype is None else DTYPES.index(dtype),
+        # -0.0 is remembered as 0.0, which it equals: the sum makes them one.
+        *struct.unpack("q", struct.pack("d", scale + 0.0)),
+        _signed(extra & 0xFFFFFFFFFFFFFFFF),
+    )
+
+
+def differing_ranks(signatures: Signatures) -> list[int]:
+    """Ranks whose signature is not rank 0's; signatures [ranks, SIGNATURE_LEN]."""
+    return [int(rank) for rank in np.flatnonzero((signatures != signatures[0]).any(axis=1))]
+
+
+def describe_difference(signatures: Signatures, members: str, rank: int) -> str:
+    """One error for all ranks: who differs in what, and what to do."""
+    ranks = differing_ranks(signatures)
+    first, other = signatures[0], ranks[0]
+    kind, call = _kind(first), f"call {first[0]} of this group"
+    whose = f"seen by rank {rank}"
+    if (signatures[:, 1] != first[1]).any():
+        return (
+            f"{members} must make the same calls in the same order; {call} is {kind} on rank 0 and "
+            f"{_kind(signatures[other])} on rank {other} ({whose}); let every rank take the same "
+            f"batches through the same layers"
+        )
+    plan_fields = _differing_plan_fields(signatures)
+    if (signatures[:, 2] != first[2]).any():
+        return (
+            f"{members} must plan the same thing; ranks {ranks} differ from rank 0 in "
+            f"{', '.join(plan_fields) or 'the planner version'} ({kind}, {call}, {whose}); give "
+            f"every rank the same mask, config and package version"
+        )
+    return (
+        f"{members} must pass the same shapes, dtype and numbers to {kind}; ranks {ranks} differ "
+        f"from rank 0: rank 0 has {_content(first)}, rank {other} has "
+        f"{_content(signatures[other])} ({call}, {whose}); give every rank the same model config "
+        f"and arguments"
+    )
+
+
+def _differing_plan_fields(signatures: Signatures) -> list[str]:
+    changed = int(np.bitwise_or.reduce(signatures[:, 3] ^ signatures[0, 3])) & 0xFFFFFFFFFFFFFFFF
+    shifts = range(48, -1, -16)
+    return [name for name, s in zip(PLAN_FIELDS, shifts, strict=True) if changed >> s & 0xFFFF]
+
+
+def _kind(signature: Signatures) -> str:
+    return KINDS[int(signature[1])]
+
+
+def _content(signature: Signatures) -> str:
+    """The parts of a call in words, e.g. row [2, 64, 64], float32, softmax_scale 0.25."""
+    packed = int(signature[4]) & 0xFFFFFFFFFFFFFFFF
+    dims = [packed >> shift & 0xFFFF for shift in (48, 32, 16, 0)]
+    parts = [f"row {[d - 1 for d in dims if d]}"]
+    if signature[5] >= 0:
+        parts.append(str(DTYPES[int(signature[5])]))
+    (scale,) = struct.unpack("d", struct.pack("q", int(signature[6])))
+    if scale:
+        parts.append(f"softmax_scale {scale:g}")
+    kind = _kind(signature)
+    if "roll" in kind:
+        parts.append(f"shift {int(signature[7])}")
+    elif "undispatch" in kind:
+        parts.append(f"is_partial_grad {bool(signature[7])}")
+    elif kind == "dist_attn":
+        parts.append("a gradient to come" if signature[7] else "no gradient to come")
+    return ", ".join(parts)
+
+
+def _packed_shape(shape: Sequence[int]) -> int:
+    """Up to four dimensions below 65535, readable again; anything else as a hash."""
+    if len(shape) <= 4 and all(d < 0xFFFF for d in shape):
+        return _packed([0] * (4 - len(shape)) + [d + 1 for d in shape])
+    return hash(tuple(shape)) & 0xFFFFFFFFFFFFFFFF
+
+
+def _packed(values: Sequence[int]) -> int:
+    packed = 0
+    for value in values:
+        packed = packed << 16 | (value & 0xFFFF)
+    return packed
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
