@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../device/ptx.h"
+#include "../device/watchdog.h"
 #include "args.h"
 
 namespace magi {

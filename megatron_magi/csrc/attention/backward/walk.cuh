@@ -1,27 +1,9 @@
 // Which block does what: the item and heads of a block, and the steps in the order all its
 // warpgroups agree on.
 #pragma once
-#ifdef MAGI_DEBUG_WATCHDOG
-#include <cstdio>
-#endif
-
 #include "traits.h"
 
 namespace magi {
-
-// A debug build stops with an error instead of hanging.
-MAGI_DEVICE void wait_for(uint32_t bar, uint32_t parity) {
-#ifdef MAGI_DEBUG_WATCHDOG
-  for (int tries = 0; !ptx::mbar_try_wait(bar, parity); ++tries)
-    if (tries > 1000000) {
-      printf("block %d thread %d waits at barrier %u, parity %u\n", blockIdx.x, threadIdx.x,
-             bar % 256, parity);
-      __trap();
-    }
-#else
-  ptx::mbar_wait(bar, parity);
-#endif
-}
 
 template <class Traits>
 struct BwdBlock {

@@ -1,6 +1,6 @@
 // What the forward kernel gets, and what its producer and consumers share.
 #pragma once
-#include "../device/ptx.h"
+#include "../device/watchdog.h"
 #include "../params.h"
 #include "traits.h"
 

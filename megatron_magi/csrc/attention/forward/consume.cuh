@@ -48,22 +48,22 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
   state.reset();
   RingPosition<T::kStages> ring_k, ring_v;
   RingPosition<T::kQStages> ring_q;
-  int record_slot = 0, info_slot = 0;  // info_slot: of the item whose O is accumulated
-  bool started = false;                // false in the first iteration: there is no step g yet
+  int step_slot = 0, item_slot = 0;  // item_slot: of the item whose O is accumulated
+  bool started = false;              // false in the first iteration: there is no step g yet
   int accumulate = 0;
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) probs[i] = 0;
 
   while (true) {
     // 1. S = Q K(g+1)^T, O += P(g) V(g).
-    mbar_wait(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
-    const int4* record = smem.records[record_slot];
-    const int flags = me.shared_by_lane0(record[0].x);
+    wait_for(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
+    const FwdStep& step = smem.steps[step_slot];
+    const int flags = me.shared_by_lane0(step.flags);
     pin_registers(o);
     wgmma_fence();
     issue_scores(me, s, ring_q.slot, ring_k.slot);
     wgmma_commit();
-    if (started) mbar_wait(smem_addr(&smem.full_v[ring_v.slot]), ring_v.phase);
+    if (started) wait_for(smem_addr(&smem.full_v[ring_v.slot]), ring_v.phase);
     wgmma_fence();
     issue_output(me, o, probs, ring_v.slot, accumulate);
     wgmma_commit();
@@ -79,14 +79,13 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     const bool new_item = (flags & (kStepFirst | kStepEnd)) != 0;
     if (new_item) {
       if (started)
-        finish_rows(me, me.shared_by_lane0(smem.infos[info_slot]), state, weight, weight_prev);
+        finish_rows(me, me.shared_by_lane0(smem.items[item_slot]), state, weight, weight_prev);
       state.reset();
     }
-    if (flags & kStepMasked)
-      apply_mask(me, s, me.shared_by_lane0(record[0]), me.shared_by_lane0(record[1]));
+    if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
     const bool rescale = softmax_step(me.p, s, state, alpha);
-    compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.infos[0]));
-    record_slot = record_slot + 1 == T::kRecordSlots ? 0 : record_slot + 1;
+    compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
+    step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
 
     // 3. Step g is complete: rescale O, or let it leave.
     wgmma_wait<0>();
@@ -102,8 +101,8 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         o[j] *= new_item ? weight[h] : alpha[h];
       }
       if (new_item && started) {
-        store_output(me, o, me.shared_by_lane0(smem.infos[info_slot]), weight_prev);
-        info_slot = info_slot + 1 == T::kInfoSlots ? 0 : info_slot + 1;
+        store_output(me, o, me.shared_by_lane0(smem.items[item_slot]), weight_prev);
+        item_slot = item_slot + 1 == T::kItemSlots ? 0 : item_slot + 1;
       }
     }
     if (flags & kStepEnd) break;

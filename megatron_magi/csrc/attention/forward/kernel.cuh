@@ -27,13 +27,10 @@
 //   empty_k/v[]         lane 0 of each consumer warp, product done       producer
 // Named barriers: 1.. = output staging of a consumer (128 threads).
 //
-// Step record (2 x int4 beside each K tile): {flags, rows of the slice} and {keys of the slice,
-//   band}, relative to the tile's first token and key. It has 2 * kStages slots: the producer
-//   reuses a slot only after the K tile kStages later is released, by which time its mask has been
-//   applied.
-// Item record: {out_start, num_tokens, head or kv head, tile}; kQStages + 2 slots, because an
-// item's
-//   output leaves after the first Q K^T of the item behind it (which may be a one-step item).
+// A FwdStep lies beside each K tile. It has 2 * kStages slots: the producer reuses a slot only
+// after the K tile kStages later is released, by which time its mask has been applied. A FwdItem
+// has kQStages + 2 slots, because an item's output leaves after the first Q K^T of the item behind
+// it (which may be a one-step item).
 //
 // Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared
 // memory: Q 2 x 48 KB, K and V 2 x 20 KB each, output 48 KB.

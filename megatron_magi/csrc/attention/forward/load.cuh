@@ -12,7 +12,7 @@ struct FwdProducer {
   Storage& smem;
   RingPosition<Traits::kStages> ring_k, ring_v;
   RingPosition<Traits::kQStages> ring_q;
-  int record_slot = 0, info_slot = 0;
+  int step_slot = 0, item_slot = 0;
   int pending_key = -1, pending_kv_head = 0;  // V tile of the step before
 
   MAGI_DEVICE FwdProducer(const FwdKernelParams& params, Storage& storage)
@@ -20,7 +20,7 @@ struct FwdProducer {
 
   MAGI_DEVICE void load_pending_v() {
     if (pending_key < 0) return;
-    mbar_wait(smem_addr(&smem.empty_v[ring_v.slot]), ring_v.phase ^ 1);
+    wait_for(smem_addr(&smem.empty_v[ring_v.slot]), ring_v.phase ^ 1);
     const uint32_t bar = smem_addr(&smem.full_v[ring_v.slot]);
     mbar_arrive_expect_tx(bar, Traits::kKVBytes);
     tma_load_4d(smem_addr(smem.v[ring_v.slot]), &p.map_v, bar, 0, pending_key, 0, pending_kv_head,
@@ -29,16 +29,15 @@ struct FwdProducer {
   }
 
   // `flags` of the step decide what is loaded: Q too for an item's first step, nothing at the end.
-  MAGI_DEVICE void push_step(int4 rows, int4 keys, int key, int kv_head, int q_start, int unit) {
-    mbar_wait(smem_addr(&smem.empty_k[ring_k.slot]), ring_k.phase ^ 1);
-    smem.records[record_slot][0] = rows;
-    smem.records[record_slot][1] = keys;
-    record_slot = record_slot + 1 == Traits::kRecordSlots ? 0 : record_slot + 1;
+  MAGI_DEVICE void push_step(const FwdStep& step, int key, int kv_head, int q_start, int unit) {
+    wait_for(smem_addr(&smem.empty_k[ring_k.slot]), ring_k.phase ^ 1);
+    smem.steps[step_slot] = step;
+    step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
     const uint32_t bar = smem_addr(&smem.full_k[ring_k.slot]);
-    if (rows.x & kStepEnd) {
+    if (step.flags & kStepEnd) {
       mbar_arrive(bar);
     } else {
-      const bool first = (rows.x & kStepFirst) != 0;
+      const bool first = (step.flags & kStepFirst) != 0;
       mbar_arrive_expect_tx(bar,
                             Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
       if (first) load_q(bar, q_start, unit);
@@ -75,9 +74,9 @@ struct FwdProducer {
     const int tile_index = in_section / units;
     const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[tile_index];
     const FwdEntry* entry = reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
-    mbar_wait(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
-    smem.infos[info_slot] = make_int4(tile.out_start, tile.num_tokens, unit, tile_index);
-    info_slot = info_slot + 1 == Traits::kInfoSlots ? 0 : info_slot + 1;
+    wait_for(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
+    smem.items[item_slot] = {tile.out_start, tile.num_tokens, unit, tile_index};
+    item_slot = item_slot + 1 == Traits::kItemSlots ? 0 : item_slot + 1;
     int flags = kStepFirst;
     for (int steps_left = tile.num_steps; steps_left > 0; ++entry) {
       const int num_tiles = entry->num_tiles, full_begin = entry->full_begin;
@@ -85,13 +84,12 @@ struct FwdProducer {
       int key = entry->k_begin;
       for (int j = 0; j < num_tiles; ++j, --steps_left, key += Traits::kBlockN) {
         if (steps_left == 1) flags |= kStepLast;
-        int4 rows = make_int4(flags, 0, 0, 0), keys = rows;
+        FwdStep step{flags};
         if (j < full_begin || j >= full_end) {
-          const Band band = entry->band.relative_to(tile.q_start, key);
-          rows = make_int4(flags | kStepMasked, band.q_start, band.q_end, 0);
-          keys = make_int4(band.k_start, band.k_end, band.d_lo, band.d_hi);
+          const Band b = entry->band.relative_to(tile.q_start, key);
+          step = {flags | kStepMasked, b.q_start, b.q_end, 0, b.k_start, b.k_end, b.d_lo, b.d_hi};
         }
-        push_step(rows, keys, key, kv_head, tile.q_start, unit);
+        push_step(step, key, kv_head, tile.q_start, unit);
         flags = 0;
       }
     }
@@ -104,8 +102,7 @@ struct FwdProducer {
       run_item(item);
       item = next;
     }
-    const int4 end = make_int4(kStepEnd, 0, 0, 0);
-    push_step(end, end, -1, 0, 0, 0);
+    push_step(FwdStep{kStepEnd}, -1, 0, 0, 0);
     // The last block to come here resets the counters for the next launch.
     __threadfence();
     if (atomicAdd(p.args.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {

@@ -35,16 +35,25 @@ struct FwdRows {
     return make_int4(__shfl_sync(0xffffffff, x.x, 0), __shfl_sync(0xffffffff, x.y, 0),
                      __shfl_sync(0xffffffff, x.z, 0), __shfl_sync(0xffffffff, x.w, 0));
   }
+  MAGI_DEVICE FwdItem shared_by_lane0(const FwdItem& source) const {
+    const int4 x = shared_by_lane0(reinterpret_cast<const int4&>(source));
+    return {x.x, x.y, x.z, x.w};
+  }
+  MAGI_DEVICE Band shared_by_lane0(const FwdStep& source) const {
+    const int4* words = reinterpret_cast<const int4*>(&source);
+    const int4 rows = shared_by_lane0(words[0]), keys = shared_by_lane0(words[1]);
+    return {rows.y, rows.z, keys.x, keys.y, keys.z, keys.w};
+  }
 
   struct RowAddress {
     int64_t token, head;
     bool valid;
   };
-  MAGI_DEVICE RowAddress address_of(int tile_row, int4 info) const {
+  MAGI_DEVICE RowAddress address_of(int tile_row, FwdItem item) const {
     const int token = tile_row >> p.pack_shift;
     const int head_in_group = tile_row & ((1 << p.pack_shift) - 1);
-    return {static_cast<int64_t>(info.x) + token, (info.z << p.pack_shift) + head_in_group,
-            token < info.y};
+    return {static_cast<int64_t>(item.out_start) + token,
+            (item.unit << p.pack_shift) + head_in_group, token < item.num_tokens};
   }
 };
 

@@ -8,10 +8,9 @@ namespace magi {
 // Hides cells outside the band. Each warp votes which side of the interval cuts its rows: mostly
 // one of them, and often none.
 template <class Traits>
-MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2], int4 rows,
-                            int4 keys) {
+MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2],
+                            const Band& band) {
   constexpr int kScores = Traits::kBlockN / 2;
-  const Band band = {rows.y, rows.z, keys.x, keys.y, keys.z, keys.w};
   // In this thread's numbering: its column j stands at key 8 * (j / 2) + j % 2.
   int begin[2], end[2];
 #pragma unroll

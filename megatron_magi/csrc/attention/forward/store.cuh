@@ -26,13 +26,13 @@ MAGI_DEVICE bool sees_a_key(const FwdRows<Traits>& me, int tile_index, int tile_
 // Rows whose probabilities have the sum 0: they see nothing, or only scores of -inf, which have no
 // softmax. Few warps have such a row, so the work list is read for them alone.
 template <class Traits>
-MAGI_DEVICE void fail_rows(const FwdRows<Traits>& me, int4 info, const bool (&unsummed)[2],
+MAGI_DEVICE void fail_rows(const FwdRows<Traits>& me, FwdItem item, const bool (&unsummed)[2],
                            float (&lse)[2], float (&weight)[2]) {
   if (!__any_sync(0xffffffff, unsummed[0] || unsummed[1])) return;
 #pragma unroll 1
   for (int h = 0; h < 2; ++h) {
     const bool asked = h == 0 ? unsummed[0] : unsummed[1];
-    if (!asked || !sees_a_key(me, info.w, me.row + 8 * h)) continue;
+    if (!asked || !sees_a_key(me, item.tile, me.row + 8 * h)) continue;
     (h == 0 ? lse[0] : lse[1]) = NAN;
     (h == 0 ? weight[0] : weight[1]) = NAN;
   }
@@ -41,7 +41,7 @@ MAGI_DEVICE void fail_rows(const FwdRows<Traits>& me, int4 info, const bool (&un
 // The rows of an item are complete except for the last product: writes lse and returns the
 // weights of the accumulators (1 / sum) and of the earlier result (0 unless merging).
 template <class Traits>
-MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, int4 info, const SoftmaxState& state,
+MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item, const SoftmaxState& state,
                              float (&weight)[2], float (&weight_prev)[2]) {
   const MagiFwdParams& a = me.p.args;
   float prev[2], lse[2];
@@ -52,13 +52,13 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, int4 info, const Softmax
     const float sum = quad_sum(state.row_sum[h]);
     lse[h] = sum == 0.f ? -INFINITY : fmaf(state.minus_shift[h], -kLn2, __logf(sum));
     weight[h] = sum == 0.f ? 0.f : __fdividef(1.f, sum);
-    const auto at = me.address_of(me.row + 8 * h, info);
+    const auto at = me.address_of(me.row + 8 * h, item);
     unsummed[h] = sum == 0.f && at.valid;
     dst[h] =
         at.valid ? a.lse + at.token * a.lse_stride_token + at.head * a.lse_stride_head : nullptr;
     prev[h] = at.valid && a.merge ? *dst[h] : -INFINITY;
   }
-  fail_rows(me, info, unsummed, lse, weight);
+  fail_rows(me, item, unsummed, lse, weight);
   __syncwarp();  // all four lanes of a row have read the earlier lse
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -77,7 +77,7 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, int4 info, const Softmax
 // 16-bit whole tile: stmatrix into the staging buffer, one TMA store per consumer.
 template <class Traits>
 MAGI_DEVICE void store_tma(const FwdRows<Traits>& me, const float (&o)[Traits::kHeadDim / 2],
-                           int4 info) {
+                           FwdItem item) {
   using Element = typename Traits::Element;
   const uint32_t stage = smem_addr(me.smem.out) + me.consumer * Traits::kQBytes;
   if (me.thread == 0) bulk_wait_read<0>();  // the store of the item before has left the buffer
@@ -93,11 +93,11 @@ MAGI_DEVICE void store_tma(const FwdRows<Traits>& me, const float (&o)[Traits::k
   fence_async_shared();
   bar_sync(1 + me.consumer, 128);
   if (me.thread == 0) {
-    const int token = info.x + me.consumer * (64 >> me.p.pack_shift);
+    const int token = item.out_start + me.consumer * (64 >> me.p.pack_shift);
     if (me.p.pack_shift == 0)
-      tma_store_4d(&me.p.map_out, stage, 0, token, 0, info.z);
+      tma_store_4d(&me.p.map_out, stage, 0, token, 0, item.unit);
     else
-      tma_store_5d(&me.p.map_out, stage, 0, 0, token, 0, info.z);
+      tma_store_5d(&me.p.map_out, stage, 0, 0, token, 0, item.unit);
     bulk_commit();
   }
 }
@@ -105,12 +105,12 @@ MAGI_DEVICE void store_tma(const FwdRows<Traits>& me, const float (&o)[Traits::k
 // Any rows, any output type, straight from registers; adds weight_prev * out when merging.
 template <class Traits>
 MAGI_DEVICE void store_direct(const FwdRows<Traits>& me, const float (&o)[Traits::kHeadDim / 2],
-                              int4 info, const float (&weight_prev)[2]) {
+                              FwdItem item, const float (&weight_prev)[2]) {
   using Element = typename Traits::Element;
   const MagiFwdParams& a = me.p.args;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const auto at = me.address_of(me.row + 8 * h, info);
+    const auto at = me.address_of(me.row + 8 * h, item);
     if (!at.valid) continue;
     const int64_t offset =
         at.token * a.out.stride_token + at.head * a.out.stride_head + 2 * (me.lane & 3);
@@ -139,15 +139,15 @@ MAGI_DEVICE void store_direct(const FwdRows<Traits>& me, const float (&o)[Traits
 
 template <class Traits>
 MAGI_DEVICE void store_output(const FwdRows<Traits>& me, const float (&o)[Traits::kHeadDim / 2],
-                              int4 info, const float (&weight_prev)[2]) {
+                              FwdItem item, const float (&weight_prev)[2]) {
   // A whole box, or one that the end of the tensor clips.
-  const bool whole =
-      ((me.consumer + 1) * 64 >> me.p.pack_shift) <= info.y ||
-      (info.x + info.y == me.p.args.num_q && (me.consumer * 64 >> me.p.pack_shift) < info.y);
+  const bool whole = ((me.consumer + 1) * 64 >> me.p.pack_shift) <= item.num_tokens ||
+                     (item.out_start + item.num_tokens == me.p.args.num_q &&
+                      (me.consumer * 64 >> me.p.pack_shift) < item.num_tokens);
   if (Traits::kStageOut && whole && me.p.args.out_dtype != kMagiFp32)
-    store_tma(me, o, info);
+    store_tma(me, o, item);
   else
-    store_direct(me, o, info, weight_prev);
+    store_direct(me, o, item, weight_prev);
 }
 
 // Rows that no slice covers: out = 0, lse = -inf. One warp per (row, head), grid-strided.

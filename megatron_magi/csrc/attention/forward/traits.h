@@ -26,6 +26,17 @@ struct FwdEntry {
 };
 static_assert(sizeof(FwdEntry) == 48, "the work list has rows of 12 int32");
 
+// What the producer tells the consumers of a step: StepFlags, and for a masked step the slice,
+// relative to the tile's first token and the step's first key.
+struct alignas(16) FwdStep {
+  int32_t flags, q_start, q_end, unused;
+  int32_t k_start, k_end, d_lo, d_hi;
+};
+// And of an item: where its rows leave, which head (of one kv head's packed heads), which tile.
+struct alignas(16) FwdItem {
+  int32_t out_start, num_tokens, unit, tile;
+};
+
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_>
 struct FwdTraits {
   using Element = Element_;
@@ -44,8 +55,8 @@ struct FwdTraits {
   static constexpr int kRoom = (226 * 1024 - 4 * kBlockN * kHeadDim * 2) / kTileBytes;
   static constexpr int kQStages = kRoom >= 3 ? 2 : 1;
   static constexpr bool kStageOut = kRoom >= 2;
-  static constexpr int kRecordSlots = 2 * kStages;  // see kernel.cuh, "step record"
-  static constexpr int kInfoSlots = kQStages + 2;   // see kernel.cuh, "item record"
+  static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh, "FwdStep"
+  static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh, "FwdItem"
 
   static constexpr int kQBytes = 64 * kHeadDim * 2;  // one consumer's rows
   static constexpr int kKVBytes = kBlockN * kHeadDim * 2;
@@ -57,8 +68,8 @@ struct FwdTraits {
     alignas(1024) uint8_t k[kStages][kKVBytes];
     alignas(1024) uint8_t v[kStages][kKVBytes];
     alignas(1024) uint8_t out[kStageOut ? kConsumers * kQBytes : 16];
-    int4 records[kRecordSlots][2];
-    int4 infos[kInfoSlots];
+    FwdStep steps[kStepSlots];
+    FwdItem items[kItemSlots];
     uint64_t empty_q[kQStages];
     uint64_t full_k[kStages], empty_k[kStages];
     uint64_t full_v[kStages], empty_v[kStages];
