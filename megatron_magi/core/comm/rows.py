@@ -6,7 +6,9 @@ Both ways give equal bits: sums are made in the accumulation dtype and in the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +25,8 @@ from megatron_magi.core.cuda.library import (
     on_device,
     stream_handle,
 )
-from megatron_magi.core.cuda.tables import DeviceBuffer
+from megatron_magi.core.cuda.tables import DeviceTable, upload_together
+from megatron_magi.core.plan.dispatch import Int32Array
 
 HEAD_START_NS = 5000
 
@@ -61,34 +64,28 @@ def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tenso
         library.call("magi_gather_rows", params)
 
 
+@dataclass(frozen=True)
 class RowSources:
     """Which received rows are added to every owned row, in which order."""
 
-    def __init__(self, owners: Tensor, num_rows: int, device: torch.device) -> None:
-        """``owners``: int32 [num_received] on the host, the owned row of every received one."""
-        self._index: DeviceBuffer | None = None
-        begin = torch.bincount(owners, minlength=num_rows).cumsum(0)
-        order = torch.sort(owners, stable=True).indices
-        table = torch.cat([order.new_zeros(1), begin, order]).to(torch.int32)
-        self.owners, self.device, self.num_rows = owners, device, num_rows
-        self._table = DeviceBuffer.upload(table, device)
+    owners: DeviceTable
+    """int32 [num_received]: the owned row of every received one; PyTorch's way reads it."""
+    begin: DeviceTable
+    """int32 [num_rows + 1]: where each owned row's sources begin, and the last one's end."""
+    sources: DeviceTable
+    """int32 [num_received]: received rows, by their owned row, then in the order received."""
 
-    @property
-    def begin(self) -> Tensor:
-        """int32 [num_rows + 1]: where each owned row's sources begin, and the last one's end."""
-        return self._table.here()[: self.num_rows + 1]
+    @classmethod
+    def of(cls, owners: Int32Array, num_rows: int, device: torch.device) -> RowSources:
+        """These alone, by one upload; ``owners``: int32 [num_received] on the host."""
+        return cls(*upload_together([owners, *source_tables(owners, num_rows)], device))
 
-    @property
-    def sources(self) -> Tensor:
-        """int32 [num_received]: received rows, by their owned row, then in the order received."""
-        return self._table.here()[self.num_rows + 1 :]
 
-    @property
-    def index(self) -> Tensor:
-        """``owners`` on the device, for PyTorch's way."""
-        if self._index is None:
-            self._index = DeviceBuffer.upload(self.owners, self.device)
-        return self._index.here()
+def source_tables(owners: Int32Array, num_rows: int) -> tuple[Int32Array, Int32Array]:
+    """``begin`` and ``sources`` of RowSources on the host."""
+    begin = np.zeros(num_rows + 1, np.int32)
+    np.cumsum(np.bincount(owners, minlength=num_rows), out=begin[1:])
+    return begin, np.argsort(owners, kind="stable").astype(np.int32)
 
 
 def add_rows(
@@ -132,9 +129,10 @@ def _add(
     fits = len(own) <= MAX_ROW_PARTS and all(x.dtype == torch.float32 for x in own)
     fits = fits and own[0].shape[1:].numel() % 8 == 0
     if library is None or not fits:
+        owners = sources.owners.here()
         for rows in peers:
             for mine, theirs in zip(own, received, strict=True):
-                mine.index_add_(0, sources.index[rows], theirs[rows].to(mine.dtype))
+                mine.index_add_(0, owners[rows], theirs[rows].to(mine.dtype))
         for mine, target in zip(own, targets, strict=True):
             if target is not mine:
                 target.copy_(mine)
@@ -143,8 +141,8 @@ def _add(
         (Rows * MAX_ROW_PARTS)(*map(Rows.of, own)),
         (Rows * MAX_ROW_PARTS)(*map(Rows.of, received)),
         (Rows * MAX_ROW_PARTS)(*map(Rows.of, targets)),
-        sources.begin.data_ptr(),
-        sources.sources.data_ptr(),
+        sources.begin.here().data_ptr(),
+        sources.sources.here().data_ptr(),
         stream_handle(own[0].device),
         len(own[0]),
         own[0].shape[1:].numel(),

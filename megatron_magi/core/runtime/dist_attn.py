@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.group_cast import (
     PendingCast,
@@ -42,13 +41,11 @@ from megatron_magi.core.kernel.backend import (
     less_dlse,
 )
 from megatron_magi.core.kernel.select import select_backend
-from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
+from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_record import Call
+from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage, prepared_for
 from megatron_magi.core.runtime.token_dispatch import check_group
-
-_tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @one_graph_break
@@ -93,7 +90,7 @@ def dist_attn(
     config, one_width = plan.config, has_one_width(q, v)
     work = _StageWork(
         plan,
-        plan.rank_plan(group_rank(cp_group)),
+        prepared_for(plan, group_rank(cp_group), q.device),
         resolve_group(cp_group),
         select_backend(config.kernel_backend, q.device, q.dtype, one_width),
         scale,
@@ -115,7 +112,7 @@ class _StageWork:
     """What the loop needs beside tensors."""
 
     plan: AttnPlan
-    rank_plan: RankPlan
+    ready: PreparedPlan
     group: dist.ProcessGroup | None
     backend: AttnBackend
     softmax_scale: float
@@ -127,10 +124,10 @@ class _Feed:
     """The keys and values of stages, in turn, each fetched while the stage before computes; the
     first ones from now on."""
 
-    def __init__(self, work: _StageWork, stages: Sequence[StagePlan], k: Tensor, v: Tensor) -> None:
-        # A stage without keys and without a cast is empty on every rank.
-        self.stages = [s for s in stages if s.num_keys or s.cast is not None]
-        self.work, self.k, self.v = work, k, v
+    def __init__(
+        self, work: _StageWork, stages: Sequence[PreparedStage], k: Tensor, v: Tensor
+    ) -> None:
+        self.work, self.stages, self.k, self.v = work, stages, k, v
         self.travelling = self._fetch(0)
 
     def _fetch(self, i: int) -> PendingCast | None:
@@ -138,7 +135,7 @@ class _Feed:
             return None
         return group_cast((self.k, self.v), cast, self.work.group)
 
-    def __iter__(self) -> Iterator[tuple[StagePlan, Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[PreparedStage, Tensor, Tensor]]:
         """(stage, keys, values): own rows, received rows, or own and then received ones.
 
         Two stages' buffers are alive, if the caller lets go of one before it asks for the next.
@@ -158,14 +155,14 @@ class _DistAttn(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         so_far: Pair | None = None
         # A row's only stage writes the final dtype directly; several accumulate first.
-        merges = work.rank_plan.forward_merges
+        merges = work.ready.merges
         dtype = acc_dtype(q.dtype) if merges else q.dtype
-        feed = _Feed(work, work.rank_plan.forward_stages, k, v)
+        feed = _Feed(work, work.ready.forward, k, v)
         for stage, keys, values in feed:
-            if so_far is None or len(stage.slices):
+            if so_far is None or stage.sees:
                 if feed.travelling is not None:
                     head_start(q.device)
-                call = AttnCall(q, keys, values, _table(stage, len(q)), work.softmax_scale)
+                call = AttnCall(q, keys, values, stage.table, work.softmax_scale)
                 given = {"prev" if merges else "into": so_far}
                 so_far = work.backend.forward(call, out_dtype=dtype, **given)
                 del call
@@ -184,12 +181,11 @@ class _DistAttn(torch.autograd.Function):
         work: _StageWork = ctx.work
         call = Call("backward of dist_attn", k.shape[1:], k.dtype, work.softmax_scale)
         compare(call, work.plan, work.group, q.device).wait()
-        own, *remote = work.rank_plan.stages
-        feed = _Feed(work, [*remote, own], k, v)
+        feed = _Feed(work, work.ready.backward, k, v)
         if feed.travelling is not None:
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
-        alone = not remote and own.cast is None  # one kernel call makes the results
+        alone = work.ready.is_alone
         made_there = alone and dlse is None  # delta, by that call
         delta = None
         if not made_there:
@@ -198,8 +194,8 @@ class _DistAttn(torch.autograd.Function):
         homeward = _Homeward(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
         for stage, keys, values in feed:
             grads = homeward.place(stage)
-            if len(stage.slices):
-                asked = AttnCall(q, keys, values, _table(stage, len(q)), work.softmax_scale)
+            if stage.sees:
+                asked = AttnCall(q, keys, values, stage.table, work.softmax_scale)
                 grad = GradCall(
                     dout, lse, delta, out if made_there else None, grads[0].dtype, dq, grads,
                     work.plan.config.deterministic,
@@ -226,7 +222,7 @@ class _Homeward:
         self.mine: Pair | None = None  # of this rank's rows, all in one stage
         self.pending: list[PendingReduce] = []
 
-    def place(self, stage: StagePlan) -> Pair:
+    def place(self, stage: PreparedStage) -> Pair:
         """Where the stage's dk and dv go, [num_keys, G, D or E]: what travels lies side by side."""
         own = stage.num_own
         if stage.cast is None:
@@ -234,13 +230,13 @@ class _Homeward:
             dk, dv = (self.k.new_empty(shape, dtype=self.dtype) for shape in shapes)
         else:
             dtype = self.dtype if own else self.work.wire_dtype
-            self.place_of = rows_beside(self.k, stage.num_keys, self.shapes, dtype)
+            self.place_of = rows_beside(self.k, stage.table.num_k, self.shapes, dtype)
             dk, dv = split_columns(self.place_of, self.shapes)
         if own:
             self.mine = dk[:own], dv[:own]
         return dk, dv
 
-    def send(self, stage: StagePlan) -> None:
+    def send(self, stage: PreparedStage) -> None:
         """What ``place`` gave room for is there."""
         if stage.cast is not None:
             assert self.place_of is not None
@@ -253,13 +249,6 @@ class _Homeward:
             self.mine = self.k.to(self.dtype), self.v.to(self.dtype)  # no rows at all
         dk, dv = sum_at_home(self.mine, self.pending, self.k.dtype)
         return dk, dv
-
-
-def _table(stage: StagePlan, num_q: int) -> SliceTable:
-    """The stage's slices with the backends' caches, one table for all layers and microbatches."""
-    if stage not in _tables:
-        _tables[stage] = SliceTable(stage.slices, num_q, stage.num_keys, stage.left_rows)
-    return _tables[stage]
 
 
 def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
