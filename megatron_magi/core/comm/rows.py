@@ -31,32 +31,39 @@ from megatron_magi.core.plan.dispatch import Int32Array
 HEAD_START_NS = 5000
 
 
-def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tensor]) -> None:
+def gather_rows(
+    xs: Sequence[Tensor],
+    index: Tensor | None,
+    into: Sequence[Tensor],
+    num_rows: int | None = None,
+) -> None:
     """``into[i][r] = xs[i][index[r]]``; no index: row r.
 
     Args:
-        xs: [n, ...] each, of one dtype; into: [num_rows, ...] each.
+        xs: [n, ...] each, of one dtype; into: [num_rows or more, ...] each.
         index: int32 [num_rows].
+        num_rows: how many of ``into``, from the first on; None: all.
 
     Cost: one kernel where all rows have one shape, else one for each tensor.
     """
     if index is not None and index.dtype != torch.int32:
         raise TypeError(f"index must be int32, got {index.dtype}; the kernel reads 4 bytes a row")
+    num_rows = into[0].shape[0] if num_rows is None else num_rows
     library = _library_for(xs[0].device, *xs, *into)
     if library is not None and _has_many_shapes(xs):
         for x, target in zip(xs, into, strict=True):
-            gather_rows([x], index, [target])
+            gather_rows([x], index, [target], num_rows)
         return
     if library is None or len(xs) > MAX_ROW_PARTS:
         for x, target in zip(xs, into, strict=True):
-            target.copy_(x if index is None else x.index_select(0, index))
+            target[:num_rows].copy_(x if index is None else x.index_select(0, index))
         return
     params = GatherParams(
         (Rows * MAX_ROW_PARTS)(*map(Rows.of, xs)),
         (Rows * MAX_ROW_PARTS)(*map(Rows.of, into)),
         None if index is None else index.data_ptr(),
         stream_handle(xs[0].device),
-        len(into[0]),
+        num_rows,
         xs[0].shape[1:].numel() * xs[0].element_size(),
         len(xs),
     )

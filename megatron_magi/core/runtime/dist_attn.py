@@ -13,8 +13,7 @@ queries and keys, E of values (another one in multi-latent attention).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -44,7 +43,12 @@ from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_record import Call
-from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage, prepared_for
+from megatron_magi.core.runtime.prepared import (
+    PreparedPlan,
+    PreparedStage,
+    kept_with,
+    prepared_for,
+)
 from megatron_magi.core.runtime.token_dispatch import check_group
 
 
@@ -103,12 +107,12 @@ def dist_attn(
 
 def _call(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Call:
     """What every rank must have alike. A rank without a backward would leave the others waiting."""
-    will_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    return Call("dist_attn", (*k.shape[1:], v.shape[2]), k.dtype, scale, int(will_backward))
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    will_backward = int(wanted and torch.is_grad_enabled())
+    return Call("dist_attn", (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward)
 
 
-@dataclass(frozen=True)
-class _StageWork:
+class _StageWork(NamedTuple):
     """What the loop needs beside tensors."""
 
     plan: AttnPlan
@@ -233,14 +237,15 @@ class _Homeward:
             self.place_of = rows_beside(self.k, stage.table.num_k, self.shapes, dtype)
             dk, dv = split_columns(self.place_of, self.shapes)
         if own:
-            self.mine = dk[:own], dv[:own]
+            self.mine = (dk, dv) if own == stage.table.num_k else (dk[:own], dv[:own])
         return dk, dv
 
     def send(self, stage: PreparedStage) -> None:
         """What ``place`` gave room for is there."""
         if stage.cast is not None:
             assert self.place_of is not None
-            partials = self.place_of[stage.num_own :].to(self.work.wire_dtype)
+            received = self.place_of[stage.num_own :] if stage.num_own else self.place_of
+            partials = received.to(self.work.wire_dtype)
             self.pending.append(group_reduce(partials, self.shapes, stage.cast, self.work.group))
 
     def sums(self) -> Pair:
@@ -252,6 +257,22 @@ class _Homeward:
 
 
 def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
+    """Once per form of call: layers and microbatches of a plan are alike."""
+    if not type(q) is type(k) is type(v) is Tensor:
+        return _check(q, k, v, plan)
+    form = (*_form(q), *_form(k), *_form(v))
+    accepted: set[object] = kept_with(plan, "accepted calls", set)
+    if form not in accepted:
+        _check(q, k, v, plan)
+        accepted.add(form)
+
+
+def _form(x: Tensor) -> tuple[object, ...]:
+    """What the checks look at."""
+    return x.shape, x.dtype, x.device, x.stride()[-1:]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
     check_qkv(q, k, v)
     tokens = plan.dispatch.num_local_tokens
     for name, x in (("q", q), ("k", k), ("v", v)):
