@@ -15,6 +15,7 @@ from megatron_magi.checks import integer, is_integer_like
 from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
 from megatron_magi.core.comm.process_group import CpGroup, group_rank
 from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.kernel.work_lists import make_work_lists
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, RankPlan, StagePlan
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.tensor_checks import device as checked_device
@@ -55,29 +56,34 @@ class PreparedPlan:
 def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str) -> PreparedPlan:
     """This rank's view of a plan on a device, made when it is first asked for.
 
-    Calls that attend ask for it themselves. A data loader that asks earlier, in whatever thread,
-    takes the work out of the first layer; name the GPU by its number there, because a new thread's
-    current device is the first one.
+    Calls that attend ask for what they need themselves. A data loader that asks here, in whatever
+    thread, takes the work out of the first layer, that of the backward and its kernels included.
 
     Args:
         cp_group: the group, a 1-D mesh, None for one rank, or a rank's number.
-        device: of the tensors that will be attended.
+        device: of the tensors that will be attended. "cuda" means the thread's current GPU, which
+            in a new thread is the first one: name it by its number there.
 
     Raises:
         ValueError, TypeError: no plan, a rank outside it, or no such device.
 
-    Cost: one upload the first time, from pinned memory; the host waits for nothing.
+    Cost: the first time one upload of all exchanges' tables, and one for each kernel call's work
+    list, from pinned memory; the host waits for nothing.
     """
     check_plan(plan)
     if isinstance(cp_group, int) or is_integer_like(cp_group):
         rank = integer(cp_group, "cp_group as a rank", 0, plan.cp_size - 1)
     else:
         rank = group_rank(cp_group)
-    return prepared_for(plan, rank, whole(checked_device(device)))
+    ready = prepared_for(plan, rank, _numbered(checked_device(device)))
+    attended = [stage.table for i, stage in enumerate(ready.forward) if stage.sees or i == 0]
+    seen = [stage.table for stage in ready.backward if stage.sees]
+    make_work_lists(attended, seen, plan.head_shape, plan.config, ready.device)
+    return ready
 
 
 def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
-    """``prepare`` without its checks."""
+    """``prepare`` without its checks and without work lists, which a first launch makes."""
     found: PreparedPlan | None = plan._prepared.get((rank, device))
     if found is None:
         found = kept_with(plan, (rank, device), lambda: _prepare(plan.rank_plan(rank), device))
@@ -91,7 +97,7 @@ def kept_with(owner: AttnPlan | DispatchPlan, key: Hashable, make: Callable[[], 
     return owner._prepared.setdefault(key, make()) if found is None else found
 
 
-def whole(device: torch.device) -> torch.device:
+def _numbered(device: torch.device) -> torch.device:
     """With its number, as tensors have it: "cuda" alone is the thread's current one."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
