@@ -17,7 +17,7 @@ from megatron_magi.core.cuda.abi import (
     MAX_ROW_PARTS,
     AddParams,
     GatherParams,
-    Rows,
+    fill_rows,
 )
 from megatron_magi.core.cuda.library import (
     CudaLibrary,
@@ -59,14 +59,14 @@ def gather_rows(
             target[:num_rows].copy_(x if index is None else x.index_select(0, index))
         return
     params = GatherParams(
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, xs)),
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, into)),
-        None if index is None else index.data_ptr(),
-        stream_handle(xs[0].device),
-        num_rows,
-        xs[0].shape[1:].numel() * xs[0].element_size(),
-        len(xs),
+        index=None if index is None else index.data_ptr(),
+        stream=stream_handle(xs[0].device),
+        num_rows=num_rows,
+        row_bytes=xs[0].shape[1:].numel() * xs[0].element_size(),
+        num_parts=len(xs),
     )
+    for place, given in ((params.src, xs), (params.dst, into)):
+        fill_rows(place, given)
     with on_device(xs[0].device):
         library.call("magi_gather_rows", params)
 
@@ -145,18 +145,17 @@ def _add(
                 target.copy_(mine)
         return
     params = AddParams(
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, own)),
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, received)),
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, targets)),
-        sources.begin.here().data_ptr(),
-        sources.sources.here().data_ptr(),
-        stream_handle(own[0].device),
-        len(own[0]),
-        own[0].shape[1:].numel(),
-        len(own),
-        DTYPE_CODES[received[0].dtype],
-        DTYPE_CODES[targets[0].dtype],
+        begin=sources.begin.here().data_ptr(),
+        sources=sources.sources.here().data_ptr(),
+        stream=stream_handle(own[0].device),
+        num_rows=own[0].shape[0],
+        width=own[0].shape[1:].numel(),
+        num_parts=len(own),
+        received_dtype=DTYPE_CODES[received[0].dtype],
+        dst_dtype=DTYPE_CODES[targets[0].dtype],
     )
+    for place, given in ((params.own, own), (params.received, received), (params.dst, targets)):
+        fill_rows(place, given)
     with on_device(own[0].device):
         library.call("magi_add_rows", params)
 
@@ -176,7 +175,8 @@ def head_start(device: torch.device) -> None:
 
 def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
     """Keys and values of different widths: a kernel moves rows of one shape."""
-    return len({x.shape[1:] for x in xs}) > 1
+    first = xs[0].shape[1:]
+    return any(x.shape[1:] != first for x in xs[1:])
 
 
 def _library_for(device: torch.device, *xs: Tensor) -> CudaLibrary | None:
@@ -189,10 +189,10 @@ def _fits(x: Tensor) -> bool:
     """16-byte aligned rows without gaps in a row, of a dtype that the kernels know."""
     if x.dtype not in DTYPE_CODES or x.data_ptr() % 16:
         return False
-    strides, size = x.stride(), x.element_size()
+    shape, strides, size = x.shape, x.stride(), x.element_size()
     width = 1
-    for i in range(x.ndim - 1, 0, -1):
-        length = x.shape[i]
+    for i in range(len(shape) - 1, 0, -1):
+        length = shape[i]
         if length != 1 and strides[i] != width:
             return False
         width *= length
