@@ -7,6 +7,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
 
@@ -29,6 +30,7 @@ from megatron_magi.core.runtime.prepared import PreparedPlan, kept_with, prepare
 from tests.dense import random_mask
 from tests.knobs import magi_config
 
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 CPU, META = torch.device("cpu"), torch.device("meta")
 SHAPE = HeadShape(2, 1, 4)
 MODES = ["at_once", "local_first", "staged"]
@@ -262,3 +264,19 @@ def test_work_lists_are_made_before_the_first_call(monkeypatch: pytest.MonkeyPat
 def test_other_backends_have_no_work_lists() -> None:
     ready = prepare(make_attn_plan(masks.causal(64), 2, HeadShape(4, 2, 64), magi_config()), 0, CPU)
     assert all(stage.table.cache == {} for stage in (*ready.forward, *ready.backward))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+def test_a_call_on_a_gpu_finds_all_that_another_thread_prepared() -> None:
+    plan = make_attn_plan(masks.causal(300), 1, HeadShape(4, 2, 64), magi_config())
+    device = torch.device("cuda", torch.cuda.current_device())
+    with ThreadPoolExecutor(1) as pool:
+        ready = pool.submit(prepare, plan, 0, device).result()
+    assert ready is prepare(plan, 0, "cuda") and ready.device == device
+    made = {key for stage in ready.forward for key in stage.table.cache}
+    assert {key[0] for key in made} == {"fwd", "bwd"}
+    q, k = (torch.randn(300, h, 64, device=device).bfloat16().requires_grad_() for h in (4, 2))
+    with mock.patch.object(DeviceBuffer, "upload", side_effect=AssertionError("an upload")):
+        magi.dist_attn(q, k, k, plan, None)[0].sum().backward()
+    assert {key for stage in ready.forward for key in stage.table.cache} == made
