@@ -26,6 +26,7 @@ from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 
 if TYPE_CHECKING:
@@ -227,6 +228,9 @@ def _assemble(
         positions = torch.from_numpy(_document_positions(bounds))[positions]
     packed.rope_positions = upload(positions, device)
     packed.max_seqlen_q = packed.max_seqlen_kv = dispatch.padded_seqlen
+    for each in (plan, window_plan):
+        if each is not None:
+            prepare(each, cp_group, device)  # here, where a data loader's thread may do it
     return packed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,8 @@ from megatron_magi.adapter.packed import (
     pipeline_seq_length,
 )
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
-from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.plan_cache import plan_cache, plan_for
+from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 
 BOUNDS = [0, 5, 6, 16]
@@ -46,6 +48,17 @@ def test_causal_documents_with_restarting_positions() -> None:
     assert packed.rope_positions.tolist() == [*range(5), 0, *range(10)]
     assert packed.qkv_format == "sbhd"
     assert packed.max_seqlen_q == packed.max_seqlen_kv == 16
+
+
+def test_a_planned_batch_is_prepared_in_the_thread_that_plans_it() -> None:
+    config = model(window_size=(3, 0), window_attn_skip_freq=2)
+    plan_cache.clear()
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(make_packed_seq_params, BOUNDS, config, None, device="cpu").result()
+    for plan in (made.plan, made.window_plan):
+        assert plan is not None and (0, torch.device("cpu")) in plan._prepared
+        ready = plan._prepared[0, torch.device("cpu")]
+        assert prepare(plan, None, "cpu") is ready and ready.forward
 
 
 def test_stream_positions_and_full_documents() -> None:

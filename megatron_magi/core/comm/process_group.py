@@ -45,9 +45,9 @@ def is_alive(group: dist.ProcessGroup) -> bool:
 
 def group_size(cp_group: CpGroup) -> int:
     group = resolve_group(cp_group)
-    return 1 if group is None else dist.get_world_size(group)
+    return 1 if group is None else group.size()
 
 
 def group_rank(cp_group: CpGroup) -> int:
     group = resolve_group(cp_group)
-    return 0 if group is None else dist.get_rank(group)
+    return 0 if group is None else group.rank()

@@ -6,7 +6,9 @@ Both ways give equal bits: sums are made in the accumulation dtype and in the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from megatron_magi.core.cuda.abi import (
     MAX_ROW_PARTS,
     AddParams,
     GatherParams,
-    Rows,
+    fill_rows,
 )
 from megatron_magi.core.cuda.library import (
     CudaLibrary,
@@ -23,72 +25,74 @@ from megatron_magi.core.cuda.library import (
     on_device,
     stream_handle,
 )
-from megatron_magi.core.cuda.tables import DeviceBuffer
+from megatron_magi.core.cuda.tables import DeviceTable, upload_together
+from megatron_magi.core.plan.dispatch import Int32Array
 
 HEAD_START_NS = 5000
 
 
-def gather_rows(xs: Sequence[Tensor], index: Tensor | None, into: Sequence[Tensor]) -> None:
+def gather_rows(
+    xs: Sequence[Tensor],
+    index: Tensor | None,
+    into: Sequence[Tensor],
+    num_rows: int | None = None,
+) -> None:
     """``into[i][r] = xs[i][index[r]]``; no index: row r.
 
     Args:
-        xs: [n, ...] each, of one dtype; into: [num_rows, ...] each.
+        xs: [n, ...] each, of one dtype; into: [num_rows or more, ...] each.
         index: int32 [num_rows].
+        num_rows: how many of ``into``, from the first on; None: all.
 
     Cost: one kernel where all rows have one shape, else one for each tensor.
     """
     if index is not None and index.dtype != torch.int32:
         raise TypeError(f"index must be int32, got {index.dtype}; the kernel reads 4 bytes a row")
+    num_rows = into[0].shape[0] if num_rows is None else num_rows
     library = _library_for(xs[0].device, *xs, *into)
     if library is not None and _has_many_shapes(xs):
         for x, target in zip(xs, into, strict=True):
-            gather_rows([x], index, [target])
+            gather_rows([x], index, [target], num_rows)
         return
     if library is None or len(xs) > MAX_ROW_PARTS:
         for x, target in zip(xs, into, strict=True):
-            target.copy_(x if index is None else x.index_select(0, index))
+            target[:num_rows].copy_(x if index is None else x.index_select(0, index))
         return
     params = GatherParams(
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, xs)),
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, into)),
-        None if index is None else index.data_ptr(),
-        stream_handle(xs[0].device),
-        len(into[0]),
-        xs[0].shape[1:].numel() * xs[0].element_size(),
-        len(xs),
+        index=None if index is None else index.data_ptr(),
+        stream=stream_handle(xs[0].device),
+        num_rows=num_rows,
+        row_bytes=xs[0].shape[1:].numel() * xs[0].element_size(),
+        num_parts=len(xs),
     )
+    for place, given in ((params.src, xs), (params.dst, into)):
+        fill_rows(place, given)
     with on_device(xs[0].device):
         library.call("magi_gather_rows", params)
 
 
+@dataclass(frozen=True)
 class RowSources:
     """Which received rows are added to every owned row, in which order."""
 
-    def __init__(self, owners: Tensor, num_rows: int, device: torch.device) -> None:
-        """``owners``: int32 [num_received] on the host, the owned row of every received one."""
-        self._index: DeviceBuffer | None = None
-        begin = torch.bincount(owners, minlength=num_rows).cumsum(0)
-        order = torch.sort(owners, stable=True).indices
-        table = torch.cat([order.new_zeros(1), begin, order]).to(torch.int32)
-        self.owners, self.device, self.num_rows = owners, device, num_rows
-        self._table = DeviceBuffer.upload(table, device)
+    owners: DeviceTable
+    """int32 [num_received]: the owned row of every received one; PyTorch's way reads it."""
+    begin: DeviceTable
+    """int32 [num_rows + 1]: where each owned row's sources begin, and the last one's end."""
+    sources: DeviceTable
+    """int32 [num_received]: received rows, by their owned row, then in the order received."""
 
-    @property
-    def begin(self) -> Tensor:
-        """int32 [num_rows + 1]: where each owned row's sources begin, and the last one's end."""
-        return self._table.here()[: self.num_rows + 1]
+    @classmethod
+    def of(cls, owners: Int32Array, num_rows: int, device: torch.device) -> RowSources:
+        """These alone, by one upload; ``owners``: int32 [num_received] on the host."""
+        return cls(*upload_together([owners, *source_tables(owners, num_rows)], device))
 
-    @property
-    def sources(self) -> Tensor:
-        """int32 [num_received]: received rows, by their owned row, then in the order received."""
-        return self._table.here()[self.num_rows + 1 :]
 
-    @property
-    def index(self) -> Tensor:
-        """``owners`` on the device, for PyTorch's way."""
-        if self._index is None:
-            self._index = DeviceBuffer.upload(self.owners, self.device)
-        return self._index.here()
+def source_tables(owners: Int32Array, num_rows: int) -> tuple[Int32Array, Int32Array]:
+    """``begin`` and ``sources`` of RowSources on the host."""
+    begin = np.zeros(num_rows + 1, np.int32)
+    np.cumsum(np.bincount(owners, minlength=num_rows), out=begin[1:])
+    return begin, np.argsort(owners, kind="stable").astype(np.int32)
 
 
 def add_rows(
@@ -132,26 +136,26 @@ def _add(
     fits = len(own) <= MAX_ROW_PARTS and all(x.dtype == torch.float32 for x in own)
     fits = fits and own[0].shape[1:].numel() % 8 == 0
     if library is None or not fits:
+        owners = sources.owners.here()
         for rows in peers:
             for mine, theirs in zip(own, received, strict=True):
-                mine.index_add_(0, sources.index[rows], theirs[rows].to(mine.dtype))
+                mine.index_add_(0, owners[rows], theirs[rows].to(mine.dtype))
         for mine, target in zip(own, targets, strict=True):
             if target is not mine:
                 target.copy_(mine)
         return
     params = AddParams(
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, own)),
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, received)),
-        (Rows * MAX_ROW_PARTS)(*map(Rows.of, targets)),
-        sources.begin.data_ptr(),
-        sources.sources.data_ptr(),
-        stream_handle(own[0].device),
-        len(own[0]),
-        own[0].shape[1:].numel(),
-        len(own),
-        DTYPE_CODES[received[0].dtype],
-        DTYPE_CODES[targets[0].dtype],
+        begin=sources.begin.here().data_ptr(),
+        sources=sources.sources.here().data_ptr(),
+        stream=stream_handle(own[0].device),
+        num_rows=own[0].shape[0],
+        width=own[0].shape[1:].numel(),
+        num_parts=len(own),
+        received_dtype=DTYPE_CODES[received[0].dtype],
+        dst_dtype=DTYPE_CODES[targets[0].dtype],
     )
+    for place, given in ((params.own, own), (params.received, received), (params.dst, targets)):
+        fill_rows(place, given)
     with on_device(own[0].device):
         library.call("magi_add_rows", params)
 
@@ -171,7 +175,8 @@ def head_start(device: torch.device) -> None:
 
 def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
     """Keys and values of different widths: a kernel moves rows of one shape."""
-    return len({x.shape[1:] for x in xs}) > 1
+    first = xs[0].shape[1:]
+    return any(x.shape[1:] != first for x in xs[1:])
 
 
 def _library_for(device: torch.device, *xs: Tensor) -> CudaLibrary | None:
@@ -184,10 +189,10 @@ def _fits(x: Tensor) -> bool:
     """16-byte aligned rows without gaps in a row, of a dtype that the kernels know."""
     if x.dtype not in DTYPE_CODES or x.data_ptr() % 16:
         return False
-    strides, size = x.stride(), x.element_size()
+    shape, strides, size = x.shape, x.stride(), x.element_size()
     width = 1
-    for i in range(x.ndim - 1, 0, -1):
-        length = x.shape[i]
+    for i in range(len(shape) - 1, 0, -1):
+        length = shape[i]
         if length != 1 and strides[i] != width:
             return False
         width *= length

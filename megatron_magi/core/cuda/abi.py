@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -82,9 +83,13 @@ class Rows(Structure):
 
     _fields_ = [("data", c_void_p), ("stride", c_int64)]
 
-    @classmethod
-    def of(cls, x: Tensor) -> Rows:
-        return cls(x.data_ptr(), x.stride(0) * x.element_size())
+
+def fill_rows(place: Any, xs: Sequence[Tensor]) -> None:
+    """One tensor after the other into an array of Rows; half the host time of making a new one."""
+    for i, x in enumerate(xs):
+        rows = place[i]
+        rows.data = x.data_ptr()
+        rows.stride = x.stride(0) * x.element_size()
 
 
 class GatherParams(Structure):

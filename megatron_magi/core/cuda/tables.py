@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,16 +64,50 @@ class DeviceBuffer:
 ALIGNMENT = 128
 """Bytes to which each of several tables in one buffer is aligned."""
 
+_TORCH_DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
+
+
+@dataclass(frozen=True)
+class DeviceTable:
+    """One of several tables that lie in one buffer."""
+
+    buffer: DeviceBuffer
+    data: Tensor
+    """A view of the buffer, in the table's dtype and shape."""
+
+    def here(self) -> Tensor:
+        """The table, for what is launched on the current stream."""
+        self.buffer.here()
+        return self.data
+
+    @property
+    def address(self) -> int:
+        """On the device, also of a table without elements."""
+        offset = int(self.data.storage_offset()) * self.data.element_size()
+        return self.buffer.data.data_ptr() + offset
+
 
 def upload_together(
-    tables: Sequence[npt.NDArray[np.int32]], device: torch.device
-) -> tuple[DeviceBuffer, list[int]]:
-    """int32 tables in one buffer, by one upload, and their addresses."""
-    unit = ALIGNMENT // 4
-    offsets = np.cumsum([0] + [-(-table.size // unit) * unit for table in tables]).tolist()
-    host = np.zeros(max(offsets[-1], 1), dtype=np.int32)
-    for table, offset in zip(tables, offsets[:-1], strict=True):
-        host[offset : offset + table.size] = table.ravel()
-    buffer = DeviceBuffer.upload(torch.from_numpy(host), device)
-    base = buffer.data.data_ptr()
-    return buffer, [base + 4 * offset for offset in offsets[:-1]]
+    tables: Sequence[npt.NDArray[np.integer[Any]]], device: torch.device
+) -> list[DeviceTable]:
+    """Tables of int32 or int64 by one upload, without waiting for it.
+
+    They are laid in one host buffer, which is pinned for a GPU and is itself the result on the CPU.
+    """
+    offsets = [0, *accumulate(-(-table.nbytes // ALIGNMENT) * ALIGNMENT for table in tables)]
+    is_pinned = device.type == "cuda" and torch.cuda.is_available()
+    with torch.inference_mode(False):  # later calls save them for their backward
+        host = torch.zeros(max(offsets[-1], 1), dtype=torch.uint8, pin_memory=is_pinned)
+        for table, offset in zip(tables, offsets, strict=False):
+            flat = np.ascontiguousarray(table).reshape(-1)
+            host.numpy()[offset : offset + table.nbytes] = flat.view(np.uint8)
+        to_gpu = device.type == "cuda"
+        buffer = DeviceBuffer.upload(host, device) if to_gpu else DeviceBuffer(host, None)
+        return [
+            DeviceTable(buffer, _view(buffer.data[offset : offset + table.nbytes], table))
+            for table, offset in zip(tables, offsets, strict=False)
+        ]
+
+
+def _view(data: Tensor, like: npt.NDArray[np.integer[Any]]) -> Tensor:
+    return data.view(_TORCH_DTYPES[like.dtype]).view(like.shape)

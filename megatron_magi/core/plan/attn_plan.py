@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, fields
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -59,6 +59,9 @@ class AttnPlan:
     field_digests: dict[str, int] = field(repr=False)
     """64-bit hashes of mask, dispatch, head_shape and config: which one ranks disagree on."""
     _rank_plans: dict[int, RankPlan] = field(default_factory=dict, repr=False, init=False)
+    _prepared: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
+    """Of the runtime, which keeps here what a device holds of the plan (core/runtime/prepared.py);
+    no part of the value."""
 
     def __post_init__(self) -> None:
         _check_fields(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,8 @@ class DispatchPlan:
     cp_size: int
     chunk_ranks: Int32Array = field(repr=False)
     """int32 [num_chunks], read-only: owner of every chunk."""
+    _prepared: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
+    """As in AttnPlan."""
 
     def __post_init__(self) -> None:
         for name, low in (("total_seqlen", 0), ("chunk_size", 1), ("cp_size", 1)):

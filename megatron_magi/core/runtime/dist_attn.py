@@ -13,13 +13,11 @@ queries and keys, E of values (another one in multi-latent attention).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.core.comm.group_cast import (
     PendingCast,
@@ -42,13 +40,16 @@ from megatron_magi.core.kernel.backend import (
     less_dlse,
 )
 from megatron_magi.core.kernel.select import select_backend
-from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan
+from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_signature import Call
+from megatron_magi.core.runtime.prepared import (
+    PreparedPlan,
+    PreparedStage,
+    kept_with,
+    prepared_for,
+)
 from megatron_magi.core.runtime.token_dispatch import check_group
-
-_tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @one_graph_break
@@ -93,7 +94,7 @@ def dist_attn(
     config, one_width = plan.config, has_one_width(q, v)
     work = _StageWork(
         plan,
-        plan.rank_plan(group_rank(cp_group)),
+        prepared_for(plan, group_rank(cp_group), q.device),
         resolve_group(cp_group),
         select_backend(config.kernel_backend, q.device, q.dtype, one_width),
         scale,
@@ -106,16 +107,16 @@ def dist_attn(
 
 def _call(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Call:
     """What every rank must have alike. A rank without a backward would leave the others waiting."""
-    will_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    return Call("dist_attn", (*k.shape[1:], v.shape[2]), k.dtype, scale, int(will_backward))
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    will_backward = int(wanted and torch.is_grad_enabled())
+    return Call("dist_attn", (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward)
 
 
-@dataclass(frozen=True)
-class _StageWork:
+class _StageWork(NamedTuple):
     """What the loop needs beside tensors."""
 
     plan: AttnPlan
-    rank_plan: RankPlan
+    ready: PreparedPlan
     group: dist.ProcessGroup | None
     backend: AttnBackend
     softmax_scale: float
@@ -127,10 +128,10 @@ class _Feed:
     """The keys and values of stages, in turn, each fetched while the stage before computes; the
     first ones from now on."""
 
-    def __init__(self, work: _StageWork, stages: Sequence[StagePlan], k: Tensor, v: Tensor) -> None:
-        # A stage without keys and without a cast is empty on every rank.
-        self.stages = [s for s in stages if s.num_keys or s.cast is not None]
-        self.work, self.k, self.v = work, k, v
+    def __init__(
+        self, work: _StageWork, stages: Sequence[PreparedStage], k: Tensor, v: Tensor
+    ) -> None:
+        self.work, self.stages, self.k, self.v = work, stages, k, v
         self.travelling = self._fetch(0)
 
     def _fetch(self, i: int) -> PendingCast | None:
@@ -138,7 +139,7 @@ class _Feed:
             return None
         return group_cast((self.k, self.v), cast, self.work.group)
 
-    def __iter__(self) -> Iterator[tuple[StagePlan, Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[PreparedStage, Tensor, Tensor]]:
         """(stage, keys, values): own rows, received rows, or own and then received ones.
 
         Two stages' buffers are alive, if the caller lets go of one before it asks for the next.
@@ -158,14 +159,14 @@ class _DistAttn(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         so_far: Pair | None = None
         # A row's only stage writes the final dtype directly; several accumulate first.
-        merges = work.rank_plan.forward_merges
+        merges = work.ready.merges
         dtype = acc_dtype(q.dtype) if merges else q.dtype
-        feed = _Feed(work, work.rank_plan.forward_stages, k, v)
+        feed = _Feed(work, work.ready.forward, k, v)
         for stage, keys, values in feed:
-            if so_far is None or len(stage.slices):
+            if so_far is None or stage.sees:
                 if feed.travelling is not None:
                     head_start(q.device)
-                call = AttnCall(q, keys, values, _table(stage, len(q)), work.softmax_scale)
+                call = AttnCall(q, keys, values, stage.table, work.softmax_scale)
                 given = {"prev" if merges else "into": so_far}
                 so_far = work.backend.forward(call, out_dtype=dtype, **given)
                 del call
@@ -184,12 +185,11 @@ class _DistAttn(torch.autograd.Function):
         work: _StageWork = ctx.work
         call = Call("backward of dist_attn", k.shape[1:], k.dtype, work.softmax_scale)
         compare(call, work.plan, work.group, q.device).wait()
-        own, *remote = work.rank_plan.stages
-        feed = _Feed(work, [*remote, own], k, v)
+        feed = _Feed(work, work.ready.backward, k, v)
         if feed.travelling is not None:
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
-        alone = not remote and own.cast is None  # one kernel call makes the results
+        alone = work.ready.is_alone
         made_there = alone and dlse is None  # delta, by that call
         delta = None
         if not made_there:
@@ -198,8 +198,8 @@ class _DistAttn(torch.autograd.Function):
         homeward = _Homeward(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
         for stage, keys, values in feed:
             grads = homeward.place(stage)
-            if len(stage.slices):
-                asked = AttnCall(q, keys, values, _table(stage, len(q)), work.softmax_scale)
+            if stage.sees:
+                asked = AttnCall(q, keys, values, stage.table, work.softmax_scale)
                 grad = GradCall(
                     dout, lse, delta, out if made_there else None, grads[0].dtype, dq, grads,
                     work.plan.config.deterministic,
@@ -226,7 +226,7 @@ class _Homeward:
         self.mine: Pair | None = None  # of this rank's rows, all in one stage
         self.pending: list[PendingReduce] = []
 
-    def place(self, stage: StagePlan) -> Pair:
+    def place(self, stage: PreparedStage) -> Pair:
         """Where the stage's dk and dv go, [num_keys, G, D or E]: what travels lies side by side."""
         own = stage.num_own
         if stage.cast is None:
@@ -234,17 +234,18 @@ class _Homeward:
             dk, dv = (self.k.new_empty(shape, dtype=self.dtype) for shape in shapes)
         else:
             dtype = self.dtype if own else self.work.wire_dtype
-            self.place_of = rows_beside(self.k, stage.num_keys, self.shapes, dtype)
+            self.place_of = rows_beside(self.k, stage.table.num_k, self.shapes, dtype)
             dk, dv = split_columns(self.place_of, self.shapes)
         if own:
-            self.mine = dk[:own], dv[:own]
+            self.mine = (dk, dv) if own == stage.table.num_k else (dk[:own], dv[:own])
         return dk, dv
 
-    def send(self, stage: StagePlan) -> None:
+    def send(self, stage: PreparedStage) -> None:
         """What ``place`` gave room for is there."""
         if stage.cast is not None:
             assert self.place_of is not None
-            partials = self.place_of[stage.num_own :].to(self.work.wire_dtype)
+            received = self.place_of[stage.num_own :] if stage.num_own else self.place_of
+            partials = received.to(self.work.wire_dtype)
             self.pending.append(group_reduce(partials, self.shapes, stage.cast, self.work.group))
 
     def sums(self) -> Pair:
@@ -255,14 +256,23 @@ class _Homeward:
         return dk, dv
 
 
-def _table(stage: StagePlan, num_q: int) -> SliceTable:
-    """The stage's slices with the backends' caches, one table for all layers and microbatches."""
-    if stage not in _tables:
-        _tables[stage] = SliceTable(stage.slices, num_q, stage.num_keys, stage.left_rows)
-    return _tables[stage]
-
-
 def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
+    """Once per form of call: layers and microbatches of a plan are alike."""
+    if not type(q) is type(k) is type(v) is Tensor:
+        return _check(q, k, v, plan)
+    form = (*_form(q), *_form(k), *_form(v))
+    accepted: set[object] = kept_with(plan, "accepted calls", set)
+    if form not in accepted:
+        _check(q, k, v, plan)
+        accepted.add(form)
+
+
+def _form(x: Tensor) -> tuple[object, ...]:
+    """What the checks look at."""
+    return x.shape, x.dtype, x.device, x.stride()[-1:]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
     check_qkv(q, k, v)
     tokens = plan.dispatch.num_local_tokens
     for name, x in (("q", q), ("k", k), ("v", v)):

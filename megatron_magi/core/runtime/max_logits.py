@@ -11,10 +11,10 @@ from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_g
 from megatron_magi.core.kernel.attention import scale_of
 from megatron_magi.core.kernel.backend import acc_dtype
 from megatron_magi.core.kernel.max_logits import max_logits
-from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_signature import Call
+from megatron_magi.core.runtime.prepared import prepared_for
 
 
 @torch.no_grad()
@@ -33,13 +33,12 @@ def dist_max_logits(
     call = Call("dist_max_logits", tuple(k.shape[1:]), k.dtype, scale)
     compare(call, plan, group, q.device).wait()
     most = torch.full((q.shape[1],), -torch.inf, dtype=acc_dtype(q.dtype), device=q.device)
-    for stage in plan.rank_plan(group_rank(cp_group)).forward_stages:
+    for stage in prepared_for(plan, group_rank(cp_group), q.device).forward:
         keys = k
         if stage.cast is not None:
             (keys,) = group_cast((k,), stage.cast, group).wait()
-        if len(stage.slices):
-            table = SliceTable(stage.slices, len(q), stage.num_keys)
-            most = torch.maximum(most, max_logits(q, keys, table, scale))
+        if stage.sees:
+            most = torch.maximum(most, max_logits(q, keys, stage.table, scale))
     if group is not None:
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     return most

@@ -19,7 +19,7 @@ PlanKey = tuple[int, int, HeadShape, MagiConfig, "int | None", int]
 class PlanCache:
     """The most recently used plans. Thread safe, so a data loader may plan ahead.
 
-    A plan keeps its index tensors alive on the device (10 to 20 MiB at a million tokens on 8
+    A plan keeps what a device holds of it alive (10 to 20 MiB at a million tokens on 8
     ranks), hence the small capacity: layers and stages of the microbatches in flight are what hits.
     """
 

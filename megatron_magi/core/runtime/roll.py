@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.checks import integer
 from megatron_magi.core.comm.group_cast import group_cast
+from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
-from megatron_magi.core.cuda.tables import DeviceBuffer
+from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, RollPlan, make_roll_plan
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, make_roll_plan
+from megatron_magi.core.runtime.prepared import kept_with
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
-
-_tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @one_graph_break
@@ -55,23 +55,31 @@ class _Roll(torch.autograd.Function):
         return rolled, None, None, None, None
 
 
-def _roll_table(
+@dataclass(frozen=True, eq=False, slots=True)
+class _PreparedRoll:
+    """A RollPlan on one device."""
+
+    cast: PreparedCast
+    gather_index: DeviceTable
+
+
+def _prepared_roll(
     layout: DispatchPlan, shift: int, rank: int, device: torch.device
-) -> tuple[RollPlan, Tensor]:
-    """The table and its gather index on the device, made once per layout and shift."""
-    cached = _tables.setdefault(layout, {})
-    if (shift, rank, device) not in cached:
-        table = make_roll_plan(layout, shift, rank)
-        index = DeviceBuffer.upload(torch.from_numpy(table.gather_index), device)
-        cached[shift, rank, device] = (table, index)
-    found: tuple[RollPlan, DeviceBuffer] = cached[shift, rank, device]
-    return found[0], found[1].here()
+) -> _PreparedRoll:
+    """Made once per layout and shift."""
+
+    def make() -> _PreparedRoll:
+        plan = make_roll_plan(layout, shift, rank)
+        (cast,) = prepare_casts([plan.cast], layout.num_local_tokens, device, reduced=())
+        return _PreparedRoll(cast, *upload_together([plan.gather_index], device))
+
+    return kept_with(layout, ("roll", shift, rank, device), make)
 
 
 def _roll(x: Tensor, shift: int, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:
-    table, index = _roll_table(layout, shift, group_rank(cp_group), x.device)
+    ready = _prepared_roll(layout, shift, group_rank(cp_group), x.device)
     rows = x.movedim(dim, 0)
     flat = rows.reshape(len(rows), -1).contiguous()
-    (received,) = group_cast([flat], table.cast, resolve_group(cp_group)).wait()
-    rolled = torch.cat([flat, received]).index_select(0, index)
+    (received,) = group_cast([flat], ready.cast, resolve_group(cp_group)).wait()
+    rolled = torch.cat([flat, received]).index_select(0, ready.gather_index.here())
     return rolled.view(rows.shape).movedim(0, dim)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.checks import flag, integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
-from megatron_magi.core.cuda.tables import DeviceBuffer
+from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
 from megatron_magi.core.plan import AttnPlan, DispatchPlan
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement import begin_comparing, compare
 from megatron_magi.core.runtime.agreement_signature import Call
+from megatron_magi.core.runtime.prepared import kept_with
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import fill, tensor
-
-_indices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @one_graph_break
@@ -174,26 +173,23 @@ def _local_index(
     layout: DispatchPlan, rank: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """(clamped global positions of the local rows, local rows that are padding or None)."""
-    cached = _indices.setdefault(layout, {})
-    if (rank, device) not in cached:
-        positions = torch.from_numpy(layout.position_ids(rank))
-        pads = (positions >= layout.total_seqlen).nonzero().squeeze(1)
-        index = DeviceBuffer.upload(positions.clamp(max=layout.total_seqlen - 1), device)
-        padding = DeviceBuffer.upload(pads, device) if len(pads) else None
-        cached[rank, device] = (index, padding)
-    found: tuple[DeviceBuffer, DeviceBuffer | None] = cached[rank, device]
-    return found[0].here(), None if found[1] is None else found[1].here()
+
+    def make() -> list[DeviceTable]:
+        positions = layout.position_ids(rank)
+        pads = np.flatnonzero(positions >= layout.total_seqlen)
+        return upload_together([positions.clip(max=layout.total_seqlen - 1), pads], device)
+
+    index, pads = kept_with(layout, ("local rows", rank, device), make)
+    return index.here(), pads.here() if pads.data.shape[0] else None
 
 
 def _inverse(layout: DispatchPlan, device: torch.device) -> Tensor:
     """int64 [total_seqlen]: where each token lies in the ranks' rows laid end to end."""
-    cached = _indices.setdefault(layout, {})
-    if device not in cached:
-        permutation = torch.from_numpy(layout.permutation())
-        inverse = permutation.argsort()[: layout.total_seqlen]
-        cached[device] = DeviceBuffer.upload(inverse, device)
-    buffer: DeviceBuffer = cached[device]
-    return buffer.here()
+
+    def make() -> list[DeviceTable]:
+        return upload_together([layout.permutation().argsort()[: layout.total_seqlen]], device)
+
+    return kept_with(layout, ("inverse", device), make)[0].here()
 
 
 def check_group(plan: AttnPlan, cp_group: CpGroup) -> None:

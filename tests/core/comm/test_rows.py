@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ def test_rows_of_two_widths(widths: tuple[int, int], device: str) -> None:
     assert all(torch.equal(t, x[index.to(device)]) for x, t in zip(xs, targets, strict=True))
     own = [torch.zeros_like(x) for x in xs]
     want = [torch.zeros_like(x) for x in xs]
-    sources = RowSources(index, 50, torch.device(device))
+    sources = RowSources.of(index.numpy(), 50, torch.device(device))
     peers = [slice(i, i + 1) for i in range(33)]
     for x, part in zip(want, targets, strict=True):
         for row in range(33):
@@ -110,7 +111,7 @@ def test_add(
     for x, part in zip(want, arrived, strict=True):
         for rows in peers:
             x[owners[rows].to(device)] += part[rows].float()
-    sources = RowSources(owners, 60, torch.device(device))
+    sources = RowSources.of(owners.numpy(), 60, torch.device(device))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         mine = [x.clone() for x in own]
         sums = add_rows_into(mine, arrived, sources, peers, dtype)
@@ -126,7 +127,7 @@ def test_the_kernels_are_what_runs_on_a_gpu() -> None:
     """PyTorch's way would pass the tests above as well."""
     library = cuda_library()
     x = torch.randn(20, 2, 64, device="cuda")
-    sources = RowSources(torch.arange(20, dtype=torch.int32), 20, x.device)
+    sources = RowSources.of(np.arange(20, dtype=np.int32), 20, x.device)
     with mock.patch.object(library, "call", wraps=library.call) as call:
         gather_rows([x], None, [torch.empty_like(x)])
         add_rows([x], [x.clone()], sources, [slice(0, 20)])

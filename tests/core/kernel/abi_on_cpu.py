@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_magi.core.cuda.abi import BwdParams, DeltaParams, FwdParams, TensorView
+from megatron_magi.core.cuda.abi import (
+    AddParams,
+    BwdParams,
+    DeltaParams,
+    FwdParams,
+    GatherParams,
+    Rows,
+    TensorView,
+)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TILE, ENTRY = 8, 12
@@ -29,6 +37,7 @@ class CpuLibrary:
         self.calls.append(name)
         {
             "magi_attn_fwd": forward, "magi_attn_bwd": backward, "magi_row_delta": delta,
+            "magi_gather_rows": gather, "magi_add_rows": add,
         }[name](params)  # type: ignore[operator]  # fmt: skip
 
 
@@ -162,3 +171,33 @@ def delta(p: DeltaParams) -> None:
     out, dout = view(p.out, *shape, dtype), view(p.dout, *shape, dtype)
     made = memory(p.delta, p.num_tokens * p.num_heads, torch.float32)
     made.copy_((out.float() * dout.float()).sum(-1).flatten())
+
+
+def rows_at(x: Rows, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    stride, rest = divmod(x.stride, dtype.itemsize)
+    assert rest == 0
+    return strided(x.data, (num_rows, width), (stride, 1), dtype)
+
+
+def gather(p: GatherParams) -> None:
+    """Rows as bytes; sources without an index are the rows themselves."""
+    index = memory(p.index, p.num_rows, torch.int32) if p.index else torch.arange(p.num_rows)
+    last = int(index.max()) + 1 if p.num_rows else 0
+    for part in range(p.num_parts):
+        source = rows_at(p.src[part], last, p.row_bytes, torch.uint8)
+        rows_at(p.dst[part], p.num_rows, p.row_bytes, torch.uint8).copy_(source[index])
+
+
+def add(p: AddParams) -> None:
+    """In fp32: the owned row first, then its sources in their order."""
+    begin = memory(p.begin, p.num_rows + 1, torch.int32).tolist()
+    sources = memory(p.sources, begin[-1], torch.int32).tolist()
+    for part in range(p.num_parts):
+        own = rows_at(p.own[part], p.num_rows, p.width, torch.float32)
+        received = rows_at(p.received[part], begin[-1], p.width, DTYPES[p.received_dtype])
+        target = rows_at(p.dst[part], p.num_rows, p.width, DTYPES[p.dst_dtype])
+        for row in range(p.num_rows):
+            total = own[row].clone()
+            for source in sources[begin[row] : begin[row + 1]]:
+                total += received[source].float()
+            target[row] = total

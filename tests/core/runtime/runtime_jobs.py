@@ -16,6 +16,7 @@ import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
+from megatron_magi.core.comm.prepared_cast import prepare_casts
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
@@ -233,14 +234,15 @@ def cast_and_reduce_stage(
     stage: StagePlan, cast: GroupCastPlan, positions: torch.Tensor, group: Any
 ) -> None:
     rows = positions.to(torch.bfloat16)[:, None].expand(-1, 3).contiguous()
-    (keys, twice) = group_cast((rows, rows * 2), cast, group).wait()
+    (ready,) = prepare_casts([cast], len(rows), rows.device)
+    (keys, twice) = group_cast((rows, rows * 2), ready, group).wait()
     kept = [int(positions[i]) for a, b in cast.own_ranges.tolist() for i in range(a, b)]
     wanted = [i for a, b in cast.recv_ranges.tolist() for i in range(a, b)]
     assert keys[:, 0].tolist() == kept + wanted
     assert len(keys) == stage.num_keys and len(kept) == stage.num_own
     assert torch.equal(twice, keys * 2)
     ones = torch.ones(len(wanted), 1, dtype=torch.float64)
-    arriving = [group_reduce(ones * n, (torch.Size([1]),), cast, group) for n in (1, 10)]
+    arriving = [group_reduce(ones * n, (torch.Size([1]),), ready, group) for n in (1, 10)]
     own = torch.full((len(rows), 1), 0.5, dtype=torch.float64)
     (home,) = sum_at_home([own], arriving, torch.float32)
     sent = torch.zeros(len(rows), 1)

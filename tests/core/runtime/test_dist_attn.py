@@ -135,6 +135,26 @@ def test_wrong_sizes_are_refused() -> None:
         magi.dispatch(torch.zeros(12, 2), plan, "cp")  # type: ignore[arg-type]
 
 
+def test_a_call_is_checked_whatever_was_accepted_before() -> None:
+    plan = magi.plan(masks.causal(12), 1, SHAPE)
+    q, k = torch.randn(12, 2, 4), torch.randn(12, 1, 4)
+    out, _ = magi.dist_attn(q, k, k, plan, None)
+    again, _ = magi.dist_attn(torch.nn.Parameter(q), k, k, plan, None)
+    assert torch.equal(out, again)
+    refused = {
+        "share q's dtype": (q, k.double(), k),
+        "on q's device": (q, k.to("meta"), k),
+        "contiguous in head_dim": (q, k, torch.randn(12, 1, 8)[..., ::2]),
+        "this rank's 12 tokens, got 11": (q[1:], k, k),
+        "heads that were planned": (q, k.repeat(1, 2, 1), k.repeat(1, 2, 1)),
+        r"must be \[tokens, heads, head_dim\]": (q, k[0, 0, 0], k),
+        "k must be a Tensor": (q, None, k),
+    }
+    for words, tensors in refused.items():
+        with pytest.raises((TypeError, ValueError), match=words):
+            magi.dist_attn(*tensors, plan, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gradients_that_stay_are_made_in_their_dtype(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

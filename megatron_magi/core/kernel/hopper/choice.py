@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from megatron_magi.core.cuda.abi import BwdParams, FwdParams
-from megatron_magi.core.cuda.tables import upload_together
+from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.hopper.launch import BwdLaunch, FwdLaunch, HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask.row_ranges import without
@@ -59,9 +60,9 @@ def upload_forward(
     empty_rows = work.empty_rows
     if work.num_parts == 1:
         empty_rows = without(empty_rows, table.left_rows)
-    tables, addresses = upload_together([work.tiles, work.entries, empty_rows], key.device)
+    tables = upload_together([work.tiles, work.entries, empty_rows], key.device)
     params = FwdParams(
-        **dict(zip(("tiles", "entries", "empty_rows"), addresses, strict=True)),
+        **dict(zip(("tiles", "entries", "empty_rows"), _addresses(tables), strict=True)),
         **_shape(table, key),
         **variant._asdict(),
         num_tiles=len(work.tiles),
@@ -70,7 +71,11 @@ def upload_forward(
         heads_per_section=heads_per_section,
         num_sms=_num_sms(key),
     )
-    return FwdLaunch(tables, params, work.num_parts)
+    return FwdLaunch(tables[0].buffer, params, work.num_parts)
+
+
+def _addresses(tables: Sequence[DeviceTable]) -> list[int]:
+    return [table.address for table in tables]
 
 
 def _num_sms(key: HeadsKey) -> int:
@@ -92,9 +97,9 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
     work = solver.bwd_work_list(
         table.slices, table.num_q, table.num_k, *key[:3], _num_sms(key), deterministic=deterministic
     )
-    tables, addresses = upload_together([work.items, work.entries, work.visits], key.device)
+    tables = upload_together([work.items, work.entries, work.visits], key.device)
     params = BwdParams(
-        **dict(zip(("items", "entries", "visits"), addresses, strict=True)),
+        **dict(zip(("items", "entries", "visits"), _addresses(tables), strict=True)),
         **_shape(table, key),
         num_items=len(work.items),
         num_splits=work.num_splits,
@@ -104,7 +109,7 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
         heads_inner=work.heads_inner,
         descending=work.descending,
     )
-    return BwdLaunch(tables, params, _scratch_at(params))
+    return BwdLaunch(tables[0].buffer, params, _scratch_at(params))
 
 
 def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:

@@ -1,0 +1,46 @@
+"""Work lists made before the first call, where our kernels will take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.kernel.select import choose_backend_name
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.plan import HeadShape
+
+
+def make_work_lists(
+    forward: Iterable[SliceTable],
+    backward: Iterable[SliceTable],
+    heads: HeadShape,
+    config: MagiConfig,
+    device: torch.device,
+) -> None:
+    """Choose and upload what calls on these tables will launch; nothing for another backend.
+
+    Cost: milliseconds on the host for each long table, and one upload each; nothing is waited for.
+    """
+    if not _takes(heads, config, device):
+        return
+    # Imported here, as the backend is: a CPU user needs none of it.
+    from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch
+    from megatron_magi.core.kernel.hopper.launch import HeadsKey
+
+    key = HeadsKey(heads.num_heads_q, heads.num_heads_kv, heads.head_dim, device)
+    for table in forward:
+        forward_launch(table, key)
+    for table in backward:
+        backward_launch(table, key, config.deterministic)
+
+
+def _takes(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:
+    """Whether calls of these heads will run on our kernels."""
+    from megatron_magi.core.kernel.hopper.checks import HEAD_DIMS
+
+    dtype = torch.bfloat16 if heads.bytes_per_element == 2 else torch.float32
+    one_width = heads.value_dim == heads.head_dim
+    chosen = choose_backend_name(device, dtype, one_width) == "cuda"
+    return chosen and config.kernel_backend in ("auto", "cuda") and heads.head_dim in HEAD_DIMS

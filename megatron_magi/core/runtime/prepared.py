@@ -1,0 +1,135 @@
+"""What a device holds of a plan: made once, kept with the plan, freed with it.
+
+Plans stay values: they are compared, hashed and pickled without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from megatron_magi.checks import integer, is_integer_like
+from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
+from megatron_magi.core.comm.process_group import CpGroup, group_rank
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.kernel.work_lists import make_work_lists
+from megatron_magi.core.plan import AttnPlan, DispatchPlan, RankPlan, StagePlan
+from megatron_magi.core.plan.attn_plan import check_plan
+from megatron_magi.core.tensor_checks import device as checked_device
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedStage:
+    """A stage on one device."""
+
+    table: SliceTable
+    """Its slices; the backends keep their work lists in it."""
+    cast: PreparedCast | None
+    """What fills the key buffer; None: it is this rank's rows, or empty."""
+    num_own: int
+    """Own rows in the key buffer; they come first."""
+    sees: bool
+    """Whether there is a slice at all."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedPlan:
+    """A rank's view of a plan on one device: all that a call needs beside its tensors."""
+
+    view: RankPlan
+    device: torch.device
+    forward: tuple[PreparedStage, ...]
+    """In the order of the forward. A stage that is empty on every rank is left out."""
+    backward: tuple[PreparedStage, ...]
+    """In the order of the backward, own keys last; left out likewise."""
+    merges: bool
+    """Whether a query row may be attended in several of the forward's stages."""
+    is_alone: bool
+    """Whether one kernel call makes the gradients, and none travels."""
+
+
+def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str) -> PreparedPlan:
+    """This rank's view of a plan on a device, made when it is first asked for.
+
+    Calls that attend ask for what they need themselves. A data loader that asks here, in whatever
+    thread, takes the work out of the first layer, that of the backward and its kernels included.
+
+    Args:
+        cp_group: the group, a 1-D mesh, None for one rank, or a rank's number.
+        device: of the tensors that will be attended. "cuda" means the thread's current GPU, which
+            in a new thread is the first one: name it by its number there.
+
+    Raises:
+        ValueError, TypeError: no plan, a rank outside it, or no such device.
+
+    Cost: the first time one upload of all exchanges' tables, and one for each kernel call's work
+    list, from pinned memory; the host waits for nothing.
+    """
+    check_plan(plan)
+    if isinstance(cp_group, int) or is_integer_like(cp_group):
+        rank = integer(cp_group, "cp_group as a rank", 0, plan.cp_size - 1)
+    else:
+        rank = group_rank(cp_group)
+    ready = prepared_for(plan, rank, _numbered(checked_device(device)))
+    attended = [stage.table for i, stage in enumerate(ready.forward) if stage.sees or i == 0]
+    seen = [stage.table for stage in ready.backward if stage.sees]
+    make_work_lists(attended, seen, plan.head_shape, plan.config, ready.device)
+    return ready
+
+
+def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
+    """``prepare`` without its checks and without work lists, which a first launch makes."""
+    found: PreparedPlan | None = plan._prepared.get((rank, device))
+    if found is None:
+        found = kept_with(plan, (rank, device), lambda: _prepare(plan.rank_plan(rank), device))
+    return found
+
+
+def kept_with(owner: AttnPlan | DispatchPlan, key: Hashable, make: Callable[[], T]) -> T:
+    """What is kept with a plan or a token layout under a key, made when it is first asked for; of
+    two threads the first one's counts. It must not refer to its owner, or both live for ever."""
+    found: T | None = owner._prepared.get(key)
+    return owner._prepared.setdefault(key, make()) if found is None else found
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """With its number, as tensors have it: "cuda" alone is the thread's current one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _prepare(view: RankPlan, device: torch.device) -> PreparedPlan:
+    every = dict.fromkeys((*view.forward_stages, *view.stages))
+    casts = dict.fromkeys(stage.cast for stage in every if stage.cast is not None)
+    reduced = {stage.cast for stage in view.stages if stage.cast is not None}
+    ready = prepare_casts(list(casts), view.num_local_tokens, device, reduced)
+    cast_of = dict(zip(casts, ready, strict=True))
+    stages = {
+        stage: PreparedStage(
+            SliceTable(stage.slices, view.num_local_tokens, stage.num_keys, stage.left_rows),
+            None if stage.cast is None else cast_of[stage.cast],
+            stage.num_own,
+            len(stage.slices) > 0,
+        )
+        for stage in every
+    }
+    own, *remote = view.stages
+    return PreparedPlan(
+        view,
+        device,
+        tuple(stages[stage] for stage in view.forward_stages if _is_used(stage)),
+        tuple(stages[stage] for stage in (*remote, own) if _is_used(stage)),
+        view.forward_merges,
+        not remote and own.cast is None,
+    )
+
+
+def _is_used(stage: StagePlan) -> bool:
+    """A stage without keys and without a cast is empty on every rank."""
+    return stage.num_keys > 0 or stage.cast is not None
