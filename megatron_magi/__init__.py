@@ -27,9 +27,9 @@ __all__ = [
     "AttnPlan",
     "AttnSlice",
     "CostTable",
-    "DispatchPlan",
     "HeadShape",
     "MagiConfig",
+    "TokenLayout",
     "agree",
     "dispatch",
     "dist_attn",
@@ -48,7 +48,7 @@ try:
     from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
     from megatron_magi.core.kernel.slice_table import slices_tensor
     from megatron_magi.core.mask import AttnMask, AttnMaskType, AttnSlice
-    from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape
+    from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout
     from megatron_magi.core.runtime.agreement import AgreementError, agree
     from megatron_magi.core.runtime.dist_attn import dist_attn
     from megatron_magi.core.runtime.plan_cache import plan_for as plan

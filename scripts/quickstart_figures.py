@@ -16,7 +16,7 @@ from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.training.data.data import PackedDataset, PackedSample, sample_mask
 from megatron_magi.training.parity.compare import Comparison
 from megatron_magi.training.recipe.config import DataConfig, RunConfig
-from megatron_magi.viz.plan_facts import PER_SEQUENCE, Layouts, compare_layouts, zigzag_dispatch
+from megatron_magi.viz.plan_facts import PER_SEQUENCE, Layouts, compare_layouts, zigzag_layout
 from megatron_magi.viz.plan_figures import fill_shares, layouts_there
 from megatron_magi.viz.style import GRID, INK, MUTED
 
@@ -46,7 +46,7 @@ def draw_losses(comparisons: list[Comparison], path: Path) -> Path:
 
 
 def draw_shares(config: RunConfig, path: Path) -> Path:
-    """One packed sample of the corpus: each rank's share under both zigzags and our dispatch."""
+    """One packed sample of the corpus: each rank's share under both zigzags and our layout."""
     figure = plt.figure(figsize=(17, 5.2), layout="constrained")
     _fill_shares(figure, config)
     return _save(figure, path)
@@ -132,11 +132,11 @@ def typical_sample(config: RunConfig) -> tuple[PackedSample, Layouts]:
     data = DataConfig(path=config.data.path, seq_length=PICTURE_TOKENS, prefetch=0)
     dataset = PackedDataset(data, config.train.seed)
     heads = HeadShape(32, 8, 64)
-    layout = zigzag_dispatch(PICTURE_TOKENS, PICTURE_CP)
+    layout = zigzag_layout(PICTURE_TOKENS, PICTURE_CP)
     candidates = []
     for i in range(min(PICTURE_CANDIDATES, dataset.samples_per_epoch)):
         mask = sample_mask(dataset[i], data)
-        plan = make_attn_plan(mask, PICTURE_CP, heads, config.magi, dispatch=layout)
+        plan = make_attn_plan(mask, PICTURE_CP, heads, config.magi, layout=layout)
         candidates.append((plan.imbalance, i, plan))
     _, index, zigzag = sorted(candidates, key=lambda c: c[:2])[len(candidates) // 2]
     ours = make_attn_plan(zigzag.mask, PICTURE_CP, heads, config.magi)

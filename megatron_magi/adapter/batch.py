@@ -85,7 +85,7 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
         AgreementError: for an earlier batch the tensor-parallel ranks or pipeline stages planned
             different things (see `stages.finish_stage_agreement`).
     """
-    plan = packed.dispatch_plan
+    plan = packed.token_plan
     agree_on_stages(plan)
     if packed.window_plan is not None and packed.window_plan is not plan:
         agree_on_stages(packed.window_plan)
@@ -99,7 +99,7 @@ def _dispatch_rows(
     rows: dict[str, Tensor], packed: MagiPackedSeqParams, cp_group: Any
 ) -> dict[str, Tensor]:
     """[1, num_local_tokens] of every tensor: the integers in one call, the weights in another."""
-    plan = packed.dispatch_plan
+    plan = packed.token_plan
     full = {name: _one_row(name, x, plan.mask.total_seqlen_q) for name, x in rows.items()}
     local: dict[str, Tensor] = {}
     integers = [name for name in full if name != "loss_mask"]

@@ -92,7 +92,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         rows, batch, heads = _shape(query)
         packed = self._packed(packed_seq_params, rows, batch, query)
         plan = packed.plan_of_layer(self.config, self.layer_number)
-        expected = plan.dispatch.num_local_tokens
+        expected = plan.layout.num_local_tokens
         if rows * batch != expected:
             raise ValueError(
                 f"core attention requires the {expected} rows the plan gives to each rank, got "

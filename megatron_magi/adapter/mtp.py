@@ -119,7 +119,7 @@ def next_tokens(x: Tensor, packed: MagiPackedSeqParams, dim: int = -1) -> Tensor
             "got none; make them with make_packed_seq_params from the model's own config"
         )
     flags = x.dtype == torch.bool
-    rolled = roll(x.byte() if flags else x, 1, packed.dispatch_plan, packed.cp_group, dim)
+    rolled = roll(x.byte() if flags else x, 1, packed.token_plan, packed.cp_group, dim)
     rolled = rolled.index_fill(dim, packed.last_rows, 0)
     return rolled.bool() if flags else rolled
 

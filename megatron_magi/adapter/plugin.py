@@ -159,11 +159,11 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
     packed = make_packed_seq_params(
         [0, seq_length], model_config, _cp_group(cp_size), magi_config=magi_config, device="cpu"
     )
-    plan = packed.dispatch_plan
+    plan = packed.token_plan
     return (
         f"megatron_magi active: kernel {backend.name}, transport {transport}, cp {cp_size}, "
         f"heads {heads}, "
-        f"chunk {plan.dispatch.chunk_size}, imbalance {plan.imbalance:.3f} "
+        f"chunk {plan.layout.chunk_size}, imbalance {plan.imbalance:.3f} "
         f"(causal, {seq_length} tokens)"
     )
 

@@ -242,9 +242,7 @@ def _second_key(
         first.dist_attn_config,
         overlap_config=(config or first.dist_attn_config).overlap_config,
     )
-    plan = plan_for(
-        mask, first.cp_group, heads, merged.engine_config(), dispatch=first.plan.dispatch
-    )
+    plan = plan_for(mask, first.cp_group, heads, merged.engine_config(), layout=first.plan.layout)
     return remember(DistAttnRuntimeKey(plan, first.cp_group, merged))
 
 

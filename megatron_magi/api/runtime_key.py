@@ -39,22 +39,22 @@ class DistAttnRuntimeKey:
     @property
     def total_seqlen_q(self) -> int:
         """Tokens of the sequence, without padding."""
-        return self.plan.dispatch.total_seqlen
+        return self.plan.layout.total_seqlen
 
     @property
     def total_seqlen_k(self) -> int:
         """The same: self-attention."""
-        return self.plan.dispatch.total_seqlen
+        return self.plan.layout.total_seqlen
 
     @property
     def pad_size(self) -> int:
         """Rows of padding on all ranks together; added and dropped inside."""
-        return self.plan.dispatch.padded_seqlen - self.plan.dispatch.total_seqlen
+        return self.plan.layout.padded_seqlen - self.plan.layout.total_seqlen
 
     @property
     def chunk_size(self) -> int:
         """Tokens per chunk, as planned."""
-        return self.plan.dispatch.chunk_size
+        return self.plan.layout.chunk_size
 
     @property
     def num_heads_q(self) -> int:

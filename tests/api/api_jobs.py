@@ -136,7 +136,7 @@ def second_mask(rank: int, cp_size: int) -> None:
         *typed, key_for_dispatch=first, dist_attn_config=config(0)
     )
     assert api.get_most_recent_key(group) == flex
-    assert window.plan.dispatch == flex.plan.dispatch == first.plan.dispatch
+    assert window.plan.layout == flex.plan.layout == first.plan.layout
     assert flex.plan.overlap_degree == 0 and window.plan.overlap_degree == 1
     for key, mask in (
         (first, masks.from_cu_seqlens(cu_seqlens)),

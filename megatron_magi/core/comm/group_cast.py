@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from megatron_magi.core.comm.rows import gather_rows
 from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.plan import GroupCastPlan
-from megatron_magi.core.plan.dispatch import Int32Array
+from megatron_magi.core.plan.token_layout import Int32Array
 
 _indices: WeakIdKeyDictionary = WeakIdKeyDictionary()
 

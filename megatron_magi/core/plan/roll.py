@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from megatron_magi.checks import integer
-from megatron_magi.core.plan.dispatch import DispatchPlan, Int64Array, check_layout
 from megatron_magi.core.plan.group_cast import GroupCastPlan, cast_of
+from megatron_magi.core.plan.token_layout import Int64Array, TokenLayout, check_layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class RollPlan:
     """int64 [num_local_tokens]: into concat(own rows, received rows)."""
 
 
-def make_roll_plan(dispatch: DispatchPlan, shift: int, rank: int) -> RollPlan:
+def make_roll_plan(layout: TokenLayout, shift: int, rank: int) -> RollPlan:
     """The rank's part of a roll by ``shift`` rows (any sign; mod total_seqlen).
 
     Rolling by ``-shift`` undoes it, and is its gradient.
@@ -29,17 +29,17 @@ def make_roll_plan(dispatch: DispatchPlan, shift: int, rank: int) -> RollPlan:
     Raises:
         ValueError: a rank outside the group.
     """
-    check_layout(dispatch)
-    dispatch.check_rank(rank)
-    shift = integer(shift, "shift") % max(dispatch.total_seqlen, 1)
-    cast = cast_of(dispatch, dispatch.layout.roll_transfers(shift), rank)
-    positions = dispatch.position_ids(rank)
-    place = np.full(dispatch.padded_seqlen, -1, np.int64)
+    check_layout(layout)
+    layout.check_rank(rank)
+    shift = integer(shift, "shift") % max(layout.total_seqlen, 1)
+    cast = cast_of(layout, layout.native.roll_transfers(shift), rank)
+    positions = layout.position_ids(rank)
+    place = np.full(layout.padded_seqlen, -1, np.int64)
     place[positions] = np.arange(len(positions))
     at = len(positions)
     for start, end in cast.recv_ranges.tolist():
         place[start:end] = np.arange(at, at + end - start)
         at += end - start
-    total = dispatch.total_seqlen
+    total = layout.total_seqlen
     source = np.where(positions < total, (positions + shift) % max(total, 1), positions)
     return RollPlan(cast, place[source])

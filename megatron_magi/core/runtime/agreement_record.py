@@ -12,7 +12,7 @@ import torch
 
 from megatron_magi.core.plan import AttnPlan
 
-PLAN_FIELDS = ("mask", "dispatch", "head_shape", "config")
+PLAN_FIELDS = ("mask", "token layout", "head_shape", "config")
 """What a plan is a function of, in the order of the packed field hashes."""
 
 KINDS = (

@@ -264,7 +264,7 @@ def _table(stage: StagePlan, num_q: int) -> SliceTable:
 
 def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
     check_qkv(q, k, v)
-    tokens = plan.dispatch.num_local_tokens
+    tokens = plan.layout.num_local_tokens
     for name, x in (("q", q), ("k", k), ("v", v)):
         if len(x) != tokens:
             raise ValueError(

@@ -13,7 +13,7 @@ from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, RollPlan, make_roll_plan
+from megatron_magi.core.plan import AttnPlan, RollPlan, TokenLayout, make_roll_plan
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
 
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -33,7 +33,7 @@ def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: in
     """
     check_group(plan, cp_group)
     shift = integer(shift, "shift")
-    dim = check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
+    dim = check_tokens(x_local, dim, plan.layout.num_local_tokens, "this rank's tokens")
     out: Tensor = _Roll.apply(x_local, shift, plan, cp_group, dim)
     return out
 
@@ -45,18 +45,18 @@ class _Roll(torch.autograd.Function):
     ) -> Tensor:
         ctx.shift, ctx.plan, ctx.cp_group, ctx.dim = shift, plan, cp_group, dim
         compare_rows("roll", x, plan, cp_group, dim, shift)
-        return _roll(x, shift, plan.dispatch, cp_group, dim)
+        return _roll(x, shift, plan.layout, cp_group, dim)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         compare_rows("backward of roll", grad, ctx.plan, ctx.cp_group, ctx.dim, ctx.shift)
-        rolled = _roll(grad, -ctx.shift, ctx.plan.dispatch, ctx.cp_group, ctx.dim)
+        rolled = _roll(grad, -ctx.shift, ctx.plan.layout, ctx.cp_group, ctx.dim)
         return rolled, None, None, None, None
 
 
 def _roll_table(
-    layout: DispatchPlan, shift: int, rank: int, device: torch.device
+    layout: TokenLayout, shift: int, rank: int, device: torch.device
 ) -> tuple[RollPlan, Tensor]:
     """The table and its gather index on the device, made once per layout and shift."""
     cached = _tables.setdefault(layout, {})
@@ -68,7 +68,7 @@ def _roll_table(
     return found[0], found[1].here()
 
 
-def _roll(x: Tensor, shift: int, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:
+def _roll(x: Tensor, shift: int, layout: TokenLayout, cp_group: CpGroup, dim: int) -> Tensor:
     table, index = _roll_table(layout, shift, group_rank(cp_group), x.device)
     rows = x.movedim(dim, 0)
     flat = rows.reshape(len(rows), -1).contiguous()

@@ -70,7 +70,7 @@ def rank_memory(
     element = _element(config)
     moments = (8 if config.train.dtype == "fp32" else 12) * parameters
     shards = dp * config.parallel.cp if config.parallel.distributed_optimizer else 1
-    tokens = config.data.seq_length if plan is None else plan.dispatch.num_local_tokens
+    tokens = config.data.seq_length if plan is None else plan.layout.num_local_tokens
     last = stage == config.parallel.pp - 1
     return RankMemory(
         weights=element * parameters,

@@ -45,7 +45,7 @@ class Microbatch:
     @property
     def imbalance(self) -> float:
         """Largest over mean load of the context-parallel ranks."""
-        return 1.0 if self.packed is None else self.packed.dispatch_plan.imbalance
+        return 1.0 if self.packed is None else self.packed.token_plan.imbalance
 
     def local(self, needs_rows: bool, device: torch.device, cp_group: Any) -> LocalBatch:
         """This rank's rows on `device`; every rank calls it, with or without a use for rows."""

@@ -41,7 +41,7 @@ def _qkv(plan: AttnPlan, group: Any, **given: Any) -> list[torch.Tensor]:
 
 
 def undispatch_of_another_plan(plan: AttnPlan, other: AttnPlan, group: Any, odd: bool) -> None:
-    x = torch.zeros(plan.dispatch.num_local_tokens, 1)
+    x = torch.zeros(plan.layout.num_local_tokens, 1)
     magi.undispatch(x, other if odd else plan, group)
 
 

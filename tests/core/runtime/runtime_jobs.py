@@ -47,7 +47,7 @@ def run_attention(
     plan = magi.plan(layout_mask or mask, group, shape, config)
     local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
     if layout_mask is not None:
-        plan = magi.plan(mask, group, shape, config, dispatch=plan.dispatch)
+        plan = magi.plan(mask, group, shape, config, layout=plan.layout)
     out_local, lse_local = magi.dist_attn(*local, plan, group)
     out, lse = magi.undispatch(out_local, plan, group), magi.undispatch(lse_local, plan, group)
     grads = torch.autograd.grad(out, (q, k, v), dout)
@@ -184,11 +184,11 @@ def dispatch_round_trip(rank: int, cp_size: int, length: int) -> None:
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
     torch.distributed.broadcast(x.detach(), 0, group=group)
     local = magi.dispatch(x, plan, group, dim=1, pad_value=7.0)
-    assert local.shape == (2, plan.dispatch.num_local_tokens, 3)
+    assert local.shape == (2, plan.layout.num_local_tokens, 3)
     back = magi.undispatch(local, plan, group, dim=1)
     assert torch.equal(back, x)
     positions = magi.position_ids(plan, group)
-    is_real = torch.from_numpy(plan.dispatch.position_ids(rank)) < length
+    is_real = torch.from_numpy(plan.layout.position_ids(rank)) < length
     assert torch.equal(local[:, is_real], x[:, positions[is_real]])
     assert (local[:, ~is_real] == 7.0).all()
     weight = torch.arange(float(length), dtype=torch.float64)[:, None]
@@ -339,7 +339,7 @@ def odd_strides(rank: int, cp_size: int) -> None:
         return
     shape, seen = HeadShape(1, 1, 8), []
     plan = magi.plan(masks.causal(96), group, shape, staged(1))
-    tokens = plan.dispatch.num_local_tokens
+    tokens = plan.layout.num_local_tokens
     leaves = [torch.randn(tokens, 8).unsqueeze(2).transpose(1, 2).requires_grad_() for _ in "qkv"]
     assert leaves[0].shape == (tokens, 1, 8) and leaves[0].stride() == (8, 1, 1)
     backward = ReferenceBackend.backward

@@ -31,7 +31,7 @@ WORLD = 5
 
 ODD = {
     jobs.undispatch_of_another_plan: "plan the same thing; ranks [2] differ from rank 0 in mask",
-    jobs.gradient_of_another_batch: "in mask, dispatch (backward of dispatch, call",
+    jobs.gradient_of_another_batch: "in mask, token layout (backward of dispatch, call",
     jobs.roll_by_another_shift: "rank 0 has row [1, 4], torch.float32, shift 1, rank 2 has row "
     "[1, 4], torch.float32, shift 2",
     jobs.roll_of_another_dtype: "rank 2 has row [1, 4], torch.float64",
