@@ -125,8 +125,8 @@ def summarise(plans: list[AttnPlan], times_ms: list[float]) -> dict[str, Any]:
 def measure_quality(setting: Setting, count: int, fine: int) -> dict[str, Any]:
     """LPT with large and fine chunks, the swap search with fine chunks and with its own choice."""
     configs = {
-        "lpt_2048": MagiConfig(dispatch="lpt", chunk_size=2048),
-        "lpt_fine": MagiConfig(dispatch="lpt", chunk_size=fine),
+        "lpt_2048": MagiConfig(balancer="lpt", chunk_size=2048),
+        "lpt_fine": MagiConfig(balancer="lpt", chunk_size=fine),
         "swap_fine": MagiConfig(chunk_size=fine),
         "swap_auto": MagiConfig(),
     }
@@ -148,8 +148,8 @@ def measure_quality(setting: Setting, count: int, fine: int) -> dict[str, Any]:
 def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[str, Any]:
     """Where the time of a plan goes: token layout, whole plan, one rank's view."""
     row: dict[str, Any] = {"what": "speed", **asdict(setting), "packs": count}
-    for algorithm in ("lpt", "swap"):
-        config = MagiConfig(dispatch=algorithm, chunk_size=chunk_size)
+    for balancer in ("lpt", "swap"):
+        config = MagiConfig(balancer=balancer, chunk_size=chunk_size)
         cells: dict[str, list[float]] = {"dispatch": [], "plan": [], "rank_view": []}
         plans = []
         for mask in packs(setting, count):
@@ -162,7 +162,7 @@ def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[
             cells["plan"].append(ms)
             cells["rank_view"].append(timed(lambda p=plan: p.rank_plan(1))[1])
             plans.append(plan)
-        row[algorithm] = {
+        row[balancer] = {
             "chunks": len(plans[-1].layout.chunk_ranks),
             "received_own": summarise(plans, [0.0])["received_own"],
             "imbalance_max": summarise(plans, [0.0])["imbalance_max"],
@@ -268,7 +268,7 @@ def table(record: dict[str, Any]) -> str:
     tables = [
         markdown(head + list(methods.values()), quality),
         markdown(head + [f"{b} trials" for b in budgets], budget),
-        markdown([*head, "dispatch", "chunks", *parts], speed),
+        markdown([*head, "balancer", "chunks", *parts], speed),
     ]
     return "\n\n".join(tables)
 

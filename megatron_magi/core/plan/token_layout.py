@@ -185,6 +185,6 @@ def make_token_layout(
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
         max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
-        swap_trials=trials if config.dispatch == "swap" else 0,
+        swap_trials=trials if config.balancer == "swap" else 0,
     )
     return TokenLayout(total, chunk_size, cp_size, chunk_ranks)
