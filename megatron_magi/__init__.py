@@ -37,7 +37,7 @@ __all__ = [
     "masks",
     "plan",
     "position_ids",
-    "roll",
+    "shift_tokens",
     "slices_tensor",
     "undispatch",
 ]
@@ -52,7 +52,7 @@ try:
     from megatron_magi.core.runtime.agreement import AgreementError, agree
     from megatron_magi.core.runtime.dist_attn import dist_attn
     from megatron_magi.core.runtime.plan_cache import plan_for as plan
-    from megatron_magi.core.runtime.roll import roll
+    from megatron_magi.core.runtime.shift import shift_tokens
     from megatron_magi.core.runtime.token_dispatch import dispatch, position_ids, undispatch
 except MissingRequirement as error:
     if not starts_a_command():

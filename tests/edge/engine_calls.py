@@ -92,8 +92,8 @@ FUNCTIONS = [
         words={"x_local": "x", "dim": "dim"},
     ),
     Call(
-        "roll",
-        magi.roll,
+        "shift_tokens",
+        magi.shift_tokens,
         {"x_local": torch.zeros(TOKENS), "shift": 1} | LOCAL,
         {"x_local": TENSOR, "shift": INT, "dim": DIM} | LOCAL_KINDS,
         words={"x_local": "x", "dim": "dim"},
@@ -148,8 +148,8 @@ PLANNING = [
         },
     ),
     Call(
-        "make_roll_plan",
-        planning.make_roll_plan,
+        "make_shift_plan",
+        planning.make_shift_plan,
         {"layout": PLAN.layout, "shift": 3, "rank": 0},
         {"layout": kind.LAYOUT, "shift": INT, "rank": COUNT.also((1, "got 1"))},
     ),

@@ -1,7 +1,7 @@
 """Ranks compare what they are about to do before rows change hands.
 
-Every call that exchanges rows (attention, its backward, undispatch, roll, ...) sends 64 bytes over
-a CPU group: the call's number, its kind, the plan's digest, shapes, dtype and scale. A
+Every call that exchanges rows (attention, its backward, undispatch, shift_tokens, ...) sends 64
+bytes over a CPU group: the call's number, its kind, the plan's digest, shapes, dtype and scale. A
 disagreement is then one error on every rank, where a mismatched all-to-all would hang, abort or
 bring other rows.
 

@@ -22,8 +22,8 @@ KINDS = (
     "undispatch",
     "backward of undispatch",
     "backward of dispatch",
-    "roll",
-    "backward of roll",
+    "shift_tokens",
+    "backward of shift_tokens",
     "dist_max_logits",
 )
 """Calls in which ranks meet, by their numbers in a record."""
@@ -48,7 +48,7 @@ class Call:
     scale: float = 0.0
     """softmax_scale."""
     extra: int = 0
-    """The shift of a roll; of an attention: whether a gradient will be asked for."""
+    """The shift of tokens; of an attention: whether a gradient will be asked for."""
 
 
 def record_of(call: Call, plan: AttnPlan, number: int) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ def _content(record: Records) -> str:
     if scale:
         parts.append(f"softmax_scale {scale:g}")
     kind = _kind(record)
-    if "roll" in kind:
+    if "shift_tokens" in kind:
         parts.append(f"shift {int(record[7])}")
     elif "undispatch" in kind:
         parts.append(f"is_partial_grad {bool(record[7])}")

@@ -56,12 +56,12 @@ def gradient_of_another_batch(plan: AttnPlan, other: AttnPlan, group: Any, odd: 
 
 
 def roll_by_another_shift(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
-    magi.roll(_tokens(plan, group, 1), 2 if odd else 1, plan, group)
+    magi.shift_tokens(_tokens(plan, group, 1), 2 if odd else 1, plan, group)
 
 
 def roll_of_another_dtype(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
     dtype = torch.float64 if odd else torch.float32
-    magi.roll(_tokens(plan, group, 1, dtype=dtype), 1, plan, group)
+    magi.shift_tokens(_tokens(plan, group, 1, dtype=dtype), 1, plan, group)
 
 
 def attention_of_another_scale(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
@@ -257,7 +257,7 @@ def stuck_host(rank: int, world_size: int, store: str) -> None:
     agreement_watcher.PERIOD_S, agreement_watcher.GRACE_S = 0.1, 0.3
     device, group = torch.device("cuda", 0), dist.group.WORLD
     agreement.compare(Call("undispatch"), plan, group, device).wait()
-    agreement.compare(Call("roll" if rank else "undispatch"), plan, group, device).wait()
+    agreement.compare(Call("shift_tokens" if rank else "undispatch"), plan, group, device).wait()
     time.sleep(60)
 
 
@@ -287,13 +287,13 @@ def every_exchange(rank: int, cp_size: int) -> dict[str, int]:
 
     x = torch.randn(TOKENS, 1, 4, requires_grad=True)
     local = count("dispatch", lambda: magi.dispatch(x, plan, group))
-    rolled = count("roll", lambda: magi.roll(local, 1, plan, group))
-    whole = count("undispatch", lambda: magi.undispatch(rolled, plan, group, is_partial_grad=True))
-    (grad,) = torch.autograd.grad(whole.sum(), rolled, retain_graph=True)
+    shifted = count("shift_tokens", lambda: magi.shift_tokens(local, 1, plan, group))
+    whole = count("undispatch", lambda: magi.undispatch(shifted, plan, group, is_partial_grad=True))
+    (grad,) = torch.autograd.grad(whole.sum(), shifted, retain_graph=True)
     count("backward of undispatch", lambda: torch.autograd.grad(
-        whole.sum(), rolled, retain_graph=True)[0])  # fmt: skip
-    count("backward of roll", lambda: torch.autograd.grad(
-        rolled, local, grad, retain_graph=True)[0])  # fmt: skip
+        whole.sum(), shifted, retain_graph=True)[0])  # fmt: skip
+    count("backward of shift_tokens", lambda: torch.autograd.grad(
+        shifted, local, grad, retain_graph=True)[0])  # fmt: skip
     count("backward of dispatch", lambda: torch.autograd.grad(local, x, torch.ones_like(local))[0])
     q, k, v = _qkv(plan, group, requires_grad=True)
     out = count("dist_attn", lambda: magi.dist_attn(q, k, v, plan, group)[0])

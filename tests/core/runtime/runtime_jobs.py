@@ -209,10 +209,10 @@ def roll_matches_torch(rank: int, cp_size: int, length: int) -> None:
     x = torch.arange(2.0 * length, dtype=torch.float64).view(length, 2).requires_grad_()
     weight = torch.sin(torch.arange(2.0 * length, dtype=torch.float64)).view(length, 2)
     for shift in (1, 2, -1, 0, length + 3):
-        local = magi.roll(magi.dispatch(x, plan, group), shift, plan, group)
-        rolled = magi.undispatch(local, plan, group)
-        assert torch.equal(rolled, torch.roll(x, -shift, 0)), shift
-        (grad,) = torch.autograd.grad((rolled * weight).sum(), x)
+        local = magi.shift_tokens(magi.dispatch(x, plan, group), shift, plan, group)
+        shifted = magi.undispatch(local, plan, group)
+        assert torch.equal(shifted, torch.roll(x, -shift, 0)), shift
+        (grad,) = torch.autograd.grad((shifted * weight).sum(), x)
         assert torch.equal(grad, torch.roll(weight, shift, 0)), shift
 
 

@@ -86,7 +86,9 @@ def test_a_host_that_waits_for_its_device_is_ended(tmp_path: Path) -> None:
     for host in hosts:
         _, said = host.communicate(timeout=50)
         assert host.returncode == 1
-        assert "AgreementError" in said and "undispatch on rank 0 and roll on rank 1" in said
+        assert (
+            "AgreementError" in said and "undispatch on rank 0 and shift_tokens on rank 1" in said
+        )
 
 
 def test_heads_that_were_not_planned_are_refused() -> None:
@@ -230,7 +232,7 @@ def test_a_failed_comparison_closes_its_channel(is_gone: bool) -> None:
     """The next call opens another one, at the same place on every rank."""
     closed = []
     plan = magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4))
-    records = [record_of(Call("roll", (4,), extra=shift), plan, 0) for shift in (1, 2)]
+    records = [record_of(Call("shift_tokens", (4,), extra=shift), plan, 0) for shift in (1, 2)]
 
     def receive(timeout_s: float) -> np.ndarray:
         if is_gone:

@@ -34,8 +34,8 @@ def published(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def tokens_there_and_back(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     local = magi.dispatch(q * 2, PLAN, None).cos()
-    rolled = magi.roll(local, 1, PLAN, None).sin()
-    return magi.undispatch(rolled, PLAN, None) * k.sum() * v.sum()
+    shifted = magi.shift_tokens(local, 1, PLAN, None).sin()
+    return magi.undispatch(shifted, PLAN, None) * k.sum() * v.sum()
 
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""RollPlan: shift the whole sequence while it is spread over ranks (multi-token prediction)."""
+"""ShiftPlan: shift the whole sequence while it is spread over ranks (multi-token prediction)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megatron_magi.core.plan.token_layout import Int64Array, TokenLayout, check_
 
 
 @dataclass(frozen=True, eq=False)
-class RollPlan:
-    """rolled[i] = x_global[(pos_i + shift) mod total_seqlen]; padding rows keep their own row."""
+class ShiftPlan:
+    """shifted[i] = x_global[(pos_i + shift) mod total_seqlen]; padding rows keep their own row."""
 
     cast: GroupCastPlan
     """The rows that come from other ranks."""
@@ -21,10 +21,10 @@ class RollPlan:
     """int64 [num_local_tokens]: into concat(own rows, received rows)."""
 
 
-def make_roll_plan(layout: TokenLayout, shift: int, rank: int) -> RollPlan:
-    """The rank's part of a roll by ``shift`` rows (any sign; mod total_seqlen).
+def make_shift_plan(layout: TokenLayout, shift: int, rank: int) -> ShiftPlan:
+    """The rank's part of a shift by ``shift`` rows (any sign; mod total_seqlen).
 
-    Rolling by ``-shift`` undoes it, and is its gradient.
+    Shifting by ``-shift`` undoes it, and is its gradient.
 
     Raises:
         ValueError: a rank outside the group.
@@ -32,7 +32,7 @@ def make_roll_plan(layout: TokenLayout, shift: int, rank: int) -> RollPlan:
     check_layout(layout)
     layout.check_rank(rank)
     shift = integer(shift, "shift") % max(layout.total_seqlen, 1)
-    cast = cast_of(layout, layout.native.roll_transfers(shift), rank)
+    cast = cast_of(layout, layout.native.shift_transfers(shift), rank)
     positions = layout.position_ids(rank)
     place = np.full(layout.padded_seqlen, -1, np.int64)
     place[positions] = np.arange(len(positions))
@@ -42,4 +42,4 @@ def make_roll_plan(layout: TokenLayout, shift: int, rank: int) -> RollPlan:
         at += end - start
     total = layout.total_seqlen
     source = np.where(positions < total, (positions + shift) % max(total, 1), positions)
-    return RollPlan(cast, place[source])
+    return ShiftPlan(cast, place[source])

@@ -13,14 +13,16 @@ from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
-from megatron_magi.core.plan import AttnPlan, RollPlan, TokenLayout, make_roll_plan
+from megatron_magi.core.plan import AttnPlan, ShiftPlan, TokenLayout, make_shift_plan
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
 
 _tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @one_graph_break
-def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int = 0) -> Tensor:
+def shift_tokens(
+    x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int = 0
+) -> Tensor:
     """``torch.roll(x, -shift)`` of the full sequence, on dispatched tokens; differentiable.
 
     Local token i becomes global token ``(position_i + shift) mod total_seqlen``; pad rows stay.
@@ -34,44 +36,44 @@ def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: in
     check_group(plan, cp_group)
     shift = integer(shift, "shift")
     dim = check_tokens(x_local, dim, plan.layout.num_local_tokens, "this rank's tokens")
-    out: Tensor = _Roll.apply(x_local, shift, plan, cp_group, dim)
+    out: Tensor = _ShiftTokens.apply(x_local, shift, plan, cp_group, dim)
     return out
 
 
-class _Roll(torch.autograd.Function):
+class _ShiftTokens(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int
     ) -> Tensor:
         ctx.shift, ctx.plan, ctx.cp_group, ctx.dim = shift, plan, cp_group, dim
-        compare_rows("roll", x, plan, cp_group, dim, shift)
-        return _roll(x, shift, plan.layout, cp_group, dim)
+        compare_rows("shift_tokens", x, plan, cp_group, dim, shift)
+        return _shift(x, shift, plan.layout, cp_group, dim)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        compare_rows("backward of roll", grad, ctx.plan, ctx.cp_group, ctx.dim, ctx.shift)
-        rolled = _roll(grad, -ctx.shift, ctx.plan.layout, ctx.cp_group, ctx.dim)
-        return rolled, None, None, None, None
+        compare_rows("backward of shift_tokens", grad, ctx.plan, ctx.cp_group, ctx.dim, ctx.shift)
+        shifted = _shift(grad, -ctx.shift, ctx.plan.layout, ctx.cp_group, ctx.dim)
+        return shifted, None, None, None, None
 
 
-def _roll_table(
+def _shift_table(
     layout: TokenLayout, shift: int, rank: int, device: torch.device
-) -> tuple[RollPlan, Tensor]:
+) -> tuple[ShiftPlan, Tensor]:
     """The table and its gather index on the device, made once per layout and shift."""
     cached = _tables.setdefault(layout, {})
     if (shift, rank, device) not in cached:
-        table = make_roll_plan(layout, shift, rank)
+        table = make_shift_plan(layout, shift, rank)
         index = DeviceBuffer.upload(torch.from_numpy(table.gather_index), device)
         cached[shift, rank, device] = (table, index)
-    found: tuple[RollPlan, DeviceBuffer] = cached[shift, rank, device]
+    found: tuple[ShiftPlan, DeviceBuffer] = cached[shift, rank, device]
     return found[0], found[1].here()
 
 
-def _roll(x: Tensor, shift: int, layout: TokenLayout, cp_group: CpGroup, dim: int) -> Tensor:
-    table, index = _roll_table(layout, shift, group_rank(cp_group), x.device)
+def _shift(x: Tensor, shift: int, layout: TokenLayout, cp_group: CpGroup, dim: int) -> Tensor:
+    table, index = _shift_table(layout, shift, group_rank(cp_group), x.device)
     rows = x.movedim(dim, 0)
     flat = rows.reshape(len(rows), -1).contiguous()
     (received,) = group_cast([flat], table.cast, resolve_group(cp_group)).wait()
-    rolled = torch.cat([flat, received]).index_select(0, index)
-    return rolled.view(rows.shape).movedim(0, dim)
+    shifted = torch.cat([flat, received]).index_select(0, index)
+    return shifted.view(rows.shape).movedim(0, dim)
