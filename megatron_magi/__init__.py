@@ -23,12 +23,12 @@ __all__ = [
     "AgreementError",
     "AttnForwardMeta",
     "AttnMask",
-    "AttnMaskType",
     "AttnPlan",
     "AttnSlice",
     "CostTable",
     "HeadShape",
     "MagiConfig",
+    "SliceType",
     "TokenLayout",
     "agree",
     "dispatch",
@@ -47,7 +47,7 @@ try:
     from megatron_magi.config import CostTable, MagiConfig
     from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
     from megatron_magi.core.kernel.slice_table import slices_tensor
-    from megatron_magi.core.mask import AttnMask, AttnMaskType, AttnSlice
+    from megatron_magi.core.mask import AttnMask, AttnSlice, SliceType
     from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout
     from megatron_magi.core.runtime.agreement import AgreementError, agree
     from megatron_magi.core.runtime.dist_attn import dist_attn
