@@ -7,9 +7,9 @@ import torch
 from megatron.core.transformer import TransformerConfig
 
 from megatron_magi.adapter.batch import Batch, dispatch_batch
+from megatron_magi.adapter.dense_batch import dense_batch
 from megatron_magi.adapter.loss import check_loss_config, per_token_loss
 from megatron_magi.adapter.packed import make_packed_seq_params
-from megatron_magi.adapter.reference import dense_batch
 
 
 def model(**changes: object) -> TransformerConfig:
