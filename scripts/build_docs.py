@@ -63,7 +63,7 @@ MEGATRON_NAMES = {
         ),
         "batch": ("Batch", "dispatch_batch", "LocalBatch"),
         "carried_plan": ("carry_plan", "carried_plan"),
-        "stages": ("finish_pipeline_agreement",),
+        "pipeline_agreement": ("finish_pipeline_agreement",),
         "loss": ("per_token_loss",),
         "rope": ("MagiRotaryEmbedding",),
         "mla": ("prepare_mla_layers",),

@@ -25,7 +25,7 @@ PICTURE_CP, PICTURE_TOKENS, PICTURE_CANDIDATES = 4, 32768, 63
 TINY = 1e-9
 """Differences below this, also 0, are drawn here."""
 RUN_LABELS = (
-    "reference: Megatron's dense attention, CP 1",
+    "baseline: Megatron's dense attention, CP 1",
     "megatron_magi, CP 2",
     "one document boundary moved by a token",
 )
@@ -37,7 +37,7 @@ RUN_STYLES: tuple[dict[str, Any], ...] = (
 
 
 def draw_losses(comparisons: list[Comparison], path: Path) -> Path:
-    """Loss curves of the runs above, their difference from the reference below."""
+    """Loss curves of the runs above, their difference from the baseline below."""
     figure = plt.figure(figsize=(8, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _draw_curves(top, comparisons)
@@ -81,9 +81,9 @@ def _draw_differences(axis: Any, comparisons: list[Comparison]) -> None:
     axis.axhline(gate, color=MUTED, linewidth=1, linestyle=":")
     axis.text(steps[-1], gate * 1.3, "allowed", ha="right", color=MUTED, fontsize=9)
     axis.set_yscale("log")
-    axis.set_ylabel("|loss / reference - 1|", color=MUTED)
+    axis.set_ylabel("|loss / baseline - 1|", color=MUTED)
     axis.set_xlabel("iteration", color=MUTED)
-    axis.set_title("Difference from the reference", loc="left", color=INK)
+    axis.set_title("Difference from the baseline", loc="left", color=INK)
     _clean(axis)
 
 

@@ -44,10 +44,10 @@ class LocalBatch:
     """Local rows; None on pipeline stages that take no tokens and give no loss."""
 
     packed_seq_params: MagiPackedSeqParams | None
-    """Ours; None for the dense reference."""
+    """Ours; None for the dense baseline."""
 
     attention_mask: Tensor | None = None
-    """Dense mask of the reference, bool [1, 1, T, S], True = hidden (Megatron's convention)."""
+    """Dense mask of the baseline, bool [1, 1, T, S], True = hidden (Megatron's convention)."""
 
     @property
     def loss_mask(self) -> Tensor | None:

@@ -52,7 +52,7 @@ def test_batch_of_another_length() -> None:
         dispatch_batch(short, packed, None)
 
 
-def test_dense_reference_mask() -> None:
+def test_dense_baseline_mask() -> None:
     hidden = dense_batch(stream(4), [0, 1, 4]).attention_mask
     assert hidden.shape == (1, 1, 4, 4)
     visible = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]

@@ -35,7 +35,7 @@ class DryRun:
     flops: int
     """Of a step."""
     plan: AttnPlan | None
-    """Of the first sample; None for the dense reference."""
+    """Of the first sample; None for the dense baseline."""
     memory: tuple[RankMemory, ...]
     """Per pipeline stage."""
     epochs: float | None

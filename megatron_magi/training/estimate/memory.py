@@ -1,6 +1,6 @@
 """What a rank of a run will hold in memory, by part, in bytes.
 
-Counted from the modules that run: Megatron's local layers with our core attention or a reference's,
+Counted from the modules that run: Megatron's local layers with our core attention or a baseline's,
 with the fused parts (adapter/fused) or without them. Not counted: the CUDA context, NCCL's buffers,
 kernel workspace, fragmentation, and what lives for a moment inside one operation.
 
@@ -17,7 +17,7 @@ from megatron_magi.training.estimate.parameters import rank_parameters
 from megatron_magi.training.recipe.config import RunConfig
 
 MASKS_KEPT = 8
-"""Masks of microbatches that the references do not build again for every layer."""
+"""Masks of microbatches that the baselines do not build again for every layer."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def rank_memory(
     """Memory of a rank of pipeline stage `stage`, the fullest of its context-parallel group.
 
     Args:
-        plan: of a typical microbatch; None for a reference.
+        plan: of a typical microbatch; None for a baseline.
         dp: data-parallel size.
         fused: as on CUDA; other machines do more in separate operations.
     """
