@@ -11,7 +11,8 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounter
 
 import megatron_magi as magi
-from megatron_magi import HeadShape, api, masks
+from megatron_magi import HeadShape, masks
+from megatron_magi import magi_attention as api
 
 MASK = masks.from_cu_seqlens([0, 5, 12])
 PLAN = magi.plan(MASK, 1, HeadShape(4, 2, 8))

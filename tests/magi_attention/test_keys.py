@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_magi import MagiConfig, api
+from megatron_magi import MagiConfig
+from megatron_magi import magi_attention as api
 from megatron_magi.core.runtime.plan_cache import plan_cache
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from megatron_magi.api.dist_attn_config import DistAttnConfig
-from megatron_magi.api.mask_type import AttnMaskType, typed_slices
-from megatron_magi.api.ranges import AttnRanges
 from megatron_magi.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, is_alive, resolve_group
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.plan_cache import plan_cache
+from megatron_magi.magi_attention.dist_attn_config import DistAttnConfig
+from megatron_magi.magi_attention.mask_type import AttnMaskType, typed_slices
+from megatron_magi.magi_attention.ranges import AttnRanges
 
 
 @dataclass(frozen=True)

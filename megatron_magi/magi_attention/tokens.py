@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from megatron_magi.api.runtime_key import DistAttnRuntimeKey, check_key, remember
 from megatron_magi.checks import integer
 from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.runtime import token_dispatch as _tokens
 from megatron_magi.core.runtime.shift import shift_tokens
+from megatron_magi.magi_attention.runtime_key import DistAttnRuntimeKey, check_key, remember
 
 
 @one_graph_break
