@@ -21,8 +21,8 @@ from megatron_magi.adapter.init import init_by_name  # magi: equal weights at ev
 from megatron_magi.adapter.layer_spec import llama_layer_spec  # magi
 from megatron_magi.adapter.loss import per_token_loss  # magi
 from megatron_magi.adapter.packed import make_packed_seq_params, pipeline_seq_length  # magi
+from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement  # magi
 from megatron_magi.adapter.plugin import attach  # magi
-from megatron_magi.adapter.stages import finish_stage_agreement  # magi
 
 # The adapter comes first, because it prepares the import of megatron.core.
 # isort: split
@@ -125,7 +125,7 @@ def train_step(model, optimizer, config: TransformerConfig, step: int) -> float:
         micro_batch_size=1,
         forward_only=False,
     )
-    finish_stage_agreement()  # magi: before a gradient is used
+    finish_pipeline_agreement()  # magi: before a gradient is used
     optimizer.step()
     total = torch.stack([report["lm loss"] for report in reports]).sum(0)
     dist.all_reduce(total)

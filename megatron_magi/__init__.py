@@ -23,13 +23,13 @@ __all__ = [
     "AgreementError",
     "AttnForwardMeta",
     "AttnMask",
-    "AttnMaskType",
     "AttnPlan",
     "AttnSlice",
     "CostTable",
-    "DispatchPlan",
     "HeadShape",
     "MagiConfig",
+    "SliceType",
+    "TokenLayout",
     "agree",
     "dispatch",
     "dist_attn",
@@ -37,7 +37,7 @@ __all__ = [
     "masks",
     "plan",
     "position_ids",
-    "roll",
+    "shift_tokens",
     "slices_tensor",
     "undispatch",
 ]
@@ -47,12 +47,12 @@ try:
     from megatron_magi.config import CostTable, MagiConfig
     from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
     from megatron_magi.core.kernel.slice_table import slices_tensor
-    from megatron_magi.core.mask import AttnMask, AttnMaskType, AttnSlice
-    from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape
+    from megatron_magi.core.mask import AttnMask, AttnSlice, SliceType
+    from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout
     from megatron_magi.core.runtime.agreement import AgreementError, agree
     from megatron_magi.core.runtime.dist_attn import dist_attn
     from megatron_magi.core.runtime.plan_cache import plan_for as plan
-    from megatron_magi.core.runtime.roll import roll
+    from megatron_magi.core.runtime.shift import shift_tokens
     from megatron_magi.core.runtime.token_dispatch import dispatch, position_ids, undispatch
 except MissingRequirement as error:
     if not starts_a_command():

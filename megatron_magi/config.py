@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
-DispatchAlgorithm = Literal["lpt", "swap"]
+Balancer = Literal["lpt", "swap"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
 
 
@@ -91,7 +91,7 @@ class MagiConfig:
     chunk_size: int | None = None
     """Tokens per chunk, the smallest piece moved between ranks. None: the planner's cost model."""
 
-    dispatch: DispatchAlgorithm = "swap"
+    balancer: Balancer = "swap"
     """"lpt": longest first to the least loaded rank. "swap": then trade chunks to cut traffic."""
 
     max_imbalance: float = 1.01
@@ -153,15 +153,17 @@ class MagiConfig:
 
 
 _CHOICES = {
-    "dispatch": get_args(DispatchAlgorithm),
+    "balancer": get_args(Balancer),
     "forward_mode": (*get_args(ForwardMode), None),
     "kernel_backend": get_args(KernelBackend),
 }
 _MOVED = tuple(field.name for field in fields(CostTable))
+RENAMED = {"dispatch": "balancer"}
+"""Fields of MagiConfig by the names that they had before."""
 
 
 def _refusing_moved(plain: Callable[..., None]) -> Callable[..., None]:
-    """Fields that are the cost table's by now end in an error that says so."""
+    """Fields that are the cost table's by now, or have another name, end in an error with it."""
 
     @functools.wraps(plain)
     def init(self: MagiConfig, *args: Any, **given: Any) -> None:
@@ -170,6 +172,12 @@ def _refusing_moved(plain: Callable[..., None]) -> Callable[..., None]:
                 raise TypeError(
                     f"{name} must be given in the cost table, got MagiConfig({name}=...); pass "
                     f"MagiConfig(costs=CostTable({name}=...))"
+                )
+        for name, new in RENAMED.items():
+            if name in given:
+                raise TypeError(
+                    f"{name} must be given as {new}, got MagiConfig({name}=...); pass "
+                    f"MagiConfig({new}=...)"
                 )
         plain(self, *args, **given)
 

@@ -96,7 +96,7 @@ def measure(config: MagiConfig, calls: int, profile: cProfile.Profile | None) ->
     """Microseconds of every forward, and of every backward."""
     group = dist.group.WORLD
     plan = magi.plan(masks.from_cu_seqlens([0, 40, 41, 90, TOKENS]), group, HEADS, config)
-    rows, heads = plan.dispatch.num_local_tokens, (8, 2, 2, 8)
+    rows, heads = plan.layout.num_local_tokens, (8, 2, 2, 8)
     *leaves, dout = (torch.randn(rows, h, 128, dtype=torch.bfloat16) for h in heads)
     for x in leaves:
         x.requires_grad_()

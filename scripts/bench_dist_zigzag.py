@@ -22,7 +22,7 @@ from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from megatron_magi.viz.document_zigzag import DocumentZigzag
-from megatron_magi.viz.plan_facts import PER_DOCUMENT, PER_SEQUENCE, zigzag_dispatch
+from megatron_magi.viz.plan_facts import PER_DOCUMENT, PER_SEQUENCE, zigzag_layout
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -45,8 +45,8 @@ class ZigzagLayout:
         documents = DocumentZigzag.of(mask, ranks)
         if documents is not None:
             return cls(PER_DOCUMENT, total, tuple(documents.rows(r) for r in range(ranks)))
-        dispatch = zigzag_dispatch(total, ranks)
-        rows = [dispatch.position_ids(rank) for rank in range(ranks)]
+        layout = zigzag_layout(total, ranks)
+        rows = [layout.position_ids(rank) for rank in range(ranks)]
         return cls(PER_SEQUENCE, total, tuple(np.where(r < total, r, -1) for r in rows))
 
     @property

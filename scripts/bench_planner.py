@@ -29,7 +29,7 @@ from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
-from megatron_magi.core.plan.dispatch import make_dispatch
+from megatron_magi.core.plan.token_layout import make_token_layout
 
 HEADS = HeadShape(64, 8, 128)
 SEED = 42
@@ -109,9 +109,9 @@ def timed(make: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
 
 def summarise(plans: list[AttnPlan], times_ms: list[float]) -> dict[str, Any]:
     rows = [plan.rows_received for plan in plans]
-    own = plans[0].dispatch.num_local_tokens
+    own = plans[0].layout.num_local_tokens
     return {
-        "chunk_size": sorted({plan.dispatch.chunk_size for plan in plans}),
+        "chunk_size": sorted({plan.layout.chunk_size for plan in plans}),
         "imbalance_mean": round(statistics.fmean(p.imbalance for p in plans), 4),
         "imbalance_max": round(max(p.imbalance for p in plans), 4),
         "received_own": round(statistics.fmean(float(r.mean()) for r in rows) / own, 4),
@@ -125,8 +125,8 @@ def summarise(plans: list[AttnPlan], times_ms: list[float]) -> dict[str, Any]:
 def measure_quality(setting: Setting, count: int, fine: int) -> dict[str, Any]:
     """LPT with large and fine chunks, the swap search with fine chunks and with its own choice."""
     configs = {
-        "lpt_2048": MagiConfig(dispatch="lpt", chunk_size=2048),
-        "lpt_fine": MagiConfig(dispatch="lpt", chunk_size=fine),
+        "lpt_2048": MagiConfig(balancer="lpt", chunk_size=2048),
+        "lpt_fine": MagiConfig(balancer="lpt", chunk_size=fine),
         "swap_fine": MagiConfig(chunk_size=fine),
         "swap_auto": MagiConfig(),
     }
@@ -146,15 +146,15 @@ def measure_quality(setting: Setting, count: int, fine: int) -> dict[str, Any]:
 
 
 def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[str, Any]:
-    """Where the time of a plan goes: dispatch, whole plan, one rank's view."""
+    """Where the time of a plan goes: token layout, whole plan, one rank's view."""
     row: dict[str, Any] = {"what": "speed", **asdict(setting), "packs": count}
-    for algorithm in ("lpt", "swap"):
-        config = MagiConfig(dispatch=algorithm, chunk_size=chunk_size)
+    for balancer in ("lpt", "swap"):
+        config = MagiConfig(balancer=balancer, chunk_size=chunk_size)
         cells: dict[str, list[float]] = {"dispatch": [], "plan": [], "rank_view": []}
         plans = []
         for mask in packs(setting, count):
             cells["dispatch"].append(
-                timed(lambda m=mask, c=config: make_dispatch(m, setting.cp_size, c), 3)[1]
+                timed(lambda m=mask, c=config: make_token_layout(m, setting.cp_size, c), 3)[1]
             )
             plan, ms = timed(
                 lambda m=mask, c=config: make_attn_plan(m, setting.cp_size, HEADS, c), 3
@@ -162,8 +162,8 @@ def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[
             cells["plan"].append(ms)
             cells["rank_view"].append(timed(lambda p=plan: p.rank_plan(1))[1])
             plans.append(plan)
-        row[algorithm] = {
-            "chunks": len(plans[-1].dispatch.chunk_ranks),
+        row[balancer] = {
+            "chunks": len(plans[-1].layout.chunk_ranks),
             "received_own": summarise(plans, [0.0])["received_own"],
             "imbalance_max": summarise(plans, [0.0])["imbalance_max"],
             **{f"{k}_ms_p50": round(statistics.median(v), 3) for k, v in cells.items()},
@@ -264,11 +264,11 @@ def table(record: dict[str, Any]) -> str:
                 c = row[name]
                 cells = [f"{c[f'{part}_ms_p50']:.2f}" for part in ("dispatch", "plan", "rank_view")]
                 speed.append([*setting_cells(row), name, str(c["chunks"]), *cells])
-    parts = ["dispatch ms", "plan ms", "rank view ms"]
+    parts = ["token layout ms", "plan ms", "rank view ms"]
     tables = [
         markdown(head + list(methods.values()), quality),
         markdown(head + [f"{b} trials" for b in budgets], budget),
-        markdown([*head, "dispatch", "chunks", *parts], speed),
+        markdown([*head, "balancer", "chunks", *parts], speed),
     ]
     return "\n\n".join(tables)
 

@@ -22,7 +22,8 @@ from docs_launcher import page_with_tables
 from docs_text import attribute_docs, one_line
 
 import megatron_magi
-from megatron_magi import api, masks
+from megatron_magi import magi_attention as api
+from megatron_magi import masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 
@@ -40,7 +41,7 @@ Made from the docstrings by `scripts/build_docs.py`; do not edit. Guides: [masks
 
 - [`megatron_magi`](#megatron_magi): the engine
 - [`megatron_magi.masks`](#megatron_magimasks): mask builders
-- [`megatron_magi.api`](#megatron_magiapi): MagiAttention's published names
+- [`megatron_magi.magi_attention`](#megatron_magimagi_attention): MagiAttention's published names
 - [`megatron_magi.adapter`](#megatron_magiadapter): for your own loop on Megatron-Core
 - [`megatron_magi.launcher`](#megatron_magilauncher): for Megatron's pretrain scripts
 """
@@ -63,7 +64,7 @@ MEGATRON_NAMES = {
         ),
         "batch": ("Batch", "dispatch_batch", "LocalBatch"),
         "carried_plan": ("carry_plan", "carried_plan"),
-        "stages": ("finish_stage_agreement",),
+        "pipeline_agreement": ("finish_pipeline_agreement",),
         "loss": ("per_token_loss",),
         "rope": ("MagiRotaryEmbedding",),
         "mla": ("prepare_mla_layers",),

@@ -104,7 +104,7 @@ def _attend(job: Job, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from megatron_magi import api
+    from megatron_magi import magi_attention as api
     from megatron_magi.core.runtime.agreement import compare
     from megatron_magi.core.runtime.agreement_signature import Call
 
@@ -158,7 +158,7 @@ def _import_once() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import megatron_magi.api  # noqa: F401
+    import megatron_magi.magi_attention  # noqa: F401
 
 
 if __name__ == "__main__":

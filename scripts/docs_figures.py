@@ -9,7 +9,7 @@ import numpy as np
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
-from megatron_magi.viz.plan_facts import Layouts, compare_layouts, zigzag_dispatch
+from megatron_magi.viz.plan_facts import Layouts, compare_layouts, zigzag_layout
 from megatron_magi.viz.plan_figures import masks_figure, shares_figure, traffic_figure
 from megatron_magi.viz.style import save
 from megatron_magi.viz.timeline_figure import timeline_figure
@@ -91,6 +91,6 @@ def _planned(mask: AttnMask, cp_size: int) -> AttnPlan:
 
 
 def _layouts(mask: AttnMask, cp_size: int) -> Layouts:
-    usual = zigzag_dispatch(mask.total_seqlen_q, cp_size)
-    per_sequence = make_attn_plan(mask, cp_size, HEADS, MagiConfig(), dispatch=usual)
+    usual = zigzag_layout(mask.total_seqlen_q, cp_size)
+    per_sequence = make_attn_plan(mask, cp_size, HEADS, MagiConfig(), layout=usual)
     return compare_layouts(_planned(mask, cp_size), per_sequence)

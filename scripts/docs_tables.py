@@ -29,7 +29,7 @@ CHUNK_SETTINGS: dict[str, dict[str, Any]] = {
     "`chunk_size=1024`": {"chunk_size": 1024},
     "`chunk_size=512`": {"chunk_size": 512},
     "`chunk_size=256`": {"chunk_size": 256},
-    '`chunk_size=512, dispatch="lpt"`': {"chunk_size": 512, "dispatch": "lpt"},
+    '`chunk_size=512, balancer="lpt"`': {"chunk_size": 512, "balancer": "lpt"},
     "`chunk_size=512, max_imbalance=1.05`": {"chunk_size": 512, "max_imbalance": 1.05},
     "`chunk_size=512, max_imbalance=1.2`": {"chunk_size": 512, "max_imbalance": 1.2},
 }
@@ -69,8 +69,8 @@ def chunk_table() -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, values in CHUNK_SETTINGS.items():
         plan = make_attn_plan(mask, CP_SIZE, HEADS, MagiConfig(**values))
-        share = plan.rows_received.mean() / plan.dispatch.num_local_tokens
-        yield f"| {name} | {plan.dispatch.chunk_size} | {plan.imbalance:.3f} | {share:.2f} |"
+        share = plan.rows_received.mean() / plan.layout.num_local_tokens
+        yield f"| {name} | {plan.layout.chunk_size} | {plan.imbalance:.3f} | {share:.2f} |"
 
 
 def stage_table() -> Iterator[str]:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "megatron_magi"
 MOST_PARAMETERS = 6
 PRESCRIBED = {
-    "api/": "MagiAttention",
+    "magi_attention/": "MagiAttention",
     "core/kernel/attention.py:flex_flash_attn_func": "MagiAttention",
     "adapter/core_attention.py": "Megatron",
     "adapter/fused/": "Triton",

@@ -42,7 +42,7 @@ SUITES = {
     "core/plan/": ["tests/core/plan", "tests/core/runtime/test_plan_interpreter.py", "tests/edge"],
     "core/comm/": ["tests/core/comm", "tests/core/runtime/test_plan_interpreter.py",
                    "tests/core/runtime/test_dist_attn.py"],
-    "core/kernel/": ["tests/core/kernel", "tests/api", "tests/edge"],
+    "core/kernel/": ["tests/core/kernel", "tests/magi_attention", "tests/edge"],
     "core/runtime/": ["tests/core/runtime", "tests/edge"],
     "adapter/adam_state": ["tests/training/test_adam_state.py"],
     "adapter/": ["tests/adapter", "tests/edge"],

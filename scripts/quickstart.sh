@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From nothing to a checked training run, without a GPU: packs the Python standard library's sources,
-# trains a tiny Llama with context parallelism 2, the reference with Megatron's own dense attention,
+# trains a tiny Llama with context parallelism 2, the baseline with Megatron's own dense attention,
 # and a copy with one document boundary moved that the comparison must catch.
 #   bash scripts/quickstart.sh          writes only .venv/ and runs/
 set -euo pipefail
@@ -25,7 +25,7 @@ train() { # NAME override...
   "$python" scripts/pretrain.py "$recipe" "name=$name" "log.dir=$runs" log.interval=20 \
     log.overwrite=true "$@"
 }
-echo "== 2/5 reference: Megatron's dense attention, context parallelism 1"
+echo "== 2/5 baseline: Megatron's dense attention, context parallelism 1"
 train dense attention=dense parallel.cp=1
 echo "== 3/5 megatron_magi: context parallelism 2"
 train magi

@@ -16,7 +16,7 @@ from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.training.data.data import PackedDataset, PackedSample, sample_mask
 from megatron_magi.training.parity.compare import Comparison
 from megatron_magi.training.recipe.config import DataConfig, RunConfig
-from megatron_magi.viz.plan_facts import PER_SEQUENCE, Layouts, compare_layouts, zigzag_dispatch
+from megatron_magi.viz.plan_facts import PER_SEQUENCE, Layouts, compare_layouts, zigzag_layout
 from megatron_magi.viz.plan_figures import fill_shares, layouts_there
 from megatron_magi.viz.style import GRID, INK, MUTED
 
@@ -25,7 +25,7 @@ PICTURE_CP, PICTURE_TOKENS, PICTURE_CANDIDATES = 4, 32768, 63
 TINY = 1e-9
 """Differences below this, also 0, are drawn here."""
 RUN_LABELS = (
-    "reference: Megatron's dense attention, CP 1",
+    "baseline: Megatron's dense attention, CP 1",
     "megatron_magi, CP 2",
     "one document boundary moved by a token",
 )
@@ -37,7 +37,7 @@ RUN_STYLES: tuple[dict[str, Any], ...] = (
 
 
 def draw_losses(comparisons: list[Comparison], path: Path) -> Path:
-    """Loss curves of the runs above, their difference from the reference below."""
+    """Loss curves of the runs above, their difference from the baseline below."""
     figure = plt.figure(figsize=(8, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _draw_curves(top, comparisons)
@@ -46,7 +46,7 @@ def draw_losses(comparisons: list[Comparison], path: Path) -> Path:
 
 
 def draw_shares(config: RunConfig, path: Path) -> Path:
-    """One packed sample of the corpus: each rank's share under both zigzags and our dispatch."""
+    """One packed sample of the corpus: each rank's share under both zigzags and our layout."""
     figure = plt.figure(figsize=(17, 5.2), layout="constrained")
     _fill_shares(figure, config)
     return _save(figure, path)
@@ -81,9 +81,9 @@ def _draw_differences(axis: Any, comparisons: list[Comparison]) -> None:
     axis.axhline(gate, color=MUTED, linewidth=1, linestyle=":")
     axis.text(steps[-1], gate * 1.3, "allowed", ha="right", color=MUTED, fontsize=9)
     axis.set_yscale("log")
-    axis.set_ylabel("|loss / reference - 1|", color=MUTED)
+    axis.set_ylabel("|loss / baseline - 1|", color=MUTED)
     axis.set_xlabel("iteration", color=MUTED)
-    axis.set_title("Difference from the reference", loc="left", color=INK)
+    axis.set_title("Difference from the baseline", loc="left", color=INK)
     _clean(axis)
 
 
@@ -132,11 +132,11 @@ def typical_sample(config: RunConfig) -> tuple[PackedSample, Layouts]:
     data = DataConfig(path=config.data.path, seq_length=PICTURE_TOKENS, prefetch=0)
     dataset = PackedDataset(data, config.train.seed)
     heads = HeadShape(32, 8, 64)
-    layout = zigzag_dispatch(PICTURE_TOKENS, PICTURE_CP)
+    layout = zigzag_layout(PICTURE_TOKENS, PICTURE_CP)
     candidates = []
     for i in range(min(PICTURE_CANDIDATES, dataset.samples_per_epoch)):
         mask = sample_mask(dataset[i], data)
-        plan = make_attn_plan(mask, PICTURE_CP, heads, config.magi, dispatch=layout)
+        plan = make_attn_plan(mask, PICTURE_CP, heads, config.magi, layout=layout)
         candidates.append((plan.imbalance, i, plan))
     _, index, zigzag = sorted(candidates, key=lambda c: c[:2])[len(candidates) // 2]
     ours = make_attn_plan(zigzag.mask, PICTURE_CP, heads, config.magi)

@@ -28,30 +28,30 @@ from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
-REFERENCE, RIGHT, WRONG = "dense", "magi", "moved_boundary"
+BASELINE, RIGHT, WRONG = "dense", "magi", "moved_boundary"
 
 
 def main() -> int:
     parser = CommandParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, help=f"folder of {REFERENCE}, {RIGHT} and {WRONG}")
+    parser.add_argument("runs", type=Path, help=f"folder of {BASELINE}, {RIGHT} and {WRONG}")
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--image", type=Path, help="also draw both pictures in one")
     parser.add_argument("--record", type=Path, help="also write what was seen as JSON")
     args = parser.parse_args()
     quiet_megatron()
     try:
-        reference, right, wrong = (read_run(args.runs / n) for n in (REFERENCE, RIGHT, WRONG))
-        comparisons = [compare(run, reference) for run in (reference, right, wrong)]
+        baseline, right, wrong = (read_run(args.runs / n) for n in (BASELINE, RIGHT, WRONG))
+        comparisons = [compare(run, baseline) for run in (baseline, right, wrong)]
         config = load_recipe(args.recipe)
     except RecipeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    trained = did_train(reference)
+    trained = did_train(baseline)
     passed = trained and comparisons[1].passed
     caught = not comparisons[2].passed
-    print(table(comparisons, ("reference", "PASS" if passed else "FAIL", _caught(caught))))
+    print(table(comparisons, ("baseline", "PASS" if passed else "FAIL", _caught(caught))))
     if not trained:
-        print("FAIL: the reference's loss did not fall, so equal losses prove nothing")
+        print("FAIL: the baseline's loss did not fall, so equal losses prove nothing")
     written = [
         draw_losses(comparisons, args.runs / "loss.png"),
         draw_shares(config, args.runs / "mask.png"),

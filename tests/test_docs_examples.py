@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import megatron_magi
-from megatron_magi import api, masks
+from megatron_magi import magi_attention as api
+from megatron_magi import masks
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -127,7 +127,7 @@ def test_other_commands_say_it_in_one_line(bare: Environment, arguments: str) ->
 
 @pytest.mark.parametrize("code", [
     "import megatron_magi", "from megatron_magi import plan", "import megatron_magi.core.mask",
-    "import megatron_magi.api", "import megatron_magi.adapter.layer_spec",
+    "import megatron_magi.magi_attention", "import megatron_magi.adapter.layer_spec",
     "import megatron_magi.training.run.loop", "import megatron_magi.viz.plan_facts",
 ])  # fmt: skip
 def test_imports_without_torch_are_one_sentence(torchless: Environment, code: str) -> None:

@@ -28,7 +28,8 @@ LAYERS = {
     "training": [*BASE, "core", "PUBLIC", "adapter"],
     "launcher": [*BASE, "core", "PUBLIC", "adapter"],
     "run": [*BASE, "launcher"],
-    "api": [*BASE, "core"],
+    "magi_attention": [*BASE, "core"],
+    "api": ["magi_attention"],
     "viz": [*BASE, "core", "training"],
     "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz"],
 }
@@ -163,7 +164,7 @@ def test_the_environment_is_read_by_four_modules_only() -> None:
             "debug",
             "build",
             "training.process.launched",
-            "api.environment",
+            "magi_attention.environment",
         ):
             text = path.read_text()
             assert "os.environ" not in text and "getenv" not in text, path

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megatron_magi.adapter.carried_plan import carry_plan
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.adapter.stages import agree_on_stages
+from megatron_magi.adapter.pipeline_agreement import agree_in_pipeline
 from megatron_magi.core.runtime.token_dispatch import dispatch
 
 
@@ -44,10 +44,10 @@ class LocalBatch:
     """Local rows; None on pipeline stages that take no tokens and give no loss."""
 
     packed_seq_params: MagiPackedSeqParams | None
-    """Ours; None for the dense reference."""
+    """Ours; None for the dense baseline."""
 
     attention_mask: Tensor | None = None
-    """Dense mask of the reference, bool [1, 1, T, S], True = hidden (Megatron's convention)."""
+    """Dense mask of the baseline, bool [1, 1, T, S], True = hidden (Megatron's convention)."""
 
     @property
     def loss_mask(self) -> Tensor | None:
@@ -83,12 +83,12 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
     Raises:
         ValueError: a tensor whose shape is not [1, stream length] of the plan.
         AgreementError: for an earlier batch the tensor-parallel ranks or pipeline stages planned
-            different things (see `stages.finish_stage_agreement`).
+            different things (see `pipeline_agreement.finish_pipeline_agreement`).
     """
-    plan = packed.dispatch_plan
-    agree_on_stages(plan)
+    plan = packed.token_plan
+    agree_in_pipeline(plan)
     if packed.window_plan is not None and packed.window_plan is not plan:
-        agree_on_stages(packed.window_plan)
+        agree_in_pipeline(packed.window_plan)
     rows = {} if batch is None else {n: x for n, x in vars(batch).items() if x is not None}
     if not rows:
         return LocalBatch(None, packed)
@@ -99,7 +99,7 @@ def _dispatch_rows(
     rows: dict[str, Tensor], packed: MagiPackedSeqParams, cp_group: Any
 ) -> dict[str, Tensor]:
     """[1, num_local_tokens] of every tensor: the integers in one call, the weights in another."""
-    plan = packed.dispatch_plan
+    plan = packed.token_plan
     full = {name: _one_row(name, x, plan.mask.total_seqlen_q) for name, x in rows.items()}
     local: dict[str, Tensor] = {}
     integers = [name for name in full if name != "loss_mask"]

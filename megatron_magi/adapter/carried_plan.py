@@ -71,8 +71,8 @@ def _check(name: str, rows: Tensor, packed: MagiPackedSeqParams) -> None:
     carried = carried_plan(rows)
     if carried is packed:
         return
-    wanted = packed.dispatch_plan.dispatch.digest
-    if carried is not None and carried.dispatch_plan.dispatch.digest == wanted:
+    wanted = packed.token_plan.layout.digest
+    if carried is not None and carried.token_plan.layout.digest == wanted:
         return
     got = "rows without a plan" if carried is None else "rows of another plan"
     raise ValueError(

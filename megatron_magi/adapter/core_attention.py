@@ -16,7 +16,7 @@ from megatron_magi.core.runtime.dist_attn import dist_attn
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
-    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 
 
 class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         self,
         config: TransformerConfig,
         layer_number: int,
-        attn_mask_type: AttnMaskType,
+        attn_mask_type: MegatronMaskType,
         attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
@@ -66,7 +66,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None = None,
-        attn_mask_type: AttnMaskType | None = None,
+        attn_mask_type: MegatronMaskType | None = None,
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
         **unused: Any,
@@ -92,7 +92,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         rows, batch, heads = _shape(query)
         packed = self._packed(packed_seq_params, rows, batch, query)
         plan = packed.plan_of_layer(self.config, self.layer_number)
-        expected = plan.dispatch.num_local_tokens
+        expected = plan.layout.num_local_tokens
         if rows * batch != expected:
             raise ValueError(
                 f"core attention requires the {expected} rows the plan gives to each rank, got "

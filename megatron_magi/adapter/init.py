@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
-from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter.model_chunks import model_chunks
 
 RESIDUAL_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 """Weights that write into the residual stream; their std shrinks with depth, as Megatron does."""
@@ -39,7 +39,7 @@ def init_by_name(model: Any, seed: int = 1234, std: float | None = None) -> None
     Raises:
         NotImplementedError: weights of several experts in one parameter.
     """
-    for chunk in gpt_chunks(model):
+    for chunk in model_chunks(model):
         config = get_model_config(chunk)
         base = config.init_method_std if std is None else std
         for name, param in named_global_parameters(chunk):

@@ -133,7 +133,7 @@ def llama_layer_spec(
 
     Norms are ours (they work with sequence parallelism, the final one too); everything else is
     Megatron's local implementation, dense or MoE (config.num_moe_experts, in every layer).
-    attention="stock" changes nothing of Megatron's layers or norms: the dense reference.
+    attention="stock" changes nothing of Megatron's layers or norms: the dense baseline.
     Use: `GPTModel(transformer_layer_spec=llama_layer_spec(config, vp_stage=i), vp_stage=i, ...)`.
     """
     layer = get_gpt_layer_local_spec(

@@ -3,8 +3,8 @@
 Every depth of multi-token prediction shifts token ids, positions, labels and loss mask by one
 token. Megatron's `roll_tensor` takes the neighbour in memory, or exchanges the ends of two mirrored
 pieces with the neighbouring ranks; after our dispatch neither is the next token. `install_mtp`
-puts a roll through the plan in its place. Three numbers of Megatron's also depend on how many
-counted tokens a rank happens to hold; with the roll's sum over all context-parallel ranks they are
+puts a shift through the plan in its place. Three numbers of Megatron's also depend on how many
+counted tokens a rank happens to hold; with the shift's sum over all context-parallel ranks they are
 those of one rank:
 
 - from 0.17 on, the loss of a depth is divided by its own counted tokens and multiplied by those of
@@ -29,7 +29,7 @@ from torch import Tensor
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.core.comm.process_group import group_size, resolve_group
-from megatron_magi.core.runtime.roll import roll
+from megatron_magi.core.runtime.shift import shift_tokens
 
 Function = Callable[..., Any]
 
@@ -48,7 +48,7 @@ def install_mtp() -> None:
 
     Batches without `MagiPackedSeqParams` get the stock functions. Doing it twice is doing it once.
     """
-    _replace("roll_tensor", _roll_by_plan)
+    _replace("roll_tensor", _shift_by_plan)
     if hasattr(multi_token_prediction, "process_mtp_loss"):
         _replace("process_mtp_loss", _loss_by_stream_counts)
     helper = multi_token_prediction.MTPLossLoggingHelper
@@ -119,9 +119,9 @@ def next_tokens(x: Tensor, packed: MagiPackedSeqParams, dim: int = -1) -> Tensor
             "got none; make them with make_packed_seq_params from the model's own config"
         )
     flags = x.dtype == torch.bool
-    rolled = roll(x.byte() if flags else x, 1, packed.dispatch_plan, packed.cp_group, dim)
-    rolled = rolled.index_fill(dim, packed.last_rows, 0)
-    return rolled.bool() if flags else rolled
+    shifted = shift_tokens(x.byte() if flags else x, 1, packed.token_plan, packed.cp_group, dim)
+    shifted = shifted.index_fill(dim, packed.last_rows, 0)
+    return shifted.bool() if flags else shifted
 
 
 def _replace(name: str, make: Callable[[Function], Function]) -> None:
@@ -132,7 +132,7 @@ def _replace(name: str, make: Callable[[Function], Function]) -> None:
     replace_everywhere(stock, make(stock), within="megatron.")
 
 
-def _roll_by_plan(stock: Function) -> Function:
+def _shift_by_plan(stock: Function) -> Function:
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -145,9 +145,9 @@ def _roll_by_plan(stock: Function) -> Function:
         if tensor is None:
             return None, None
         _check_shift(given.get("shifts", -1))
-        rolled = next_tokens(tensor, packed, given.get("dims", -1))
+        shifted = next_tokens(tensor, packed, given.get("dims", -1))
         _LastCount.num_ranks = group_size(packed.cp_group)
-        return rolled, _sum(rolled, packed) if given.get("return_sum", True) else None
+        return shifted, _sum(shifted, packed) if given.get("return_sum", True) else None
 
     return roll_tensor
 
@@ -204,7 +204,7 @@ def _scaled_by_count(
     """A config under which Megatron's loss of a depth is counted over the stream.
 
     Megatron computes ``factor * loss * rank's main count / rank's count of the depth`` per token,
-    and ``factor * loss / count of the depth`` otherwise. The depth's count comes from our roll,
+    and ``factor * loss / count of the depth`` otherwise. The depth's count comes from our shift,
     over all ranks; with the main count, over all ranks too, in the factor, the second is what the
     first would be on one rank. (A factor outside would not do: a rank's main count may be 0 while
     it holds tokens that count at a depth.)

@@ -24,7 +24,7 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, builders
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, num_local_tokens
+from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
@@ -60,7 +60,7 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
     """bool [num_local_tokens], False on padding; None without multi-token prediction."""
 
     @property
-    def dispatch_plan(self) -> AttnPlan:
+    def token_plan(self) -> AttnPlan:
         """The plan that tokens are dispatched by (both plans share one token layout)."""
         plan = self.plan if self.plan is not None else self.window_plan
         assert plan is not None, "a MagiPackedSeqParams has at least one plan"
@@ -116,8 +116,8 @@ def make_packed_seq_params(
         window_mask = builders.from_cu_seqlens(
             bounds, causal=mask_kind == "causal", window_size=tuple(model_config.window_size)
         )
-        dispatch = None if plan is None else plan.dispatch
-        window_plan = _plan(window_mask, model_config, cp_group, config, dispatch)
+        layout = None if plan is None else plan.layout
+        window_plan = _plan(window_mask, model_config, cp_group, config, layout)
     packed = _assemble(plan, window_plan, bounds if restart_positions else None, cp_group, device)
     if getattr(model_config, "mtp_num_layers", None):
         _mark_document_ends(packed, bounds)
@@ -191,14 +191,14 @@ def _plan(
     model_config: TransformerConfig,
     cp: Any,
     config: MagiConfig,
-    dispatch: DispatchPlan | None,
+    layout: TokenLayout | None,
 ) -> AttnPlan:
     return plan_for(
         mask,
         cp,
         head_shape(model_config),
         config,
-        dispatch=dispatch,
+        layout=layout,
         token_multiple=_token_multiple(model_config),
     )
 
@@ -222,12 +222,12 @@ def _assemble(
     packed = MagiPackedSeqParams(
         qkv_format="sbhd", cp_group=cp_group, plan=plan, window_plan=window_plan
     )
-    dispatch = packed.dispatch_plan.dispatch
-    positions = position_ids(packed.dispatch_plan, cp_group)
+    layout = packed.token_plan.layout
+    positions = position_ids(packed.token_plan, cp_group)
     if bounds is not None:
         positions = torch.from_numpy(_document_positions(bounds))[positions]
     packed.rope_positions = upload(positions, device)
-    packed.max_seqlen_q = packed.max_seqlen_kv = dispatch.padded_seqlen
+    packed.max_seqlen_q = packed.max_seqlen_kv = layout.padded_seqlen
     for each in (plan, window_plan):
         if each is not None:
             prepare(each, cp_group, device)  # here, where a data loader's thread may do it
@@ -236,7 +236,7 @@ def _assemble(
 
 def _mark_document_ends(packed: MagiPackedSeqParams, bounds: npt.NDArray[np.int64]) -> None:
     assert packed.rope_positions is not None, "an assembled object has positions"
-    rows = packed.dispatch_plan.dispatch.position_ids(group_rank(packed.cp_group))
+    rows = packed.token_plan.layout.position_ids(group_rank(packed.cp_group))
     is_token = rows < bounds[-1]
     last = np.flatnonzero(~is_token | np.isin(rows, bounds[1:] - 1))
     device = packed.rope_positions.device

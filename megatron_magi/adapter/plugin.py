@@ -11,15 +11,15 @@ from megatron.core.utils import get_model_config
 
 from megatron_magi.adapter import compat
 from megatron_magi.adapter.carried_plan import check_rows
-from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.loss import check_loss_config
 from megatron_magi.adapter.max_logit import check_max_logits
 from megatron_magi.adapter.mla import prepare_mla_layers
+from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.adapter.mtp import check_mtp, install_mtp
 from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
+from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
-from megatron_magi.adapter.stages import open_stage_agreement
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import select_backend
 
@@ -45,7 +45,7 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
         ValueError: a setting under which context parallelism gives another gradient.
         NotImplementedError: a feature that does not work with context parallelism here.
     """
-    chunks = list(gpt_chunks(model))
+    chunks = list(model_chunks(model))
     magi_config = magi_config or MagiConfig()
     prepare_model(chunks, magi_config)
     length = seq_length or chunks[0].max_sequence_length
@@ -62,7 +62,7 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
         RuntimeError, ValueError, NotImplementedError: as `attach`.
     """
     compat.repair_moe_without_te()
-    chunks = list(gpt_chunks(model))
+    chunks = list(model_chunks(model))
     assert_active(chunks)
     config = get_model_config(chunks[0])
     check_loss_config(config)
@@ -74,7 +74,7 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
         _refuse_layers(chunk)
         _attach_chunk(chunk)
     check_max_logits(config, magi_config, config.params_dtype, _device())
-    open_stage_agreement(magi_config.agreement_timeout_s)
+    open_pipeline_agreement(magi_config.agreement_timeout_s)
 
 
 def _attach_chunk(chunk: Any) -> None:
@@ -116,7 +116,7 @@ def _refuse_layers(chunk: Any) -> None:
 def assert_active(model: Any) -> None:
     """Raise RuntimeError (one line) unless every self-attention layer runs our core attention."""
     found, others = 0, []
-    for chunk in gpt_chunks(model):
+    for chunk in model_chunks(model):
         for name, module in chunk.named_modules():
             if getattr(module, "attention_type", None) != "self" or not hasattr(
                 module, "core_attention"
@@ -159,11 +159,11 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
     packed = make_packed_seq_params(
         [0, seq_length], model_config, _cp_group(cp_size), magi_config=magi_config, device="cpu"
     )
-    plan = packed.dispatch_plan
+    plan = packed.token_plan
     return (
         f"megatron_magi active: kernel {backend.name}, transport {transport}, cp {cp_size}, "
         f"heads {heads}, "
-        f"chunk {plan.dispatch.chunk_size}, imbalance {plan.imbalance:.3f} "
+        f"chunk {plan.layout.chunk_size}, imbalance {plan.imbalance:.3f} "
         f"(causal, {seq_length} tokens)"
     )
 

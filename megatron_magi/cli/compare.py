@@ -1,8 +1,8 @@
-"""Losses, gradients and speed of runs beside a reference: PASS or FAIL, and a figure.
+"""Losses, gradients and speed of runs beside a baseline: PASS or FAIL, and a figure.
 
-The first RUN is the reference. A RUN is a folder with the steps.csv that training writes.
+The first RUN is the baseline. A RUN is a folder with the steps.csv that training writes.
 Without --noise, differences are held to fixed thresholds, made for fp32. With --noise they are held
-to what rounding alone does: NOISE is the reference trained once more with a step's samples in
+to what rounding alone does: NOISE is the baseline trained once more with a step's samples in
 another order (data.step_order=reversed). docs/training.md says what each gate sees.
 Exit code 0: every run passes and every control fails. 1: not so. 2: they cannot be compared.
 
@@ -50,9 +50,7 @@ NOISE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folders; reference first"
-    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders; baseline first")
     parser.add_argument(
         "--noise", action="append", type=Path, metavar="NOISE",
         help="a noise run's folder; may be given several times",
@@ -64,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-shorter",
         action="store_true",
-        help="compare a run that is shorter than the reference over the steps of both",
+        help="compare a run that is shorter than the baseline over the steps of both",
     )
     _add_gates(parser)
     figure = parser.add_mutually_exclusive_group()
@@ -80,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_gates(parser: argparse.ArgumentParser) -> None:
-    plain = parser.add_argument_group("thresholds without --noise, relative to the reference")
+    plain = parser.add_argument_group("thresholds without --noise, relative to the baseline")
     for field, (name, text) in PLAIN.items():
         default = getattr(Gates(), field)
         plain.add_argument(_option(name), type=float, dest=name, help=f"{text} ({default:g})")
@@ -96,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     """Compare, print, draw; 0 or 1."""
     if len(options.runs) + len(options.expect_fail) < 2:
         raise UsageError(
-            f"two runs or more are needed, the reference first, got only {options.runs[0]}; "
+            f"two runs or more are needed, the baseline first, got only {options.runs[0]}; "
             f"name another"
         )
     _refuse_other_gates(options)
@@ -124,9 +122,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _plain(options: argparse.Namespace) -> Report:
     gates = Gates(**_given(options, {f: name for f, (name, _) in PLAIN.items()}))
-    reference = read_run(options.runs[0])
+    baseline = read_run(options.runs[0])
     runs, controls = (
-        [compare(read_run(folder), reference, gates, options.allow_shorter) for folder in folders]
+        [compare(read_run(folder), baseline, gates, options.allow_shorter) for folder in folders]
         for folders in (options.runs, options.expect_fail)
     )
     return PlainReport(runs, controls)
@@ -138,14 +136,14 @@ def _with_noise(options: argparse.Namespace) -> Report:
         raise UsageError(
             f"--last-steps must be at least 1, got {gates.last_steps}; pass a number of steps"
         )
-    reference, *others = options.runs
+    baseline, *others = options.runs
     for run in {*others, *options.expect_fail} & set(options.noise):
         raise UsageError(
-            f"a noise run measures other runs, got {run} as both; train the reference once more"
+            f"a noise run measures other runs, got {run} as both; train the baseline once more"
         )
-    floor = read_noise_floor(reference, options.noise, gates)
+    floor = read_noise_floor(baseline, options.noise, gates)
     runs, controls = (
-        [judge(read_evidence(run, reference), floor, options.allow_shorter) for run in folders]
+        [judge(read_evidence(run, baseline), floor, options.allow_shorter) for run in folders]
         for folders in (others, options.expect_fail)
     )
     return NoiseReport(floor, runs, controls)

@@ -34,7 +34,7 @@ class PlainReport:
     """Fixed thresholds, no noise run."""
 
     runs: list[Comparison]
-    """The reference with itself first."""
+    """The baseline with itself first."""
     controls: list[Comparison]
 
     @property
@@ -72,7 +72,7 @@ class PlainReport:
 
     def _verdict(self, c: Comparison) -> str:
         if c is self.runs[0]:
-            return "reference"
+            return "baseline"
         if any(c is control for control in self.controls):
             return control_verdict(not c.passed)
         return run_verdict(c.passed)
@@ -85,7 +85,7 @@ class PlainReport:
         """All of it, for programs; inf and nan are null."""
         return {
             "passed": self.passed,
-            "reference": self.runs[0].run.name,
+            "baseline": self.runs[0].run.name,
             "thresholds": vars(self.runs[0].gates),
             "runs": [self._facts(c) for c in self.runs],
             "controls": [self._facts(c) for c in self.controls],
@@ -121,7 +121,7 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def run_facts(run: RunCurves, reference: RunCurves) -> dict[str, Any]:
+def run_facts(run: RunCurves, baseline: RunCurves) -> dict[str, Any]:
     """What a run did, whatever it is judged by."""
     speed = run.median_tokens_per_second
     return {
@@ -132,21 +132,21 @@ def run_facts(run: RunCurves, reference: RunCurves) -> dict[str, Any]:
         "tokens_per_second": speed,
         "tokens_per_second_per_process": speed / run.num_processes if run.num_processes else None,
         "num_processes": run.num_processes,
-        "speed_ratio": _ratio(run, reference),
+        "speed_ratio": _ratio(run, baseline),
     }
 
 
 def speed_lines(runs: list[RunCurves]) -> list[str]:
-    """Tokens/s of every run, the reference first, and what their ratios mean."""
-    reference, *others = runs
+    """Tokens/s of every run, the baseline first, and what their ratios mean."""
+    baseline, *others = runs
     width = max(len(r.name) for r in runs)
     lines = ["", "speed: median tokens/s, first steps left out; it does not change the verdict, "
                  "and PASS says nothing about speed",
-             f"  {reference.name:<{width}}  {_tokens(reference)}"]  # fmt: skip
+             f"  {baseline.name:<{width}}  {_tokens(baseline)}"]  # fmt: skip
     for run in others:
-        ratio = _ratio(run, reference)
-        times = "" if ratio is None else f"; {ratio:.2f} times the reference's median tokens/s"
-        lines.append(f"  {run.name:<{width}}  {_tokens(run)}{times}{_where(run, reference)}")
+        ratio = _ratio(run, baseline)
+        times = "" if ratio is None else f"; {ratio:.2f} times the baseline's median tokens/s"
+        lines.append(f"  {run.name:<{width}}  {_tokens(run)}{times}{_where(run, baseline)}")
     return lines
 
 
@@ -157,12 +157,12 @@ def _tokens(run: RunCurves) -> str:
     return f"{speed:,.0f} tokens/s, {speed / processes:,.0f} per process on {_processes(processes)}"
 
 
-def _where(run: RunCurves, reference: RunCurves) -> str:
-    ours, theirs = run.num_processes, reference.num_processes
+def _where(run: RunCurves, baseline: RunCurves) -> str:
+    ours, theirs = run.num_processes, baseline.num_processes
     if not ours or not theirs:
         return "; on how many processes is not recorded"
     if ours != theirs:
-        return f"; NOT the same number of processes: {ours}, the reference {theirs}"
+        return f"; NOT the same number of processes: {ours}, the baseline {theirs}"
     return f"; measured on {_processes(ours)} each"
 
 
@@ -170,6 +170,6 @@ def _processes(num_processes: int) -> str:
     return "1 process" if num_processes == 1 else f"{num_processes} processes"
 
 
-def _ratio(run: RunCurves, reference: RunCurves) -> float | None:
-    speed = reference.median_tokens_per_second
+def _ratio(run: RunCurves, baseline: RunCurves) -> float | None:
+    speed = baseline.median_tokens_per_second
     return run.median_tokens_per_second / speed if speed else None

@@ -21,7 +21,7 @@ WORDS = {True: "pass", False: "FAIL", None: "skip"}
 
 @dataclass(frozen=True)
 class NoiseReport:
-    """Runs that should pass, and controls that should not, beside reference and noise runs."""
+    """Runs that should pass, and controls that should not, beside baseline and noise runs."""
 
     floor: NoiseFloor
     runs: list[Judged]
@@ -29,16 +29,16 @@ class NoiseReport:
 
     @property
     def passed(self) -> bool:
-        """Every run passes and every control is told from the reference."""
+        """Every run passes and every control is told from the baseline."""
         return all(j.passed for j in self.runs) and all(j.caught_by for j in self.controls)
 
     def table(self) -> list[str]:
         """Every gate of every run, then the verdicts and the speeds."""
         f = self.floor
-        reference = f.reference.curves
+        baseline = f.baseline.curves
         lines = [
-            f"reference {reference.name}: {len(reference.loss)} steps, loss "
-            f"{reference.loss[0]:.4f} -> {reference.loss[-1]:.4f}, {f.dtype}",
+            f"baseline {baseline.name}: {len(baseline.loss)} steps, loss "
+            f"{baseline.loss[0]:.4f} -> {baseline.loss[-1]:.4f}, {f.dtype}",
             *(_noise_line(noise.curves) for noise in f.noises),
             f"noise counts as at least one rounding step: {f.gradient_floor:.1e} of a gradient, "
             f"{f.loss_floor:.1e} of a loss",
@@ -51,7 +51,7 @@ class NoiseReport:
     def _speed(self) -> list[str]:
         f = self.floor
         others = [j.run for j in [*self.runs, *self.controls]]
-        return speed_lines([f.reference.curves, *(n.curves for n in f.noises), *others])
+        return speed_lines([f.baseline.curves, *(n.curves for n in f.noises), *others])
 
     def _verdict(self, judged: Judged) -> str:
         skipped = [r.name for r in judged.results if r.passed is None]
@@ -68,11 +68,11 @@ class NoiseReport:
 
     def facts(self) -> dict[str, Any]:
         """All of it, for programs; a number that is inf, nan or not there is null."""
-        f, reference = self.floor, self.floor.reference.curves
+        f, baseline = self.floor, self.floor.baseline.curves
         return {
             "passed": self.passed,
-            "reference": run_facts(reference, reference),
-            "noise": [run_facts(noise.curves, reference) for noise in f.noises],
+            "baseline": run_facts(baseline, baseline),
+            "noise": [run_facts(noise.curves, baseline) for noise in f.noises],
             "thresholds": asdict(f.gates),
             "dtype": f.dtype,
             "gradient_floor": f.gradient_floor,
@@ -85,7 +85,7 @@ class NoiseReport:
         outcome: dict[str, Any] = {"passed": judged.passed}
         if is_control:
             outcome["caught_by"] = judged.caught_by
-        speed = run_facts(judged.run, self.floor.reference.curves)
+        speed = run_facts(judged.run, self.floor.baseline.curves)
         return speed | outcome | {"gates": [_gate_facts(r) for r in judged.results]}
 
     def draw(self) -> Any:

@@ -52,12 +52,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_report(plan: AttnPlan) -> None:
     """Every rank's view of a plan goes through all transfers, and through its pairs of chunks."""
-    num_chunks, num_transfers = len(plan.dispatch.chunk_ranks), len(plan.transfers)
+    num_chunks, num_transfers = len(plan.layout.chunk_ranks), len(plan.transfers)
     if num_chunks**2 + 2 * plan.cp_size * num_transfers > MAX_REPORT:
         raise UsageError(
             f"the report looks at all ranks, which takes minutes for {num_chunks:,} chunks and "
             f"{num_transfers:,} transfers between {plan.cp_size:,} ranks; pass a larger "
-            f"--chunk-size than {plan.dispatch.chunk_size:,}, or a smaller --cp"
+            f"--chunk-size than {plan.layout.chunk_size:,}, or a smaller --cp"
         )
 
 
@@ -68,10 +68,10 @@ def make_plan(given: PlanInput) -> AttnPlan:
 
 def make_layouts(given: PlanInput, plan: AttnPlan) -> Layouts:
     """Our plan beside the usual layouts of the same mask."""
-    from megatron_magi.viz.plan_facts import compare_layouts, zigzag_dispatch
+    from megatron_magi.viz.plan_facts import compare_layouts, zigzag_layout
 
-    usual = zigzag_dispatch(given.mask.total_seqlen_q, given.cp_size)
-    return compare_layouts(plan, _planned(given, dispatch=usual))
+    usual = zigzag_layout(given.mask.total_seqlen_q, given.cp_size)
+    return compare_layouts(plan, _planned(given, layout=usual))
 
 
 def _planned(given: PlanInput, **layout: Any) -> AttnPlan:
@@ -98,7 +98,7 @@ def plan_facts(
         traffic_matrix,
     )
 
-    mask, layout, heads = given.mask, plan.dispatch, plan.head_shape
+    mask, layout, heads = given.mask, plan.layout, plan.head_shape
     ring = ring_rows(plan)
     cells = mask.total_seqlen_q * mask.total_seqlen_k
     bars = timeline(plan)

@@ -204,8 +204,8 @@ int64_t rows_to_travel(const OwnedLayout& layout, const Int32Array& slices) {
   return magi::Traffic(segments, layout->chunk_ranks, layout->cp_size).total();
 }
 
-Int32Array roll_transfers(const OwnedLayout& layout, int64_t shift) {
-  return transfers_to(magi::roll_transfers(*layout, shift));
+Int32Array shift_transfers(const OwnedLayout& layout, int64_t shift) {
+  return transfers_to(magi::shift_transfers(*layout, shift));
 }
 
 Int32Array local_ranges(const OwnedLayout& layout, int32_t rank) {
@@ -265,8 +265,8 @@ void bind_layout(py::module_& m) {
            "Degree, forward mode, transfers and loads (planner/transfers.h).")
       .def("rows_to_travel", &rows_to_travel, py::arg("slices"),
            "Key rows that all ranks receive together.")
-      .def("roll_transfers", &roll_transfers, py::arg("shift"),
-           "The transfers of a roll along the sequence.")
+      .def("shift_transfers", &shift_transfers, py::arg("shift"),
+           "The transfers of a shift along the sequence.")
       .def("local_ranges", &local_ranges, py::arg("rank"), "A rank's rows as ascending runs.")
       .def("cast_table", &cast_table, py::arg("transfers"), py::arg("rank"),
            "Ranges and counts that a rank sends and receives.")

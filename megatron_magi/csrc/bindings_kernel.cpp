@@ -100,7 +100,7 @@ FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 // What the device reads of a backward, and its schedule.
 struct BwdArrays {
   Int32Array items, entries, visits;
-  int64_t num_cells, steps, partial_steps, num_splits, heads_per_section;
+  int64_t num_row_groups, steps, partial_steps, num_splits, heads_per_section;
   bool descending, heads_inner, grouped;
 };
 
@@ -126,7 +126,7 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
                                          num_q, deterministic);
   }
   return {
-      rows_to(list.items), rows_to(list.entries), rows_to(list.visits), list.num_cells,
+      rows_to(list.items), rows_to(list.entries), rows_to(list.visits), list.num_row_groups,
       list.steps,          list.partial_steps,    schedule.num_splits,  schedule.heads_per_section,
       list.descending,     list.heads_inner,      list.grouped};
 }
@@ -146,7 +146,7 @@ void bind_kernel(py::module_& m) {
       .def_readonly("items", &BwdArrays::items)
       .def_readonly("entries", &BwdArrays::entries)
       .def_readonly("visits", &BwdArrays::visits)
-      .def_readonly("num_cells", &BwdArrays::num_cells)
+      .def_readonly("num_row_groups", &BwdArrays::num_row_groups)
       .def_readonly("steps", &BwdArrays::steps)
       .def_readonly("partial_steps", &BwdArrays::partial_steps)
       .def_readonly("num_splits", &BwdArrays::num_splits)

@@ -171,5 +171,5 @@ def _dispatch_padding(launch: Launch, batch: dict[str, Any], padding: Tensor) ->
         bounds = bounds_of_cu_seqlens(batch["cu_seqlens"], None, padding.numel())
         packed = launch.plan(bounds, requested_mask(launch.options.mask_function(), bounds, None))
     whole = padding.reshape(-1).long()
-    local = dispatch(whole, packed.dispatch_plan, launch.cp_group(), pad_value=1)
+    local = dispatch(whole, packed.token_plan, launch.cp_group(), pad_value=1)
     return local.bool().unsqueeze(0)

@@ -92,10 +92,10 @@ class Launch:
         return means
 
     def _count(self, packed: MagiPackedSeqParams, plan_ms: float) -> None:
-        plan = packed.dispatch_plan
+        plan = packed.token_plan
         rank_plan = plan.rank_plan(parallel_state.get_context_parallel_rank())
         casts = [stage.cast for stage in rank_plan.forward_stages if stage.cast is not None]
         self.stats.num_plans += 1
         self.stats.imbalance += plan.imbalance
-        self.stats.received += sum(cast.num_recv for cast in casts) / plan.dispatch.padded_seqlen
+        self.stats.received += sum(cast.num_recv for cast in casts) / plan.layout.padded_seqlen
         self.stats.plan_ms += plan_ms

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from megatron_magi.adapter import MEGATRON_VERSION
@@ -26,7 +26,7 @@ from megatron_magi.launcher.documents import (
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.norms import own_norms
 
-NOT_CAUSAL = (AttnMaskType.no_mask, AttnMaskType.padding)
+NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
 """What a spec may ask for that a causal plan does not give."""
 
 SPECS = (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from megatron_magi.adapter.packed import pipeline_seq_length
-from megatron_magi.adapter.stages import finish_stage_agreement
+from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
 from megatron_magi.launcher.launch import Launch
 
 
@@ -47,7 +47,7 @@ def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) ->
         result = schedule(**kwargs)
     finally:
         launch.sequences = None
-    finish_stage_agreement()
+    finish_pipeline_agreement()
     return result
 
 

@@ -1,4 +1,4 @@
-"""Loss curves of runs, their differences from the reference, and their speed."""
+"""Loss curves of runs, their differences from the baseline, and their speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAILED = "#c0392b"
 
 
 def curves_figure(comparisons: list[Comparison]) -> Any:
-    """Four panels; the first comparison is the reference with itself."""
+    """Four panels; the first comparison is the baseline with itself."""
     figure, ((loss, speed), (loss_gap, norm_gap)) = new_figure(2, 2, 11, 6.4)
     colors = [INK, *rank_colors(max(len(comparisons) - 1, 2))]
     for i, c in enumerate(comparisons):
@@ -24,7 +24,7 @@ def curves_figure(comparisons: list[Comparison]) -> Any:
         if i and not c.passed:
             style["linestyle"] = (0, (4, 2))
         steps = np.arange(1, len(c.run.loss) + 1)
-        verdict = "reference" if i == 0 else ("PASS" if c.passed else "FAIL")
+        verdict = "baseline" if i == 0 else ("PASS" if c.passed else "FAIL")
         loss.plot(steps, c.run.loss, label=f"{c.run.name} ({verdict})", **style)
         speed.plot(steps, c.run.tokens_per_second, **style)
         if i:
@@ -42,8 +42,8 @@ def curves_figure(comparisons: list[Comparison]) -> Any:
     for axes, text in (
         (loss, "lm loss (nats per token)"),
         (speed, "tokens per second"),
-        (loss_gap, "|loss / reference - 1|"),
-        (norm_gap, "|grad norm / reference - 1|"),
+        (loss_gap, "|loss / baseline - 1|"),
+        (norm_gap, "|grad norm / baseline - 1|"),
     ):
         title(axes, text)
         axes.spines[["top", "right"]].set_visible(False)

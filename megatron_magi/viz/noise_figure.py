@@ -1,4 +1,4 @@
-"""Loss curves, and below how far each run is from the reference beside what rounding does."""
+"""Loss curves, and below how far each run is from the baseline beside what rounding does."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def noise_figure(runs: list[Judged], controls: list[Judged]) -> Any:
     styles = _styles(runs, controls)
     longest = max(every, key=lambda j: len(j.difference))
     shown = {"color": INK, "linewidth": 5, "alpha": 0.25}
-    name = f"{longest.reference.name} (reference)"
-    reference = _Line(name, _steps(longest), longest.reference.loss, shown)
+    name = f"{longest.baseline.name} (baseline)"
+    baseline = _Line(name, _steps(longest), longest.baseline.loss, shown)
     pairs = list(zip(every, styles, strict=True))
     losses = [_Line(j.run.name, _steps(j), j.run.loss, style) for j, style in pairs]
     gaps = [_Line(j.run.name, _steps(j), 100 * smoothed(j.difference), s) for j, s in pairs]
-    _draw_lines(loss, [reference, *losses])
+    _draw_lines(loss, [baseline, *losses])
     _scale(gap, _draw_band(gap, longest), gaps)
     _draw_lines(gap, gaps)
     _finish(loss, "lm loss", "nats per token")
-    _finish(gap, "loss / reference - 1, smoothed, beside the noise run's", "%")
+    _finish(gap, "loss / baseline - 1, smoothed, beside the noise run's", "%")
     gap.set_xlabel("step", color=MUTED)
     return figure
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, most_buffered_rows
+from megatron_magi.core.plan import AttnPlan, TokenLayout, most_buffered_rows
 from megatron_magi.viz.document_zigzag import DocumentZigzag
 
 OURS = "megatron_magi"
@@ -76,7 +76,7 @@ def compare_layouts(plan: AttnPlan, per_sequence: AttnPlan) -> Layouts:
     """Our plan beside both zigzags.
 
     Args:
-        per_sequence: the same mask planned on ``zigzag_dispatch``.
+        per_sequence: the same mask planned on ``zigzag_layout``.
     """
     return {
         PER_SEQUENCE: layout_of_plan(per_sequence, all_travel=True),
@@ -87,7 +87,7 @@ def compare_layouts(plan: AttnPlan, per_sequence: AttnPlan) -> Layouts:
 
 def layout_of_plan(plan: AttnPlan, all_travel: bool = False) -> LayoutFacts:
     """The plan's layout; ``all_travel``: with a ring or all-gather in place of its exchange."""
-    layout, needed = plan.dispatch, plan.rows_received
+    layout, needed = plan.layout, plan.rows_received
     ranges = [
         np.minimum(layout.local_ranges(rank), layout.total_seqlen) for rank in range(plan.cp_size)
     ]
@@ -117,12 +117,12 @@ def per_document(plan: AttnPlan) -> LayoutFacts | None:
     )
 
 
-def zigzag_dispatch(total_seqlen: int, cp_size: int) -> DispatchPlan:
+def zigzag_layout(total_seqlen: int, cp_size: int) -> TokenLayout:
     """Zigzag per sequence: 2 * cp chunks of the whole stream, wherever documents begin; rank r
     owns chunk r from the front and from the back."""
     ranks = [*range(cp_size), *reversed(range(cp_size))]
     chunk_size = max(1, -(-total_seqlen // len(ranks)))
-    return DispatchPlan(total_seqlen, chunk_size, cp_size, np.array(ranks, dtype=np.int32))
+    return TokenLayout(total_seqlen, chunk_size, cp_size, np.array(ranks, dtype=np.int32))
 
 
 def traffic_matrix(plan: AttnPlan) -> npt.NDArray[np.int64]:
@@ -135,7 +135,7 @@ def traffic_matrix(plan: AttnPlan) -> npt.NDArray[np.int64]:
 
 def ring_rows(plan: AttnPlan) -> int:
     """Key rows a rank receives when every rank's rows go to every rank (ring, all-gather)."""
-    return (plan.cp_size - 1) * plan.dispatch.num_local_tokens
+    return (plan.cp_size - 1) * plan.layout.num_local_tokens
 
 
 def stage_rows(plan: AttnPlan) -> npt.NDArray[np.int64]:
@@ -168,7 +168,7 @@ def timeline(plan: AttnPlan) -> list[StageBar]:
     row_us = heads.kv_row_bytes / (table.link_gib_s * 2**30) * 1e6
     score_and_out = heads.num_heads_q * (heads.head_dim + heads.value_dim)
     tile_us = 2 * score_and_out * table.tile_q * table.tile_k / (table.kernel_tflops * 1e6)
-    out_bytes = 8 * plan.dispatch.num_local_tokens * heads.num_heads_q * heads.value_dim
+    out_bytes = 8 * plan.layout.num_local_tokens * heads.num_heads_q * heads.value_dim
     pass_us = out_bytes / (table.memory_gib_s * 2**30) * 1e6
     bars: list[StageBar] = []
     for rank in range(plan.cp_size):
@@ -207,4 +207,4 @@ def exposed_share(plan: AttnPlan) -> float:
 def num_tiles(plan: AttnPlan, slices: npt.NDArray[np.int32], num_keys: int) -> int:
     """Key tiles that the forward kernel walks for one stage of one rank."""
     tiles = (plan.config.costs.tile_q, plan.config.costs.tile_k)
-    return int(solver.fwd_work_list(slices, plan.dispatch.num_local_tokens, num_keys, *tiles).steps)
+    return int(solver.fwd_work_list(slices, plan.layout.num_local_tokens, num_keys, *tiles).steps)

@@ -111,7 +111,7 @@ def traffic_figure(plan: AttnPlan) -> Any:
     bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=ticks, format=lambda v, _: short(v))
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelcolor=MUTED)
-    bar.set_label(f"rows (a rank owns {short(plan.dispatch.num_local_tokens)})", color=MUTED)
+    bar.set_label(f"rows (a rank owns {short(plan.layout.num_local_tokens)})", color=MUTED)
     if cp_size <= 12:
         for (i, j), value in np.ndenumerate(rows):
             if i != j:

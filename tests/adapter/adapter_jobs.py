@@ -12,8 +12,8 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 from megatron_magi.adapter import cpu, layer_spec, plugin
-from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.mla import MlaYarnRotaryEmbedding
+from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.config import MagiConfig
 
@@ -83,7 +83,7 @@ def checkpoint_names(tp: int, attention: str) -> dict[str, list[int]]:
     layout = tiny_llama.Layout("checkpoint", tp=tp, sp=tp > 1, attention=attention)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
     model_parallel_cuda_manual_seed(1)
-    (model,) = gpt_chunks(tiny_llama.build_chunks(layout, tiny_llama.model_config(layout)))
+    (model,) = model_chunks(tiny_llama.build_chunks(layout, tiny_llama.model_config(layout)))
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     tensors = model.sharded_state_dict(metadata={"dp_cp_group": group})
     shapes = ((t.key, getattr(t, "global_shape", None)) for t in tensors.values())
@@ -96,7 +96,7 @@ def sink_shards(attention: str) -> list[dict[str, Any]]:
     layout = tiny_llama.Layout("sinks", tp=tp, attention=attention, softmax_type="learnable")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
     model_parallel_cuda_manual_seed(1)
-    (model,) = gpt_chunks(tiny_llama.build_chunks(layout, tiny_llama.model_config(layout)))
+    (model,) = model_chunks(tiny_llama.build_chunks(layout, tiny_llama.model_config(layout)))
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     tensors = model.sharded_state_dict(metadata={"dp_cp_group": group})
     found = [t for t in tensors.values() if t.key.endswith("softmax_offset")]

@@ -9,7 +9,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.optimizer.qk_clip import clip_qk
 
-from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter.model_chunks import model_chunks
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def set_sinks(models: list[Any]) -> None:
 def clip(chunks: list[Any], log_only: bool) -> float:
     """Megatron's QK-clip after a step, or its log only; the largest logit of the model."""
     # It looks for the layers behind the two wrappers of a 16-bit model.
-    wrapped = [SimpleNamespace(module=SimpleNamespace(module=c)) for c in gpt_chunks(chunks)]
+    wrapped = [SimpleNamespace(module=SimpleNamespace(module=c)) for c in model_chunks(chunks)]
     largest = torch.tensor(float(clip_qk(wrapped, log_max_only=log_only)))
     torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
     return float(largest)

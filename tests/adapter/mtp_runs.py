@@ -10,7 +10,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import multi_token_prediction as mtp
 
 documents: list[int] = []
-"""Boundaries of the documents in the microbatch that the dense reference runs now."""
+"""Boundaries of the documents in the microbatch that the dense baseline runs now."""
 
 STOCK = {
     name: getattr(mtp, name) for name in ("roll_tensor", "process_mtp_loss") if hasattr(mtp, name)
@@ -28,7 +28,7 @@ except TypeError:
 def stock_roll_respects_documents() -> None:
     """Give Megatron's own roll the documents, which it takes from a thd PackedSeqParams only.
 
-    The dense reference cannot pass such an object to the model: DotProductAttention refuses it.
+    The dense baseline cannot pass such an object to the model: DotProductAttention refuses it.
     """
 
     def roll_tensor(tensor: Any, *args: Any, **kwargs: Any) -> Any:

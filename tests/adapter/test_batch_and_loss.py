@@ -7,9 +7,9 @@ import torch
 from megatron.core.transformer import TransformerConfig
 
 from megatron_magi.adapter.batch import Batch, dispatch_batch
+from megatron_magi.adapter.dense_batch import dense_batch
 from megatron_magi.adapter.loss import check_loss_config, per_token_loss
 from megatron_magi.adapter.packed import make_packed_seq_params
-from megatron_magi.adapter.reference import dense_batch
 
 
 def model(**changes: object) -> TransformerConfig:
@@ -52,7 +52,7 @@ def test_batch_of_another_length() -> None:
         dispatch_batch(short, packed, None)
 
 
-def test_dense_reference_mask() -> None:
+def test_dense_baseline_mask() -> None:
     hidden = dense_batch(stream(4), [0, 1, 4]).attention_mask
     assert hidden.shape == (1, 1, 4, 4)
     visible = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from torch import Tensor
 
 from megatron_magi.adapter.core_attention import MagiCoreAttention
@@ -35,7 +35,7 @@ def attention(config: TransformerConfig, **extra: Any) -> MagiCoreAttention:
     module = MagiCoreAttention(
         config=config,
         layer_number=1,
-        attn_mask_type=AttnMaskType.causal,
+        attn_mask_type=MegatronMaskType.causal,
         attention_type=extra.pop("attention_type", "self"),
         cp_comm_type="p2p",
         softmax_scale=extra.pop("softmax_scale", None),
@@ -92,7 +92,7 @@ def test_packed_documents_and_window_layers() -> None:
     for number, seen in layers.items():
         core = attention(config)
         core.layer_number = number
-        out = core(*tensors, None, attn_mask_type=AttnMaskType.causal, packed_seq_params=packed)
+        out = core(*tensors, None, attn_mask_type=MegatronMaskType.causal, packed_seq_params=packed)
         torch.testing.assert_close(out, dense(*tensors, seen), rtol=1e-10, atol=1e-10)
 
 

@@ -44,7 +44,7 @@ def model(**changes: Any) -> TransformerConfig:
 def test_causal_documents_with_restarting_positions() -> None:
     packed = make_packed_seq_params(BOUNDS, model(), None, device="cpu")
     assert packed.window_plan is None
-    assert packed.dispatch_plan.mask == masks.from_cu_seqlens(BOUNDS)
+    assert packed.token_plan.mask == masks.from_cu_seqlens(BOUNDS)
     assert packed.rope_positions.tolist() == [*range(5), 0, *range(10)]
     assert packed.qkv_format == "sbhd"
     assert packed.max_seqlen_q == packed.max_seqlen_kv == 16
@@ -65,7 +65,7 @@ def test_stream_positions_and_full_documents() -> None:
     packed = make_packed_seq_params(
         BOUNDS, model(), None, mask_kind="full", restart_positions=False, device="cpu"
     )
-    assert packed.dispatch_plan.mask == masks.from_cu_seqlens(BOUNDS, causal=False)
+    assert packed.token_plan.mask == masks.from_cu_seqlens(BOUNDS, causal=False)
     assert packed.rope_positions.tolist() == list(range(16))
 
 
@@ -74,7 +74,7 @@ def test_window_layers_get_their_own_plan_on_the_same_dispatch() -> None:
     packed = make_packed_seq_params(BOUNDS, config, None, device="cpu")
     assert packed.plan.mask == masks.from_cu_seqlens(BOUNDS)
     assert packed.window_plan.mask == masks.from_cu_seqlens(BOUNDS, window_size=(3, 0))
-    assert packed.window_plan.dispatch == packed.plan.dispatch
+    assert packed.window_plan.layout == packed.plan.layout
     chosen = [packed.plan_of_layer(config, number) is packed.window_plan for number in (1, 2, 3, 4)]
     assert chosen == [True, False, True, False]
 
@@ -83,13 +83,13 @@ def test_windows_in_all_layers_need_one_plan() -> None:
     config = model(window_size=(3, 0))
     packed = make_packed_seq_params(BOUNDS, config, None, device="cpu")
     assert packed.plan is None
-    assert packed.plan_of_layer(config, 1) is packed.window_plan is packed.dispatch_plan
+    assert packed.plan_of_layer(config, 1) is packed.window_plan is packed.token_plan
 
 
 def test_own_mask() -> None:
     mask = masks.block_causal([[4, 4], [8]])
     packed = make_packed_seq_params([0, 8, 16], model(), None, mask=mask, device="cpu")
-    assert packed.dispatch_plan.mask == mask
+    assert packed.token_plan.mask == mask
 
 
 def test_own_mask_must_fit_the_stream_and_the_model() -> None:
@@ -115,7 +115,7 @@ def test_from_stock_thd() -> None:
     stock = thd(cu_seqlens_q=BOUNDS, cu_seqlens_kv=BOUNDS)
     packed = from_packed_seq_params(stock, model(), None, device="cpu")
     assert isinstance(packed, MagiPackedSeqParams)
-    assert packed.dispatch_plan.mask == masks.from_cu_seqlens(BOUNDS)
+    assert packed.token_plan.mask == masks.from_cu_seqlens(BOUNDS)
 
 
 def first_of_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +134,8 @@ def test_a_window_plan_takes_over_a_layout_that_it_would_not_choose(
     config = model(window_size=(30, 0), window_attn_skip_freq=2)
     packed = make_packed_seq_params(bounds, config, None, device="cpu")
     alone = plan_for(packed.window_plan.mask, 2, head_shape(config))
-    assert alone.dispatch != packed.plan.dispatch, "else this shows nothing"
-    assert packed.window_plan.dispatch == packed.plan.dispatch
+    assert alone.layout != packed.plan.layout, "else this shows nothing"
+    assert packed.window_plan.layout == packed.plan.layout
 
 
 @pytest.mark.parametrize("factor", [None, 4.0])
@@ -162,14 +162,14 @@ def test_padded_lengths_divide_over_sequence_parallel_ranks(
         tensor_model_parallel_size=tp, context_parallel_size=2,
     )  # fmt: skip
     packed = make_packed_seq_params([0, 1000, 4097], config, None, device="cpu")
-    assert packed.dispatch_plan.dispatch.num_local_tokens % tp == 0
-    assert packed.dispatch_plan.dispatch.padded_seqlen == pipeline_seq_length(4097, config)
+    assert packed.token_plan.layout.num_local_tokens % tp == 0
+    assert packed.token_plan.layout.padded_seqlen == pipeline_seq_length(4097, config)
 
 
 def test_padding_between_documents_is_a_document_of_its_own() -> None:
     stock = thd(cu_seqlens_q=[0, 5, 8], cu_seqlens_q_padded=[0, 8, 12])
     packed = from_packed_seq_params(stock, model(), None, device="cpu")
-    assert packed.dispatch_plan.mask == masks.from_cu_seqlens([0, 5, 8, 11, 12])
+    assert packed.token_plan.mask == masks.from_cu_seqlens([0, 5, 8, 11, 12])
 
 
 def test_stock_params_that_are_not_self_attention_over_a_stream() -> None:
@@ -187,7 +187,7 @@ def test_pipeline_length_depends_on_lengths_only(length: int, tp: int, wanted: i
     assert pipeline_seq_length(length, config) == wanted
     for mask in (masks.causal(length), masks.full(length), masks.from_cu_seqlens([0, 2, length])):
         plan = plan_for(mask, 2, head_shape(config), token_multiple=tp)
-        assert plan.dispatch.padded_seqlen == wanted
+        assert plan.layout.padded_seqlen == wanted
 
 
 def test_heads_of_one_tensor_parallel_rank() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from torch import Tensor
 
 from megatron_magi.adapter.core_attention import MagiCoreAttention
@@ -35,7 +35,7 @@ def attention(layer: int = 1, **changes: Any) -> MagiCoreAttention:
     module = MagiCoreAttention(
         config=config,
         layer_number=layer,
-        attn_mask_type=AttnMaskType.causal,
+        attn_mask_type=MegatronMaskType.causal,
         attention_type="self",
     )
     module.is_attached = True

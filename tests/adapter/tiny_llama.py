@@ -28,8 +28,17 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
-from megatron_magi.adapter import batch, init, layer_spec, loss, packed, plugin, reference, stages
-from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter import (
+    batch,
+    dense_batch,
+    init,
+    layer_spec,
+    loss,
+    packed,
+    pipeline_agreement,
+    plugin,
+)
+from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.config import MagiConfig
 
 try:  # the worker has this folder on its path, other tests the repository's root
@@ -270,7 +279,7 @@ def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.
 
 
 def new_hybrid_model(layout: Layout, settings: dict[str, Any]) -> torch.nn.Module:
-    """Attention, MLP, attention and MoE behind one another; of two stages one has no attention."""
+    """Attention, MLP, attention and MoE in a row; of two pipeline stages one has no attention."""
     from megatron.core.models.hybrid.hybrid_model import HybridModel
 
     from megatron_magi.adapter.hybrid_spec import hybrid_local_spec
@@ -326,7 +335,7 @@ def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) 
     rows, bounds = microbatch(layout, step, index)
     if layout.attention == "stock":
         mtp_runs.documents[:] = bounds
-        return reference.dense_batch(rows, bounds)
+        return dense_batch.dense_batch(rows, bounds)
     if layout.moved_boundary or layout.moved_boundary_rank == torch.distributed.get_rank():
         bounds[1] += 1
     cp_group = parallel_state.get_context_parallel_group()
@@ -337,7 +346,7 @@ def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) 
         magi_config=magi_config(layout),
         restart_positions=layout.restart_positions,
     )
-    (chunk,) = gpt_chunks(model)
+    (chunk,) = model_chunks(model)
     has_data = chunk.pre_process or chunk.post_process
     return batch.dispatch_batch(rows if has_data else None, params, cp_group)
 
@@ -365,7 +374,7 @@ def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, ste
         micro_batch_size=1,
         forward_only=False,
     )
-    stages.finish_stage_agreement()
+    pipeline_agreement.finish_pipeline_agreement()
     total = torch.zeros(2)
     for report in reports:
         total += report["lm loss"]

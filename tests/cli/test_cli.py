@@ -53,7 +53,7 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
         (["plan", "--lengths", "8", "--global-tokens", "2", "--cp", "2"], "needs --window"),
         (["plan", "--data", "nowhere", "--cp", "2"], "--data needs --seq-length"),
         (["plan", "--recipe", "nowhere.yaml"], "or the name of a packaged one, got nowhere.yaml"),
-        (["compare", "one"], "two runs or more are needed, the reference first, got only one"),
+        (["compare", "one"], "two runs or more are needed, the baseline first, got only one"),
         (["compare", "one", "two"], "must have a steps.csv, got none in one"),
     ],
     ids=lambda a: " ".join(a) if isinstance(a, list) else "",

@@ -59,32 +59,32 @@ def write_run(
 
 
 def test_compare_passes_and_fails(capsys: Capture, tmp_path: Path) -> None:
-    reference, right, wrong = (write_run(tmp_path / n, noise, speed=speed) for n, noise, speed in (
+    baseline, right, wrong = (write_run(tmp_path / n, noise, speed=speed) for n, noise, speed in (
         ("dense", 0.0, 1000.0), ("magi", 1e-6, 2500.0), ("moved", 1e-3, 2500.0)))  # fmt: skip
     stem = tmp_path / "pictures" / "compare"
-    code, out, _ = run(capsys, "compare", reference, right, "--out", str(stem))
-    assert code == 0 and "reference" in out and "PASS" in out
+    code, out, _ = run(capsys, "compare", baseline, right, "--out", str(stem))
+    assert code == 0 and "baseline" in out and "PASS" in out
     assert stem.with_suffix(".png").exists() and "FAIL" not in stem.with_suffix(".svg").read_text()
-    code, out, _ = run(capsys, "compare", reference, right, wrong, "-q", "--no-figure")
+    code, out, _ = run(capsys, "compare", baseline, right, wrong, "-q", "--no-figure")
     assert (code, out) == (1, "PASS magi\nFAIL moved\n")
     loose = ["--first-step", "0.1", "--any-loss", "0.1", "--any-grad-norm", "0.1"]
-    code, out, _ = run(capsys, "compare", reference, wrong, "--json", "--no-figure", *loose)
+    code, out, _ = run(capsys, "compare", baseline, wrong, "--json", "--no-figure", *loose)
     facts = json.loads(out)
-    assert code == 0 and facts["passed"] and facts["reference"] == "dense"
+    assert code == 0 and facts["passed"] and facts["baseline"] == "dense"
     assert facts["thresholds"]["any_step_loss"] == 0.1
     assert facts["runs"][1]["worst_loss_difference"] == pytest.approx(12e-3)
     assert facts["runs"][1]["tokens_per_second"] == 2500
 
 
 def test_plain_controls_must_fail(capsys: Capture, tmp_path: Path) -> None:
-    reference, right, wrong = (write_run(tmp_path / n, noise) for n, noise in (
+    baseline, right, wrong = (write_run(tmp_path / n, noise) for n, noise in (
         ("dense", 0.0), ("magi", 1e-6), ("moved", 1e-3)))  # fmt: skip
     end = ("--no-figure", "-q")
-    code, out, _ = run(capsys, "compare", reference, right, "--expect-fail", wrong, *end)
+    code, out, _ = run(capsys, "compare", baseline, right, "--expect-fail", wrong, *end)
     assert (code, out) == (0, "PASS magi\nCAUGHT moved\n")
-    code, out, _ = run(capsys, "compare", reference, right, "--expect-fail", right, *end)
+    code, out, _ = run(capsys, "compare", baseline, right, "--expect-fail", right, *end)
     assert (code, out) == (1, "PASS magi\nNOT CAUGHT magi\n")
-    code, out, _ = run(capsys, "compare", reference, "--expect-fail", wrong, *end)
+    code, out, _ = run(capsys, "compare", baseline, "--expect-fail", wrong, *end)
     assert (code, out) == (0, "CAUGHT moved\n")
 
 
@@ -141,18 +141,18 @@ def test_a_figure_that_cannot_be_written_is_one_sentence(capsys: Capture, tmp_pa
 
 
 def test_speed_says_what_it_is_and_changes_no_verdict(capsys: Capture, tmp_path: Path) -> None:
-    reference = write_run(tmp_path / "dense", 0, speed=1000, num_processes=2)
+    baseline = write_run(tmp_path / "dense", 0, speed=1000, num_processes=2)
     slow = write_run(tmp_path / "slow", 0, speed=10, num_processes=2)
     wide = write_run(tmp_path / "wide", 0, speed=3000, num_processes=4)
-    code, out, _ = run(capsys, "compare", reference, slow, wide, "--no-figure")
+    code, out, _ = run(capsys, "compare", baseline, slow, wide, "--no-figure")
     assert code == 0 and "it does not change the verdict" in out
     lines = {line.split()[0]: line for line in out.split("speed:")[1].splitlines()[1:]}
     assert lines["slow"].endswith(
-        "10 tokens/s, 5 per process on 2 processes; 0.01 times the reference's median tokens/s; "
+        "10 tokens/s, 5 per process on 2 processes; 0.01 times the baseline's median tokens/s; "
         "measured on 2 processes each"
     )
     assert "750 per process on 4 processes; 3.00 times" in lines["wide"]
-    assert "NOT the same number of processes: 4, the reference 2" in lines["wide"]
+    assert "NOT the same number of processes: 4, the baseline 2" in lines["wide"]
 
 
 # With a noise run
@@ -208,10 +208,10 @@ def dump(folder: Path, errors: dict[str, float] | float, iteration: int = 1) -> 
 
 @pytest.fixture
 def family(write: Write) -> tuple[str, str]:
-    """Reference and noise run, with gradients of step 1."""
-    reference = write("plain", gradients=0.0)
+    """Baseline and noise run, with gradients of step 1."""
+    baseline = write("plain", gradients=0.0)
     noise = write("reversed", NOISE, gradients={PARAMETERS[0]: 0.1}, validation=1e-4)
-    return str(reference), str(noise)
+    return str(baseline), str(noise)
 
 
 def judge(
@@ -393,7 +393,7 @@ def test_inf_and_nan_fail(
     assert facts["gates"][other]["value"] is None  # JSON has no nan
 
 
-@pytest.mark.parametrize("role", [0, 1], ids=["reference", "noise"])
+@pytest.mark.parametrize("role", [0, 1], ids=["baseline", "noise"])
 def test_nothing_is_measured_with_inf_and_nan(capsys: Capture, write: Write, role: int) -> None:
     broken = NOISE.copy()
     broken[7] = np.nan
@@ -424,7 +424,7 @@ def test_short_controls_skip_what_needs_more_steps(
     assert (code, out) == (0, "PASS magi\nCAUGHT by gradients moved\n")
 
 
-def test_a_control_that_nothing_tells_from_the_reference_is_not_caught(
+def test_a_control_that_nothing_tells_from_the_baseline_is_not_caught(
     capsys: Capture, family: tuple[str, str], write: Write
 ) -> None:
     right = write("magi", ODD, gradients=0.0)
@@ -451,10 +451,10 @@ def test_errors_travel_where_gradients_do_not(
     code, with_gradients = judge(capsys, family, wrong)
     with (wrong / "gradient_errors.csv").open(newline="") as file:
         rows = {r["parameter"]: r for r in csv.DictReader(file)}
-    assert rows[PARAMETERS[2]]["iteration"] == "1" and rows[PARAMETERS[2]]["reference"] == "plain"
+    assert rows[PARAMETERS[2]]["iteration"] == "1" and rows[PARAMETERS[2]]["baseline"] == "plain"
     assert float(rows[PARAMETERS[2]]["relative_error"]) == pytest.approx(0.02, rel=1e-5)
     assert float(rows[PARAMETERS[2]]["norm"]) == pytest.approx(np.sqrt(32 * 1.0004), rel=1e-6)
-    assert float(rows[PARAMETERS[2]]["reference_norm"]) == pytest.approx(np.sqrt(32), rel=1e-6)
+    assert float(rows[PARAMETERS[2]]["baseline_norm"]) == pytest.approx(np.sqrt(32), rel=1e-6)
     for folder in (*family, wrong):
         shutil.rmtree(Path(folder) / "gradients")
     code_without, without = judge(capsys, family, wrong)
@@ -479,7 +479,7 @@ def test_a_later_dump_joins_the_measured_ones(
     assert "at step 80: error 1.3e-01, noise 4.0e-02; worst of 6" in gate["text"]
 
 
-def test_errors_against_another_reference_are_refused(
+def test_errors_against_another_baseline_are_refused(
     capsys: Capture, family: tuple[str, str], write: Write
 ) -> None:
     right = write("magi", ODD, gradients=0.0)
@@ -489,6 +489,8 @@ def test_errors_against_another_reference_are_refused(
     code, _, err = run(capsys, "compare", str(other), str(right), "--noise", family[1])
     assert code == 2 and "must hold errors against other, got plain" in err
     path = right / "gradient_errors.csv"
+    path.write_text(path.read_text().replace("baseline", "reference"))
+    assert run(capsys, "compare", family[0], str(right), "--noise", family[1])[0] != 2
     path.write_text(path.read_text().replace("relative_error", "error"))
     code, _, err = run(capsys, "compare", family[0], str(right), "--noise", family[1])
     assert code == 2 and f"got KeyError('relative_error') in {path}; remove it" in err
@@ -513,7 +515,7 @@ def test_gradients_larger_than_a_block_are_measured_whole(tmp_path: Path) -> Non
         partial = open_partial(tmp_path / name, 1)
         finish(partial, {"w": (gradient.shape, write_gradient(partial, "w", gradient))})
     (error,) = gradient_errors(tmp_path / "b", tmp_path / "a")
-    assert (error.norm, error.reference_norm, error.relative_error) == (5.0, 4.0, 0.75)
+    assert (error.norm, error.baseline_norm, error.relative_error) == (5.0, 4.0, 0.75)
     (error,) = gradient_errors(tmp_path / "a", tmp_path / "b")
     assert error.relative_error == pytest.approx(0.6)
 
@@ -550,7 +552,7 @@ def test_a_noise_run_without_noise_is_refused(
     right = str(write("magi", ODD))
     for noise in (family[0], str(write("again"))):
         code, _, err = run(capsys, "compare", family[0], right, "--noise", noise)
-        assert code == 2 and "must differ from the reference by rounding" in err
+        assert code == 2 and "must differ from the baseline by rounding" in err
         assert "data.step_order=reversed" in err
 
 
@@ -607,7 +609,7 @@ def test_the_figure_names_every_run(
                        "--out", str(stem))  # fmt: skip
     assert code == 0 and f"wrote {stem}.png" in out
     svg = stem.with_suffix(".svg").read_text()
-    for text in ("plain (reference)", "magi_cp2", "moved", "|noise|", "nats per token", "step"):
+    for text in ("plain (baseline)", "magi_cp2", "moved", "|noise|", "nats per token", "step"):
         assert text in svg, text
 
 

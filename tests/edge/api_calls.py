@@ -1,4 +1,4 @@
-"""`megatron_magi.api`."""
+"""`megatron_magi.magi_attention`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from megatron_magi import api
+from megatron_magi import magi_attention as api
 from tests.edge import engine_calls as engine
 from tests.edge import kinds as kind
 from tests.edge.call import Call

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import megatron_magi
-from megatron_magi import api, masks
+from megatron_magi import magi_attention as api
+from megatron_magi import masks
 from megatron_magi.core import plan as planning
 from tests.edge import api_calls, engine_calls
 from tests.edge.call import Call

@@ -176,7 +176,7 @@ def scheduled_batch(sample: dict[str, list[int]]) -> dict[str, Any]:
     rows = [tokens, labels, loss_mask, positions, padding]
     return {
         "rows": [row.reshape(-1).tolist() for row in rows],
-        "global": position_ids(packed.dispatch_plan, launch.cp_group()).tolist(),
-        "area": packed.dispatch_plan.mask.area(),
-        "total": packed.dispatch_plan.mask.total_seqlen_q,
+        "global": position_ids(packed.token_plan, launch.cp_group()).tolist(),
+        "area": packed.token_plan.mask.area(),
+        "total": packed.token_plan.mask.total_seqlen_q,
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.config import MagiConfig
@@ -17,7 +17,7 @@ from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
 
 
-def attention(mask_type: AttnMaskType) -> torch.nn.Module:
+def attention(mask_type: MegatronMaskType) -> torch.nn.Module:
     config = TransformerConfig(
         num_layers=1, hidden_size=32, num_attention_heads=2, attention_dropout=0.0
     )
@@ -25,13 +25,13 @@ def attention(mask_type: AttnMaskType) -> torch.nn.Module:
     return torch.nn.ModuleDict({"core_attention": core})
 
 
-@pytest.mark.parametrize("mask_type", [AttnMaskType.causal, AttnMaskType.padding_causal])
-def test_causal_specs_are_taken(mask_type: AttnMaskType) -> None:
+@pytest.mark.parametrize("mask_type", [MegatronMaskType.causal, MegatronMaskType.padding_causal])
+def test_causal_specs_are_taken(mask_type: MegatronMaskType) -> None:
     model._require_causal(attention(mask_type))
 
 
-@pytest.mark.parametrize("mask_type", [AttnMaskType.no_mask, AttnMaskType.padding])
-def test_other_specs_need_a_mask_by_name(mask_type: AttnMaskType) -> None:
+@pytest.mark.parametrize("mask_type", [MegatronMaskType.no_mask, MegatronMaskType.padding])
+def test_other_specs_need_a_mask_by_name(mask_type: MegatronMaskType) -> None:
     with pytest.raises(NotImplementedError, match=r"requires causal.*at core_attention; name"):
         model._require_causal(attention(mask_type))
 

@@ -63,7 +63,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_two_ranks_train_like_the_dense_reference(folder: Path) -> None:
+def test_two_ranks_train_like_the_dense_baseline(folder: Path) -> None:
     dense = pretrain(folder, "name=dense", "attention=dense", "parallel.cp=1")
     assert dense.returncode == 0, dense.stderr
     ours = pretrain(folder, "name=ours", launcher=TORCHRUN)
@@ -82,8 +82,8 @@ def test_two_ranks_train_like_the_dense_reference(folder: Path) -> None:
 def test_a_moved_boundary_does_not_pass(folder: Path) -> None:
     wrong = pretrain(folder, "name=wrong", "data.moved_boundary=1")
     assert wrong.returncode == 0, wrong.stderr
-    reference = pretrain(folder, "name=right", "parallel.cp=1")
-    assert reference.returncode == 0, reference.stderr
+    baseline = pretrain(folder, "name=right", "parallel.cp=1")
+    assert baseline.returncode == 0, baseline.stderr
     comparison = compare(read_run(folder / "wrong"), read_run(folder / "right"))
     assert not comparison.passed
     assert comparison.first_step > 1e-4

@@ -60,8 +60,8 @@ def test_right_passes_and_wrong_is_caught(tmp_path: Path, recipe: Path) -> None:
     run = report(tmp_path, recipe, "--record", str(record), "--image", str(image))
     assert run.returncode == 0, run.stderr
     verdicts = [line.rsplit("|", 1)[-1].strip() for line in run.stdout.splitlines()]
-    assert [v for v in verdicts if v in ("reference", "PASS", "caught")] == [
-        "reference",
+    assert [v for v in verdicts if v in ("baseline", "PASS", "caught")] == [
+        "baseline",
         "PASS",
         "caught",
     ]
@@ -105,7 +105,7 @@ def test_runs_that_learn_nothing_prove_nothing(tmp_path: Path, recipe: Path) -> 
         write_run(tmp_path / name, flat * factor, ones)
     run = report(tmp_path, recipe)
     assert run.returncode == 1
-    assert "the reference's loss did not fall" in run.stdout
+    assert "the baseline's loss did not fall" in run.stdout
 
 
 def test_a_missing_run_is_one_clear_error(tmp_path: Path, recipe: Path) -> None:

@@ -27,7 +27,7 @@ def step(optimizer: SimpleNamespace, parameters: list[torch.Tensor]) -> None:
 
 
 def test_fused_and_plain_updates_agree_and_can_follow_each_other() -> None:
-    (fused, ours), (plain, reference) = adam(True), adam(False)
+    (fused, ours), (plain, baseline) = adam(True), adam(False)
     assert [g["fused"] for g in fused.optimizer.param_groups] == [True]
     assert is_fused(fused) is True and is_fused(plain) is False
     for turn in range(4):
@@ -35,8 +35,8 @@ def test_fused_and_plain_updates_agree_and_can_follow_each_other() -> None:
             choose_update(fused, False)
             choose_update(plain, True)
         step(fused, ours)
-        step(plain, reference)
-        for a, b in zip(ours, reference, strict=True):
+        step(plain, baseline)
+        for a, b in zip(ours, baseline, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     assert {float(s["step"]) for s in fused.optimizer.state.values()} == {4.0}
 

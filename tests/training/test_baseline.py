@@ -1,4 +1,4 @@
-"""The plain references train like the others, see another mask, and say what they cannot do."""
+"""The plain baselines train like the others, see another mask, and say what they cannot do."""
 
 from __future__ import annotations
 

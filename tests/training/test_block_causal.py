@@ -1,4 +1,4 @@
-"""Blocks of video frames as the mask of a run: which cells, and losses of the dense reference."""
+"""Blocks of video frames as the mask of a run: which cells, and losses of the dense baseline."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def losses(results: dict[str, Any], name: str) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
-def test_two_ranks_train_like_the_dense_reference(results: dict[str, Any], name: str) -> None:
+def test_two_ranks_train_like_the_dense_baseline(results: dict[str, Any], name: str) -> None:
     ours, dense = losses(results, f"{name}_cp2"), losses(results, f"{name}_dense")
     assert len(ours) == 6
     assert ours == pytest.approx(dense, rel=RELATIVE)

@@ -284,7 +284,7 @@ def test_plan_work_and_area_are_those_of_the_first_batch(
     assert run.plan is not None and run.plan.mask == masks[0]
     rows = run.plan.rows_received
     kv = 2 * config.model.num_query_groups * config.model.kv_channels
-    most = int(rows.max()) + run.plan.dispatch.num_local_tokens
+    most = int(rows.max()) + run.plan.layout.num_local_tokens
     assert 0 < receive_bytes(config, run.plan) <= 2 * 4 * kv * most
     assert run.tokens == 2 * 128
     assert run.epochs == pytest.approx(6 * 2 / dataset.samples_per_epoch)
@@ -301,7 +301,7 @@ def test_memory_counts_the_widths_of_the_plan(recipes: dict[str, dict[str, Any]]
     a, b, c = (receive_bytes(config, plan) for plan in plans)
     assert 2 * b == a + c > 0
     a, b, c = (rank_memory(config, plan, 1, 0).attention_workspace for plan in plans)
-    tokens = plans[0].dispatch.num_local_tokens
+    tokens = plans[0].layout.num_local_tokens
     assert (a, b, c) == tuple(4 * tokens * 4 * width for width in (3 * 64, 2 * 96 + 64, 3 * 96))
 
 

@@ -72,8 +72,8 @@ def whole(results: dict[str, Any], name: str) -> None:
     assert "error" not in results[name], results[name]["error"]
 
 
-def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
-    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
+def relative_error(ours: np.ndarray, baseline: np.ndarray) -> float:
+    return float(np.linalg.norm(ours - baseline) / np.linalg.norm(baseline))
 
 
 def test_a_dump_is_autograds_gradient_of_the_mean_loss(
@@ -97,10 +97,10 @@ def test_every_layout_writes_the_same(results: dict[str, Any], folder: Path, nam
     assert list(read_shapes(folder / name, ITERATION).items()) == list(shapes.items())
     for iteration in (1, ITERATION):
         for parameter in shapes:
-            ours, reference = (
+            ours, baseline = (
                 read_gradient(folder / run, iteration, parameter) for run in (name, "whole")
             )
-            assert relative_error(ours, reference) < RELATIVE, (iteration, parameter)
+            assert relative_error(ours, baseline) < RELATIVE, (iteration, parameter)
 
 
 def test_names_count_layers_over_stages_and_embeddings_once(

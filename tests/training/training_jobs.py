@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 
-from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.init import named_global_parameters
+from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.training.checkpoint.checkpoint import TrainingState
 from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.process import processes
@@ -120,7 +120,7 @@ def _config(recipe: dict[str, Any]) -> RunConfig:
 def autograd_gradients(recipe: dict[str, Any], path: str) -> None:
     """Gradients of the first global batch's mean loss by torch.autograd alone, as PATH.npz."""
     run = _built(recipe)
-    (gpt,) = gpt_chunks(run.state.chunks)
+    (gpt,) = model_chunks(run.state.chunks)
     named = dict(named_global_parameters(gpt))
     sums = {name: torch.zeros_like(p) for name, p in named.items()}
     tokens = 0
@@ -174,7 +174,7 @@ def measure(recipe: dict[str, Any]) -> dict[str, Any]:
     return {
         "parameters": {
             name: list(p.shape)
-            for chunk in gpt_chunks(chunks)
+            for chunk in model_chunks(chunks)
             for name, p in named_global_parameters(chunk)
         },
         "weights": _unique_bytes(p for chunk in chunks for p in chunk.parameters()),

@@ -19,7 +19,7 @@ from megatron_magi.viz.plan_facts import (
     stage_rows,
     timeline,
     traffic_matrix,
-    zigzag_dispatch,
+    zigzag_layout,
 )
 
 MASK = masks.from_cu_seqlens([0, 3000, 3100, 8192])
@@ -57,31 +57,28 @@ def test_two_stages_of_receive_buffers_are_alive() -> None:
 
 def test_one_stage_on_all_keys_has_them_all_in_its_buffer() -> None:
     p = plan(4, 0)
-    rows = p.dispatch.num_local_tokens + stage_rows(p)[:, 0]
+    rows = p.layout.num_local_tokens + stage_rows(p)[:, 0]
     assert receive_bytes(p).tolist() == (rows * 2 * 2 * 64 * 2).tolist()
 
 
 def test_zigzag_is_the_usual_layout() -> None:
-    layout = zigzag_dispatch(64, 4)
+    layout = zigzag_layout(64, 4)
     assert layout.chunk_ranks.tolist() == [0, 1, 2, 3, 3, 2, 1, 0] and layout.chunk_size == 8
-    odd = zigzag_dispatch(61, 4)
+    odd = zigzag_layout(61, 4)
     assert odd.padded_seqlen == 64 and odd.total_seqlen == 61
     causal = make_attn_plan(
-        masks.causal(8192), 4, HEADS, MagiConfig(), dispatch=zigzag_dispatch(8192, 4)
+        masks.causal(8192), 4, HEADS, MagiConfig(), layout=zigzag_layout(8192, 4)
     )
     assert causal.imbalance < 1.01
     assert (
-        make_attn_plan(MASK, 4, HEADS, MagiConfig(), dispatch=zigzag_dispatch(8192, 4)).imbalance
-        > 1.1
+        make_attn_plan(MASK, 4, HEADS, MagiConfig(), layout=zigzag_layout(8192, 4)).imbalance > 1.1
     )
 
 
 @pytest.mark.parametrize("cp_size", [1, 3, 4])
 def test_layouts_are_told_apart(cp_size: int) -> None:
     ours = plan(cp_size, None)
-    usual = make_attn_plan(
-        MASK, cp_size, HEADS, MagiConfig(), dispatch=zigzag_dispatch(8192, cp_size)
-    )
+    usual = make_attn_plan(MASK, cp_size, HEADS, MagiConfig(), layout=zigzag_layout(8192, cp_size))
     layouts = compare_layouts(ours, usual)
     assert list(layouts) == [PER_SEQUENCE, PER_DOCUMENT, OURS]
     per_document = layouts[PER_DOCUMENT]

@@ -12,7 +12,7 @@ import torch
 from megatron_magi.core.comm.rows import RowSources, source_tables
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.plan import GroupCastPlan
-from megatron_magi.core.plan.dispatch import Int32Array
+from megatron_magi.core.plan.token_layout import Int32Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -26,7 +26,7 @@ from megatron_magi.core.cuda.library import (
     stream_handle,
 )
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
-from megatron_magi.core.plan.dispatch import Int32Array
+from megatron_magi.core.plan.token_layout import Int32Array
 
 HEAD_START_NS = 5000
 

@@ -1,6 +1,6 @@
 """L0: which query sees which key. Pure values."""
 
 from megatron_magi.core.mask.mask import AttnMask
-from megatron_magi.core.mask.slices import AttnMaskType, AttnSlice
+from megatron_magi.core.mask.slices import AttnSlice, SliceType
 
-__all__ = ["AttnMask", "AttnMaskType", "AttnSlice"]
+__all__ = ["AttnMask", "AttnSlice", "SliceType"]

@@ -26,7 +26,7 @@ BAND_MAX = 2**31 - 1
 """As ``d_hi``: the band has no upper edge."""
 
 
-class AttnMaskType(IntEnum):
+class SliceType(IntEnum):
     """MagiAttention's type codes; bit 0 moves the right edge with the row, bit 1 the left edge."""
 
     FULL = 0
@@ -125,7 +125,7 @@ def slices_from_ranges(
     Args:
         q_ranges: [num_slices, 2], row i of both ranges is slice i.
         k_ranges: [num_slices, 2].
-        attn_type_map: [num_slices] of ``AttnMaskType`` codes; None means all FULL.
+        attn_type_map: [num_slices] of ``SliceType`` codes; None means all FULL.
 
     Returns:
         int32 [num_slices, 6]: CAUSAL aligns the rectangle's bottom-right corners

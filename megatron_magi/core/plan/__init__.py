@@ -1,24 +1,24 @@
 """L1: who owns, computes and sends what. Pure functions of mask, group size, heads and config."""
 
 from megatron_magi.core.plan.attn_plan import AttnPlan, make_attn_plan
-from megatron_magi.core.plan.dispatch import DispatchPlan, num_local_tokens
 from megatron_magi.core.plan.group_cast import GroupCastPlan
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import PlanSizeError
 from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan, most_buffered_rows
-from megatron_magi.core.plan.roll import RollPlan, make_roll_plan
+from megatron_magi.core.plan.shift import ShiftPlan, make_shift_plan
+from megatron_magi.core.plan.token_layout import TokenLayout, num_local_tokens
 
 __all__ = [
     "AttnPlan",
-    "DispatchPlan",
     "GroupCastPlan",
     "HeadShape",
     "PlanSizeError",
     "RankPlan",
-    "RollPlan",
+    "ShiftPlan",
     "StagePlan",
+    "TokenLayout",
     "make_attn_plan",
-    "make_roll_plan",
+    "make_shift_plan",
     "most_buffered_rows",
     "num_local_tokens",
 ]

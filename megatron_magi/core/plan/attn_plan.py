@@ -12,16 +12,16 @@ from megatron_magi.config import ForwardMode, MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan.dispatch import (
-    DispatchPlan,
-    Int32Array,
-    Int64Array,
-    check_layout,
-    make_dispatch,
-)
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
+from megatron_magi.core.plan.token_layout import (
+    Int32Array,
+    Int64Array,
+    TokenLayout,
+    check_layout,
+    make_token_layout,
+)
 
 PLANNER_VERSION = 6
 """Part of every digest. Raise it whenever the same input may give another plan."""
@@ -42,7 +42,7 @@ class AttnPlan:
     """
 
     mask: AttnMask
-    dispatch: DispatchPlan
+    layout: TokenLayout
     head_shape: HeadShape
     config: MagiConfig
     overlap_degree: int
@@ -57,7 +57,7 @@ class AttnPlan:
     digest: int
     """64-bit hash of the fields below and the planner's version."""
     field_digests: dict[str, int] = field(repr=False)
-    """64-bit hashes of mask, dispatch, head_shape and config: which one ranks disagree on."""
+    """64-bit hashes of mask, token layout, head_shape and config: which one ranks disagree on."""
     _rank_plans: dict[int, RankPlan] = field(default_factory=dict, repr=False, init=False)
     _prepared: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
     """Of the runtime, which keeps here what a device holds of the plan (core/runtime/prepared.py);
@@ -70,7 +70,7 @@ class AttnPlan:
 
     @property
     def cp_size(self) -> int:
-        return self.dispatch.cp_size
+        return self.layout.cp_size
 
     @property
     def num_stages(self) -> int:
@@ -96,10 +96,10 @@ class AttnPlan:
         Raises:
             ValueError: a rank outside the group.
         """
-        self.dispatch.check_rank(rank)
+        self.layout.check_rank(rank)
         if rank not in self._rank_plans:
             self._rank_plans[rank] = make_rank_plan(
-                self.mask, self.dispatch, self.transfers, rank,
+                self.mask, self.layout, self.transfers, rank,
                 degree=self.overlap_degree, mode=self.forward_mode,
             )  # fmt: skip
         return self._rank_plans[rank]
@@ -120,53 +120,53 @@ def make_attn_plan(
     head_shape: HeadShape,
     config: MagiConfig,
     *,
-    dispatch: DispatchPlan | None = None,
+    layout: TokenLayout | None = None,
     token_multiple: int = 1,
 ) -> AttnPlan:
     """Plan one mask on ``cp_size`` ranks. A pure function: equal input, equal plan, anywhere.
 
     Args:
         mask: Self-attention: as many keys as queries.
-        dispatch: Plan on this layout, e.g. another layer's mask on the same tokens; None: choose.
+        layout: Plan on this layout, e.g. another layer's mask on the same tokens; None: choose.
         token_multiple: Every rank's row count is a multiple of it (tensor-parallel size under
             sequence parallelism).
 
     Raises:
         TypeError: ``head_shape`` is no HeadShape.
         ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
-            leaves a rank without a chunk, a dispatch of another length, size or multiple.
+            leaves a rank without a chunk, a layout of another length, size or multiple.
         PlanSizeError: a ValueError for what would take minutes or gigabytes; see limits.py.
     """
     cp_size = integer(cp_size, "cp_size")
     token_multiple = integer(token_multiple, "token_multiple")
-    check_inputs(mask, head_shape, config, dispatch)
-    _check(mask, cp_size, dispatch, token_multiple)
-    check_size(mask, cp_size, config, dispatch, token_multiple)
-    if dispatch is None:
-        dispatch = make_dispatch(mask, cp_size, config, token_multiple)
-    degree, forward, transfers, loads = dispatch.layout.solve_transfers(
+    check_inputs(mask, head_shape, config, layout)
+    _check(mask, cp_size, layout, token_multiple)
+    check_size(mask, cp_size, config, layout, token_multiple)
+    if layout is None:
+        layout = make_token_layout(mask, cp_size, config, token_multiple)
+    degree, forward, transfers, loads = layout.native.solve_transfers(
         mask.slices,
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
         forward=_wanted_forward(config),
-        costs=_costs(head_shape, config, dispatch.num_local_tokens),
+        costs=_costs(head_shape, config, layout.num_local_tokens),
     )
     field_digests = {
         "mask": mask.digest,
-        "dispatch": dispatch.digest,
+        "token layout": layout.digest,
         "head_shape": _digest(astuple(head_shape)),
         "config": _digest(astuple(config)),
     }
     digest = _digest((PLANNER_VERSION, cp_size, *field_digests.values()))
     return AttnPlan(
-        mask, dispatch, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
+        mask, layout, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
         digest, field_digests,
     )  # fmt: skip
 
 
 def check_inputs(
-    mask: AttnMask, head_shape: HeadShape, config: MagiConfig, dispatch: DispatchPlan | None
+    mask: AttnMask, head_shape: HeadShape, config: MagiConfig, layout: TokenLayout | None
 ) -> None:
     """Refuse values of other classes, before one of them is asked for its digest."""
     check_mask(mask)
@@ -174,8 +174,8 @@ def check_inputs(
         head_shape, HeadShape, "head_shape", "pass HeadShape(num_heads_q, num_heads_kv, head_dim)"
     )
     instance(config, MagiConfig, "config", "pass MagiConfig(), or nothing for the defaults")
-    if dispatch is not None:
-        check_layout(dispatch)
+    if layout is not None:
+        check_layout(layout)
 
 
 def check_plan(value: object) -> None:
@@ -185,15 +185,15 @@ def check_plan(value: object) -> None:
 
 
 def _check_fields(plan: AttnPlan) -> None:
-    check_inputs(plan.mask, plan.head_shape, plan.config, plan.dispatch)
-    check_layout(plan.dispatch)
+    check_inputs(plan.mask, plan.head_shape, plan.config, plan.layout)
+    check_layout(plan.layout)
     integer(plan.overlap_degree, "overlap_degree", 0)
     word(plan.forward_mode, "forward_mode", FORWARD_MODES)
     integer(plan.digest, "digest", 0, 2**64 - 1)
     instance(plan.field_digests, dict, "field_digests", "plan with make_attn_plan")
     for name, array, shape in (
         ("transfers", plan.transfers, (None, 5)),
-        ("loads", plan.loads, (plan.dispatch.cp_size,)),
+        ("loads", plan.loads, (plan.layout.cp_size,)),
     ):
         instance(array, np.ndarray, name, "plan with make_attn_plan")
         if array.dtype.kind != "i" or array.shape[-1:] != shape[-1:] or array.ndim != len(shape):
@@ -232,9 +232,7 @@ def _digest(values: tuple[object, ...]) -> int:
     return int(solver.hash64(repr(values).encode()))
 
 
-def _check(
-    mask: AttnMask, cp_size: int, dispatch: DispatchPlan | None, token_multiple: int
-) -> None:
+def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multiple: int) -> None:
     total = mask.total_seqlen_q
     if mask.total_seqlen_k != total:
         raise ValueError(
@@ -251,15 +249,15 @@ def _check(
             f"token_multiple must be >= 1, got {token_multiple}; "
             f"pass the tensor-parallel size under sequence parallelism, else 1"
         )
-    if dispatch is None:
+    if layout is None:
         return
     for name, got, want in (
-        ("total_seqlen", dispatch.total_seqlen, total),
-        ("cp_size", dispatch.cp_size, cp_size),
-        ("num_local_tokens % token_multiple", dispatch.num_local_tokens % token_multiple, 0),
+        ("total_seqlen", layout.total_seqlen, total),
+        ("cp_size", layout.cp_size, cp_size),
+        ("num_local_tokens % token_multiple", layout.num_local_tokens % token_multiple, 0),
     ):
         if got != want:
             raise ValueError(
-                f"a second mask needs a dispatch with {name} = {want}, got {got}; "
-                f"plan it on the dispatch of the batch it belongs to, or without one"
+                f"a second mask needs a token layout with {name} = {want}, got {got}; "
+                f"plan it on the layout of the batch it belongs to, or without one"
             )

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from megatron_magi.core.plan.dispatch import DispatchPlan, Int32Array
+from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +49,14 @@ NO_RANGES.setflags(write=False)
 
 
 def cast_of(
-    dispatch: DispatchPlan, transfers: Int32Array, rank: int, own_ranges: Int32Array = NO_RANGES
+    layout: TokenLayout, transfers: Int32Array, rank: int, own_ranges: Int32Array = NO_RANGES
 ) -> GroupCastPlan:
     """The rank's tables of one exchange.
 
     Args:
         transfers: int32 [M, 5] (stage, dst, src, start, end) of all ranks, one stage, ordered.
     """
-    send_ranges, send_counts, recv_counts, recv_ranges = dispatch.layout.cast_table(transfers, rank)
+    send_ranges, send_counts, recv_counts, recv_ranges = layout.native.cast_table(transfers, rank)
     send_ranges.setflags(write=False)
     recv_ranges.setflags(write=False)
     return GroupCastPlan(send_ranges, send_counts, recv_counts, recv_ranges, own_ranges)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.plan.dispatch import USEFUL_CHUNKS, DispatchPlan, num_local_tokens
+from megatron_magi.core.plan.token_layout import USEFUL_CHUNKS, TokenLayout, num_local_tokens
 
 MAX_CP_SIZE = 2**13
 MAX_CHUNKS = 2**16
@@ -34,7 +34,7 @@ def check_size(
     mask: AttnMask,
     cp_size: int,
     config: MagiConfig,
-    dispatch: DispatchPlan | None,
+    layout: TokenLayout | None,
     token_multiple: int,
 ) -> None:
     """Refuse what would not be planned in about a minute, before any of it is.
@@ -42,12 +42,12 @@ def check_size(
     Raises:
         PlanSizeError: too many chunks, slices or trials; the message has the least chunk size.
     """
-    if dispatch is None:
+    if layout is None:
         num_local = num_local_tokens(mask.total_seqlen_q, cp_size, config, token_multiple)
         # None may become any divisor that gives a rank at most so many chunks.
         chunk_size = config.chunk_size or -(-num_local // USEFUL_CHUNKS[-1])
     else:
-        num_local, chunk_size = dispatch.num_local_tokens, dispatch.chunk_size
+        num_local, chunk_size = layout.num_local_tokens, layout.chunk_size
     if num_local * cp_size > MAX_TOKENS:
         raise PlanSizeError(
             f"a plan takes at most {MAX_TOKENS:,} tokens, padding included, got "

@@ -12,8 +12,8 @@ from megatron_magi.checks import instance
 from megatron_magi.config import ForwardMode
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.row_ranges import joined
-from megatron_magi.core.plan.dispatch import DispatchPlan, Int32Array
 from megatron_magi.core.plan.group_cast import NO_RANGES, GroupCastPlan, cast_of
+from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class RankPlan:
 
 def make_rank_plan(
     mask: AttnMask,
-    dispatch: DispatchPlan,
+    layout: TokenLayout,
     transfers: Int32Array,
     rank: int,
     *,
@@ -65,7 +65,7 @@ def make_rank_plan(
     mode: ForwardMode,
 ) -> RankPlan:
     """Derive one rank's view of a plan; see ``AttnPlan.rank_plan``."""
-    view = _View(mask, dispatch, rank)
+    view = _View(mask, layout, rank)
     ends = np.searchsorted(transfers[:, 0], range(degree + 2))
     exchanging = [bool(begin < end) for begin, end in pairwise(ends.tolist())]
     # Large plans have millions of transfers between other ranks; only whether there are any counts.
@@ -78,7 +78,7 @@ def make_rank_plan(
     if degree == 1 and forward is not stages and stages[1].cast is not None:
         forward = (*forward[:-1], _sending_as(forward[-1], stages[1].cast))
     merges = forward is stages and degree > 0 and len(transfers) > 0
-    return RankPlan(rank, dispatch.num_local_tokens, stages, forward, merges)
+    return RankPlan(rank, layout.num_local_tokens, stages, forward, merges)
 
 
 def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
@@ -113,7 +113,7 @@ class _View:
     """Makes one rank's stages."""
 
     mask: AttnMask
-    dispatch: DispatchPlan
+    layout: TokenLayout
     rank: int
 
     def stages(self, transfers: Int32Array, exchanging: Sequence[bool]) -> tuple[StagePlan, ...]:
@@ -122,7 +122,7 @@ class _View:
             transfers: from and to this rank.
             exchanging: [num_stages] whether any ranks exchange rows in the stage.
         """
-        everything = np.array([[0, self.dispatch.num_local_tokens]], np.int32)
+        everything = np.array([[0, self.layout.num_local_tokens]], np.int32)
         stages = []
         for stage, is_exchanging in enumerate(exchanging):
             begin, end = np.searchsorted(transfers[:, 0], [stage, stage + 1])
@@ -132,9 +132,9 @@ class _View:
 
     def local_first(self, transfers: Int32Array) -> tuple[StagePlan, StagePlan]:
         """Query rows that see own keys only; the others, with just those own keys that they see."""
-        everything = np.array([[0, self.dispatch.num_local_tokens]], np.int32)
-        local, waiting = self.dispatch.layout.split_rows(self.mask.slices, self.rank)
-        own = self._slices(self.dispatch.local_ranges(self.rank), waiting)
+        everything = np.array([[0, self.layout.num_local_tokens]], np.int32)
+        local, waiting = self.layout.native.split_rows(self.mask.slices, self.rank)
+        own = self._slices(self.layout.local_ranges(self.rank), waiting)
         needed = joined(own[:, 2:4])
         first = self._stage(everything, None, local)
         then = self._stage(needed, transfers, waiting)
@@ -149,14 +149,14 @@ class _View:
             transfers: from and to this rank, perhaps none; None: no rank exchanges any.
             queries: global rows that attend; None: all of the rank's.
         """
-        cast = None if transfers is None else cast_of(self.dispatch, transfers, self.rank, own)
+        cast = None if transfers is None else cast_of(self.layout, transfers, self.rank, own)
         received = cast.recv_ranges if cast else NO_RANGES
         keys = np.concatenate([self._globally(own), received])
         num_keys = int((keys[:, 1] - keys[:, 0]).sum())
         return StagePlan(self._slices(keys, queries), num_keys, cast)
 
     def _slices(self, keys: Int32Array, queries: Int32Array | None) -> Int32Array:
-        slices = self.dispatch.layout.stage_slices(
+        slices = self.layout.native.stage_slices(
             self.mask.slices, rank=self.rank, key_ranges=keys, query_ranges=queries
         )
         slices.setflags(write=False)
@@ -164,7 +164,7 @@ class _View:
 
     def _globally(self, ranges: Int32Array) -> Int32Array:
         """Local rows as global ones, in the same order."""
-        runs = self.dispatch.local_ranges(self.rank)
+        runs = self.layout.local_ranges(self.rank)
         ends = np.cumsum(runs[:, 1] - runs[:, 0])
         parts = []
         for start, end in ranges.tolist():

@@ -1,9 +1,9 @@
 """Ranks compare what they are about to do before rows change hands.
 
-Every call that exchanges rows (attention, its backward, undispatch, roll, ...) has a signature of
-64 bytes: the call's number, its kind, the plan's digest, shapes, dtype and scale. Ranks gather each
-other's signatures over a CPU group. A disagreement is then one error on every rank, where a
-mismatched all-to-all would hang, abort or bring other rows.
+Every call that exchanges rows (attention, its backward, undispatch, shift_tokens, ...) has a
+signature of 64 bytes: the call's number, its kind, the plan's digest, shapes, dtype and scale.
+Ranks gather each other's signatures over a CPU group. A disagreement is then one error on every
+rank, where a mismatched all-to-all would hang, abort or bring other rows.
 
 Who waits: with tensors on the CPU each exchange waits for its comparison. On a GPU the host runs
 ahead of the device and must not stop, so only a plan's first exchange waits. The signatures of the

@@ -13,7 +13,7 @@ import torch
 
 from megatron_magi.core.plan import AttnPlan
 
-PLAN_FIELDS = ("mask", "dispatch", "head_shape", "config")
+PLAN_FIELDS = ("mask", "token layout", "head_shape", "config")
 """What a plan is a function of, in the order of the packed field hashes."""
 
 KINDS = (
@@ -23,8 +23,8 @@ KINDS = (
     "undispatch",
     "backward of undispatch",
     "backward of dispatch",
-    "roll",
-    "backward of roll",
+    "shift_tokens",
+    "backward of shift_tokens",
     "dist_max_logits",
 )
 """Calls in which ranks meet, by their numbers in a signature."""
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     scale: float = 0.0
     """softmax_scale."""
     extra: int = 0
-    """The shift of a roll; of an attention: whether a gradient will be asked for."""
+    """The shift of tokens; of an attention: whether a gradient will be asked for."""
 
 
 def signature_of(call: Call, plan: PlanPart, number: int) -> Signature:
@@ -136,7 +136,7 @@ def _content(signature: Signatures) -> str:
     if scale:
         parts.append(f"softmax_scale {scale:g}")
     kind = _kind(signature)
-    if "roll" in kind:
+    if "shift_tokens" in kind:
         parts.append(f"shift {int(signature[7])}")
     elif "undispatch" in kind:
         parts.append(f"is_partial_grad {bool(signature[7])}")

@@ -274,7 +274,7 @@ def _form(x: Tensor) -> tuple[object, ...]:
 
 def _check(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
     check_qkv(q, k, v)
-    tokens = plan.dispatch.num_local_tokens
+    tokens = plan.layout.num_local_tokens
     for name, x in (("q", q), ("k", k), ("v", v)):
         if len(x) != tokens:
             raise ValueError(

@@ -10,7 +10,7 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import CpGroup, group_size
 from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, HeadShape, make_attn_plan
+from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, make_attn_plan
 from megatron_magi.core.plan.attn_plan import check_inputs
 
 PlanKey = tuple[int, int, HeadShape, MagiConfig, "int | None", int]
@@ -35,18 +35,18 @@ class PlanCache:
         cp_size: int,
         head_shape: HeadShape,
         config: MagiConfig,
-        dispatch: DispatchPlan | None,
+        layout: TokenLayout | None,
         token_multiple: int,
     ) -> AttnPlan:
-        layout = None if dispatch is None else dispatch.digest
-        key = (mask.digest, cp_size, head_shape, config, layout, token_multiple)
+        digest = None if layout is None else layout.digest
+        key = (mask.digest, cp_size, head_shape, config, digest, token_multiple)
         with self._lock:
             if key in self._plans:
                 self.num_hits += 1
                 self._plans.move_to_end(key)
                 return self._plans[key]
         plan = make_attn_plan(
-            mask, cp_size, head_shape, config, dispatch=dispatch, token_multiple=token_multiple
+            mask, cp_size, head_shape, config, layout=layout, token_multiple=token_multiple
         )
         self.put(key, plan)
         return plan
@@ -73,7 +73,7 @@ def plan_for(
     head_shape: HeadShape,
     config: MagiConfig | None = None,
     *,
-    dispatch: DispatchPlan | None = None,
+    layout: TokenLayout | None = None,
     token_multiple: int = 1,
 ) -> AttnPlan:
     """Who computes what and who needs which rows: equal on every rank, without communication.
@@ -83,7 +83,7 @@ def plan_for(
         cp_size: number of context-parallel ranks, or their group or 1-D mesh.
         head_shape: heads and head_dim of one tensor-parallel rank.
         config: None: the defaults.
-        dispatch: the layout of an earlier plan, for a second mask over the same tokens (hybrid
+        layout: the layout of an earlier plan, for a second mask over the same tokens (hybrid
             sliding-window and full layers).
         token_multiple: tokens per rank are a multiple of it (tensor-parallel size when sequence
             parallelism splits them).
@@ -92,10 +92,10 @@ def plan_for(
         ValueError: a mask, config or layout that do not fit together.
     """
     config = MagiConfig() if config is None else config
-    check_inputs(mask, head_shape, config, dispatch)
+    check_inputs(mask, head_shape, config, layout)
     if isinstance(cp_size, int) or is_integer_like(cp_size):
         size = integer(cp_size, "cp_size")
     else:
         size = group_size(cp_size)
     tokens = integer(token_multiple, "token_multiple")
-    return plan_cache.get(mask, size, head_shape, config, dispatch, tokens)
+    return plan_cache.get(mask, size, head_shape, config, layout, tokens)

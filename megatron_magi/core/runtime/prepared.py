@@ -16,7 +16,7 @@ from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
 from megatron_magi.core.comm.process_group import CpGroup, group_rank
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.work_lists import make_work_lists
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, RankPlan, StagePlan
+from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.tensor_checks import device as checked_device
 
@@ -90,7 +90,7 @@ def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPla
     return found
 
 
-def kept_with(owner: AttnPlan | DispatchPlan, key: Hashable, make: Callable[[], T]) -> T:
+def kept_with(owner: AttnPlan | TokenLayout, key: Hashable, make: Callable[[], T]) -> T:
     """What is kept with a plan or a token layout under a key, made when it is first asked for; of
     two threads the first one's counts. It must not refer to its owner, or both live for ever."""
     found: T | None = owner._prepared.get(key)

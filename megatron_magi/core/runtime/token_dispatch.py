@@ -13,7 +13,7 @@ from megatron_magi.checks import flag, integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
-from megatron_magi.core.plan import AttnPlan, DispatchPlan
+from megatron_magi.core.plan import AttnPlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement import begin_comparing, compare
 from megatron_magi.core.runtime.agreement_signature import Call
@@ -35,7 +35,7 @@ def dispatch(
         pad_value: fills the rows behind the end of the sequence.
 
     Returns:
-        x with ``plan.dispatch.num_local_tokens`` tokens in ``dim``.
+        x with ``plan.layout.num_local_tokens`` tokens in ``dim``.
 
     Raises:
         ValueError: another number of tokens, or a group of another size than the plan's.
@@ -44,9 +44,9 @@ def dispatch(
     gradient on every rank.
     """
     check_group(plan, cp_group)
-    dim = check_tokens(x, dim, plan.dispatch.total_seqlen, "the full sequence")
+    dim = check_tokens(x, dim, plan.layout.total_seqlen, "the full sequence")
     pad_value = fill(pad_value, x, "pad_value")
-    if plan.dispatch.total_seqlen == 0:
+    if plan.layout.total_seqlen == 0:
         raise ValueError("dispatch needs at least one token, got an empty sequence; skip the batch")
     begin_comparing(plan, cp_group)
     out: Tensor = _Dispatch.apply(x, plan, cp_group, dim, pad_value)
@@ -75,7 +75,7 @@ def undispatch(
     Cost: one all-gather; with ``is_partial_grad`` the backward adds an all-reduce.
     """
     check_group(plan, cp_group)
-    dim = check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
+    dim = check_tokens(x_local, dim, plan.layout.num_local_tokens, "this rank's tokens")
     is_partial_grad = flag(is_partial_grad, "is_partial_grad")
     out: Tensor = _Undispatch.apply(x_local, plan, cp_group, dim, is_partial_grad)
     return out
@@ -98,7 +98,7 @@ def position_ids(
         check_group(plan, cp_group)
         rank = group_rank(cp_group)
     # A copy, so that changing it, or saving it for backward after inference, does no harm.
-    return _local_index(plan.dispatch, rank, checked_device(device))[0].clone()
+    return _local_index(plan.layout, rank, checked_device(device))[0].clone()
 
 
 class _Dispatch(torch.autograd.Function):
@@ -107,13 +107,13 @@ class _Dispatch(torch.autograd.Function):
         ctx: Any, x: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int, pad_value: float
     ) -> Tensor:
         ctx.plan, ctx.cp_group, ctx.dim = plan, cp_group, dim
-        return _select(x, plan.dispatch, group_rank(cp_group), dim, pad_value)
+        return _select(x, plan.layout, group_rank(cp_group), dim, pad_value)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         compare_rows("backward of dispatch", grad, ctx.plan, ctx.cp_group, ctx.dim)
-        return _gather(grad, ctx.plan.dispatch, ctx.cp_group, ctx.dim), None, None, None, None
+        return _gather(grad, ctx.plan.layout, ctx.cp_group, ctx.dim), None, None, None, None
 
 
 class _Undispatch(torch.autograd.Function):
@@ -123,7 +123,7 @@ class _Undispatch(torch.autograd.Function):
     ) -> Tensor:
         ctx.plan, ctx.cp_group, ctx.dim, ctx.partial = plan, cp_group, dim, partial
         compare_rows("undispatch", x_local, plan, cp_group, dim, int(partial))
-        return _gather(x_local, plan.dispatch, cp_group, dim)
+        return _gather(x_local, plan.layout, cp_group, dim)
 
     @staticmethod
     @differentiable_once
@@ -134,7 +134,7 @@ class _Undispatch(torch.autograd.Function):
             # A copy: the gradient may belong to other branches of the graph too.
             grad = grad.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(grad, group=group)
-        local = _select(grad, ctx.plan.dispatch, group_rank(ctx.cp_group), ctx.dim, 0)
+        local = _select(grad, ctx.plan.layout, group_rank(ctx.cp_group), ctx.dim, 0)
         return local, None, None, None, None
 
 
@@ -146,7 +146,7 @@ def compare_rows(
     compare(Call(kind, tuple(row), x.dtype, extra=extra), plan, cp_group, x.device).wait()
 
 
-def _select(x: Tensor, layout: DispatchPlan, rank: int, dim: int, pad_value: float) -> Tensor:
+def _select(x: Tensor, layout: TokenLayout, rank: int, dim: int, pad_value: float) -> Tensor:
     index, is_pad = _local_index(layout, rank, x.device)
     local = x.index_select(dim, index)
     if is_pad is not None:
@@ -158,7 +158,7 @@ def _select(x: Tensor, layout: DispatchPlan, rank: int, dim: int, pad_value: flo
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def _gather(x_local: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:
+def _gather(x_local: Tensor, layout: TokenLayout, cp_group: CpGroup, dim: int) -> Tensor:
     group = resolve_group(cp_group)
     rows = x_local.movedim(dim, 0).contiguous()
     if group is not None:
@@ -170,7 +170,7 @@ def _gather(x_local: Tensor, layout: DispatchPlan, cp_group: CpGroup, dim: int) 
 
 
 def _local_index(
-    layout: DispatchPlan, rank: int, device: torch.device
+    layout: TokenLayout, rank: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """(clamped global positions of the local rows, local rows that are padding or None)."""
 
@@ -183,7 +183,7 @@ def _local_index(
     return index.here(), pads.here() if pads.data.shape[0] else None
 
 
-def _inverse(layout: DispatchPlan, device: torch.device) -> Tensor:
+def _inverse(layout: TokenLayout, device: torch.device) -> Tensor:
     """int64 [total_seqlen]: where each token lies in the ranks' rows laid end to end."""
 
     def make() -> list[DeviceTable]:
@@ -195,9 +195,9 @@ def _inverse(layout: DispatchPlan, device: torch.device) -> Tensor:
 def check_group(plan: AttnPlan, cp_group: CpGroup) -> None:
     check_plan(plan)
     size = group_size(cp_group)
-    if size != plan.dispatch.cp_size:
+    if size != plan.layout.cp_size:
         raise ValueError(
-            f"the plan is for {plan.dispatch.cp_size} context-parallel ranks, got a group of "
+            f"the plan is for {plan.layout.cp_size} context-parallel ranks, got a group of "
             f"{size}; plan with this group"
         )
 

@@ -37,7 +37,7 @@ RangeLists collect(std::span<const Slice> slices, int64_t num_blocks, RowsOf row
                    BlockOf block_of, Map map) {
   RangeLists lists;
   lists.begin.assign(num_blocks + 1, 0);
-  const auto visit = [&](auto&& put) {
+  const auto for_each_range = [&](auto&& put) {
     for (const Slice& s : slices) {
       if (s.empty()) continue;
       const int64_t last = std::min(block_of(s.q_end - 1), num_blocks - 1);
@@ -50,11 +50,11 @@ RangeLists collect(std::span<const Slice> slices, int64_t num_blocks, RowsOf row
       }
     }
   };
-  visit([&](int64_t b, Range) { ++lists.begin[b + 1]; });
+  for_each_range([&](int64_t b, Range) { ++lists.begin[b + 1]; });
   for (int64_t b = 0; b < num_blocks; ++b) lists.begin[b + 1] += lists.begin[b];
   lists.ranges.resize(lists.begin[num_blocks]);
   std::vector<int64_t> at(lists.begin.begin(), lists.begin.end() - 1);
-  visit([&](int64_t b, Range keys) { lists.ranges[at[b]++] = map(keys); });
+  for_each_range([&](int64_t b, Range keys) { lists.ranges[at[b]++] = map(keys); });
   join_lists(lists);
   return lists;
 }

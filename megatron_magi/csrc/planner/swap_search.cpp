@@ -13,8 +13,8 @@ namespace magi {
 namespace {
 
 constexpr uint64_t kSeed = 20261121;
-constexpr int64_t kCoarsest = 8;             // chunks of the largest block
-constexpr int64_t kMaxVisits = 300'000'000;  // segments per level: a bound on time
+constexpr int64_t kCoarsest = 8;            // chunks of the largest block
+constexpr int64_t kMaxReads = 300'000'000;  // segments per level: a bound on time
 // Counts changed per level, another one: where chunks read nearly the same keys, such as those of a
 // full mask, trades cost nothing and nearly all of them are made.
 constexpr int64_t kMaxWrites = 10'000'000'000;
@@ -112,7 +112,7 @@ void anneal(Assignment& state, const Schedule& schedule, Rng& rng) {
   const int64_t trials = schedule.trials;
   int64_t threshold = 0, price = 0, most = 0;
   const auto is_in_budget = [&] {
-    return state.traffic().visits() < kMaxVisits && state.traffic().writes() < kMaxWrites;
+    return state.traffic().reads() < kMaxReads && state.traffic().writes() < kMaxWrites;
   };
   for (int64_t trial = 0; trial < trials && is_in_budget(); ++trial) {
     if (trial % 64 == 0) {

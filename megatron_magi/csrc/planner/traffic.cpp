@@ -5,18 +5,18 @@
 namespace magi {
 namespace {
 
-// Calls `visit(start, end)` for the parts of `x` that no range of `y` covers.
-template <typename Visit>
-void subtract(std::span<const Range> x, std::span<const Range> y, Visit visit) {
+// Calls `f(start, end)` for the parts of `x` that no range of `y` covers.
+template <typename F>
+void subtract(std::span<const Range> x, std::span<const Range> y, F f) {
   size_t j = 0;
   for (const Range& range : x) {
     int64_t start = range.start;
     while (j < y.size() && y[j].end <= start) ++j;
     for (size_t i = j; i < y.size() && y[i].start < range.end; ++i) {
-      if (y[i].start > start) visit(start, y[i].start);
+      if (y[i].start > start) f(start, y[i].start);
       start = std::max(start, y[i].end);
     }
-    if (start < range.end) visit(start, range.end);
+    if (start < range.end) f(start, range.end);
   }
 }
 
@@ -129,7 +129,7 @@ int64_t Traffic::exchange_delta(int32_t rank, int32_t out, int32_t in) const {
   const int32_t* rows = segments_->rows.data();
   const auto rows_with = [&](int64_t start, int64_t end, int32_t count) {
     int32_t sum = 0;
-    visits_ += end - start;
+    reads_ += end - start;
     for (int64_t s = start; s < end; ++s) sum += readers[s] == count ? rows[s] : 0;
     return static_cast<int64_t>(sum);
   };

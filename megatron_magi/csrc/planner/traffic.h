@@ -40,7 +40,7 @@ class Traffic {
   void swap(int32_t a, int32_t rank_a, int32_t b, int32_t rank_b, int64_t delta);
 
   // Segments looked at by `swap_delta` so far: the work done, in a unit that no clock enters.
-  int64_t visits() const { return visits_; }
+  int64_t reads() const { return reads_; }
 
   // Counts changed by `swap` so far: the other part of the work.
   int64_t writes() const { return writes_; }
@@ -54,7 +54,7 @@ class Traffic {
   int64_t num_segments_;
   std::vector<int32_t> readers_;  // [cp_size * num_segments] chunks of the rank in the segment
   int64_t total_ = 0;
-  mutable int64_t visits_ = 0;
+  mutable int64_t reads_ = 0;
   int64_t writes_ = 0;
 };
 

@@ -91,7 +91,7 @@ TransferPlan solve_transfers(const TransferProblem& problem) {
   return plan;
 }
 
-std::vector<Transfer> roll_transfers(const Layout& layout, int64_t shift) {
+std::vector<Transfer> shift_transfers(const Layout& layout, int64_t shift) {
   const int64_t total = layout.total_seqlen;
   std::vector<Transfer> transfers;
   if (total == 0) return transfers;

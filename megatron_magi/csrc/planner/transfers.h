@@ -30,8 +30,8 @@ struct TransferPlan {
 
 TransferPlan solve_transfers(const TransferProblem& problem);
 
-// Transfers of a roll: the rank that owns position p < total_seqlen receives row
+// Transfers of a shift: the rank that owns position p < total_seqlen receives row
 // (p + shift) mod total_seqlen. Ordered by (dst, src, row), stage 0.
-std::vector<Transfer> roll_transfers(const Layout& layout, int64_t shift);
+std::vector<Transfer> shift_transfers(const Layout& layout, int64_t shift);
 
 }  // namespace magi

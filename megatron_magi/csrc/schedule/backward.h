@@ -22,7 +22,7 @@ struct BwdItem {
   int32_t entry_begin = 0;  // entries [entry_begin, entry_end) of the list
   int32_t entry_end = 0;
   int32_t steps = 0;        // query tiles of all entries, per head
-  int32_t visit_begin = 0;  // first of its records in `BwdWorkList::visits`
+  int32_t visit_begin = 0;  // first of its visits in `BwdWorkList::visits`
   int32_t reserved[2] = {0, 0};
 };
 
@@ -37,10 +37,10 @@ struct BwdEntry {
 };
 
 struct BwdVisit {
-  int32_t cell = 0;       // of the step's first row
-  int32_t num_cells = 0;  // 1 or 2: also the next one
-  // Signals of the two cells that the step waits for; 0 where an earlier step of the same entry has
-  // waited already (steps of one entry share no row).
+  int32_t row_group = 0;       // of the step's first row
+  int32_t num_row_groups = 0;  // 1 or 2: also the next one
+  // Signals of the two row groups that the step waits for; 0 where an earlier step of the same
+  // entry has waited already (steps of one entry share no row).
   int32_t wait[2] = {0, 0};
 };
 
@@ -62,10 +62,10 @@ struct BwdWorkList {
   double uneven_rows = 0.;
   double even_rows = 0.;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
-  // cells of at most `tile_q` rows, so that nearly every step lies in one cell and every step in at
-  // most two; a step signals its cells when it has finished. One record a step, in walk order.
+  // row groups of at most `tile_q` rows, so that nearly every step lies in one and every step in at
+  // most two; a step signals its row groups when it has finished. One visit a step, in walk order.
   std::vector<BwdVisit> visits;
-  int64_t num_cells = 0;
+  int64_t num_row_groups = 0;
   int64_t steps = 0;          // sum over the items
   int64_t partial_steps = 0;  // of them, steps with at least one masked cell
 };

@@ -8,33 +8,33 @@
 namespace magi {
 namespace {
 
-// Rows cut into cells: from each of `starts` on, pieces of `tile_q` rows.
-class CellGrid {
+// Query rows cut into row groups: from each of `starts` on, pieces of `tile_q` rows.
+class RowGroups {
  public:
-  CellGrid(std::vector<int64_t> starts, int64_t num_q, int64_t tile_q)
+  RowGroups(std::vector<int64_t> starts, int64_t num_q, int64_t tile_q)
       : starts_(std::move(starts)) {
     starts_.push_back(0);
     std::sort(starts_.begin(), starts_.end());
     starts_.erase(std::unique(starts_.begin(), starts_.end()), starts_.end());
     tile_q_ = tile_q;
     for (size_t i = 0; i < starts_.size(); ++i) {
-      first_.push_back(num_cells_);
+      first_.push_back(num_row_groups_);
       const int64_t end = i + 1 < starts_.size() ? starts_[i + 1] : std::max(num_q, starts_[i] + 1);
-      num_cells_ += ceil_div(end - starts_[i], tile_q);
+      num_row_groups_ += ceil_div(end - starts_[i], tile_q);
     }
   }
 
-  int64_t cell(int64_t q) const {
+  int64_t group_of(int64_t q) const {
     const auto above = std::upper_bound(starts_.begin(), starts_.end(), q);
     const size_t i = static_cast<size_t>(above - starts_.begin()) - 1;
     return first_[i] + (q - starts_[i]) / tile_q_;
   }
-  int64_t num_cells() const { return num_cells_; }
+  int64_t num_row_groups() const { return num_row_groups_; }
 
  private:
   std::vector<int64_t> starts_;
-  std::vector<int64_t> first_;  // cell of each start
-  int64_t num_cells_ = 0;
+  std::vector<int64_t> first_;  // row group of each start
+  int64_t num_row_groups_ = 0;
   int64_t tile_q_ = 0;
 };
 
@@ -53,11 +53,11 @@ void walk(const BwdWorkList& list, const BwdItem& item, int64_t tile_q, F&& f) {
   }
 }
 
-bool fits(const BwdWorkList& list, const CellGrid& grid, int64_t tile_q) {
+bool fits(const BwdWorkList& list, const RowGroups& groups, int64_t tile_q) {
   bool two_at_most = true;
   for (const BwdItem& item : list.items) {
     walk(list, item, tile_q, [&](int32_t, int64_t first, int64_t last) {
-      two_at_most = two_at_most && grid.cell(last) - grid.cell(first) <= 1;
+      two_at_most = two_at_most && groups.group_of(last) - groups.group_of(first) <= 1;
     });
   }
   return two_at_most;
@@ -67,19 +67,19 @@ bool fits(const BwdWorkList& list, const CellGrid& grid, int64_t tile_q) {
 
 void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num_q,
                    int64_t tile_q) {
-  // Slices start their own cells (documents do not start at multiples of 64); where they are so
-  // short that a step would meet three cells, one grid for all.
+  // Slices start their own row groups (documents do not start at multiples of 64); where they are
+  // so short that a step would meet three, one grid for all.
   std::vector<int64_t> starts;
   for (const Slice& s : slices) starts.push_back(s.q_start);
-  CellGrid grid(std::move(starts), num_q, tile_q);
-  if (!fits(list, grid, tile_q)) grid = CellGrid({}, num_q, tile_q);
-  list.num_cells = grid.num_cells();
-  std::vector<int32_t> signals(static_cast<size_t>(list.num_cells), 0);
-  std::vector<int32_t> touched(signals.size(), -1);  // last entry that waited at the cell
-  std::vector<int64_t> pending;                      // cells to be signalled by the entry
+  RowGroups groups(std::move(starts), num_q, tile_q);
+  if (!fits(list, groups, tile_q)) groups = RowGroups({}, num_q, tile_q);
+  list.num_row_groups = groups.num_row_groups();
+  std::vector<int32_t> signals(static_cast<size_t>(list.num_row_groups), 0);
+  std::vector<int32_t> touched(signals.size(), -1);  // last entry that waited at the row group
+  std::vector<int64_t> pending;                      // row groups to be signalled by the entry
   int32_t entry = -1;
   const auto flush = [&] {
-    for (const int64_t cell : pending) ++signals[cell];
+    for (const int64_t group : pending) ++signals[group];
     pending.clear();
   };
   for (BwdItem& item : list.items) {
@@ -88,13 +88,13 @@ void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num
       if (e != entry) flush();
       entry = e;
       BwdVisit visit;
-      visit.cell = static_cast<int32_t>(grid.cell(first));
-      visit.num_cells = static_cast<int32_t>(grid.cell(last) - visit.cell + 1);
-      for (int32_t i = 0; i < visit.num_cells; ++i) {
-        const int64_t cell = visit.cell + i;
-        if (touched[cell] != e) visit.wait[i] = signals[cell];
-        touched[cell] = e;
-        pending.push_back(cell);
+      visit.row_group = static_cast<int32_t>(groups.group_of(first));
+      visit.num_row_groups = static_cast<int32_t>(groups.group_of(last) - visit.row_group + 1);
+      for (int32_t i = 0; i < visit.num_row_groups; ++i) {
+        const int64_t group = visit.row_group + i;
+        if (touched[group] != e) visit.wait[i] = signals[group];
+        touched[group] = e;
+        pending.push_back(group);
       }
       list.visits.push_back(visit);
     });

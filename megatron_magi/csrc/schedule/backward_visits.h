@@ -7,7 +7,7 @@
 
 namespace magi {
 
-// Fills `visits`, `num_cells` and the items' `visit_begin` for the items in launch order.
+// Fills `visits`, `num_row_groups` and the items' `visit_begin` for the items in launch order.
 void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num_q, int64_t tile_q);
 
 }  // namespace magi

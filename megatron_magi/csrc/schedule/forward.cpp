@@ -10,13 +10,13 @@ namespace magi {
 namespace {
 
 // Rows [begin, end) that the same slices cover.
-struct Segment {
+struct Strip {
   int64_t begin = 0;
   int64_t end = 0;
   std::vector<int32_t> covering;  // indices of slices, by first key
 };
 
-std::vector<Segment> cut_segments(std::span<const Slice> slices, int64_t num_q) {
+std::vector<Strip> cut_strips(std::span<const Slice> slices, int64_t num_q) {
   std::vector<int64_t> bounds = {0, num_q};
   for (const Slice& s : slices) {
     bounds.push_back(s.q_start);
@@ -30,22 +30,22 @@ std::vector<Segment> cut_segments(std::span<const Slice> slices, int64_t num_q) 
   std::stable_sort(by_start.begin(), by_start.end(),
                    [&](int32_t a, int32_t b) { return slices[a].q_start < slices[b].q_start; });
 
-  std::vector<Segment> segments;
+  std::vector<Strip> strips;
   std::vector<int32_t> active;
   size_t next = 0;
   for (size_t i = 0; i + 1 < bounds.size(); ++i) {
-    Segment segment{bounds[i], bounds[i + 1], {}};
-    std::erase_if(active, [&](int32_t s) { return slices[s].q_end <= segment.begin; });
-    for (; next < by_start.size() && slices[by_start[next]].q_start == segment.begin; ++next) {
+    Strip strip{bounds[i], bounds[i + 1], {}};
+    std::erase_if(active, [&](int32_t s) { return slices[s].q_end <= strip.begin; });
+    for (; next < by_start.size() && slices[by_start[next]].q_start == strip.begin; ++next) {
       const auto at = std::upper_bound(
           active.begin(), active.end(), by_start[next],
           [&](int32_t a, int32_t b) { return slices[a].k_start < slices[b].k_start; });
       active.insert(at, by_start[next]);
     }
-    segment.covering = active;
-    segments.push_back(std::move(segment));
+    strip.covering = active;
+    strips.push_back(std::move(strip));
   }
-  return segments;
+  return strips;
 }
 
 void longest_first(std::vector<FwdTileRow>& tiles) {
@@ -57,24 +57,24 @@ void longest_first(std::vector<FwdTileRow>& tiles) {
 class Builder {
  public:
   Builder(std::span<const Slice> slices, int64_t num_q, const FwdTiling& tiling)
-      : slices_(slices), tiling_(tiling), segments_(cut_segments(slices, num_q)) {}
+      : slices_(slices), tiling_(tiling), strips_(cut_strips(slices, num_q)) {}
 
   FwdWorkList run() {
-    for (size_t i = 0; i < segments_.size();) {
-      const Segment& segment = segments_[i];
-      if (segment.covering.empty()) {
-        add_empty(segment.begin, segment.end);
+    for (size_t i = 0; i < strips_.size();) {
+      const Strip& strip = strips_[i];
+      if (strip.covering.empty()) {
+        add_empty(strip.begin, strip.end);
         ++i;
         continue;
       }
-      int64_t at = std::max(segment.begin, done_);
-      while (at < segment.end) {
+      int64_t at = std::max(strip.begin, done_);
+      while (at < strip.end) {
         const int64_t end = choose_end(i, at);
         emit(i, at, end);
         at = end;
       }
       done_ = at;
-      while (i < segments_.size() && segments_[i].end <= done_) ++i;
+      while (i < strips_.size() && strips_[i].end <= done_) ++i;
     }
     longest_first(list_.tiles);
     list_.active_keys = count_active_keys();
@@ -130,15 +130,15 @@ class Builder {
     return true;
   }
 
-  // Entries of the tile [begin, end) that starts in segment i; result in scratch_.
+  // Entries of the tile [begin, end) that starts in strip i; result in scratch_.
   void collect(size_t i, int64_t begin, int64_t end) {
     scratch_.clear();
     members_.clear();
-    for (size_t j = i; j < segments_.size() && segments_[j].begin < end; ++j) {
-      if (segments_[j].end <= begin) continue;
-      const bool first_segment = members_.empty();
-      for (const int32_t s : segments_[j].covering) {
-        if (!first_segment && std::find(members_.begin(), members_.end(), s) != members_.end())
+    for (size_t j = i; j < strips_.size() && strips_[j].begin < end; ++j) {
+      if (strips_[j].end <= begin) continue;
+      const bool first_strip = members_.empty();
+      for (const int32_t s : strips_[j].covering) {
+        if (!first_strip && std::find(members_.begin(), members_.end(), s) != members_.end())
           continue;
         members_.push_back(s);
         const FwdEntryRow entry = entry_of(slices_[s], begin, end);
@@ -157,17 +157,17 @@ class Builder {
     return total;
   }
 
-  // Cost of rows [begin, end) tiled segment by segment, without joining.
+  // Cost of rows [begin, end) tiled strip by strip, without joining.
   double plain_cost(size_t i, int64_t begin, int64_t end) {
     double total = 0;
     for (; begin < end; ++i) {
-      if (segments_[i].end <= begin) continue;
-      if (segments_[i].covering.empty()) {
-        begin = segments_[i].end;
+      if (strips_[i].end <= begin) continue;
+      if (strips_[i].covering.empty()) {
+        begin = strips_[i].end;
         continue;
       }
-      while (begin < std::min(end, segments_[i].end)) {
-        const int64_t next = std::min(begin + tiling_.tile_q, segments_[i].end);
+      while (begin < std::min(end, strips_[i].end)) {
+        const int64_t next = std::min(begin + tiling_.tile_q, strips_[i].end);
         total += cost(i, begin, next);
         begin = next;
       }
@@ -175,17 +175,17 @@ class Builder {
     return total;
   }
 
-  // Where the tile that starts at `begin` in segment i ends.
+  // Where the tile that starts at `begin` in strip i ends.
   int64_t choose_end(size_t i, int64_t begin) {
     const int64_t limit = begin + tiling_.tile_q;
-    const int64_t own_end = segments_[i].end;
+    const int64_t own_end = strips_[i].end;
     if (own_end >= limit) return limit;
     constexpr int kMaxOptions = 6;
     std::vector<int64_t> options = {own_end};
     size_t j = i + 1;
-    for (; j < segments_.size() && segments_[j].begin < limit; ++j) {
-      if (segments_[j].covering.empty()) break;  // never waste rows on a gap
-      options.push_back(std::min(segments_[j].end, limit));
+    for (; j < strips_.size() && strips_[j].begin < limit; ++j) {
+      if (strips_[j].covering.empty()) break;  // never waste rows on a gap
+      options.push_back(std::min(strips_[j].end, limit));
     }
     if (options.size() == 1) return own_end;
     if (options.size() > kMaxOptions) {
@@ -193,7 +193,7 @@ class Builder {
       options.resize(kMaxOptions - 1);
       options.push_back(last);
     }
-    const int64_t horizon = segments_[j - 1].end;  // all options are compared up to here
+    const int64_t horizon = strips_[j - 1].end;  // all options are compared up to here
     int64_t best = own_end;
     double best_cost = cost(i, begin, own_end) + plain_cost(i, own_end, horizon);
     for (size_t o = 1; o < options.size(); ++o) {
@@ -251,7 +251,7 @@ class Builder {
 
   std::span<const Slice> slices_;
   const FwdTiling& tiling_;
-  std::vector<Segment> segments_;
+  std::vector<Strip> strips_;
   std::vector<FwdEntryRow> scratch_;
   std::vector<int32_t> members_;
   int64_t done_ = 0;  // rows before this are in tiles already

@@ -1,8 +1,8 @@
 // Work list of the attention forward: which key tiles a query tile walks.
 //
-// The query axis is cut where slices begin or end; inside such a segment every row is covered by
-// the same slices, and tiles start at the segment's start, so a document that starts anywhere
-// wastes nothing. A short rest of a segment may be joined with rows of the next segments when that
+// The query axis is cut where slices begin or end; inside such a strip every row is covered by
+// the same slices, and tiles start at the strip's start, so a document that starts anywhere
+// wastes nothing. A short rest of a strip may be joined with rows of the next strips when that
 // costs fewer steps. Every row lies in exactly one tile, or in `empty_rows` if no slice covers it.
 // One entry is one slice of one tile: its keys, cut into tiles of `tile_k`, of which a contiguous
 // run needs no mask.

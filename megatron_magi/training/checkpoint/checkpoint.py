@@ -24,7 +24,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from megatron_magi.adapter.adam_state import finish_loading, prepare_to_load
-from megatron_magi.adapter.chunks import gpt_chunks
+from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.training.checkpoint.checkpoint_folder import (
     Checkpoint,
     checkpoint_folder,
@@ -201,7 +201,7 @@ def _sharded_state(state: TrainingState, is_loading: bool, with_random: bool) ->
 
 def _named_chunks(chunks: list[Any]) -> Iterator[tuple[str, Any]]:
     """Megatron's names: "model", or "model0", "model1", ... of virtual pipeline stages."""
-    for index, chunk in enumerate(gpt_chunks(chunks)):
+    for index, chunk in enumerate(model_chunks(chunks)):
         yield ("model" if len(chunks) == 1 else f"model{index}"), chunk
 
 

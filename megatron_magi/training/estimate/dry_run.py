@@ -35,7 +35,7 @@ class DryRun:
     flops: int
     """Of a step."""
     plan: AttnPlan | None
-    """Of the first sample; None for the dense reference."""
+    """Of the first sample; None for the dense baseline."""
     memory: tuple[RankMemory, ...]
     """Per pipeline stage."""
     epochs: float | None
@@ -187,12 +187,12 @@ def _plan_text(run: DryRun) -> list[str]:
     plan = run.plan
     if plan is None:
         return []
-    dispatch = plan.dispatch
-    ring = dispatch.num_local_tokens * (plan.cp_size - 1)
+    layout = plan.layout
+    ring = layout.num_local_tokens * (plan.cp_size - 1)
     rows = plan.rows_received
     text = (
-        f"plan        first sample on cp {plan.cp_size}: {dispatch.num_local_tokens:,} tokens a "
-        f"rank in chunks of {dispatch.chunk_size}, balance (max/mean) {plan.imbalance:.3f}, "
+        f"plan        first sample on cp {plan.cp_size}: {layout.num_local_tokens:,} tokens a "
+        f"rank in chunks of {layout.chunk_size}, balance (max/mean) {plan.imbalance:.3f}, "
         f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''}"
     )
     if plan.cp_size == 1:

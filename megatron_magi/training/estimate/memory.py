@@ -1,6 +1,6 @@
 """What a rank of a run will hold in memory, by part, in bytes.
 
-Counted from the modules that run: Megatron's local layers with our core attention or a reference's,
+Counted from the modules that run: Megatron's local layers with our core attention or a baseline's,
 with the fused parts (adapter/fused) or without them. Not counted: the CUDA context, NCCL's buffers,
 kernel workspace, fragmentation, and what lives for a moment inside one operation.
 
@@ -17,7 +17,7 @@ from megatron_magi.training.estimate.parameters import rank_parameters
 from megatron_magi.training.recipe.config import RunConfig
 
 MASKS_KEPT = 8
-"""Masks of microbatches that the references do not build again for every layer."""
+"""Masks of microbatches that the baselines do not build again for every layer."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def rank_memory(
     """Memory of a rank of pipeline stage `stage`, the fullest of its context-parallel group.
 
     Args:
-        plan: of a typical microbatch; None for a reference.
+        plan: of a typical microbatch; None for a baseline.
         dp: data-parallel size.
         fused: as on CUDA; other machines do more in separate operations.
     """
@@ -70,7 +70,7 @@ def rank_memory(
     element = _element(config)
     moments = (8 if config.train.dtype == "fp32" else 12) * parameters
     shards = dp * config.parallel.cp if config.parallel.distributed_optimizer else 1
-    tokens = config.data.seq_length if plan is None else plan.dispatch.num_local_tokens
+    tokens = config.data.seq_length if plan is None else plan.layout.num_local_tokens
     last = stage == config.parallel.pp - 1
     return RankMemory(
         weights=element * parameters,

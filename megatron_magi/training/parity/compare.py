@@ -1,4 +1,4 @@
-"""How far one run's losses and gradient norms are from a reference's, step by step."""
+"""How far one run's losses and gradient norms are from a baseline's, step by step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class Gates:
-    """When two fp32 runs count as the same training. Relative differences to the reference."""
+    """When two fp32 runs count as the same training. Relative differences to the baseline."""
 
     first_step: float = 2e-5
     """Loss and gradient norm of iteration 1: same weights, same batch, rounding alone."""
@@ -62,11 +62,11 @@ class Gates:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside its reference."""
+    """A run beside its baseline."""
 
     run: RunCurves
     loss_difference: Curve
-    """|loss - reference| / reference, per iteration."""
+    """|loss - baseline| / baseline, per iteration."""
     grad_norm_difference: Curve
     gates: Gates
 
@@ -137,32 +137,32 @@ def _column(rows: list[dict[str, str]], name: str) -> Curve:
 
 
 def common_steps(
-    run: RunCurves, reference: RunCurves, allow_shorter: bool = False
+    run: RunCurves, baseline: RunCurves, allow_shorter: bool = False
 ) -> tuple[RunCurves, RunCurves]:
     """Both over the iterations that both have.
 
     Raises:
-        RecipeError: they begin at different iterations; the run is longer than the reference, or
+        RecipeError: they begin at different iterations; the run is longer than the baseline, or
             shorter where that is not allowed.
     """
-    if run.first_iteration != reference.first_iteration:
+    if run.first_iteration != baseline.first_iteration:
         raise RecipeError(
             f"runs to compare must begin at one iteration, got {run.first_iteration} of {run.name} "
-            f"and {reference.first_iteration} of {reference.name}; resume both from one checkpoint"
+            f"and {baseline.first_iteration} of {baseline.name}; resume both from one checkpoint"
         )
-    ours, theirs = len(run.loss), len(reference.loss)
+    ours, theirs = len(run.loss), len(baseline.loss)
     if ours > theirs or (ours < theirs and not allow_shorter):
         remedy = "" if ours > theirs else ", or allow a shorter run (--allow-shorter)"
         raise RecipeError(
             f"runs to compare must be equally long, got {ours} iterations of {run.name} "
-            f"and {theirs} of {reference.name}; train them with one recipe{remedy}"
+            f"and {theirs} of {baseline.name}; train them with one recipe{remedy}"
         )
-    return run, reference.first(ours)
+    return run, baseline.first(ours)
 
 
 def compare(
     run: RunCurves,
-    reference: RunCurves,
+    baseline: RunCurves,
     gates: Gates | None = None,
     allow_shorter: bool = False,
 ) -> Comparison:
@@ -171,11 +171,11 @@ def compare(
     Raises:
         RecipeError: when one has more iterations than the other, see `common_steps`.
     """
-    run, reference = common_steps(run, reference, allow_shorter)
+    run, baseline = common_steps(run, baseline, allow_shorter)
     return Comparison(
         run,
-        np.abs(run.loss - reference.loss) / np.abs(reference.loss),
-        np.abs(run.grad_norm - reference.grad_norm) / np.abs(reference.grad_norm),
+        np.abs(run.loss - baseline.loss) / np.abs(baseline.loss),
+        np.abs(run.grad_norm - baseline.grad_norm) / np.abs(baseline.grad_norm),
         gates or Gates(),
     )
 

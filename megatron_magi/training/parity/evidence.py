@@ -32,7 +32,7 @@ class RecipeFacts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run, and its gradients beside the reference's."""
+    """A run, and its gradients beside the baseline's."""
 
     curves: RunCurves
     recipe: RecipeFacts | None
@@ -44,17 +44,17 @@ class Evidence:
         """Values that are inf or nan, of everything that was recorded."""
         c = self.curves
         values = [*c.loss, *c.grad_norm, *c.validation.values()]
-        values += [x for e in self.gradients for x in (e.norm, e.reference_norm, e.relative_error)]
+        values += [x for e in self.gradients for x in (e.norm, e.baseline_norm, e.relative_error)]
         return int(np.sum(~np.isfinite(np.array(values))))
 
 
-def read_evidence(folder: Path, reference: Path) -> Evidence:
+def read_evidence(folder: Path, baseline: Path) -> Evidence:
     """Read a run's folder; measures gradient errors where both dumps are there.
 
     Raises:
         RecipeError: no steps.csv, a broken recipe.yaml, gradients that do not fit.
     """
-    errors = [] if folder == reference else gradient_errors(folder, reference)
+    errors = [] if folder == baseline else gradient_errors(folder, baseline)
     return Evidence(read_run(folder), read_recipe_facts(folder), errors)
 
 

@@ -1,7 +1,7 @@
-"""How far a run's dumped gradients are from a reference's, measured where they lie, kept as CSV.
+"""How far a run's dumped gradients are from a baseline's, measured where they lie, kept as CSV.
 
 RUN/gradient_errors.csv goes where gigabytes of gradients do not: a comparison reads it where the
-dumps of the run or of its reference are gone.
+dumps of the run or of its baseline are gone.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ THREADS = 8
 
 @dataclass(frozen=True)
 class GradientError:
-    """A parameter's gradient beside the reference's; a line of the CSV."""
+    """A parameter's gradient beside the baseline's; a line of the CSV."""
 
     iteration: int
     parameter: str
     norm: float
     """L2, of the run."""
-    reference_norm: float
+    baseline_norm: float
     relative_error: float
     """||g - g_ref|| / ||g_ref||; 0 where both are 0, infinite where only g_ref is."""
-    reference: str
-    """Name of the reference run."""
+    baseline: str
+    """Name of the baseline run."""
 
 
-def gradient_errors(run: Path, reference: Path) -> list[GradientError]:
+def gradient_errors(run: Path, baseline: Path) -> list[GradientError]:
     """Errors of every iteration that both runs dumped.
 
     Measured from the dumps, parameter by parameter, and written to the run's CSV; iterations whose
     dumps are gone come from that CSV.
 
     Raises:
-        RecipeError: other parameters than the reference's, or a CSV measured against another run.
+        RecipeError: other parameters than the baseline's, or a CSV measured against another run.
     """
-    dumped = set(dumped_iterations(run)) & set(dumped_iterations(reference))
+    dumped = set(dumped_iterations(run)) & set(dumped_iterations(baseline))
     known = [e for e in read_errors(run) if e.iteration not in dumped]
-    others = {e.reference for e in known} - {reference.name}
+    others = {e.baseline for e in known} - {baseline.name}
     if others:
         raise RecipeError(
-            f"{run / ERRORS} must hold errors against {reference.name}, got {sorted(others)[0]}; "
-            f"compare where both runs' gradients are, or take that reference"
+            f"{run / ERRORS} must hold errors against {baseline.name}, got {sorted(others)[0]}; "
+            f"compare where both runs' gradients are, or take that baseline"
         )
-    measured = [e for i in sorted(dumped) for e in _measure(run, reference, i)]
+    measured = [e for i in sorted(dumped) for e in _measure(run, baseline, i)]
     errors = sorted([*known, *measured], key=lambda e: e.iteration)
     if measured:
         _write(run, errors)
@@ -88,38 +88,40 @@ def read_errors(run: Path) -> list[GradientError]:
 
 
 def _error_of(row: dict[str, str]) -> GradientError:
+    """Files of 2026 have "reference" in the names of two columns."""
+    row = {name.replace("reference", "baseline"): text for name, text in row.items()}
     return GradientError(
         iteration=int(row["iteration"]),
         parameter=row["parameter"],
         norm=float(row["norm"]),
-        reference_norm=float(row["reference_norm"]),
+        baseline_norm=float(row["baseline_norm"]),
         relative_error=float(row["relative_error"]),
-        reference=row["reference"],
+        baseline=row["baseline"],
     )
 
 
-def _measure(run: Path, reference: Path, iteration: int) -> list[GradientError]:
-    shapes, expected = read_shapes(run, iteration), read_shapes(reference, iteration)
+def _measure(run: Path, baseline: Path, iteration: int) -> list[GradientError]:
+    shapes, expected = read_shapes(run, iteration), read_shapes(baseline, iteration)
     if shapes != expected:
         other = sorted(n for n in shapes | expected if shapes.get(n) != expected.get(n))
         raise RecipeError(
             f"gradients to compare must be of one model, got another {other[0]} in iteration "
-            f"{iteration} of {run.name} than in {reference.name}; train them with one recipe"
+            f"{iteration} of {run.name} than in {baseline.name}; train them with one recipe"
         )
     with ThreadPoolExecutor(THREADS) as pool:  # gigabytes; numpy releases the interpreter's lock
-        return list(pool.map(partial(_error, run, reference, iteration), shapes))
+        return list(pool.map(partial(_error, run, baseline, iteration), shapes))
 
 
-def _error(run: Path, reference: Path, iteration: int, name: str) -> GradientError:
-    gradients = [read_gradient(folder, iteration, name) for folder in (run, reference)]
+def _error(run: Path, baseline: Path, iteration: int, name: str) -> GradientError:
+    gradients = [read_gradient(folder, iteration, name) for folder in (run, baseline)]
     squares = np.zeros(3)
     for ours, theirs in blocks(*gradients):
         gap = ours - theirs
         squares += [np.dot(ours, ours), np.dot(theirs, theirs), np.dot(gap, gap)]
-    norm, reference_norm, gap_norm = (float(x) for x in np.sqrt(squares))
+    norm, baseline_norm, gap_norm = (float(x) for x in np.sqrt(squares))
     unequal = math.inf if gap_norm else 0.0
-    relative = gap_norm / reference_norm if reference_norm else unequal
-    return GradientError(iteration, name, norm, reference_norm, relative, reference.name)
+    relative = gap_norm / baseline_norm if baseline_norm else unequal
+    return GradientError(iteration, name, norm, baseline_norm, relative, baseline.name)
 
 
 def _write(run: Path, errors: list[GradientError]) -> None:

@@ -1,4 +1,4 @@
-"""The reference, its noise runs, and the thresholds that runs are held to with them."""
+"""The baseline, its noise runs, and the thresholds that runs are held to with them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class NoiseGates:
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """The reference and its noise runs, and the thresholds measured with them."""
+    """The baseline and its noise runs, and the thresholds measured with them."""
 
-    reference: Evidence
+    baseline: Evidence
     noises: tuple[Evidence, ...]
     """One or more. Those shorter than the longest measure gradients alone."""
     gates: NoiseGates
@@ -65,50 +65,50 @@ class NoiseFloor:
 
     @property
     def dtype(self) -> str:
-        """Of the reference; the stricter one where its recipe is missing."""
-        return self.reference.recipe.dtype if self.reference.recipe else "fp32"
+        """Of the baseline; the stricter one where its recipe is missing."""
+        return self.baseline.recipe.dtype if self.baseline.recipe else "fp32"
 
     @property
     def gradient_floor(self) -> float:
         """Smallest noise of a gradient that counts."""
-        given, tokens = self.gates.gradient_floor, self.reference.curves.loss_tokens
+        given, tokens = self.gates.gradient_floor, self.baseline.curves.loss_tokens
         return noise_scale.gradient_floor(self.dtype, tokens) if given is None else given
 
     @property
     def loss_floor(self) -> float:
         """Smallest relative noise of a loss that counts."""
-        return noise_scale.loss_floor(self.dtype, self.reference.curves.loss_tokens)
+        return noise_scale.loss_floor(self.dtype, self.baseline.curves.loss_tokens)
 
 
-def read_noise_floor(reference: Path, noises: Sequence[Path], gates: NoiseGates) -> NoiseFloor:
+def read_noise_floor(baseline: Path, noises: Sequence[Path], gates: NoiseGates) -> NoiseFloor:
     """What runs are judged with.
 
     Raises:
         RecipeError: a folder that is no run, inf or nan in it, or a noise run without noise.
     """
-    found = tuple(read_evidence(noise, reference) for noise in noises)
-    floor = NoiseFloor(read_evidence(reference, reference), found, gates)
-    for evidence in (floor.reference, *floor.noises):
-        role = "reference" if evidence is floor.reference else "noise run"
+    found = tuple(read_evidence(noise, baseline) for noise in noises)
+    floor = NoiseFloor(read_evidence(baseline, baseline), found, gates)
+    for evidence in (floor.baseline, *floor.noises):
+        role = "baseline" if evidence is floor.baseline else "noise run"
         if evidence.num_not_finite:
             raise RecipeError(
                 f"the {role} must be finite, got {evidence.num_not_finite} values that are inf or "
                 f"nan in {evidence.curves.name}; train it again"
             )
     for folder, noise in zip(noises, floor.noises, strict=True):
-        _require_noise(folder, noise, reference, floor.reference)
+        _require_noise(folder, noise, baseline, floor.baseline)
     return floor
 
 
-def _require_noise(folder: Path, noise: Evidence, reference: Path, other_run: Evidence) -> None:
-    """Raise RecipeError for a noise run that is the reference itself."""
+def _require_noise(folder: Path, noise: Evidence, baseline: Path, other_run: Evidence) -> None:
+    """Raise RecipeError for a noise run that is the baseline itself."""
     one, other = other_run.curves.loss, noise.curves.loss
     steps = min(len(one), len(other))
-    if folder.resolve() == reference.resolve() or (
+    if folder.resolve() == baseline.resolve() or (
         steps >= TRUSTED_STEPS and bool((one[:steps] == other[:steps]).all())
     ):
         raise RecipeError(
-            f"the noise run must differ from the reference by rounding, got equal losses in "
-            f"{reference} and {folder}; train it with data.step_order=reversed and several samples "
+            f"the noise run must differ from the baseline by rounding, got equal losses in "
+            f"{baseline} and {folder}; train it with data.step_order=reversed and several samples "
             f"a step"
         )

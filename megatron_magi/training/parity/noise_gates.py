@@ -1,6 +1,6 @@
-"""When a run counts as the reference's training up to rounding, with noise runs as the measure.
+"""When a run counts as the baseline's training up to rounding, with noise runs as the measure.
 
-A noise run is the reference trained once more with a step's samples in another order, or with
+A noise run is the baseline trained once more with a step's samples in another order, or with
 another kernel of the same precision. See docs/training.md for what each gate can and cannot see.
 """
 
@@ -36,12 +36,12 @@ class GateResult:
 
 @dataclass(frozen=True)
 class Judged:
-    """A run beside its reference and the noise runs, over the steps that all have."""
+    """A run beside its baseline and the noise runs, over the steps that all have."""
 
     run: RunCurves
-    reference: RunCurves
+    baseline: RunCurves
     difference: Curve
-    """loss / reference - 1, per iteration."""
+    """loss / baseline - 1, per iteration."""
     noise: Curve
     """The same of the noise runs, [number of them, iterations]."""
     results: list[GateResult]
@@ -53,27 +53,26 @@ class Judged:
 
     @property
     def caught_by(self) -> list[str]:
-        """Gates that tell the run from the reference."""
+        """Gates that tell the run from the baseline."""
         return [r.name for r in self.results if r.passed is False and r.name not in ABOUT_TRAINING]
 
 
 def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judged:
-    """Every gate on a run, over the steps that it, the reference and the noise runs have.
+    """Every gate on a run, over the steps that it, the baseline and the noise runs have.
 
     Raises:
         RecipeError: runs of other lengths, see `common_steps`; other parameters.
     """
-    curves, reference = common_steps(run.curves, floor.reference.curves, allow_shorter)
+    curves, baseline = common_steps(run.curves, floor.baseline.curves, allow_shorter)
     noises = [
-        common_steps(noise, floor.reference.curves, allow_shorter)[0]
-        for noise in floor.noise_curves
+        common_steps(noise, floor.baseline.curves, allow_shorter)[0] for noise in floor.noise_curves
     ]
     steps = min(len(c.loss) for c in (curves, *noises))
-    whole = len(floor.reference.curves.loss) == steps
-    curves, reference, *noises = (c.first(steps) for c in (curves, reference, *noises))
-    ours = _relative(curves, reference)
-    theirs = np.stack([_relative(noise, reference) for noise in noises])
-    judged = Judged(curves, reference, ours, theirs, [])
+    whole = len(floor.baseline.curves.loss) == steps
+    curves, baseline, *noises = (c.first(steps) for c in (curves, baseline, *noises))
+    ours = _relative(curves, baseline)
+    theirs = np.stack([_relative(noise, baseline) for noise in noises])
+    judged = Judged(curves, baseline, ours, theirs, [])
     results = [
         _finite(run),
         _step_1(judged, floor),
@@ -87,8 +86,8 @@ def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judg
     return replace(judged, results=results)
 
 
-def _relative(run: RunCurves, reference: RunCurves) -> Curve:
-    return np.asarray(run.loss / reference.loss - 1)
+def _relative(run: RunCurves, baseline: RunCurves) -> Curve:
+    return np.asarray(run.loss / baseline.loss - 1)
 
 
 def _gate(name: str, value: float, limit: float, text: str) -> GateResult:
@@ -141,28 +140,28 @@ def _last_steps(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> G
     if len(judged.run.loss) < number:
         why = f"a mean of the last {number} steps needs as many, got {len(judged.run.loss)}"
         return _skipped("last_steps", why)
-    value = abs(float((judged.run.loss - judged.reference.loss)[-number:].mean()))
-    scale = _last_scale(noises, judged.reference, floor)
+    value = abs(float((judged.run.loss - judged.baseline.loss)[-number:].mean()))
+    scale = _last_scale(noises, judged.baseline, floor)
     text = f"nats between means of the last {number} steps (scale of the noise {scale:.1e})"
     return _gate("last_steps", value, floor.gates.noise_ratio * scale, text)
 
 
-def _last_scale(noises: list[RunCurves], reference: RunCurves, floor: NoiseFloor) -> float:
+def _last_scale(noises: list[RunCurves], baseline: RunCurves, floor: NoiseFloor) -> float:
     """Scale of the noise of the last steps' mean loss, nats."""
     number = floor.gates.last_steps
-    gaps = np.stack([(noise.loss - reference.loss)[-number:] for noise in noises])
-    one_rounding = floor.loss_floor * float(reference.loss[-1]) / math.sqrt(number)
+    gaps = np.stack([(noise.loss - baseline.loss)[-number:] for noise in noises])
+    one_rounding = floor.loss_floor * float(baseline.loss[-1]) / math.sqrt(number)
     return max(noise_scale.mean_scale_of_runs(gaps), one_rounding)
 
 
 def _validation(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> GateResult:
-    ours, theirs = judged.run.validation, judged.reference.validation
+    ours, theirs = judged.run.validation, judged.baseline.validation
     shared = sorted(set(ours).intersection(theirs, *(n.validation for n in noises)))
     if not shared:
-        return _skipped("validation", "run, reference and noise runs share no validated step")
+        return _skipped("validation", "run, baseline and noise runs share no validated step")
     last = shared[-1]
     gaps = np.array([noise.validation[i] - theirs[i] for noise in noises for i in shared])
-    scale = max(noise_scale.root_mean_square(gaps), _last_scale(noises, judged.reference, floor))
+    scale = max(noise_scale.root_mean_square(gaps), _last_scale(noises, judged.baseline, floor))
     text = f"nats between validation losses at step {last} (scale of the noise {scale:.1e})"
     return _gate("validation", abs(ours[last] - theirs[last]), floor.gates.noise_ratio * scale,
                  text)  # fmt: skip
@@ -184,7 +183,7 @@ def _start(judged: Judged, run: Evidence, gates: NoiseGates) -> GateResult:
 
 def _drop(judged: Judged, gates: NoiseGates, whole: bool) -> GateResult:
     if not whole or judged.run.first_iteration > 1:
-        why = "is shorter than the reference" if not whole else "goes on from a checkpoint"
+        why = "is shorter than the baseline" if not whole else "goes on from a checkpoint"
         return _skipped("loss_drop", f"the run {why}")
     last = judged.run.loss[-5:].mean()
     drop = float(judged.run.loss[0] - last)

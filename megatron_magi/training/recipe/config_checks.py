@@ -189,7 +189,7 @@ def _check_parallel(c: RunValues) -> None:
     )
     _require(
         c.attention == "magi" or p.cp == 1,
-        f"attention: {c.attention} needs parallel.cp 1 (the references have no context "
+        f"attention: {c.attention} needs parallel.cp 1 (the baselines have no context "
         f"parallelism), got cp {p.cp}; set attention=magi or parallel.cp=1",
     )
 
@@ -224,7 +224,7 @@ def _check_mask(c: RunValues) -> None:
     _require(
         not is_plain or (d.mask != "block_causal" and d.window is None),
         f"attention: {c.attention} needs data.mask document or causal without a window, got "
-        f"{d.mask} with window {d.window}; use attention=dense as the reference",
+        f"{d.mask} with window {d.window}; use attention=dense as the baseline",
     )
     if d.mask == "block_causal":
         _require(

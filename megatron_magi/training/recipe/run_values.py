@@ -24,7 +24,7 @@ class RunValues:
     name: str = "run"
     """Name of the folder that the run leaves behind, under log.dir."""
     attention: Literal["magi", "dense", "flex_plain", "sdpa"] = "magi"
-    """"magi": this package. The others are references and need cp 1: "dense" is Megatron's own
+    """"magi": this package. The others are baselines and need cp 1: "dense" is Megatron's own
     DotProductAttention with an explicit mask, "flex_plain" PyTorch's FlexAttention with a document
     mask, "sdpa" PyTorch's scaled_dot_product_attention for data.mask causal."""
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -19,8 +19,8 @@ from megatron.core import parallel_state
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
-from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.init import named_global_parameters, num_stacked, sliced_dim
+from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.training.process.rank_0 import from_rank_0
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
@@ -91,7 +91,7 @@ def whole_gradients(chunks: list[Any]) -> Iterator[tuple[str, Tensor]]:
     together; the gradient is whole on the first tensor-parallel rank. Tied embeddings belong to
     the first stage.
     """
-    for chunk in gpt_chunks(chunks):
+    for chunk in model_chunks(chunks):
         config = get_model_config(chunk)
         for name, param in named_global_parameters(chunk):
             if getattr(param, "shared_embedding", False) and not chunk.pre_process:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from megatron_magi.training.data.data import PackedDataset
 
 BAR_WIDTH = 30
-REFERENCES = {
-    "dense": "attention: dense, Megatron's DotProductAttention (the reference)",
-    "flex_plain": "attention: flex_plain, PyTorch's FlexAttention (the reference)",
-    "sdpa": "attention: sdpa, PyTorch's scaled_dot_product_attention (the reference)",
+BASELINES = {
+    "dense": "attention: dense, Megatron's DotProductAttention (the baseline)",
+    "flex_plain": "attention: flex_plain, PyTorch's FlexAttention (the baseline)",
+    "sdpa": "attention: sdpa, PyTorch's scaled_dot_product_attention (the baseline)",
 }
 
 
@@ -140,9 +140,9 @@ class RunLog:
                 self.board.close()
 
     def header(self, dataset: PackedDataset, world_size: int, news: Sequence[str] = ()) -> None:
-        """Start-up lines: the reference where it runs, the data, where output goes, `news`."""
+        """Start-up lines: the baseline where it runs, the data, where output goes, `news`."""
         if self.config.attention != "magi":
-            self._say(REFERENCES[self.config.attention])
+            self._say(BASELINES[self.config.attention])
         self._say(f"fused: {choose_parts(self.config.model.fused)}")
         p = self.config.parallel
         self._say(

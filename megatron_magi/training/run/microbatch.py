@@ -38,21 +38,21 @@ class Microbatch:
     area: int
     """Visible (query, key) pairs, the attention work."""
     packed: MagiPackedSeqParams | None
-    """Plan and positions; None for the dense reference."""
-    reference_mask: torch.Tensor | None
-    """Megatron's attention_mask of a reference (see `_reference_mask`); None for ours."""
+    """Plan and positions; None for the dense baseline."""
+    baseline_mask: torch.Tensor | None
+    """Megatron's attention_mask of a baseline (see `_baseline_mask`); None for ours."""
 
     @property
     def imbalance(self) -> float:
         """Largest over mean load of the context-parallel ranks."""
-        return 1.0 if self.packed is None else self.packed.dispatch_plan.imbalance
+        return 1.0 if self.packed is None else self.packed.token_plan.imbalance
 
     def local(self, needs_rows: bool, device: torch.device, cp_group: Any) -> LocalBatch:
         """This rank's rows on `device`; every rank calls it, with or without a use for rows."""
         batch = _move(self.batch, device) if needs_rows else None
         if self.packed is None:
-            assert self.reference_mask is not None, "a reference has a mask"
-            return LocalBatch(batch, None, attention_mask=self.reference_mask.to(device))
+            assert self.baseline_mask is not None, "a baseline has a mask"
+            return LocalBatch(batch, None, attention_mask=self.baseline_mask.to(device))
         return dispatch_batch(batch, self.packed, cp_group)
 
 
@@ -101,9 +101,9 @@ def _make(
     if device.type == "cuda":
         rows = {name: x.pin_memory() for name, x in rows.items()}
     batch = Batch(**rows)
-    packed = reference_mask = None
+    packed = baseline_mask = None
     if config.attention != "magi":
-        reference_mask = _reference_mask(sample, mask, config)
+        baseline_mask = _baseline_mask(sample, mask, config)
     else:
         packed = make_packed_seq_params(
             sample.cu_seqlens,
@@ -114,10 +114,10 @@ def _make(
             restart_positions=config.data.mask == "document",
             device=device,
         )
-    return Microbatch(sample, batch, mask.area(), packed, reference_mask)
+    return Microbatch(sample, batch, mask.area(), packed, baseline_mask)
 
 
-def _reference_mask(sample: PackedSample, mask: AttnMask, config: RunConfig) -> torch.Tensor:
+def _baseline_mask(sample: PackedSample, mask: AttnMask, config: RunConfig) -> torch.Tensor:
     """bool [1, 1, T, T] of hidden cells for "dense"; int32 [T] document numbers for the others."""
     if config.attention == "dense":
         return ~torch.from_numpy(mask.to_dense())[None, None]

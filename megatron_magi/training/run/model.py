@@ -76,20 +76,20 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
     """
     parts = choose_parts(config.model.fused)
     parts.install()
-    gpt_chunks = [_gpt_model(config, model_config, stage) for stage in _virtual_stages(config)]
+    model_chunks = [_gpt_model(config, model_config, stage) for stage in _virtual_stages(config)]
     if parts.embedding == "rows":
-        for chunk in gpt_chunks:
+        for chunk in model_chunks:
             take_rows(chunk)
-    init_by_name(gpt_chunks, config.train.seed, config.model.init_std)
+    init_by_name(model_chunks, config.train.seed, config.model.init_std)
     if config.attention == "magi":
-        attach(gpt_chunks, config.magi, config.data.seq_length)  # says what runs, or raises
+        attach(model_chunks, config.magi, config.data.seq_length)  # says what runs, or raises
     if torch.cuda.is_available():
-        gpt_chunks = [chunk.cuda() for chunk in gpt_chunks]
+        model_chunks = [chunk.cuda() for chunk in model_chunks]
     if model_config.bf16:
-        gpt_chunks = [Float16Module(model_config, chunk) for chunk in gpt_chunks]
+        model_chunks = [Float16Module(model_config, chunk) for chunk in model_chunks]
     chunks = [
         DistributedDataParallel(model_config, ddp_config(config), chunk, disable_bucketing=i > 0)
-        for i, chunk in enumerate(gpt_chunks)
+        for i, chunk in enumerate(model_chunks)
     ]
     _connect_schedule(config, model_config, chunks)
     return chunks

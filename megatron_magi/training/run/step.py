@@ -14,10 +14,10 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi.adapter.chunks import gpt_chunks
 from megatron_magi.adapter.loss import per_token_loss
+from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.adapter.packed import pipeline_seq_length
-from megatron_magi.adapter.stages import finish_stage_agreement
+from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.recipe.config import RunConfig
@@ -64,7 +64,7 @@ class StepSchedule:
         """
         iterator = streams if len(streams) > 1 else streams[0]
         reports = self.run(data_iterator=iterator, forward_only=not train)
-        finish_stage_agreement()
+        finish_pipeline_agreement()
         return StepSums.start(reports, self.device)
 
 
@@ -128,7 +128,7 @@ def _forward_step(
 ) -> tuple[torch.Tensor, Any]:
     """Megatron's forward step: one microbatch through one model chunk, and how to take its loss."""
     microbatch = next(stream)
-    (gpt,) = gpt_chunks(chunk)
+    (gpt,) = model_chunks(chunk)
     local = microbatch.local(
         gpt.pre_process or gpt.post_process, device, parallel_state.get_context_parallel_group()
     )

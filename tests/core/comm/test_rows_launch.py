@@ -36,7 +36,7 @@ def casts(mode: str, num_rows: int = 60) -> list[PreparedCast]:
     """Of three ranks; forward and backward."""
     config = magi_config(overlap_degree=2, forward_mode=mode)
     plan = make_attn_plan(random_mask(3, 180, 180), 3, HeadShape(2, 2, 64), config)
-    assert plan.dispatch.num_local_tokens == num_rows
+    assert plan.layout.num_local_tokens == num_rows
     views = [plan.rank_plan(rank) for rank in range(3)]
     stages = [s for view in views for s in (*view.forward_stages, *view.stages)]
     wanted = [s.cast for s in stages if s.cast is not None]

@@ -90,10 +90,10 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
     """Items that add to each query row, in the order of a random legal execution.
 
     ``width`` items run at a time, started in list order; a step runs when enough earlier visits of
-    its cells have signalled, as in BwdCells of csrc/attention/backward/dq.cuh.
+    its row groups have signalled, as in BwdCells of csrc/attention/backward/dq.cuh.
     """
     rng = random.Random(seed)
-    signals = [0] * (work.num_cells + 1)
+    signals = [0] * (work.num_row_groups + 1)
     order: list[list[int]] = [[] for _ in range(num_q)]
     waiting = list(range(len(work.items)))
     running: dict[int, int] = {}
@@ -104,8 +104,8 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
         ready = []
         for i, step in running.items():
             if step < len(walks[i]):
-                cell, _, first, second = work.visits[work.items[i][5] + step].tolist()
-                if signals[cell] < first or signals[cell + 1] < second:
+                group, _, first, second = work.visits[work.items[i][5] + step].tolist()
+                if signals[group] < first or signals[group + 1] < second:
                     continue
             ready.append(i)
         assert ready, "every running item waits: a deadlock"
@@ -116,8 +116,8 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
         e, q = walks[i][running[i]]
         for row in range(q, min(q + TILE_Q, work.entries[e][1])):
             order[row].append(e)
-        cell, num_cells, _, _ = work.visits[work.items[i][5] + running[i]].tolist()
-        for touched in range(cell, cell + num_cells):
+        group, count, _, _ = work.visits[work.items[i][5] + running[i]].tolist()
+        for touched in range(group, group + count):
             signals[touched] += 1
         running[i] += 1
     return order

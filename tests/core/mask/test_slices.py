@@ -9,8 +9,8 @@ from megatron_magi.core.mask.mask import dense_from_slices
 from megatron_magi.core.mask.slices import (
     BAND_MAX,
     BAND_MIN,
-    AttnMaskType,
     AttnSlice,
+    SliceType,
     as_slices,
     slices_from_ranges,
 )
@@ -74,9 +74,9 @@ def visible(code: int, i: int, j: int, sq: int, sk: int) -> bool:
     return left <= j < right
 
 
-@pytest.mark.parametrize("code", list(AttnMaskType))
+@pytest.mark.parametrize("code", list(SliceType))
 @pytest.mark.parametrize("sq,sk", [(1, 1), (4, 4), (3, 7), (7, 3), (5, 1), (1, 5)])
-def test_type_codes_follow_the_fields_rule(code: AttnMaskType, sq: int, sk: int) -> None:
+def test_type_codes_follow_the_fields_rule(code: SliceType, sq: int, sk: int) -> None:
     rows = slices_from_ranges([[2, 2 + sq]], [[3, 3 + sk]], [code])
     dense = dense_from_slices(rows.astype(np.int64), SIZE, SIZE)
     for q in range(SIZE):
@@ -139,7 +139,7 @@ def test_ranges_begin_at_0_and_end_behind_their_start(name: str, bad: list[int])
 
 def test_codes_and_open_edges_are_the_published_numbers() -> None:
     """Callers pass the codes as integers, and the edges travel in int32."""
-    assert {t.name: int(t) for t in AttnMaskType} == {
+    assert {t.name: int(t) for t in SliceType} == {
         "FULL": 0, "CAUSAL": 1, "INV_CAUSAL": 2, "BI_CAUSAL": 3
     }  # fmt: skip
     bounds = np.iinfo(np.int32)

@@ -18,7 +18,7 @@ def check(plan: AttnPlan) -> None:
 
 
 def check_dispatch(plan: AttnPlan) -> None:
-    d = plan.dispatch
+    d = plan.layout
     assert d.num_local_tokens * d.cp_size == d.padded_seqlen >= d.total_seqlen
     assert d.num_local_tokens % d.chunk_size == 0
     assert np.array_equal(np.sort(d.permutation()), np.arange(d.padded_seqlen))
@@ -30,7 +30,7 @@ def check_dispatch(plan: AttnPlan) -> None:
 
 def check_transfers(plan: AttnPlan, dense: np.ndarray) -> None:
     """Every (row, rank) needed is received exactly once, from its owner; nothing else is."""
-    d = plan.dispatch
+    d = plan.layout
     owner = np.repeat(d.chunk_ranks, d.chunk_size)[: d.total_seqlen]
     received = np.zeros((d.cp_size, d.total_seqlen), int)
     for stage, dst, src, start, end in plan.transfers.tolist():
@@ -40,7 +40,7 @@ def check_transfers(plan: AttnPlan, dense: np.ndarray) -> None:
     for rank in range(d.cp_size):
         needed = dense[owner == rank].any(axis=0) & (owner != rank)
         assert np.array_equal(received[rank], needed.astype(int))
-    rows = d.layout.rows_to_travel(plan.mask.slices)  # what the search minimises
+    rows = d.native.rows_to_travel(plan.mask.slices)  # what the search minimises
     assert rows == received.sum() == plan.rows_received.sum()
     order = plan.transfers[:, :4].tolist()
     assert order == sorted(order)
@@ -83,7 +83,7 @@ def check_local_first(local: StagePlan, waiting: StagePlan) -> None:
 
 def check_stages(plan: AttnPlan, dense: np.ndarray, views: list, count: int) -> None:
     """``views``: every rank's stages."""
-    d = plan.dispatch
+    d = plan.layout
     seen = np.zeros((d.padded_seqlen, d.padded_seqlen), int)
     for rank, stages in enumerate(views):
         assert len(stages) == count
@@ -113,7 +113,7 @@ def check_stages(plan: AttnPlan, dense: np.ndarray, views: list, count: int) -> 
 
 def check_casts(plan: AttnPlan, casts: list) -> None:
     """What rank s sends to rank d, row by row, is what d's buffer expects from s."""
-    d = plan.dispatch
+    d = plan.layout
     sent: dict[tuple[int, int], list[int]] = {}
     for src, cast in enumerate(casts):
         rows = [r for a, b in cast.send_ranges.tolist() for r in range(a, b)]
@@ -130,7 +130,7 @@ def check_casts(plan: AttnPlan, casts: list) -> None:
 
 def check_loads(plan: AttnPlan, dense: np.ndarray) -> None:
     """Tiles, counted cell by cell."""
-    d, c = plan.dispatch, plan.config
+    d, c = plan.layout, plan.config
     loads = np.zeros(d.cp_size, int)
     for chunk, rank in enumerate(d.chunk_ranks):
         rows = dense[chunk * d.chunk_size : (chunk + 1) * d.chunk_size]

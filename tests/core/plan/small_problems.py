@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi import AttnMask
-from megatron_magi.core.plan.dispatch import make_dispatch
+from megatron_magi.core.plan.token_layout import make_token_layout
 from tests.knobs import magi_config
 
 ROWS = 4
@@ -86,13 +86,13 @@ class SmallProblem:
         held = [((ranks == r) @ (self.reads | owned)).sum(-1) for r in range(self.cp_size)]
         return np.sum(held, axis=0) - self.num_chunks * ROWS
 
-    def dispatch(self, algorithm: str = "swap", trials: int | None = None) -> Ints:
+    def owners(self, balancer: str = "swap", trials: int | None = None) -> Ints:
         """[num_chunks]: what the planner chooses."""
         config = magi_config(
             chunk_size=ROWS, tile_q=ROWS, tile_k=1, max_imbalance=self.max_imbalance,
-            dispatch=algorithm, swap_trials=trials,
+            balancer=balancer, swap_trials=trials,
         )  # fmt: skip
-        return make_dispatch(self.mask, self.cp_size, config).chunk_ranks
+        return make_token_layout(self.mask, self.cp_size, config).chunk_ranks
 
     @cached_property
     def all_loads(self) -> Ints:

@@ -18,7 +18,7 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan import (
     HeadShape,
     make_attn_plan,
-    make_roll_plan,
+    make_shift_plan,
     num_local_tokens,
 )
 from tests.core.plan.plan_checks import check, check_casts
@@ -60,22 +60,22 @@ def random_mask(rng: np.random.Generator, total: int) -> AttnMask:
     total=st.integers(0, 120),
     cp_size=st.integers(1, 8),
     degree=st.sampled_from([None, 0, 1, 2, 3, 4]),
-    dispatch=st.sampled_from(["lpt", "swap"]),
+    balancer=st.sampled_from(["lpt", "swap"]),
     multiple=st.integers(1, 4),
     chunk=st.sampled_from([None, None, 1, 2, 3, 5]),
     mode=st.sampled_from([None, "at_once", "local_first", "local_first", "staged"]),
 )
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_mask_on_any_group(seed, total, cp_size, degree, dispatch, multiple, chunk, mode):
+def test_any_mask_on_any_group(seed, total, cp_size, degree, balancer, multiple, chunk, mode):
     if chunk is not None and -(-total // chunk) < cp_size:
         chunk = None
     mask = random_mask(np.random.default_rng(seed), total)
     config = magi_config(
-        chunk_size=chunk, dispatch=dispatch, overlap_degree=degree, forward_mode=mode, tile_q=4,
+        chunk_size=chunk, balancer=balancer, overlap_degree=degree, forward_mode=mode, tile_q=4,
         tile_k=8,
     )  # fmt: skip
     plan = make_attn_plan(mask, cp_size, HEADS, config, token_multiple=multiple)
-    assert plan.dispatch.num_local_tokens % multiple == 0
+    assert plan.layout.num_local_tokens % multiple == 0
     check(plan)
 
 
@@ -143,7 +143,7 @@ def test_fragments_are_joined():
     assert len(plan.rank_plan(0).stages[0].slices) == 1
     # Late rows read all early ones: owners alternate, the rectangle is one slice in the buffer.
     mask = AttnMask(np.array([(48, 64, 0, 48, *OPEN)], np.int32), 64, 64)
-    plan = make_attn_plan(mask, 4, HEADS, replace(config, dispatch="lpt", overlap_degree=1))
+    plan = make_attn_plan(mask, 4, HEADS, replace(config, balancer="lpt", overlap_degree=1))
     assert [len(s.slices) for r in range(4) for s in plan.rank_plan(r).stages] == [1] * 8
 
 
@@ -158,7 +158,7 @@ def test_stages_are_nearly_equal():
 def test_stages_cut_ranges_at_whole_tiles():
     """Rank 0 reads 5000 rows of rank 1 in one range; three stages share them."""
     mask = AttnMask(np.array([(0, 5000, 5000, 10_000, *OPEN)], np.int32), 10_000, 10_000)
-    config = magi_config(chunk_size=5000, overlap_degree=3, dispatch="lpt")
+    config = magi_config(chunk_size=5000, overlap_degree=3, balancer="lpt")
     transfers = make_attn_plan(mask, 2, HEADS, config).transfers
     assert transfers[:, 0].tolist() == [1, 2, 3]
     assert (transfers[:, 4] - transfers[:, 3]).tolist() == [1664, 1664, 1672]
@@ -168,7 +168,7 @@ def test_the_only_balanced_assignment_is_kept():
     """Tiles 1, 2, 3, 4 on two ranks: 1 + 4 and 2 + 3, though 1 + 2 and 3 + 4 moves fewer rows."""
     plan = make_attn_plan(packed_causal(512), 2, HEADS, magi_config(chunk_size=128))
     assert plan.imbalance == 1.0
-    assert plan.dispatch.chunk_ranks.tolist() in ([0, 1, 1, 0], [1, 0, 0, 1])
+    assert plan.layout.chunk_ranks.tolist() in ([0, 1, 1, 0], [1, 0, 0, 1])
 
 
 def test_peers_come_in_turn():
@@ -194,7 +194,7 @@ def long_tailed(seed: int, total: int) -> AttnMask:
 @pytest.mark.parametrize("cp_size", [2, 3, 4, 7, 8, 64])
 def test_search_keeps_the_load_cap_and_moves_fewer_rows(cp_size):
     mask = long_tailed(cp_size, 4096 * cp_size)
-    lpt = make_attn_plan(mask, cp_size, HEADS, magi_config(chunk_size=256, dispatch="lpt"))
+    lpt = make_attn_plan(mask, cp_size, HEADS, magi_config(chunk_size=256, balancer="lpt"))
     swap = make_attn_plan(mask, cp_size, HEADS, magi_config(chunk_size=256))
     assert lpt.imbalance < 1.02
     assert swap.imbalance <= 1.01
@@ -205,7 +205,7 @@ def test_search_keeps_the_load_cap_and_moves_fewer_rows(cp_size):
 def test_trades_balance_what_lpt_cannot():
     """LPT ends above the cap, trades bring it below; without trades the plan says so."""
     mask, config = long_tailed(3, 3 * 4096), magi_config(chunk_size=512)
-    assert make_attn_plan(mask, 3, HEADS, replace(config, dispatch="lpt")).imbalance > 1.02
+    assert make_attn_plan(mask, 3, HEADS, replace(config, balancer="lpt")).imbalance > 1.02
     assert make_attn_plan(mask, 3, HEADS, config).imbalance <= 1.01
 
 
@@ -216,34 +216,34 @@ def test_unreachable_cap_is_no_error():
 
 def test_swap_search_without_trials_is_lpt():
     mask = packed_causal(300, 500, 900, 2396)
-    lpt = make_attn_plan(mask, 4, HEADS, magi_config(chunk_size=128, dispatch="lpt"))
+    lpt = make_attn_plan(mask, 4, HEADS, magi_config(chunk_size=128, balancer="lpt"))
     none = make_attn_plan(mask, 4, HEADS, magi_config(chunk_size=128, swap_trials=0))
-    assert lpt.dispatch == none.dispatch
+    assert lpt.layout == none.layout
 
 
 def test_second_mask_on_one_dispatch():
     config = magi_config(chunk_size=8, tile_q=8, tile_k=8)
     first = make_attn_plan(packed_causal(60, 68), 4, HEADS, config)
-    second = make_attn_plan(window(128, 9), 4, HEADS, config, dispatch=first.dispatch)
-    assert second.dispatch == first.dispatch and second.digest != first.digest
+    second = make_attn_plan(window(128, 9), 4, HEADS, config, layout=first.layout)
+    assert second.layout == first.layout and second.digest != first.digest
     check(second)
 
 
 @pytest.mark.parametrize("cp_size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("shift", [1, -1, 2, 40, -103, 205])
 @pytest.mark.parametrize("total", [1, 90, 103])
-def test_roll_equals_numpy(cp_size, shift, total):
+def test_a_shift_equals_numpys_roll(cp_size, shift, total):
     plan = make_attn_plan(packed_causal(total), cp_size, HEADS, magi_config(tile_q=4, tile_k=4))
-    d = plan.dispatch
+    d = plan.layout
     padded = np.arange(d.padded_seqlen) * 7 + 1
     want = np.concatenate([np.roll(padded[:total], -shift), padded[total:]])
-    rolls = [make_roll_plan(d, shift, r) for r in range(cp_size)]
-    check_casts(plan, [roll.cast for roll in rolls])
-    assert "gather_index" not in repr(rolls[0]), "a plan is printed in a line, without its rows"
-    for rank, roll in enumerate(rolls):
-        received = [padded[a:b] for a, b in roll.cast.recv_ranges.tolist()]
+    shifts = [make_shift_plan(d, shift, r) for r in range(cp_size)]
+    check_casts(plan, [shifted.cast for shifted in shifts])
+    assert "gather_index" not in repr(shifts[0]), "a plan is printed in a line, without its rows"
+    for rank, shifted in enumerate(shifts):
+        received = [padded[a:b] for a, b in shifted.cast.recv_ranges.tolist()]
         rows = np.concatenate([padded[d.position_ids(rank)], *received])
-        assert np.array_equal(rows[roll.gather_index], want[d.position_ids(rank)])
+        assert np.array_equal(rows[shifted.gather_index], want[d.position_ids(rank)])
 
 
 def test_pickle_is_small_and_equal():
@@ -255,7 +255,7 @@ def test_pickle_is_small_and_equal():
     assert len(blob) == size < 24 * len(plan.mask.slices) + 20 * len(plan.transfers) + 16_000
     copy = pickle.loads(blob)
     assert copy == plan and hash(copy) == hash(plan) and copy.field_digests == plan.field_digests
-    assert copy.dispatch == plan.dispatch and np.array_equal(copy.transfers, plan.transfers)
+    assert copy.layout == plan.layout and np.array_equal(copy.transfers, plan.transfers)
     ours, theirs = plan.rank_plan(3).stages, copy.rank_plan(3).stages
     assert all(np.array_equal(a.slices, b.slices) for a, b in zip(ours, theirs, strict=True))
     with pytest.raises(ValueError, match="read-only"):
@@ -266,7 +266,7 @@ def describe(seed: int) -> tuple[int, bytes, bytes]:
     rng = np.random.default_rng(seed)
     mask = packed_causal(*rng.integers(1, 900, 50).tolist())
     plan = make_attn_plan(mask, 5, HEADS, magi_config())
-    return plan.digest, plan.dispatch.chunk_ranks.tobytes(), plan.transfers.tobytes()
+    return plan.digest, plan.layout.chunk_ranks.tobytes(), plan.transfers.tobytes()
 
 
 def test_every_process_makes_the_same_plan():
@@ -278,7 +278,7 @@ def test_every_process_makes_the_same_plan():
 GOLDEN = [
     (4, magi_config(), 8644491546516251796),
     (7, magi_config(chunk_size=128, link_gib_s=10.0, stage_latency_us=2.0), 12169151466160069101),
-    (8, magi_config(dispatch="lpt", link_gib_s=10.0, stage_latency_us=2.0), 14167422035681196704),
+    (8, magi_config(balancer="lpt", link_gib_s=10.0, stage_latency_us=2.0), 14167422035681196704),
     (64, magi_config(chunk_size=256, stage_latency_us=1.0), 17415255782032089141),
 ]
 
@@ -288,7 +288,7 @@ def test_every_machine_makes_the_same_plan(cp_size, config, want):
     """Fails after a change of the planner: raise PLANNER_VERSION, then write the new hash here."""
     lengths = [1 + 41 * (i * i * i % 127) for i in range(1, 2 * cp_size)]
     plan = make_attn_plan(packed_causal(*lengths), cp_size, HEADS, config)
-    made = plan.dispatch.chunk_ranks.tobytes() + plan.transfers.tobytes()
+    made = plan.layout.chunk_ranks.tobytes() + plan.transfers.tobytes()
     assert solver.hash64(made + plan.forward_mode.encode()) == want
 
 
@@ -297,17 +297,17 @@ def test_digest_names_the_field_that_differs():
     base = make_attn_plan(mask, 4, HEADS, config)
     assert base == make_attn_plan(packed_causal(100, 28), 4, HEADS, config)
     others = {
-        "mask": make_attn_plan(window(128, 128), 4, HEADS, config, dispatch=base.dispatch),
-        "head_shape": make_attn_plan(mask, 4, HeadShape(8, 4, 64), config, dispatch=base.dispatch),
+        "mask": make_attn_plan(window(128, 128), 4, HEADS, config, layout=base.layout),
+        "head_shape": make_attn_plan(mask, 4, HeadShape(8, 4, 64), config, layout=base.layout),
         "config": make_attn_plan(
-            mask, 4, HEADS, replace(config, deterministic=True), dispatch=base.dispatch
+            mask, 4, HEADS, replace(config, deterministic=True), layout=base.layout
         ),
-        "dispatch": make_attn_plan(
+        "token layout": make_attn_plan(
             mask,
             4,
             HEADS,
             config,
-            dispatch=replace(base.dispatch, chunk_ranks=base.dispatch.chunk_ranks[::-1].copy()),
+            layout=replace(base.layout, chunk_ranks=base.layout.chunk_ranks[::-1].copy()),
         ),
     }
     for field, other in others.items():
@@ -325,7 +325,7 @@ def test_another_planner_version_is_another_plan(monkeypatch):
     assert made[0].digest != made[1].digest and made[0] != made[1]
 
 
-LPT = magi_config(dispatch="lpt")
+LPT = magi_config(balancer="lpt")
 
 
 @pytest.mark.parametrize("config", [LPT, replace(LPT, chunk_size=96)])
@@ -338,7 +338,7 @@ def test_local_length_never_depends_on_the_mask(total, config):
             want = num_local_tokens(total, cp_size, config, multiple)
             for mask in (window(total, 5), packed_causal(total)):
                 plan = make_attn_plan(mask, cp_size, HEADS, config, token_multiple=multiple)
-                assert plan.dispatch.num_local_tokens == want
+                assert plan.layout.num_local_tokens == want
             assert want % multiple == 0 and want * cp_size >= total
             if config.chunk_size is None:
                 if total % (cp_size * multiple) == 0:
@@ -355,9 +355,9 @@ def test_padding_keeps_the_token_multiple(total, multiple):
     assert alone * 2 - total > 1, "this length is padded for its chunks, too"
     want = num_local_tokens(total, 2, config, multiple)
     plan = make_attn_plan(packed_causal(total), 2, HEADS, config, token_multiple=multiple)
-    assert plan.dispatch.num_local_tokens == want
-    assert want % multiple == 0 and plan.dispatch.padded_seqlen >= total
-    assert plan.dispatch.num_local_tokens % plan.dispatch.chunk_size == 0
+    assert plan.layout.num_local_tokens == want
+    assert want % multiple == 0 and plan.layout.padded_seqlen >= total
+    assert plan.layout.num_local_tokens % plan.layout.chunk_size == 0
 
 
 BAD = [
@@ -366,11 +366,11 @@ BAD = [
     (dict(token_multiple=0), "token_multiple must be >= 1, got 0"),
     (dict(config=magi_config(chunk_size=64)), "leave every one of 4 ranks a chunk .* got 64"),
     (
-        dict(dispatch=make_attn_plan(packed_causal(96), 4, HEADS, magi_config()).dispatch),
+        dict(layout=make_attn_plan(packed_causal(96), 4, HEADS, magi_config()).layout),
         "total_seqlen = 128, got 96",
     ),
     (
-        dict(dispatch=make_attn_plan(packed_causal(128), 2, HEADS, magi_config()).dispatch),
+        dict(layout=make_attn_plan(packed_causal(128), 2, HEADS, magi_config()).layout),
         "cp_size = 4, got 2",
     ),
 ]
@@ -385,13 +385,13 @@ def test_bad_input_is_refused(change, message):
 
 def test_bad_ranks_are_refused():
     plan = make_attn_plan(packed_causal(128), 4, HEADS, magi_config())
-    for call in (plan.rank_plan, plan.dispatch.position_ids, plan.dispatch.local_ranges):
+    for call in (plan.rank_plan, plan.layout.position_ids, plan.layout.local_ranges):
         with pytest.raises(ValueError, match=r"rank must be in \[0, cp_size = 4\), got 4"):
             call(4)
     with pytest.raises(ValueError, match="every rank must own the same number of chunks"):
-        replace(plan.dispatch, chunk_ranks=np.zeros(4, np.int32))
+        replace(plan.layout, chunk_ranks=np.zeros(4, np.int32))
     with pytest.raises(ValueError, match="multiple of cp_size = 4"):
-        replace(plan.dispatch, chunk_ranks=np.zeros(3, np.int32))
+        replace(plan.layout, chunk_ranks=np.zeros(3, np.int32))
     with pytest.raises(TypeError, match=r"must be a HeadShape, got \(4, 2, 16\); pass HeadShape"):
         make_attn_plan(packed_causal(64), 2, (4, 2, 16), magi_config())
     with pytest.raises(ValueError, match="num_heads_q must be a multiple of num_heads_kv"):

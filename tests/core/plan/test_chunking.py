@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
-from megatron_magi.core.plan import DispatchPlan, make_attn_plan, num_local_tokens
-from megatron_magi.core.plan.dispatch import make_dispatch
+from megatron_magi.core.plan import TokenLayout, make_attn_plan, num_local_tokens
+from megatron_magi.core.plan.token_layout import make_token_layout
 from tests.dense import random_mask
 from tests.knobs import magi_config
 
@@ -21,7 +21,7 @@ BORDER_ROWS = 128
 OVER_CAP = Fraction(120, 100)
 
 
-def tiles_per_chunk(mask: AttnMask, plan: DispatchPlan, config: MagiConfig) -> list[int]:
+def tiles_per_chunk(mask: AttnMask, plan: TokenLayout, config: MagiConfig) -> list[int]:
     """Key blocks in which a row of a query tile sees a key, summed over the chunk's tiles."""
     rows = np.zeros((plan.padded_seqlen, mask.total_seqlen_k), bool)
     rows[: mask.total_seqlen_q] = mask.to_dense()
@@ -55,7 +55,7 @@ def candidates(local: int, tile_q: int) -> list[int]:
 def price(mask: AttnMask, cp_size: int, config: MagiConfig, size: int) -> Fraction:
     """Tiles of the fullest rank under LPT, with what chunk borders and a missed cap cost."""
     local = num_local_tokens(mask.total_seqlen_q, cp_size, config)
-    plan = DispatchPlan(
+    plan = TokenLayout(
         mask.total_seqlen_q, size, cp_size, np.arange(local // size * cp_size) % cp_size
     )
     loads = tiles_per_chunk(mask, plan, config)
@@ -81,7 +81,7 @@ def problem(
     seed: int, cp_size: int, local: int, short: int, tile: int, max_imbalance: float
 ) -> tuple[AttnMask, int, MagiConfig]:
     total = max(1, local * cp_size - short)
-    config = magi_config(dispatch="lpt", tile_q=tile, tile_k=tile, max_imbalance=max_imbalance)
+    config = magi_config(balancer="lpt", tile_q=tile, tile_k=tile, max_imbalance=max_imbalance)
     return random_mask(seed, total, total, max_slices=8), cp_size, config
 
 
@@ -89,7 +89,7 @@ def problem(
 @settings(max_examples=100, deadline=None)
 def test_lpt_is_longest_first(**given: float) -> None:
     mask, cp_size, config = problem(**given)
-    plan = make_dispatch(mask, cp_size, config)
+    plan = make_token_layout(mask, cp_size, config)
     want = longest_first(tiles_per_chunk(mask, plan, config), cp_size)
     assert plan.chunk_ranks.tolist() == want
 
@@ -99,7 +99,7 @@ def test_lpt_is_longest_first(**given: float) -> None:
 def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
     """By the formula of docs/planner.md, up to the rounding of its integers."""
     mask, cp_size, config = problem(**given)
-    plan = make_dispatch(mask, cp_size, config)
+    plan = make_token_layout(mask, cp_size, config)
     sizes = candidates(num_local_tokens(mask.total_seqlen_q, cp_size, config), config.costs.tile_q)
     prices = {size: price(mask, cp_size, config, size) for size in sizes}
     assert prices[plan.chunk_size] <= min(prices.values()) * Fraction(1001, 1000)
@@ -109,26 +109,26 @@ def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
 @settings(max_examples=100, deadline=None)
 def test_the_chosen_size_keeps_the_promised_local_length(**given: float) -> None:
     mask, cp_size, config = problem(**given)
-    config = replace(config, dispatch="swap")
-    plan = make_dispatch(mask, cp_size, config)
+    config = replace(config, balancer="swap")
+    plan = make_token_layout(mask, cp_size, config)
     assert plan.num_local_tokens == num_local_tokens(mask.total_seqlen_q, cp_size, config)
 
 
-@pytest.mark.parametrize("dispatch", ["lpt", "swap"])
+@pytest.mark.parametrize("balancer", ["lpt", "swap"])
 @pytest.mark.parametrize("seed", range(10))
-def test_sizes_that_are_no_whole_tiles_are_tried_between(seed: int, dispatch: str) -> None:
+def test_sizes_that_are_no_whole_tiles_are_tried_between(seed: int, balancer: str) -> None:
     """Sizes 384, 192, 128: tiles of chunks of 192 once stood for 128, 512 rows came for 384."""
     ends = np.random.default_rng(seed).integers(1, 8 * 384, 5).tolist()
     mask = masks.from_cu_seqlens([0, *sorted(set(ends)), 8 * 384])
-    plan = make_attn_plan(mask, 8, HEADS, magi_config(dispatch=dispatch))
-    assert plan.dispatch.num_local_tokens == 384
-    assert plan.loads.sum() == sum(tiles_per_chunk(mask, plan.dispatch, plan.config))
+    plan = make_attn_plan(mask, 8, HEADS, magi_config(balancer=balancer))
+    assert plan.layout.num_local_tokens == 384
+    assert plan.loads.sum() == sum(tiles_per_chunk(mask, plan.layout, plan.config))
 
 
 def test_without_work_chunks_are_as_large_as_they_can_be() -> None:
     """All sizes cost the same then: nothing."""
     nothing = AttnMask(np.zeros((0, 6), np.int32), 4096, 4096)
-    assert make_dispatch(nothing, 4, magi_config()).chunk_size == 1024
+    assert make_token_layout(nothing, 4, magi_config()).chunk_size == 1024
 
 
 def test_chunk_borders_fall_on_document_borders_where_that_balances() -> None:
@@ -139,7 +139,7 @@ def test_chunk_borders_fall_on_document_borders_where_that_balances() -> None:
     documents = masks.from_cu_seqlens([0, 512, 1024, 1536, 2048])
     mask = AttnMask(documents.slices, 4096, 4096)
     plan = make_attn_plan(mask, 4, HEADS, magi_config())
-    assert plan.dispatch.chunk_size == 512
+    assert plan.layout.chunk_size == 512
     assert plan.imbalance == 1.0
     assert plan.rows_received.sum() == 0
 
@@ -152,14 +152,14 @@ def full_document(rows: int, total: int) -> AttnMask:
 def test_up_to_64_chunks_on_a_rank() -> None:
     """Eight tile rows with work on eight ranks: only chunks of one tile give each rank one."""
     plan = make_attn_plan(full_document(8 * 128, 8 * 8192), 8, HEADS, magi_config())
-    assert plan.dispatch.chunk_size == 128
+    assert plan.layout.chunk_size == 128
     assert plan.imbalance == 1.0
 
 
 def test_few_whole_tiles_leave_other_sizes_to_try() -> None:
     """Three tiles on a rank: halves of the document balance, whole tiles of 128 or 384 do not."""
     plan = make_attn_plan(full_document(384, 768), 2, HEADS, magi_config())
-    assert plan.dispatch.chunk_size == 192
+    assert plan.layout.chunk_size == 192
     assert plan.imbalance == 1.0
 
 
@@ -170,10 +170,10 @@ def test_trades_that_reach_the_cap_spare_small_chunks() -> None:
         ends = np.random.default_rng(seed).integers(1, 4 * 8192, 12).tolist()
         mask = masks.from_cu_seqlens([0, *sorted(set(ends)), 4 * 8192])
         lpt, swap = (
-            make_attn_plan(mask, 4, HEADS, magi_config(dispatch=algorithm))
-            for algorithm in ("lpt", "swap")
+            make_attn_plan(mask, 4, HEADS, magi_config(balancer=balancer))
+            for balancer in ("lpt", "swap")
         )
         assert swap.imbalance <= 1.01
-        assert swap.dispatch.chunk_size >= lpt.dispatch.chunk_size
-        larger += swap.dispatch.chunk_size > lpt.dispatch.chunk_size
+        assert swap.layout.chunk_size >= lpt.layout.chunk_size
+        larger += swap.layout.chunk_size > lpt.layout.chunk_size
     assert larger >= 5

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_magi import masks
-from megatron_magi.core.plan import DispatchPlan, HeadShape, PlanSizeError, make_attn_plan
+from megatron_magi.core.plan import HeadShape, PlanSizeError, TokenLayout, make_attn_plan
 from megatron_magi.core.plan import attn_plan as planning
 from megatron_magi.core.plan.limits import check_size, max_chunks_per_rank
 from tests.knobs import magi_config
@@ -26,7 +26,7 @@ def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*_: Any, **__: Any) -> None:
         raise AssertionError("the planner began")
 
-    monkeypatch.setattr(planning, "make_dispatch", reached)
+    monkeypatch.setattr(planning, "make_token_layout", reached)
     monkeypatch.setattr(planning, "_costs", reached)  # the last thing before the transfers
 
 
@@ -50,9 +50,9 @@ def test_refused_before_any_work(
 def test_padding_and_given_layouts_count() -> None:
     with pytest.raises(PlanSizeError, match="at most 1,073,741,824 tokens, padding included"):
         make_attn_plan(masks.causal(100), 2, HEADS, magi_config(), token_multiple=10**12)
-    layout = DispatchPlan(2**17, 1, 8, np.repeat(np.arange(8), 2**14).astype(np.int32))
+    layout = TokenLayout(2**17, 1, 8, np.repeat(np.arange(8), 2**14).astype(np.int32))
     with pytest.raises(PlanSizeError, match="8 ranks may have at most 8,192 chunks each"):
-        make_attn_plan(masks.causal(2**17), 8, HEADS, magi_config(), dispatch=layout)
+        make_attn_plan(masks.causal(2**17), 8, HEADS, magi_config(), layout=layout)
 
 
 @given(cp_size=st.integers(1, 8192), tokens=st.integers(2**13, 2**29))

@@ -22,7 +22,7 @@ def fingerprint(seed: int) -> int:
     mask = masks.from_cu_seqlens([0, *np.cumsum(rng.integers(1, 3000, 30)).tolist()])
     config = MagiConfig(chunk_size=128 if seed % 2 else None)
     plan = make_attn_plan(mask, 3 + seed, HeadShape(8, 2, 64), config)
-    arrays = (plan.dispatch.chunk_ranks, plan.transfers, plan.loads)
+    arrays = (plan.layout.chunk_ranks, plan.transfers, plan.loads)
     return int(solver.hash64(b"".join(a.tobytes() for a in arrays)))
 
 

@@ -24,7 +24,7 @@ def test_the_cap_is_kept_where_one_assignment_in_twenty_keeps_it(
     """A cap that few assignments keep may be missed: trades are no exhaustive search."""
     for problem in problems(num_chunks, cp_size, max_imbalance):
         if problem.share_under_cap >= 0.05:
-            assert problem.highest_load(problem.dispatch()) <= problem.cap, problem
+            assert problem.highest_load(problem.owners()) <= problem.cap, problem
 
 
 @pytest.mark.parametrize("max_imbalance", [1.01, 1.05, 1.3])
@@ -35,9 +35,9 @@ def test_no_assignment_under_the_cap_moves_fewer_rows(
     """Nearly always, and little is lost otherwise. An unreachable cap is LPT's highest load."""
     found, fewest = [], []
     for problem in problems(num_chunks, cp_size, max_imbalance):
-        ranks = problem.dispatch()
+        ranks = problem.owners()
         reached = problem.highest_load(ranks) <= problem.cap
-        cap = problem.cap if reached else problem.highest_load(problem.dispatch("lpt"))
+        cap = problem.cap if reached else problem.highest_load(problem.owners("lpt"))
         found.append(int(problem.rows(ranks)))
         fewest.append(problem.fewest_rows(cap))
     best = sum(a == b for a, b in zip(found, fewest, strict=True))
@@ -58,7 +58,7 @@ def test_any_budget_keeps_the_limits(
 ) -> None:
     """However few trials: no rank above the cap or LPT's fullest one, no more rows than LPT's."""
     problem = SmallProblem(seed, *size, max_imbalance)
-    lpt, swap = problem.dispatch("lpt"), problem.dispatch(trials=trials)
+    lpt, swap = problem.owners("lpt"), problem.owners(trials=trials)
     lpt_load = problem.highest_load(lpt)
     assert problem.highest_load(swap) <= max(problem.cap, lpt_load)
     if lpt_load <= problem.cap:

@@ -14,8 +14,8 @@ from tests.knobs import magi_config
 def both(mask: AttnMask, cp_size: int, **config: int) -> tuple[AttnPlan, AttnPlan]:
     """(LPT, swap) at the same chunk size."""
     swap = make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), magi_config(**config))
-    chunk_size = swap.dispatch.chunk_size
-    lpt = magi_config(**{**config, "chunk_size": chunk_size}, dispatch="lpt")
+    chunk_size = swap.layout.chunk_size
+    lpt = magi_config(**{**config, "chunk_size": chunk_size}, balancer="lpt")
     return make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), lpt), swap
 
 

@@ -47,7 +47,7 @@ def _qkv(plan: AttnPlan, group: Any, **given: Any) -> list[torch.Tensor]:
 
 
 def undispatch_of_another_plan(plan: AttnPlan, other: AttnPlan, group: Any, odd: bool) -> None:
-    x = torch.zeros(plan.dispatch.num_local_tokens, 1)
+    x = torch.zeros(plan.layout.num_local_tokens, 1)
     magi.undispatch(x, other if odd else plan, group)
 
 
@@ -62,12 +62,12 @@ def gradient_of_another_batch(plan: AttnPlan, other: AttnPlan, group: Any, odd: 
 
 
 def roll_by_another_shift(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
-    magi.roll(_tokens(plan, group, 1), 2 if odd else 1, plan, group)
+    magi.shift_tokens(_tokens(plan, group, 1), 2 if odd else 1, plan, group)
 
 
 def roll_of_another_dtype(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
     dtype = torch.float64 if odd else torch.float32
-    magi.roll(_tokens(plan, group, 1, dtype=dtype), 1, plan, group)
+    magi.shift_tokens(_tokens(plan, group, 1, dtype=dtype), 1, plan, group)
 
 
 def attention_of_another_scale(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
@@ -268,7 +268,7 @@ def early_watchers(rank: int, cp_size: int, odd_call: int, seed: int) -> str:
         with mock.patch.object(agreement._watcher, "start"):
             for i in range(150):
                 shift = 1 + (rank == cp_size - 1 and i == odd_call)
-                agreement.compare(Call("roll", extra=shift), plan, group, device).wait()
+                agreement.compare(Call("shift_tokens", extra=shift), plan, group, device).wait()
                 if common.random() < 0.05:
                     agreement.finish_agreement(group)
                 if own.random() < 0.1:
@@ -291,13 +291,13 @@ def waits_alone(rank: int, cp_size: int) -> float:
         return 0
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
     for _ in range(20 + min(rank, 1)):  # the others are one call ahead
-        agreement.compare(Call("roll"), plan, group, torch.device("cuda", 0)).wait()
+        agreement.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0)).wait()
     started = time.monotonic()
     if rank == 0:
         agreement.finish_agreement(group)
     took = time.monotonic() - started
     if rank == 0:
-        agreement.compare(Call("roll"), plan, group, torch.device("cuda", 0))
+        agreement.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0))
     time.sleep(5 - took)
     agreement.finish_agreement(group)
     return took
@@ -310,7 +310,7 @@ def ends_before_another(rank: int, cp_size: int) -> list[str]:
         return []
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
     for _ in range(4):
-        agreement.compare(Call("roll"), plan, group, torch.device("cuda", 0)).wait()
+        agreement.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0)).wait()
     channel = agreement._states[group].channel
     assert channel is not None
     dist.destroy_process_group(group) if rank == 0 else None
@@ -329,7 +329,9 @@ def host_that_ends(rank: int, world_size: int, store: str) -> None:
     plan = magi.plan(masks.causal(TOKENS), world_size, SHAPE, CONFIG)
     agreement_watcher.GRACE_S = 0.3
     for _ in range(4):
-        compared = agreement.compare(Call("roll"), plan, dist.group.WORLD, torch.device("cuda", 0))
+        compared = agreement.compare(
+            Call("shift_tokens"), plan, dist.group.WORLD, torch.device("cuda", 0)
+        )
         compared.wait()
     time.sleep(4 * rank)
 
@@ -341,7 +343,7 @@ def stuck_host(rank: int, world_size: int, store: str) -> None:
     agreement_watcher.PERIOD_S, agreement_watcher.GRACE_S = 0.1, 0.3
     device, group = torch.device("cuda", 0), dist.group.WORLD
     agreement.compare(Call("undispatch"), plan, group, device).wait()
-    agreement.compare(Call("roll" if rank else "undispatch"), plan, group, device).wait()
+    agreement.compare(Call("shift_tokens" if rank else "undispatch"), plan, group, device).wait()
     time.sleep(60)
 
 
@@ -372,13 +374,13 @@ def every_exchange(rank: int, cp_size: int) -> dict[str, int]:
 
     x = torch.randn(TOKENS, 1, 4, requires_grad=True)
     local = count("dispatch", lambda: magi.dispatch(x, plan, group))
-    rolled = count("roll", lambda: magi.roll(local, 1, plan, group))
-    whole = count("undispatch", lambda: magi.undispatch(rolled, plan, group, is_partial_grad=True))
-    (grad,) = torch.autograd.grad(whole.sum(), rolled, retain_graph=True)
+    shifted = count("shift_tokens", lambda: magi.shift_tokens(local, 1, plan, group))
+    whole = count("undispatch", lambda: magi.undispatch(shifted, plan, group, is_partial_grad=True))
+    (grad,) = torch.autograd.grad(whole.sum(), shifted, retain_graph=True)
     count("backward of undispatch", lambda: torch.autograd.grad(
-        whole.sum(), rolled, retain_graph=True)[0])  # fmt: skip
-    count("backward of roll", lambda: torch.autograd.grad(
-        rolled, local, grad, retain_graph=True)[0])  # fmt: skip
+        whole.sum(), shifted, retain_graph=True)[0])  # fmt: skip
+    count("backward of shift_tokens", lambda: torch.autograd.grad(
+        shifted, local, grad, retain_graph=True)[0])  # fmt: skip
     count("backward of dispatch", lambda: torch.autograd.grad(local, x, torch.ones_like(local))[0])
     q, k, v = _qkv(plan, group, requires_grad=True)
     out = count("dist_attn", lambda: magi.dist_attn(q, k, v, plan, group)[0])

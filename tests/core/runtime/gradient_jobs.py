@@ -25,7 +25,7 @@ def dtype_of_sums(rank: int, cp_size: int) -> None:
         return home(work, k, v, dtype)
 
     plan = magi.plan(masks.causal(32), group, HeadShape(2, 1, 4))
-    rows = plan.dispatch.num_local_tokens
+    rows = plan.layout.num_local_tokens
     q, k = (torch.randn(rows, h, 4, dtype=torch.bfloat16, requires_grad=True) for h in (2, 1))
     with mock.patch.object(dist_attn, "_Homeward", recorded):
         magi.dist_attn(q, k, k, plan, group)[0].sum().backward()

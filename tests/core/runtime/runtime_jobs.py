@@ -48,7 +48,7 @@ def run_attention(
     plan = magi.plan(layout_mask or mask, group, shape, config)
     local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
     if layout_mask is not None:
-        plan = magi.plan(mask, group, shape, config, dispatch=plan.dispatch)
+        plan = magi.plan(mask, group, shape, config, layout=plan.layout)
     out_local, lse_local = magi.dist_attn(*local, plan, group)
     out, lse = magi.undispatch(out_local, plan, group), magi.undispatch(lse_local, plan, group)
     grads = torch.autograd.grad(out, (q, k, v), dout)
@@ -185,11 +185,11 @@ def dispatch_round_trip(rank: int, cp_size: int, length: int) -> None:
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
     torch.distributed.broadcast(x.detach(), 0, group=group)
     local = magi.dispatch(x, plan, group, dim=1, pad_value=7.0)
-    assert local.shape == (2, plan.dispatch.num_local_tokens, 3)
+    assert local.shape == (2, plan.layout.num_local_tokens, 3)
     back = magi.undispatch(local, plan, group, dim=1)
     assert torch.equal(back, x)
     positions = magi.position_ids(plan, group)
-    is_real = torch.from_numpy(plan.dispatch.position_ids(rank)) < length
+    is_real = torch.from_numpy(plan.layout.position_ids(rank)) < length
     assert torch.equal(local[:, is_real], x[:, positions[is_real]])
     assert (local[:, ~is_real] == 7.0).all()
     weight = torch.arange(float(length), dtype=torch.float64)[:, None]
@@ -210,10 +210,10 @@ def roll_matches_torch(rank: int, cp_size: int, length: int) -> None:
     x = torch.arange(2.0 * length, dtype=torch.float64).view(length, 2).requires_grad_()
     weight = torch.sin(torch.arange(2.0 * length, dtype=torch.float64)).view(length, 2)
     for shift in (1, 2, -1, 0, length + 3):
-        local = magi.roll(magi.dispatch(x, plan, group), shift, plan, group)
-        rolled = magi.undispatch(local, plan, group)
-        assert torch.equal(rolled, torch.roll(x, -shift, 0)), shift
-        (grad,) = torch.autograd.grad((rolled * weight).sum(), x)
+        local = magi.shift_tokens(magi.dispatch(x, plan, group), shift, plan, group)
+        shifted = magi.undispatch(local, plan, group)
+        assert torch.equal(shifted, torch.roll(x, -shift, 0)), shift
+        (grad,) = torch.autograd.grad((shifted * weight).sum(), x)
         assert torch.equal(grad, torch.roll(weight, shift, 0)), shift
 
 
@@ -341,7 +341,7 @@ def odd_strides(rank: int, cp_size: int) -> None:
         return
     shape, seen = HeadShape(1, 1, 8), []
     plan = magi.plan(masks.causal(96), group, shape, staged(1))
-    tokens = plan.dispatch.num_local_tokens
+    tokens = plan.layout.num_local_tokens
     leaves = [torch.randn(tokens, 8).unsqueeze(2).transpose(1, 2).requires_grad_() for _ in "qkv"]
     assert leaves[0].shape == (tokens, 1, 8) and leaves[0].stride() == (8, 1, 1)
     backward = ReferenceBackend.backward

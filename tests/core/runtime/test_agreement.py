@@ -33,7 +33,7 @@ PLAN = plan_part(magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4)))
 
 ODD = {
     jobs.undispatch_of_another_plan: "plan the same thing; ranks [2] differ from rank 0 in mask",
-    jobs.gradient_of_another_batch: "in mask, dispatch (backward of dispatch, call",
+    jobs.gradient_of_another_batch: "in mask, token layout (backward of dispatch, call",
     jobs.roll_by_another_shift: "rank 0 has row [1, 4], torch.float32, shift 1, rank 2 has row "
     "[1, 4], torch.float32, shift 2",
     jobs.roll_of_another_dtype: "rank 2 has row [1, 4], torch.float64",
@@ -88,7 +88,9 @@ def test_a_host_that_waits_for_its_device_is_ended(tmp_path: Path) -> None:
     for host in hosts:
         _, said = host.communicate(timeout=50)
         assert host.returncode == 1
-        assert "AgreementError" in said and "undispatch on rank 0 and roll on rank 1" in said
+        assert (
+            "AgreementError" in said and "undispatch on rank 0 and shift_tokens on rank 1" in said
+        )
 
 
 def test_a_rank_may_end_before_another_one(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
 
 def test_a_scale_of_minus_zero_is_zero() -> None:
     """Whichever of the two a rank has seen first, which it remembers for both."""
-    of_zeros = [signature_of(Call("roll", scale=x), PLAN, 0) for x in (-0.0, 0.0)]
+    of_zeros = [signature_of(Call("shift_tokens", scale=x), PLAN, 0) for x in (-0.0, 0.0)]
     assert of_zeros[0] == of_zeros[1] and of_zeros[0][6] == 0
 
 
@@ -262,7 +264,9 @@ def test_every_exchange_of_rows_is_compared() -> None:
 def test_a_failed_comparison_closes_its_channel(is_gone: bool) -> None:
     """The next call opens another one, at the same place on every rank."""
     closed = []
-    signatures = [signature_of(Call("roll", (4,), extra=shift), PLAN, 0) for shift in (1, 2)]
+    signatures = [
+        signature_of(Call("shift_tokens", (4,), extra=shift), PLAN, 0) for shift in (1, 2)
+    ]
 
     def receive(timeout_s: float) -> np.ndarray:
         if is_gone:

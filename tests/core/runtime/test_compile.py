@@ -11,7 +11,8 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounter
 
 import megatron_magi as magi
-from megatron_magi import HeadShape, api, masks
+from megatron_magi import HeadShape, masks
+from megatron_magi import magi_attention as api
 
 MASK = masks.from_cu_seqlens([0, 5, 12])
 PLAN = magi.plan(MASK, 1, HeadShape(4, 2, 8))
@@ -34,8 +35,8 @@ def published(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def tokens_there_and_back(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     local = magi.dispatch(q * 2, PLAN, None).cos()
-    rolled = magi.roll(local, 1, PLAN, None).sin()
-    return magi.undispatch(rolled, PLAN, None) * k.sum() * v.sum()
+    shifted = magi.shift_tokens(local, 1, PLAN, None).sin()
+    return magi.undispatch(shifted, PLAN, None) * k.sum() * v.sum()
 
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -34,7 +34,7 @@ def test_equal_inputs_meet_in_one_plan() -> None:
         dict(head_shape=HeadShape(4, 4, 8)),
         dict(config=MagiConfig(chunk_size=8)),
         dict(config=MagiConfig(deterministic=True)),
-        dict(dispatch=magi.plan(masks.full(96), 2, SHAPE, MagiConfig(chunk_size=6)).dispatch),
+        dict(layout=magi.plan(masks.full(96), 2, SHAPE, MagiConfig(chunk_size=6)).layout),
         dict(token_multiple=10),
     ],
     ids=lambda change: next(iter(change)),
@@ -43,9 +43,9 @@ def test_every_input_is_part_of_the_key(change: dict) -> None:
     first = magi.plan(**FIRST)
     other = magi.plan(**{**FIRST, **change})
     assert other is not first and plan_cache.num_hits == 0
-    if "dispatch" in change:
-        assert other.dispatch == change["dispatch"] != first.dispatch
-    assert other.dispatch.num_local_tokens % change.get("token_multiple", 1) == 0
+    if "layout" in change:
+        assert other.layout == change["layout"] != first.layout
+    assert other.layout.num_local_tokens % change.get("token_multiple", 1) == 0
     assert magi.plan(**FIRST) is first
 
 
@@ -67,4 +67,4 @@ def test_threads_get_equal_plans() -> None:
         plans = list(pool.map(lambda n: magi.plan(masks.causal(n), 4, SHAPE), lengths))
     for tokens, made in zip(lengths, plans, strict=True):
         assert made == magi.plan(masks.causal(tokens), 4, SHAPE)
-        assert made.rank_plan(1).num_local_tokens == made.dispatch.num_local_tokens
+        assert made.rank_plan(1).num_local_tokens == made.layout.num_local_tokens

@@ -45,12 +45,12 @@ def key_rows(stage: StagePlan, own: Tensor) -> Tensor:
 
 def interpret(plan: AttnPlan, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> dict[str, Tensor]:
     """out, lse, dq, dk, dv of the whole sequence."""
-    total, everything = len(q), plan.dispatch.padded_seqlen
+    total, everything = len(q), plan.layout.padded_seqlen
     q, k, v, dout = (padded(x, everything) for x in (q, k, v, dout))
     out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, dtype=q.dtype)
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     for rank in range(plan.cp_size):
-        own = torch.from_numpy(plan.dispatch.position_ids(rank))
+        own = torch.from_numpy(plan.layout.position_ids(rank))
         so_far = None
         view = plan.rank_plan(rank)
         for stage in view.forward_stages:
@@ -75,7 +75,7 @@ def interpret(plan: AttnPlan, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> 
 def check(mask: AttnMask, cp_size: int, config: MagiConfig, multiple: int = 1) -> None:
     q, k, v, dout = random_qkv(mask, 2, 1, 4, torch.float64, cp_size)
     made = plan(mask, cp_size, HeadShape(2, 1, 4), config, token_multiple=multiple)
-    assert made.dispatch.num_local_tokens % multiple == 0
+    assert made.layout.num_local_tokens % multiple == 0
     ours = interpret(made, q, k, v, dout)
     exact = gradients(q, k, v, dout, mask, torch.float64)
     scales = summand_scales(exact, q, k, v, dout)
@@ -86,7 +86,7 @@ configs = st.builds(
     magi_config,
     overlap_degree=st.sampled_from([None, 0, 1, 2, 5]),
     forward_mode=st.sampled_from([None, "at_once", "local_first", "local_first", "staged"]),
-    dispatch=st.sampled_from(["lpt", "swap"]),
+    balancer=st.sampled_from(["lpt", "swap"]),
     tile_q=st.sampled_from([4, 128]),
     tile_k=st.sampled_from([4, 128]),
 )

@@ -72,7 +72,7 @@ def test_equal_plans_have_their_own() -> None:
 def test_what_is_no_plan_rank_or_device_is_refused() -> None:
     plan = make_plan()
     with pytest.raises(TypeError, match="plan must be an AttnPlan"):
-        prepare(plan.dispatch, 0, CPU)  # type: ignore[arg-type]
+        prepare(plan.layout, 0, CPU)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cp_group as a rank must be between 0 and 2, got 3"):
         prepare(plan, 3, CPU)
     with pytest.raises(ValueError, match="device must be a torch device"):
@@ -84,12 +84,12 @@ def test_what_is_no_plan_rank_or_device_is_refused() -> None:
 )
 def test_a_plan_stays_a_value(copied: Callable[[AttnPlan], AttnPlan]) -> None:
     plan = make_plan()
-    before = pickle.dumps(plan), pickle.dumps(plan.dispatch), hash(plan), repr(plan)
+    before = pickle.dumps(plan), pickle.dumps(plan.layout), hash(plan), repr(plan)
     use(plan)
-    assert (pickle.dumps(plan), pickle.dumps(plan.dispatch), hash(plan), repr(plan)) == before
+    assert (pickle.dumps(plan), pickle.dumps(plan.layout), hash(plan), repr(plan)) == before
     twin = copied(plan)
-    assert twin == plan and twin.digest == plan.digest and twin.dispatch == plan.dispatch
-    assert twin._prepared == {} and plan._prepared and plan.dispatch._prepared
+    assert twin == plan and twin.digest == plan.digest and twin.layout == plan.layout
+    assert twin._prepared == {} and plan._prepared and plan.layout._prepared
 
 
 def use(plan: AttnPlan) -> list[object]:
@@ -97,8 +97,8 @@ def use(plan: AttnPlan) -> list[object]:
     ready = prepare(plan, 0, CPU)
     magi.position_ids(plan, 0)
     if plan.cp_size == 1:
-        x = torch.randn(plan.dispatch.num_local_tokens, 2, 4)
-        magi.roll(magi.undispatch(x[:60], plan, None), 1, plan, None)
+        x = torch.randn(plan.layout.num_local_tokens, 2, 4)
+        magi.shift_tokens(magi.undispatch(x[:60], plan, None), 1, plan, None)
         magi.dist_attn(x, x[:, :1], x[:, :1], plan, None)
         dist_max_logits(x, x[:, :1], plan, None)
     return [weakref.ref(stage.table) for stage in (*ready.forward, *ready.backward)]
@@ -108,7 +108,7 @@ def use(plan: AttnPlan) -> list[object]:
 def test_it_goes_with_the_plan(cp_size: int) -> None:
     plan = make_plan(cp_size=cp_size)
     held = use(plan)
-    alive = [weakref.ref(plan), weakref.ref(plan.dispatch), *held]
+    alive = [weakref.ref(plan), weakref.ref(plan.layout), *held]
     assert len(alive) > 2 and all(ref() is not None for ref in alive)
     gc.disable()  # nothing refers back to the plan, so no collector is needed
     try:
@@ -227,7 +227,7 @@ def test_casts_of_the_same_rows_share_their_tables() -> None:
 def test_a_cast_without_its_reduce_has_no_sources(ranks: int) -> None:
     plan = make_plan("at_once", degree=0, cp_size=ranks)
     casts = [s.cast for s in plan.rank_plan(0).stages if s.cast is not None]
-    made = prepare_casts(casts, plan.dispatch.num_local_tokens, CPU, reduced=())
+    made = prepare_casts(casts, plan.layout.num_local_tokens, CPU, reduced=())
     assert [x.sources for x in made] == [None] * len(casts) and len(casts) == (ranks > 1)
 
 

@@ -35,7 +35,7 @@ def padding_has_no_gradient(rank: int, cp_size: int) -> None:
     if rank >= cp_size:
         return
     plan = magi.plan(masks.causal(21), group, SHAPE, MagiConfig(chunk_size=4))
-    layout = plan.dispatch
+    layout = plan.layout
     assert layout.padded_seqlen > 21
     local = torch.randn(layout.num_local_tokens, 2, requires_grad=True)
     positions = magi.position_ids(plan, dist.get_rank(group))
@@ -86,7 +86,7 @@ def second_derivatives(rank: int, cp_size: int) -> str:
     if rank >= cp_size:
         return ""
     plan = magi.plan(masks.causal(24), group, SHAPE)
-    q, k = (torch.randn(plan.dispatch.num_local_tokens, h, 4, requires_grad=True) for h in (2, 1))
+    q, k = (torch.randn(plan.layout.num_local_tokens, h, 4, requires_grad=True) for h in (2, 1))
     out, _ = magi.dist_attn(q, k, k, plan, group)
     (grad,) = torch.autograd.grad((out * out * q).sum(), q, create_graph=True)
     try:
@@ -127,7 +127,7 @@ def other_second_masks(rank: int, cp_size: int) -> str:
     q, k = (magi.dispatch(torch.zeros(24, h, 4), first, group) for h in (2, 1))
     magi.dist_attn(q, k, k, first, group)
     window = masks.sliding_window(24, (7 if rank == 1 else 5, 0))
-    plan = magi.plan(window, group, SHAPE, config, dispatch=first.dispatch)
+    plan = magi.plan(window, group, SHAPE, config, layout=first.layout)
     try:
         magi.dist_attn(q, k, k, plan, group)
     except AgreementError as error:

@@ -60,7 +60,7 @@ def bytes_on_the_wire(
         return
     mask = masks.from_cu_seqlens([0, 5, 70, 71, 100, 128])
     plan = magi.plan(mask, group, shape, staged(degree, dkv_reduce_in_fp32=in_fp32))
-    q, k, v = local_qkv(plan.dispatch.num_local_tokens, shape)
+    q, k, v = local_qkv(plan.layout.num_local_tokens, shape)
     magi.dist_attn(q, k, v, plan, group)  # the ranks compare their plans once
     counted: list[tuple[int, int]] = []
     exchange = dist.all_to_all_single

@@ -105,7 +105,7 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
         num_splits=work.num_splits,
         heads_per_section=work.heads_per_section,
         deterministic=deterministic,
-        num_cells=work.num_cells,
+        num_cells=work.num_row_groups,
         heads_inner=work.heads_inner,
         descending=work.descending,
     )

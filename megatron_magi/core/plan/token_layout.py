@@ -1,4 +1,4 @@
-"""DispatchPlan: which rank owns which chunk of the sequence."""
+"""TokenLayout: which rank owns which chunk of the sequence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ USEFUL_CHUNKS = range(8, 65)
 
 
 @dataclass(frozen=True, eq=False)
-class DispatchPlan:
+class TokenLayout:
     """Equal chunks of the padded sequence, the same number on every rank.
 
     Local order of a rank: its chunks in ascending order. Rows from ``total_seqlen`` to
@@ -56,10 +56,10 @@ class DispatchPlan:
                 f"chunk_ranks must hold a multiple of cp_size = {self.cp_size} chunks, got "
                 f"{len(ranks)}; every rank owns the same number of chunks"
             )
-        _ = self.layout  # the solver checks the rest
+        _ = self.native  # the solver checks the rest
 
     @cached_property
-    def layout(self) -> solver.Layout:
+    def native(self) -> solver.Layout:
         """The solver's form of this layout: what it computes from owners alone are its methods."""
         return solver.Layout(*self._values)
 
@@ -80,7 +80,7 @@ class DispatchPlan:
     def local_ranges(self, rank: int) -> Int32Array:
         """int32 [n, 2]: the rank's global rows as ascending runs, neighbouring chunks joined."""
         self.check_rank(rank)
-        return self.layout.local_ranges(rank)
+        return self.native.local_ranges(rank)
 
     def position_ids(self, rank: int) -> Int64Array:
         """int64 [num_local_tokens]: the global row of every local row, padding rows included."""
@@ -110,7 +110,7 @@ class DispatchPlan:
             )
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DispatchPlan):
+        if not isinstance(other, TokenLayout):
             return NotImplemented
         return self._values[:3] == other._values[:3] and np.array_equal(
             self.chunk_ranks, other.chunk_ranks
@@ -120,7 +120,7 @@ class DispatchPlan:
         return self.digest
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DispatchPlan, self._values
+        return TokenLayout, self._values
 
 
 def _owners(chunk_ranks: npt.ArrayLike) -> Int32Array:
@@ -133,9 +133,9 @@ def _owners(chunk_ranks: npt.ArrayLike) -> Int32Array:
     return np.ascontiguousarray(owners, dtype=np.int32)
 
 
-def check_layout(value: object, name: str = "dispatch") -> None:
-    """Refuse what is no DispatchPlan."""
-    instance(value, DispatchPlan, name, "pass plan.dispatch of a plan")
+def check_layout(value: object, name: str = "layout") -> None:
+    """Refuse what is no TokenLayout."""
+    instance(value, TokenLayout, name, "pass plan.layout of a plan")
 
 
 def num_local_tokens(
@@ -165,9 +165,9 @@ def num_local_tokens(
     return max(1, -(-total_seqlen // (cp_size * unit))) * unit
 
 
-def make_dispatch(
+def make_token_layout(
     mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int = 1
-) -> DispatchPlan:
+) -> TokenLayout:
     """Choose the chunk size and an owner for every chunk.
 
     Raises:
@@ -188,6 +188,6 @@ def make_dispatch(
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
         max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
-        swap_trials=trials if config.dispatch == "swap" else 0,
+        swap_trials=trials if config.balancer == "swap" else 0,
     )
-    return DispatchPlan(total, chunk_size, cp_size, chunk_ranks)
+    return TokenLayout(total, chunk_size, cp_size, chunk_ranks)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_magi import api, masks
+from megatron_magi import magi_attention as api
+from megatron_magi import masks
 from megatron_magi.core.kernel import max_logits as kernel_max_logits
-from tests.api.typed_masks import count_cells, random_typed
 from tests.dense import (
     NAMES,
     assert_as_good,
@@ -17,6 +17,7 @@ from tests.dense import (
     random_qkv,
     summand_scales,
 )
+from tests.magi_attention.typed_masks import count_cells, random_typed
 
 
 def test_usage_ranges_and_types() -> None:

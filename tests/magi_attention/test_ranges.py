@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from megatron_magi.api import AttnMaskType, AttnRange, AttnRanges, RangeError
-from megatron_magi.api.mask_type import mask_types
+from megatron_magi.magi_attention import AttnMaskType, AttnRange, AttnRanges, RangeError
+from megatron_magi.magi_attention.mask_type import mask_types
 
 
 def test_a_range_is_a_value() -> None:

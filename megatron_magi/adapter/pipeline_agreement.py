@@ -1,8 +1,8 @@
 """Tensor-parallel ranks and pipeline stages work on one batch: they compare what they planned.
 
-Inside a context-parallel group a wrong plan would be noticed at the first exchange. Between stages
-nothing is exchanged but activations, whose shapes depend on lengths only, so other boundaries on
-one stage would train on, silently wrong.
+Inside a context-parallel group a wrong plan would be noticed at the first exchange. Between
+pipeline stages nothing is exchanged but activations, whose shapes depend on lengths only, so other
+boundaries on one of them would train on, silently wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import agree_later, finish_agreement, open_agreement
 
 
-def open_stage_agreement(timeout_s: float) -> None:
+def open_pipeline_agreement(timeout_s: float) -> None:
     """All ranks of a model call it once, when the model is built (``attach`` does).
 
     Cost: a gloo group of the tensor- and pipeline-parallel ranks; nothing where there is one rank.
@@ -24,7 +24,7 @@ def open_stage_agreement(timeout_s: float) -> None:
         open_agreement(group, "tensor- and pipeline-parallel ranks", timeout_s)
 
 
-def agree_on_stages(plan: AttnPlan) -> None:
+def agree_in_pipeline(plan: AttnPlan) -> None:
     """Compare this plan with the other ranks of the model, without waiting.
 
     Cost: an asynchronous exchange of 1088 bytes a rank.
@@ -37,7 +37,7 @@ def agree_on_stages(plan: AttnPlan) -> None:
         agree_later(plan, group)
 
 
-def finish_stage_agreement() -> None:
+def finish_pipeline_agreement() -> None:
     """Wait until all comparisons of this step are done; call it before the optimizer's step.
 
     Those of the context-parallel ranks too: on a GPU the last exchange of a step started before

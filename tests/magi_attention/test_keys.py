@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_magi import MagiConfig, api
+from megatron_magi import MagiConfig
+from megatron_magi import magi_attention as api
 from megatron_magi.core.runtime.plan_cache import plan_cache
 
 
@@ -155,7 +156,7 @@ def test_configs_refused_with_meaning(make: Any, text: str) -> None:
         (
             lambda: api.make_varlen_key_for_new_mask_after_dispatch(
                 [0, 12], [0, 12], key_for_dispatch=varlen_key()),
-            "a second mask needs a dispatch with total_seqlen = 12, got 16",
+            "a second mask needs a token layout with total_seqlen = 12, got 16",
         ),
     ],
 )  # fmt: skip

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from megatron_magi.api.dist_attn_config import DistAttnConfig
-from megatron_magi.api.mask_type import AttnMaskType, typed_slices
-from megatron_magi.api.ranges import AttnRanges
 from megatron_magi.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, is_alive, resolve_group
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.plan_cache import plan_cache
+from megatron_magi.magi_attention.dist_attn_config import DistAttnConfig
+from megatron_magi.magi_attention.mask_type import AttnMaskType, typed_slices
+from megatron_magi.magi_attention.ranges import AttnRanges
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,22 @@ class DistAttnRuntimeKey:
     @property
     def total_seqlen_q(self) -> int:
         """Tokens of the sequence, without padding."""
-        return self.plan.dispatch.total_seqlen
+        return self.plan.layout.total_seqlen
 
     @property
     def total_seqlen_k(self) -> int:
         """The same: self-attention."""
-        return self.plan.dispatch.total_seqlen
+        return self.plan.layout.total_seqlen
 
     @property
     def pad_size(self) -> int:
         """Rows of padding on all ranks together; added and dropped inside."""
-        return self.plan.dispatch.padded_seqlen - self.plan.dispatch.total_seqlen
+        return self.plan.layout.padded_seqlen - self.plan.layout.total_seqlen
 
     @property
     def chunk_size(self) -> int:
         """Tokens per chunk, as planned."""
-        return self.plan.dispatch.chunk_size
+        return self.plan.layout.chunk_size
 
     @property
     def num_heads_q(self) -> int:

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi import api
-from megatron_magi.api.mask_type import mask_from_typed, typed_slices
-from tests.api.typed_masks import count_cells, random_typed
+from megatron_magi import magi_attention as api
+from megatron_magi.magi_attention.mask_type import mask_from_typed, typed_slices
 from tests.dense import random_mask
+from tests.magi_attention.typed_masks import count_cells, random_typed
 
 WINDOW = st.tuples(st.integers(-1, 14), st.integers(-1, 14))
 

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from megatron_magi import AttnMask, api, masks
-from tests.api.test_kernel_call import dense_max_logits, sink_attention
-from tests.api.typed_masks import count_cells, random_typed
+from megatron_magi import AttnMask, masks
+from megatron_magi import magi_attention as api
 from tests.dense import (
     NAMES,
     assert_as_good,
@@ -20,6 +19,8 @@ from tests.dense import (
     random_qkv,
     summand_scales,
 )
+from tests.magi_attention.test_kernel_call import dense_max_logits, sink_attention
+from tests.magi_attention.typed_masks import count_cells, random_typed
 from tests.process_pool import subgroup
 
 HEADS = (4, 2, 8)
@@ -136,7 +137,7 @@ def second_mask(rank: int, cp_size: int) -> None:
         *typed, key_for_dispatch=first, dist_attn_config=config(0)
     )
     assert api.get_most_recent_key(group) == flex
-    assert window.plan.dispatch == flex.plan.dispatch == first.plan.dispatch
+    assert window.plan.layout == flex.plan.layout == first.plan.layout
     assert flex.plan.overlap_degree == 0 and window.plan.overlap_degree == 1
     for key, mask in (
         (first, masks.from_cu_seqlens(cu_seqlens)),

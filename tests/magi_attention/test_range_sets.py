@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.api import AttnMaskType, AttnRange, AttnRanges, RangeError, apply_padding
+from megatron_magi.magi_attention import (
+    AttnMaskType,
+    AttnRange,
+    AttnRanges,
+    RangeError,
+    apply_padding,
+)
 
 PAIRS = st.tuples(st.integers(0, 24), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1]))
 RANGE = PAIRS.map(AttnRange.from_range)

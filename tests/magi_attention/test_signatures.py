@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from megatron_magi import api
+from megatron_magi import magi_attention as api
 
 _KEY = "num_heads_q, num_heads_kv, head_dim, pad_size, cp_group_or_mesh"
 _FLAGS = "is_same_source=True, is_q_permutable=True, is_k_permutable=True, chunk_size=None"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api import api_jobs as jobs
+from tests.magi_attention import api_jobs as jobs
 from tests.process_pool import pool
 
 WORLD = 5

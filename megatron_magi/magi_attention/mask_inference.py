@@ -14,19 +14,19 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from megatron_magi.api.environment import tell_about_environment
-from megatron_magi.api.mask_type import (
+from megatron_magi.checks import INT32_MAX, flag, int_array, integer, pair, shown
+from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray
+from megatron_magi.core.native import solver
+from megatron_magi.magi_attention.environment import tell_about_environment
+from megatron_magi.magi_attention.mask_type import (
     AttnMaskType,
     GeneralAttnMaskType,
     TypedSlices,
     mask_types,
     typed_slices,
 )
-from megatron_magi.api.range import AttnRange
-from megatron_magi.api.ranges import AttnRanges, check_ranges
-from megatron_magi.checks import INT32_MAX, flag, int_array, integer, pair, shown
-from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray
-from megatron_magi.core.native import solver
+from megatron_magi.magi_attention.range import AttnRange
+from megatron_magi.magi_attention.ranges import AttnRanges, check_ranges
 
 CuSeqlens = Tensor | Sequence[int]
 """Prefix sums; a host list or CPU tensor saves a copy from the device."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from megatron_magi.api.runtime_key import DistAttnRuntimeKey, check_key, remember
 from megatron_magi.checks import integer
 from megatron_magi.core.kernel.autograd import one_graph_break
-from megatron_magi.core.runtime import roll as _roll
 from megatron_magi.core.runtime import token_dispatch as _tokens
+from megatron_magi.core.runtime.shift import shift_tokens
+from megatron_magi.magi_attention.runtime_key import DistAttnRuntimeKey, check_key, remember
 
 
 @one_graph_break
@@ -58,7 +58,7 @@ def roll(x: Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> Tensor:
     """
     remember(key)
     check_key(key)
-    return _roll.roll(x, -integer(shift, "shift"), key.plan, key.cp_group, dim)
+    return shift_tokens(x, -integer(shift, "shift"), key.plan, key.cp_group, dim)
 
 
 def roll_simple(x: Tensor, shift: int, dim: int, key: DistAttnRuntimeKey) -> Tensor:

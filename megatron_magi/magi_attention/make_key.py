@@ -8,24 +8,28 @@ from dataclasses import replace
 from torch import Tensor
 from typing_extensions import deprecated
 
-from megatron_magi.api.dist_attn_config import DistAttnConfig
-from megatron_magi.api.environment import tell_about_environment
-from megatron_magi.api.mask_inference import CuSeqlens, cu_seqlens_slices, host_cu_seqlens
-from megatron_magi.api.mask_type import GeneralAttnMaskType, mask_from_typed
-from megatron_magi.api.ranges import AttnRanges
-from megatron_magi.api.runtime_key import (
+from megatron_magi.checks import flag, integer, optional_integer
+from megatron_magi.core.comm.process_group import CpGroup
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.plan import HeadShape
+from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.magi_attention.dist_attn_config import DistAttnConfig
+from megatron_magi.magi_attention.environment import tell_about_environment
+from megatron_magi.magi_attention.mask_inference import (
+    CuSeqlens,
+    cu_seqlens_slices,
+    host_cu_seqlens,
+)
+from megatron_magi.magi_attention.mask_type import GeneralAttnMaskType, mask_from_typed
+from megatron_magi.magi_attention.ranges import AttnRanges
+from megatron_magi.magi_attention.runtime_key import (
     DistAttnRuntimeKey,
     check_config,
     check_key,
     flat_group,
     remember,
 )
-from megatron_magi.api.tokens import dispatch
-from megatron_magi.checks import flag, integer, optional_integer
-from megatron_magi.core.comm.process_group import CpGroup
-from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.plan import HeadShape
-from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.magi_attention.tokens import dispatch
 
 _DEFAULT = DistAttnConfig()
 
@@ -242,9 +246,7 @@ def _second_key(
         first.dist_attn_config,
         overlap_config=(config or first.dist_attn_config).overlap_config,
     )
-    plan = plan_for(
-        mask, first.cp_group, heads, merged.engine_config(), dispatch=first.plan.dispatch
-    )
+    plan = plan_for(mask, first.cp_group, heads, merged.engine_config(), layout=first.plan.layout)
     return remember(DistAttnRuntimeKey(plan, first.cp_group, merged))
 
 

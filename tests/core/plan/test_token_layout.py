@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.plan.dispatch import DispatchPlan, num_local_tokens
+from megatron_magi.core.plan.token_layout import TokenLayout, num_local_tokens
 
 
 def owners(*ranks: int) -> np.ndarray:
@@ -14,14 +14,14 @@ def owners(*ranks: int) -> np.ndarray:
 
 
 def test_one_chunk_of_one_rank_is_a_layout() -> None:
-    plan = DispatchPlan(5, 8, 1, owners(0))
+    plan = TokenLayout(5, 8, 1, owners(0))
     assert plan.chunk_ranks.tolist() == [0]
 
 
 @pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 1)])
 def test_ranks_own_equally_many_chunks(ranks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=f"multiple of cp_size = 2 chunks, got {len(ranks)}"):
-        DispatchPlan(24, 8, 2, owners(*ranks))
+        TokenLayout(24, 8, 2, owners(*ranks))
 
 
 def test_a_token_multiple_that_fits_pads_nothing() -> None:
@@ -35,6 +35,6 @@ def test_a_prime_number_of_tokens_is_padded() -> None:
 
 
 def test_a_layout_cannot_be_changed() -> None:
-    plan = DispatchPlan(5, 8, 1, owners(0))
+    plan = TokenLayout(5, 8, 1, owners(0))
     with pytest.raises(ValueError, match="read-only"):
         plan.chunk_ranks[0] = 1

@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from megatron_magi.api.range import AttnRange
-from megatron_magi.api.ranges import AttnRanges, check_ranges
 from megatron_magi.checks import integer, shown
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import IntArray, slices_from_ranges
+from megatron_magi.magi_attention.range import AttnRange
+from megatron_magi.magi_attention.ranges import AttnRanges, check_ranges
 
 
 class AttnMaskType(Enum):

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from megatron_magi.api.environment import tell_about_environment
-from megatron_magi.api.runtime_key import DistAttnRuntimeKey, check_key, remember
 from megatron_magi.checks import flag, integer, number
 from megatron_magi.core.kernel.attention import (
     AttnForwardMeta,
@@ -23,6 +21,8 @@ from megatron_magi.core.kernel.slice_table import slice_table
 from megatron_magi.core.runtime.dist_attn import dist_attn
 from megatron_magi.core.runtime.max_logits import dist_max_logits
 from megatron_magi.core.tensor_checks import tensor
+from megatron_magi.magi_attention.environment import tell_about_environment
+from megatron_magi.magi_attention.runtime_key import DistAttnRuntimeKey, check_key, remember
 
 TUNING_ARGUMENTS = (
     "sm_margin", "disable_fwd_atomic_reduction", "disable_bwd_dkv_atomic_reduction",

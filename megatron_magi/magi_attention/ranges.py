@@ -8,11 +8,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from megatron_magi.api import range_sets
-from megatron_magi.api.range import AttnRange, NaiveRange
-from megatron_magi.api.range_list import RangeList
 from megatron_magi.checks import flag, instance, integer, integers, shown
 from megatron_magi.core.tensor_checks import device as checked_device
+from megatron_magi.magi_attention import range_sets
+from megatron_magi.magi_attention.range import AttnRange, NaiveRange
+from megatron_magi.magi_attention.range_list import RangeList
 
 
 class AttnRanges(RangeList):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar, overload
 
-from megatron_magi.api.range import AttnRange
 from megatron_magi.checks import flag, instance, integer
+from megatron_magi.magi_attention.range import AttnRange
 
 List = TypeVar("List", bound="RangeList")
 

@@ -14,13 +14,15 @@ from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
-from megatron_magi.core.plan import AttnPlan, DispatchPlan, make_roll_plan
+from megatron_magi.core.plan import AttnPlan, TokenLayout, make_shift_plan
 from megatron_magi.core.runtime.prepared import kept_with
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
 
 
 @one_graph_break
-def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int = 0) -> Tensor:
+def shift_tokens(
+    x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int = 0
+) -> Tensor:
     """``torch.roll(x, -shift)`` of the full sequence, on dispatched tokens; differentiable.
 
     Local token i becomes global token ``(position_i + shift) mod total_seqlen``; pad rows stay.
@@ -33,53 +35,53 @@ def roll(x_local: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: in
     """
     check_group(plan, cp_group)
     shift = integer(shift, "shift")
-    dim = check_tokens(x_local, dim, plan.dispatch.num_local_tokens, "this rank's tokens")
-    out: Tensor = _Roll.apply(x_local, shift, plan, cp_group, dim)
+    dim = check_tokens(x_local, dim, plan.layout.num_local_tokens, "this rank's tokens")
+    out: Tensor = _ShiftTokens.apply(x_local, shift, plan, cp_group, dim)
     return out
 
 
-class _Roll(torch.autograd.Function):
+class _ShiftTokens(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, shift: int, plan: AttnPlan, cp_group: CpGroup, dim: int
     ) -> Tensor:
         ctx.shift, ctx.plan, ctx.cp_group, ctx.dim = shift, plan, cp_group, dim
-        compare_rows("roll", x, plan, cp_group, dim, shift)
-        return _roll(x, shift, plan.dispatch, cp_group, dim)
+        compare_rows("shift_tokens", x, plan, cp_group, dim, shift)
+        return _shift(x, shift, plan.layout, cp_group, dim)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        compare_rows("backward of roll", grad, ctx.plan, ctx.cp_group, ctx.dim, ctx.shift)
-        rolled = _roll(grad, -ctx.shift, ctx.plan.dispatch, ctx.cp_group, ctx.dim)
-        return rolled, None, None, None, None
+        compare_rows("backward of shift_tokens", grad, ctx.plan, ctx.cp_group, ctx.dim, ctx.shift)
+        shifted = _shift(grad, -ctx.shift, ctx.plan.layout, ctx.cp_group, ctx.dim)
+        return shifted, None, None, None, None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _PreparedRoll:
-    """A RollPlan on one device."""
+class _PreparedShift:
+    """A ShiftPlan on one device."""
 
     cast: PreparedCast
     gather_index: DeviceTable
 
 
-def _prepared_roll(
-    layout: DispatchPlan, shift: int, rank: int, device: torch.device
-) -> _PreparedRoll:
+def _prepared_shift(
+    layout: TokenLayout, shift: int, rank: int, device: torch.device
+) -> _PreparedShift:
     """Made once per layout and shift."""
 
-    def make() -> _PreparedRoll:
-        plan = make_roll_plan(layout, shift, rank)
+    def make() -> _PreparedShift:
+        plan = make_shift_plan(layout, shift, rank)
         (cast,) = prepare_casts([plan.cast], layout.num_local_tokens, device, reduced=())
-        return _PreparedRoll(cast, *upload_together([plan.gather_index], device))
+        return _PreparedShift(cast, *upload_together([plan.gather_index], device))
 
-    return kept_with(layout, ("roll", shift, rank, device), make)
+    return kept_with(layout, ("shift", shift, rank, device), make)
 
 
-def _roll(x: Tensor, shift: int, layout: DispatchPlan, cp_group: CpGroup, dim: int) -> Tensor:
-    ready = _prepared_roll(layout, shift, group_rank(cp_group), x.device)
+def _shift(x: Tensor, shift: int, layout: TokenLayout, cp_group: CpGroup, dim: int) -> Tensor:
+    ready = _prepared_shift(layout, shift, group_rank(cp_group), x.device)
     rows = x.movedim(dim, 0)
     flat = rows.reshape(len(rows), -1).contiguous()
     (received,) = group_cast([flat], ready.cast, resolve_group(cp_group)).wait()
-    rolled = torch.cat([flat, received]).index_select(0, ready.gather_index.here())
-    return rolled.view(rows.shape).movedim(0, dim)
+    shifted = torch.cat([flat, received]).index_select(0, ready.gather_index.here())
+    return shifted.view(rows.shape).movedim(0, dim)

@@ -1,4 +1,4 @@
-"""The yardstick: context parallelism 1 with Megatron's own dense attention and a dense mask."""
+"""A batch with a dense mask, for the baseline: context parallelism 1, Megatron's own attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def dense_batch(batch: Batch, cu_seqlens: npt.ArrayLike) -> LocalBatch:
     convention (True = hidden). Nothing of ours runs in the model: RoPE keeps stream positions,
     which gives the same attention because RoPE depends on distances only.
     """
-    assert batch.tokens is not None, "the reference embeds tokens"
+    assert batch.tokens is not None, "the baseline embeds tokens"
     total = batch.tokens.shape[1]
     device = batch.tokens.device
     bounds = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=device)

@@ -8,7 +8,7 @@ from typing import Any
 from megatron.core.models.common.language_module.language_module import LanguageModule
 
 
-def gpt_chunks(model: Any) -> Iterator[Any]:
+def model_chunks(model: Any) -> Iterator[Any]:
     """Every language-model chunk in a model or list of them, out of DDP and precision wrappers.
 
     Raises:

@@ -7,9 +7,10 @@ from importlib import import_module
 
 import pytest
 
-from megatron_magi import MagiConfig, api
-from megatron_magi.api import replaced
-from megatron_magi.api.environment import INSTEAD
+from megatron_magi import MagiConfig
+from megatron_magi import magi_attention as api
+from megatron_magi.magi_attention import replaced
+from megatron_magi.magi_attention.environment import INSTEAD
 
 V1_1_1 = """
 magi_attn_varlen_key magi_attn_varlen_dispatch magi_attn_flex_key magi_attn_flex_dispatch dispatch
@@ -44,11 +45,13 @@ def test_an_old_name_says_what_to_use(name: str) -> None:
     with pytest.raises(ImportError, match=words):
         getattr(api, name)
     with pytest.raises(ImportError, match=words):  # Python hides an AttributeError's words here
-        exec(f"from megatron_magi.api import {name}")
+        exec(f"from megatron_magi.magi_attention import {name}")
     named = replaced.REPLACED[name].split(",")[0].split("(")[0].strip()
     if not named.startswith("nothing"):
         module, _, function = named.partition(";")[0].rpartition(".")
-        assert hasattr(import_module(module or "megatron_magi.api"), function.split(" ")[0])
+        assert hasattr(
+            import_module(module or "megatron_magi.magi_attention"), function.split(" ")[0]
+        )
 
 
 def test_an_unknown_name_is_an_ordinary_error() -> None:
@@ -60,7 +63,8 @@ def test_an_unknown_name_is_an_ordinary_error() -> None:
 PROGRAM = """
 import sys, warnings
 warnings.simplefilter("always")
-from megatron_magi import MagiConfig, api
+from megatron_magi import MagiConfig
+from megatron_magi import magi_attention as api
 print("imported", file=sys.stderr)
 import torch
 q = torch.zeros(4, 1, 8)
@@ -104,3 +108,13 @@ def test_what_happens_instead_names_what_exists() -> None:
     for text in INSTEAD.values():
         for part in text.split("MagiConfig(")[1:]:
             assert hasattr(MagiConfig(), part.split("=")[0])
+
+
+def test_the_short_name_has_the_same_names() -> None:
+    short = import_module("megatron_magi.api")
+    assert short.__all__ == api.__all__
+    assert all(getattr(short, name) is getattr(api, name) for name in api.__all__)
+    with pytest.raises(ImportError, match=r"use megatron_magi\.masks\.from_dense"):
+        exec("from megatron_magi.api import from_mask")
+    with pytest.raises(AttributeError, match="has no attribute 'magi_attn_fused_key'"):
+        _ = short.magi_attn_fused_key

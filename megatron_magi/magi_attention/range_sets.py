@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from megatron_magi.api.range import NaiveRange
+from megatron_magi.magi_attention.range import NaiveRange
 
 Pairs = list[NaiveRange]
 

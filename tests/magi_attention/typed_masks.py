@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from megatron_magi.api import AttnMaskType, AttnRange, AttnRanges
+from megatron_magi.magi_attention import AttnMaskType, AttnRange, AttnRanges
 
 Typed = tuple[AttnRanges, AttnRanges, list[AttnMaskType]]
 

@@ -1,0 +1,135 @@
+"""MagiAttention's published names on top of this engine: switch by changing an import.
+
+    from megatron_magi.magi_attention import magi_attn_varlen_key, dispatch, calc_attn, undispatch
+
+    key = magi_attn_varlen_key(cu_seqlens, cu_seqlens, num_heads_q, num_heads_kv, head_dim,
+                               pad_size=0, cp_group_or_mesh=cp_group, causal=True)
+    x_local = dispatch(x, key)
+    out, meta = calc_attn(q, k, v, key)
+    y = undispatch(y_local, key)
+
+Signatures, keyword names, strings and defaults are those of ``magi_attention.api`` as of v1.1.1
+(``MAGI_ATTENTION_VERSION``). A name of v1.0 that is gone says what replaced it, and a
+``MAGI_ATTENTION_*`` variable that is set gives one warning: none is read. Arguments that
+only tune speed there are accepted without effect; what would change results and is not here is
+refused with an error. Thin: everything is a translation onto ``import megatron_magi``.
+"""
+
+from typing import NoReturn
+
+from megatron_magi.core.kernel.attention import AttnForwardMeta
+from megatron_magi.magi_attention.attention import TUNING_ARGUMENTS, calc_attn, flex_flash_attn_func
+from megatron_magi.magi_attention.batch import (
+    compute_pad_size,
+    infer_varlen_mask_from_batch,
+    squash_batch_dim,
+)
+from megatron_magi.magi_attention.dist_attn_config import (
+    AttnOverlapMode,
+    BatchToppHeapDispatchAlg,
+    BSDispatchAlg,
+    BTPDispatchAlg,
+    DispatchAlg,
+    DispatchConfig,
+    DistAttnConfig,
+    DPDispatchAlg,
+    GreedyOverlapAlg,
+    GrpCollConfig,
+    LBDispatchAlg,
+    MinHeapDispatchAlg,
+    OverlapAlg,
+    OverlapConfig,
+    RandomSelectDispatchAlg,
+    SequentialDispatchAlg,
+    SortedSequentialSelectAlg,
+    ToppHeapDispatchAlg,
+    UniformOverlapAlg,
+)
+from megatron_magi.magi_attention.make_key import (
+    magi_attn_flex_dispatch,
+    magi_attn_flex_key,
+    magi_attn_varlen_dispatch,
+    magi_attn_varlen_key,
+    make_flex_key_for_new_mask_after_dispatch,
+    make_varlen_key_for_new_mask_after_dispatch,
+)
+from megatron_magi.magi_attention.mask_inference import (
+    apply_padding,
+    infer_attn_mask_from_cu_seqlens,
+    infer_attn_mask_from_sliding_window,
+)
+from megatron_magi.magi_attention.mask_type import AttnMaskType, GeneralAttnMaskType
+from megatron_magi.magi_attention.range import AttnRange, RangeError
+from megatron_magi.magi_attention.ranges import AttnRanges
+from megatron_magi.magi_attention.replaced import replacement
+from megatron_magi.magi_attention.runtime_key import (
+    DistAttnRuntimeKey,
+    clear_cache,
+    get_most_recent_key,
+)
+from megatron_magi.magi_attention.tokens import (
+    dispatch,
+    get_position_ids,
+    roll,
+    roll_simple,
+    undispatch,
+)
+
+MAGI_ATTENTION_VERSION = "1.1.1"
+"""The version of MagiAttention whose published names and signatures these are."""
+
+__all__ = [
+    "MAGI_ATTENTION_VERSION",
+    "TUNING_ARGUMENTS",
+    "AttnForwardMeta",
+    "AttnMaskType",
+    "AttnOverlapMode",
+    "AttnRange",
+    "AttnRanges",
+    "BSDispatchAlg",
+    "BTPDispatchAlg",
+    "BatchToppHeapDispatchAlg",
+    "DPDispatchAlg",
+    "DispatchAlg",
+    "DispatchConfig",
+    "DistAttnConfig",
+    "DistAttnRuntimeKey",
+    "GeneralAttnMaskType",
+    "GreedyOverlapAlg",
+    "GrpCollConfig",
+    "LBDispatchAlg",
+    "MinHeapDispatchAlg",
+    "OverlapAlg",
+    "OverlapConfig",
+    "RandomSelectDispatchAlg",
+    "RangeError",
+    "SequentialDispatchAlg",
+    "SortedSequentialSelectAlg",
+    "ToppHeapDispatchAlg",
+    "UniformOverlapAlg",
+    "apply_padding",
+    "calc_attn",
+    "clear_cache",
+    "compute_pad_size",
+    "dispatch",
+    "flex_flash_attn_func",
+    "get_most_recent_key",
+    "get_position_ids",
+    "infer_attn_mask_from_cu_seqlens",
+    "infer_attn_mask_from_sliding_window",
+    "infer_varlen_mask_from_batch",
+    "magi_attn_flex_dispatch",
+    "magi_attn_flex_key",
+    "magi_attn_varlen_dispatch",
+    "magi_attn_varlen_key",
+    "make_flex_key_for_new_mask_after_dispatch",
+    "make_varlen_key_for_new_mask_after_dispatch",
+    "roll",
+    "roll_simple",
+    "squash_batch_dim",
+    "undispatch",
+]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise replacement(name, __name__)
