@@ -121,11 +121,11 @@ def test_it_goes_with_the_plan(cp_size: int) -> None:
 def test_a_second_mask_shares_what_the_layout_keeps() -> None:
     first = make_plan()
     window = masks.sliding_window(60, (5, 0))
-    second = make_attn_plan(window, 3, SHAPE, first.config, dispatch=first.dispatch)
+    second = make_attn_plan(window, 3, SHAPE, first.config, layout=first.layout)
     magi.position_ids(first, 2)
-    before = dict(first.dispatch._prepared)
+    before = dict(first.layout._prepared)
     magi.position_ids(second, 2)
-    assert second.dispatch._prepared == before and len(before) == 1
+    assert second.layout._prepared == before and len(before) == 1
 
 
 def test_the_first_thread_counts() -> None:
