@@ -63,7 +63,7 @@ class BwdParams(Structure):
         *_fields(c_void_p, "stream"),
         *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
         *_fields(c_int32, "dtype", "grad_dtype", "num_items", "num_splits", "heads_per_section"),
-        *_fields(c_int32, "clear_dq", "deterministic", "num_cells", "heads_inner", "descending"),
+        *_fields(c_int32, "clear_dq", "deterministic", "num_row_groups", "heads_inner", "descending"),
         *_fields(c_float, "softmax_scale"),
     ]
 

@@ -11,38 +11,10 @@
 #include <span>
 #include <vector>
 
+#include "attention/work_lists.h"
 #include "planner/slices.h"
 
 namespace magi {
-
-// Both structs are copied to the device as they are (see attention/backward/args.h).
-struct BwdItem {
-  int32_t k_start = 0;      // first key row of the tile
-  int32_t k_rows = 0;       // 1..tile_k
-  int32_t entry_begin = 0;  // entries [entry_begin, entry_end) of the list
-  int32_t entry_end = 0;
-  int32_t steps = 0;        // query tiles of all entries, per head
-  int32_t visit_begin = 0;  // first of its visits in `BwdWorkList::visits`
-  int32_t reserved[2] = {0, 0};
-};
-
-struct BwdEntry {
-  int32_t q_begin = 0;  // rows [q_begin, q_end) see something of the tile
-  int32_t q_end = 0;
-  int32_t k_lo = 0;  // keys [k_lo, k_hi) of the tile belong to the slice
-  int32_t k_hi = 0;
-  int32_t d_lo = 0;  // d_lo <= k - q <= d_hi
-  int32_t d_hi = 0;
-  int32_t reserved[2] = {0, 0};
-};
-
-struct BwdVisit {
-  int32_t row_group = 0;       // of the step's first row
-  int32_t num_row_groups = 0;  // 1 or 2: also the next one
-  // Signals of the two row groups that the step waits for; 0 where an earlier step of the same
-  // entry has waited already (steps of one entry share no row).
-  int32_t wait[2] = {0, 0};
-};
 
 struct BwdWorkList {
   std::vector<BwdItem> items;     // in launch order, see backward_order.h

@@ -92,7 +92,8 @@ void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num
       visit.num_row_groups = static_cast<int32_t>(groups.group_of(last) - visit.row_group + 1);
       for (int32_t i = 0; i < visit.num_row_groups; ++i) {
         const int64_t group = visit.row_group + i;
-        if (touched[group] != e) visit.wait[i] = signals[group];
+        int32_t& wait = i == 0 ? visit.wait_first : visit.wait_second;
+        if (touched[group] != e) wait = signals[group];
         touched[group] = e;
         pending.push_back(group);
       }

@@ -48,10 +48,9 @@ std::vector<Strip> cut_strips(std::span<const Slice> slices, int64_t num_q) {
   return strips;
 }
 
-void longest_first(std::vector<FwdTileRow>& tiles) {
-  std::stable_sort(tiles.begin(), tiles.end(), [](const FwdTileRow& a, const FwdTileRow& b) {
-    return a.num_steps > b.num_steps;
-  });
+void longest_first(std::vector<FwdTile>& tiles) {
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [](const FwdTile& a, const FwdTile& b) { return a.num_steps > b.num_steps; });
 }
 
 class Builder {
@@ -83,8 +82,8 @@ class Builder {
 
  private:
   // The part of a slice that rows [begin, end) meet; empty() when none.
-  FwdEntryRow entry_of(const Slice& s, int64_t begin, int64_t end) const {
-    FwdEntryRow entry;
+  FwdEntry entry_of(const Slice& s, int64_t begin, int64_t end) const {
+    FwdEntry entry;
     const int64_t first = std::max(begin, s.q_start), last = std::min(end, s.q_end) - 1;
     if (first > last) return entry;
     const int64_t lo = std::max(s.k_start, first + s.d_lo);
@@ -92,12 +91,9 @@ class Builder {
     if (lo >= hi) return entry;
     entry.k_begin = static_cast<int32_t>(lo);
     entry.num_tiles = static_cast<int32_t>(ceil_div(hi - lo, tiling_.tile_k));
-    entry.q_start = static_cast<int32_t>(s.q_start);
-    entry.q_end = static_cast<int32_t>(s.q_end);
-    entry.k_start = static_cast<int32_t>(s.k_start);
-    entry.k_end = static_cast<int32_t>(s.k_end);
-    entry.d_lo = static_cast<int32_t>(s.d_lo);
-    entry.d_hi = static_cast<int32_t>(s.d_hi);
+    const auto narrow = [](int64_t x) { return static_cast<int32_t>(x); };
+    entry.band = {narrow(s.q_start), narrow(s.q_end), narrow(s.k_start),
+                  narrow(s.k_end),   narrow(s.d_lo),  narrow(s.d_hi)};
     if (s.q_start <= begin && end <= s.q_end) {
       const int64_t lo_all = std::max(s.k_start, last + s.d_lo);
       const int64_t hi_all = std::min(s.k_end, first + s.d_hi + 1);
@@ -113,7 +109,8 @@ class Builder {
 
   // Two slices that every row of the tile meets, where the second begins at the key the first ends
   // at, are one band for this tile. (Masks cut along keys, as by a distributed planner, have many.)
-  bool join(FwdEntryRow& a, const FwdEntryRow& b, int64_t begin, int64_t end) const {
+  bool join(FwdEntry& first, const FwdEntry& second, int64_t begin, int64_t end) const {
+    const Band &a = first.band, &b = second.band;
     const bool all_rows =
         a.q_start <= begin && end <= a.q_end && b.q_start <= begin && end <= b.q_end;
     if (!all_rows || a.k_end != b.k_start) return false;
@@ -126,7 +123,7 @@ class Builder {
     whole.k_end = b.k_end;
     whole.d_lo = a.d_lo;
     whole.d_hi = b.d_hi;
-    a = entry_of(whole, begin, end);
+    first = entry_of(whole, begin, end);
     return true;
   }
 
@@ -141,7 +138,7 @@ class Builder {
         if (!first_strip && std::find(members_.begin(), members_.end(), s) != members_.end())
           continue;
         members_.push_back(s);
-        const FwdEntryRow entry = entry_of(slices_[s], begin, end);
+        const FwdEntry entry = entry_of(slices_[s], begin, end);
         if (entry.num_tiles == 0) continue;
         if (scratch_.empty() || !join(scratch_.back(), entry, begin, end))
           scratch_.push_back(entry);
@@ -152,7 +149,7 @@ class Builder {
   double cost(size_t i, int64_t begin, int64_t end) {
     collect(i, begin, end);
     double total = tiling_.tile_cost;
-    for (const FwdEntryRow& e : scratch_)
+    for (const FwdEntry& e : scratch_)
       total += e.num_tiles + tiling_.masked_cost * (e.num_tiles - (e.full_end - e.full_begin));
     return total;
   }
@@ -212,12 +209,12 @@ class Builder {
       add_empty(begin, end);
       return;
     }
-    FwdTileRow tile;
+    FwdTile tile;
     tile.q_start = tile.out_start = static_cast<int32_t>(begin);
     tile.num_tokens = static_cast<int32_t>(end - begin);
     tile.entry_begin = static_cast<int32_t>(list_.entries.size());
     tile.num_entries = static_cast<int32_t>(scratch_.size());
-    for (const FwdEntryRow& e : scratch_) {
+    for (const FwdEntry& e : scratch_) {
       tile.num_steps += e.num_tiles;
       list_.masked_steps += e.num_tiles - (e.full_end - e.full_begin);
       list_.entries.push_back(e);
@@ -252,18 +249,18 @@ class Builder {
   std::span<const Slice> slices_;
   const FwdTiling& tiling_;
   std::vector<Strip> strips_;
-  std::vector<FwdEntryRow> scratch_;
+  std::vector<FwdEntry> scratch_;
   std::vector<int32_t> members_;
   int64_t done_ = 0;  // rows before this are in tiles already
   FwdWorkList list_;
 };
 
 // Key tiles [begin, end) of the tile's walk, as entries.
-void cut_walk(const FwdWorkList& list, const FwdTileRow& tile, int32_t begin, int32_t end,
-              int32_t tile_k, std::vector<FwdEntryRow>& out) {
+void cut_walk(const FwdWorkList& list, const FwdTile& tile, int32_t begin, int32_t end,
+              int32_t tile_k, std::vector<FwdEntry>& out) {
   int32_t at = 0;  // steps before the entry
   for (int32_t i = 0; i < tile.num_entries; ++i) {
-    FwdEntryRow entry = list.entries[tile.entry_begin + i];
+    FwdEntry entry = list.entries[tile.entry_begin + i];
     const int32_t first = std::max(begin - at, 0);
     const int32_t last = std::min(end - at, entry.num_tiles);
     at += entry.num_tiles;
@@ -279,8 +276,7 @@ void cut_walk(const FwdWorkList& list, const FwdTileRow& tile, int32_t begin, in
 // The rows of `num_parts` outputs of num_q rows that no tile writes, as pairs.
 std::vector<int32_t> unwritten_rows(const FwdWorkList& list, int64_t num_q) {
   std::vector<Range> written;
-  for (const FwdTileRow& t : list.tiles)
-    written.push_back({t.out_start, t.out_start + t.num_tokens});
+  for (const FwdTile& t : list.tiles) written.push_back({t.out_start, t.out_start + t.num_tokens});
   std::sort(written.begin(), written.end(),
             [](const Range& a, const Range& b) { return a.start < b.start; });
   written.push_back({list.num_parts * num_q, list.num_parts * num_q});
@@ -323,11 +319,11 @@ void split_long_walks(FwdWorkList& list, int64_t num_q, int64_t tile_k, int64_t 
   split.tiles.clear();
   split.entries.clear();
   split.masked_steps = 0;
-  for (const FwdTileRow& tile : list.tiles) {
+  for (const FwdTile& tile : list.tiles) {
     const int64_t parts = ceil_div(tile.num_steps, max_steps);
     split.num_parts = std::max(split.num_parts, parts);
     for (int64_t part = 0; part < parts; ++part) {
-      FwdTileRow cut = tile;
+      FwdTile cut = tile;
       const auto begin = static_cast<int32_t>(part * tile.num_steps / parts);
       const auto end = static_cast<int32_t>((part + 1) * tile.num_steps / parts);
       cut.entry_begin = static_cast<int32_t>(split.entries.size());
@@ -338,7 +334,7 @@ void split_long_walks(FwdWorkList& list, int64_t num_q, int64_t tile_k, int64_t 
       split.tiles.push_back(cut);
     }
   }
-  for (const FwdEntryRow& e : split.entries)
+  for (const FwdEntry& e : split.entries)
     split.masked_steps += e.num_tiles - (e.full_end - e.full_begin);
   longest_first(split.tiles);
   split.empty_rows = unwritten_rows(split, num_q);

@@ -12,38 +12,14 @@
 #include <span>
 #include <vector>
 
+#include "attention/work_lists.h"
 #include "planner/slices.h"
 
 namespace magi {
 
-// Both structs are copied to the device as they are (see attention/forward/traits.h).
-struct FwdTileRow {
-  int32_t q_start = 0;
-  int32_t num_tokens = 0;  // 1..tile_q
-  int32_t entry_begin = 0;
-  int32_t num_entries = 0;
-  int32_t num_steps = 0;  // key tiles of all entries, at least 1
-  int32_t out_start = 0;  // output row of q_start: part * num_q + q_start
-  int32_t reserved[2] = {0, 0};
-};
-
-struct FwdEntryRow {
-  int32_t k_begin = 0;
-  int32_t num_tiles = 0;
-  int32_t full_begin = 0;  // tiles [full_begin, full_end) are visible to every row of the tile
-  int32_t full_end = 0;
-  int32_t q_start = 0;  // the slice, as far as this tile is concerned
-  int32_t q_end = 0;
-  int32_t k_start = 0;
-  int32_t k_end = 0;
-  int32_t d_lo = 0;
-  int32_t d_hi = 0;
-  int32_t reserved[2] = {0, 0};
-};
-
 struct FwdWorkList {
-  std::vector<FwdTileRow> tiles;  // most steps first
-  std::vector<FwdEntryRow> entries;
+  std::vector<FwdTile> tiles;  // most steps first
+  std::vector<FwdEntry> entries;
   std::vector<int32_t> empty_rows;  // pairs begin, end
   int64_t steps = 0;                // sum over the tiles
   int64_t masked_steps = 0;

@@ -55,7 +55,7 @@ double work_cost(const FwdWorkList& work, const FwdHeads& heads, const FwdVarian
     return std::max(static_cast<double>(units) * sum / static_cast<double>(num_sms), longest);
   }
   Makespan makespan(num_sms);
-  for (const FwdTileRow& tile : work.tiles) makespan.add(step * tile.num_steps + kTileCost, units);
+  for (const FwdTile& tile : work.tiles) makespan.add(step * tile.num_steps + kTileCost, units);
   return makespan.last();
 }
 

@@ -24,7 +24,7 @@ from megatron_magi.core.cuda.abi import (
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TILE, ENTRY = 8, 12
-"""int32 of FwdTileRow and FwdEntryRow (csrc/schedule/forward.h)."""
+"""int32 of FwdTile and FwdEntry (csrc/attention/work_lists.h)."""
 
 
 class CpuLibrary:

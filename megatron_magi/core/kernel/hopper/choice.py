@@ -105,7 +105,7 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
         num_splits=work.num_splits,
         heads_per_section=work.heads_per_section,
         deterministic=deterministic,
-        num_cells=work.num_row_groups,
+        num_row_groups=work.num_row_groups,
         heads_inner=work.heads_inner,
         descending=work.descending,
     )
@@ -116,6 +116,6 @@ def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
     """See BwdLaunch; sizes as in csrc/attention/backward/params.h."""
     stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
     partial = 8 * p.num_splits * p.num_k * p.num_heads_kv * p.head_dim if p.num_splits > 1 else 0
-    semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_cells) if p.deterministic else 0
+    semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_row_groups) if p.deterministic else 0
     sizes = [-(-size // 128) * 128 for size in (stats, partial, semaphores)]
     return 0, sizes[0], sum(sizes[:2]), sum(sizes)

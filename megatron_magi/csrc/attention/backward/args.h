@@ -6,17 +6,10 @@
 #include <cstdint>
 
 #include "../device/kernel_list.h"
+#include "../work_lists.h"
 #include "params.h"
 
 namespace magi {
-
-// Device views of the structs of schedule/backward.h (copied to the device as they are).
-struct alignas(16) BwdItemView {
-  int32_t k_start, k_rows, entry_begin, entry_end, steps, visit_begin, reserved[2];
-};
-struct alignas(16) BwdEntryView {
-  int32_t q_begin, q_end, k_lo, k_hi, d_lo, d_hi, reserved[2];
-};
 
 struct BwdMaps {
   CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}
@@ -28,10 +21,10 @@ struct BwdMaps {
 struct BwdArgs {
   const uint4* stats;        // [2 kinds, H, stat_rows]: see bwd_stat_rows
   int64_t stat_kind_stride;  // H * stat_rows
-  const BwdItemView* items;
-  const BwdEntryView* entries;
-  const int4* visits;   // struct BwdVisit
-  int32_t* semaphores;  // [0] ticket, then [2 halves][H][cells]
+  const BwdItem* items;
+  const BwdEntry* entries;
+  const BwdVisit* visits;  // deterministic mode
+  int32_t* semaphores;     // [0] ticket, then [2 halves][H][row groups]
   void* dk;
   void* dv;
   int64_t dk_stride_token, dk_stride_head;
@@ -42,7 +35,7 @@ struct BwdArgs {
   int32_t heads_per_block;    // query heads of one block
   int32_t heads_per_section;  // kv heads that are worked on together
   int32_t num_heads_q;
-  int32_t num_cells;
+  int32_t num_row_groups;
   int32_t stat_rows;
   int32_t heads_inner;  // walk order: all heads of a query tile, or all tiles of a head
   int32_t descending;   // query tiles from the last to the first

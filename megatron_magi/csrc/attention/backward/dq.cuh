@@ -52,25 +52,25 @@ MAGI_DEVICE void add_release(int32_t* ptr, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
 }
 
-// Counters of finished visits: [2 halves][H][cells].
-struct BwdCells {
+// Counters of finished visits: [2 halves][H][row groups].
+struct BwdSignals {
   const BwdArgs& args;
   int half;
-  int32_t* last = nullptr;  // first cell of a visit that has not been signalled
+  int32_t* last = nullptr;  // first counter of a visit that has not been signalled
   int last_count = 0;
 
-  MAGI_DEVICE int32_t* at(int cell, int head) const {
+  MAGI_DEVICE int32_t* at(int row_group, int head) const {
     return args.semaphores + 1 +
-           (static_cast<int64_t>(half) * args.num_heads_q + head) * args.num_cells + cell;
+           (static_cast<int64_t>(half) * args.num_heads_q + head) * args.num_row_groups + row_group;
   }
-  MAGI_DEVICE bool ready(int head, const int4& visit) const {
-    const int32_t* cell = at(visit.x, head);
-    return (visit.z == 0 || load_acquire(cell) >= visit.z) &&
-           (visit.w == 0 || load_acquire(cell + 1) >= visit.w);
+  MAGI_DEVICE bool ready(int head, const BwdVisit& visit) const {
+    const int32_t* counter = at(visit.row_group, head);
+    return (visit.wait_first == 0 || load_acquire(counter) >= visit.wait_first) &&
+           (visit.wait_second == 0 || load_acquire(counter + 1) >= visit.wait_second);
   }
-  MAGI_DEVICE void pending(int head, const int4& visit) {
-    last = at(visit.x, head);
-    last_count = visit.y;
+  MAGI_DEVICE void pending(int head, const BwdVisit& visit) {
+    last = at(visit.row_group, head);
+    last_count = visit.num_row_groups;
   }
   MAGI_DEVICE void signal() {
     if (last == nullptr) return;
@@ -91,20 +91,20 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
   using T = Traits;
   const uint32_t full = smem + T::kOffBars + T::kBarDqFull + 8 * half;
   const uint32_t empty = smem + T::kOffBars + T::kBarDqEmpty + 8 * half;
-  BwdCells cells{args, T::kInPairs ? 0 : half};
+  BwdSignals signals{args, T::kInPairs ? 0 : half};
 #pragma unroll 1
   for (int n = T::kInPairs ? half : 0, turn = 0; n < num_steps; n += T::kInPairs ? 2 : 1, ++turn) {
     wait_for(full, turn & 1);
     const volatile BwdStepMeta& m =
         *reinterpret_cast<const BwdStepMeta*>(meta + n % T::kMetaSlots * T::kMetaBytes);
     const int q = m.q_tile, head = m.head;
-    int4 visit{};
+    BwdVisit visit;
     if constexpr (T::kDeterministic) {
-      visit = {m.visit.x, m.visit.y, m.visit.z, m.visit.w};
-      if (!cells.ready(head, visit)) {
+      visit = {m.visit.row_group, m.visit.num_row_groups, m.visit.wait_first, m.visit.wait_second};
+      if (!signals.ready(head, visit)) {
         ptx::bulk_wait<0>();
-        cells.signal();
-        while (!cells.ready(head, visit)) {
+        signals.signal();
+        while (!signals.ready(head, visit)) {
         }
       }
       asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -115,19 +115,19 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
     ptx::bulk_wait_read<0>();
     ptx::mbar_arrive(empty);
     if constexpr (T::kDeterministic) {
-      if (cells.last != nullptr) {
+      if (signals.last != nullptr) {
         ptx::bulk_wait<1>();
-        cells.signal();
+        signals.signal();
       }
-      cells.pending(head, visit);
+      signals.pending(head, visit);
       if (!is_complete(full, (turn + 1) & 1)) {
         ptx::bulk_wait<0>();
-        cells.signal();
+        signals.signal();
       }
     }
   }
   ptx::bulk_wait<0>();
-  if constexpr (T::kDeterministic) cells.signal();
+  if constexpr (T::kDeterministic) signals.signal();
 }
 
 }  // namespace magi

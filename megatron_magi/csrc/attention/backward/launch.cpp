@@ -66,16 +66,16 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.stat_kind_stride = int64_t{p.num_heads_q} * args.stat_rows;
   args.heads_inner = p.heads_inner;
   args.descending = p.descending;
-  args.items = reinterpret_cast<const BwdItemView*>(p.items);
-  args.entries = reinterpret_cast<const BwdEntryView*>(p.entries);
-  args.visits = reinterpret_cast<const int4*>(p.visits);
+  args.items = reinterpret_cast<const BwdItem*>(p.items);
+  args.entries = reinterpret_cast<const BwdEntry*>(p.entries);
+  args.visits = reinterpret_cast<const BwdVisit*>(p.visits);
   args.semaphores = p.semaphores;
   args.num_items = p.num_items;
   args.num_splits = p.num_splits;
   args.heads_per_block = p.num_heads_q / p.num_heads_kv / p.num_splits;
   args.heads_per_section = p.heads_per_section;
   args.num_heads_q = p.num_heads_q;
-  args.num_cells = p.num_cells;
+  args.num_row_groups = p.num_row_groups;
   args.softmax_scale = p.softmax_scale;
   args.scale_log2 = p.softmax_scale * 1.4426950408889634f;
   if (p.num_splits > 1) {  // [2, num_splits, S, G, D] fp32
@@ -106,8 +106,8 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
         cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
   }
   if (p.deterministic) {
-    const size_t cells = size_t{2} * p.num_heads_q * p.num_cells;
-    MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, (cells + 1) * 4, stream),
+    const size_t counters = size_t{2} * p.num_heads_q * p.num_row_groups;
+    MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, (counters + 1) * 4, stream),
                                      "backward, clear semaphores"));
   }
   BwdPrepareArgs args{};

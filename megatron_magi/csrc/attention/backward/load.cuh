@@ -5,9 +5,8 @@
 namespace magi {
 
 template <class Traits>
-MAGI_DEVICE void write_step_meta(const BwdArgs& args, const BwdItemView& item,
-                                 const BwdEntryView& entry, int q, int head, int visit,
-                                 BwdStepMeta& m) {
+MAGI_DEVICE void write_step_meta(const BwdArgs& args, const BwdItem& item, const BwdEntry& entry,
+                                 int q, int head, int visit, BwdStepMeta& m) {
   using T = Traits;
   const int shift = item.k_start - q;
   const int c_end = entry.q_end - q;
@@ -39,7 +38,7 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
                    ptx::kEvictFirst);
   ptx::tma_load_4d(smem + T::kOffV, &maps.v, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
                    ptx::kEvictFirst);
-  const auto load_step = [&](int n, const BwdEntryView& entry, int q, int head, int visit) {
+  const auto load_step = [&](int n, const BwdEntry& entry, int q, int head, int visit) {
     const int stage = n % T::kStages;
     const uint32_t parity = (n / T::kStages + 1) & 1;
     const uint32_t q_full = bars + T::kBarQFull + 8 * stage;
@@ -65,9 +64,9 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
     block.walk(args, load_step);
     return;
   }
-  BwdEntryView last{};
+  BwdEntry last{};
   int last_q = 0, last_head = 0, last_visit = 0;
-  block.walk(args, [&](int n, const BwdEntryView& entry, int q, int head, int visit) {
+  block.walk(args, [&](int n, const BwdEntry& entry, int q, int head, int visit) {
     load_step(n, entry, q, head, visit);
     last = entry, last_q = q, last_head = head, last_visit = visit;
   });

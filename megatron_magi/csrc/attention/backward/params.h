@@ -23,10 +23,10 @@ struct MagiBwdParams {
   int64_t delta_stride_token, delta_stride_head;  // elements
   void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
   float* partial;          // workspace [2, num_splits, S, G, D] fp32; unused if num_splits is 1
-  const int32_t* items;    // [num_items, 8]: struct BwdItem of schedule/backward.h
+  const int32_t* items;    // [num_items, 8]: struct BwdItem of work_lists.h
   const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
   const int32_t* visits;   // [num_visits, 4], deterministic mode only: struct BwdVisit
-  int32_t* semaphores;     // deterministic mode only: 1 + 2 * H * num_cells, any content
+  int32_t* semaphores;     // deterministic mode only: 1 + 2 * H * num_row_groups, any content
   void* stream;            // host: cudaStream_t
   int32_t num_q, num_k;    // T, S
   int32_t num_heads_q, num_heads_kv;
@@ -38,8 +38,8 @@ struct MagiBwdParams {
   int32_t heads_per_section;  // kv heads that are worked on together; divides G
   int32_t clear_dq;           // 1: dq_acc is set to zero first (it must be contiguous)
   int32_t deterministic;
-  int32_t num_cells;    // deterministic mode only
-  int32_t heads_inner;  // walk order, see BwdArgs
+  int32_t num_row_groups;  // deterministic mode only
+  int32_t heads_inner;     // walk order, see BwdArgs
   int32_t descending;
   float softmax_scale;
 };

@@ -170,7 +170,7 @@ MAGI_DEVICE void store_gradients(const BwdArgs& args, const float (&dk)[Traits::
   const int warp = thread_again() % 128 / 32, lane = thread_again() % 32, first_row = 64 * wg;
   const int grad_bytes = args.grad_is_fp32 ? 4 : 2;
   const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
-  const BwdItemView& item = block.item;
+  const BwdItem& item = block.item;
   char* dk_base = static_cast<char*>(args.dk) +
                   (block.split * args.split_stride + item.k_start * args.dk_stride_token +
                    block.kv_head * args.dk_stride_head) *

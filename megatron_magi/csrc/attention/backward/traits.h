@@ -15,7 +15,7 @@ struct alignas(16) BwdStepMeta {
   int32_t b_hi;
   int32_t partial;       // bit w: keys [64 w, 64 w + 64) of the tile have masked cells
   int32_t q_tile, head;  // where dQ goes
-  int4 visit;            // deterministic mode: struct BwdVisit
+  BwdVisit visit;        // deterministic mode
 };
 
 // Named barriers (0 is __syncthreads).

@@ -7,7 +7,7 @@ namespace magi {
 
 template <class Traits>
 struct BwdBlock {
-  BwdItemView item;
+  BwdItem item;
   int kv_head;
   int split;
   int head_begin;
@@ -31,7 +31,7 @@ struct BwdBlock {
     const int num_entries = item.entry_end - item.entry_begin;
     const int inner_heads = args.heads_inner ? args.heads_per_block : 1;
     int outer = 0, inner = 0, e = -1, tile = 0, tiles = 0, visit = item.visit_begin;
-    BwdEntryView entry{};
+    BwdEntry entry{};
 #pragma unroll 1
     for (int n = 0; n < num_steps; ++n) {
       if (tile == tiles) {  // next entry, perhaps of the next head

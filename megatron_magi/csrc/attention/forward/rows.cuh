@@ -42,7 +42,7 @@ struct FwdRows {
   MAGI_DEVICE Band shared_by_lane0(const FwdStep& source) const {
     const int4* words = reinterpret_cast<const int4*>(&source);
     const int4 rows = shared_by_lane0(words[0]), keys = shared_by_lane0(words[1]);
-    return {rows.y, rows.z, keys.x, keys.y, keys.z, keys.w};
+    return {rows.z, rows.w, keys.x, keys.y, keys.z, keys.w};
   }
 
   struct RowAddress {

@@ -1,36 +1,16 @@
-// Work-list records, tile sizes and shared-memory plan of the forward.
+// Tile sizes, records in shared memory and shared-memory plan of the forward.
 #pragma once
 #include <cstdint>
 
-#include "../device/mask.h"
+#include "../work_lists.h"
 
 namespace magi {
-
-// Work-list records, written by csrc/schedule/forward.cpp as int32 rows.
-
-// One query tile: tokens [q_start, q_start + num_tokens), keys of `num_entries` entries.
-struct FwdTile {
-  int32_t q_start, num_tokens, entry_begin, num_entries;
-  int32_t num_steps;  // sum of the entries' num_tiles, at least 1
-  int32_t out_start;  // row of out and lse where q_start goes; q_start unless walks are split
-  int32_t unused[2];
-};
-static_assert(sizeof(FwdTile) == 32, "the work list has rows of 8 int32");
-
-// The key tiles of one slice for one query tile: tile j covers keys
-// [k_begin + j * block_n, ... + block_n); tiles in [full_begin, full_end) need no mask.
-struct FwdEntry {
-  int32_t k_begin, num_tiles, full_begin, full_end;
-  Band band;
-  int32_t unused[2];
-};
-static_assert(sizeof(FwdEntry) == 48, "the work list has rows of 12 int32");
 
 // What the producer tells the consumers of a step: StepFlags, and for a masked step the slice,
 // relative to the tile's first token and the step's first key.
 struct alignas(16) FwdStep {
-  int32_t flags, q_start, q_end, unused;
-  int32_t k_start, k_end, d_lo, d_hi;
+  int32_t flags, unused;
+  Band band;
 };
 // And of an item: where its rows leave, which head (of one kv head's packed heads), which tile.
 struct alignas(16) FwdItem {

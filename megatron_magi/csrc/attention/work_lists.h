@@ -1,0 +1,69 @@
+// The records of the work lists: written by the host (csrc/schedule), copied to the device as they
+// are, read by the kernels. All numbers are int32, so that numpy and PyTorch carry them as rows.
+#pragma once
+#include <cstdint>
+
+#include "device/mask.h"
+
+namespace magi {
+
+// Forward: one query tile, tokens [q_start, q_start + num_tokens), with `num_entries` entries.
+struct FwdTile {
+  int32_t q_start = 0;
+  int32_t num_tokens = 0;  // 1..tile_q
+  int32_t entry_begin = 0;
+  int32_t num_entries = 0;
+  int32_t num_steps = 0;  // key tiles of all entries, at least 1
+  int32_t out_start = 0;  // row of out and lse where q_start goes; q_start unless walks are split
+  int32_t unused[2] = {0, 0};
+};
+
+// Forward: the key tiles of one slice for one query tile. Tile j covers keys
+// [k_begin + j * tile_k, ... + tile_k); tiles in [full_begin, full_end) need no mask.
+struct FwdEntry {
+  int32_t k_begin = 0;
+  int32_t num_tiles = 0;
+  int32_t full_begin = 0;
+  int32_t full_end = 0;
+  Band band{};  // the slice, as far as this tile is concerned
+  int32_t unused[2] = {0, 0};
+};
+
+// Backward: one key tile with its entries, [entry_begin, entry_end) of the list.
+struct alignas(16) BwdItem {
+  int32_t k_start = 0;  // first key row of the tile
+  int32_t k_rows = 0;   // 1..tile_k
+  int32_t entry_begin = 0;
+  int32_t entry_end = 0;
+  int32_t steps = 0;        // query tiles of all entries, per head
+  int32_t visit_begin = 0;  // first of its visits
+  int32_t unused[2] = {0, 0};
+};
+
+// Backward: the rows [q_begin, q_end) that see something of a key tile through one slice, of which
+// keys [k_lo, k_hi) belong to the slice, with d_lo <= k - q <= d_hi.
+struct alignas(16) BwdEntry {
+  int32_t q_begin = 0;
+  int32_t q_end = 0;
+  int32_t k_lo = 0;
+  int32_t k_hi = 0;
+  int32_t d_lo = 0;
+  int32_t d_hi = 0;
+  int32_t unused[2] = {0, 0};
+};
+
+// Backward, deterministic mode: the row groups that a step adds dQ to.
+struct alignas(16) BwdVisit {
+  int32_t row_group = 0;       // of the step's first row
+  int32_t num_row_groups = 0;  // 1 or 2: also the next one
+  // Signals of the two row groups that the step waits for; 0 where an earlier step of the same
+  // entry has waited already (steps of one entry share no row).
+  int32_t wait_first = 0;
+  int32_t wait_second = 0;
+};
+
+static_assert(sizeof(FwdTile) == 32 && sizeof(FwdEntry) == 48 && sizeof(BwdItem) == 32 &&
+                  sizeof(BwdEntry) == 32 && sizeof(BwdVisit) == 16,
+              "the lists are arrays of int32 rows of 8, 12, 8, 8 and 4");
+
+}  // namespace magi
