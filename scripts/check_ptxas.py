@@ -18,8 +18,6 @@ from megatron_magi.cli.parser import CommandParser
 MAX_STACK_BYTES = 64
 ALLOWED_SPILLS: dict[str, str] = {
     # "part of a kernel's mangled name": "why its spills are harmless",
-    "fwd_kernelINS_9FwdTraitsI13__nv_bfloat16Li64ELi192ELi128E": "two words, once an output tile",
-    "fwd_kernelINS_9FwdTraitsI6__halfLi64ELi192ELi128E": "two words, once an output tile",
 }
 
 MESSAGE = re.compile(r"\((C75\d\d)\)(.*)")

@@ -58,7 +58,7 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     // 1. S = Q K(g+1)^T, O += P(g) V(g).
     wait_for(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
     const FwdStep& step = smem.steps[step_slot];
-    const int flags = me.shared_by_lane0(step.flags);
+    const int flags = me.shared_by_lane0(step.rows.x);
     pin_registers(o);
     wgmma_fence();
     issue_scores(me, s, ring_q.slot, ring_k.slot);

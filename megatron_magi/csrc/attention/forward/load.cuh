@@ -28,36 +28,25 @@ struct FwdProducer {
     ring_v.advance();
   }
 
-  // Waits for the next K tile's place and tells the consumers what comes there. `band` is read for
-  // a masked step only.
-  MAGI_DEVICE uint32_t announce(int flags, const Band& band, int q_start, int key) {
+  // `flags` of the step decide what is loaded: Q too for an item's first step, nothing at the end.
+  MAGI_DEVICE void push_step(FwdStep step, int key, int kv_head, int q_start, int unit) {
     wait_for(smem_addr(&smem.empty_k[ring_k.slot]), ring_k.phase ^ 1);
-    FwdStep& step = smem.steps[step_slot];
-    step.flags = flags;
-    if (flags & kStepMasked) step.band = band.relative_to(q_start, key);
+    smem.steps[step_slot] = step;
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
-    return smem_addr(&smem.full_k[ring_k.slot]);
-  }
-
-  // A step of an item; with its first step comes Q.
-  MAGI_DEVICE void push_step(int flags, const Band& band, int key, int kv_head, int q_start,
-                             int unit) {
-    const uint32_t bar = announce(flags, band, q_start, key);
-    const bool first = (flags & kStepFirst) != 0;
-    mbar_arrive_expect_tx(bar,
-                          Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
-    if (first) load_q(bar, q_start, unit);
-    tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
+    const uint32_t bar = smem_addr(&smem.full_k[ring_k.slot]);
+    if (step.flags() & kStepEnd) {
+      mbar_arrive(bar);
+    } else {
+      const bool first = (step.flags() & kStepFirst) != 0;
+      mbar_arrive_expect_tx(bar,
+                            Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
+      if (first) load_q(bar, q_start, unit);
+      tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
+    }
     ring_k.advance();
     load_pending_v();
     pending_key = key;
     pending_kv_head = kv_head;
-  }
-
-  // The stream ends: nothing is loaded but the last V.
-  MAGI_DEVICE void push_end() {
-    mbar_arrive(announce(kStepEnd, {}, 0, 0));
-    load_pending_v();
   }
 
   MAGI_DEVICE void load_q(uint32_t bar, int q_start, int unit) {
@@ -95,8 +84,13 @@ struct FwdProducer {
       int key = entry->k_begin;
       for (int j = 0; j < num_tiles; ++j, --steps_left, key += Traits::kBlockN) {
         if (steps_left == 1) flags |= kStepLast;
-        if (j < full_begin || j >= full_end) flags |= kStepMasked;
-        push_step(flags, entry->band, key, kv_head, tile.q_start, unit);
+        int4 rows = FwdStep::rows_of(flags, {}), keys = rows;
+        if (j < full_begin || j >= full_end) {
+          const Band band = entry->band.relative_to(tile.q_start, key);
+          rows = FwdStep::rows_of(flags | kStepMasked, band);
+          keys = FwdStep::keys_of(band);
+        }
+        push_step({rows, keys}, key, kv_head, tile.q_start, unit);
         flags = 0;
       }
     }
@@ -109,7 +103,8 @@ struct FwdProducer {
       run_item(item);
       item = next;
     }
-    push_end();
+    const int4 end = FwdStep::rows_of(kStepEnd, {});
+    push_step({end, end}, -1, 0, 0, 0);
     // The last block to come here resets the counters for the next launch.
     __threadfence();
     if (atomicAdd(p.args.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {

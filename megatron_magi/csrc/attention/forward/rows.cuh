@@ -35,14 +35,15 @@ struct FwdRows {
     return make_int4(__shfl_sync(0xffffffff, x.x, 0), __shfl_sync(0xffffffff, x.y, 0),
                      __shfl_sync(0xffffffff, x.z, 0), __shfl_sync(0xffffffff, x.w, 0));
   }
+
   MAGI_DEVICE FwdItem shared_by_lane0(const FwdItem& source) const {
     const int4 x = shared_by_lane0(reinterpret_cast<const int4&>(source));
     return {x.x, x.y, x.z, x.w};
   }
+
   MAGI_DEVICE Band shared_by_lane0(const FwdStep& source) const {
-    const int4* words = reinterpret_cast<const int4*>(&source);
-    const int4 rows = shared_by_lane0(words[0]), keys = shared_by_lane0(words[1]);
-    return {rows.z, rows.w, keys.x, keys.y, keys.z, keys.w};
+    const int4 rows = shared_by_lane0(source.rows), keys = shared_by_lane0(source.keys);
+    return FwdStep::band(rows, keys);
   }
 
   struct RowAddress {

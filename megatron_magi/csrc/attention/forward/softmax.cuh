@@ -8,8 +8,7 @@ namespace magi {
 // Hides cells outside the band. Each warp votes which side of the interval cuts its rows: mostly
 // one of them, and often none.
 template <class Traits>
-MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2],
-                            const Band& band) {
+MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2], Band band) {
   constexpr int kScores = Traits::kBlockN / 2;
   // In this thread's numbering: its column j stands at key 8 * (j / 2) + j % 2.
   int begin[2], end[2];
