@@ -117,21 +117,30 @@ def test_a_rank_of_the_zigzag_sees_its_rows_of_the_mask(
         assert np.array_equal(seen, dense[rows] & (rows >= 0)[:, None])
 
 
-@pytest.mark.parametrize("is_measured", [False, True])
-def test_the_readme_names_the_rivals(
-    is_measured: bool, bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_page_names_the_rivals_and_takes_every_length_from_its_newest_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import readme_dist
     import readme_records
 
     monkeypatch.setattr(readme_records, "RECORDS", tmp_path)
     monkeypatch.setattr(readme_records, "ROOT", tmp_path)
-    impls = ["ours", "kernels", "all_gather", "one_gpu"] + ["all_gather_zigzag"] * is_measured
-    row = {"mask": "full", "tokens": 1024, "ranks": 2, "tflops": 5.0, "received_rows": [1024],
-           "forward_mode": "at_once", "overlap_degree": 1}  # fmt: skip
-    rows = [{**row, "impl": i, "direction": d} for i in impls for d in ("fwd", "bwd")]
-    (tmp_path / "dist_x.json").write_text(json.dumps({"meta": {}, "rows": rows}))
+    plain = ("ours", "kernels", "all_gather", "one_gpu")
+
+    def write(name: str, tokens: list[int], tflops: float, impls: tuple[str, ...]) -> None:
+        row = {"mask": "full", "ranks": 2, "tflops": tflops, "received_rows": [1024],
+               "forward_mode": "at_once", "overlap_degree": 1}  # fmt: skip
+        rows = [
+            {**row, "tokens": n, "impl": impl, "direction": direction}
+            for n in tokens for impl in impls for direction in ("fwd", "bwd")
+        ]  # fmt: skip
+        (tmp_path / f"dist_{name}.json").write_text(json.dumps({"meta": {}, "rows": rows}))
+
+    write("a", [1024, 2048], 5.0, plain)
+    write("b", [2048], 7.0, (*plain, "all_gather_zigzag", "ring", "ulysses"))
     table = readme_dist.dist_table()
-    assert "| contiguous all-gather |" in table
-    assert ("| zigzag all-gather |" in table) is is_measured
-    assert ("has not been measured in a record of ours yet" in table) is not is_measured
+    assert "| contiguous all-gather | zigzag all-gather | ring | Ulysses | one GPU |" in table
+    long, short = (line for line in table.splitlines() if line.startswith("| `full` |"))
+    assert long.startswith("| `full` | 2 x 2k | 7 / 7 |") and " - " not in long
+    assert short.count("| - ") == 3 and short.startswith("| `full` | 2 x 1k | 5 / 5 |")
+    assert "dist_a.json" in table and "dist_b.json" in table
