@@ -147,7 +147,7 @@ class Channel:
         return self.is_quiet() and not (self.answers and self.pending)
 
     def _answer(self) -> None:
-        """The next step of a retired channel; errors are ignored, as no call is left to raise them."""
+        """The next step of a retired channel. It ignores errors: no call is left to raise them."""
         try:
             while self.is_ready():
                 self.answers &= self.receive(self.timeout_s) is None

@@ -228,7 +228,7 @@ class _Homeward:
         self.pending: list[PendingReduce] = []
 
     def place(self, stage: PreparedStage) -> Pair:
-        """Where the stage writes dk and dv, [num_keys, G, D or E]; rows to send lie side by side."""
+        """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side."""
         own = stage.num_own
         if stage.cast is None:
             shapes = ((own, *x.shape[1:]) for x in (self.k, self.v))
