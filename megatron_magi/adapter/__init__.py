@@ -1,7 +1,7 @@
-"""Megatron-Core adapter (L5): stock `megatron.core` in, the same model with our attention out.
+"""Megatron-Core adapter (L5): gives models of stock `megatron.core` our attention.
 
-Importing this package checks the installed megatron-core first (see `compat`), so that an absent
-or unknown version is one clear ImportError and not a failure deep inside a model.
+Importing this package first checks the installed megatron-core (see `compat`), so that an absent
+or unknown version raises one clear ImportError and does not fail deep inside a model.
 """
 
 from megatron_magi.adapter.compat import require_megatron

@@ -1,13 +1,14 @@
 """torch's Adam, where Megatron expects apex's: how it updates, and how it is loaded.
 
-torch's Adam updates by a chain of kernels with a copy of all second moments between them: 4 bytes a
-parameter on top of the step. On a GPU it has one fused kernel too, which Megatron does not ask for.
+By default torch's Adam updates by a chain of kernels with a copy of all second moments between
+them, which takes 4 bytes per parameter during the step. On a GPU it also has one fused kernel,
+which Megatron does not ask for.
 
-torch's Adam keeps a step count per parameter, the Adams of apex and TransformerEngine one per
-group. Megatron (0.16.1 to 0.19.2) saves the count once and, for torch's Adam, gets three things of
-the way back wrong: before the first step there is no state to describe (AssertionError), a state of
-three entries is filled from two (KeyError: 'step'), and all parameters then share one count, which
-every parameter's update raises. With the other Adams nothing here does anything.
+torch's Adam keeps one step count per parameter; the Adams of apex and TransformerEngine keep one
+per group. Megatron (0.16.1 to 0.19.2) saves the count once and, for torch's Adam, makes three
+mistakes when it loads. Before the first step there is no state to describe (AssertionError), a
+state of three entries is filled from two (KeyError: 'step'), and then all parameters share one
+count, which every parameter's update raises. With the other Adams these functions do nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 
 def choose_update(optimizer: Any, fused: bool | None = None) -> None:
-    """Let every torch Adam of a Megatron optimizer update in one kernel (None: where CUDA is)."""
+    """Let every torch Adam of a Megatron optimizer update in one kernel; None: if CUDA is
+    available."""
     fused = torch.cuda.is_available() if fused is None else fused
     for _, adam in _torch_adams(optimizer):
         for group in adam.param_groups:
             group.update(fused=fused or None, foreach=False if fused else None)
         for p, state in adam.state.items():
-            if "step" in state:  # the fused kernel counts on the device
+            if "step" in state:  # the fused kernel keeps its count on the device
                 state["step"] = state["step"].to(p.device if fused else "cpu")
 
 
@@ -38,7 +40,7 @@ def is_fused(optimizer: Any) -> bool:
 
 
 def prepare_to_load(optimizer: Any) -> None:
-    """Before the state of a Megatron optimizer is described and loaded."""
+    """Prepare a Megatron optimizer; call it before its state is described and loaded."""
     for part, adam in _torch_adams(optimizer):
         for group in adam.param_groups:
             for p in group["params"]:
@@ -52,11 +54,11 @@ def prepare_to_load(optimizer: Any) -> None:
 
 
 def finish_loading(optimizer: Any) -> None:
-    """After `load_state_dict` of a Megatron optimizer."""
+    """Repair a Megatron optimizer after its `load_state_dict`."""
     for _, adam in _torch_adams(optimizer):
         for state in adam.state.values():
             state["step"] = state["step"].clone()
-    choose_update(optimizer)  # a loaded group has the saved run's choice
+    choose_update(optimizer)  # because a loaded group has the saved run's choice
 
 
 def _torch_adams(optimizer: Any) -> Iterator[tuple[Any, Any]]:
@@ -68,7 +70,7 @@ def _torch_adams(optimizer: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _set_state_but_step(part: Any, model_param: Any, tensors: dict[str, Any]) -> None:
-    """Megatron's method with the loaded count, which `tensors` lacks, as its own source."""
+    """Call Megatron's method with the step count, which `tensors` lacks, added from the state."""
     group_index, group_order = part.model_param_group_index_map[model_param]
     main_param = part.optimizer.param_groups[group_index]["params"][group_order]
     step = part.optimizer.state[main_param]["step"]

@@ -1,4 +1,4 @@
-"""One microbatch: the full stream in, this rank's rows in the model's keyword arguments out."""
+"""One microbatch: from the full stream to this rank's rows as the model's keyword arguments."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from megatron_magi.core.runtime.token_dispatch import dispatch
 class Batch:
     """Full (before dispatch) or local (after) rows of one microbatch, all [1, length].
 
-    Labels are shifted already (labels[i] is the token after tokens[i], or anything with
-    loss_mask[i] == 0 at a document's end): the shift must come before dispatch, because
-    neighbours in the stream are not neighbours on a rank.
+    Labels must already be shifted: labels[i] is the token after tokens[i], or any token with
+    loss_mask[i] == 0 at a document's end. The shift comes before dispatch, because neighbours in
+    the stream are not neighbours on a rank.
     """
 
     tokens: Tensor | None = None
-    """int64 [1, length]; None on a stage that embeds nothing."""
+    """int64 [1, length]; None on a pipeline stage without an embedding."""
 
     labels: Tensor | None = None
-    """int64 [1, length]; None on a stage that gives no loss."""
+    """int64 [1, length]; None on a pipeline stage without a loss."""
 
     loss_mask: Tensor | None = None
-    """float32 [1, length]; 0 where the token's loss does not count; None as labels."""
+    """float32 [1, length]; 0 where the token's loss does not count; None where labels are None."""
 
     position_ids: Tensor | None = None
-    """int64 [1, length]; only learned absolute embeddings read it."""
+    """int64 [1, length]; only learned absolute position embeddings read it."""
 
 
 @dataclass
@@ -41,17 +41,17 @@ class LocalBatch:
     """What a forward step needs on this rank."""
 
     batch: Batch | None
-    """Local rows; None on pipeline stages that take no tokens and give no loss."""
+    """Local rows; None on pipeline stages with neither an embedding nor a loss."""
 
     packed_seq_params: MagiPackedSeqParams | None
-    """Ours; None for the dense baseline."""
+    """The plans of the microbatch; None for the dense baseline."""
 
     attention_mask: Tensor | None = None
     """Dense mask of the baseline, bool [1, 1, T, S], True = hidden (Megatron's convention)."""
 
     @property
     def loss_mask(self) -> Tensor | None:
-        """float32 [1, length] to give to `per_token_loss`."""
+        """float32 [1, length], the argument of `per_token_loss`."""
         return None if self.batch is None else self.batch.loss_mask
 
     def model_inputs(self) -> dict[str, Any]:
@@ -70,20 +70,20 @@ class LocalBatch:
 def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: Any) -> LocalBatch:
     """Give this rank its rows of tokens, labels, loss mask and position ids.
 
-    Every rank calls it once for every forward of a microbatch; a stage without data passes None,
-    joins the comparison of plans all the same, and gets `LocalBatch(batch=None, ...)`. Rows that
-    pad the stream get token 0, label 0, loss mask 0. Local tokens and labels carry the plan: the
-    model takes no others (see `carried_plan`).
+    Every rank calls it once for every forward of a microbatch. A pipeline stage without data passes
+    None, still joins the comparison of plans, and gets `LocalBatch(batch=None, ...)`. Padding rows
+    get token 0, label 0 and loss mask 0. Local tokens and labels carry the plan; the model takes no
+    others (see `carried_plan`).
 
     Args:
         batch: The full stream, equal on all CP ranks, or None on a middle pipeline stage.
-        packed: From `make_packed_seq_params`, computed alike on every stage.
+        packed: From `make_packed_seq_params`, computed alike on every pipeline stage.
         cp_group: Context-parallel group; None means size 1.
 
     Raises:
         ValueError: a tensor whose shape is not [1, stream length] of the plan.
-        AgreementError: for an earlier batch the tensor-parallel ranks or pipeline stages planned
-            different things (see `pipeline_agreement.finish_pipeline_agreement`).
+        AgreementError: for an earlier batch, tensor-parallel ranks or pipeline stages had different
+            plans (see `pipeline_agreement.finish_pipeline_agreement`).
     """
     plan = packed.token_plan
     agree_in_pipeline(plan)
@@ -98,7 +98,7 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
 def _dispatch_rows(
     rows: dict[str, Tensor], packed: MagiPackedSeqParams, cp_group: Any
 ) -> dict[str, Tensor]:
-    """[1, num_local_tokens] of every tensor: the integers in one call, the weights in another."""
+    """[1, num_local_tokens] of every tensor: the integers in one call, the loss mask in another."""
     plan = packed.token_plan
     full = {name: _one_row(name, x, plan.mask.total_seqlen_q) for name, x in rows.items()}
     local: dict[str, Tensor] = {}

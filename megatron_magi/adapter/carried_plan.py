@@ -1,7 +1,7 @@
-"""Local rows carry the plan they were dispatched by, and a model takes no others.
+"""Local rows carry the plan that they were dispatched by, and a model takes no others.
 
-Every way to share a sequence gives each rank equally many rows, so a row count proves nothing: rows
-of another share, or of another batch, would train on with other neighbours and no error.
+Every token layout gives each rank equally many rows, so a row count proves nothing. Rows of another
+layout, or of another batch, would be trained on with wrong neighbours and without an error.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from megatron_magi.adapter.packed import MagiPackedSeqParams
 
 _ATTRIBUTE = "_magi_packed_seq_params"
 _INPUTS = (("pre_process", ("input_ids", "decoder_input")), ("post_process", ("labels",)))
-"""Which stages read rows, and by which names; one of the names is there."""
+"""Which pipeline stages read rows, and the arguments that may hold them, in order of preference."""
 
 
 def carry_plan(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
     """Mark local rows (tokens, labels, or embeddings made from them) as dispatched by `packed`.
 
-    `dispatch_batch` does it for what it returns. Call it for a tensor that you made from such rows
-    and hand to the model instead of them, e.g. `decoder_input`.
+    `dispatch_batch` marks the rows that it returns. Call this function for a tensor that you
+    computed from such rows and pass to the model instead of them, e.g. `decoder_input`.
 
     Returns:
         `rows` itself.
@@ -33,12 +33,12 @@ def carry_plan(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
 
 
 def carried_plan(rows: Tensor | None) -> MagiPackedSeqParams | None:
-    """What `rows` were dispatched by; None for rows that nobody dispatched."""
+    """What `rows` were dispatched by; None for rows that were not dispatched."""
     return getattr(rows, _ATTRIBUTE, None)
 
 
 def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Forward pre-hook of a model chunk: its rows were dispatched by the plan it is given.
+    """Forward pre-hook of a model chunk: check that its rows were dispatched by its plan.
 
     Raises:
         ValueError: tokens or labels without a plan, or with another layout than packed_seq_params.
@@ -56,7 +56,7 @@ def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def forward_arguments(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What a call of `chunk` gives its forward, by name."""
+    """The arguments that a call of `chunk` passes to its forward, by name."""
     kind: Any = type(chunk)
     given = _forward_signature(kind).bind(chunk, *args, **kwargs).arguments
     return dict(list(given.items())[1:])

@@ -1,9 +1,9 @@
-"""Which Megatron-Core is here, and every difference between the versions we support.
+"""Which Megatron-Core is installed, and every difference between the versions that we support.
 
-`require_megatron()` refuses an unknown version and prepares the import: it puts a stub in
-place of the only module of 0.19 that needs Triton at import, when Triton is absent, and gives
-Python 3.11 the decorator `typing.override`. `megatron_magi.adapter` calls it before any
-`megatron.core` import.
+`require_megatron()` refuses an unknown version and prepares the import. If Triton is absent, it
+puts a stub in place of the only module of 0.19 that needs Triton at import. It also gives Python
+3.11 the decorator `typing.override`. `megatron_magi.adapter` calls it before any `megatron.core`
+import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 SUPPORTED_MINORS = ((0, 16), (0, 17), (0, 18), (0, 19), (0, 20))
 SUPPORTED_TEXT = "0.16 to 0.20 (PyPI has 0.16.1 for Python 3.10-3.11, 0.19.2 for 3.12 and later)"
 NEED_TRITON = ((0, 18), (0, 20))
-"""Minors that import Triton unconditionally, in modules that have no stand-in here."""
+"""Minor versions that import Triton unconditionally, in modules for which we have no stub."""
 
 
 class MegatronVersion(NamedTuple):
@@ -38,8 +38,8 @@ def require_megatron() -> MegatronVersion:
     """Check the installed megatron-core and prepare its import.
 
     Raises:
-        ImportError: megatron-core is missing, is a version this adapter was not tried with, or
-            needs Triton where there is none.
+        ImportError: megatron-core is missing, is a version that this adapter was not tried with, or
+            needs Triton and Triton is absent.
     """
     version = installed_version()
     if version is None or version[:2] not in SUPPORTED_MINORS:
@@ -59,9 +59,9 @@ def require_megatron() -> MegatronVersion:
 
 
 def installed_version() -> MegatronVersion | None:
-    """The version the importable `megatron.core` says it has, without importing it.
+    """The version that the importable `megatron.core` reports, without importing it.
 
-    Read from its package_info.py, so that a source checkout on the path is judged like a wheel.
+    It is read from package_info.py, so that a source checkout on the path is treated like a wheel.
     """
     try:
         spec = importlib.util.find_spec("megatron.core")
@@ -75,9 +75,9 @@ def installed_version() -> MegatronVersion | None:
 
 
 def _stub_paged_stash() -> None:
-    """Stand in for the Triton kernels of MoE paged stashing, which 0.19 imports unconditionally.
+    """Put a stub in place of the Triton kernels of MoE paged stashing, which 0.19 always imports.
 
-    The feature is off by default; with the stub it cannot be turned on, everything else works.
+    The feature is off by default. With the stub it cannot be turned on; everything else works.
     """
     name = "megatron.core.transformer.moe.ops.paged_stash"
     if name in sys.modules or importlib.util.find_spec("triton") is not None:
@@ -98,7 +98,7 @@ def _define_override() -> None:
 
 
 def repair_moe_without_te() -> None:
-    """Define the name that 0.16's MoE router reads even where TransformerEngine is absent.
+    """Define the name that 0.16's MoE router reads even if TransformerEngine is absent.
 
     `moe_utils` imports te_general_gemm only with TransformerEngine, then tests it for None: without
     TransformerEngine every MoE model would stop with a NameError. Later versions define it.
@@ -110,10 +110,11 @@ def repair_moe_without_te() -> None:
 
 
 def repair_mla_without_te() -> None:
-    """Tell 0.16's multi-latent attention that TransformerEngine is absent where it is.
+    """Tell 0.16's multi-latent attention correctly whether TransformerEngine is installed.
 
-    Its module tries whether names can be imported that Megatron makes up without TransformerEngine;
-    every such layer would stop with a TypeError while it is built. Later versions ask rightly.
+    Its module tests whether certain names can be imported, but Megatron defines placeholders for
+    them without TransformerEngine. Every such layer would then stop with a TypeError while it is
+    built. Later versions test correctly.
     """
     from megatron.core.extensions.transformer_engine import HAVE_TE
     from megatron.core.transformer import multi_latent_attention
@@ -124,9 +125,9 @@ def repair_mla_without_te() -> None:
 def write_checkpoints_in_process() -> None:
     """Let synchronous saves report through a plain queue instead of a queue server.
 
-    Megatron starts a multiprocessing manager per rank for its asynchronous saves: a spawned process
-    that imports the main script once more and outlives a killed rank. Without asynchronous saves
-    the queue never leaves the process.
+    Megatron starts a multiprocessing manager per rank for its asynchronous saves. This is a spawned
+    process that imports the main script once more and outlives a killed rank. Without asynchronous
+    saves the queue is used in one process only, so the manager is unnecessary.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 

@@ -1,4 +1,4 @@
-"""The module Megatron's attention layers call between the QKV projection and the output one."""
+"""The module that Megatron's attention layers call between the QKV and the output projection."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
     """Core attention whose mask and layout come from the microbatch's `MagiPackedSeqParams`.
 
-    Drop-in for DotProductAttention and TEDotProductAttention. The query may hold any rows of the
-    packed stream, in the plan's order; keys of other ranks are fetched inside. The plan's mask
-    replaces `attn_mask_type`. Without context parallelism it also takes plain batches
-    (packed_seq_params None): causal attention over each sequence.
+    It is a drop-in replacement for DotProductAttention and TEDotProductAttention. The query holds
+    this rank's rows of the packed stream, in the plan's order; keys of other ranks are fetched
+    inside. The plan's mask replaces `attn_mask_type`. Without context parallelism it also takes
+    plain batches (packed_seq_params None), with causal attention over each sequence.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         k_channels: int | None = None,
         v_channels: int | None = None,
     ) -> None:
-        """Megatron's constructor; cp_comm_type is ignored (there is one way to communicate).
+        """Megatron's constructor; cp_comm_type is ignored, as there is one way to communicate.
 
-        Multi-latent attention passes k_channels, the head_dim of queries and keys; v_channels,
-        that of values, is ignored (values bring their own).
+        Multi-latent attention passes k_channels, the head_dim of queries and keys. v_channels, the
+        head_dim of values, is ignored, because the value tensor has it.
 
         Raises:
-            NotImplementedError: the config asks for something this attention does not do.
+            NotImplementedError: the config asks for a feature that this attention does not have.
         """
         super().__init__(config=config)
         check_attention_config(config, attention_type, attention_dropout)
@@ -71,21 +71,21 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         packed_seq_params: Any = None,
         **unused: Any,
     ) -> Tensor:
-        """Attend.
+        """Attend over the keys that the plan's mask shows.
 
         Args:
             query: [rows, batch, heads of this TP rank, head_dim]; batch 1 if packed.
             key: [rows, batch, kv heads of this TP rank, head_dim].
-            value: likewise, its head_dim may be another (multi-latent attention).
-            attention_mask: must be None, the plan has the mask.
+            value: likewise; its head_dim may differ (multi-latent attention).
+            attention_mask: must be None, because the plan has the mask.
             packed_seq_params: `MagiPackedSeqParams`, or None without context parallelism.
 
         Returns:
             [rows, batch, heads * head_dim of value] in the query's dtype.
 
         Raises:
-            ValueError: a dense mask, a bias, a foreign packed_seq_params, other row counts or heads
-                than planned.
+            ValueError: a dense mask, a bias, packed_seq_params of another class, or row counts or
+                heads that differ from the plan's.
             RuntimeError: packed rows in a model that was not attached.
         """
         _refuse_masks(attention_mask, attention_bias)
@@ -114,7 +114,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Megatron's: the learnable softmax_offset, split by heads."""
+        """Megatron's sharded state: the learnable softmax_offset, split by heads."""
         return sharded_offset(self, prefix, sharded_offsets, metadata)
 
     def _packed(self, given: Any, rows: int, batch: int, query: Tensor) -> MagiPackedSeqParams:
@@ -146,7 +146,7 @@ def check_attention_config(
     attention_type: str = "self",
     attention_dropout: float | None = None,
 ) -> None:
-    """Refuse, when the model is built, what would otherwise be silently wrong.
+    """Refuse, when the model is built, settings that would silently give wrong results.
 
     Raises:
         NotImplementedError: names the setting, its value and what to set.

@@ -1,16 +1,16 @@
 """Run stock megatron-core on a machine without CUDA (gloo, CPU tensors).
 
 Megatron names the device "cuda" literally in about two hundred places. On a machine without CUDA
-this shim gives those names the meaning "CPU", from outside, without touching Megatron's files:
+this shim makes those names mean the CPU, without changing Megatron's files:
 
 - `device="cuda"`, `pin_memory=True`, `x.cuda()`, `x.to("cuda")`: one TorchFunctionMode rewrites the
-  call. The same mode lets `p.type()` answer "torch.cuda.FloatTensor", which optimizers ask for.
+  call. The same mode lets `p.type()` return "torch.cuda.FloatTensor", which optimizers ask for.
 - `torch.cuda.current_device()`, `synchronize()`, streams and events: the CPU device and no-ops.
-- CUDA RNG states: a private CPU generator, so that seeding "CUDA" leaves the CPU's own one alone.
-- MoE's `maybe_move_tensor_to_cpu` keeps a tensor that is not on CUDA: converts it all the same.
-- Small functions under torch.compile (`jit_fuser`): run eagerly.
+- CUDA RNG states: a private CPU generator, so that seeding "CUDA" does not change the CPU's own.
+- MoE's `maybe_move_tensor_to_cpu` does nothing to a tensor that is not on CUDA: ours converts it.
+- Small functions under torch.compile (`jit_fuser`): they run eagerly.
 
-Nothing of this is active where `torch.cuda.is_available()`.
+Nothing of this is active if `torch.cuda.is_available()`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _active_mode: TorchFunctionMode | None = None
 
 
 def install_cpu_runtime() -> bool:
-    """Make Megatron's literal CUDA calls mean the CPU; True if it is active.
+    """Make Megatron's literal CUDA calls mean the CPU; return whether this is active.
 
-    Does nothing where CUDA is available. Idempotent. Call it before a model, optimizer or schedule
-    is built, in the main thread. The config needs use_cpu_initialization=True and
-    gradient_accumulation_fusion=False.
+    It does nothing if CUDA is available, and further calls change nothing. Call it in the main
+    thread, before a model, optimizer or schedule is built. The config needs
+    use_cpu_initialization=True and gradient_accumulation_fusion=False.
     """
     global _active_mode
     if torch.cuda.is_available():
@@ -75,7 +75,7 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 
 class _NoStream:
-    """A stream or event on a device that has one queue: everything is done already."""
+    """A stream or event on the CPU, where all earlier work is already done."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 

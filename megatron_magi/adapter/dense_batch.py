@@ -12,8 +12,8 @@ def dense_batch(batch: Batch, cu_seqlens: npt.ArrayLike) -> LocalBatch:
     """A batch for a stock model (`llama_layer_spec(..., attention="stock")`), CP 1 only.
 
     Attention is causal inside each document, by a dense bool [1, 1, T, T] mask in Megatron's
-    convention (True = hidden). Nothing of ours runs in the model: RoPE keeps stream positions,
-    which gives the same attention because RoPE depends on distances only.
+    convention (True = hidden). None of our code runs in the model. RoPE keeps stream positions,
+    which gives the same attention, because RoPE depends on distances only.
     """
     assert batch.tokens is not None, "the baseline embeds tokens"
     total = batch.tokens.shape[1]

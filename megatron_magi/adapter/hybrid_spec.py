@@ -1,7 +1,8 @@
 """A hybrid stack of attention, MLP and MoE layers that needs no TransformerEngine.
 
-Megatron's own hybrid specs are made of TransformerEngine's layers. This one is cut out of the local
-GPT layer: `--spec megatron_magi.adapter.hybrid_spec hybrid_local_spec`, with our switch or without.
+Megatron's own hybrid specs consist of TransformerEngine's layers. This one is built from parts of
+the local GPT layer: `--spec megatron_magi.adapter.hybrid_spec hybrid_local_spec`. It works with and
+without our attention.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOCAL_LAYERS = "*-E"
 
 
 class LocalHybridStack(HybridStack):  # type: ignore[misc]
-    """Megatron's stack, whose last norm needs TransformerEngine, with a local one."""
+    """Megatron's stack with a local final norm, because the stock one needs TransformerEngine."""
 
     def __init__(self, config: Any, *, layer_type_list: list[str], **given: Any) -> None:
         """Megatron's constructor, as its hybrid model calls it.
@@ -71,7 +72,7 @@ def _mlp_alone(layer: ModuleSpec) -> ModuleSpec:
 
 
 _dense = get_gpt_layer_local_spec()
-# Their number comes from the config.
+# The number of experts comes from the config.
 _moe = get_gpt_layer_local_spec(num_experts=1, moe_grouped_gemm=False)
 
 hybrid_local_spec = ModuleSpec(

@@ -21,19 +21,19 @@ from torch import Tensor
 from megatron_magi.adapter.model_chunks import model_chunks
 
 RESIDUAL_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
-"""Weights that write into the residual stream; their std shrinks with depth, as Megatron does."""
+"""Weights that write into the residual stream; their std shrinks with depth, as in Megatron."""
 
 
 @torch.no_grad()
 def init_by_name(model: Any, seed: int = 1234, std: float | None = None) -> None:
     """Overwrite every parameter by its slice of a full weight drawn from (seed, global name).
 
-    Global name: layers counted over pipeline stages, experts over expert-parallel ranks. Norm
-    weights become 1, biases 0; matrices normal(0, std), residual projections normal(0,
-    std / sqrt(2 * num_layers)). Call it on every rank, before the optimizer is built.
+    A global name counts layers over pipeline stages and experts over expert-parallel ranks. Norm
+    weights become 1 and biases 0; matrices are drawn from normal(0, std), residual projections from
+    normal(0, std / sqrt(2 * num_layers)). Call it on every rank, before the optimizer is built.
 
     Args:
-        model: GPTModel or list of its chunks, DDP-wrapped or not.
+        model: GPTModel or list of its model chunks, DDP-wrapped or not.
         std: Default: the config's init_method_std.
 
     Raises:
@@ -68,19 +68,19 @@ def named_global_parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, Tenso
 
 
 def sliced_dim(param: Tensor) -> int:
-    """Dimension along which tensor parallelism slices a parameter, -1 where each rank has all."""
+    """Dimension along which tensor parallelism slices a parameter, or -1 if each rank has all."""
     sliced = getattr(param, "tensor_model_parallel", False)
     return int(getattr(param, "partition_dim", -1)) if sliced else -1
 
 
 def num_stacked(name: str, config: Any) -> int:
-    """Matrices that one weight stacks and that are sliced each: gate and up projections, or 1."""
+    """Number of matrices that a weight stacks, each sliced by itself: 2 for gate and up, else 1."""
     return 2 if config.gated_linear_unit and ".linear_fc1." in name else 1
 
 
 def _global_expert(name: str, owner: Any) -> str:
     single = re.search(r"\.local_experts\.(\d+)\.", name)
-    # TransformerEngine's grouped linear layer has one parameter an expert: linear_fc1.weight3.
+    # TransformerEngine's grouped linear layer has one parameter per expert: linear_fc1.weight3.
     grouped = re.fullmatch(r"(.*\.experts)\.(.*\D)(\d+)", name)
     if single is not None:
         prefix, number, rest = name[: single.start()], single[1], name[single.end() :]

@@ -1,4 +1,4 @@
-"""Layer specs with our core attention: a provider, a transform of any spec, a Llama convenience."""
+"""Layer specs with our core attention: a provider, a transform of any spec, and a Llama spec."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from megatron_magi.adapter.fused.parts import FusedParts
 from megatron_magi.adapter.rms_norm import LocalNorm, RMSNorm
 
 REPLACEABLE = ("DotProductAttention", "TEDotProductAttention", "MagiCoreAttention")
-"""Softmax attentions we compute the same function as; any other kind is not ours to replace."""
+"""Core attentions that compute the same function as ours; any other kind is not replaced."""
 
 OTHER_ATTENTION_FIELDS = ("dsa_layer",)
-"""Fields of a hybrid stack's spec that stay as they are, since their attention is not softmax over
-rows; a model that builds one is refused when it is attached."""
+"""Fields of a hybrid stack's spec that stay as they are, because their attention is not softmax
+over rows; `attach` refuses a model that builds one."""
 
 Rule = Callable[[Any, str, Any], Any]
 """(owner, field name, value) -> the value to put there."""
 
 
 class MagiSpecProvider(BackendSpecProvider):  # type: ignore[misc]
-    """Megatron's modules from `fallback`, the core attention (and a local RMSNorm) from here.
+    """Provides our core attention (and a local RMSNorm); all other modules come from `fallback`.
 
-    For the spec builders that take a provider (`get_mlp_module_spec_for_backend`,
+    It is for the spec builders that take a provider (`get_mlp_module_spec_for_backend`,
     `get_moe_module_spec_for_backend`, `get_mtp_layer_spec_for_backend`). Signatures are open
     because they grow between Megatron versions.
     """
@@ -50,11 +50,11 @@ class MagiSpecProvider(BackendSpecProvider):  # type: ignore[misc]
         self.fallback = fallback or LocalSpecProvider()
 
     def core_attention(self) -> type:
-        """Ours."""
+        """Our core attention."""
         return MagiCoreAttention
 
     def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, **kwargs: Any) -> Any:
-        """Ours in place of torch's RMSNorm, which refuses sequence parallelism."""
+        """The fallback's norm, but ours for torch's RMSNorm, which refuses sequence parallelism."""
         norm = self.fallback.layer_norm(rms_norm=rms_norm, for_qk=for_qk, **kwargs)
         return RMSNorm if rms_norm and norm is WrappedTorchNorm else norm
 
@@ -92,7 +92,7 @@ def with_magi_attention(spec: Any) -> Any:
 
     Args:
         spec: ModuleSpec of a layer, TransformerBlockSubmodules, MTP block spec, functools.partial
-            around any of them, lists of them. Not changed in place.
+            around any of them, or lists of them. It is not changed in place.
 
     Raises:
         ValueError: nothing was replaced, or a core attention that is not plain softmax attention.
@@ -131,9 +131,9 @@ def llama_layer_spec(
 ) -> TransformerBlockSubmodules:
     """Block spec of a pre-norm RMSNorm decoder for this pipeline stage, from Megatron's own layers.
 
-    Norms are ours (they work with sequence parallelism, the final one too); everything else is
-    Megatron's local implementation, dense or MoE (config.num_moe_experts, in every layer).
-    attention="stock" changes nothing of Megatron's layers or norms: the dense baseline.
+    All norms, the final one included, are ours, which work with sequence parallelism. Everything
+    else is Megatron's local implementation, dense or MoE (config.num_moe_experts, in every layer).
+    attention="stock" keeps Megatron's layers and norms as they are, for the dense baseline.
     Use: `GPTModel(transformer_layer_spec=llama_layer_spec(config, vp_stage=i), vp_stage=i, ...)`.
     """
     layer = get_gpt_layer_local_spec(
@@ -152,15 +152,15 @@ def llama_layer_spec(
 
 
 def with_own_norms(spec: Any) -> Any:
-    """The same spec with our RMSNorm for torch's, which refuses sequence parallelism."""
+    """The same spec with our RMSNorm in place of torch's, which refuses sequence parallelism."""
     return _rewrite(spec, _own_norm)
 
 
 def with_fused_parts(spec: Any, parts: FusedParts) -> Any:
-    """The same spec with the parts that are modules: attention, activation, norms.
+    """The same spec with those fused parts that are modules: attention, activation, norms.
 
     Raises:
-        ValueError: the spec holds none of Megatron's modules that a part stands for.
+        ValueError: the spec holds no module that a part would replace.
     """
     rules = {"qkv_rope": _fused_attention, "swiglu": _fused_activation, "norm": _fused_norm}
     for name, rule in rules.items():
@@ -200,10 +200,11 @@ def llama_mtp_spec(
     *,
     attention: Literal["magi", "stock"] = "magi",
 ) -> Any:
-    """Spec of the multi-token prediction layers behind a `llama_layer_spec` decoder.
+    """Spec of the multi-token prediction layers after a `llama_layer_spec` decoder.
 
-    None on a pipeline stage without them. Use: `GPTModel(..., mtp_block_spec=llama_mtp_spec(config,
-    vp_stage=i))`; every layer predicts one more token (config.mtp_num_layers).
+    It is None on a pipeline stage without such layers. Every layer predicts one more token
+    (config.mtp_num_layers). Use:
+    `GPTModel(..., mtp_block_spec=llama_mtp_spec(config, vp_stage=i))`.
     """
     layer = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts,
@@ -222,7 +223,7 @@ def _own_norm(owner: Any, name: str, value: Any) -> Any:
 
 
 def _rewrite(node: Any, rule: Rule) -> Any:
-    """A spec tree in which `rule` has seen every field; parts without a change are shared."""
+    """A spec tree with `rule` applied to every field; unchanged parts are shared, not copied."""
     if isinstance(node, list):
         items = [_rewrite(rule(node, "", item), rule) for item in node]
         return items if any(a is not b for a, b in zip(items, node, strict=True)) else node

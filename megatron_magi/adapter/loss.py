@@ -1,7 +1,7 @@
 """The loss under context parallelism: sums and token counts, divided once over all ranks.
 
-Megatron's default divides each rank's loss by that rank's own token count and averages: with
-unequal loss masks per rank the gradient then depends on where tokens were dispatched.
+By default Megatron divides each rank's loss by that rank's own token count and averages over ranks.
+If ranks count unequal numbers of tokens, the gradient then depends on where tokens were dispatched.
 calculate_per_token_loss=True divides the summed gradient once by the global token count.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def per_token_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Megatron's loss function: `partial(per_token_loss, local.loss_mask)`.
+    """A loss function for Megatron; use it as `partial(per_token_loss, local.loss_mask)`.
 
     Args:
         loss_mask: float32 [1, num_local_tokens].
@@ -30,7 +30,7 @@ def per_token_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, d
             the DP x CP group, then divide.
     """
     weights = loss_mask.reshape(-1).float()
-    # where, not a product: a row that does not count may hold inf (a pad row without keys).
+    # torch.where, not a product, because an uncounted row may hold inf (a pad row without keys).
     losses = torch.where(weights != 0, output.reshape(-1).float(), 0.0)
     loss = torch.sum(losses * weights)
     num_tokens = weights.sum()

@@ -1,7 +1,7 @@
 """The largest attention logit of every head, for Megatron's QK-clip and its log.
 
 Megatron's `optimizer/qk_clip.py` and `Attention.clip_qk` read it from the core attention's
-`current_max_attn_logits` after the optimizer's step and set that to None.
+`current_max_attn_logits` after the optimizer's step, and then set that attribute to None.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def wants_max_logits(config: TransformerConfig) -> bool:
 def check_max_logits(
     config: TransformerConfig, magi_config: MagiConfig, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Refuse where a fused kernel would run, which does not keep the largest logit, and where
-    Megatron cannot clip.
+    """Refuse a fused kernel, which does not keep the largest logit, and a layout in which Megatron
+    cannot clip.
 
     Raises:
         NotImplementedError: names the setting, what would run and what to set.
@@ -62,12 +62,12 @@ def _check_clip_layout(config: TransformerConfig) -> None:
 
 
 def record_max_logits(core: Any, q_THD: Tensor, k_SGD: Tensor, plan: AttnPlan, cp: Any) -> None:
-    """Raise core.current_max_attn_logits, [heads of this TP rank], to this microbatch's.
+    """Raise core.current_max_attn_logits, [heads of this TP rank], to this microbatch's maxima.
 
-    Every context-parallel rank calls it and gets the same. A layer that is recomputed does it
+    Every context-parallel rank calls it and gets the same result. A recomputed layer calls it
     twice, which changes nothing.
 
-    Cost: the score products of a forward once more, and the keys travel once more.
+    Cost: the scores of a forward are computed once more, and the keys are sent once more.
     """
     check_max_logits(core.config, plan.config, q_THD.dtype, q_THD.device)
     most = dist_max_logits(q_THD.detach(), k_SGD.detach(), plan, cp, core.softmax_scale)

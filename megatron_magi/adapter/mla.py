@@ -1,11 +1,11 @@
 """Multi-latent attention (MLA): Megatron's layers for it, on rows in the plan's order.
 
-Such a layer handles packed tokens by itself and differs from a plain one in two ways. Whenever it
-is handed packed_seq_params it drops the batch dimension of its projections, which only its thd path
-puts back. And it owns the rotary embedding, RoPE or YaRN, which gives a rank the angles of two
-mirrored pieces of the sequence. So the projections of a prepared layer see plain [rows, 1, hidden]
-rows without packed_seq_params, the rotary embedding gives the angles of the rows' positions, and
-the core attention gets the plan as everywhere else.
+Such a layer handles packed tokens by itself and differs from a plain layer in two ways. First,
+whenever it gets packed_seq_params it drops the batch dimension of its projections, which only its
+thd path restores. Second, it owns the rotary embedding, RoPE or YaRN, which gives a rank the angles
+of two mirrored pieces of the sequence. Therefore the projections of a prepared layer get plain
+[rows, 1, hidden] rows without packed_seq_params, the rotary embedding gives the angles of the rows'
+positions, and the core attention gets the plan as in other layers.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from megatron_magi.adapter.packed import MagiPackedSeqParams
 
 
 class RowPositions:
-    """A rotary embedding, when mixed into one, that follows the positions it is given."""
+    """A mixin that lets a rotary embedding follow given positions."""
 
     positions: Tensor | None = None
     """int64 [rows], the position of each local row; None: the stock angles."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """[rows, 1, 1, dim] angles, in YaRN with the scale that belongs to them; not cached,
-        because positions change with every microbatch."""
+        """[rows, 1, 1, dim] angles, with their scale in YaRN; they are not cached, because
+        positions change with every microbatch."""
         if self.positions is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        # An angle is its position times a frequency, which is the angle of position 1.
+        # An angle is the position times a frequency, and the frequency is the angle of position 1.
         stock = super().get_emb(2)  # type: ignore[misc]
         angles, *scale = stock if isinstance(stock, tuple) else (stock,)
         positions = self.positions.to(angles.device, angles.dtype)
@@ -48,11 +48,11 @@ class RowPositions:
 
 
 class MlaRotaryEmbedding(RowPositions, RotaryEmbedding):  # type: ignore[misc]
-    """RoPE of a layer, by row."""
+    """A layer's RoPE at the positions of its rows."""
 
 
 class MlaYarnRotaryEmbedding(RowPositions, YarnRotaryEmbedding):  # type: ignore[misc]
-    """YaRN of a layer, by row."""
+    """A layer's YaRN at the positions of its rows."""
 
 
 ROTARY_OF: dict[type, Any] = {
@@ -74,7 +74,8 @@ def prepare_mla_layers(chunk: torch.nn.Module) -> None:
 
 
 def rotary_by_row(stock: Any) -> Any:
-    """The same frequencies and scaling, following positions; ``stock`` itself if it is ours.
+    """An embedding with the same frequencies and scaling that follows given positions; ``stock``
+    itself if it is ours.
 
     Raises:
         NotImplementedError: a rotary embedding that is neither RoPE nor YaRN.
@@ -110,8 +111,8 @@ def _check_config(config: Any) -> None:
             "reads angles by row number; set it so (--no-rope-fusion)"
         )
     if config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
-        # The rotary part of a key is shared by all heads, and Megatron counts the gradient of a
-        # rank's own heads only; of the query's norm it counts the gradient once for every rank.
+        # All heads share the rotary part of a key, but Megatron counts the gradient of a rank's own
+        # heads only. It counts the gradient of the query's norm once for every rank.
         raise NotImplementedError(
             f"multi-latent attention with tensor_model_parallel_size="
             f"{config.tensor_model_parallel_size} requires sequence_parallel=True, got False: "
@@ -130,7 +131,7 @@ def _project_rows(
 ) -> Any:
     """Megatron's projections, [rows, 1, heads, head_dim] each, of rows at the plan's positions.
 
-    Also when layers are recomputed: the microbatch comes with the call, not from the last one.
+    Positions are set from each call's own microbatch, so recomputed layers get the right ones.
     """
     is_ours = isinstance(packed_seq_params, MagiPackedSeqParams)
     layer.rotary_pos_emb.positions = packed_seq_params.rope_positions if is_ours else None
@@ -144,8 +145,9 @@ def _gather_latent(
     """Whole latent rows of this rank's part of the sequence, from a column-parallel projection.
 
     Every head shares the rotary part of a key, so its gradient is a sum over the heads of all
-    tensor-parallel ranks. Where Megatron gathers these columns itself, it leaves the other ranks'
-    heads out: no error, other weights. Of rows that come whole it gathers the sequence, and sums.
+    tensor-parallel ranks. If Megatron gathers these columns itself, it leaves out the heads of the
+    other ranks: there is no error, but the weights become wrong. If rows arrive whole, Megatron
+    gathers the sequence and sums the gradient.
     """
     part, bias = output
     whole = gather_from_tensor_model_parallel_region(part, group=group)

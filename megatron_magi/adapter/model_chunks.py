@@ -1,4 +1,4 @@
-"""The GPTModel chunks inside what training code calls a model."""
+"""Finding the GPTModel chunks in what training code calls a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megatron.core.models.common.language_module.language_module import Language
 
 
 def model_chunks(model: Any) -> Iterator[Any]:
-    """Every language-model chunk in a model or list of them, out of DDP and precision wrappers.
+    """Every model chunk in a model or list of them, without its DDP and precision wrappers.
 
     Raises:
         TypeError: nothing in `model` is a Megatron language model.

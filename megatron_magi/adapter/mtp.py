@@ -3,9 +3,9 @@
 Every depth of multi-token prediction shifts token ids, positions, labels and loss mask by one
 token. Megatron's `roll_tensor` takes the neighbour in memory, or exchanges the ends of two mirrored
 pieces with the neighbouring ranks; after our dispatch neither is the next token. `install_mtp`
-puts a shift through the plan in its place. Three numbers of Megatron's also depend on how many
-counted tokens a rank happens to hold; with the shift's sum over all context-parallel ranks they are
-those of one rank:
+replaces it by a shift that follows the plan. Three of Megatron's numbers also depend on how many
+counted tokens a rank holds; our shift returns the sum over all context-parallel ranks, so that they
+equal those of a run on one rank:
 
 - from 0.17 on, the loss of a depth is divided by its own counted tokens and multiplied by those of
   the main loss, both of one rank;
@@ -34,11 +34,11 @@ from megatron_magi.core.runtime.shift import shift_tokens
 Function = Callable[..., Any]
 
 LOGGERS = ("save_loss_to_tracker", "save_metrics_to_tracker")
-"""Where a depth's loss goes into Megatron's log: until 0.18, and since 0.19."""
+"""Megatron's functions that log a depth's loss: until 0.18, and since 0.19."""
 
 
 class _LastCount:
-    """How many ranks the last sum of a roll is about, for the loss that is logged after it."""
+    """How many ranks the sum of the last roll covers, for the loss that is logged after it."""
 
     num_ranks = 1
 
@@ -46,7 +46,7 @@ class _LastCount:
 def install_mtp() -> None:
     """Make Megatron's multi-token prediction follow our plans; `attach` calls it.
 
-    Batches without `MagiPackedSeqParams` get the stock functions. Doing it twice is doing it once.
+    Batches without `MagiPackedSeqParams` use the stock functions. A second call changes nothing.
     """
     _replace("roll_tensor", _shift_by_plan)
     if hasattr(multi_token_prediction, "process_mtp_loss"):
@@ -80,8 +80,9 @@ def check_mtp(config: Any) -> None:
 
 
 def can_recompute() -> bool:
-    """0.16 and 0.17 hand packed_seq_params to autograd, which saves tensors only; 0.18 calls its
-    recomputation with an argument that it does not have."""
+    """Whether these layers can be recomputed with packed_seq_params. Megatron 0.16 and 0.17 pass
+    them to autograd, which saves tensors only; 0.18 calls its recomputation with an argument that
+    it does not have."""
     layer = multi_token_prediction.MultiTokenPredictionLayer
     called_with = {"packed_seq_params", "padding_mask"} & {*_names(layer.forward)}
     return called_with <= {*_names(layer._checkpointed_forward)}
@@ -103,7 +104,7 @@ def _check_hidden_state_mixing(config: Any) -> None:
 
 
 def next_tokens(x: Tensor, packed: MagiPackedSeqParams, dim: int = -1) -> Tensor:
-    """Every row's successor in the packed stream; 0 where a document ends, and on padding.
+    """Every row's next row in the packed stream; 0 at the end of a document, and on padding.
 
     Args:
         x: this rank's rows in `dim`, any dtype; differentiable.
@@ -111,7 +112,7 @@ def next_tokens(x: Tensor, packed: MagiPackedSeqParams, dim: int = -1) -> Tensor
     Raises:
         ValueError: packed parameters of a model without multi-token prediction.
 
-    Cost: the rows whose successor lies on another rank travel.
+    Cost: one row is received for every row whose next row lies on another rank.
     """
     if packed.last_rows is None:
         raise ValueError(
@@ -125,7 +126,7 @@ def next_tokens(x: Tensor, packed: MagiPackedSeqParams, dim: int = -1) -> Tensor
 
 
 def _replace(name: str, make: Callable[[Function], Function]) -> None:
-    """Put make(stock) where the stock function is, and where Megatron's modules have bound it."""
+    """Replace the stock function by make(stock), in every Megatron module that has imported it."""
     stock = getattr(multi_token_prediction, name)
     if hasattr(stock, "__wrapped__"):
         return
@@ -161,7 +162,7 @@ def _check_shift(shifts: int) -> None:
 
 
 def _sum(x: Tensor, packed: MagiPackedSeqParams) -> Tensor:
-    """Over all rows of the stream. Cost: one all-reduce of one number."""
+    """The sum over all rows of the stream. Cost: one all-reduce of one number."""
     total = x.detach().sum()
     group = resolve_group(packed.cp_group)
     if group is not None and group_size(group) > 1:
@@ -193,7 +194,7 @@ def _loss_by_stream_counts(stock: Function) -> Function:
 
 
 def _every_token(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
-    """Megatron's loss mask where it is given none: 1 for every token, but not for padding."""
+    """The loss mask that Megatron assumes if none is given: 1 for every token, 0 for padding."""
     assert packed.is_token is not None, "made with last_rows"
     return packed.is_token.to(rows.dtype).expand_as(rows)
 
@@ -201,13 +202,13 @@ def _every_token(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
 def _scaled_by_count(
     config: Any, loss_mask: Tensor, packed: MagiPackedSeqParams, derived: bool
 ) -> Any:
-    """A config under which Megatron's loss of a depth is counted over the stream.
+    """A config with which Megatron's loss of a depth uses counts over the whole stream.
 
-    Megatron computes ``factor * loss * rank's main count / rank's count of the depth`` per token,
-    and ``factor * loss / count of the depth`` otherwise. The depth's count comes from our shift,
-    over all ranks; with the main count, over all ranks too, in the factor, the second is what the
-    first would be on one rank. (A factor outside would not do: a rank's main count may be 0 while
-    it holds tokens that count at a depth.)
+    With a per-token loss Megatron computes ``factor * loss * rank's main count / rank's count of
+    the depth``, and otherwise ``factor * loss / count of the depth``. The depth's count comes from
+    our shift, over all ranks. If the factor holds the main count, also over all ranks, the second
+    formula gives what the first would give on one rank. (A later correction of the first formula
+    would not do: a rank's main count may be 0 while it holds tokens that count at a depth.)
     """
     counted = next_tokens(loss_mask, packed) if derived else loss_mask
     ours = copy.copy(config)
@@ -217,7 +218,8 @@ def _scaled_by_count(
 
 
 def _log_stream_loss(stock: Function) -> Function:
-    """Megatron averages the logged loss over ranks; our parts are of one mean and must add up."""
+    """Multiply the logged loss by the number of ranks: Megatron averages over them, but the parts
+    of one mean must add up."""
 
     @functools.wraps(stock)
     def save(loss: Tensor, *args: Any, **kwargs: Any) -> Any:

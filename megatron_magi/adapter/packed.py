@@ -1,10 +1,10 @@
-"""From document boundaries to a mask, a plan and the parameter object Megatron carries along.
+"""From document boundaries to a mask, a plan and the parameter object that Megatron passes along.
 
-Megatron hands one `packed_seq_params` object unchanged through model, block (also when layers are
+Megatron passes one `packed_seq_params` object unchanged through model, block (also when layers are
 recomputed), layer and attention to the core attention. `MagiPackedSeqParams` is such an object with
-our plans in it. Its format is 'sbhd' although the tokens are packed: then Megatron takes its plain
-per-token path (no THD special cases in attention or RoPE) and everything about documents is in the
-plan's mask.
+our plans in it. Its format is 'sbhd' although the tokens are packed, so that Megatron takes its
+plain per-token path (no THD special cases in attention or RoPE). Only the plan's mask knows the
+documents.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
 MaskKind = Literal["causal", "full"]
-"""Inside one document: "causal" (a token sees itself and what is before) or "full" (all of it)."""
+"""What a token sees in its document: "causal" (itself and all tokens before it) or "full"."""
 
 
 @dataclass
 class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
-    """One microbatch's attention plans and RoPE positions, in Megatron's clothes.
+    """One microbatch's attention plans and RoPE positions, as Megatron's `PackedSeqParams`.
 
-    Stock fields set: qkv_format 'sbhd', max_seqlen_q/kv (padded global length), cp_group.
+    The stock fields that are set: qkv_format 'sbhd', max_seqlen_q/kv (padded global length) and
+    cp_group.
     """
 
     plan: AttnPlan | None = None
@@ -53,7 +54,7 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
     """int64 [num_local_tokens], the RoPE position of each local row."""
 
     last_rows: Tensor | None = None
-    """int64, the local rows without a next token in their document, padding too; None without
+    """int64, the local rows without a next token in their document, padding included; None without
     multi-token prediction."""
 
     is_token: Tensor | None = None
@@ -84,22 +85,23 @@ def make_packed_seq_params(
     restart_positions: bool = True,
     device: torch.device | str | None = None,
 ) -> MagiPackedSeqParams:
-    """Plan one microbatch; a pure function, called alike on every pipeline stage and CP rank.
+    """Plan one microbatch; every pipeline stage and CP rank calls it with the same arguments.
 
     Args:
         cu_seqlens: [num_docs + 1] prefix sums of document lengths in tokens, first 0; the last is
-            the length of the packed stream. Host data; a CUDA tensor costs a synchronisation.
-        model_config: heads, head dim, TP size, sequence parallelism, window_size are read from it.
+            the length of the packed stream. Pass host data: a CUDA tensor costs a synchronisation.
+        model_config: Heads, head dim, TP size, sequence parallelism and window_size are read.
         cp_group: Context-parallel ProcessGroup or 1-D DeviceMesh; None means size 1.
         magi_config: Planner and kernel knobs; default `MagiConfig()`.
         mask_kind: Visibility inside a document. `model_config.window_size` narrows it in the
-            layers Megatron calls window layers (window_attn_skip_freq).
+            layers that Megatron calls window layers (window_attn_skip_freq).
         mask: Any other mask over the stream, instead of mask_kind; windows are then refused.
-        restart_positions: RoPE positions start at 0 in every document; False: stream positions.
-        device: Where `rope_positions` lives; default: CUDA if available, else CPU.
+        restart_positions: RoPE positions start at 0 in every document; False: they continue over
+            the stream.
+        device: Of `rope_positions`; default: CUDA if available, else CPU.
 
     Raises:
-        ValueError: cu_seqlens not increasing from 0, or mask and cu_seqlens of other lengths.
+        ValueError: cu_seqlens that do not increase from 0, or a mask of another length.
         NotImplementedError: a mask together with sliding-window layers.
     """
     bounds = _host_bounds(cu_seqlens)
@@ -127,11 +129,11 @@ def make_packed_seq_params(
 def from_packed_seq_params(
     stock: PackedSeqParams, model_config: TransformerConfig, cp_group: Any, **options: Any
 ) -> MagiPackedSeqParams:
-    """The same for a stock thd `PackedSeqParams` over the whole (not yet dispatched) stream.
+    """Plan one microbatch from a stock thd `PackedSeqParams` over the whole, undispatched stream.
 
     Args:
         stock: qkv_format 'thd' with cu_seqlens_q (int32 [num_docs + 1]) over the full stream.
-            cu_seqlens_q_padded is honoured: the padding of a document is a document of its own.
+            With cu_seqlens_q_padded, the padding of each document becomes another document.
         options: as in `make_packed_seq_params`.
 
     Raises:
@@ -158,10 +160,10 @@ def from_packed_seq_params(
 def pipeline_seq_length(
     total_seqlen: int, model_config: TransformerConfig, magi_config: MagiConfig | None = None
 ) -> int:
-    """The `seq_length` to give Megatron's forward_backward_func: total_seqlen plus padding.
+    """The `seq_length` to pass to Megatron's forward_backward_func: total_seqlen plus padding.
 
-    A function of lengths only, never of the mask, so pipeline shapes are fixed for a run. Equal to
-    total_seqlen when that divides by CP (times TP under sequence parallelism).
+    It is a function of lengths only, never of the mask, so pipeline shapes are fixed for a run. It
+    equals total_seqlen if that is divisible by CP (times TP under sequence parallelism).
     """
     cp_size = model_config.context_parallel_size
     config = magi_config or MagiConfig()
@@ -173,7 +175,7 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
     tp_size = model_config.tensor_model_parallel_size
     groups = model_config.num_query_groups or model_config.num_attention_heads
     head_dim, head_dim_v = model_config.kv_channels, None
-    if model_config.multi_latent_attention:  # every query head has a key head of its own
+    if model_config.multi_latent_attention:  # every query head has its own key head
         groups = model_config.num_attention_heads
         head_dim = model_config.qk_head_dim + model_config.qk_pos_emb_head_dim
         head_dim_v = model_config.v_head_dim
@@ -204,7 +206,8 @@ def _plan(
 
 
 def _token_multiple(model_config: TransformerConfig) -> int:
-    """Sequence parallelism splits a rank's rows once more, over its tensor-parallel group."""
+    """The number that a rank's rows must be divisible by: sequence parallelism splits them once
+    more over its tensor-parallel group."""
     if not model_config.sequence_parallel:
         return 1
     return int(model_config.tensor_model_parallel_size)
@@ -230,7 +233,7 @@ def _assemble(
     packed.max_seqlen_q = packed.max_seqlen_kv = layout.padded_seqlen
     for each in (plan, window_plan):
         if each is not None:
-            prepare(each, cp_group, device)  # here, where a data loader's thread may do it
+            prepare(each, cp_group, device)  # here, so that a data loader's thread can do it
     return packed
 
 
@@ -245,8 +248,9 @@ def _mark_document_ends(packed: MagiPackedSeqParams, bounds: npt.NDArray[np.int6
 
 
 def _window_layers(model_config: TransformerConfig) -> list[bool]:
-    """Of every layer's number. Layers of multi-token prediction go on counting in 0.16; a list of
-    layers, window_attn_skip_freq, does not name them."""
+    """Whether each layer is a window layer, by layer number. In Megatron 0.16 the layers of
+    multi-token prediction continue the numbers; a window_attn_skip_freq that is a list does not
+    include them."""
     count = model_config.num_layers
     if not isinstance(model_config.window_attn_skip_freq, list):
         count += getattr(model_config, "mtp_num_layers", None) or 0
@@ -273,7 +277,7 @@ def _host_bounds(cu_seqlens: npt.ArrayLike | Tensor) -> npt.NDArray[np.int64]:
 def _with_padding(
     bounds: npt.NDArray[np.int64], padded: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Boundaries in the padded stream; each document's padding becomes its own document."""
+    """Boundaries in the padded stream; each document's padding becomes another document."""
     lengths = np.diff(bounds)
     if len(padded) != len(bounds) or (np.diff(padded) < lengths).any():
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Tensor-parallel ranks and pipeline stages work on one batch: they compare what they planned.
+"""Comparing plans between tensor-parallel ranks and pipeline stages, which share a batch.
 
-Inside a context-parallel group a wrong plan would be noticed at the first exchange. Between
-pipeline stages nothing is exchanged but activations, whose shapes depend on lengths only, so other
-boundaries on one of them would train on, silently wrong.
+Inside a context-parallel group a wrong plan is noticed at the first exchange. Pipeline stages
+exchange only activations, whose shapes depend on lengths only. If one of them had other document
+boundaries, training would continue with silently wrong results.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from megatron_magi.core.runtime.agreement import agree_later, finish_agreement, 
 
 
 def open_pipeline_agreement(timeout_s: float) -> None:
-    """All ranks of a model call it once, when the model is built (``attach`` does).
+    """Open the comparison; all ranks of a model call it once, when it is built (``attach`` does).
 
-    Cost: a gloo group of the tensor- and pipeline-parallel ranks; nothing where there is one rank.
+    Cost: a gloo group of the tensor- and pipeline-parallel ranks; nothing if there is one rank.
     """
     group = _model_parallel_group()
     if group is not None:
@@ -27,7 +27,7 @@ def open_pipeline_agreement(timeout_s: float) -> None:
 def agree_in_pipeline(plan: AttnPlan) -> None:
     """Compare this plan with the other ranks of the model, without waiting.
 
-    Cost: an asynchronous exchange of 1088 bytes a rank.
+    Cost: an asynchronous exchange of 1088 bytes per rank.
 
     Raises:
         AgreementError: an earlier plan differed.
@@ -40,11 +40,11 @@ def agree_in_pipeline(plan: AttnPlan) -> None:
 def finish_pipeline_agreement() -> None:
     """Wait until all comparisons of this step are done; call it before the optimizer's step.
 
-    Those of the context-parallel ranks too: on a GPU the last exchange of a step started before
-    its comparison was done.
+    This includes the comparisons of context-parallel ranks, because on a GPU the last exchange of a
+    step starts before its comparison is done.
 
     Raises:
-        AgreementError: ranks of one model planned different things, on every one of them.
+        AgreementError: ranks of one model have different plans; every one of them raises it.
     """
     group = _model_parallel_group()
     if group is not None:

@@ -1,4 +1,4 @@
-"""Activation: prepare a built model, prove that our attention runs, say so in one line."""
+"""Activation: prepare a built model, check that our attention runs, and print one line."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import select_backend
 
 STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
-"""How the names of Megatron's layers begin whose state runs along the sequence."""
+"""Prefixes of the class names of Megatron's layers that carry a state along the sequence."""
 
 
 def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | None = None) -> str:
-    """Make a GPTModel (or list of chunks, DDP-wrapped or not) ready for our batches.
+    """Prepare a GPTModel (or a list of model chunks, DDP-wrapped or not) for our batches.
 
-    Replaces rotary embeddings by ones that follow the plan's positions, checks loss settings
+    It replaces rotary embeddings by ones that follow the plan's positions, checks the loss settings
     and that every self-attention runs our core attention, and prints one start-up line on rank 0:
     kernel backend, transport, cp size, chunk and balance (of a causal stream of seq_length tokens;
     default: the model's max_sequence_length). From then on the model refuses rows that were not
-    dispatched by the plan they come with. Opens the comparison of plans between the ranks of one
-    model, so all of them call it.
+    dispatched by the plan that comes with them. All ranks of one model must call it, because it
+    opens the comparison of plans between them.
 
     Returns:
         The start-up line.
 
     Raises:
-        RuntimeError: the plugin is asked for and some layer runs another core attention.
-        ValueError: a setting under which context parallelism gives another gradient.
+        RuntimeError: some layer runs another core attention.
+        ValueError: a setting under which context parallelism changes the gradient.
         NotImplementedError: a feature that does not work with context parallelism here.
     """
     chunks = list(model_chunks(model))
@@ -56,7 +56,7 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
 
 
 def prepare_model(model: Any, magi_config: MagiConfig) -> None:
-    """What `attach` does to the model, without the start-up line; for one chunk or a list.
+    """Do what `attach` does to the model, without the start-up line; for one model chunk or a list.
 
     Raises:
         RuntimeError, ValueError, NotImplementedError: as `attach`.
@@ -78,7 +78,8 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
 
 
 def _attach_chunk(chunk: Any) -> None:
-    """Positions by the plan, rows checked, and core attention told that both hold."""
+    """Let positions follow the plan, check the rows of each forward, and mark each core attention
+    as attached."""
     rotary = getattr(chunk, "rotary_pos_emb", None)
     if rotary is not None:
         chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
@@ -102,7 +103,8 @@ def _check_rotary(chunk: Any, args: Any) -> None:
 
 
 def _refuse_layers(chunk: Any) -> None:
-    """State-space layers carry their state from row to row, which our rows do not allow."""
+    """Refuse state-space layers: they carry a state from row to row, and a rank's rows are not
+    consecutive tokens."""
     for name, module in chunk.named_modules():
         kind = type(module).__name__
         if kind.startswith(STATE_SPACE_LAYERS):
@@ -135,7 +137,7 @@ def assert_active(model: Any) -> None:
 
 
 def _expects_attention(chunk: Any) -> bool:
-    """Whether it has layers; a stage of a hybrid model may have none of attention."""
+    """Whether a model chunk should hold attention; a pipeline stage of a hybrid model may not."""
     decoder = getattr(chunk, "decoder", None)
     return len(getattr(decoder, "layers", ())) > 0 and "*" in getattr(
         decoder, "layer_type_list", "*"
@@ -143,7 +145,7 @@ def _expects_attention(chunk: Any) -> bool:
 
 
 def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) -> str:
-    """One line that says what will run; pure, equal on every rank."""
+    """One line that says what will run, equal on every rank."""
     cp_size = model_config.context_parallel_size
     heads = head_shape(model_config)
     backend = select_backend(
@@ -182,8 +184,8 @@ def _check_features(chunk: Any, config: Any) -> None:
         and config.pipeline_model_parallel_size == 2
         and not config.overlap_p2p_comm
     ):
-        # Both neighbours of a stage are then the same rank and Megatron's batched sends and
-        # receives pair up wrongly: no error, other losses (0.16.1, gloo).
+        # Both neighbours of a pipeline stage are then the same rank, and Megatron's batched sends
+        # and receives pair up wrongly: there is no error, but the losses differ (0.16.1, gloo).
         raise ValueError(
             "two pipeline stages with virtual stages require overlap_p2p_comm=True and "
             "batch_p2p_comm=False, got overlap_p2p_comm=False; set both, or use more stages"

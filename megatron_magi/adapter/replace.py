@@ -1,4 +1,4 @@
-"""Put a function in another's place, also where it was imported by name already."""
+"""Replace a function by another one, even in modules that have already imported it by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 def replace_everywhere(original: Any, replacement: Any, within: str = "") -> None:
     """Rebind every module attribute that is `original`, in all modules imported so far.
 
-    A pretrain script and `megatron.training` take functions by `from ... import name`. Whichever of
-    them was imported first, all see the replacement; modules imported later take it themselves.
+    A pretrain script and `megatron.training` import functions by `from ... import name`. In
+    whatever order they were imported, all see the replacement; so do modules imported later.
 
     Args:
-        within: How the names of the modules begin that are looked at; default: all.
+        within: Prefix of the names of the modules to search; default: all modules.
     """
     for name, module in list(sys.modules.items()):
         if not name.startswith(within):

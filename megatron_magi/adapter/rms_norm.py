@@ -16,8 +16,8 @@ class RMSNorm(torch.nn.Module):
     """torch's rms_norm over the last dimension with Megatron's constructor.
 
     Megatron's `WrappedTorchNorm` refuses sequence parallelism because the gradient of a norm's
-    weight is then partial on every tensor-parallel rank. Marking the weight `sequence_parallel`
-    makes Megatron's finalize_model_grads sum it, which is all that is missing.
+    weight is then partial on every tensor-parallel rank. Here the weight is marked
+    `sequence_parallel`, which is enough to make Megatron's finalize_model_grads sum its gradient.
     """
 
     def __init__(
@@ -43,6 +43,6 @@ class LocalNorm:
     """A norm without TransformerEngine or apex: ours under sequence parallelism, else torch's."""
 
     def __new__(cls, config: TransformerConfig, *args: Any, **kwargs: Any) -> Any:
-        """A norm module; Megatron's constructor."""
+        """A norm module, from the arguments of Megatron's norms."""
         kind = RMSNorm if config.sequence_parallel else WrappedTorchNorm
         return kind(config, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""RoPE by the positions of the rows a rank holds.
+"""RoPE by the positions of the rows that a rank holds.
 
 Stock rotary embeddings assume that a rank holds two mirrored pieces of the sequence (zigzag). Ours
-reads the positions from the microbatch's `MagiPackedSeqParams`, so any dispatch works and every
-document may start at position 0.
+reads the positions from the microbatch's `MagiPackedSeqParams`, so any token layout works, and
+every document may start at position 0.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from megatron_magi.adapter.packed import MagiPackedSeqParams
 
 
 class MagiRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
-    """A `RotaryEmbedding` that follows `MagiPackedSeqParams.rope_positions` when it is given one.
+    """A `RotaryEmbedding` that follows the `rope_positions` of a `MagiPackedSeqParams`.
 
-    With any other (or no) packed_seq_params it is the stock module.
+    With any other (or no) packed_seq_params it behaves like the stock module.
     """
 
     _rope_positions: Tensor | None = None
 
     @classmethod
     def from_stock(cls, stock: RotaryEmbedding) -> MagiRotaryEmbedding:
-        """Same frequencies, scaling and layout; `stock` itself if it is one of ours."""
+        """An embedding with the same frequencies and scaling; `stock` itself if it is ours."""
         if isinstance(stock, cls):
             return stock
         ours = cls.__new__(cls)
@@ -34,7 +34,7 @@ class MagiRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
         return ours
 
     def get_rotary_seq_len(self, *args: Any, **kwargs: Any) -> int:
-        """Megatron asks for the length right before `forward`: here the microbatch is seen."""
+        """Take the microbatch's positions here, because Megatron calls this before `forward`."""
         packed = next(
             (a for a in (*args, *kwargs.values()) if isinstance(a, MagiPackedSeqParams)), None
         )
@@ -42,7 +42,7 @@ class MagiRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
         return super().get_rotary_seq_len(*args, **kwargs)
 
     def get_freqs_non_repeated(self, max_seq_len: int, offset: int = 0) -> Tensor:
-        """[rows, dim / 2] angles: of the local rows' positions, or stock."""
+        """[rows, dim / 2] angles of the local rows' positions, or the stock angles."""
         if self._rope_positions is None:
             return super().get_freqs_non_repeated(max_seq_len, offset)
         positions = self._rope_positions.to(self.inv_freq.device, self.inv_freq.dtype)

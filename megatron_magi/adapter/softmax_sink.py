@@ -1,9 +1,9 @@
 """Megatron's softmax_type: a logit without a value in every row's softmax.
 
-"off-by-one" has logit 0 for all heads, "learnable" one parameter for each head. The sink joins the
-normaliser after attention (`core/kernel/sink.py`), so every kernel and every layout computes it.
-The parameter has the name, shape and checkpoint axis of DotProductAttention's and
-TEDotProductAttention's, so that checkpoints go both ways.
+"off-by-one" has logit 0 for all heads, "learnable" has one parameter for each head. The sink is
+added to the normaliser after attention (`core/kernel/sink.py`), so it works with every kernel and
+every layout. The parameter has the name, shape and checkpoint axis that DotProductAttention and
+TEDotProductAttention use, so that checkpoints can be exchanged with them in both directions.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
 PARTITIONED = {"softmax_offset": 0}
-"""Checkpoint axis along which tensor-parallel ranks hold their heads' part."""
+"""Checkpoint axis along which each tensor-parallel rank holds the part of its heads."""
 
 
 def add_softmax_offset(core: nn.Module, config: TransformerConfig) -> None:
     """Give a core attention its `softmax_offset`: [heads of this TP rank] in params_dtype, or None.
 
-    The learnable one starts from config.init_method, as Megatron's local attention does.
+    config.init_method initialises the learnable one, as in Megatron's local attention.
 
     Raises:
-        NotImplementedError: a softmax_type that Megatron does not have today.
+        NotImplementedError: a softmax_type that is not one of SOFTMAX_TYPES.
     """
     if config.softmax_type not in SOFTMAX_TYPES:
         raise NotImplementedError(
@@ -52,13 +52,14 @@ def add_softmax_offset(core: nn.Module, config: TransformerConfig) -> None:
     parameter = nn.Parameter(offset)
     if config.perform_initialization:
         config.init_method(parameter)
-    # Each tensor-parallel rank has other heads: without this, gradient norms count one rank's only.
+    # Each tensor-parallel rank has other heads. Without these attributes the gradient norm would
+    # count the heads of one rank only.
     set_tensor_model_parallel_attributes(parameter, True, 0, 1)
     core.register_parameter("softmax_offset", parameter)
 
 
 def with_sink(out_THD: Tensor, lse_TH: Tensor, softmax_offset: Tensor | None) -> Tensor:
-    """out after the sink joined every row's softmax; `out_THD` itself without one."""
+    """out with the sink added to every row's softmax; `out_THD` itself without a sink."""
     if softmax_offset is None:
         return out_THD
     return apply_sink(out_THD, lse_TH, softmax_offset[None])[0]

@@ -1,4 +1,4 @@
-"""The compiled C++ planner, or one clear error where it is missing."""
+"""The compiled C++ planner, or one clear error if it is missing."""
 
 from __future__ import annotations
 

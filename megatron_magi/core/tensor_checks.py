@@ -1,4 +1,4 @@
-"""The checked edge for tensors, devices and what fills a tensor; see ``checks.py``."""
+"""Argument checks for tensors, devices and fill values; see ``checks.py``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from megatron_magi.checks import flag, instance, integer, number_or_infinite, sh
 
 
 def tensor(value: Any, name: str) -> None:
-    """A torch Tensor."""
+    """Require a torch Tensor."""
     if not isinstance(value, Tensor):
         instance(value, Tensor, name, "convert it, e.g. with torch.as_tensor")
 
 
 def device(value: Any, name: str = "device") -> torch.device:
-    """A device, or the name of one."""
+    """Require a device, or the name of one, and return the device."""
     if not isinstance(value, (str, torch.device)):
         raise TypeError(f"{name} must be a torch device, got {shown(value)}; pass 'cpu' or 'cuda'")
     try:
@@ -35,7 +35,7 @@ def device(value: Any, name: str = "device") -> torch.device:
 
 
 def fill(value: Any, x: Tensor, name: str) -> float | int | bool:
-    """What may fill rows of x without being changed: nan only in floats, 300 not in uint8."""
+    """Require a value that x's dtype can hold: nan only in floats, 300 not in uint8."""
     if x.is_floating_point() or x.is_complex():
         return number_or_infinite(value, name)
     if x.dtype == torch.bool:

@@ -118,7 +118,7 @@ def test_a_rank_of_the_zigzag_sees_its_rows_of_the_mask(
 
 
 def test_the_page_names_the_rivals_and_takes_every_length_from_its_newest_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import readme_dist
     import readme_records

@@ -1,5 +1,5 @@
-"""One kernel for what Megatron's local layers do in several: the parts beside attention.
+"""Fused kernels for what Megatron's local layers compute in several operations beside attention.
 
-`parts.py` chooses what runs here and says so. Each part computes what the layers it stands in for
-compute, and keeps their parameter names, so that checkpoints do not know about it.
+`parts.py` chooses which parts run on this machine. Each part computes the same function as the
+layers that it replaces and keeps their parameter names, so that checkpoints stay the same.
 """

@@ -1,10 +1,10 @@
 """Vocabulary-parallel cross entropy that reads 16-bit logits once and turns them into gradients.
 
-Megatron's plain path makes an fp32 copy of the logits and keeps fp32 probabilities: 8 bytes a
-logit beside the 2 that the projection wrote. Here the forward kernel keeps a number a row, and the
-backward kernel overwrites the logits with their gradient. Libraries do not fit as they are:
-liger-kernel's function gives losses in the logits' precision, and waits for the device to learn
-whether the incoming gradient is 1.
+Megatron's plain path creates an fp32 copy of the logits and keeps fp32 probabilities: 8 bytes per
+logit besides the 2 that the projection wrote. Here the forward kernel keeps one number per row, and
+the backward kernel overwrites the logits with their gradient. Existing libraries do not fit:
+liger-kernel's function returns losses in the logits' precision, and the host waits for the device
+to learn whether the incoming gradient is 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, tp_group: Any = None) -> Tenso
         logits: [..., vocabulary of this tensor-parallel rank], contiguous, any float dtype.
         labels: int64 [...], ids of the whole vocabulary.
         tp_group: ranks that hold the other parts of the vocabulary, in its order. None: one rank
-            holds all of it. Two all-reduces of 8 bytes a row.
+            holds all of it. A group costs two all-reduces, of 4 and 8 bytes per row.
 
     Returns:
         float32 [...], nats.
@@ -75,7 +75,8 @@ def _first_id(logits: Tensor, tp_group: Any) -> int:
 
 
 def _row_sums(rows: Tensor, own_labels: Tensor) -> tuple[Tensor, Tensor]:
-    """float32: log of the sum of exponentials; the label's logit, 0 where another rank has it."""
+    """float32: the log of the sum of exponentials, and the label's logit or 0 if another rank has
+    it."""
     lse = torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device)
     picked = torch.empty_like(lse)
     _row_statistics[(rows.shape[0],)](
@@ -85,7 +86,7 @@ def _row_sums(rows: Tensor, own_labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _over_ranks(lse: Tensor, picked: Tensor, tp_group: Any) -> tuple[Tensor, Tensor]:
-    """Both for the whole vocabulary: exp(lse) and picked add up over its parts."""
+    """lse and picked for the whole vocabulary: exp(lse) and picked add up over its parts."""
     highest = lse.clone()
     dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=tp_group)
     sums = torch.stack([torch.exp(lse - highest), picked])
@@ -97,9 +98,9 @@ def _over_ranks(lse: Tensor, picked: Tensor, tp_group: Any) -> tuple[Tensor, Ten
 def _row_statistics(  # type: ignore[no-untyped-def]
     logits, own_labels, lse, picked, width, block: tl.constexpr
 ):
-    """One program a row: maximum and sum of exponentials, first of every thread's own columns.
+    """Each program computes one row: maximum and sum of exponentials, first per thread.
 
-    So threads meet once a row, not once a block; the eight columns are one load of a thread.
+    So threads synchronise once per row, not once per block. A thread loads eight columns at once.
     """
     row = tl.program_id(0).to(tl.int64)
     own = tl.arange(0, block // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -110,7 +111,7 @@ def _row_statistics(  # type: ignore[no-untyped-def]
         x = tl.load(logits + row * width + column, mask=column < width, other=float("-inf"))
         x = x.to(tl.float32)
         raised = tl.maximum(highest, tl.max(x, axis=1))
-        shift = tl.where(raised == float("-inf"), 0.0, raised)  # nothing yet: exp(-inf) is 0
+        shift = tl.where(raised == float("-inf"), 0.0, raised)  # -inf until a logit is finite
         total = total * tl.exp(highest - shift) + tl.sum(tl.exp(x - shift[:, None]), axis=1)
         highest = raised
     top = tl.max(highest, axis=0)
@@ -126,7 +127,7 @@ def _row_statistics(  # type: ignore[no-untyped-def]
 def _logits_gradient(  # type: ignore[no-untyped-def]
     logits, own_labels, lse, grad, width, block: tl.constexpr
 ):
-    """One program a row: logits become (softmax - one at the label) * grad of the row."""
+    """Each program computes one row: logits become (softmax - 1 at the label) * grad of the row."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(own_labels + row)
     shift = tl.load(lse + row)

@@ -1,8 +1,8 @@
-"""The embedding's gradient added to the gradient buffer row by row, where tokens read it.
+"""The embedding's gradient, added to the gradient buffer only in the rows that tokens read.
 
-Megatron makes a matrix of the whole vocabulary for it, zeroes it, adds it to the output layer's
-when both are one weight, and adds all of it to the fp32 buffer: of 128,256 words that is five
-gigabytes of memory traffic for the rows of a few thousand tokens.
+Megatron allocates a matrix of the whole vocabulary for it, zeroes it, adds it to the output layer's
+gradient if both share one weight, and adds all of it to the fp32 buffer. With 128,256 words that is
+five gigabytes of memory traffic for the rows of a few thousand tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class RowGradientEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
     """Megatron's embedding on one tensor-parallel rank; its weight has a ``main_grad``."""
 
     has_other_gradient = False
-    """The output layer of the same weight tells the wrapper that the gradient is complete."""
+    """Whether the output layer shares the weight and tells the wrapper that its gradient is
+    complete."""
 
     def forward(self, input_: Tensor) -> Tensor:
         """[batch, rows] of words -> [batch, rows, hidden]."""
@@ -30,18 +31,19 @@ class RowGradientEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
 
 
 def take_rows(model: Any) -> None:
-    """Let a GPTModel's embedding add its gradient by rows; before the model is wrapped.
+    """Let a GPTModel's embedding add its gradient by rows; call it before the model is wrapped.
 
-    Nothing happens where the rows are spread over tensor-parallel ranks, or on a pipeline stage
-    without an embedding.
+    Nothing changes if the rows are split over tensor-parallel ranks, or on a pipeline stage without
+    an embedding.
     """
     words: Any = getattr(getattr(model, "embedding", None), "word_embeddings", None)
     if type(words) is not VocabParallelEmbedding or words.tp_group.size() > 1:
         return
-    words.__class__ = RowGradientEmbedding  # Megatron's embedding names its class itself
+    # Megatron's model creates its embedding by class name, so the class is replaced afterwards.
+    words.__class__ = RowGradientEmbedding
     words.has_other_gradient = model.share_embeddings_and_output_weights and model.post_process
-    # Megatron zeroes what the output layer gives for a shared weight and adds it to the buffer.
-    # Nothing else gives a gradient now, so that is left out like any other layer's.
+    # For a shared weight Megatron zeroes the gradient that the output layer returns and adds it to
+    # the buffer. No other layer returns a gradient now, so this step is unnecessary.
     words.weight.zero_out_wgrad = False
 
 
@@ -53,8 +55,8 @@ def add_rows(main_grad: Tensor, words: Tensor, grad: Tensor) -> None:
         words: int64 [tokens].
         grad: [tokens, hidden].
 
-    Every word gets a number below the number of tokens, so that the sums need no matrix of the
-    vocabulary and each word one addition. Numbers that are left over add zeros to word 0.
+    Every word that occurs gets a number below the number of tokens, so that the sums need no matrix
+    of the whole vocabulary, and each word is added once. Unused numbers add zeros to word 0.
     """
     ordered, order = words.sort(stable=True)
     is_new = torch.ones_like(ordered)
@@ -82,5 +84,5 @@ class _Rows(torch.autograd.Function):
         weight = ctx.weight
         add_rows(weight.main_grad, words.flatten(), grad.flatten(0, -2))
         weight.grad_added_to_main_grad = True
-        # The wrapper waits for a gradient of every weight; its values do not count.
+        # The wrapper waits for a gradient of every weight, but does not read its values.
         return None, None if ctx.has_other_gradient else torch.empty_like(weight), None

@@ -9,7 +9,8 @@ from megatron_magi.adapter.fused.cross_entropy import cross_entropy
 
 
 class FusedLossGPTModel(GPTModel):  # type: ignore[misc]
-    """Same parameters; the loss overwrites the logits, so one backward pass a forward pass."""
+    """GPTModel with the same parameters. The backward pass overwrites the logits, so each forward
+    pass allows one backward pass."""
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Megatron's: labels [batch, rows], logits [rows, batch, vocabulary of this rank].

@@ -1,7 +1,7 @@
 """RMSNorm whose backward pass reads rows once: dx, and the weight's gradient in partial sums.
 
-torch's takes two kernels that each read the rows and their gradients. Sums over rows are added in
-a fixed order, so two runs give equal bits.
+torch's backward takes two kernels that each read the rows and their gradients. Here sums over rows
+are added in a fixed order, so two runs give equal bits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from megatron_magi.adapter.rms_norm import RMSNorm
 
 PROGRAMS = 528
-"""Programs of the backward pass, a partial sum of the weight's gradient each: four for each of an
-H200's multiprocessors."""
+"""Number of programs of the backward pass, each with a partial sum of the weight's gradient: four
+for each of an H200's multiprocessors."""
 
 WIDEST = 16384
-"""Columns of a row that a program holds in registers."""
+"""The most columns of a row that a program holds in registers."""
 
 
 class FusedRMSNorm(RMSNorm):
-    """`RMSNorm` with its parameters; rows of up to WIDEST columns."""
+    """`RMSNorm` with the same parameters, for rows of up to WIDEST columns."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden_size] -> the same shape and dtype."""
@@ -85,7 +85,7 @@ def _shape(width: int) -> dict[str, int]:
 def _normalize(  # type: ignore[no-untyped-def]
     x, weight, out, inverse, eps, width, block: tl.constexpr
 ):
-    """One program a row."""
+    """Each program normalises one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
@@ -100,7 +100,7 @@ def _normalize(  # type: ignore[no-untyped-def]
 def _normalize_gradient(  # type: ignore[no-untyped-def]
     x, weight, inverse, grad, dx, partial, num_rows, rows_each, width, block: tl.constexpr
 ):
-    """One program: `rows_each` rows, and the sum of their gradients of the weight."""
+    """Each program computes `rows_each` rows of dx, and their share of the weight's gradient."""
     program = tl.program_id(0)
     column = tl.arange(0, block)
     inside = column < width

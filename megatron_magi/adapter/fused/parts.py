@@ -1,4 +1,4 @@
-"""Which fused parts a run uses, and why: Megatron's own where they are enough, else ours."""
+"""Which fused parts a run uses: Megatron's own where they suffice, otherwise ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_magi.adapter.fused.weight_grad import has_addmm, has_apex, install
 
 @dataclass(frozen=True)
 class FusedParts:
-    """Where each part comes from. "plain": Megatron's separate operations."""
+    """Where each part comes from; "plain" means Megatron's separate operations."""
 
     cross_entropy: Literal["triton", "te", "plain"] = "plain"
     """"triton": `cross_entropy.py`. "te": TransformerEngine's, by Megatron's flag."""
@@ -36,7 +36,7 @@ class FusedParts:
         )
 
     def config_fields(self) -> dict[str, Any]:
-        """Fields of TransformerConfig that switch on Megatron's share of the parts."""
+        """Fields of TransformerConfig that switch on those parts that Megatron provides."""
         fields: dict[str, Any] = {
             "bias_activation_fusion": self.swiglu == "megatron",
             "use_te_activation_func": self.swiglu == "triton",
@@ -47,13 +47,13 @@ class FusedParts:
         return fields
 
     def install(self) -> None:
-        """Prepare Megatron for the parts; before the model is built."""
+        """Prepare Megatron for the parts; call it before the model is built."""
         if self.weight_grad == "addmm":
             install_addmm()
 
 
 def choose_parts(setting: Literal["auto", "off"]) -> FusedParts:
-    """What this machine can do; "off", or a machine without CUDA, does everything plainly."""
+    """The parts that this machine can run; all are "plain" for "off" or without CUDA."""
     if setting == "off" or not torch.cuda.is_available():
         return FusedParts()
     has_triton = _importable("triton")

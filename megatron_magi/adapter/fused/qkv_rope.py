@@ -1,9 +1,9 @@
-"""Splitting the QKV projection, RoPE on queries and keys and the copies, in one kernel each way.
+"""Splitting the QKV projection, RoPE and the copies: one kernel forward and one backward.
 
-Megatron's local path splits (views), rotates q and k through six elementwise kernels each, and the
-attention then copies q, k and v to be contiguous. The kernel reads the projection once and writes
-the three contiguous results. Angles stay fp32 where the local path rounds their sine and cosine to
-the activations' dtype.
+Megatron's local path splits the projection into views and rotates q and k by six elementwise
+kernels each; the attention then copies q, k and v to make them contiguous. Our kernel reads the
+projection once and writes the three contiguous results. Angles stay fp32, while the local path
+rounds their sine and cosine to the activations' dtype.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
 ROWS = 32
-"""Rows that a program handles, of one key/value group."""
+"""Number of rows that a program handles, for one key/value group."""
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class FusedSelfAttention(SelfAttention):  # type: ignore[misc]
-    """Megatron's self-attention; RoPE is done where the projection is split.
+    """Megatron's self-attention, with RoPE applied while the projection is split.
 
-    Same parameters. Takes rotary angles of whole heads (rotary_percent 1, not interleaved) without
-    q and k norms, output gates or inference; `check_fits` refuses anything else.
+    The parameters are the same. It takes rotary angles of whole heads (rotary_percent 1, not
+    interleaved), without q and k norms, output gates or inference; `check_fits` refuses the rest.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -35,7 +35,7 @@ class FusedSelfAttention(SelfAttention):  # type: ignore[misc]
         self._angles: Tensor | None = None
 
     def forward(self, *args: Any, rotary_pos_emb: Any = None, **kwargs: Any) -> Any:
-        """Megatron's; the angles wait for the projection instead of its own RoPE."""
+        """Megatron's forward, but the angles are kept for the split instead of its own RoPE."""
         self._angles = rotary_pos_emb[0] if isinstance(rotary_pos_emb, tuple) else rotary_pos_emb
         try:
             return super().forward(*args, rotary_pos_emb=None, **kwargs)
@@ -65,11 +65,11 @@ def check_fits(config: Any) -> None:
 
 
 def split_and_rotate(mixed: Tensor, angles: Tensor, groups: int, head_dim: int) -> QKV:
-    """Query, key and value of a mixed projection, queries and keys rotated.
+    """Query, key and value of a mixed projection, with queries and keys rotated.
 
     Args:
-        mixed: [rows, batch, groups * (heads per group + 2) * head_dim]: of each group its queries,
-            its key, its value.
+        mixed: [rows, batch, groups * (heads per group + 2) * head_dim]: for each group its queries,
+            its key and its value.
         angles: float32 [rows, 1, 1, head_dim], both halves equal (Megatron's RotaryEmbedding).
 
     Raises:
@@ -145,7 +145,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     rows: tl.constexpr,
     is_backward: tl.constexpr,
 ):
-    """mixed -> q, k, v, or back with the angles turned round. One program: `rows` x one group."""
+    """mixed -> q, k, v, or back with negated angles. Each program handles `rows` x one group."""
     group = tl.program_id(1)
     row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)[:, None]
     channel = tl.arange(0, half_block)[None, :]

@@ -1,8 +1,8 @@
 """silu(gate) * up and its gradient, each read and written once.
 
 Megatron's bias_activation_fusion leaves the gradient to torch's compiler, whose kernel computes
-both halves for every element it writes and reaches half of the memory's rate. Megatron calls this
-through the place it keeps for TransformerEngine's activation (`use_te_activation_func`).
+both halves for every element that it writes and reaches half of the memory's bandwidth. Megatron
+calls this module where it would call TransformerEngine's activation (`use_te_activation_func`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-"""Columns of a half that a program handles, of one row."""
+"""Number of columns of each half that a program handles, in one row."""
 
 
 class SwiGLU(torch.nn.Module):
-    """[..., 2 * width], gates before what they gate -> [..., width], same dtype."""
+    """[..., 2 * width], all gates first -> [..., width], same dtype."""
 
     def __init__(self, config: Any) -> None:
         check_fits(config)
         super().__init__()
 
     def forward(self, mixed: Tensor) -> Tensor:
-        """See the class."""
+        """mixed [..., 2 * width] -> [..., width]."""
         return swiglu(mixed)
 
 
@@ -73,7 +73,7 @@ def _grid(out: Tensor) -> tuple[int, int]:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _swiglu(mixed, out, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One program: `block` columns of one row."""
+    """Each program handles `block` columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
@@ -85,7 +85,7 @@ def _swiglu(mixed, out, width, block: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _swiglu_gradient(mixed, grad, dmixed, width, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One program: `block` columns of one row, of both halves."""
+    """Each program handles `block` columns of both halves of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width

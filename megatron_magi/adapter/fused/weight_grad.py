@@ -1,8 +1,8 @@
-"""Weight gradients added in fp32 by the matrix product that makes them.
+"""Weight gradients added in fp32 by the matrix product that computes them.
 
-Megatron's gradient_accumulation_fusion calls apex's `fused_weight_gradient_mlp_cuda`. Where apex is
-absent, torch's addmm with an fp32 output does the same; without either, the product is rounded to
-16 bits and added by a kernel of its own.
+Megatron's gradient_accumulation_fusion calls apex's `fused_weight_gradient_mlp_cuda`. If apex is
+absent, torch's addmm with an fp32 output does the same. Without either, the product is rounded to
+16 bits and added by another kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def has_addmm() -> bool:
 
 
 def install_addmm() -> None:
-    """Give Megatron's linear layers our functions under apex's name; harmless when repeated."""
+    """Give Megatron's linear layers our functions under apex's name; a second call is harmless."""
     from megatron.core.tensor_parallel import layers
 
     layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(

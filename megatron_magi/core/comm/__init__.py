@@ -1,1 +1,1 @@
-"""L2: rows between context-parallel ranks."""
+"""L2: the exchange of rows between context-parallel ranks."""

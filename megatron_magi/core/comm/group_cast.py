@@ -1,4 +1,4 @@
-"""group_cast: each row to every rank that reads it, once, and nothing else."""
+"""group_cast: send each row once to every rank that reads it, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_magi.core.comm.rows import gather_rows
 
 @dataclass
 class PendingCast:
-    """Rows on their way. ``wait`` may be called once."""
+    """Rows that are being received. ``wait`` may be called once."""
 
     work: dist.Work | None
     xs: Sequence[Tensor]
@@ -26,8 +26,8 @@ class PendingCast:
     def wait(self) -> tuple[Tensor, ...]:
         """The rows of each tensor, [num_own + num_recv, ...]: views of one buffer.
 
-        Own rows are copied here, so that what runs before this call does not wait for it. On a GPU
-        the current stream waits for the others, the host does not.
+        Own rows are copied by this call, so that work launched before it does not wait for the
+        copy. On a GPU the current stream waits for the received rows, and the host does not.
         """
         rows = split_columns(self.buffer, self.shapes)
         if self.cast.num_own:
@@ -46,9 +46,9 @@ def group_cast(
     """Send local rows to the ranks that read them, receive the rows this rank reads.
 
     Args:
-        xs: [num_local_tokens, ...] each, one dtype; they travel in one message per peer
+        xs: [num_local_tokens, ...] each, one dtype; they are sent in one message per peer
             (key and value together). They may not be written to before ``wait``.
-        cast: send and receive table of this rank, prepared for the device of ``xs``.
+        cast: send and receive tables of this rank, prepared for the device of ``xs``.
         group: the context-parallel group; None for one rank.
 
     Returns:
@@ -73,9 +73,9 @@ def exchange(
     recv_counts: list[int],
     group: dist.ProcessGroup | None,
 ) -> dist.Work | None:
-    """Rows [sum(send_counts), C] to their peers, [sum(recv_counts), C] from them; what to wait on.
+    """Start to send rows [sum(send_counts), C] to peers and to receive [sum(recv_counts), C].
 
-    Both are contiguous. One rank alone has nothing to exchange.
+    Both tensors are contiguous. The result is the work to wait on; one rank alone has none.
     """
     if group is None:
         assert recv.numel() == 0, f"one rank receives nothing, got {recv_counts}"
@@ -91,8 +91,8 @@ def exchange(
 
 
 def _as_bytes(rows: Tensor) -> Tensor:
-    """Every backend moves those, and gloo knows no bfloat16."""
-    if rows.numel() == 0:  # whose strides may be anything
+    """The rows as bytes: every communication backend sends bytes, and gloo knows no bfloat16."""
+    if rows.numel() == 0:  # an empty tensor may have any strides
         return rows.new_empty(rows.shape, dtype=torch.uint8)
     return rows.view(torch.uint8)
 
@@ -103,7 +103,7 @@ def rows_beside(
     shapes: Sequence[torch.Size],
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """[num_rows, C] uninitialised, for rows of these shapes side by side; see split_columns."""
+    """An uninitialised [num_rows, C], for rows of these shapes side by side; see split_columns."""
     columns = 0
     for shape in shapes:
         columns += shape.numel()
@@ -112,7 +112,7 @@ def rows_beside(
 
 def split_columns(rows: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
     """The inverse of laying tensors side by side: views with the rows' stride."""
-    if shapes.count(shapes[0]) == len(shapes):  # nearly always; a fifth of the host time
+    if shapes.count(shapes[0]) == len(shapes):  # the usual case, in a fifth of the host time
         return rows.view(rows.shape[0], len(shapes), *shapes[0]).unbind(1)
     parts = rows.split([shape.numel() for shape in shapes], dim=1)
     return tuple(part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))

@@ -1,4 +1,4 @@
-"""group_reduce: the mirror of group_cast. Partial sums go home and are added there."""
+"""group_reduce: the opposite of group_cast. Partial sums return to their owner, who adds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megatron_magi.core.comm.rows import RowSources, add_rows, add_rows_into
 
 @dataclass
 class PendingReduce:
-    """Partial sums on their way to their owners; for one call of ``sum_at_home``."""
+    """Partial sums that are being sent to their owners; ``sum_at_home`` takes each object once."""
 
     work: dist.Work | None
     buffer: Tensor
@@ -24,14 +24,14 @@ class PendingReduce:
     cast: PreparedCast
 
     def wait(self) -> tuple[Tensor, ...]:
-        """What arrived for each tensor, [num_sent, ...]: views of one buffer."""
+        """The partial sums that arrived for each tensor, [num_sent, ...]: views of one buffer."""
         if self.work is not None:
             self.work.wait()
         return split_columns(self.buffer, self.shapes)
 
     @property
     def sources(self) -> RowSources:
-        """Where it is added."""
+        """Which arriving row is added to which own row."""
         assert self.cast.sources is not None, "the cast was prepared without its reduce"
         return self.cast.sources
 
@@ -46,8 +46,8 @@ def group_reduce(
 
     Args:
         partials: [num_recv, C] contiguous, ordered as the plan's ``recv_ranges``: rows of these
-            shapes side by side, as ``rows_beside`` makes them. It may not be written to until the
-            sums are made.
+            shapes side by side, as ``rows_beside`` lays them out. It may not be written to until
+            the sums are computed.
         cast: the table of the group_cast that brought the rows.
         group: the context-parallel group; None for one rank.
 
@@ -61,16 +61,16 @@ def group_reduce(
 def sum_at_home(
     own: Sequence[Tensor], arriving: Sequence[PendingReduce], dtype: torch.dtype
 ) -> list[Tensor]:
-    """The owner's rows with everything added that arrives for them.
+    """The owner's rows plus all partial sums that arrive for them.
 
-    Reduce by reduce, peer by peer in rank order: two runs give equal bits.
+    They are added reduce by reduce and peer by peer, in rank order, so two runs give equal bits.
 
     Args:
-        own: [num_local_tokens, ...] each, in the accumulation dtype; used up.
+        own: [num_local_tokens, ...] each, in the accumulation dtype; they are overwritten.
         dtype: of the sums.
 
     Returns:
-        Contiguous tensors that hold nothing else alive.
+        Contiguous tensors that keep no larger buffer alive.
     """
     for reduce in arriving[:-1]:
         add_rows(own, reduce.wait(), reduce.sources, reduce.cast.peers)
@@ -81,5 +81,5 @@ def sum_at_home(
 
 
 def _alone(x: Tensor) -> Tensor:
-    """``x`` without the rest of a buffer that it may be a view of."""
+    """``x``, copied if it is a view of a larger buffer."""
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x

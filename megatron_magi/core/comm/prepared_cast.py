@@ -1,4 +1,4 @@
-"""A GroupCastPlan on one device: what an exchange needs at hand, made once."""
+"""A GroupCastPlan on one device: the tables that an exchange needs, built once."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from megatron_magi.core.plan.token_layout import Int32Array
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PreparedCast:
-    """A cast on one device, and the reduce that is its mirror."""
+    """A cast on one device, and the reduce that is its opposite."""
 
     send_counts: list[int]
-    """Rows to every peer."""
+    """Number of rows sent to each peer."""
     recv_counts: list[int]
-    """Rows from every peer."""
+    """Number of rows received from each peer."""
     num_sent: int
     num_recv: int
     num_own: int
-    """Own rows in front of the received ones."""
+    """Number of own rows before the received ones."""
     send: DeviceTable
     """int32 [num_sent]: local rows in the order they are sent."""
     own: DeviceTable | None
-    """int32 [num_own]: local rows in front of the received ones; None: none, or all of them."""
+    """int32 [num_own]: local rows before the received ones; None: none, or all local rows."""
     sources: RowSources | None
-    """Where partial sums are added that come back; None: nothing comes back."""
+    """Which returned partial sum is added to which row; None: none is returned."""
     peers: list[slice]
-    """Every peer's part of what comes back; a peer sends a row at most once."""
+    """Each peer's part of the returned partial sums; a peer sends a row at most once."""
 
 
 def prepare_casts(
@@ -43,13 +43,13 @@ def prepare_casts(
     device: torch.device,
     reduced: Collection[GroupCastPlan] | None = None,
 ) -> list[PreparedCast]:
-    """The tables of all of them, by one upload.
+    """Prepare all casts with one upload of their tables.
 
     Args:
-        num_rows: local rows, from which rows are sent.
-        reduced: those that a group_reduce mirrors; None: all.
+        num_rows: number of local rows, from which rows are sent.
+        reduced: the casts whose rows a group_reduce will return; None: all.
 
-    Cost: the host sorts ``num_sent`` numbers for each cast in ``reduced``; it waits for nothing.
+    Cost: the host sorts ``num_sent`` numbers for each cast in ``reduced``; it does not wait.
     """
     host: dict[_Key, Int32Array] = {}
     for cast in casts:
@@ -59,7 +59,7 @@ def prepare_casts(
 
 
 _Key = tuple[str, int]
-"""A table's name and whose ranges it is of, by identity: two casts may share them."""
+"""A table's name and the id of the ranges that it lists: two casts may share their ranges."""
 
 
 def _add_tables(
@@ -92,7 +92,7 @@ def _assemble(cast: GroupCastPlan, made: dict[_Key, DeviceTable]) -> PreparedCas
 
 
 def rows_of(ranges: Int32Array) -> Int32Array:
-    """int32: every row of int32 [n, 2] ranges."""
+    """int32 [num_rows]: every row in int32 [n, 2] ranges."""
     lengths = (ranges[:, 1] - ranges[:, 0]).astype(np.int64)
     first = np.repeat(ranges[:, 0] - lengths.cumsum() + lengths, lengths)
     return (first + np.arange(len(first))).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What may stand for the context-parallel group."""
+"""The values that may name the context-parallel group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def resolve_group(cp_group: CpGroup) -> dist.ProcessGroup | None:
 
     Raises:
         ValueError: a mesh that is not 1-D.
-        TypeError: anything else.
+        TypeError: a value of any other type.
     """
     if cp_group is None or isinstance(cp_group, dist.ProcessGroup):
         return cp_group
@@ -33,7 +33,7 @@ def resolve_group(cp_group: CpGroup) -> dist.ProcessGroup | None:
 
 
 def is_alive(group: dist.ProcessGroup) -> bool:
-    """Whether ``destroy_process_group`` has not ended it yet."""
+    """Whether ``destroy_process_group`` has not ended the group yet."""
     if not dist.is_initialized():
         return False
     try:

@@ -1,6 +1,6 @@
-"""Moving and adding rows: one pass of our CUDA kernels where they are loaded, PyTorch elsewhere.
+"""Moving and adding rows: one pass of our CUDA kernels if they are loaded, otherwise PyTorch.
 
-Both ways give equal bits: sums are made in the accumulation dtype and in the same order.
+Both give equal bits, because they sum in the accumulation dtype and in the same order.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def gather_rows(
     Args:
         xs: [n, ...] each, of one dtype; into: [num_rows or more, ...] each.
         index: int32 [num_rows].
-        num_rows: how many of ``into``, from the first on; None: all.
+        num_rows: how many rows of ``into`` are written, from the first on; None: all.
 
-    Cost: one kernel where all rows have one shape, else one for each tensor.
+    Cost: one kernel if all rows have one shape, otherwise one for each tensor.
     """
     if index is not None and index.dtype != torch.int32:
         raise TypeError(f"index must be int32, got {index.dtype}; the kernel reads 4 bytes a row")
@@ -76,15 +76,15 @@ class RowSources:
     """Which received rows are added to every owned row, in which order."""
 
     owners: DeviceTable
-    """int32 [num_received]: the owned row of every received one; PyTorch's way reads it."""
+    """int32 [num_received]: the owned row of every received row; PyTorch's path reads it."""
     begin: DeviceTable
-    """int32 [num_rows + 1]: where each owned row's sources begin, and the last one's end."""
+    """int32 [num_rows + 1]: where each owned row's sources begin, and where the last ones end."""
     sources: DeviceTable
     """int32 [num_received]: received rows, by their owned row, then in the order received."""
 
     @classmethod
     def of(cls, owners: Int32Array, num_rows: int, device: torch.device) -> RowSources:
-        """These alone, by one upload; ``owners``: int32 [num_received] on the host."""
+        """The tables for ``owners``, int32 [num_received] on the host, by one upload."""
         return cls(*upload_together([owners, *source_tables(owners, num_rows)], device))
 
 
@@ -102,8 +102,8 @@ def add_rows(
 
     Args:
         own: [num_rows, ...] each, in the accumulation dtype.
-        received: [num_received, ...] each, one for every one of ``own``.
-        peers: parts of the received rows within which no owned row comes twice.
+        received: [num_received, ...] each, one for each tensor of ``own``.
+        peers: parts of the received rows within which no owned row occurs twice.
     """
     _add(own, received, sources, peers, own)
 
@@ -115,7 +115,7 @@ def add_rows_into(
     peers: Sequence[slice],
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """As ``add_rows``, the sums contiguous and in ``dtype``; ``own`` is used up."""
+    """Like ``add_rows``, but return contiguous sums in ``dtype``; ``own`` may be overwritten."""
     targets = [x.new_empty(x.shape, dtype=dtype) for x in own]
     _add(own, received, sources, peers, targets)
     return targets
@@ -161,10 +161,11 @@ def _add(
 
 
 def head_start(device: torch.device) -> None:
-    """Lets an exchange that was just begun get onto the GPU before the next kernel.
+    """Delay the stream, so that an exchange that was just started runs before the next kernel.
 
-    Both become ready at the same time, and a kernel that fills the GPU and came first keeps the
-    exchange out until it ends: nothing would overlap. Costs ``HEAD_START_NS`` on the stream.
+    Both become ready at the same time. If a kernel that fills the GPU starts first, the exchange
+    cannot start until that kernel ends, and nothing overlaps. Cost: ``HEAD_START_NS`` on the
+    stream.
     """
     library = loaded_cuda_library(device)
     if library is None:
@@ -174,7 +175,7 @@ def head_start(device: torch.device) -> None:
 
 
 def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
-    """Keys and values of different widths: a kernel moves rows of one shape."""
+    """Whether keys and values have different widths; a kernel moves rows of one shape."""
     first = xs[0].shape[1:]
     return any(x.shape[1:] != first for x in xs[1:])
 
@@ -186,7 +187,7 @@ def _library_for(device: torch.device, *xs: Tensor) -> CudaLibrary | None:
 
 
 def _fits(x: Tensor) -> bool:
-    """16-byte aligned rows without gaps in a row, of a dtype that the kernels know."""
+    """Whether rows are 16-byte aligned, without gaps in a row, and of a dtype with kernels."""
     if x.dtype not in DTYPE_CODES or x.data_ptr() % 16:
         return False
     shape, strides, size = x.shape, x.stride(), x.element_size()

@@ -1,1 +1,1 @@
-"""The CUDA library as Python sees it: structs, functions, and tables that lie on a device."""
+"""The CUDA library as seen from Python: structs, functions, and tables on a device."""

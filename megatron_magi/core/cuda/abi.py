@@ -1,4 +1,4 @@
-"""Every C struct that crosses into the CUDA library, and the one check that both sides agree."""
+"""The C structs that are passed to the CUDA library, and a check that both sides agree on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 ABI_VERSION = 6
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
-"""Tensors of one call that moves rows: keys and values."""
+"""Number of tensors whose rows one call may move: keys and values."""
 
 
 class CudaKernelError(RuntimeError):
@@ -63,7 +63,9 @@ class BwdParams(Structure):
         *_fields(c_void_p, "stream"),
         *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
         *_fields(c_int32, "dtype", "grad_dtype", "num_items", "num_splits", "heads_per_section"),
-        *_fields(c_int32, "clear_dq", "deterministic", "num_row_groups", "heads_inner", "descending"),
+        *_fields(
+            c_int32, "clear_dq", "deterministic", "num_row_groups", "heads_inner", "descending"
+        ),
         *_fields(c_float, "softmax_scale"),
     ]
 
@@ -85,7 +87,7 @@ class Rows(Structure):
 
 
 def fill_rows(place: Any, xs: Sequence[Tensor]) -> None:
-    """One tensor after the other into an array of Rows; half the host time of making a new one."""
+    """Describe tensors in an existing array of Rows, in half the host time of creating another."""
     for i, x in enumerate(xs):
         rows = place[i]
         rows.data = x.data_ptr()
@@ -93,7 +95,7 @@ def fill_rows(place: Any, xs: Sequence[Tensor]) -> None:
 
 
 class GatherParams(Structure):
-    """MagiGatherParams: rows to other places."""
+    """MagiGatherParams: copies rows to other places."""
 
     _fields_ = [
         *_fields(Rows * MAX_ROW_PARTS, "src", "dst"),
@@ -104,7 +106,7 @@ class GatherParams(Structure):
 
 
 class AddParams(Structure):
-    """MagiAddParams: received rows added to own ones."""
+    """MagiAddParams: adds received rows to own ones."""
 
     _fields_ = [
         *_fields(Rows * MAX_ROW_PARTS, "own", "received", "dst"),
@@ -120,14 +122,14 @@ SIZES = {
     "delta": ctypes.sizeof(DeltaParams),
     "row": ctypes.sizeof(GatherParams) + ctypes.sizeof(AddParams),
 }
-"""Bytes of the structs by the names under which the library tells its own."""
+"""Bytes of the structs, by the names under which the library reports its own sizes."""
 
 
 def check_abi(handle: Any, path: Any) -> None:
     """Compare version and struct sizes with the loaded library's.
 
     Raises:
-        CudaKernelError: a library of other sources.
+        CudaKernelError: the library was built from other sources.
     """
     got = {name: getattr(handle, f"magi_{name}_params_bytes")() for name in SIZES}
     version = handle.magi_abi_version()

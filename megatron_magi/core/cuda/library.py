@@ -19,10 +19,10 @@ _Message = ctypes.c_char * 512
 
 
 class CudaLibrary:
-    """A loaded library. Functions take a params struct and raise CudaKernelError."""
+    """A loaded library. Its functions take a params struct and raise CudaKernelError."""
 
     def __init__(self, path: Path) -> None:
-        # PyDLL keeps the GIL: a launch takes microseconds, and another thread cannot come between.
+        # PyDLL keeps the GIL: a launch takes microseconds, and no other thread should interrupt it.
         self.handle = ctypes.PyDLL(str(path))
         check_abi(self.handle, path)
 
@@ -34,7 +34,7 @@ class CudaLibrary:
             raise CudaKernelError(f"{name} failed with code {code}: {message.value.decode()}")
 
     def load_kernels(self, dtype: torch.dtype) -> int:
-        """Load what a model of this dtype launches onto the current device; returns how many."""
+        """Load the kernels for a dtype onto the current device, and return how many there are."""
         message, num_loaded = _Message(), c_int32(0)
         code = self.handle.magi_load_kernels(
             c_int32(DTYPE_CODES[dtype]), ctypes.byref(num_loaded), message, len(message)
@@ -54,7 +54,7 @@ class CudaLibrary:
 
 @functools.lru_cache(maxsize=1)
 def cuda_library() -> CudaLibrary:
-    """The library, built on first use if need be (see megatron_magi/build.py)."""
+    """The library, built on first use if necessary (see megatron_magi/build.py)."""
     from megatron_magi.build import library_path
 
     return CudaLibrary(library_path())
@@ -63,8 +63,8 @@ def cuda_library() -> CudaLibrary:
 def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
     """Load the kernels for this dtype, once per device and process.
 
-    The driver would load each one at its first launch and make the host wait meanwhile for all that
-    the GPU has to do, in the middle of the first step.
+    Otherwise the driver loads each one at its first launch, in the middle of the first step, and
+    the host waits meanwhile for all work that is queued on the GPU.
 
     Raises:
         CudaBuildError, CudaKernelError: no library, or one that does not run here.
@@ -77,13 +77,14 @@ def load_kernels(device: torch.device, dtype: torch.dtype) -> None:
 def _load_kernels_once(device_index: int, dtype: torch.dtype) -> None:
     device = torch.device("cuda", device_index)
     with on_device(device):
-        torch.empty(1, device=device)  # the device has a context from here on
+        torch.empty(1, device=device)  # creates the device's context
         num_loaded = cuda_library().load_kernels(dtype)
     logger.info("%d attention kernels for %s loaded onto %s", num_loaded, dtype, device)
 
 
 def loaded_cuda_library(device: torch.device) -> CudaLibrary | None:
-    """The library if a kernel backend has loaded it and its kernels run there; never builds it."""
+    """The library if a kernel backend has loaded it and its kernels run on the device, or None; it
+    is never built here."""
     if device.type != "cuda" or cuda_library.cache_info().currsize == 0:
         return None
     return cuda_library() if _capability(device.index) == (9, 0) else None
@@ -95,7 +96,7 @@ def _capability(device_index: int | None) -> tuple[int, int]:
 
 
 def stream_handle(device: torch.device) -> int:
-    """The current cudaStream_t, without the Stream object that takes microseconds to make."""
+    """The current cudaStream_t, without a Stream object, which takes microseconds to create."""
     if _raw_stream is None:
         return torch.cuda.current_stream(device).cuda_stream
     return _raw_stream(device.index)
@@ -105,7 +106,8 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what Trito
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Launches go to the current device; to switch costs microseconds, so only where needed."""
+    """A context in which launches go to ``device``. Switching costs microseconds, so it happens
+    only if the device is not the current one."""
     if torch.cuda.current_device() == device.index:
         return nullcontext()
     return torch.cuda.device(device)

@@ -16,8 +16,8 @@ from megatron_magi.core.cuda.library import stream_handle
 
 
 def upload(host: Tensor, device: torch.device | str) -> Tensor:
-    """A copy on the device. From memory that is not pinned the host would wait for all work on the
-    stream, and with a new mask for every batch there are several copies."""
+    """A copy on the device, through pinned memory. A copy from other memory would make the host
+    wait for all work on the stream, and a new mask for every batch needs several copies."""
     if torch.device(device).type == "cuda" and torch.cuda.is_available() and not host.is_pinned():
         host = host.pin_memory()
     return host.to(device, non_blocking=True)
@@ -29,13 +29,13 @@ class DeviceBuffer:
 
     data: Tensor
     ready: torch.cuda.Event | None
-    """When it is there; None on the CPU."""
+    """Recorded after the upload; None on the CPU."""
     streams: set[int] = field(default_factory=set)
 
     @classmethod
     def upload(cls, host: Tensor, device: torch.device) -> DeviceBuffer:
         """A copy of ``host``, without waiting for it."""
-        with torch.inference_mode(False):  # later calls save it for their backward
+        with torch.inference_mode(False):  # so that later calls may save it for their backward
             if device.type != "cuda":
                 return cls(host.clone(), None)
             data = upload(host, device)
@@ -45,14 +45,14 @@ class DeviceBuffer:
         return cls(data, ready, {stream.cuda_stream})
 
     def here(self) -> Tensor:
-        """The data, for what is launched on the current stream."""
+        """The data, for launches on the current stream."""
         if self.ready is not None:
             self.use_on(stream_handle(self.data.device))
         return self.data
 
     def use_on(self, handle: int) -> None:
-        """Make the current launch on the current stream, which has this handle, see the data, and
-        the data outlive the launch."""
+        """Make launches on the current stream, which has this handle, wait for the upload, and keep
+        the data alive until they have run."""
         if handle not in self.streams:
             assert self.ready is not None, "there are no streams on the CPU"
             stream = torch.cuda.current_stream(self.data.device)
@@ -76,13 +76,13 @@ class DeviceTable:
     """A view of the buffer, in the table's dtype and shape."""
 
     def here(self) -> Tensor:
-        """The table, for what is launched on the current stream."""
+        """The table, for launches on the current stream."""
         self.buffer.here()
         return self.data
 
     @property
     def address(self) -> int:
-        """On the device, also of a table without elements."""
+        """The address on the device, also for a table without elements."""
         offset = int(self.data.storage_offset()) * self.data.element_size()
         return self.buffer.data.data_ptr() + offset
 
@@ -90,13 +90,14 @@ class DeviceTable:
 def upload_together(
     tables: Sequence[npt.NDArray[np.integer[Any]]], device: torch.device
 ) -> list[DeviceTable]:
-    """Tables of int32 or int64 by one upload, without waiting for it.
+    """Upload tables of int32 or int64 in one copy, without waiting for it.
 
-    They are laid in one host buffer, which is pinned for a GPU and is itself the result on the CPU.
+    They are placed in one host buffer, which is pinned for a GPU and is itself the result on the
+    CPU.
     """
     offsets = [0, *accumulate(-(-table.nbytes // ALIGNMENT) * ALIGNMENT for table in tables)]
     is_pinned = device.type == "cuda" and torch.cuda.is_available()
-    with torch.inference_mode(False):  # later calls save them for their backward
+    with torch.inference_mode(False):  # so that later calls may save them for their backward
         host = torch.zeros(max(offsets[-1], 1), dtype=torch.uint8, pin_memory=is_pinned)
         for table, offset in zip(tables, offsets, strict=False):
             flat = np.ascontiguousarray(table).reshape(-1)

@@ -1,4 +1,4 @@
-"""``flex_flash_attn_func``: attention of one device over any set of slices."""
+"""``flex_flash_attn_func``: attention on one device over any set of slices."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class AttnForwardMeta:
-    """What attention returns beside ``out``."""
+    """What attention returns besides ``out``."""
 
     lse: Tensor
     """[T, H] natural log of the sum of exp of scaled scores; -inf where a row sees nothing."""
     max_logits: Tensor | None = None
-    """[H] largest scaled score; None unless asked for."""
+    """[H] largest scaled score of every head; None unless asked for."""
 
     def __post_init__(self) -> None:
         tensor(self.lse, "lse")
@@ -50,10 +50,10 @@ def flex_flash_attn_func(
     backend: str = "auto",
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, AttnForwardMeta]:
-    """Attention where a query sees the keys that the slices say, differentiable.
+    """Attention in which a query sees the keys that the slices show it; differentiable.
 
     Rows that see nothing give out 0, lse -inf and zero gradients. A row that sees a score of nan or
-    inf, or no score but -inf, has no softmax: its out and lse are nan (docs/kernel_notes.md).
+    inf, or only scores of -inf, has no softmax: its out and lse are nan (docs/kernel_notes.md).
 
     Args:
         q: [T, H, D] fp16, bf16, fp32 or fp64; strided, last dimension contiguous.
@@ -62,7 +62,7 @@ def flex_flash_attn_func(
         q_ranges, k_ranges: integer [N, 2], half-open; None (with ``slices`` None): full attention.
         attn_type_map: integer [N], codes 0 FULL, 1 CAUSAL, 2 INV_CAUSAL, 3 BI_CAUSAL; None: FULL.
         slices: instead of ranges, an AttnMask or int32 [N, 6] (see ``slices_tensor``). Pass the
-            same object to every call: it is validated and turned into work lists once.
+            same object to every call, so that it is validated and turned into work lists once.
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
         backend: "auto", "cuda" (Hopper, D == E), "flex" (FlexAttention) or "reference" (PyTorch).
@@ -213,8 +213,8 @@ def _slices_of_ranges(
     with torch.inference_mode(False):  # autograd may save it later
         made = torch.from_numpy(slices_from_ranges(*host))  # type: ignore[arg-type]
     if is_cacheable:
-        # The other objects are kept alive so that their ids stay theirs; not the entry's own key,
-        # or the entry would live for ever.
+        # The other objects are kept alive so that their ids are not reused. The entry's own key is
+        # not kept alive, or the entry would live for ever.
         others = [x for x in parts if x is not q_ranges]
         _range_tensors[q_ranges] = (key, others, made)
     return made

@@ -1,4 +1,4 @@
-"""What tracing and differentiation may do with our calls, and what is refused."""
+"""How our calls behave under tracing and differentiation, and what they refuse."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 
 
 def must_dispatch(*tensors: Tensor) -> bool:
-    """Whether somebody wants to see ``torch.ops.magi``: torch.compile, tracing, a dispatch mode
-    (fake tensors, selective checkpointing, flop counters), a transform, or a tensor that is no
-    plain one or has no memory."""
+    """Whether something must see ``torch.ops.magi``: torch.compile, tracing, a dispatch mode (fake
+    tensors, selective checkpointing, flop counters), a transform, a tensor subclass or a tensor
+    without memory."""
     return (
         any(type(x) is not Tensor or x.is_meta for x in tensors)
         or torch.compiler.is_compiling()
@@ -28,7 +28,7 @@ def must_dispatch(*tensors: Tensor) -> bool:
 
 
 def refuse_tangents(*tensors: Tensor) -> None:
-    """Forward-mode differentiation would see no derivative.
+    """Refuse forward-mode differentiation, which would silently get no derivative.
 
     Raises:
         NotImplementedError: inputs with tangents.
@@ -47,12 +47,13 @@ R = TypeVar("R")
 
 
 def one_graph_break(function: Callable[P, R]) -> Callable[P, R]:
-    """Left out of what torch.compile traces: it ends one graph, runs as it is, and the next begins.
+    """Keep a function out of torch.compile's graphs: one graph ends before it, the next begins
+    after it.
 
-    Plans are numpy and C++ on the host, ranks compare them through gloo, and rows travel by
-    asynchronous collectives with host-side tables: none of it is an operator of a graph. With
-    ``fullgraph=True`` torch says so. Its own ``torch.compiler.disable`` does the same, but imports
-    the compiler (1.7 s) where nobody compiles.
+    Plans are numpy and C++ on the host, ranks compare them through gloo, and rows are exchanged by
+    asynchronous collectives with host-side tables: a graph has no operators for these. With
+    ``fullgraph=True`` torch reports the break as an error. ``torch.compiler.disable`` does the
+    same, but imports the compiler (1.7 s) even if nothing is compiled.
     """
     outside: Callable[P, R] = _disable_dynamo(function)
 
@@ -69,11 +70,11 @@ Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
 def differentiable_once(backward: Backward) -> Backward:
-    """An autograd function's backward, a derivative of which is an error instead of missing.
+    """Wrap an autograd function's backward so that differentiating it raises an error.
 
-    ``torch.autograd.function.once_differentiable`` is not enough: its error hangs on new leaves, so
-    a derivative by given inputs (``torch.autograd.grad``) passes it by. Here it hangs between the
-    gradients and all they depend on.
+    ``torch.autograd.function.once_differentiable`` is not enough: it attaches its error to new
+    leaves, so a derivative with respect to given inputs (``torch.autograd.grad``) does not meet it.
+    Here the error stands between the gradients and all tensors that they depend on.
     """
 
     @functools.wraps(backward)

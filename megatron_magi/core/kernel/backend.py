@@ -1,4 +1,4 @@
-"""What a kernel backend is: the calls that it is given, and what it gives back.
+"""The protocol of a kernel backend: the calls that it takes, and what it returns.
 
 T query tokens, S key tokens, H query heads, G key/value heads, D head_dim of queries and keys, E of
 values (another one in multi-latent attention).
@@ -18,7 +18,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class AttnCall(NamedTuple):
-    """What attention is asked for: queries, keys and values, and who sees whom."""
+    """The inputs of one attention call: queries, keys, values, and which query sees which key."""
 
     q: Tensor
     """[T, H, D], any strides with the last dimension contiguous."""
@@ -31,7 +31,7 @@ class AttnCall(NamedTuple):
 
 
 class GradCall(NamedTuple):
-    """What a backward is asked for beside its AttnCall."""
+    """The inputs of a backward besides its AttnCall."""
 
     dout: Tensor
     """[T, H, E]"""
@@ -40,22 +40,22 @@ class GradCall(NamedTuple):
     delta: Tensor | None = None
     """[T, H], the row sum of out * dout, so that partial gradients of several stages add up."""
     out: Tensor | None = None
-    """[T, H, E], the final one, instead of delta."""
+    """[T, H, E], the final one, given instead of delta."""
     dtype: torch.dtype | None = None
-    """Of the gradients: that of q, or the accumulation dtype (None)."""
+    """The dtype of the gradients: that of q, or the accumulation dtype (None)."""
     dq: Tensor | None = None
-    """In the accumulation dtype: the gradient is added to it in place, and it is returned."""
+    """A tensor in the accumulation dtype: the gradient is added in place, and it is returned."""
     dkv: Pair | None = None
     """Where dk and dv are written, any strides with the last dimension contiguous."""
     deterministic: bool = False
-    """Equal bits from run to run."""
+    """Whether gradients must have equal bits from run to run."""
 
 
 class AttnBackend(Protocol):
     """Attention over the slices of a table.
 
-    The accumulation dtype is fp32, fp64 for fp64 inputs. lse is the natural log of the sum of exp
-    of scaled scores; -inf with out = 0 where a row sees nothing.
+    The accumulation dtype is fp32, or fp64 for fp64 inputs. lse is the natural log of the sum of
+    exp of scaled scores. Where a row sees nothing, lse is -inf and out is 0.
     """
 
     name: str
@@ -71,9 +71,10 @@ class AttnBackend(Protocol):
         """(out [T, H, E], lse [T, H]).
 
         Args:
-            prev: both in the accumulation dtype: merged into it in place, and returned.
-            into: rows that slices cover are written there, the others stay, and it is returned.
-            out_dtype: of out otherwise; None: the dtype of q.
+            prev: an (out, lse) in the accumulation dtype: the result is merged into it in place,
+                and it is returned.
+            into: an (out, lse) in which the rows that slices cover are written; it is returned.
+            out_dtype: of a new out; None: the dtype of q.
         """
         ...
 
@@ -81,7 +82,7 @@ class AttnBackend(Protocol):
         """(dq, dk, dv).
 
         Raises:
-            ValueError: both or none of delta and out.
+            ValueError: both or neither of delta and out are given.
         """
         ...
 
@@ -96,16 +97,16 @@ def row_delta(out_THE: Tensor, dout_THE: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def less_dlse(delta_TH: Tensor, dlse_TH: Tensor | None) -> Tensor:
-    """delta with the gradient of lse in it: d lse / d score is the softmax weight itself, so that
-    gradient only moves what every score gradient of a row subtracts."""
+    """delta minus the gradient of lse. As d lse / d score is the softmax weight itself, that
+    gradient only changes the delta that every score gradient of a row subtracts."""
     return delta_TH if dlse_TH is None else delta_TH - dlse_TH
 
 
 def final_delta(grad: GradCall, dtype: torch.dtype) -> Tensor:
-    """delta, or made from out where that was given instead.
+    """delta as given, or computed from out if that was given instead.
 
     Raises:
-        ValueError: both or none of them.
+        ValueError: both or neither of them are given.
     """
     if (grad.delta is None) == (grad.out is None):
         raise ValueError("either delta or out is required, got none or both; pass one of them")
@@ -116,7 +117,7 @@ def final_delta(grad: GradCall, dtype: torch.dtype) -> Tensor:
 
 
 def put_rows(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
-    """The rows that slices cover, put where they belong; see AttnBackend.forward."""
+    """Copy the rows that slices cover into ``into``; see AttnBackend.forward."""
     for start, end in table.covered_rows.tolist():
         for target, made in zip(into, rows, strict=True):
             target[start:end] = made[start:end]
@@ -124,7 +125,7 @@ def put_rows(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
 
 
 def deliver(grads: Pair, dkv: Pair | None) -> Pair:
-    """Gradients of keys and values where the caller wants them; see GradCall.dkv."""
+    """Copy gradients of keys and values to where the caller wants them; see GradCall.dkv."""
     if dkv is None:
         return grads
     for target, grad in zip(dkv, grads, strict=True):

@@ -1,7 +1,7 @@
 """The largest scaled score of every head, for optimizers that clip it (QK-clip).
 
-Only beside the reference backend: the fused kernels do not keep it, and a second pass over all
-tiles in PyTorch would be slower than the attention itself.
+It is available with the reference backend only: the fused kernels do not keep the scores' maximum,
+and a second pass over all tiles in PyTorch would be slower than the attention itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from megatron_magi.core.kernel.slice_table import SliceTable
 
 
 def check_max_logits(backend: str, q: Tensor) -> None:
-    """Refuse where another kernel than the reference would run.
+    """Refuse the call if a backend other than the reference would run.
 
     Raises:
-        NotImplementedError: with the backend that would run.
+        NotImplementedError: another backend would run; the error names it.
     """
     name = select_backend(backend, q.device, q.dtype).name
     if name != "reference":
@@ -33,7 +33,7 @@ def check_max_logits(backend: str, q: Tensor) -> None:
 def max_logits(q_THD: Tensor, k_SGD: Tensor, table: SliceTable, softmax_scale: float) -> Tensor:
     """[H] in the accumulation dtype: the largest visible scaled score, -inf if none is visible.
 
-    Not differentiable. Cost: the score products of a forward once more.
+    Not differentiable. Cost: the scores of a forward are computed once more.
     """
     heads = q_THD.shape[1]
     most = torch.full((heads,), -torch.inf, dtype=acc_dtype(q_THD.dtype), device=q_THD.device)

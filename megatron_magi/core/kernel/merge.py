@@ -1,4 +1,4 @@
-"""Joining attention over two disjoint sets of keys."""
+"""Merging attention over two disjoint sets of keys."""
 
 from __future__ import annotations
 

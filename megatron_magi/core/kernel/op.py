@@ -1,11 +1,11 @@
-"""One device's attention as torch.library ops, and the short way that eager calls take.
+"""One device's attention as torch.library ops, and the shorter path of eager calls.
 
 torch.compile, meta tensors, dispatch modes and autograd see ``torch.ops.magi``. PyTorch's Python
-dispatch and autograd of such an op take longer than the launch itself, so an eager call that nobody
-has to see goes straight to the backend (``autograd.must_dispatch``).
+dispatch and autograd of such an op take longer than the launch itself, so an eager call that none
+of them must see goes directly to the backend (``autograd.must_dispatch``).
 
 T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and their output
-may have one of their own), N slices.
+may have another one), N slices.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _library.define(
 
 
 class Options(NamedTuple):
-    """The arguments of ``attn_fwd`` behind its tensors, in its order."""
+    """The arguments of ``attn_fwd`` after its tensors, in its order."""
 
     softmax_scale: float
     out_dtype: torch.dtype
@@ -68,7 +68,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) ->
 def _asked(
     q: Tensor, k: Tensor, v: Tensor, slices: Tensor, scale: float, backend: str
 ) -> tuple[AttnBackend, AttnCall]:
-    """Who computes, and what."""
+    """The backend that computes a call, and the call."""
     table = slice_table(slices, q.shape[0], k.shape[0])
     kernel = select_backend(backend, q.device, q.dtype, has_one_width(q, v))
     return kernel, AttnCall(q, k, v, table, scale)
@@ -86,7 +86,8 @@ class _EagerAttn(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options
     ) -> OutLse:
         out, lse = _forward(q, k, v, slices, *options)
-        # What the dispatched op saves, in its order: a checkpoint may run one and then the other.
+        # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
+        # the forward and the other when it recomputes.
         ctx.save_for_backward(q, k, v, _saveable(slices), out, lse)
         ctx.set_materialize_grads(False)
         ctx.options = options
@@ -104,7 +105,7 @@ class _EagerAttn(torch.autograd.Function):
             return *torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how), None, None
         kernel, call = _asked(q, k, v, slices, scale, backend)
         grad = GradCall(dout, lse, out=out, dtype=q.dtype, deterministic=deterministic)
-        if dlse is not None:  # otherwise the kernels make delta on their way
+        if dlse is not None:  # otherwise the kernels compute delta themselves
             delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
             grad = grad._replace(delta=delta, out=None)
         return *kernel.backward(call, grad), None, None
@@ -137,7 +138,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: OutLse) -> None:
 
 
 def _saveable(slices: Tensor) -> Tensor:
-    """Autograd does not save what was made in inference mode; a mask may well have been."""
+    """Autograd refuses to save tensors created in inference mode, as a mask's slices may be."""
     return slices.clone() if slices.is_inference() else slices
 
 

@@ -1,8 +1,8 @@
 """Attention over slices in plain PyTorch: any device, any float dtype, never a full score matrix.
 
-The rule is applied as it is written: a tile's scores, the band, a softmax that is merged tile by
+It follows the definition step by step: a tile's scores, the band, a softmax that is merged tile by
 tile. Shapes: T query tokens, S key tokens, H query heads, G key/value heads, R = H / G, D head_dim
-(values and their output may have one of their own).
+(values and their output may have another one).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 _TILE_CELLS = 2**22
-"""Score elements (heads x queries x keys) of a tile: 16 MiB in fp32."""
+"""Score elements (heads x queries x keys) in a tile: 16 MiB in fp32."""
 
 Tile = tuple[slice, slice, Tensor | None]
 P = ParamSpec("P")
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 def _without_autocast(method: Callable[P, R]) -> Callable[P, R]:
-    """Products stay in the accumulation dtype inside ``torch.autocast`` too."""
+    """Keep products in the accumulation dtype, inside ``torch.autocast`` too."""
 
     @wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -96,7 +96,7 @@ class ReferenceBackend:
             dout = _grouped(grad.dout[rows], groups, acc)
             scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
             probs = (scores - _finite(_per_row(grad.lse[rows], groups))).exp_()
-            if hidden is not None:  # a row that is nan is so where it sees
+            if hidden is not None:  # a nan row is nan in its visible cells only
                 probs.masked_fill_(hidden, 0.0)
             dprobs = torch.einsum("tgrd,sgd->grts", dout, v)
             dscores = probs * (dprobs - _per_row(delta_TH[rows], groups)) * softmax_scale
@@ -140,14 +140,14 @@ def _scores(q_THD: Tensor, k_SGD: Tensor, softmax_scale: float, hidden: Tensor |
 
 
 def _fail_rows_of_infinities(out_THD: Tensor, lse_TH: Tensor, sees_T: Tensor) -> None:
-    """nan where a row sees a score of inf, or none but -inf: that has no softmax."""
+    """Write nan to rows without a softmax: those that see a score of inf, or none but -inf."""
     failed = lse_TH.isinf() & sees_T.unsqueeze(-1)
     out_THD.masked_fill_(failed.unsqueeze(-1), torch.nan)
     lse_TH.masked_fill_(failed, torch.nan)
 
 
 def _grouped(x_THD: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """[T, G, R, D]: query heads by the key/value head they share."""
+    """[T, G, R, D]: query heads grouped by the key/value head that they share."""
     return x_THD.unflatten(1, (groups, -1)).to(dtype)
 
 
@@ -157,5 +157,5 @@ def _per_row(x_TH: Tensor, groups: int) -> Tensor:
 
 
 def _finite(lse: Tensor) -> Tensor:
-    """-inf becomes 0, so that exp(-inf - lse) of an empty row is 0 and not nan."""
+    """lse with -inf replaced by 0, so that exp(-inf - lse) of an empty row is 0 and not nan."""
     return lse.masked_fill(lse == -torch.inf, 0.0)

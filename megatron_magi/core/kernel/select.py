@@ -1,4 +1,4 @@
-"""Which backend runs."""
+"""Choosing the kernel backend."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def is_hopper(device: torch.device) -> bool:
 def choose_backend_name(device: torch.device, dtype: torch.dtype, one_width: bool = True) -> str:
     """What "auto" means: cuda on Hopper, flex on other GPUs, reference on the CPU.
 
-    float32 and float64 run on the reference everywhere: the CUDA kernels are bf16 and fp16. They
-    also take values of the width of keys only (``one_width``); flex takes others.
+    float32 and float64 run on the reference everywhere, because the CUDA kernels take bf16 and
+    fp16. They also need values as wide as keys (``one_width``); flex takes other widths.
     """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "reference"
@@ -58,7 +58,7 @@ def select_backend(
 
 
 def _create(name: str, device: torch.device, dtype: torch.dtype) -> AttnBackend:
-    # Imported here: the GPU backends load compilers and libraries that a CPU user has not got.
+    # Imported here: the GPU backends load compilers and libraries that a CPU user does not have.
     if name == "reference":
         from megatron_magi.core.kernel.reference import ReferenceBackend
 

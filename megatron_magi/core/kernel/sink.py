@@ -1,9 +1,9 @@
 """Learnable sinks: extra logits in every row's softmax that carry no value.
 
-A sink changes nothing but the normaliser, so it is applied to (out, lse) after attention, on one
-device or on a rank's rows alike: ``lse' = log(e^lse + sum e^sink)``, ``out' = out e^(lse - lse')``.
-Both are plain differentiable tensors, so autograd carries the gradient of ``lse'`` and ``out'``
-into q, k and v, and gives the sink ``-sum_rows p_sink * rowsum(out' * dout')``.
+A sink changes only the normaliser, so it is applied to (out, lse) after attention, on one device
+or on a rank's rows alike: ``lse' = log(e^lse + sum e^sink)``, ``out' = out e^(lse - lse')``. Both
+are plain differentiable tensors, so autograd passes the gradient of ``lse'`` and ``out'`` on to q,
+k and v, and gives the sink ``-sum_rows p_sink * rowsum(out' * dout')``.
 
 T query tokens, H query heads, D head_dim of values, s sinks.
 """
@@ -24,7 +24,7 @@ def apply_sink(
 ) -> tuple[Tensor, Tensor]:
     """(out', lse') after ``sink`` joined every row's softmax; differentiable in all three.
 
-    A row that sees no key keeps out 0; its lse becomes the sinks' own.
+    A row that sees no key keeps out 0; its lse becomes that of the sinks alone.
 
     Args:
         out_THD: [T, H, D].
@@ -49,7 +49,7 @@ def apply_sink(
 
 
 def check_layout(sink_layout: str) -> None:
-    """Refuse what no call computes, before any tensor exists."""
+    """Refuse a layout that no call computes, before any tensor exists."""
     if not isinstance(sink_layout, str) or sink_layout not in SINK_LAYOUTS:
         raise ValueError(
             f"sink_layout must be 'sh' ([s, H]) or 'ssh' ([T, s, H]), got {shown(sink_layout)}; "

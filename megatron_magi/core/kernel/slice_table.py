@@ -1,4 +1,4 @@
-"""Slices prepared for the kernels: host values once, device data cached beside them."""
+"""Slices prepared for the kernels: values on the host, with device data cached beside them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from megatron_magi.core.mask.slices import IntArray
 class SliceTable:
     """Canonical slices over ``num_q`` query rows and ``num_k`` key rows.
 
-    ``cache`` belongs to the backends: work lists and their device copies, keyed by whatever they
-    depend on (device, head shape, ...). It lives and dies with the table, so a plan's tables are
-    prepared once and reused by every layer and microbatch.
+    ``cache`` belongs to the backends. It holds work lists and their device copies, keyed by
+    whatever they depend on (device, head shape, ...). It is freed with the table, so a plan's
+    tables are prepared once and reused by every layer and microbatch.
     """
 
     slices: IntArray
@@ -80,6 +80,6 @@ def _from_content(slices: IntArray, num_q: int, num_k: int) -> SliceTable:
 
 
 def slices_tensor(mask: AttnMask) -> Tensor:
-    """int32 [N, 6] on the CPU; hold on to it and pass it to every call with this mask."""
+    """int32 [N, 6] on the CPU; keep it and pass it to every call with this mask."""
     check_mask(mask)
     return torch.from_numpy(mask.slices.copy())

@@ -1,10 +1,10 @@
 """PyTorch's FlexAttention behind the AttnBackend protocol, for GPUs without our own kernels.
 
-The block mask comes straight from the slices (no dense mask is ever made), the test inside a block
-from the intervals of keys that a row sees. Slower than the CUDA backend; chosen explicitly or where
-the GPU is not a Hopper, and logged by ``select_backend``.
+The block mask is built directly from the slices, without a dense mask; the test inside a block uses
+the intervals of keys that a row sees. This backend is slower than the CUDA backend. It runs if it
+is chosen explicitly or the GPU is not a Hopper, and ``select_backend`` logs the choice.
 Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and
-their output may have one of their own), R intervals.
+their output may have another one), R intervals.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ BLOCK = 128
 """Side of a block of the block mask, FlexAttention's default."""
 
 MAX_INTERVALS = 32
-"""Most slices that may meet one row: each costs two comparisons per cell of a partial block."""
+"""Limit of slices that meet one row: each costs two comparisons per cell of a partial block."""
 
 MOST_SHAPES = 128
-"""Shapes that are compiled. PyTorch stops at 8 and then goes on uncompiled without a word."""
+"""Limit of compiled shapes. PyTorch's own limit is 8, after which it silently runs uncompiled."""
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -47,8 +47,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class FlexBackend:
     """Forward and backward by FlexAttention, compiled on GPUs and eager on the CPU (tests).
 
-    A stage's backward runs its forward again: FlexAttention's backward wants the stage's own out
-    and lse, while the protocol hands over the final lse only.
+    A stage's backward recomputes its forward: FlexAttention's backward needs the stage's own out
+    and lse, while the protocol passes the final lse only.
     """
 
     name = "flex"
@@ -76,7 +76,7 @@ class FlexBackend:
         return prev
 
     def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
-        """See AttnBackend; raises as ``forward``.
+        """See AttnBackend; it raises the same errors as ``forward``.
 
         With w = exp(lse of this stage - final lse), out = sum of w * stage out, so the stage's out
         has the gradient w * dout and its lse has w * (rowsum(stage out * dout) - delta).
@@ -122,17 +122,18 @@ class FlexBackend:
         )
         rows = slice(0, len(q_THD))
         out, lse = out[0].transpose(0, 1)[rows].to(acc), lse[0].T[rows].to(acc)
-        # Rows that see nothing, whatever this version of PyTorch makes of them.
+        # Rows that see nothing are set below: PyTorch versions differ in what they return there.
         empty = row_intervals(table, q_THD.device)[2][:, None]
-        # A row that sees a score of inf, or none but -inf, has no softmax: nan, gradients as well.
-        # Not one that sees nothing: its gradient must be 0, and 0 times nan would reach dv.
+        # A row that sees a score of inf, or none but -inf, has no softmax: it becomes nan, and so
+        # do its gradients. A row that sees nothing is left out, because its gradient must be 0 and
+        # 0 times nan would reach dv.
         failed = torch.where(lse.isinf() & ~empty, torch.nan, 1.0)
         out, lse = out * failed.unsqueeze(-1), lse * failed
         return out.masked_fill(empty[:, None], 0.0), lse.masked_fill(empty, -torch.inf)
 
 
 def check_inputs(q_THD: Tensor, v_SGD: Tensor) -> None:
-    """What FlexAttention demands beyond attention.check_qkv."""
+    """Check what FlexAttention demands beyond attention.check_qkv."""
     if q_THD.dtype not in DTYPES:
         raise NotImplementedError(
             f"FlexAttention takes bf16, fp16 and fp32, got {q_THD.dtype}; cast the inputs or use "
@@ -156,13 +157,13 @@ def _flex(device_type: str) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compiled once for every shape, and refused where PyTorch would go on uncompiled."""
+    """Compile ``function`` once for every shape, and refuse to go on uncompiled."""
     import torch._dynamo as dynamo
 
     compiled = torch.compile(function, dynamic=False, **options)
     wanted = {
         "recompile_limit": MOST_SHAPES,
-        "cache_size_limit": MOST_SHAPES,  # its name in PyTorch 2.6
+        "cache_size_limit": MOST_SHAPES,  # the name in PyTorch 2.6
         "accumulated_recompile_limit": 8 * MOST_SHAPES,
         "accumulated_cache_size_limit": 8 * MOST_SHAPES,
         "fail_on_recompile_limit_hit": True,
@@ -186,18 +187,18 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 
 def padded(x_THD: Tensor) -> Tensor:
-    """With rows of 0 up to the next rounded length; the mask hides them."""
+    """x with rows of 0 appended up to the next rounded length; the mask hides them."""
     return torch.nn.functional.pad(x_THD, (0, 0, 0, 0, 0, rounded(len(x_THD)) - len(x_THD)))
 
 
 def rounded(count: int) -> int:
-    """The next of eight lengths between powers of two: a new one is compiled anew."""
+    """``count`` rounded up to one of eight lengths between powers of two, to compile for few."""
     step = max(BLOCK, 1 << max(count.bit_length() - 4, 0))
     return -(-count // step) * step
 
 
 def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The eager CPU form is for tests; that it is slow need not be said each time."""
+    """Silence the warning that the eager CPU form is slow: it is for tests."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings():
@@ -236,7 +237,7 @@ def _intervals(
             f"the flex backend takes up to {MAX_INTERVALS} slices that meet one query row, got "
             f"{needed}; merge slices or use backend='reference'"
         )
-    power_of_two = 1 << max(needed - 1, 0).bit_length()  # few different numbers are compiled
+    power_of_two = 1 << max(needed - 1, 0).bit_length()  # so that few variants are compiled
     first = np.zeros((power_of_two, num_q), dtype=np.int32)
     last = np.zeros_like(first)
     count[:] = 0
@@ -249,7 +250,7 @@ def _intervals(
 
 
 def block_mask(table: SliceTable, device: torch.device) -> Any:
-    """FlexAttention's BlockMask of the table, made once per device."""
+    """FlexAttention's BlockMask of the table, built once per device."""
     key = ("flex block mask", device)
     if key not in table.cache:
         with torch.inference_mode(False):
@@ -282,7 +283,8 @@ def _make_block_mask(table: SliceTable, device: torch.device) -> Any:
 
 
 def block_kinds(table: SliceTable) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """bool [q blocks, k blocks] each: some cells are visible, and one slice covers all cells."""
+    """(partial, full), bool [q blocks, k blocks] each: blocks with some visible cells, and blocks
+    that one slice covers completely."""
     num_q, num_k = -(-table.num_q // BLOCK), -(-table.num_k // BLOCK)
     some = np.zeros((num_q, num_k), dtype=np.bool_)
     full = np.zeros_like(some)
@@ -300,13 +302,14 @@ def block_kinds(table: SliceTable) -> tuple[npt.NDArray[np.bool_], npt.NDArray[n
 
 
 def in_blocks(blocks: npt.NDArray[np.bool_], num_q: int, num_k: int) -> npt.NDArray[np.bool_]:
-    """With blocks of nothing up to these lengths."""
+    """``blocks`` padded with empty blocks up to these lengths."""
     more = num_q // BLOCK - blocks.shape[0], num_k // BLOCK - blocks.shape[1]
     return np.pad(blocks, ((0, more[0]), (0, more[1])))
 
 
 def _block_lists(blocks: npt.NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Per q block how many k blocks, int32 [1, 1, q blocks], and which come first in a row."""
+    """Per q block, the number of its k blocks, int32 [1, 1, q blocks], and all k blocks, its own
+    first, int32 [1, 1, q blocks, k blocks]."""
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     counts = blocks.sum(1).astype(np.int32)
     return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(order)[None, None].to(

@@ -1,4 +1,4 @@
-"""Work lists made before the first call, where our kernels will take it."""
+"""Building work lists before the first call, if our kernels will run it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def make_work_lists(
     config: MagiConfig,
     device: torch.device,
 ) -> None:
-    """Choose and upload what calls on these tables will launch; nothing for another backend.
+    """Choose and upload what calls on these tables will launch; do nothing for another backend.
 
-    Cost: milliseconds on the host for each long table, and one upload each; nothing is waited for.
+    Cost: milliseconds on the host for each long table, and one upload each; the host does not wait.
     """
     if not _takes(heads, config, device):
         return
-    # Imported here, as the backend is: a CPU user needs none of it.
+    # Imported here, like the backend, because a CPU user needs none of it.
     from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
@@ -37,7 +37,7 @@ def make_work_lists(
 
 
 def _takes(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:
-    """Whether calls of these heads will run on our kernels."""
+    """Whether calls with these heads will run on our kernels."""
     from megatron_magi.core.kernel.hopper.checks import HEAD_DIMS
 
     dtype = torch.bfloat16 if heads.bytes_per_element == 2 else torch.float32

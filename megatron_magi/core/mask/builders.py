@@ -1,8 +1,8 @@
-"""Masks people train with, each as the fewest slices.
+"""The masks that models are trained with, each built from few slices.
 
-Lengths and positions are tokens. ``cu_seqlens`` are prefix sums of document lengths beginning
+Lengths and positions are in tokens. ``cu_seqlens`` are prefix sums of document lengths that begin
 with 0; a ``total_seqlen`` beyond the last document leaves padding rows that see nothing. Windows
-are (left, right) numbers of keys beside the diagonal, -1 for no limit.
+are (left, right) numbers of keys before and after the query, -1 for no limit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def from_cu_seqlens(
             aligned with its last key.
         causal: no key after the query.
         window_size: (left, right), -1 for no limit; with ``causal`` the right side is 0.
-        total_seqlen: length with padding behind the last document (queries and keys).
+        total_seqlen: length with padding after the last document (queries and keys).
 
     Raises:
         ValueError: prefix sums that do not start at 0 or decrease, unpaired documents.
@@ -93,11 +93,11 @@ def from_eod_positions(
     causal: bool = True,
     window_size: Window = (-1, -1),
 ) -> AttnMask:
-    """Documents that end with an end-of-document token, the token belonging to its document.
+    """Documents that end with an end-of-document (EOD) token, which belongs to its document.
 
     Args:
         eod_positions: ascending positions of the EOD tokens.
-        total_seqlen: the tail behind the last EOD is a document of its own.
+        total_seqlen: the tokens after the last EOD form another document.
     """
     return from_cu_seqlens(
         cu_seqlens_from_eod(eod_positions, total_seqlen), causal=causal, window_size=window_size
@@ -105,7 +105,7 @@ def from_eod_positions(
 
 
 def cu_seqlens_from_eod(eod_positions: npt.ArrayLike, total_seqlen: int) -> IntArray:
-    """int32 prefix sums of the documents that EOD tokens close; see ``from_eod_positions``."""
+    """int32 prefix sums of the documents that EOD tokens end; see ``from_eod_positions``."""
     ends = int_array(eod_positions, "eod_positions").reshape(-1) + 1
     total_seqlen = integer(total_seqlen, "total_seqlen", 0)
     bad = (ends < 1) | (ends > total_seqlen) | (np.diff(ends, prepend=0) < 1)
@@ -124,9 +124,9 @@ def global_and_window(
     *,
     total_seqlen: int | None = None,
 ) -> AttnMask:
-    """A window, and beside it the first ``num_global`` keys of the query's document.
+    """A query sees a window, and in addition the first ``num_global`` keys of its document.
 
-    A global key obeys the window's right side: with ``right = 0`` nothing is seen ahead.
+    The window's right side limits global keys too: with ``right = 0`` no later key is visible.
     """
     bounds = _prefix_sums(cu_seqlens, "cu_seqlens")
     left, right = _window(window_size)
@@ -147,11 +147,11 @@ def block_causal(
     window: int | None = None,
     total_seqlen: int | None = None,
 ) -> AttnMask:
-    """Video and block diffusion: a token sees its own block and the earlier ones of its sample.
+    """A token sees its own block and the earlier blocks of its sample (video, block diffusion).
 
     Args:
         blocks: block lengths of one sample, or one list of block lengths per packed sample.
-        window: blocks that a token sees, its own included; None: all earlier ones.
+        window: number of blocks that a token sees, its own included; None: all earlier ones.
     """
     seen = None if window is None else integer(window, "window", 1)
     slices, position = [], 0
@@ -169,7 +169,7 @@ def block_causal(
 def prefix_lm(
     cu_seqlens: npt.ArrayLike, prefix_lengths: Sequence[int], *, total_seqlen: int | None = None
 ) -> AttnMask:
-    """Each document's prefix sees itself in both directions, the rest is causal."""
+    """Each document's prefix sees itself in both directions; its other tokens are causal."""
     bounds = _prefix_sums(cu_seqlens, "cu_seqlens")
     prefix_lengths = integers(prefix_lengths, "prefix_lengths")
     if len(prefix_lengths) != len(bounds) - 1:
@@ -219,7 +219,7 @@ def shared_question(
 def prefix_tree(
     node_lengths: Sequence[int], parents: Sequence[int], *, total_seqlen: int | None = None
 ) -> AttnMask:
-    """Prompts shared as a tree: a token sees its ancestors' tokens and its own node causally.
+    """Prompts shared as a tree: a token sees its ancestors' tokens and, causally, its own node.
 
     Args:
         node_lengths: tokens of each node, laid out in this order.
@@ -275,7 +275,7 @@ def from_ranges(
 
 
 def from_dense(dense: npt.ArrayLike) -> AttnMask:
-    """Any boolean [q, k] matrix, as rectangles of equal rows; for small masks and tests."""
+    """A mask of any boolean [q, k] matrix, cut into rectangles; for small masks and tests."""
     cells = _matrix(dense)
     if cells.ndim != 2 or cells.dtype != np.bool_:
         raise ValueError(
@@ -338,7 +338,7 @@ def _window(window_size: Window) -> tuple[int | None, int | None]:
 
 
 def _nested(blocks: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """One list of block lengths per sample, also where there is one sample."""
+    """One list of block lengths per sample, even if there is only one sample."""
     if isinstance(blocks, (list, tuple)) and any(hasattr(b, "__len__") for b in blocks):
         return _rows(blocks, "blocks")
     array = int_array(blocks, "blocks")

@@ -20,9 +20,10 @@ MAX_DENSE_CELLS = 2**28
 class AttnMask:
     """Slices over ``total_seqlen_q`` queries and ``total_seqlen_k`` keys.
 
-    Slices may overlap in their q ranges and in their k ranges, never in a cell. They are made
-    canonical (tight rectangles, finite bands, sorted, none empty), so equal descriptions have
-    equal digests. A row that no slice covers sees nothing: out = 0, lse = -inf.
+    Slices may overlap in their q ranges and in their k ranges, but never share a cell. They are
+    brought into canonical form (tight rectangles, finite bands, sorted, none empty), so that
+    equivalent slices have equal digests. A row that no slice covers sees nothing: its out is 0 and
+    its lse is -inf.
 
     Raises:
         ValueError: ranges out of bounds or reversed, or two slices that share a cell.
@@ -85,7 +86,7 @@ class AttnMask:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self.slices.setflags(write=False)  # pickling and deepcopy forget it
+        self.slices.setflags(write=False)  # pickling and deepcopy lose this flag
 
 
 def dense_from_slices(slices: IntArray, num_q: int, num_k: int) -> npt.NDArray[np.bool_]:
@@ -130,5 +131,5 @@ def _check_disjoint(slices: IntArray) -> None:
 
 
 def check_mask(value: object, name: str = "mask") -> None:
-    """Refuse what is no AttnMask, in the words of every function that takes one."""
+    """Refuse a value that is no AttnMask; every function that takes a mask calls this."""
     instance(value, AttnMask, name, "build one with megatron_magi.masks")

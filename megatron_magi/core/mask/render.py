@@ -15,7 +15,7 @@ def render_dense(mask: AttnMask, visible: str = "#", hidden: str = ".") -> str:
     """One line per query, one character per key; for small masks.
 
     Raises:
-        ValueError: above the size that ``AttnMask.to_dense`` allows.
+        ValueError: a mask above the size that ``AttnMask.to_dense`` allows.
     """
     check_mask(mask)
     for name, value in (("visible", visible), ("hidden", hidden)):
@@ -29,7 +29,7 @@ def slice_polygon(q0: int, q1: int, k0: int, k1: int, d_lo: int, d_hi: int) -> l
     """Outline of a slice as (k, q) corners: the rectangle clipped by both edges of the band.
 
     The edges run through the middle of the staircase of cells, so equal areas look equal. An edge
-    that hides no cell of the rectangle leaves its corner alone.
+    that hides no cell of the rectangle does not clip its corner.
     """
     outline: list[Point] = [(k0, q0), (k1, q0), (k1, q1), (k0, q1)]
     if d_lo > k0 - (q1 - 1):

@@ -1,9 +1,9 @@
 """AttnSlice: a rectangle of (query, key) cells cut by a diagonal band.
 
 A cell (q, k) is visible iff ``q_start <= q < q_end``, ``k_start <= k < k_end`` and
-``d_lo <= k - q <= d_hi``. Cutting a slice by a rectangle leaves the band alone, moving it to
+``d_lo <= k - q <= d_hi``. Cutting a slice by a rectangle does not change the band, moving it to
 another index space shifts the band, and its area has a closed form, so one type serves planning,
-communication and kernels. The algebra is C++ (``csrc/planner/slices.h``); this file names it.
+communication and kernels. The algebra is in C++ (``csrc/planner/slices.h``); this file wraps it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from megatron_magi.core.native import solver
 IntArray = npt.NDArray[np.int32]
 
 BAND_MIN = -(2**31)
-"""As ``d_lo``: the band has no lower edge."""
+"""The ``d_lo`` of a band without a lower edge."""
 BAND_MAX = 2**31 - 1
-"""As ``d_hi``: the band has no upper edge."""
+"""The ``d_hi`` of a band without an upper edge."""
 
 
 class SliceType(IntEnum):
@@ -37,9 +37,9 @@ class SliceType(IntEnum):
 
 @dataclass(frozen=True, order=True)
 class AttnSlice:
-    """One banded rectangle, half-open ranges in tokens.
+    """One banded rectangle; its ranges are half-open, in tokens.
 
-    ``BAND_MIN`` and ``BAND_MAX`` stand for an open side of the band.
+    ``BAND_MIN`` and ``BAND_MAX`` mean that the band has no limit on that side.
     """
 
     q_start: int

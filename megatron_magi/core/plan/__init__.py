@@ -1,4 +1,4 @@
-"""L1: who owns, computes and sends what. Pure functions of mask, group size, heads and config."""
+"""L1: which rank owns, computes and sends what; pure functions of mask, group, heads and config."""
 
 from megatron_magi.core.plan.attn_plan import AttnPlan, make_attn_plan
 from megatron_magi.core.plan.group_cast import GroupCastPlan

@@ -24,21 +24,21 @@ from megatron_magi.core.plan.token_layout import (
 )
 
 PLANNER_VERSION = 6
-"""Part of every digest. Raise it whenever the same input may give another plan."""
+"""Part of every digest. Raise it whenever the same input may lead to another plan."""
 
 LONGEST_PS = 2.0**60
-"""Costs beyond this, 13 days, are as good as endless."""
+"""Costs are capped at this many picoseconds, 13 days, which is effectively endless."""
 
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
-"""By their numbers in csrc/planner/stages.h."""
+"""Forward modes, in the order of their numbers in csrc/planner/stages.h."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttnPlan:
-    """Who owns, who computes, who sends what to whom and when; equal on every rank.
+    """Which rank owns, computes and sends what, to which rank and when; equal on every rank.
 
-    Compared, hashed and agreed on by ``digest``. A pickle holds the mask's slices, the chunks'
-    ranks and the transfers; what one rank needs is derived on first use and kept per process.
+    Plans are compared, hashed and agreed on by ``digest``. A pickle holds the mask's slices, the
+    chunks' ranks and the transfers. A rank's view is derived on first use and kept per process.
     """
 
     mask: AttnMask
@@ -46,10 +46,10 @@ class AttnPlan:
     head_shape: HeadShape
     config: MagiConfig
     overlap_degree: int
-    """Remote stages of the backward, and of a staged forward; 0: everything is received before one
-    kernel call."""
+    """Number of remote stages of the backward, and of a staged forward. 0: everything is received
+    before one kernel call."""
     forward_mode: ForwardMode
-    """How the forward uses what it receives; see MagiConfig."""
+    """How the forward uses the rows that it receives; see MagiConfig."""
     transfers: Int32Array = field(repr=False)
     """int32 [M, 5], read-only: (stage, dst, src, start, end), global rows, sorted."""
     loads: Int64Array = field(repr=False)
@@ -57,11 +57,11 @@ class AttnPlan:
     digest: int
     """64-bit hash of the fields below and the planner's version."""
     field_digests: dict[str, int] = field(repr=False)
-    """64-bit hashes of mask, token layout, head_shape and config: which one ranks disagree on."""
+    """64-bit hashes of mask, token layout, head_shape and config, which tell where ranks differ."""
     _rank_plans: dict[int, RankPlan] = field(default_factory=dict, repr=False, init=False)
     _prepared: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
-    """Of the runtime, which keeps here what a device holds of the plan (core/runtime/prepared.py);
-    no part of the value."""
+    """What devices hold of the plan, kept here by core/runtime/prepared.py; no part of the
+    value."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -74,18 +74,18 @@ class AttnPlan:
 
     @property
     def num_stages(self) -> int:
-        """Stages of every rank, the one on own rows included."""
+        """Number of stages of every rank, the one on own rows included."""
         return self.overlap_degree + 1
 
     @property
     def imbalance(self) -> float:
-        """Tiles of the fullest rank over the mean; 1.0 for an empty mask."""
+        """The largest load of a rank over the mean load; 1.0 for an empty mask."""
         total = int(self.loads.sum())
         return int(self.loads.max()) * self.cp_size / total if total else 1.0
 
     @property
     def rows_received(self) -> Int64Array:
-        """int64 [cp_size]: key rows every rank receives, all stages together."""
+        """int64 [cp_size]: key rows that each rank receives in all stages together."""
         rows = np.zeros(self.cp_size, np.int64)
         np.add.at(rows, self.transfers[:, 1], self.transfers[:, 4] - self.transfers[:, 3])
         return rows
@@ -123,19 +123,19 @@ def make_attn_plan(
     layout: TokenLayout | None = None,
     token_multiple: int = 1,
 ) -> AttnPlan:
-    """Plan one mask on ``cp_size`` ranks. A pure function: equal input, equal plan, anywhere.
+    """Plan one mask on ``cp_size`` ranks. Equal inputs give equal plans on every machine.
 
     Args:
-        mask: Self-attention: as many keys as queries.
+        mask: Self-attention, with as many keys as queries.
         layout: Plan on this layout, e.g. another layer's mask on the same tokens; None: choose.
-        token_multiple: Every rank's row count is a multiple of it (tensor-parallel size under
-            sequence parallelism).
+        token_multiple: Every rank's number of rows is a multiple of it (the tensor-parallel size
+            under sequence parallelism).
 
     Raises:
         TypeError: ``head_shape`` is no HeadShape.
         ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
             leaves a rank without a chunk, a layout of another length, size or multiple.
-        PlanSizeError: a ValueError for what would take minutes or gigabytes; see limits.py.
+        PlanSizeError: (a ValueError) planning would take minutes or gigabytes; see limits.py.
     """
     cp_size = integer(cp_size, "cp_size")
     token_multiple = integer(token_multiple, "token_multiple")
@@ -168,7 +168,7 @@ def make_attn_plan(
 def check_inputs(
     mask: AttnMask, head_shape: HeadShape, config: MagiConfig, layout: TokenLayout | None
 ) -> None:
-    """Refuse values of other classes, before one of them is asked for its digest."""
+    """Refuse values of other classes, before a digest of one of them is needed."""
     check_mask(mask)
     instance(
         head_shape, HeadShape, "head_shape", "pass HeadShape(num_heads_q, num_heads_kv, head_dim)"
@@ -179,7 +179,7 @@ def check_inputs(
 
 
 def check_plan(value: object) -> None:
-    """Refuse what is no AttnPlan, in the words of every function that takes one."""
+    """Refuse a value that is no AttnPlan; every function that takes a plan calls this."""
     if not isinstance(value, AttnPlan):
         instance(value, AttnPlan, "plan", "make one with megatron_magi.plan")
 
@@ -204,7 +204,7 @@ def _check_fields(plan: AttnPlan) -> None:
 
 
 def _wanted_forward(config: MagiConfig) -> int:
-    """Number of the forward's mode, -1: the planner chooses."""
+    """The number of the forward mode, or -1 if the planner chooses."""
     return -1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode)
 
 

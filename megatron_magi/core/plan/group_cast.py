@@ -12,35 +12,35 @@ from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
 
 @dataclass(frozen=True, eq=False)
 class GroupCastPlan:
-    """Which local rows go to whom and which global rows arrive from whom.
+    """Which local rows go to which rank, and which global rows arrive from which rank.
 
-    A row goes to every rank that reads it, once. A group_reduce is the same table read backwards.
+    A row goes once to every rank that reads it. A group_reduce reads the same table backwards.
     """
 
     send_ranges: Int32Array = field(repr=False)
     """int32 [n, 2], read-only: local row runs, ordered by destination, then row."""
     send_counts: tuple[int, ...]
-    """Rows to every peer: [cp_size]."""
+    """[cp_size]: number of rows sent to each rank."""
     recv_counts: tuple[int, ...]
-    """Rows from every peer: [cp_size]."""
+    """[cp_size]: number of rows received from each rank."""
     recv_ranges: Int32Array = field(repr=False)
     """int32 [n, 2], read-only: global rows in receive-buffer order: by source, then row."""
     own_ranges: Int32Array = field(repr=False)
-    """int32 [n, 2], read-only, ascending: local rows that stand in front of the received ones."""
+    """int32 [n, 2], read-only, ascending: local rows that come before the received ones."""
 
     @cached_property
     def num_sent(self) -> int:
-        """Rows sent, one count per destination."""
+        """Number of rows sent; a row counts once for each of its destinations."""
         return sum(self.send_counts)
 
     @cached_property
     def num_recv(self) -> int:
-        """Rows received."""
+        """Number of rows received."""
         return sum(self.recv_counts)
 
     @cached_property
     def num_own(self) -> int:
-        """Own rows in front of them."""
+        """Number of own rows before the received ones."""
         return int((self.own_ranges[:, 1] - self.own_ranges[:, 0]).sum())
 
 

@@ -1,4 +1,4 @@
-"""HeadShape: what a row of queries or keys weighs."""
+"""HeadShape: the number and size of the attention heads, and so the size of a row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatron_magi.checks import INT32_MAX, integer, shown
 class HeadShape:
     """Attention heads on one tensor-parallel rank.
 
-    Shapes that say the same are equal: ``head_dim_v`` is None wherever it is ``head_dim``.
+    Shapes with equal sizes are equal: a ``head_dim_v`` equal to ``head_dim`` becomes None.
 
     Raises:
         ValueError: a count below 1, or query heads that do not divide over the key heads.
@@ -20,7 +20,8 @@ class HeadShape:
     num_heads_q: int
     num_heads_kv: int
     head_dim: int
-    """Elements of one head of a query or key row, and of a value row unless ``head_dim_v`` is."""
+    """Elements of one head of a query or key row; of a value row too, unless ``head_dim_v`` is
+    given."""
     bytes_per_element: int = 2
     head_dim_v: int | None = None
     """Elements of one head of a value or output row (multi-latent attention); None: head_dim."""
@@ -49,7 +50,7 @@ class HeadShape:
 
     @property
     def kv_row_bytes(self) -> int:
-        """Bytes that travel for one received row: its key and its value."""
+        """Bytes that are sent for one received row: its key and its value."""
         return self.kv_row_elements * self.bytes_per_element
 
     def __str__(self) -> str:

@@ -1,7 +1,8 @@
-"""How large a problem the planner takes: what it plans within about a minute and 4 GB.
+"""Limits on the planner's input, so that planning takes at most about a minute and 4 GB.
 
-Measured on one core (docs/planner.md): the search and the list of transfers grow with chunks times
-ranks, a rank's view with the square of its chunks, tile counts with the tiles that slices touch.
+They were measured on one core (docs/planner.md). The search and the list of transfers grow with
+chunks times ranks, a rank's view with the square of its chunks, and the counts of tiles with the
+tiles that slices touch.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ MAX_SLICES_TIMES_RANKS = 2**30
 MAX_TILES_OF_SLICES = 2**24
 MAX_TRIALS = 10**8
 MAX_TOKENS = 2**30
-"""Padding included; positions are int32."""
+"""The limit includes padding; positions are int32."""
 
 
 class PlanSizeError(ValueError):
-    """A problem that the planner would take minutes or gigabytes for."""
+    """A problem that would take the planner minutes or gigabytes."""
 
 
 def max_chunks_per_rank(cp_size: int) -> int:
-    """Chunks that each of `cp_size` ranks may have."""
+    """The most chunks that each of ``cp_size`` ranks may have."""
     return min(MAX_CHUNKS_PER_RANK, MAX_CHUNKS // cp_size, MAX_CHUNKS_TIMES_RANKS // cp_size**2)
 
 
@@ -37,14 +38,14 @@ def check_size(
     layout: TokenLayout | None,
     token_multiple: int,
 ) -> None:
-    """Refuse what would not be planned in about a minute, before any of it is.
+    """Refuse a problem that would take longer than about a minute, before planning starts.
 
     Raises:
-        PlanSizeError: too many chunks, slices or trials; the message has the least chunk size.
+        PlanSizeError: too many chunks, slices or trials; the message names the least chunk size.
     """
     if layout is None:
         num_local = num_local_tokens(mask.total_seqlen_q, cp_size, config, token_multiple)
-        # None may become any divisor that gives a rank at most so many chunks.
+        # For None the planner may choose any divisor that gives a rank at most so many chunks.
         chunk_size = config.chunk_size or -(-num_local // USEFUL_CHUNKS[-1])
     else:
         num_local, chunk_size = layout.num_local_tokens, layout.chunk_size
@@ -63,7 +64,7 @@ def check_size(
 
 
 def _check_chunks(mask: AttnMask, cp_size: int, config: MagiConfig, num_chunks: int) -> None:
-    """`num_chunks` of a rank; of what may be chosen, the most."""
+    """``num_chunks`` is a rank's number of chunks, or the most that the planner may choose."""
     most = max_chunks_per_rank(cp_size)
     if num_chunks <= most:
         return

@@ -25,14 +25,14 @@ class StagePlan:
     num_keys: int
     """Rows of the key buffer."""
     cast: GroupCastPlan | None
-    """What fills the buffer: own rows, then received ones. None where no rank receives anything:
-    then there is nothing to call, on any rank, and the buffer is this rank's rows or empty."""
+    """What fills the buffer: own rows, then received ones. None if no rank receives anything: then
+    no rank takes part in an exchange, and the buffer is this rank's rows or empty."""
     left_rows: Int32Array = field(default_factory=lambda: NO_RANGES, repr=False)
-    """int32 [n, 2], read-only: local query rows that another stage attends."""
+    """int32 [n, 2], read-only: local query rows that another stage computes."""
 
     @property
     def num_own(self) -> int:
-        """Own rows in the key buffer; they come first."""
+        """Number of own rows in the key buffer; they come first."""
         return self.num_keys - (0 if self.cast is None else self.cast.num_recv)
 
 
@@ -40,19 +40,20 @@ class StagePlan:
 class RankPlan:
     """A rank's stages.
 
-    Overlap degree 0: one stage whose key buffer is [own rows | received rows]. Degree n: stage 0
-    on own rows, stages 1..n on the rows they receive. Every rank has the same number of stages.
+    With overlap degree 0 there is one stage, whose key buffer is [own rows | received rows]. With
+    degree n, stage 0 computes on own rows and stages 1..n on the rows that they receive. Every rank
+    has the same number of stages.
     """
 
     rank: int
     num_local_tokens: int
     stages: tuple[StagePlan, ...]
-    """Of the plan's overlap degree; the backward's."""
+    """The backward's stages, given by the plan's overlap degree."""
     forward_stages: tuple[StagePlan, ...]
-    """Of the plan's forward mode: ``stages`` themselves, or one stage, or two of which each
-    attends other query rows."""
+    """The forward's stages, given by the plan's forward mode: ``stages`` themselves, or one stage,
+    or two stages with different query rows."""
     forward_merges: bool
-    """Whether a query row may be attended in several of the forward's stages."""
+    """Whether a query row may attend in several of the forward's stages."""
 
 
 def make_rank_plan(
@@ -68,7 +69,8 @@ def make_rank_plan(
     view = _View(mask, layout, rank)
     ends = np.searchsorted(transfers[:, 0], range(degree + 2))
     exchanging = [bool(begin < end) for begin, end in pairwise(ends.tolist())]
-    # Large plans have millions of transfers between other ranks; only whether there are any counts.
+    # Large plans have millions of transfers between other ranks. For these it only matters whether
+    # there are any.
     mine = transfers[(transfers[:, 1] == rank) | (transfers[:, 2] == rank)]
     stages = forward = view.stages(mine, exchanging)
     if mode == "at_once" and degree > 0:
@@ -82,7 +84,8 @@ def make_rank_plan(
 
 
 def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
-    """Rows of the key buffers that are alive at once: of a stage and of the next, which arrives.
+    """The most rows that key buffers hold at once: those of a stage and of the next one, whose rows
+    are arriving.
 
     A stage on own rows alone has no buffer.
     """
@@ -94,7 +97,7 @@ def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
 
 
 def _sending_as(stage: StagePlan, cast: GroupCastPlan) -> StagePlan:
-    """The stage with the tables of a cast of the same rows, so that their indices are made once."""
+    """The stage with the tables of another cast of the same rows, so that both share indices."""
     assert stage.cast is not None and np.array_equal(stage.cast.send_ranges, cast.send_ranges)
     assert np.array_equal(stage.cast.recv_ranges, cast.recv_ranges)
     return replace(stage, cast=replace(cast, own_ranges=stage.cast.own_ranges))
@@ -110,7 +113,7 @@ def in_one_stage(transfers: Int32Array) -> Int32Array:
 
 @dataclass(frozen=True)
 class _View:
-    """Makes one rank's stages."""
+    """Builds one rank's stages."""
 
     mask: AttnMask
     layout: TokenLayout
@@ -131,7 +134,8 @@ class _View:
         return tuple(stages)
 
     def local_first(self, transfers: Int32Array) -> tuple[StagePlan, StagePlan]:
-        """Query rows that see own keys only; the others, with just those own keys that they see."""
+        """Two stages: query rows that see own keys only, and then all others, with only those own
+        keys that they see."""
         everything = np.array([[0, self.layout.num_local_tokens]], np.int32)
         local, waiting = self.layout.native.split_rows(self.mask.slices, self.rank)
         own = self._slices(self.layout.local_ranges(self.rank), waiting)
@@ -146,8 +150,8 @@ class _View:
         """
         Args:
             own: local rows at the front of the key buffer.
-            transfers: from and to this rank, perhaps none; None: no rank exchanges any.
-            queries: global rows that attend; None: all of the rank's.
+            transfers: from and to this rank, perhaps none; None: no rank exchanges rows.
+            queries: global rows that attend; None: all rows of the rank.
         """
         cast = None if transfers is None else cast_of(self.layout, transfers, self.rank, own)
         received = cast.recv_ranges if cast else NO_RANGES

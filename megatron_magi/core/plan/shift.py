@@ -1,4 +1,4 @@
-"""ShiftPlan: shift the whole sequence while it is spread over ranks (multi-token prediction)."""
+"""ShiftPlan: shift a whole sequence that is dispatched to ranks (multi-token prediction)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from megatron_magi.core.plan.token_layout import Int64Array, TokenLayout, check_
 
 @dataclass(frozen=True, eq=False)
 class ShiftPlan:
-    """shifted[i] = x_global[(pos_i + shift) mod total_seqlen]; padding rows keep their own row."""
+    """shifted[i] = x_global[(pos_i + shift) mod total_seqlen]; padding rows stay as they are."""
 
     cast: GroupCastPlan
     """The rows that come from other ranks."""
     gather_index: Int64Array = field(repr=False)
-    """int64 [num_local_tokens]: into concat(own rows, received rows)."""
+    """int64 [num_local_tokens]: indices into concat(own rows, received rows)."""
 
 
 def make_shift_plan(layout: TokenLayout, shift: int, rank: int) -> ShiftPlan:
     """The rank's part of a shift by ``shift`` rows (any sign; mod total_seqlen).
 
-    Shifting by ``-shift`` undoes it, and is its gradient.
+    A shift by ``-shift`` is its inverse and computes its gradient.
 
     Raises:
         ValueError: a rank outside the group.

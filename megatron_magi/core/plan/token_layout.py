@@ -19,18 +19,18 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 PADDING_UNIT = 4096
-"""Where padding is needed, ranks are padded to a multiple of up to this many rows."""
+"""If padding is needed, ranks are padded to a multiple of at most this many rows."""
 
 USEFUL_CHUNKS = range(8, 65)
-"""Chunks per rank with which balance is in reach and planning is quick."""
+"""Numbers of chunks per rank that allow good balance and quick planning."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
     """Equal chunks of the padded sequence, the same number on every rank.
 
-    Local order of a rank: its chunks in ascending order. Rows from ``total_seqlen`` to
-    ``padded_seqlen`` are padding: they see nothing and nobody sees them.
+    A rank's local order is its chunks in ascending order. Rows from ``total_seqlen`` to
+    ``padded_seqlen`` are padding: they see nothing, and no row sees them.
 
     Raises:
         ValueError: chunk_ranks that do not give every rank the same number of chunks.
@@ -60,7 +60,7 @@ class TokenLayout:
 
     @cached_property
     def native(self) -> solver.Layout:
-        """The solver's form of this layout: what it computes from owners alone are its methods."""
+        """The C++ form of this layout; its methods compute what depends on the owners alone."""
         return solver.Layout(*self._values)
 
     @property
@@ -69,12 +69,12 @@ class TokenLayout:
 
     @property
     def padded_seqlen(self) -> int:
-        """Rows of all ranks together."""
+        """Number of rows of all ranks together."""
         return len(self.chunk_ranks) * self.chunk_size
 
     @property
     def num_local_tokens(self) -> int:
-        """Rows of one rank, padding included."""
+        """Number of rows of one rank, padding included."""
         return self.padded_seqlen // self.cp_size
 
     def local_ranges(self, rank: int) -> Int32Array:
@@ -134,19 +134,19 @@ def _owners(chunk_ranks: npt.ArrayLike) -> Int32Array:
 
 
 def check_layout(value: object, name: str = "layout") -> None:
-    """Refuse what is no TokenLayout."""
+    """Refuse a value that is no TokenLayout."""
     instance(value, TokenLayout, name, "pass plan.layout of a plan")
 
 
 def num_local_tokens(
     total_seqlen: int, cp_size: int, config: MagiConfig, token_multiple: int = 1
 ) -> int:
-    """Rows of every rank: a function of lengths and config only, never of the mask.
+    """Number of rows of every rank: a function of lengths and config only, never of the mask.
 
-    A multiple of ``token_multiple`` and of a fixed ``chunk_size``. Without a fixed chunk size no
-    row is added where the sequence divides evenly and a rank's share divides into 8 to 64 chunks
-    (or there is one rank); elsewhere ranks are padded up to a multiple of a power of two (at most
-    4096, at most 1/32 of the rank), so that a prime length still has chunks of useful sizes.
+    It is a multiple of ``token_multiple`` and of a fixed ``chunk_size``. Without a fixed chunk
+    size, no row is added if the sequence divides evenly and a rank's share divides into 8 to 64
+    chunks (or there is one rank). Otherwise ranks are padded up to a multiple of a power of two (at
+    most 4096, at most 1/32 of the rank), so that even a prime length has chunks of useful sizes.
     """
     total_seqlen = integer(total_seqlen, "total_seqlen", 0)
     cp_size = integer(cp_size, "cp_size", 1)

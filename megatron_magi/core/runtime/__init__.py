@@ -1,1 +1,1 @@
-"""L4: plans at work. Dispatch, the staged attention function, agreement between ranks."""
+"""L4: runs plans. Dispatch, the staged attention function, agreement between ranks."""

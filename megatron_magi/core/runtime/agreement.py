@@ -1,18 +1,19 @@
-"""Ranks compare what they are about to do before rows change hands.
+"""Ranks compare what they are about to do before they exchange rows.
 
 Every call that exchanges rows (attention, its backward, undispatch, shift_tokens, ...) has a
 signature of 64 bytes: the call's number, its kind, the plan's digest, shapes, dtype and scale.
-Ranks gather each other's signatures over a CPU group. A disagreement is then one error on every
-rank, where a mismatched all-to-all would hang, abort or bring other rows.
+Ranks gather each other's signatures over a CPU group. A disagreement then raises one error on every
+rank. Without the comparison a mismatched all-to-all would hang, abort or deliver wrong rows.
 
-Who waits: with tensors on the CPU each exchange waits for its comparison. On a GPU the host runs
-ahead of the device and must not stop, so only a plan's first exchange waits. The signatures of the
-others are sent 16 at a time, or by a watcher within a second, and compared when a later exchange
-starts, or by the watcher when none does. ``agreement_stream`` says why no rank waits in vain.
+With tensors on the CPU, each exchange waits for its comparison. On a GPU the host runs ahead of the
+device and must not stop, so only a plan's first exchange waits. The signatures of later exchanges
+are sent 16 at a time, or by a watcher within a second. They are compared when a later exchange
+starts, or by the watcher when none does. ``agreement_stream`` explains why every gather that one
+rank starts is started by all.
 
 Ranks that exchange no rows but work on the same batch (tensor-parallel ranks, pipeline stages)
-compare too, in a group that is opened for it: nobody waits there before the end of a step, because
-a later stage plans only when the earlier one has sent it something.
+compare too, in a group that is opened for this. No rank waits there before the end of a step,
+because a later pipeline stage plans only after the earlier one has sent it something.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ _table_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison that was started; ``wait`` comes before the exchange it is about."""
+    """A comparison that was started; call ``wait`` before the exchange that it is about."""
 
     state: GroupState | None
     timeout_s: float
     must_wait: bool
 
     def wait(self) -> None:
-        """Until the ranks are known to agree, where the exchange may not start before that.
+        """Wait until the ranks are known to agree, if the exchange may not start before that.
 
         Raises:
-            AgreementError: naming the ranks and what differs, or that a rank did not come within
-                ``agreement_timeout_s``. Raised on every rank.
+            AgreementError: ranks differ (the error names them and what differs), or one did not
+                come within ``agreement_timeout_s``. It is raised on every rank.
         """
         if self.must_wait and self.state is not None:
             with self.state.lock:
@@ -73,12 +74,12 @@ _NO_WAIT = Comparison(None, 0, False)
 
 
 def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device) -> Comparison:
-    """Start comparing this call with the other ranks'; the caller waits before it exchanges rows.
+    """Start to compare this call with the other ranks'; the caller waits before it exchanges rows.
 
     Raises:
         AgreementError: an earlier call differed.
 
-    Cost: 64 bytes per rank, over CPU sockets; every 16th call on a GPU sends them.
+    Cost: 64 bytes per rank over CPU sockets; on a GPU every 16th call sends them together.
     """
     timeout_s = plan.config.agreement_timeout_s
     state = _state_of(cp_group, timeout_s)
@@ -94,9 +95,9 @@ def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device)
 
 
 def begin_comparing(plan: AttnPlan, cp_group: CpGroup) -> None:
-    """Open the group's channel, so that a rank that fails later is noticed by the others at once.
+    """Open the group's channel, so that the other ranks notice at once if a rank fails later.
 
-    The first call of a group waits until all its ranks come; later ones return at once.
+    The first call of a group waits until all its ranks have come; later calls return at once.
 
     Raises:
         AgreementError: a rank did not come within ``agreement_timeout_s``.
@@ -108,10 +109,10 @@ def begin_comparing(plan: AttnPlan, cp_group: CpGroup) -> None:
 def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
     """Compare a plan with the other ranks' and wait for the result; every rank calls it.
 
-    Calls that exchange rows do so themselves; this is for code that wants to know earlier.
+    Calls that exchange rows compare by themselves; this is for code that wants to know earlier.
 
     Raises:
-        AgreementError: ranks planned different things, or did not all come.
+        AgreementError: ranks have different plans, or did not all come.
     """
     check_plan(plan)
     compare(Call("plan"), plan, cp_group, torch.device("cpu")).wait()
@@ -121,17 +122,17 @@ def open_agreement(group: dist.ProcessGroup, members: str, timeout_s: float) -> 
     """Let the ranks of ``group`` compare their plans from now on; all of them call it.
 
     Args:
-        members: What an error calls them, e.g. "tensor-parallel ranks".
+        members: What an error calls the ranks, e.g. "tensor-parallel ranks".
         timeout_s: How long to wait for the others, here and when a comparison is finished.
     """
     _open_state(group, timeout_s, members)
 
 
 def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
-    """Start comparing this plan in an opened group, and look at older comparisons that are done.
+    """Start to compare this plan in an opened group, and look at older comparisons that are done.
 
-    Never waits (unless MAX_PENDING gathers are under way). Nothing happens in a group that was
-    not opened. All ranks of the group call it equally often.
+    The call never waits, unless MAX_PENDING gathers are under way. It does nothing in a group that
+    was not opened. All ranks of the group call it equally often.
 
     Raises:
         AgreementError: an older plan differs.
@@ -143,12 +144,12 @@ def agree_later(plan: AttnPlan, group: dist.ProcessGroup) -> None:
     _open_state(group, timeout_s, state.members)
     with state.lock:
         state.look(timeout_s)
-        # At once, because no watcher may be there to send it.
+        # Sent at once, because there may be no watcher to send it later.
         state.post(Call("plan"), plan_part(plan), at_once=True)
 
 
 def finish_agreement(group: dist.ProcessGroup) -> None:
-    """Wait for every comparison of a group; before what was computed is used.
+    """Wait for every comparison of a group; call it before the computed results are used.
 
     Raises:
         AgreementError: ranks differ, or did not all come.
@@ -160,7 +161,7 @@ def finish_agreement(group: dist.ProcessGroup) -> None:
 
 
 def _state_of(cp_group: CpGroup, timeout_s: float) -> GroupState | None:
-    """The state of a context-parallel group, opened if need be; None where there is one rank."""
+    """The state of a context-parallel group, opened if necessary; None if there is one rank."""
     group = resolve_group(cp_group)
     if group is None:
         return None
@@ -171,8 +172,8 @@ def _state_of(cp_group: CpGroup, timeout_s: float) -> GroupState | None:
 
 
 def _open_state(group: dist.ProcessGroup, timeout_s: float, members: str = CP_RANKS) -> GroupState:
-    """The group's state with a channel; groups that were opened in threads do not wait for each
-    other, because every group has a lock of its own."""
+    """The group's state with a channel; groups that are opened in different threads do not wait
+    for each other, because every group has its own lock."""
     state = _states.get(group)
     if state is not None and state.channel is not None:
         return state
@@ -201,7 +202,7 @@ def _open_channel(group: dist.ProcessGroup, timeout_s: float) -> Channel:
 
 
 def _look_at_all() -> list[str]:
-    """For the watcher: errors that nobody has raised yet. It also sends what has not been sent."""
+    """For the watcher: errors that no call has raised yet. Unsent signatures are sent as well."""
     close_unfinished()
     with _table_lock:
         states = list(_states.values())
@@ -215,7 +216,7 @@ def _look_at_all() -> list[str]:
 
 
 def _close_all() -> None:
-    """Before the interpreter ends: gloo's threads must not outlive it."""
+    """Close every channel before the interpreter ends: gloo's threads must not outlive it."""
     _watcher.stop()
     for state in list(_states.values()):
         if state.lock.acquire(timeout=EXIT_PATIENCE_S):
@@ -226,7 +227,8 @@ def _close_all() -> None:
 
 
 def _forget_in_child() -> None:
-    """After a fork: the threads of the channels, and of whoever held a lock, stayed behind."""
+    """Start afresh after a fork: the parent's threads, among them those of the channels and any
+    that held a lock, do not exist in the child."""
     global _states, _table_lock, _watcher
     for state in list(_states.values()):
         if state.channel is not None:

@@ -1,9 +1,10 @@
 """The CPU group over which ranks gather each other's signatures, and how it ends.
 
-A gloo group of our own, because the job's group may be NCCL's, which would order small messages
-behind large ones on the device. Its threads outlive a call: what they hold (buffers, unfinished
-work) stays referenced from here until the group has ended, so that none of them ever drops the last
-reference of a Python tensor, which needs the interpreter and aborts the process when that is gone.
+It is a gloo group of our own, because the job's group may use NCCL, which would queue these small
+messages behind large ones on the device. The group's threads outlive a call. This module keeps
+references to what they hold (buffers, unfinished work) until the group has ended. A thread that
+dropped the last reference to a Python tensor would need the interpreter, and would abort the
+process if the interpreter has already ended.
 """
 
 from __future__ import annotations
@@ -25,41 +26,41 @@ from megatron_magi.core.runtime.agreement_signature import Signature, Signatures
 from megatron_magi.core.runtime.agreement_stream import BLOCK_SHAPE, Streams
 
 _num_opened: Counter[str] = Counter()
-"""Channels that this process opened, by the name of their parent group."""
+"""How many channels this process has opened, by the name of their parent group."""
 _unfinished: deque[Channel] = deque()
-"""Closed channels in which something is under way, or may still be asked."""
+"""Closed channels with gathers under way, or whose signatures other ranks may still need."""
 _ending = threading.Lock()
 """Held by the thread that looks after ``_unfinished``."""
 
 EXIT_PATIENCE_S = 2.5
-"""How long the end of the process waits for gathers that are under way: two looks of a watcher, so
-that a rank that lives on gets the last signatures of one that ends."""
+"""How long the end of the process waits for gathers that are under way. It covers two periods of a
+watcher, so that a rank that continues gets the last signatures of one that ends."""
 ANSWER_S = 3.0
-"""A rank that calls in time may be this much later in a gather, because its watcher sends."""
+"""Added to the group's timeout: a rank that calls in time may send later, through its watcher."""
 
 
 @dataclass
 class _Slot:
-    """Buffers of one gather, used again when it is done."""
+    """Buffers of one gather, which are reused when it is done."""
 
     mine: Tensor
     gathered: Tensor
     block: Signatures
-    """``mine`` for numpy, BLOCK_SHAPE."""
+    """``mine`` as a numpy array of BLOCK_SHAPE."""
     blocks: Signatures
-    """``gathered`` for numpy, [ranks, *BLOCK_SHAPE]."""
+    """``gathered`` as a numpy array, [ranks, *BLOCK_SHAPE]."""
     work: dist.Work | None = None
 
 
 class Channel:
-    """The streams of one group's ranks, and the gathers that bring them."""
+    """The streams of signatures of one group's ranks, and the gathers that carry them."""
 
     def __init__(self, parent: dist.ProcessGroup, timeout_s: float) -> None:
         """All ranks of ``parent`` open one at about the same time.
 
         ``dist.new_group`` needs every rank of the job, and its local variant names a group by how
-        many groups the process is in, which differs between pipeline stages. So the group is made
-        on the job's store, under the name of its parent.
+        many groups the process is in, which differs between pipeline stages. So the group is
+        created on the job's store, under the name of its parent.
 
         Raises:
             RuntimeError: a rank did not come within ``timeout_s``.
@@ -78,16 +79,16 @@ class Channel:
         self.pending: deque[_Slot] = deque()
         self.free: list[_Slot] = []
         self.answers = False
-        """Closed, but other ranks may not have all its signatures yet."""
+        """The channel is closed, but other ranks may not have all its signatures yet."""
 
     def post(self, signature: Signature) -> None:
-        """The next call; a whole batch is sent."""
+        """Append the next call; a full batch is sent."""
         self.streams.append(signature)
         if self.streams.has_batch():
             self.send()
 
     def send(self) -> None:
-        """Start the next gather, with what was not sent yet; returns at once."""
+        """Start the next gather with signatures that were not sent yet, and return at once."""
         assert self.group is not None, "a closed channel sends nothing"
         slot = self.free.pop() if self.free else _new_slot(len(self.streams.lengths))
         self.streams.fill(slot.block)
@@ -95,18 +96,18 @@ class Channel:
         self.pending.append(slot)
 
     def send_rest(self) -> None:
-        """What was not sent yet, or an empty block where another rank is behind and nothing is
+        """Send what was not sent yet, or an empty block if another rank is behind and nothing is
         under way: the two rules of ``agreement_stream``."""
         if self.streams.unsent or (not self.pending and self.streams.leads()):
             self.send()
 
     def is_ready(self) -> bool:
-        """The oldest gather under way has ended, well or not."""
+        """Whether the oldest gather under way has ended, with or without an error."""
         work = self.pending[0].work if self.pending else None
         return work is not None and work.is_completed()
 
     def is_quiet(self) -> bool:
-        """Nothing is under way."""
+        """Whether no gather is under way."""
         return all(slot.work is None or slot.work.is_completed() for slot in self.pending)
 
     def receive(self, timeout_s: float) -> Signatures | None:
@@ -129,14 +130,14 @@ class Channel:
     def close(self) -> None:
         """End the group now, or as soon as what is under way has ended."""
         if self._has_ended():
-            self.group = None  # joins its threads, and only then the buffers may go
+            self.group = None  # joins its threads; only then may the buffers be freed
             self.pending.clear()
         else:
             _unfinished.append(self)
 
     def retire(self) -> None:
-        """Close without an error: first the other ranks get what this one has called, because a
-        rank that lives on would otherwise take this one for lost."""
+        """Close without an error, but first send the other ranks what this one has called: a rank
+        that continues would otherwise report this one as lost."""
         self.answers = True
         self.close()
 
@@ -146,7 +147,7 @@ class Channel:
         return self.is_quiet() and not (self.answers and self.pending)
 
     def _answer(self) -> None:
-        """The next step of a retired channel; its errors are nobody's any more."""
+        """The next step of a retired channel. It ignores errors: no call is left to raise them."""
         try:
             while self.is_ready():
                 self.answers &= self.receive(self.timeout_s) is None
@@ -157,30 +158,30 @@ class Channel:
 
 
 def close_unfinished(patience_s: float = 0) -> None:
-    """End the closed channels that can end by now."""
+    """End the closed channels whose gathers are done, waiting for up to ``patience_s``."""
     deadline = time.monotonic() + patience_s
     with _ending:
         while True:
             for _ in range(len(_unfinished)):
-                _unfinished.popleft().close()  # comes back while it cannot end
+                _unfinished.popleft().close()  # appends itself again while it cannot end
             if not _unfinished or time.monotonic() >= deadline:
                 return
             time.sleep(0.005)
 
 
 def _leave_unfinished() -> None:
-    """At the end of the process: end what can be ended; what cannot is never taken apart."""
+    """At the end of the process: end the channels that can end, and never destroy the others."""
     close_unfinished(EXIT_PATIENCE_S)
     for channel in _unfinished:
         leave_running(channel)
 
 
 def leave_running(channel: Channel) -> None:
-    """At the end of the process, where its threads go on: they must not meet destroyed objects.
+    """Let a channel's threads run on while the process ends, without meeting destroyed objects.
 
     The static objects of PyTorch's libraries are destroyed by handlers of the C library. Handlers
-    run from the last to the first, and here ``_exit`` comes before those, with the exit status as
-    its argument; the open files of C are written before it.
+    run from the last to the first, so ``_exit`` runs before those, with the exit status as its
+    argument, and C's open files are flushed before that.
     """
     leave(channel)
     libc = ctypes.CDLL(None)
@@ -189,7 +190,8 @@ def leave_running(channel: Channel) -> None:
 
 
 def forget_in_child() -> None:
-    """After a fork: the closed channels' threads, and whoever held the lock, stayed behind."""
+    """Start afresh after a fork: the closed channels' threads, and one that may have held the lock,
+    do not exist in the child."""
     global _ending
     _ending = threading.Lock()
     while _unfinished:
@@ -197,7 +199,7 @@ def forget_in_child() -> None:
 
 
 def leave(channel: Channel) -> None:
-    """Never take it apart: its threads are busy, or are those of another process."""
+    """Never destroy the channel: its threads are busy, or belong to another process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel))
 
 

@@ -1,4 +1,4 @@
-"""What one group of ranks has compared, and the error if they differ."""
+"""What one group of ranks has compared, and the error if the ranks differ."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from megatron_magi.core.runtime.agreement_signature import (
 )
 
 MAX_PENDING = 32
-"""Gathers under way before a call waits for the oldest; a rank is then about 512 calls ahead."""
+"""How many gathers may be under way before a call waits for the oldest; a rank is then about 512
+calls ahead."""
 MAX_AGREED = 4096
-"""Plans remembered as compared; one that was forgotten is waited for again."""
+"""How many plans are remembered as compared; a call with a forgotten plan waits again."""
 
 
 class AgreementError(RuntimeError):
-    """Ranks planned or called different things, or a rank did not come."""
+    """Ranks have different plans, make different calls, or a rank did not come."""
 
 
 @dataclass
 class GroupState:
-    """One group's channel; whoever calls a method or uses a field holds ``lock``."""
+    """One group's channel; the caller of a method or user of a field must hold ``lock``."""
 
     rank: int
     members: str
     timeout_s: float
     channel: Channel | None = None
     failure: AgreementError | None = None
-    """Found by the watcher, not raised yet."""
+    """An error that the watcher found and no call has raised yet."""
     agreed: OrderedDict[int, PlanPart] = field(default_factory=OrderedDict)
-    """Digests of plans that were compared, the latest last, with what signatures say of them;
-    bounded."""
+    """Digests of plans that were compared, with what signatures say about them, the latest last;
+    at most MAX_AGREED."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __del__(self) -> None:
         self.retire()
 
     def part_of(self, plan: AttnPlan) -> PlanPart:
-        """What a signature says of this plan, which counts as compared from now on."""
+        """What a signature says about this plan, which counts as compared from now on."""
         part = self.agreed.get(plan.digest)
         if part is None:
             part = self.agreed[plan.digest] = plan_part(plan)
@@ -55,14 +56,14 @@ class GroupState:
         return part
 
     def post(self, call: Call, plan: PlanPart, *, at_once: bool) -> None:
-        """The next call; sent at once, or with later ones."""
+        """Append the next call, and send it at once or together with later ones."""
         assert self.channel is not None, "a group is opened before its first comparison"
         self.channel.post(signature_of(call, plan, self.channel.streams.num_calls))
         if at_once and self.channel.streams.unsent:
             self.channel.send()
 
     def look(self, timeout_s: float) -> None:
-        """Take in what has arrived; wait only for the oldest of too many gathers."""
+        """Take in what has arrived; wait only if MAX_PENDING gathers are under way."""
         if self.failure is None and (self.channel is None or not self.channel.pending):
             return
         self._raise_failure()
@@ -71,7 +72,7 @@ class GroupState:
             self._receive(self.channel, timeout_s)
 
     def finish(self, timeout_s: float) -> None:
-        """Until every rank has made the calls that this one has made, and they are equal."""
+        """Wait until every rank has made the calls that this one has made, and they are equal."""
         self._raise_failure()
         while self.channel is not None:
             self.channel.send_rest()
@@ -80,10 +81,10 @@ class GroupState:
             self._receive(self.channel, timeout_s)
 
     def serve(self) -> None:
-        """For the watcher: take in what has arrived, and send what nobody else sends."""
+        """For the watcher: take in what has arrived, and send what no call has sent yet."""
         try:
             self._take_ready()
-            # One at a time: a rank whose gathers are not answered sends whole batches only.
+            # One gather at a time: while one is unanswered, only full batches are sent.
             if self.channel is not None and not self.channel.pending:
                 self.channel.send_rest()
         except AgreementError as error:
@@ -97,7 +98,7 @@ class GroupState:
             channel.close()
 
     def retire(self) -> None:
-        """End the channel with its group, when the other ranks have all that was called."""
+        """End the channel with its group, after the other ranks have received all its calls."""
         with self.lock:
             channel, self.channel = self.channel, None
             self.agreed.clear()
@@ -109,14 +110,14 @@ class GroupState:
             self._receive(self.channel, self.timeout_s)
 
     def _raise_failure(self) -> None:
-        """What the watcher found, once."""
+        """Raise what the watcher found, once."""
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
 
     def _receive(self, channel: Channel, timeout_s: float) -> None:
-        """Take in the oldest gather. After an error the channel is closed: what else was under way
-        does not count, and the next call opens another one, at the same place on every rank."""
+        """Take in the oldest gather. After an error the channel is closed: other gathers under way
+        are dropped, and the next call opens a new channel, at the same call on every rank."""
         try:
             difference = channel.receive(timeout_s)
         except RuntimeError as error:

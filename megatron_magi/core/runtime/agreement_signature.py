@@ -1,4 +1,4 @@
-"""What ranks must share when they exchange rows: a call as 64 bytes, a difference in words."""
+"""Call signatures: one call in 64 bytes, and the error text for signatures that differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from megatron_magi.core.plan import AttnPlan
 
 PLAN_FIELDS = ("mask", "token layout", "head_shape", "config")
-"""What a plan is a function of, in the order of the packed field hashes."""
+"""The inputs that determine a plan, in the order of the packed field hashes."""
 
 KINDS = (
     "plan",
@@ -27,12 +27,12 @@ KINDS = (
     "backward of shift_tokens",
     "dist_max_logits",
 )
-"""Calls in which ranks meet, by their numbers in a signature."""
+"""The kinds of call that ranks compare; the index of a kind is its number in a signature."""
 
 DTYPES = tuple(x for x in vars(torch).values() if isinstance(x, torch.dtype))
 
 SIGNATURE_LEN = 8
-"""int64 of one signature: number, kind, digest, field hashes, shape, dtype, scale, extra."""
+"""int64 values in a signature: number, kind, digest, field hashes, shape, dtype, scale, extra."""
 
 Signature = tuple[int, ...]
 PlanPart = tuple[int, int]
@@ -41,9 +41,9 @@ Signatures = npt.NDArray[np.int64]
 
 
 class Call(NamedTuple):
-    """One call in which rows are exchanged, beside its plan: equal on every rank.
+    """One call that exchanges rows, without its plan; equal on every rank.
 
-    A tuple, because one is made in every call of a model.
+    It is a tuple, because every call of a model creates one and tuples are cheap.
     """
 
     kind: str
@@ -54,17 +54,17 @@ class Call(NamedTuple):
     scale: float = 0.0
     """softmax_scale."""
     extra: int = 0
-    """The shift of tokens; of an attention: whether a gradient will be asked for."""
+    """The shift of tokens; for attention, whether a gradient will be asked for."""
 
 
 def signature_of(call: Call, plan: PlanPart, number: int) -> Signature:
-    """SIGNATURE_LEN integers: the ``number``-th call of its group."""
+    """SIGNATURE_LEN integers that describe the ``number``-th call of its group."""
     kind, *rest = _of_call(*call)
     return (number, kind, *plan, *rest)
 
 
 def plan_part(plan: AttnPlan) -> PlanPart:
-    """What a signature says of a plan, for all calls with it: its digest and its fields'."""
+    """What every signature says about a plan: its digest and the packed digests of its fields."""
     fields = [plan.field_digests[name] for name in PLAN_FIELDS]
     return _signed(plan.digest), _signed(_packed(fields))
 
@@ -77,19 +77,19 @@ def _of_call(
         KINDS.index(kind),
         _signed(_packed_shape(shape)),
         -1 if dtype is None else DTYPES.index(dtype),
-        # -0.0 is remembered as 0.0, which it equals: the sum makes them one.
+        # Adding 0.0 turns -0.0 into 0.0: the two are equal, so the cache cannot tell them apart.
         *struct.unpack("q", struct.pack("d", scale + 0.0)),
         _signed(extra & 0xFFFFFFFFFFFFFFFF),
     )
 
 
 def differing_ranks(signatures: Signatures) -> list[int]:
-    """Ranks whose signature is not rank 0's; signatures [ranks, SIGNATURE_LEN]."""
+    """Ranks whose signature differs from rank 0's; signatures [ranks, SIGNATURE_LEN]."""
     return [int(rank) for rank in np.flatnonzero((signatures != signatures[0]).any(axis=1))]
 
 
 def describe_difference(signatures: Signatures, members: str, rank: int) -> str:
-    """One error for all ranks: who differs in what, and what to do."""
+    """The text of the error that all ranks raise: who differs, in what, and what to do."""
     ranks = differing_ranks(signatures)
     first, other = signatures[0], ranks[0]
     kind, call = _kind(first), f"call {first[0]} of this group"
@@ -146,7 +146,7 @@ def _content(signature: Signatures) -> str:
 
 
 def _packed_shape(shape: Sequence[int]) -> int:
-    """Up to four dimensions below 65535, readable again; anything else as a hash."""
+    """Up to four dimensions below 65535, from which they can be read again; otherwise a hash."""
     if len(shape) <= 4 and all(d < 0xFFFF for d in shape):
         return _packed([0] * (4 - len(shape)) + [d + 1 for d in shape])
     return hash(tuple(shape)) & 0xFFFFFFFFFFFFFFFF

@@ -1,8 +1,8 @@
-"""Notices a disagreement while the host waits for a device that waits for another rank.
+"""A thread that notices a disagreement while the host waits for the device.
 
-With tensors on a GPU an exchange starts before its comparison is done. If ranks disagree, the next
-exchange raises. When there is none, because the host waits for the device, which waits for rows
-that never come, only another thread can say why, and end the process: nothing else ends that wait.
+With tensors on a GPU, an exchange starts before its comparison is done. If ranks disagree, the next
+exchange raises. There may be no next exchange, because the host waits for the device, which waits
+for rows that never arrive. Only another thread can then report the error and end the process.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 GRACE_S = 5.0
-"""From the discovery to the end of the process, for the exchange that would raise instead."""
+"""Time between finding an error and ending the process, in which an exchange may raise it."""
 
 
 class Watcher:
-    """A thread that looks for errors which nobody raises."""
+    """A thread that looks for errors that no call raises."""
 
     def __init__(self, errors: Callable[[], list[str]]) -> None:
-        """``errors``: errors that were found and not raised yet; called from the thread."""
+        """``errors`` returns errors that were found and not raised yet; the thread calls it."""
         self._errors = errors
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Watch from now on; again and again is the same as once."""
+        """Watch from now on; further calls change nothing."""
         if self._thread is not None:
             return
         with self._lock:
@@ -40,7 +40,7 @@ class Watcher:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Before the interpreter ends."""
+        """End the thread; called before the interpreter ends."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()

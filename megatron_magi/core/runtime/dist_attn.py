@@ -1,10 +1,11 @@
 """Distributed attention: one loop over stages, forward and backward.
 
-Stage i + 1's keys and values travel while stage i computes. The verbs differ: forward attends and
-merges (out, lse), own keys first; backward adds to dq and sends dk, dv home while the next stage
-computes, own keys last, so that the last gradients travel beside a computation too (the first keys
-travel while delta is made and dq cleared). Keys and values are fetched again in backward rather
-than kept, so memory does not grow with the number of ranks.
+The keys and values of stage i + 1 are sent while stage i computes. What a stage does differs:
+forward attends and merges (out, lse), own keys first. Backward adds to dq and returns dk and dv to
+their owners while the next stage computes. It takes own keys last, so that a computation also hides
+the return of the last gradients; the first keys arrive while delta is computed and dq is cleared.
+Backward fetches keys and values again instead of keeping them, so memory does not grow with the
+number of ranks.
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
 queries and keys, E of values (another one in multi-latent attention).
@@ -73,18 +74,18 @@ def dist_attn(
 
     Returns:
         out: [T, H, E] in q's dtype, 0 where a token sees nothing.
-        lse: [T, H] natural log, fp32 (fp64 for fp64 inputs), -inf there.
+        lse: [T, H] natural log, fp32 (fp64 for fp64 inputs), -inf where a token sees nothing.
 
     Raises:
         ValueError, TypeError: tensors or a group that do not fit the plan.
-        AgreementError: ranks that planned different things, or differ in heads, dtype, scale or in
+        AgreementError: ranks that have different plans, or differ in heads, dtype, scale or in
             whether a gradient will be asked for.
         NotImplementedError: inputs with forward-mode tangents.
         RuntimeError: in backward, a second derivative.
 
-    Cost: forward receives the key/value rows this rank needs, once each; backward receives them
-    again and returns their gradients. The host does not wait on the device. Under torch.compile:
-    one graph break.
+    Cost: forward receives each key/value row that this rank needs once; backward receives them
+    again and returns their gradients. The host does not wait for the device. Under torch.compile,
+    the call is one graph break.
     """
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
@@ -100,20 +101,20 @@ def dist_attn(
         scale,
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
     )
-    comparison.wait()  # what was made since hides it
+    comparison.wait()  # late, so that the preparation above overlaps with the comparison
     out, lse = _DistAttn.apply(q, k, v, work)
     return out, lse
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Call:
-    """What every rank must have alike. A rank without a backward would leave the others waiting."""
+    """What must be equal on every rank. The others would wait for a rank without a backward."""
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
     will_backward = int(wanted and torch.is_grad_enabled())
     return Call("dist_attn", (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward)
 
 
 class _StageWork(NamedTuple):
-    """What the loop needs beside tensors."""
+    """What the loop over stages needs besides tensors."""
 
     plan: AttnPlan
     ready: PreparedPlan
@@ -121,12 +122,12 @@ class _StageWork(NamedTuple):
     backend: AttnBackend
     softmax_scale: float
     wire_dtype: torch.dtype
-    """Of partial gradients on their way home."""
+    """The dtype in which partial gradients are sent to their owners."""
 
 
 class _Feed:
-    """The keys and values of stages, in turn, each fetched while the stage before computes; the
-    first ones from now on."""
+    """The keys and values of one stage after another. Each stage's are fetched while the stage
+    before it computes; the fetch of the first begins when the object is created."""
 
     def __init__(
         self, work: _StageWork, stages: Sequence[PreparedStage], k: Tensor, v: Tensor
@@ -142,7 +143,7 @@ class _Feed:
     def __iter__(self) -> Iterator[tuple[PreparedStage, Tensor, Tensor]]:
         """(stage, keys, values): own rows, received rows, or own and then received ones.
 
-        Two stages' buffers are alive, if the caller lets go of one before it asks for the next.
+        Two stages' buffers are alive if the caller drops one before it asks for the next.
         """
         for i, stage in enumerate(self.stages):
             arriving, self.travelling = self.travelling, self._fetch(i + 1)
@@ -158,7 +159,7 @@ class _DistAttn(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: _StageWork
     ) -> tuple[Tensor, Tensor]:
         so_far: Pair | None = None
-        # A row's only stage writes the final dtype directly; several accumulate first.
+        # A row with one stage is written in the final dtype directly; several stages accumulate.
         merges = work.ready.merges
         dtype = acc_dtype(q.dtype) if merges else q.dtype
         feed = _Feed(work, work.ready.forward, k, v)
@@ -190,7 +191,7 @@ class _DistAttn(torch.autograd.Function):
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
         alone = work.ready.is_alone
-        made_there = alone and dlse is None  # delta, by that call
+        made_there = alone and dlse is None  # the one kernel call computes delta itself
         delta = None
         if not made_there:
             delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
@@ -216,18 +217,18 @@ class _DistAttn(torch.autograd.Function):
 
 
 class _Homeward:
-    """Gradients of a stage's keys and values on their way to the ranks that own the rows."""
+    """Returns the gradients of a stage's keys and values to the ranks that own the rows."""
 
     def __init__(self, work: _StageWork, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
-        """``dtype``: of the sums of this rank's rows until they leave."""
+        """``dtype`` is that of the sums of this rank's rows until ``sums`` returns them."""
         self.work, self.k, self.v, self.dtype = work, k, v, dtype
         self.shapes = k.shape[1:], v.shape[1:]
         self.place_of: Tensor | None = None
-        self.mine: Pair | None = None  # of this rank's rows, all in one stage
+        self.mine: Pair | None = None  # gradients of this rank's rows, all from one stage
         self.pending: list[PendingReduce] = []
 
     def place(self, stage: PreparedStage) -> Pair:
-        """Where the stage's dk and dv go, [num_keys, G, D or E]: what travels lies side by side."""
+        """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side."""
         own = stage.num_own
         if stage.cast is None:
             shapes = ((own, *x.shape[1:]) for x in (self.k, self.v))
@@ -241,7 +242,7 @@ class _Homeward:
         return dk, dv
 
     def send(self, stage: PreparedStage) -> None:
-        """What ``place`` gave room for is there."""
+        """Start to send the gradients, once the stage has written them where ``place`` said."""
         if stage.cast is not None:
             assert self.place_of is not None
             received = self.place_of[stage.num_own :] if stage.num_own else self.place_of
@@ -249,7 +250,7 @@ class _Homeward:
             self.pending.append(group_reduce(partials, self.shapes, stage.cast, self.work.group))
 
     def sums(self) -> Pair:
-        """Of this rank's rows, in the dtype of k, when all have arrived."""
+        """Wait for all partial gradients; dk and dv of this rank's rows, in the dtype of k."""
         if self.mine is None:
             self.mine = self.k.to(self.dtype), self.v.to(self.dtype)  # no rows at all
         dk, dv = sum_at_home(self.mine, self.pending, self.k.dtype)
@@ -257,7 +258,7 @@ class _Homeward:
 
 
 def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
-    """Once per form of call: layers and microbatches of a plan are alike."""
+    """Check each form of call once, because the layers and microbatches of a plan are alike."""
     if not type(q) is type(k) is type(v) is Tensor:
         return _check(q, k, v, plan)
     form = (*_form(q), *_form(k), *_form(v))
@@ -268,7 +269,7 @@ def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
 
 
 def _form(x: Tensor) -> tuple[object, ...]:
-    """What the checks look at."""
+    """The properties of a tensor that the checks look at."""
     return x.shape, x.dtype, x.device, x.stride()[-1:]
 
 

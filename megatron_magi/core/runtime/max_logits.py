@@ -26,7 +26,7 @@ def dist_max_logits(
     Args:
         q: [T, H, D], this rank's tokens; k: [T, G, D].
 
-    Cost: this rank's key rows travel once more, then one all-reduce of H numbers.
+    Cost: the key rows that this rank needs are received once more, then H numbers are all-reduced.
     """
     scale = scale_of(q, softmax_scale)
     group = resolve_group(cp_group)

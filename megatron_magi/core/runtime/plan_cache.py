@@ -1,4 +1,4 @@
-"""Plans by content, so that layers, stages and repeated masks plan once."""
+"""A cache of plans by content, so that layers, stages and repeated masks plan once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PlanKey = tuple[int, int, HeadShape, MagiConfig, "int | None", int]
 
 
 class PlanCache:
-    """The most recently used plans. Thread safe, so a data loader may plan ahead.
+    """The most recently used plans. It is thread safe, so a data loader may plan ahead.
 
-    A plan keeps what a device holds of it alive (10 to 20 MiB at a million tokens on 8
-    ranks), hence the small capacity: layers and stages of the microbatches in flight are what hits.
+    A plan keeps its device tables alive (10 to 20 MiB at a million tokens on 8 ranks), so the
+    capacity is small: it needs to serve the layers and stages of the microbatches in flight.
     """
 
     def __init__(self, capacity: int = 64) -> None:
@@ -76,7 +76,9 @@ def plan_for(
     layout: TokenLayout | None = None,
     token_multiple: int = 1,
 ) -> AttnPlan:
-    """Who computes what and who needs which rows: equal on every rank, without communication.
+    """The plan of a mask: which rank computes what, and which rows it needs.
+
+    Every rank computes the same plan, without communication.
 
     Args:
         mask: self-attention over one packed sequence.
@@ -85,11 +87,11 @@ def plan_for(
         config: None: the defaults.
         layout: the layout of an earlier plan, for a second mask over the same tokens (hybrid
             sliding-window and full layers).
-        token_multiple: tokens per rank are a multiple of it (tensor-parallel size when sequence
-            parallelism splits them).
+        token_multiple: the tokens per rank are a multiple of it (the tensor-parallel size if
+            sequence parallelism splits them).
 
     Raises:
-        ValueError: a mask, config or layout that do not fit together.
+        ValueError: a mask, config and layout that do not fit together.
     """
     config = MagiConfig() if config is None else config
     check_inputs(mask, head_shape, config, layout)

@@ -1,6 +1,6 @@
-"""What a device holds of a plan: made once, kept with the plan, freed with it.
+"""What a device holds of a plan: it is built once, kept with the plan and freed with it.
 
-Plans stay values: they are compared, hashed and pickled without it.
+Plans remain values: they are compared, hashed and pickled without these tables.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class PreparedStage:
     table: SliceTable
     """Its slices; the backends keep their work lists in it."""
     cast: PreparedCast | None
-    """What fills the key buffer; None: it is this rank's rows, or empty."""
+    """What fills the key buffer; None if the buffer is this rank's rows, or empty."""
     num_own: int
-    """Own rows in the key buffer; they come first."""
+    """Number of own rows in the key buffer; they come first."""
     sees: bool
     """Whether there is a slice at all."""
 
@@ -44,31 +44,31 @@ class PreparedPlan:
     view: RankPlan
     device: torch.device
     forward: tuple[PreparedStage, ...]
-    """In the order of the forward. A stage that is empty on every rank is left out."""
+    """Stages in the order of the forward pass, without those that are empty on every rank."""
     backward: tuple[PreparedStage, ...]
-    """In the order of the backward, own keys last; left out likewise."""
+    """Stages in the order of the backward pass, own keys last, without the same empty ones."""
     merges: bool
-    """Whether a query row may be attended in several of the forward's stages."""
+    """Whether a query row may attend in several stages of the forward pass."""
     is_alone: bool
-    """Whether one kernel call makes the gradients, and none travels."""
+    """Whether one kernel call computes all gradients, and none is sent to another rank."""
 
 
 def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str) -> PreparedPlan:
-    """This rank's view of a plan on a device, made when it is first asked for.
+    """This rank's view of a plan on a device, built when it is first asked for.
 
-    Calls that attend ask for what they need themselves. A data loader that asks here, in whatever
-    thread, takes the work out of the first layer, that of the backward and its kernels included.
+    Calls that attend prepare what they need themselves. A data loader that calls this function, in
+    any thread, saves the first layer that work, including the work for the backward kernels.
 
     Args:
         cp_group: the group, a 1-D mesh, None for one rank, or a rank's number.
-        device: of the tensors that will be attended. "cuda" means the thread's current GPU, which
-            in a new thread is the first one: name it by its number there.
+        device: of the tensors that will attend. "cuda" means the thread's current GPU, which is
+            the first GPU in a new thread: name the GPU by its number there.
 
     Raises:
         ValueError, TypeError: no plan, a rank outside it, or no such device.
 
-    Cost: the first time one upload of all exchanges' tables, and one for each kernel call's work
-    list, from pinned memory; the host waits for nothing.
+    Cost: the first call uploads the tables of all exchanges together, and the work list of each
+    kernel call, from pinned memory; the host does not wait.
     """
     check_plan(plan)
     if isinstance(cp_group, int) or is_integer_like(cp_group):
@@ -83,7 +83,7 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
 
 
 def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
-    """``prepare`` without its checks and without work lists, which a first launch makes."""
+    """``prepare`` without its checks and without work lists, which the first launch builds."""
     found: PreparedPlan | None = plan._prepared.get((rank, device))
     if found is None:
         found = kept_with(plan, (rank, device), lambda: _prepare(plan.rank_plan(rank), device))
@@ -91,14 +91,15 @@ def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPla
 
 
 def kept_with(owner: AttnPlan | TokenLayout, key: Hashable, make: Callable[[], T]) -> T:
-    """What is kept with a plan or a token layout under a key, made when it is first asked for; of
-    two threads the first one's counts. It must not refer to its owner, or both live for ever."""
+    """What is kept with a plan or a token layout under a key, built when it is first asked for. If
+    two threads build it, both get the first thread's result. It must not refer to its owner, or
+    both would live for ever."""
     found: T | None = owner._prepared.get(key)
     return owner._prepared.setdefault(key, make()) if found is None else found
 
 
 def _numbered(device: torch.device) -> torch.device:
-    """With its number, as tensors have it: "cuda" alone is the thread's current one."""
+    """The device with its number, as tensors have it; "cuda" alone is the thread's current one."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -25,13 +25,14 @@ def shift_tokens(
 ) -> Tensor:
     """``torch.roll(x, -shift)`` of the full sequence, on dispatched tokens; differentiable.
 
-    Local token i becomes global token ``(position_i + shift) mod total_seqlen``; pad rows stay.
+    Local token i becomes global token ``(position_i + shift) mod total_seqlen``; pad rows keep
+    their values.
 
     Args:
         x_local: ``num_local_tokens`` tokens in ``dim``.
-        shift: positive shifts bring later tokens forward (labels of the next token: 1).
+        shift: a positive shift moves later tokens to earlier places (labels of the next token: 1).
 
-    Cost: only rows that lie on another rank travel, each once.
+    Cost: only rows that another rank holds are sent, each once.
     """
     check_group(plan, cp_group)
     shift = integer(shift, "shift")
@@ -68,7 +69,7 @@ class _PreparedShift:
 def _prepared_shift(
     layout: TokenLayout, shift: int, rank: int, device: torch.device
 ) -> _PreparedShift:
-    """Made once per layout and shift."""
+    """The shift's tables on a device, built once per layout and shift."""
 
     def make() -> _PreparedShift:
         plan = make_shift_plan(layout, shift, rank)

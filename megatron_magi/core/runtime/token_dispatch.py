@@ -1,4 +1,4 @@
-"""Tokens to their ranks and back: dispatch, undispatch, position ids."""
+"""Moving tokens to their ranks and back: dispatch, undispatch, position ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dispatch(
         x: ``total_seqlen`` tokens in ``dim``, the same on every rank.
         plan: the plan of this sequence.
         cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
-        pad_value: fills the rows behind the end of the sequence.
+        pad_value: fills the rows after the end of the sequence.
 
     Returns:
         x with ``plan.layout.num_local_tokens`` tokens in ``dim``.
@@ -40,7 +40,7 @@ def dispatch(
     Raises:
         ValueError: another number of tokens, or a group of another size than the plan's.
 
-    Cost: nothing travels, but a group's first call waits for its ranks; the backward gathers the
+    Cost: nothing is sent, but a group's first call waits for its ranks; the backward gathers the
     gradient on every rank.
     """
     check_group(plan, cp_group)
@@ -62,12 +62,12 @@ def undispatch(
     *,
     is_partial_grad: bool = False,
 ) -> Tensor:
-    """The full sequence on every rank from the ranks' local tokens; differentiable.
+    """The full sequence on every rank, gathered from the ranks' local tokens; differentiable.
 
     Args:
         x_local: ``num_local_tokens`` tokens in ``dim``.
-        is_partial_grad: the gradient of the result differs from rank to rank and must be summed;
-            False: every rank computes the same from the full sequence, its own part is taken.
+        is_partial_grad: True if the gradient of the result differs from rank to rank and must be
+            summed; False if every rank computes the same gradient, so that each takes its own part.
 
     Returns:
         x with ``total_seqlen`` tokens in ``dim``, without padding.
@@ -97,7 +97,7 @@ def position_ids(
     else:
         check_group(plan, cp_group)
         rank = group_rank(cp_group)
-    # A copy, so that changing it, or saving it for backward after inference, does no harm.
+    # A copy, so that the caller may change it, or save it for backward after inference.
     return _local_index(plan.layout, rank, checked_device(device))[0].clone()
 
 
@@ -131,7 +131,7 @@ class _Undispatch(torch.autograd.Function):
         group = resolve_group(ctx.cp_group)
         if ctx.partial and group is not None:
             compare_rows("backward of undispatch", grad, ctx.plan, group, ctx.dim)
-            # A copy: the gradient may belong to other branches of the graph too.
+            # A copy, because other branches of the graph may use the gradient too.
             grad = grad.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(grad, group=group)
         local = _select(grad, ctx.plan.layout, group_rank(ctx.cp_group), ctx.dim, 0)
@@ -141,7 +141,7 @@ class _Undispatch(torch.autograd.Function):
 def compare_rows(
     kind: str, x: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int, extra: int = 0
 ) -> None:
-    """Rows of ``x`` along ``dim`` are about to travel: every rank must mean the same."""
+    """Compare with the other ranks before the rows of ``x`` along ``dim`` are exchanged."""
     row = x.movedim(dim, 0).shape[1:]
     compare(Call(kind, tuple(row), x.dtype, extra=extra), plan, cp_group, x.device).wait()
 
@@ -154,7 +154,7 @@ def _select(x: Tensor, layout: TokenLayout, rank: int, dim: int, pad_value: floa
     return local
 
 
-# torch 2.13 renamed it, and warns at every call of the old name.
+# torch 2.13 renamed the function, and warns at every call of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -163,7 +163,7 @@ def _gather(x_local: Tensor, layout: TokenLayout, cp_group: CpGroup, dim: int) -
     rows = x_local.movedim(dim, 0).contiguous()
     if group is not None:
         everything = rows.new_empty((layout.padded_seqlen, *rows.shape[1:]))
-        # As bytes: gloo knows no int16 and no fp8.
+        # Sent as bytes, because gloo supports neither int16 nor fp8.
         _all_gather(everything.view(torch.uint8), rows.view(torch.uint8), group=group)
         rows = everything
     return rows.index_select(0, _inverse(layout, rows.device)).movedim(0, dim)
@@ -184,7 +184,7 @@ def _local_index(
 
 
 def _inverse(layout: TokenLayout, device: torch.device) -> Tensor:
-    """int64 [total_seqlen]: where each token lies in the ranks' rows laid end to end."""
+    """int64 [total_seqlen]: where each token lies in the ranks' concatenated rows."""
 
     def make() -> list[DeviceTable]:
         return upload_together([layout.permutation().argsort()[: layout.total_seqlen]], device)
@@ -203,7 +203,7 @@ def check_group(plan: AttnPlan, cp_group: CpGroup) -> None:
 
 
 def check_tokens(x: Tensor, dim: int, expected: int, what: str) -> int:
-    """The dimension as an int."""
+    """Check that ``dim`` of x holds the expected tokens, and return it as an int."""
     tensor(x, "x")
     dim = integer(dim, "dim")
     if not -x.ndim <= dim < x.ndim or x.shape[dim] != expected:

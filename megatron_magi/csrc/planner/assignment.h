@@ -1,4 +1,4 @@
-// The state of the search: who has which chunk, how loaded the ranks are, what must travel.
+// The state of the search: the rank of every chunk, the ranks' loads, and the rows to transfer.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace magi {
 
-// Loads a rank should stay between, in tiles.
+// Limits that a rank's load should stay between, in tiles.
 struct LoadLimits {
   int64_t floor = 0;
   int64_t cap = 0;
@@ -34,10 +34,10 @@ class Assignment {
   int32_t member(int32_t rank, int64_t i) const { return members_[rank * chunks_per_rank_ + i]; }
 
   const Traffic& traffic() const { return traffic_; }
-  // Tiles above the cap or below the floor, all ranks together.
+  // Number of tiles above the cap or below the floor, summed over all ranks.
   int64_t misfit() const { return misfit_; }
 
-  // What a trade of chunks a and b, on different ranks, changes.
+  // The change that a trade of chunks a and b, on different ranks, would make.
   int64_t misfit_delta(int32_t a, int32_t b) const;
   int64_t traffic_delta(int32_t a, int32_t b) const {
     return traffic_.swap_delta(a, ranks_[a], b, ranks_[b]);
@@ -45,7 +45,7 @@ class Assignment {
   void swap(int32_t a, int32_t b, int64_t traffic_delta);
 
   void set_limits(LoadLimits limits);
-  void assign(std::vector<int32_t> ranks);  // starts again from another assignment
+  void assign(std::vector<int32_t> ranks);  // restarts from another assignment
 
  private:
   int64_t misfit_of(int64_t load) const;

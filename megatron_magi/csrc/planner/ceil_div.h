@@ -4,7 +4,7 @@
 
 namespace magi {
 
-// How many pieces of `b` it takes to cover `a`; both at least 0, `b` positive.
+// The number of pieces of size `b` that cover `a`; `a` is at least 0, `b` positive.
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }

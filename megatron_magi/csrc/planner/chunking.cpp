@@ -18,7 +18,7 @@ namespace {
 struct Candidate {
   int64_t chunk_size = 0;
   std::vector<int64_t> loads;  // tiles per chunk
-  std::vector<int32_t> ranks;  // by LPT, trades for balance after it
+  std::vector<int32_t> ranks;  // by LPT, then trades for balance
   int64_t max_load = 0;        // tiles of the fullest rank
   int64_t cap = 0;             // what max_imbalance allows
 };
@@ -47,7 +47,7 @@ Candidate try_size(const DispatchProblem& problem, int64_t chunk_size,
   };
   candidate.cap = load_cap(candidate.loads, problem);
   candidate.max_load = fullest();
-  // Trades bring back a few percent above the cap; where LPT ends far above it, chunks are too few.
+  // Trades can remove a few percent above the cap; if LPT ends far above it, chunks are too few.
   const bool near = candidate.max_load - candidate.cap <= candidate.cap / 10;
   if (problem.swap_trials != 0 && candidate.max_load > candidate.cap && near) {
     candidate.ranks =
@@ -57,8 +57,8 @@ Candidate try_size(const DispatchProblem& problem, int64_t chunk_size,
   return candidate;
 }
 
-// Less is better: the fullest rank's tiles, what the chunk borders cost on top, and a surcharge for
-// leaving the load cap.
+// The cost of a chunk size: the fullest rank's tiles, times a factor for the chunk borders and a
+// surcharge if the load is above the cap.
 int64_t cost(const Candidate& candidate) {
   const int64_t load = 1000 * candidate.max_load;
   const int64_t percent = candidate.max_load > candidate.cap ? 100 + kOverCapPercent : 100;

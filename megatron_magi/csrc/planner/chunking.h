@@ -1,4 +1,4 @@
-// Chunk size and the chunks' ranks: the part of a plan that fixes the layout of the tokens.
+// The chunk size and the chunks' ranks: the part of a plan that fixes the token layout.
 #pragma once
 
 #include <cstdint>
@@ -26,16 +26,16 @@ struct Dispatch {
   std::vector<int32_t> chunk_ranks;  // [num_local_tokens * cp_size / chunk_size]
 };
 
-// No more chunks per rank than this are tried: planning and fragments grow with their number.
+// The most chunks per rank that are tried: planning time and fragments grow with their number.
 inline constexpr int64_t kMaxChunksPerRank = 64;
 
-// Rows of kernel work one more chunk border costs. Measured on 4 x H200 with another kernel, the
-// backward takes about 1 + 190 / chunk_size of its time at very large chunks; ours joins fragments
-// that touch, so we count one q tile.
+// The cost of one more chunk border, in rows of kernel work. Measured on 4 x H200 with another
+// kernel, the backward takes about 1 + 190 / chunk_size of its time at very large chunks. Our
+// planner joins fragments that touch, so we count one q tile.
 inline constexpr int64_t kBorderRows = 128;
 
-// Surcharge on a chunk size with which the load cap is not reached: much smaller chunks are taken
-// for balance, but chunks of 512 rows are hardly halved for it.
+// Surcharge on a chunk size that does not reach the load cap. It makes large chunks much smaller
+// for the sake of balance, but hardly halves chunks of 512 rows.
 inline constexpr int64_t kOverCapPercent = 20;
 
 // With fewer chunks per rank, balance is often out of reach.

@@ -1,4 +1,4 @@
-// Chunks to ranks: the first assignment.
+// The first assignment of chunks to ranks.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace magi {
 
-// Longest processing time first (Graham 1969) with equal counts: chunks by falling load (ties:
-// lower index first), each to the least loaded rank that still has room (ties: lower rank).
-// `loads` has a multiple of `cp_size` entries. Result: [num_chunks] ranks.
+// Longest processing time first (Graham 1969) with equal counts: chunks are taken by falling load
+// (ties: lower index first), and each goes to the least loaded rank that still has room (ties:
+// lower rank). `loads` has a multiple of `cp_size` entries. Result: [num_chunks] ranks.
 std::vector<int32_t> dispatch_lpt(std::span<const int64_t> loads, int64_t cp_size);
 
 // Load per rank: [cp_size].

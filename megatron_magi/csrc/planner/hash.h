@@ -1,5 +1,5 @@
 // A 64-bit hash that is the same on every machine and in every version of the plan format.
-// Not cryptographic: it tells apart masks and plans that differ by accident.
+// It is not cryptographic: it distinguishes masks and plans that differ by accident.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Who owns which rows: equal chunks of the padded sequence, each on one rank, the same number on
-// every rank. A rank's local order is its chunks in ascending order.
+// Which rank owns which rows: equal chunks of the padded sequence, each on one rank, the same
+// number on every rank. A rank's local order is its chunks in ascending order.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +35,10 @@ void check(const Layout& layout);
 // The rank's rows as ascending global runs (neighbouring chunks joined), with their local offsets.
 std::vector<Placed> local_runs(const Layout& layout, int32_t rank);
 
-// The parts of runs that lie in `ranges` (ascending), each where it was.
+// The parts of runs that lie in `ranges` (ascending), each at its previous local place.
 std::vector<Placed> within(std::span<const Placed> runs, std::span<const Range> ranges);
 
-// All ranks' rows, with every chunk's offset in its owner's local order: [num_chunks].
+// The offset of every chunk in its owner's local order: [num_chunks].
 std::vector<int64_t> chunk_offsets(const Layout& layout);
 
 }  // namespace magi

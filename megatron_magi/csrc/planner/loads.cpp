@@ -30,8 +30,8 @@ void join_lists(RangeLists& lists) {
 
 namespace {
 
-// For query blocks given by `rows_of(b)` (ascending, gaps allowed) and `block_of(row)`: the key
-// ranges read by each, after `map`.
+// The key ranges that each query block reads, after `map`. Blocks are given by `rows_of(b)`
+// (ascending, gaps allowed) and `block_of(row)`.
 template <typename RowsOf, typename BlockOf, typename Map>
 RangeLists collect(std::span<const Slice> slices, int64_t num_blocks, RowsOf rows_of,
                    BlockOf block_of, Map map) {

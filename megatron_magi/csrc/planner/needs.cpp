@@ -18,7 +18,7 @@ std::vector<Range> rank_needs(const RangeLists& chunk_keys, const Layout& layout
 
 std::vector<Transfer> rank_transfers(const RangeLists& chunk_keys, const Layout& layout,
                                      int32_t rank) {
-  // 1. Walk the needed rows chunk by chunk; neighbours of one owner join.
+  // 1. Go through the needed rows chunk by chunk, and join neighbours of one owner.
   std::vector<Transfer> found;
   std::vector<int64_t> count(layout.cp_size + 1);
   for (const Range& need : rank_needs(chunk_keys, layout, rank)) {
@@ -36,7 +36,7 @@ std::vector<Transfer> rank_transfers(const RangeLists& chunk_keys, const Layout&
       if (c + 1 == layout.num_chunks()) break;
     }
   }
-  // 2. Order by source; within one source rows already ascend (counting sort is stable).
+  // 2. Order by source. Rows of one source already ascend, and counting sort is stable.
   for (int64_t src = 0; src < layout.cp_size; ++src) count[src + 1] += count[src];
   std::vector<Transfer> sorted(found.size());
   for (const Transfer& transfer : found) sorted[count[transfer.src]++] = transfer;

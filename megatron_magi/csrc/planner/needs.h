@@ -1,4 +1,4 @@
-// Which rows travel: for every rank, the key rows its queries read and another rank owns.
+// Which rows are transferred: each rank's needs, the key rows of other ranks that its queries read.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct Transfer {
 // Union of the keys that the rank's chunks read: ascending, not touching.
 std::vector<Range> rank_needs(const RangeLists& chunk_keys, const Layout& layout, int32_t rank);
 
-// Everything one rank must receive, each row once, ordered by (src, row): needs minus own rows,
-// cut where the owner changes. Stage 0 throughout.
+// All rows that one rank must receive, each once, ordered by (src, row): its needs without its own
+// rows, cut where the owner changes. The stage of all transfers is 0.
 std::vector<Transfer> rank_transfers(const RangeLists& chunk_keys, const Layout& layout,
                                      int32_t rank);
 

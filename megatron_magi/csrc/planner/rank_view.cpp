@@ -6,7 +6,7 @@
 namespace magi {
 namespace {
 
-// Joins neighbours of the list where possible; returns whether any were.
+// Joins neighbours of the list where possible; returns whether any were joined.
 bool join_neighbours(std::vector<Slice>& slices) {
   size_t kept = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
@@ -88,8 +88,8 @@ std::vector<Slice> local_slices(std::span<const Slice> slices, std::span<const P
          q != queries.end() && q->rows.start < slice.q_end; ++q) {
       const Slice rows = cut(slice, q->rows, {slice.k_start, slice.k_end});
       if (rows.empty()) continue;
-      // Key runs in buffer order, so that fragments that touch in the buffer come one after
-      // another.
+      // Key runs are taken in buffer order, so that fragments that touch in the buffer are
+      // neighbours in the list.
       hits.clear();
       for (auto k = first_after(by_row, rows.k_start);
            k != by_row.end() && k->rows.start < rows.k_end; ++k) {

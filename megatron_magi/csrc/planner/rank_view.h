@@ -18,16 +18,18 @@ struct CastTable {
   std::vector<Range> recv_ranges;    // global rows in buffer order: by source, then row
 };
 
-// `transfers` of one stage, ordered by (dst, src, row); all ranks' rows.
+// `transfers` are those of one stage and of all ranks, ordered by (dst, src, row).
 CastTable cast_table(std::span<const Transfer> transfers, const Layout& layout, int32_t rank);
 
 // The mask's cells with queries in `queries` and keys in `keys`, moved to (local row, buffer row).
-// `queries` ascending, `keys` in buffer order. Fragments that are one slice again are joined, since
-// a kernel pays for each. Canonical, ordered by (q_start, k_start, ...).
+// `queries` are ascending, `keys` in buffer order. Fragments that form one slice are joined,
+// because each slice costs a kernel time. The result is canonical, ordered by (q_start, k_start,
+// ...).
 std::vector<Slice> local_slices(std::span<const Slice> slices, std::span<const Placed> queries,
                                 std::span<const Placed> keys);
 
-// The slice with exactly the cells of both, if there is one (they share no cell).
+// Joins `other`, which shares no cell with `into`, if one slice has exactly the cells of both;
+// returns whether it did.
 bool try_join(Slice& into, const Slice& other);
 
 }  // namespace magi

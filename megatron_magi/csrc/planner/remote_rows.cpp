@@ -7,7 +7,7 @@
 namespace magi {
 namespace {
 
-// The first range that ends behind `row`.
+// The first range that ends after `row`.
 template <class Ranges, class End>
 auto first_behind(const Ranges& ranges, int64_t row, const End& end) {
   return std::ranges::upper_bound(ranges, row, {}, end);

@@ -21,7 +21,7 @@ struct Trade {
   int32_t b = -1;
 };
 
-// Finds chunks by load: only trades that move about the right number of tiles are looked at.
+// Finds chunks by load, so that only trades that move about the right number of tiles are tried.
 class ByLoad {
  public:
   explicit ByLoad(const Assignment& state) : state_(state), chunks_(state.num_chunks()) {
@@ -54,7 +54,7 @@ class ByLoad {
   mutable int64_t looks_ = 0;
 };
 
-// A heavier chunk of the overloaded `rank` for a lighter one of a rank with room.
+// Trades a heavier chunk of the overloaded `rank` for a lighter one of a rank with room.
 void collect_giving(const Assignment& state, const ByLoad& by_load, int32_t rank, int64_t room,
                     std::vector<Trade>& trades) {
   const int64_t excess = state.load(rank) - state.limits().cap;
@@ -67,7 +67,7 @@ void collect_giving(const Assignment& state, const ByLoad& by_load, int32_t rank
   }
 }
 
-// A lighter chunk of the underloaded `rank` for a heavier one of any fuller rank.
+// Trades a lighter chunk of the underloaded `rank` for a heavier one of any fuller rank.
 void collect_lifting(const Assignment& state, const ByLoad& by_load, int32_t rank,
                      std::vector<Trade>& trades) {
   const int64_t room = state.limits().cap - state.load(rank);
@@ -80,9 +80,10 @@ void collect_lifting(const Assignment& state, const ByLoad& by_load, int32_t ran
   }
 }
 
-// Two trades at once with one rank that has room: together they take the excess of the overloaded
-// `rank` away, or most of it, where no single trade does (a rank of the heaviest and the lightest
-// chunks has no chunk that is a little lighter anywhere else). Returns whether one was made.
+// Makes two trades at once with one rank that has room. Together they remove the excess of the
+// overloaded `rank`, or most of it, if no single trade does: a rank that holds only the heaviest
+// and the lightest chunks may find no slightly lighter chunk on any other rank. Returns whether
+// trades were made.
 bool trade_twice(Assignment& state, int32_t rank, Rng& rng) {
   struct Move {
     int64_t tiles;  // that leave `rank`
@@ -105,7 +106,7 @@ bool trade_twice(Assignment& state, int32_t rank, Rng& rng) {
     }
     std::ranges::stable_sort(moves, {}, &Move::tiles);
     for (const Move& one : moves) {
-      // The least that clears the excess, or what fills the room where that is not enough.
+      // The fewest tiles that remove the excess, or as many as there is room for.
       const int64_t wanted = std::min(excess, room) - one.tiles;
       auto two = std::ranges::lower_bound(moves, wanted, {}, &Move::tiles);
       while (two != moves.end() && (two->trade.a == one.trade.a || two->trade.b == one.trade.b)) {
@@ -135,7 +136,8 @@ bool repair(Assignment& state, int64_t price, Rng& rng) {
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, std::greater<>{}, [&](int32_t r) { return state.load(r); });
     const int64_t room = cap - state.load(order.back());
-    // 1. Trades that relieve the fullest rank that can be relieved, else fill an empty one.
+    // 1. Collect trades that relieve the fullest rank for which there are any, or else trades that
+    //    fill one of the emptiest ranks.
     trades.clear();
     for (int32_t i = 0; i < std::min<int32_t>(cp_size, kFullest) && trades.empty(); ++i) {
       if (state.load(order[i]) > cap) collect_giving(state, by_load, order[i], room, trades);
@@ -148,7 +150,7 @@ bool repair(Assignment& state, int64_t price, Rng& rng) {
       const int64_t emptiest = rng.below(std::min<int64_t>(cp_size, kFullest));
       collect_lifting(state, by_load, order[cp_size - 1 - emptiest], trades);
     }
-    // 2. Take the cheapest.
+    // 2. Make the cheapest trade.
     int64_t best_cost = std::numeric_limits<int64_t>::max(), best_rows = 0;
     Trade best;
     for (const Trade& trade : trades) {

@@ -9,14 +9,14 @@
 namespace magi {
 namespace {
 
-// Pairs (i, j) of non-negative ints with i + j <= n, modulo 2^64 (differences come out exact).
+// Pairs (i, j) of non-negative ints with i + j <= n, counted modulo 2^64: differences are exact.
 uint64_t triangle(int64_t n) {
   if (n < 0) return 0;
   const uint64_t m = static_cast<uint64_t>(n) + 1;
   return m % 2 == 0 ? m / 2 * (m + 1) : (m + 1) / 2 * m;
 }
 
-// Cells of an h x w rectangle whose diagonal, counted from its lowest one, is at most `t`.
+// Number of cells of an h x w rectangle whose diagonal, counted from the lowest, is at most `t`.
 uint64_t cells_up_to(int64_t h, int64_t w, int64_t t) {
   t = std::min(t, h + w - 2);
   return triangle(t) - triangle(t - h) - triangle(t - w) + triangle(t - h - w);
@@ -94,7 +94,7 @@ std::optional<std::pair<int64_t, int64_t>> find_overlap(std::span<const Slice> s
   int64_t closed = 0;
   const auto close_until = [&](int64_t end) {
     for (; closed < n && slices[ends[closed]].q_end <= end; ++closed) {
-      const auto next = active.erase(place[ends[closed]]);  // now its neighbours touch
+      const auto next = active.erase(place[ends[closed]]);  // its neighbours are now adjacent
       if (next != active.begin() && next != active.end() && clash(*std::prev(next), *next)) {
         return true;
       }

@@ -4,8 +4,8 @@
 //   d_hi
 //
 // Canonical form: the rectangle is the bounding box of the visible cells (every row and every key
-// sees at least one) and the band is clipped to the diagonals the rectangle has. Two slices with
-// the same cells then have the same six numbers, and shifting them cannot overflow int32.
+// has at least one), and the band is clipped to the diagonals of the rectangle. Two slices with the
+// same cells then have the same six numbers, and shifting them cannot overflow int32.
 // Everything below computes in int64, so that "infinite" bands (INT32_MIN, INT32_MAX) are safe.
 #pragma once
 
@@ -38,10 +38,10 @@ struct Slice {
   friend bool operator==(const Slice&, const Slice&) = default;
 };
 
-// Keys that row `q` of a slice sees; empty where it sees none.
+// Keys that row `q` of a slice sees; empty if it sees none.
 Range row_keys(const Slice& slice, int64_t q);
 
-// The canonical slice with the same visible cells; `empty()` when there are none.
+// The canonical slice with the same visible cells; `empty()` if there are none.
 Slice tighten(const Slice& slice);
 
 // Number of visible cells, in closed form. Exact up to 2^31 queries times 2^31 keys.
@@ -56,9 +56,9 @@ Slice shift(const Slice& slice, int64_t q_shift, int64_t k_shift);
 // Whether the two slices share a cell.
 bool overlap(const Slice& a, const Slice& b);
 
-// The first pair (i < j) met by a sweep over the rows that shares a cell. O(n log n): at any row
-// the key intervals of a legal mask are disjoint and keep their order, so neighbours are all that
-// must be compared. `slices` must be canonical and not empty.
+// The first pair (i < j) that shares a cell, found by a sweep over the rows in O(n log n). At any
+// row the key intervals of a legal mask are disjoint and keep their order, so only neighbours must
+// be compared. `slices` must be canonical and not empty.
 std::optional<std::pair<int64_t, int64_t>> find_overlap(std::span<const Slice> slices);
 
 }  // namespace magi

@@ -5,7 +5,7 @@
 namespace magi {
 namespace {
 
-// One of `parts` equal exchanges of the rows that the rank receives.
+// The time of one of `parts` equal exchanges of the rows that the rank receives.
 TimePs exchange_ps(const RankWork& work, const StageCosts& costs, int64_t row_ps, int64_t parts) {
   return work.remote_rows == 0 ? 0 : TimePs{work.remote_rows} * row_ps / parts + costs.exchange_ps;
 }
@@ -33,7 +33,7 @@ TimePs backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree
   const TimePs home = exchange_ps(work, costs, costs.home_row_ps, parts);
   const TimePs first = std::max<TimePs>(receive, costs.pass_ps);
   if (degree == 0) return first + own + remote + home;
-  // A call has kernels before and after the main one.
+  // Each call also launches kernels before and after the main one.
   TimePs time = first + TimePs{4 * degree} * costs.call_ps;
   for (int64_t stage = 1; stage <= degree; ++stage) {
     const TimePs travelling =
@@ -103,14 +103,14 @@ Staging choose_staging(std::span<const RankWork> work, const StageCosts& costs,
 
 void split_stages(std::span<const Transfer> transfers, int64_t granule,
                   std::span<std::vector<Transfer>> stages) {
-  // 1. In turn: sources above the rank, then those below.
+  // 1. Take sources in turn: those above the rank first, then those below.
   const auto above =
       std::ranges::find_if(transfers, [](const Transfer& t) { return t.src > t.dst; });
   std::vector<Transfer> turn(above, transfers.end());
   turn.insert(turn.end(), transfers.begin(), above);
   const int64_t degree = static_cast<int64_t>(stages.size());
   const std::vector<int64_t> ends = stage_ends(turn, degree, granule);
-  // 2. Cut at the stages' ends.
+  // 2. Cut the list at the stages' ends.
   std::vector<Transfer> parts;
   parts.reserve(turn.size() + degree);
   int32_t stage = 1;
@@ -126,7 +126,7 @@ void split_stages(std::span<const Transfer> transfers, int64_t granule,
       parts.push_back(part);
     }
   }
-  // 3. By source again: those below the rank first.
+  // 3. Order each stage by source again: those below the rank come first.
   for (const bool below : {true, false}) {
     for (const Transfer& part : parts) {
       if ((part.src < part.dst) == below) stages[part.stage - 1].push_back(part);

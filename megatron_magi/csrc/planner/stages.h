@@ -1,4 +1,4 @@
-// When rows travel: the number of remote stages and which rows each of them brings.
+// When rows are transferred: the number of remote stages and the rows of each.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ struct StageCosts {
   int64_t pass_ps = 0;      // to read or write 8 bytes for every element of a rank's out
 };
 
-// What one rank has to do.
+// The work of one rank.
 struct RankWork {
   int64_t own_tiles = 0;     // on its own keys
   int64_t remote_tiles = 0;  // on received keys
-  int64_t local_tiles = 0;   // of rows that see none but own keys
+  int64_t local_tiles = 0;   // of rows that see own keys only
   int64_t remote_rows = 0;   // to receive
 };
 
-// How the forward uses what it receives.
+// How the forward uses the rows that it receives.
 enum class Forward {
   kAtOnce = 0,      // everything is received, then one kernel call
-  kLocalFirst = 1,  // rows that see own keys only while it travels, then the other rows
+  kLocalFirst = 1,  // rows that see own keys only while keys arrive, then the other rows
   kStaged = 2,      // own keys, then stage by stage, merged
 };
 
@@ -44,25 +44,26 @@ struct Staging {
 
 inline constexpr int64_t kMaxAutoDegree = 4;
 
-// Modelled time of the slowest rank, forward. Staged: own keys while stage 1 arrives, then stage i
-// while stage i + 1 arrives, stages of equal size; out is kept in fp32: a pass more to
-// write and at last cast it, one to merge each stage.
+// Modelled forward time of the slowest rank. A staged forward computes on own keys while stage 1
+// arrives, then stage i while stage i + 1 arrives, with stages of equal size. It keeps out in fp32,
+// which takes one more pass to write and finally cast it, and one to merge each stage.
 TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
                        const Staging& staging);
 
-// Backward: the first rows arrive while sums are prepared (one pass); then remote stages, the
-// gradients of each of which travel while the next one computes, own keys last.
+// Modelled backward time of the slowest rank. The first rows arrive while sums are prepared (one
+// pass). Then come the remote stages, each of whose gradients are sent while the next stage
+// computes, and own keys last.
 TimePs backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
 
-// The degree in 0..kMaxAutoDegree and the forward of the least modelled time; the lower ones of
-// equals. What is given stays.
+// The degree in 0..kMaxAutoDegree and the forward with the least modelled time, and the lower ones
+// if times are equal. A given degree or forward is kept.
 Staging choose_staging(std::span<const RankWork> work, const StageCosts& costs,
                        std::optional<int64_t> degree, std::optional<Forward> forward);
 
 // Splits one rank's transfers, ordered by (src, row), into stages 1..degree of nearly equal rows
-// and appends them to `stages[stage - 1]`, in that order again. Peers come in turn beginning at
-// rank + 1, so that no two ranks pull from one peer at the same time. A stage ends between two
-// ranges where one ends within 1/8 of the ideal place, else inside a range, at a multiple of
+// and appends them to `stages[stage - 1]`, in the same order. Peers come in turn beginning at
+// rank + 1, so that no two ranks receive from one peer at the same time. A stage ends between two
+// ranges if one ends within 1/8 of the ideal place, otherwise inside a range, at a multiple of
 // `granule` rows from its start.
 void split_stages(std::span<const Transfer> transfers, int64_t granule,
                   std::span<std::vector<Transfer>> stages);

@@ -15,25 +15,25 @@ namespace {
 constexpr uint64_t kSeed = 20261121;
 constexpr int64_t kCoarsest = 8;            // chunks of the largest block
 constexpr int64_t kMaxReads = 300'000'000;  // segments per level: a bound on time
-// Counts changed per level, another one: where chunks read nearly the same keys, such as those of a
-// full mask, trades cost nothing and nearly all of them are made.
+// Counts changed per level: another bound on time. If chunks read nearly the same keys, as in a
+// full mask, trades cost no rows and nearly all of them are made.
 constexpr int64_t kMaxWrites = 10'000'000'000;
-constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: never worth it
-constexpr int64_t kMostRows = INT64_MAX / 4;       // fines stop here: no overflow
+constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: more than a trade can save
+constexpr int64_t kMostRows = INT64_MAX / 4;       // the highest fine, so that sums cannot overflow
 
-// Shares of the trials in percent. These and the numbers below come from trying a few values each
-// on the packs of scripts/bench_planner.py.
+// Shares of the trials in percent. These and the numbers below are the best of a few values that
+// were tried on the packs of scripts/bench_planner.py.
 constexpr int64_t kCoarseShare = 30;  // all coarse levels together
 constexpr int64_t kHardShare = 30;    // single chunks under the hard cap
 
 struct Schedule {
   int64_t trials = 0;
-  int64_t threshold = 0;    // rows a trade may cost at the beginning; falls to 0 with the square
-  int64_t price_begin = 0;  // rows per tile of misfit; rises with the square
+  int64_t threshold = 0;    // rows a trade may cost at first; falls to 0 quadratically
+  int64_t price_begin = 0;  // rows per tile of misfit; rises quadratically
   int64_t price_end = 0;
 };
 
-// A chunk `a` and the chunk it is to trade places with, or -1.
+// A chunk `a` and the chunk that it trades places with, or -1.
 struct Trade {
   int32_t a = -1;
   int32_t b = -1;
@@ -45,7 +45,7 @@ class Proposer {
 
   Trade next() {
     const int32_t a = static_cast<int32_t>(rng_.below(state_.num_chunks()));
-    // Three in five: to the rank of a neighbour, where a document is likely to be already.
+    // Three in five proposals go to the rank of a neighbour, which is likely to hold the document.
     const int32_t target = percent() < 60 ? neighbour_rank(a) : random_rank();
     if (target < 0 || target == state_.rank(a)) return {};
     const int64_t kind = percent();
@@ -84,7 +84,7 @@ class Proposer {
     return -1;
   }
 
-  // Of six random chunks of `target` the one that leaves the loads best.
+  // The one of six random chunks of `target` that gives the best loads.
   int32_t best_fit(int32_t target, int32_t a) {
     int32_t best = random_member(target);
     int64_t best_delta = state_.misfit_delta(a, best);
@@ -103,7 +103,7 @@ class Proposer {
   Rng& rng_;
 };
 
-// Leaves `state` at the best point met, by rows plus misfit at the final price.
+// Leaves `state` at the best point found, by rows plus misfit at the final price.
 void anneal(Assignment& state, const Schedule& schedule, Rng& rng) {
   const auto cost = [&] { return state.traffic().total() + schedule.price_end * state.misfit(); };
   std::vector<int32_t> best = state.ranks();
@@ -137,7 +137,7 @@ void anneal(Assignment& state, const Schedule& schedule, Rng& rng) {
   if (best != state.ranks()) state.assign(std::move(best));
 }
 
-// Block sizes in chunks, coarse to fine, the last one 1; at least two blocks per rank.
+// Block sizes in chunks, coarse to fine; the last one is 1, and a rank has at least two blocks.
 std::vector<int64_t> block_sizes(int64_t chunks_per_rank) {
   std::vector<int64_t> sizes{1};
   for (int64_t m = 2; m <= kCoarsest && chunks_per_rank % m == 0 && chunks_per_rank / m >= 2;
@@ -176,7 +176,7 @@ std::vector<int32_t> swap_search(const SwapProblem& problem, std::vector<int32_t
   const int64_t start_rows = state.traffic().total();
   if (start_rows == 0 || trials <= 0) return start;
 
-  // 1. Blocks, coarse to fine, with soft limits.
+  // 1. Trade blocks, coarse to fine, with soft limits.
   const std::vector<int64_t> sizes = block_sizes(chunks_per_rank);
   const int64_t num_coarse = static_cast<int64_t>(sizes.size()) - 1;
   std::vector<int32_t> ranks;
@@ -195,7 +195,7 @@ std::vector<int32_t> swap_search(const SwapProblem& problem, std::vector<int32_t
     percent = percent * 7 / 10;
   }
 
-  // 2. Single chunks, with soft limits at first, then with a hard cap.
+  // 2. Trade single chunks, with soft limits at first, then with a hard cap.
   if (num_coarse > 0) state.assign(std::move(ranks));
   const int64_t soft_share = 100 - kHardShare - (num_coarse > 0 ? kCoarseShare : 0);
   anneal(state, {trials * soft_share / 100, chunk_size * percent / 100, price(10), price(1000)},

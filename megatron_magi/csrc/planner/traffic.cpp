@@ -24,8 +24,8 @@ void subtract(std::span<const Range> x, std::span<const Range> y, F f) {
 
 Segments make_segments(const RangeLists& chunk_keys, int64_t chunk_size) {
   const int64_t num_chunks = static_cast<int64_t>(chunk_keys.begin.size()) - 1;
-  // 1. Keys a chunk reads outside itself; where such a range begins or ends, or crosses a chunk
-  //    border, the set of readers or the owner may change.
+  // 1. Find the keys that a chunk reads outside itself: where such a range begins, ends or crosses
+  //    a chunk border, the set of readers or the owner may change.
   std::vector<Range> remote;
   std::vector<int64_t> cuts;
   for (int64_t c = 0; c < num_chunks; ++c) {
@@ -42,7 +42,7 @@ Segments make_segments(const RangeLists& chunk_keys, int64_t chunk_size) {
   const auto place = [&](int64_t row) {
     return std::ranges::lower_bound(cuts, row) - cuts.begin();
   };
-  // 2. Number the pieces that some range covers.
+  // 2. Number the pieces that at least one range covers.
   std::vector<int32_t> cover(cuts.size() + 1);
   for (const Range& range : remote) {
     ++cover[place(range.start)];
@@ -56,7 +56,7 @@ Segments make_segments(const RangeLists& chunk_keys, int64_t chunk_size) {
     readers += cover[i];
     if (readers > 0) segments.rows.push_back(static_cast<int32_t>(cuts[i + 1] - cuts[i]));
   }
-  // 3. A chunk's pieces: its own and those it reads.
+  // 3. List each chunk's pieces: its own and those that it reads.
   segments.of_chunk.begin.push_back(0);
   for (int64_t c = 0; c < num_chunks; ++c) {
     auto& ranges = segments.of_chunk.ranges;

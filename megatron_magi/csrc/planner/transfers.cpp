@@ -11,7 +11,7 @@
 namespace magi {
 namespace {
 
-// Visible cells whose query and key are on the same rank: [cp_size].
+// Number of visible cells whose query and key are on the same rank: [cp_size].
 std::vector<int64_t> own_areas(std::span<const Slice> slices, const Layout& layout) {
   std::vector<int64_t> areas(layout.cp_size);
   std::vector<std::vector<Placed>> runs;
@@ -41,7 +41,7 @@ std::vector<RankWork> rank_work(const TransferProblem& problem, const TransferPl
   const std::vector<int64_t> own = own_areas(problem.slices, problem.layout);
   std::vector<RankWork> work(plan.loads.size());
   for (size_t rank = 0; rank < work.size(); ++rank) {
-    // Cells to tiles by the mask's average; the division is by area first, to stay in int64.
+    // Convert cells to tiles by the mask's average; dividing by the area first stays in int64.
     const int64_t per_tile = std::max<int64_t>(1, total_area / std::max<int64_t>(1, total_tiles));
     work[rank].own_tiles = std::min(plan.loads[rank], own[rank] / per_tile);
     work[rank].remote_tiles = plan.loads[rank] - work[rank].own_tiles;

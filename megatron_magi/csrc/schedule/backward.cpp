@@ -11,8 +11,8 @@
 namespace magi {
 namespace {
 
-// Loading a key tile and storing its gradients costs about half a step per head
-// (estimate: 96 KiB against 8 heads x 64 KiB moved per step).
+// Loading a key tile and storing its gradients costs about half a step per head. This is an
+// estimate: it moves 96 KiB, and a step moves 8 heads x 64 KiB.
 constexpr double kTileOverhead = 0.5;
 
 void check(const Slice& s, int64_t num_q, int64_t num_k) {
@@ -56,8 +56,8 @@ class TileCutter {
     }
   }
 
-  // Either a whole tile or one that ends at the last slice boundary inside it: the one that costs
-  // less per key. Documents longer than a tile are cut at their ends, shorter ones share tiles.
+  // Chooses a whole tile or one that ends at the last slice boundary inside it, whichever costs
+  // less per key. Documents longer than a tile are cut at their ends, and shorter ones share tiles.
   Range choose() const {
     const Range whole{start_, std::min(start_ + tiling_.tile_k, num_k_)};
     const auto above = std::upper_bound(bounds_.begin(), bounds_.end(), whole.end);
@@ -101,8 +101,8 @@ bool is_full(const Slice& s) {
   return s.k_start - (s.q_end - 1) >= s.d_lo && s.k_end - 1 - s.q_start <= s.d_hi;
 }
 
-// Neighbouring rows that all see the same keys become one slice, as the branches of a tree do in
-// the tiles of their trunk: each by itself would fill its last query tile badly.
+// Neighbouring rows that all see the same keys become one slice, for example the branches of a
+// prefix tree in the tiles of their trunk. Each branch alone would fill its last query tile badly.
 std::vector<Slice> joined(const std::vector<Slice>& cuts) {
   std::vector<Slice> out;
   for (const Slice& s : cuts) {
@@ -121,8 +121,8 @@ std::vector<Slice> joined(const std::vector<Slice>& cuts) {
   return out;
 }
 
-// Query tiles of the slice with a masked cell: all but those at the rows where every key of the
-// tile is inside the band.
+// Number of the slice's query tiles with a masked cell: all but those whose rows have every key of
+// the tile inside the band.
 int64_t count_partial(const Slice& s, Range tile, int64_t tile_q) {
   const int64_t tiles = ceil_div(s.q_end - s.q_start, tile_q);
   if (s.k_start != tile.start || s.k_end != tile.end) return tiles;

@@ -1,10 +1,10 @@
 // Work list of the attention backward: which query tiles a key tile meets.
 //
-// One item is one key tile; a thread block runs one item for one group of query heads and keeps
-// dK and dV of the tile in registers, so every key row belongs to exactly one item, also rows that
-// no query sees. One entry is one slice of one item, cut to the tile's keys (or several slices of
-// neighbouring rows that all see the same keys); its queries are walked in tiles of `tile_q` rows
-// from `q_begin` on, so a document that starts anywhere wastes nothing.
+// One item is one key tile. A thread block computes one item for one group of query heads and keeps
+// dK and dV of the tile in registers, so every key row belongs to exactly one item, even if no
+// query sees it. One entry is one slice of one item, cut to the tile's keys (or several slices of
+// neighbouring rows that all see the same keys). Its queries are walked in tiles of `tile_q` rows
+// from `q_begin` on, so no rows are wasted wherever a document starts.
 #pragma once
 
 #include <cstdint>
@@ -19,27 +19,28 @@ namespace magi {
 struct BwdWorkList {
   std::vector<BwdItem> items;     // in launch order, see backward_order.h
   std::vector<BwdEntry> entries;  // grouped by item, by ascending rows
-  // Walk the entries of an item, and the query tiles of an entry, from the last to the first:
-  // chosen so that blocks that run together start at the same rows.
+  // Whether the entries of an item, and the query tiles of an entry, are walked from the last to
+  // the first. It is chosen so that blocks that run together start at the same rows.
   bool descending = false;
-  // Walk all heads of a query tile before the next tile. Good for a list by groups, whose blocks
-  // then stay together, and in deterministic mode where all items share their first or last rows:
-  // nobody then waits for the others once a head.
+  // Whether all heads of a query tile are walked before the next tile. This keeps the blocks of a
+  // grouped list together. In deterministic mode it helps if all items share their first or last
+  // rows, because a block then does not wait for the others once per head.
   bool heads_inner = false;
-  // Items that share their first or last rows stand together, longest items first inside; otherwise
-  // longest items first.
+  // Whether items that share their first or last rows stand together, longest items first in each
+  // group; otherwise the longest items of the whole list come first.
   bool grouped = false;
-  // Rows of the groups, averaged over all steps: of groups whose items have work of different
-  // length, and of the others.
+  // Rows of a group, averaged over all steps: for groups whose items differ in length, and for the
+  // others.
   double uneven_rows = 0.;
   double even_rows = 0.;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
-  // row groups of at most `tile_q` rows, so that nearly every step lies in one and every step in at
-  // most two; a step signals its row groups when it has finished. One visit a step, in walk order.
+  // row groups of at most `tile_q` rows, so that nearly every step lies in one row group and every
+  // step in at most two. A step signals its row groups when it has finished. There is one visit per
+  // step, in walk order.
   std::vector<BwdVisit> visits;
   int64_t num_row_groups = 0;
   int64_t steps = 0;          // sum over the items
-  int64_t partial_steps = 0;  // of them, steps with at least one masked cell
+  int64_t partial_steps = 0;  // those of them with at least one masked cell
 };
 
 struct BwdTiling {

@@ -17,8 +17,8 @@ Rows rows_of(const BwdWorkList& list, const BwdItem& item) {
 }
 
 // Neighbouring key tiles run at the same time. If they share their last rows (causal), a descending
-// walk starts them on the same rows: they then find them in the cache, and in deterministic mode
-// nobody waits for a block that comes by much later.
+// walk starts them on the same rows. They then find these rows in the cache, and in deterministic
+// mode no block waits for one that reaches the rows much later.
 void choose_walk(BwdWorkList& list) {
   int64_t same_first = 0, same_last = 0, pairs = 0;
   for (size_t i = 1; i < list.items.size(); ++i) {
@@ -33,12 +33,12 @@ void choose_walk(BwdWorkList& list) {
   list.heads_inner = 2 * std::max(same_first, same_last) >= pairs;
 }
 
-// Items that start their walk on the same rows, as those of one document do.
+// Items that start their walk on the same rows, like those of one document.
 struct Group {
   int32_t most = 0, least = INT32_MAX;  // steps of an item
   int32_t first = INT32_MAX, last = 0;  // rows
   int64_t steps = 0;
-  // Long and short items together: they drift apart, so the rows in between are in use as well.
+  // Long and short items are together: they drift apart, and rows in between stay in use.
   bool uneven() const { return 10 * static_cast<int64_t>(most) > 13 * static_cast<int64_t>(least); }
 };
 
@@ -73,7 +73,7 @@ class Groups {
   double uneven_share() const {
     return average([](const Group& g) { return g.uneven() ? 1 : 0; });
   }
-  // How often the list goes from one group to another.
+  // How often neighbours in the list belong to different groups.
   int64_t changes() const {
     int64_t count = 0;
     for (size_t i = 1; i < list_.items.size(); ++i)
@@ -96,7 +96,7 @@ class Groups {
   std::map<int32_t, Group> groups_;
 };
 
-// Group after group, the one with the longest item first, longest items first inside.
+// Sorts group by group, the group with the longest item first, and by length inside each group.
 void sort_by_group(BwdWorkList& list, const Groups& groups) {
   std::stable_sort(list.items.begin(), list.items.end(), [&](const BwdItem& a, const BwdItem& b) {
     if ((a.steps == 0) != (b.steps == 0)) return b.steps == 0;

@@ -13,19 +13,20 @@ constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
 constexpr double kTolerance = 1.005;
 // Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
-// best of them on average (docs/kernel_notes_bwd.md, step 18).
+// best of them on average (docs/history/kernel_backward.md, step 18).
 constexpr double kHeadsPenalty = 0.02;  // for twice the kv heads at a time
-constexpr double kDriftPenalty = 0.02;  // for twice the bytes that uneven items spread over
+constexpr double kDriftPenalty = 0.02;  // for twice the bytes over which uneven items spread
 constexpr double kDriftBytes = 67e6;
 constexpr double kEvenPenalty = 0.05;  // for twice the bytes that even items go through, squared
 constexpr double kEvenBytes = 67e6;
-constexpr double kCachePenalty = 0.1;  // grouped items of so many bytes lose each other's tiles
+constexpr double kCachePenalty = 0.1;  // for grouped items that evict each other's tiles
 constexpr double kCacheBytes = 150e6;
 // Measured at 8k and 16k, ten schedules each: within 6 % of the best of them.
 constexpr double kDeterministicBlocksPerSm = 1.9;
 constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
 
-// Finishing time of the last block when blocks start in launch order on whatever is free.
+// The finishing time of the last block, if blocks start in launch order on the first free
+// processor.
 double simulate(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
                 int64_t num_splits, int64_t heads_per_section) {
   Makespan makespan(num_sms);
@@ -41,14 +42,14 @@ double doublings(double value, double base) {
   return std::max(0., std::log2(value / base));
 }
 
-// What the simulation does not see: blocks that run together but no longer share what they load.
+// A factor for what the simulation ignores: blocks that run together may not share what they load.
 double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
                     int64_t num_splits, int64_t heads_per_section) {
   const double heads = static_cast<double>(heads_per_section);
   const double row_bytes =
       static_cast<double>(head_bytes) / static_cast<double>(std::max<int64_t>(num_q, 1));
-  // Kv heads at a time spread over as many bytes each; where items are grouped, they start
-  // together.
+  // Each of the kv heads that run at a time spreads over as many bytes. If items are grouped, the
+  // heads start together.
   const double at_once = static_cast<double>(group / num_splits) * (list.grouped ? 1. : heads);
   const double drift = list.uneven_rows * row_bytes * at_once;
   const double even = list.even_rows * row_bytes * heads * static_cast<double>(num_splits);
@@ -65,9 +66,9 @@ bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, i
          kMaxSplitBlocksPerSm * num_sms;
 }
 
-// Blocks of one kv head wait for each other, those of different heads and splits never: at least
-// two of either at a time, and enough that about two blocks each run. Items that share no rows
-// hardly wait: as in fast mode.
+// Blocks of one kv head wait for each other, but blocks of different heads or splits never do. So
+// at least two heads or splits run at a time, and enough that each has about two running blocks.
+// Items that share no rows hardly wait and are scheduled as in fast mode.
 BwdSchedule deterministic_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                    int64_t num_sms, BwdSchedule chosen) {
   if (!list.heads_inner) return chosen;

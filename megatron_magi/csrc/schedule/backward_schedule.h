@@ -1,12 +1,12 @@
-// How the blocks of a backward launch are made of the items.
+// How a backward launch assigns blocks to the items.
 #pragma once
 
 #include "schedule/backward.h"
 
 namespace magi {
 
-// Sections of `heads_per_section` kv heads outermost, then items in list order, then the heads of
-// the section, then the splits.
+// The order of the blocks: sections of `heads_per_section` kv heads outermost, then items in list
+// order, then the heads of the section, then the splits.
 struct BwdSchedule {
   int64_t num_splits = 1;         // blocks that share the query heads of one kv head
   int64_t heads_per_section = 1;  // divides the kv heads
@@ -14,11 +14,12 @@ struct BwdSchedule {
 };
 
 // Few kv heads at a time keep Q, dO and dQ in the cache; many let long items of all heads start
-// early, so that no long item is left at the end. Splits cost a pass over partial dK and dV, and
-// keep items of different length from drifting apart. Simulates the launch on `num_sms` processors,
-// adds what the cache is known to cost, and takes the first choice that is within 0.5 % of the
-// best. `head_bytes` is the size of Q, dO and dQ of one query head. In deterministic mode blocks of
-// one kv head wait for each other, so enough heads are mixed that few of one run at a time.
+// early, so that no long item is left at the end. Splits cost a pass over partial dK and dV, but
+// keep items of different length from drifting apart. The function simulates the launch on
+// `num_sms` processors, adds the known cost of cache misses, and takes the first choice within 0.5
+// % of the best. `head_bytes` is the size of Q, dO and dQ of one query head. In deterministic mode
+// blocks of one kv head wait for each other, so enough heads are mixed that few blocks of one head
+// run at a time.
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
                                 bool deterministic);

@@ -67,8 +67,8 @@ bool fits(const BwdWorkList& list, const RowGroups& groups, int64_t tile_q) {
 
 void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num_q,
                    int64_t tile_q) {
-  // Slices start their own row groups (documents do not start at multiples of 64); where they are
-  // so short that a step would meet three, one grid for all.
+  // Each slice starts a row group, because documents do not start at multiples of 64. If slices are
+  // so short that a step would meet three row groups, all share one grid.
   std::vector<int64_t> starts;
   for (const Slice& s : slices) starts.push_back(s.q_start);
   RowGroups groups(std::move(starts), num_q, tile_q);
@@ -76,7 +76,7 @@ void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num
   list.num_row_groups = groups.num_row_groups();
   std::vector<int32_t> signals(static_cast<size_t>(list.num_row_groups), 0);
   std::vector<int32_t> touched(signals.size(), -1);  // last entry that waited at the row group
-  std::vector<int64_t> pending;                      // row groups to be signalled by the entry
+  std::vector<int64_t> pending;                      // row groups that the entry will signal
   int32_t entry = -1;
   const auto flush = [&] {
     for (const int64_t group : pending) ++signals[group];

@@ -1,4 +1,4 @@
-// Deterministic mode of the backward: in which order the items add to each query row.
+// Deterministic mode of the backward: the order in which items add to each query row.
 #pragma once
 
 #include <span>

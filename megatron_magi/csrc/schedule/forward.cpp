@@ -81,7 +81,7 @@ class Builder {
   }
 
  private:
-  // The part of a slice that rows [begin, end) meet; empty() when none.
+  // The part of a slice that rows [begin, end) meet, without tiles if they meet none.
   FwdEntry entry_of(const Slice& s, int64_t begin, int64_t end) const {
     FwdEntry entry;
     const int64_t first = std::max(begin, s.q_start), last = std::min(end, s.q_end) - 1;
@@ -107,8 +107,8 @@ class Builder {
     return entry;
   }
 
-  // Two slices that every row of the tile meets, where the second begins at the key the first ends
-  // at, are one band for this tile. (Masks cut along keys, as by a distributed planner, have many.)
+  // Joins two slices that every row of the tile meets into one band, if the second begins at the
+  // key where the first ends. Masks that a planner has cut along keys have many such slices.
   bool join(FwdEntry& first, const FwdEntry& second, int64_t begin, int64_t end) const {
     const Band &a = first.band, &b = second.band;
     const bool all_rows =
@@ -172,7 +172,7 @@ class Builder {
     return total;
   }
 
-  // Where the tile that starts at `begin` in strip i ends.
+  // Chooses the end of the tile that starts at `begin` in strip i.
   int64_t choose_end(size_t i, int64_t begin) {
     const int64_t limit = begin + tiling_.tile_q;
     const int64_t own_end = strips_[i].end;
@@ -251,11 +251,11 @@ class Builder {
   std::vector<Strip> strips_;
   std::vector<FwdEntry> scratch_;
   std::vector<int32_t> members_;
-  int64_t done_ = 0;  // rows before this are in tiles already
+  int64_t done_ = 0;  // rows before this one are already in tiles
   FwdWorkList list_;
 };
 
-// Key tiles [begin, end) of the tile's walk, as entries.
+// Appends key tiles [begin, end) of the tile's walk as entries.
 void cut_walk(const FwdWorkList& list, const FwdTile& tile, int32_t begin, int32_t end,
               int32_t tile_k, std::vector<FwdEntry>& out) {
   int32_t at = 0;  // steps before the entry

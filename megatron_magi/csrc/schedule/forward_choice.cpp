@@ -29,7 +29,7 @@ constexpr double kMaskedCost = 0.07;  // a masked step over an unmasked one
 constexpr double kMergeCost = 30.;    // of merging two parts: a few small launches, about 50 us
 constexpr int64_t kFewItems = 8;      // items per processor below which the last wave matters
 constexpr int64_t kMaxParts = 8;      // of a split key walk
-constexpr int64_t kLeastSteps = 8;    // of a part
+constexpr int64_t kLeastSteps = 8;    // the fewest steps of a part
 constexpr int64_t kMaxPack = 64;
 constexpr int64_t kL2Budget = 32 << 20;  // bytes of K and V walked together; the L2 has 50 MiB
 
@@ -59,7 +59,7 @@ double work_cost(const FwdWorkList& work, const FwdHeads& heads, const FwdVarian
   return makespan.last();
 }
 
-// Parts of at most so many steps, or none if the walks are short enough already.
+// The most steps of a part, or none if the walks are already short enough.
 std::optional<int64_t> steps_of_a_part(const FwdWorkList& whole, int64_t units, int64_t num_sms) {
   const int64_t even = ceil_div(units * whole.steps, num_sms);  // if the work could be even
   const int64_t longest = whole.tiles.empty() ? 0 : whole.tiles.front().num_steps;

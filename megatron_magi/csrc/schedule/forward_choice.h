@@ -1,4 +1,4 @@
-// Which forward kernel runs on which work list.
+// The choice of the forward kernel and its work list.
 #pragma once
 
 #include <cstdint>
@@ -30,17 +30,18 @@ struct FwdChoice {
   int64_t heads_per_section = 1;  // kv heads that are walked together
 };
 
-// The variants that are compiled for a head_dim, heads packed as far as they can be or not at all.
+// The variants that are compiled for a head_dim, with as many heads packed as possible or none.
 std::vector<FwdVariant> fwd_variants(const FwdHeads& heads);
 
-// The choice of the least estimated time: every variant, and, where few tiles would leave most
-// processors idle, the same tiles with long walks cut into parts. The estimate sums steps; where
-// there are few tiles it simulates the launch. Throws std::invalid_argument as
-// `build_fwd_work_list`, and for a head_dim without kernels.
+// The choice with the least estimated time among all variants and, if few tiles would leave most
+// processors idle, the same tiles with long walks cut into parts. The estimate sums steps; for few
+// tiles it simulates the launch. Throws std::invalid_argument like `build_fwd_work_list`, and for a
+// head_dim without kernels.
 FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                      const FwdHeads& heads, int64_t num_sms);
 
-// How many kv heads' K and V of so many keys fit in the L2, spread evenly over the sections.
+// The number of kv heads whose K and V fit in the L2 for so many keys, if the heads are spread
+// evenly over the sections.
 int64_t heads_that_fit(int64_t active_keys, const FwdHeads& heads);
 
 }  // namespace magi

@@ -1,4 +1,4 @@
-// The end of a launch whose blocks start in order, each on the processor that is free first.
+// The end time of a launch whose blocks start in order, each on the processor that is free first.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ class Makespan {
     for (int64_t i = 0; i < num_sms; ++i) free_.push(0.);
   }
 
-  // `count` more blocks of this cost.
+  // Adds `count` blocks of this cost.
   void add(double cost, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       const double end = free_.top() + cost;

@@ -17,7 +17,7 @@ class HopperBackend:
 
     Raises (on construction):
         NotImplementedError: not a Hopper GPU, or a dtype without kernels.
-        CudaBuildError: the library is not there and cannot be built.
+        CudaBuildError: the library does not exist and cannot be built.
     """
 
     name = "cuda"

@@ -46,7 +46,8 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
 
 
 def _in_one_dtype(grad: GradCall, dtype: torch.dtype) -> GradCall:
-    """dout in q's dtype; where ``out`` was asked for in fp32, delta, or the kernel would round."""
+    """The gradients with dout in q's dtype. If ``out`` or dout has another dtype, delta replaces
+    ``out``, because the kernel would compute delta from rounded values."""
     out, dout = grad.out, grad.dout
     if out is not None and not out.dtype == dout.dtype == dtype:
         grad = grad._replace(delta=delta(out, dout, grad.lse.dtype), out=None)
@@ -88,8 +89,11 @@ def launch_backward(launch: BwdLaunch, call: AttnCall, grad: GradCall, results: 
 
 
 def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
-    """See AttnBackend.delta: one pass where the kernel takes these, PyTorch elsewhere (it makes two
-    fp32 copies first, but fake tensors have no memory, and the compiler fuses the plain form)."""
+    """See AttnBackend.delta: one kernel where it takes these tensors, PyTorch elsewhere.
+
+    PyTorch first creates two fp32 copies, but fake tensors have no memory for the kernel, and
+    torch.compile fuses the plain form.
+    """
     fits = (
         dtype == torch.float32
         and out.dtype in DTYPES
@@ -102,7 +106,7 @@ def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def kernel_delta(out_THD: Tensor, dout_THD: Tensor) -> Tensor:
-    """fp32 [T, H] by one launch on the current stream."""
+    """delta as fp32 [T, H], by one launch on the current stream."""
     out, dout = aligned(out_THD), aligned(dout_THD)
     made = torch.empty(out.shape[:2], dtype=torch.float32, device=out.device)
     params = DeltaParams(

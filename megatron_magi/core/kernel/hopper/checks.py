@@ -16,7 +16,7 @@ MIN_SCALE = {torch.bfloat16: 1e-30, torch.float16: 1e-6}
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse another GPU and other dtypes.
+    """Refuse GPUs and dtypes without kernels.
 
     Raises:
         NotImplementedError: not a Hopper GPU, or a dtype without kernels.
@@ -35,7 +35,7 @@ def check_device(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def check_call(call: AttnCall) -> None:
-    """Widths, dtype, lengths and scale."""
+    """Check widths, dtype, lengths and scale."""
     q, k, v, table, softmax_scale = call
     if v.shape[-1] != q.shape[-1]:
         raise NotImplementedError(
@@ -65,7 +65,7 @@ def check_call(call: AttnCall) -> None:
 def check_output(
     q: Tensor, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
 ) -> None:
-    """Output dtype, an earlier result to continue from, or one of other rows."""
+    """Check the output dtype, an earlier result to merge into, or one whose other rows stay."""
     given = into if prev is None else prev
     if given is None:
         if out_dtype not in (None, q.dtype, torch.float32):
@@ -93,7 +93,7 @@ def check_output(
 
 
 def check_gradients(call: AttnCall, grad: GradCall) -> None:
-    """What the backward demands beyond ``check_call``."""
+    """Check what the backward demands beyond ``check_call``."""
     q, delta, out = call.q, grad.delta, grad.out
     if grad.dtype not in (None, torch.float32, q.dtype):
         raise TypeError(

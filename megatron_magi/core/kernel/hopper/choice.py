@@ -1,4 +1,4 @@
-"""What a forward or backward on Hopper runs with: chosen in C++ (csrc/schedule), uploaded here."""
+"""The work list and parameters of a launch on Hopper: chosen in csrc/schedule, uploaded here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Variant(NamedTuple):
     """Which forward kernel runs, and how it tiles."""
 
     pack: int
-    """Query heads in one tile's rows."""
+    """Query heads that share one tile's rows."""
     block_m: int
     """Query rows of a tile, tokens x pack."""
     block_n: int
@@ -83,7 +83,7 @@ def _num_sms(key: HeadsKey) -> int:
 
 
 def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
-    """Fields of both directions."""
+    """The fields that forward and backward share."""
     return {
         "num_q": table.num_q,
         "num_k": table.num_k,
@@ -113,7 +113,7 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
 
 
 def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
-    """See BwdLaunch; sizes as in csrc/attention/backward/params.h."""
+    """See ``BwdLaunch.scratch_at``; the sizes are those of csrc/attention/backward/params.h."""
     stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
     partial = 8 * p.num_splits * p.num_k * p.num_heads_kv * p.head_dim if p.num_splits > 1 else 0
     semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_row_groups) if p.deterministic else 0

@@ -56,7 +56,8 @@ def forward(
 def _forward_in_parts(
     launch: FwdLaunch, call: AttnCall, prev: OutLse | None, out_dtype: torch.dtype | None
 ) -> OutLse:
-    """Few tiles with long key walks: parts of the keys side by side, then merged in fixed order."""
+    """For few tiles with many keys each: compute parts of the keys in parallel, and merge the parts
+    in a fixed order."""
     q = call.q
     shape = (launch.num_parts, *q.shape)
     out = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -82,7 +83,7 @@ def launch_forward(
 
     Args:
         result: out [T, H, D] and lse [T, H], or as many of them as there are parts.
-        merge: into what ``result`` holds.
+        merge: merge into what ``result`` holds.
         fill_empty_rows: write 0 and -inf to rows that no slice covers.
     """
     (out, lse), device = result, call.q.device

@@ -1,4 +1,4 @@
-"""What was chosen to run on Hopper, as values, and what every launch needs."""
+"""The choices for a launch on Hopper, as values, and helpers that every launch needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatron_magi.core.kernel.backend import AttnCall
 
 
 class HeadsKey(NamedTuple):
-    """What a launch depends on beside the slices."""
+    """What a launch depends on besides the slices."""
 
     heads_q: int
     heads_kv: int
@@ -34,7 +34,7 @@ class FwdLaunch:
     tables: DeviceBuffer
     params: FwdParams
     num_parts: int = 1
-    """Outputs that the caller merges, where long key walks were cut into parts."""
+    """Number of outputs that the caller merges: above 1 if the keys of each tile were cut."""
 
     def __str__(self) -> str:
         p = self.params
@@ -47,7 +47,7 @@ class FwdLaunch:
 
 @dataclass(frozen=True)
 class BwdLaunch:
-    """A backward, likewise."""
+    """A backward: its work list on the device, and the parameters that all calls share."""
 
     tables: DeviceBuffer
     params: BwdParams
@@ -65,7 +65,7 @@ class BwdLaunch:
 
 
 def empty_as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Contiguous, of the shape of ``x``; half the host time of torch.empty."""
+    """A contiguous tensor of the shape of ``x``, in half the host time of torch.empty."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -85,8 +85,9 @@ def tile_counter(device: torch.device, stream: int) -> Tensor:
     """int32 [2], zero between launches; one per stream, because a launch counts in it."""
     key = (device.index, stream)
     if key not in _counters:
-        # Copied rather than filled there: initcheck, which looks at our kernels only, sees copies.
+        # Copied from the host, not filled on the device: initcheck, which is restricted to our
+        # kernels, would not see a fill kernel, but it sees copies.
         with torch.inference_mode(False):
             made = torch.zeros(2, dtype=torch.int32).to(device)
-        return _counters.setdefault(key, made)  # of two threads the first one's counts
+        return _counters.setdefault(key, made)  # of two threads' results, both get the first
     return _counters[key]
