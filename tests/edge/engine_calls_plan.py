@@ -47,4 +47,5 @@ PLANNING = [
         {"stages": kind.everything("stage", 3, "ab", [1], None)},
         words={"stages": "stage"},
     ),
+    Call("predict_times", planning.predict_times, {"plan": PLAN}, {"plan": kind.PLAN}),
 ]

@@ -44,9 +44,22 @@ struct Staging {
 
 inline constexpr int64_t kMaxAutoDegree = 4;
 
-// Modelled time of the slowest rank, forward. Staged: own keys while stage 1 arrives, then stage i
-// while stage i + 1 arrives, stages of equal size; out is kept in fp32: a pass more to
-// write and at last cast it, one to merge each stage.
+// One stage of a rank's forward on the modelled time line.
+struct StageTime {
+  TimePs receive_start = 0;
+  TimePs receive_end = 0;
+  TimePs compute_start = 0;
+  TimePs compute_end = 0;
+};
+
+// The forward of one rank; at least one stage. A stage begins when its rows are there and the one
+// before it is done: its fixed cost first, then it attends while the next stage's rows arrive.
+// Staged: own keys, then remote stages of equal size; out is kept in fp32: a pass more to write and
+// at last cast it, one to merge each stage.
+std::vector<StageTime> forward_stages(const RankWork& work, const StageCosts& costs,
+                                      const Staging& staging);
+
+// Modelled time of the slowest rank, forward: the end of its last stage.
 TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
                        const Staging& staging);
 
