@@ -38,7 +38,7 @@ class GroupState:
     """Found by the watcher, not raised yet."""
     agreed: OrderedDict[int, PlanPart] = field(default_factory=OrderedDict)
     """Digests of plans that were compared, the latest last, with what signatures say of them;
-    bounded."""
+    bounded. No lru_cache: one cannot ask it what it holds, and it would keep the plans alive."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __del__(self) -> None:
