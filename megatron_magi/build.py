@@ -177,6 +177,7 @@ def _newest_for_sources() -> Path | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Held by one process at a time; threading's locks know only their own process."""
     with open(path, "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         try:

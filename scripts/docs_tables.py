@@ -19,8 +19,8 @@ from docs_text import fill_tables
 
 from megatron_magi import AttnMask, MagiConfig, masks
 from megatron_magi.cli import main as command_line
-from megatron_magi.core.plan import AttnPlan, make_attn_plan
-from megatron_magi.viz.plan_facts import exposed_share, receive_bytes, timeline
+from megatron_magi.core.plan import AttnPlan, make_attn_plan, predict_times
+from megatron_magi.viz.plan_facts import receive_bytes
 
 TOTAL, CP_SIZE = 131072, 8
 LENGTHS = packed_lengths(TOTAL, seed=5)
@@ -95,6 +95,6 @@ def _packed() -> AttnMask:
 
 
 def _stage_cells(plan: AttnPlan) -> str:
-    end = max(bar.compute_end for bar in timeline(plan))
+    times = predict_times(plan)
     mib = receive_bytes(plan).max() / 2**20
-    return f"{end:,.0f} | {exposed_share(plan):.0%} | {mib:.0f}"
+    return f"{times.forward_us:,.0f} | {times.exposed_share:.0%} | {mib:.0f}"

@@ -89,19 +89,13 @@ def plan_facts(
     given: PlanInput, plan: AttnPlan, layouts: Layouts, plan_ms: float
 ) -> dict[str, Any]:
     """Everything the report says, as plain values."""
-    from megatron_magi.viz.plan_facts import (
-        exposed_share,
-        receive_bytes,
-        ring_rows,
-        stage_rows,
-        timeline,
-        traffic_matrix,
-    )
+    from megatron_magi.core.plan import predict_times
+    from megatron_magi.viz.plan_facts import receive_bytes, ring_rows, stage_rows, traffic_matrix
 
     mask, layout, heads = given.mask, plan.layout, plan.head_shape
     ring = ring_rows(plan)
     cells = mask.total_seqlen_q * mask.total_seqlen_k
-    bars = timeline(plan)
+    times = predict_times(plan)
     received, buffers = plan.rows_received, receive_bytes(plan)
     return {
         "mask": {
@@ -122,8 +116,9 @@ def plan_facts(
             "digest": f"{plan.digest:016x}",
             "planning_ms": plan_ms,
             "rows_of_ring": _ratio(plan.rows_received.sum(), ring * plan.cp_size),
-            "model_forward_us": max(bar.compute_end for bar in bars),
-            "model_exposed_share": exposed_share(plan),
+            "model_forward_us": times.forward_us,
+            "model_backward_us": times.backward_us,
+            "model_exposed_share": times.exposed_share,
         },
         "layouts": {name: _layout_facts(one, ring) for name, one in layouts.items()},
         "heads": {"q": heads.num_heads_q, "kv": heads.num_heads_kv, "dim": heads.head_dim,
@@ -180,7 +175,8 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
         f"memory    receive buffers up to {buffer / 2**20:.1f} MiB a rank "
         f"(heads {_heads_text(head)}, {head['bytes_per_element']} bytes)",
         f"model     forward {p['model_forward_us']:.0f} us a layer, "
-        f"{p['model_exposed_share']:.0%} of the transfer time exposed (cost table, not measured)",
+        f"{p['model_exposed_share']:.0%} of its transfer time exposed; backward "
+        f"{p['model_backward_us']:.0f} us (cost table, not measured)",
         "",
         *_layout_table(facts["layouts"]),
         "",

@@ -10,6 +10,7 @@
 
 // No forcecast: an int64 array would be wrapped to int32 silently; here it is a TypeError.
 using Int32Array = pybind11::array_t<int32_t, pybind11::array::c_style>;
+using Int64Array = pybind11::array_t<int64_t, pybind11::array::c_style>;
 
 inline std::vector<magi::Slice> slices_from(const Int32Array& rows) {
   if (rows.ndim() != 2 || rows.shape(1) != 6) {

@@ -197,6 +197,81 @@ py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, i
                         transfers_to(plan.transfers), loads);
 }
 
+// [cp_size, 4]: own tiles, remote tiles, local tiles, remote rows.
+Int64Array rank_work(const OwnedLayout& layout, const Int32Array& slices, const Int64Array& loads,
+                     const Int64Array& rows_received) {
+  if (loads.size() != layout->cp_size || rows_received.size() != layout->cp_size) {
+    throw std::invalid_argument("loads and rows_received must have one value for each of " +
+                                std::to_string(layout->cp_size) + " ranks, got " +
+                                std::to_string(loads.size()) + " and " +
+                                std::to_string(rows_received.size()) + "; pass those of the plan");
+  }
+  const std::vector<magi::Slice> given = slices_from(slices);
+  const std::span tiles(loads.data(), static_cast<size_t>(loads.size()));
+  const std::span received(rows_received.data(), static_cast<size_t>(rows_received.size()));
+  std::vector<magi::RankWork> work;
+  {
+    py::gil_scoped_release nogil;
+    work = magi::rank_work(given, *layout, tiles, received);
+  }
+  Int64Array rows({static_cast<py::ssize_t>(work.size()), static_cast<py::ssize_t>(4)});
+  int64_t* out = rows.mutable_data();
+  for (const magi::RankWork& rank : work) {
+    for (const int64_t value :
+         {rank.own_tiles, rank.remote_tiles, rank.local_tiles, rank.remote_rows}) {
+      *out++ = value;
+    }
+  }
+  return rows;
+}
+
+std::vector<magi::RankWork> rank_work_from(const Int64Array& rows) {
+  if (rows.ndim() != 2 || rows.shape(1) != 4) {
+    throw std::invalid_argument("work must be int64 [cp_size, 4], got ndim " +
+                                std::to_string(rows.ndim()) + "; pass what rank_work returns");
+  }
+  const auto view = rows.unchecked<2>();
+  std::vector<magi::RankWork> work(static_cast<size_t>(view.shape(0)));
+  for (py::ssize_t i = 0; i < view.shape(0); ++i) {
+    work[i] = {view(i, 0), view(i, 1), view(i, 2), view(i, 3)};
+  }
+  return work;
+}
+
+double to_us(magi::TimePs time) {
+  return static_cast<double>(time) * 1e-6;
+}
+
+// [cp_size, num_stages, 4]: receive_start, receive_end, compute_start, compute_end.
+py::array_t<double> forward_stages(const magi::StageCosts& costs, const Int64Array& work,
+                                   int64_t degree, int64_t forward) {
+  const magi::Staging staging{degree, static_cast<magi::Forward>(forward)};
+  std::vector<double> times;
+  py::ssize_t num_ranks = 0, num_stages = 0;
+  for (const magi::RankWork& rank : rank_work_from(work)) {
+    const std::vector<magi::StageTime> stages = magi::forward_stages(rank, costs, staging);
+    num_stages = static_cast<py::ssize_t>(stages.size());
+    ++num_ranks;
+    for (const magi::StageTime& t : stages) {
+      for (const magi::TimePs at :
+           {t.receive_start, t.receive_end, t.compute_start, t.compute_end}) {
+        times.push_back(to_us(at));
+      }
+    }
+  }
+  return py::array_t<double>({num_ranks, num_stages, static_cast<py::ssize_t>(4)}, times.data());
+}
+
+// [cp_size].
+py::array_t<double> backward_times(const magi::StageCosts& costs, const Int64Array& work,
+                                   int64_t degree) {
+  std::vector<double> times;
+  for (const magi::RankWork& rank : rank_work_from(work)) {
+    times.push_back(to_us(magi::backward_time_ps(std::span(&rank, 1), costs, degree)));
+  }
+  return py::array_t<double>(static_cast<py::ssize_t>(times.size()), times.data());
+}
+
 int64_t rows_to_travel(const OwnedLayout& layout, const Int32Array& slices) {
   const magi::Segments segments = magi::make_segments(
       magi::keys_by_block(slices_from(slices), layout->chunk_size, layout->num_chunks()),
@@ -256,13 +331,19 @@ void bind_layout(py::module_& m) {
       .def_readonly("tile_ps", &magi::StageCosts::tile_ps)
       .def_readonly("exchange_ps", &magi::StageCosts::exchange_ps)
       .def_readonly("call_ps", &magi::StageCosts::call_ps)
-      .def_readonly("pass_ps", &magi::StageCosts::pass_ps);
+      .def_readonly("pass_ps", &magi::StageCosts::pass_ps)
+      .def("forward_stages", &forward_stages, py::arg("work"), py::arg("degree"),
+           py::arg("forward"), "Every rank's stages on the modelled time line, in microseconds.")
+      .def("backward_times", &backward_times, py::arg("work"), py::arg("degree"),
+           "Every rank's modelled backward, in microseconds.");
   py::class_<OwnedLayout>(m, "Layout", "Who owns which rows (planner/layout.h); checked.")
       .def(py::init<int64_t, int64_t, int64_t, Int32Array>(), py::arg("total_seqlen"),
            py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"))
       .def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("tile_q"),
            py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("costs"),
            "Degree, forward mode, transfers and loads (planner/transfers.h).")
+      .def("rank_work", &rank_work, py::arg("slices"), py::arg("loads"), py::arg("rows_received"),
+           "Tiles and rows of every rank, as the model of times takes them (planner/stages.h).")
       .def("rows_to_travel", &rows_to_travel, py::arg("slices"),
            "Key rows that all ranks receive together.")
       .def("shift_transfers", &shift_transfers, py::arg("shift"),

@@ -12,7 +12,7 @@ from megatron_magi.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, is_alive, resolve_group
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import check_plan
-from megatron_magi.core.runtime.plan_cache import plan_cache
+from megatron_magi.core.runtime.plan_cache import cached_plan
 from megatron_magi.magi_attention.dist_attn_config import DistAttnConfig
 from megatron_magi.magi_attention.mask_type import AttnMaskType, typed_slices
 from megatron_magi.magi_attention.ranges import AttnRanges
@@ -150,7 +150,7 @@ def clear_cache(cp_group: CpGroup = None) -> None:
         _most_recent.pop(flat_group(cp_group), None)
         return
     _most_recent.clear()
-    plan_cache.clear()
+    cached_plan.cache_clear()
 
 
 def flat_group(cp_group_or_mesh: CpGroup) -> dist.ProcessGroup | None:

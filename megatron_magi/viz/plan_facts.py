@@ -1,4 +1,4 @@
-"""Numbers behind a plan's tables and pictures: layouts, traffic, memory, a modelled time line."""
+"""Numbers behind a plan's tables and pictures: layouts, traffic, memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, TokenLayout, most_buffered_rows
 from megatron_magi.viz.document_zigzag import DocumentZigzag
 
@@ -23,22 +22,6 @@ WHY_MORE_ROWS = (
     "Balance is bought with rows: chunks move to ranks that have less work, "
     "and a step takes as long as its fullest rank"
 )
-
-
-@dataclass(frozen=True)
-class StageBar:
-    """One stage of one rank on the modelled time line; times in microseconds from the start."""
-
-    rank: int
-    stage: int
-    num_rows: int
-    """Key rows received."""
-    num_tiles: int
-    """Kernel tiles attended."""
-    receive_start: float
-    receive_end: float
-    compute_start: float
-    compute_end: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,54 +140,9 @@ def receive_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
     return np.array([row_bytes * most_buffered_rows(stages) for stages in views], dtype=np.int64)
 
 
-def timeline(plan: AttnPlan) -> list[StageBar]:
-    """The forward of every rank under the plan's cost table; a model, not a measurement.
-
-    A stage's rows travel after the previous stage's, and once the stage two before it has left the
-    compute stream; they are attended when they are there and the stage before is done. Stages that
-    are merged keep out in fp32: a pass to write it, one more for every stage merged.
-    """
-    heads, table = plan.head_shape, plan.config.costs
-    row_us = heads.kv_row_bytes / (table.link_gib_s * 2**30) * 1e6
-    score_and_out = heads.num_heads_q * (heads.head_dim + heads.value_dim)
-    tile_us = 2 * score_and_out * table.tile_q * table.tile_k / (table.kernel_tflops * 1e6)
-    out_bytes = 8 * plan.layout.num_local_tokens * heads.num_heads_q * heads.value_dim
-    pass_us = out_bytes / (table.memory_gib_s * 2**30) * 1e6
-    bars: list[StageBar] = []
-    for rank in range(plan.cp_size):
-        view = plan.rank_plan(rank)
-        done: list[StageBar] = []
-        for i, stage in enumerate(view.forward_stages):
-            rows = stage.cast.num_recv if stage.cast else 0
-            tiles = num_tiles(plan, stage.slices, stage.num_keys)
-            ready = done[i - 2].compute_end if i > 1 else 0.0
-            receive_start = max(ready, done[-1].receive_end if done else 0.0)
-            latency_us = table.stage_latency_us
-            receive_end = receive_start + rows * row_us + (latency_us if rows else 0.0)
-            compute_start = max(receive_end, done[-1].compute_end if done else 0.0)
-            extra = latency_us / 4 if i else 0.0
-            extra += pass_us if view.forward_merges else 0.0
-            compute_end = compute_start + tiles * tile_us + extra
-            done.append(
-                StageBar(rank, i, rows, tiles, receive_start, receive_end, compute_start,
-                         compute_end)
-            )  # fmt: skip
-        bars += done
-    return bars
-
-
-def exposed_share(plan: AttnPlan) -> float:
-    """Share of the modelled transfer time in which a rank waits, over all ranks; 0 without any."""
-    receiving = waiting = 0.0
-    done = {rank: 0.0 for rank in range(plan.cp_size)}
-    for bar in timeline(plan):
-        receiving += bar.receive_end - bar.receive_start
-        waiting += bar.compute_start - done[bar.rank]
-        done[bar.rank] = bar.compute_end
-    return waiting / receiving if receiving else 0.0
-
-
-def num_tiles(plan: AttnPlan, slices: npt.NDArray[np.int32], num_keys: int) -> int:
-    """Key tiles that the forward kernel walks for one stage of one rank."""
-    tiles = (plan.config.costs.tile_q, plan.config.costs.tile_k)
-    return int(solver.fwd_work_list(slices, plan.layout.num_local_tokens, num_keys, *tiles).steps)
+def forward_stage_rows(plan: AttnPlan) -> npt.NDArray[np.int64]:
+    """int64 [cp_size, num_stages]: key rows received; the forward's stages."""
+    if plan.forward_mode == "staged":
+        return stage_rows(plan)
+    rows = plan.rows_received[:, None]
+    return np.pad(rows, ((0, 0), (1, 0))) if plan.forward_mode == "local_first" else rows

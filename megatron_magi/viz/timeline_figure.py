@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_magi.core.plan import AttnPlan
-from megatron_magi.viz.plan_facts import exposed_share, timeline
+import numpy as np
+
+from megatron_magi.core.plan import AttnPlan, predict_times
+from megatron_magi.viz.plan_facts import forward_stage_rows
 from megatron_magi.viz.style import (
     GRID,
     INK,
@@ -25,26 +27,24 @@ MAX_LABELLED_RANKS = 16
 
 
 def timeline_figure(plan: AttnPlan) -> Any:
-    """Every rank's stages under the plan's cost table: what hides behind what."""
-    bars = timeline(plan)
-    end = max(bar.compute_end for bar in bars) or 1.0
+    """Every rank's stages as the planner predicts them: what hides behind what."""
+    times = predict_times(plan)
+    end = times.forward_us or 1.0
     colors = rank_colors(plan.cp_size)
+    labelled = plan.cp_size <= MAX_LABELLED_RANKS
     figure, axes = new_figure(1, 1, 10, max(2.6, 0.5 * plan.cp_size + 1.4))
-    for bar in bars:
-        what = "own keys" if bar.stage == 0 and bar.num_rows == 0 else f"stage {bar.stage}"
-        compute = (bar.compute_start, bar.compute_end)
-        receive = (bar.receive_start, bar.receive_end)
-        labelled = plan.cp_size <= MAX_LABELLED_RANKS
-        _bar(axes, (bar.rank + COMPUTE_Y, COMPUTE_HEIGHT), compute, colors[bar.rank],
+    for (rank, stage), rows in np.ndenumerate(forward_stage_rows(plan)):
+        what = "own keys" if stage == 0 and rows == 0 else f"stage {stage}"
+        receive, compute = times.forward[rank, stage].reshape(2, 2).tolist()
+        _bar(axes, (rank + COMPUTE_Y, COMPUTE_HEIGHT), compute, colors[rank],
              what if labelled else "", end)  # fmt: skip
-        _bar(axes, (bar.rank + RECEIVE_Y, RECEIVE_HEIGHT), receive, RECEIVE_COLOR,
-             short(bar.num_rows) if labelled else "", end)  # fmt: skip
+        _bar(axes, (rank + RECEIVE_Y, RECEIVE_HEIGHT), receive, RECEIVE_COLOR,
+             short(rows) if labelled else "", end)  # fmt: skip
     _axes(axes, plan, end)
-    hidden = 1 - exposed_share(plan)
     title(
         axes,
         f"Stages: attention (colored) while key rows arrive (grey); "
-        f"{hidden:.0%} of the transfer time hides",
+        f"{1 - times.exposed_share:.0%} of the transfer time hides",
     )
     return figure
 
@@ -52,7 +52,7 @@ def timeline_figure(plan: AttnPlan) -> Any:
 def _bar(
     axes: Any,
     row: tuple[float, float],
-    span: tuple[float, float],
+    span: list[float],
     color: Any,
     text: str,
     end: float,

@@ -21,7 +21,7 @@ from megatron_magi.adapter.packed import (
     pipeline_seq_length,
 )
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
-from megatron_magi.core.runtime.plan_cache import plan_cache, plan_for
+from megatron_magi.core.runtime.plan_cache import cached_plan, plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 
@@ -52,7 +52,7 @@ def test_causal_documents_with_restarting_positions() -> None:
 
 def test_a_planned_batch_is_prepared_in_the_thread_that_plans_it() -> None:
     config = model(window_size=(3, 0), window_attn_skip_freq=2)
-    plan_cache.clear()
+    cached_plan.cache_clear()
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(make_packed_seq_params, BOUNDS, config, None, device="cpu").result()
     for plan in (made.plan, made.window_plan):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from megatron_magi import magi_attention as api
-from tests.edge import engine_calls as engine
+from tests.edge import engine_arguments as engine
 from tests.edge import kinds as kind
 from tests.edge.call import Call
 from tests.edge.kinds import COUNT, FLAG, INT, POSITIVE, TENSOR, WINDOW, Kind

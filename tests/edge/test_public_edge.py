@@ -16,13 +16,19 @@ import megatron_magi
 from megatron_magi import magi_attention as api
 from megatron_magi import masks
 from megatron_magi.core import plan as planning
-from tests.edge import api_calls, engine_calls
+from tests.edge import (
+    api_calls,
+    engine_calls_classes,
+    engine_calls_functions,
+    engine_calls_masks,
+    engine_calls_plan,
+)
 from tests.edge.call import Call
 
 TABLE = {
-    megatron_magi: engine_calls.FUNCTIONS + engine_calls.CLASSES,
-    planning: engine_calls.PLANNING,
-    masks: engine_calls.BUILDERS,
+    megatron_magi: engine_calls_functions.FUNCTIONS + engine_calls_classes.CLASSES,
+    planning: engine_calls_plan.PLANNING,
+    masks: engine_calls_masks.BUILDERS,
     api: api_calls.FUNCTIONS + api_calls.CLASSES,
 }
 CALLS = [call for calls in TABLE.values() for call in calls]

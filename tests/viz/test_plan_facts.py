@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 
 from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi.config import ForwardMode
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
 from megatron_magi.viz.plan_facts import (
     OURS,
     PER_DOCUMENT,
     PER_SEQUENCE,
     compare_layouts,
-    exposed_share,
-    num_tiles,
+    forward_stage_rows,
     receive_bytes,
     ring_rows,
     stage_rows,
-    timeline,
     traffic_matrix,
     zigzag_layout,
 )
@@ -99,26 +98,10 @@ def test_layouts_are_told_apart(cp_size: int) -> None:
     assert compare_layouts(without, without)[PER_DOCUMENT] is None
 
 
+@pytest.mark.parametrize("mode", ["at_once", "local_first", "staged"])
 @pytest.mark.parametrize("degree", [0, 1, 3])
-def test_time_line_obeys_the_runtime(degree: int) -> None:
-    p = plan(4, degree)
-    bars = timeline(p)
-    assert len(bars) == 4 * (1 if degree == 0 else degree + 1)
-    for rank in range(4):
-        mine = [b for b in bars if b.rank == rank]
-        for i, bar in enumerate(mine):
-            assert bar.compute_start >= bar.receive_end >= bar.receive_start
-            if i:
-                assert bar.compute_start >= mine[i - 1].compute_end
-                assert bar.receive_start >= mine[i - 1].receive_end
-            if i > 1:
-                assert bar.receive_start >= mine[i - 2].compute_end
-    assert 0 <= exposed_share(p) <= 1
-    if degree == 0:
-        assert exposed_share(p) == pytest.approx(1)
-
-
-def test_tiles_are_at_least_the_area() -> None:
-    p = plan(2, 1)
-    total = sum(num_tiles(p, s.slices, s.num_keys) for r in range(2) for s in p.rank_plan(r).stages)
-    assert MASK.area() <= total * 128 * 128 <= 1.5 * MASK.area()
+def test_rows_of_the_forwards_stages_are_the_plans(degree: int, mode: ForwardMode) -> None:
+    p = make_attn_plan(MASK, 4, HEADS, MagiConfig(overlap_degree=degree, forward_mode=mode))
+    for rank, rows in enumerate(forward_stage_rows(p).tolist()):
+        stages = p.rank_plan(rank).forward_stages
+        assert rows == [s.cast.num_recv if s.cast else 0 for s in stages]

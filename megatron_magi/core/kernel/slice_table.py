@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.mask.row_ranges import joined
-from megatron_magi.core.mask.slices import IntArray
+from megatron_magi.core.mask.slices import IntArray, as_slices
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +40,7 @@ class SliceTable:
         return joined(self.slices[:, :2])
 
 
-_MAX_TABLES = 256
 _by_tensor: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_by_content: OrderedDict[tuple[bytes, int, int], SliceTable] = OrderedDict()
-_lock = threading.Lock()
 
 
 def slice_table(slices: Tensor, num_q: int, num_k: int) -> SliceTable:
@@ -69,14 +64,13 @@ def slice_table(slices: Tensor, num_q: int, num_k: int) -> SliceTable:
 
 
 def _from_content(slices: IntArray, num_q: int, num_k: int) -> SliceTable:
-    key = (np.ascontiguousarray(slices).tobytes(), num_q, num_k)
-    with _lock:
-        if key not in _by_content:
-            _by_content[key] = SliceTable(AttnMask(slices, num_q, num_k).slices, num_q, num_k)
-            while len(_by_content) > _MAX_TABLES:
-                _by_content.popitem(last=False)
-        _by_content.move_to_end(key)
-        return _by_content[key]
+    return _from_bytes(as_slices(slices).tobytes(), num_q, num_k)
+
+
+@lru_cache(maxsize=256)
+def _from_bytes(content: bytes, num_q: int, num_k: int) -> SliceTable:
+    slices = np.frombuffer(content, np.int32).reshape(-1, 6)
+    return SliceTable(AttnMask(slices, num_q, num_k).slices, num_q, num_k)
 
 
 def slices_tensor(mask: AttnMask) -> Tensor:

@@ -6,6 +6,7 @@ from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import PlanSizeError
 from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan, most_buffered_rows
 from megatron_magi.core.plan.shift import ShiftPlan, make_shift_plan
+from megatron_magi.core.plan.stage_times import StageTimes, predict_times
 from megatron_magi.core.plan.token_layout import TokenLayout, num_local_tokens
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "RankPlan",
     "ShiftPlan",
     "StagePlan",
+    "StageTimes",
     "TokenLayout",
     "make_attn_plan",
     "make_shift_plan",
     "most_buffered_rows",
     "num_local_tokens",
+    "predict_times",
 ]

@@ -15,6 +15,7 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
+from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.core.plan.token_layout import (
     Int32Array,
     Int64Array,
@@ -25,9 +26,6 @@ from megatron_magi.core.plan.token_layout import (
 
 PLANNER_VERSION = 6
 """Part of every digest. Raise it whenever the same input may lead to another plan."""
-
-LONGEST_PS = 2.0**60
-"""Costs are capped at this many picoseconds, 13 days, which is effectively endless."""
 
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
 """Forward modes, in the order of their numbers in csrc/planner/stages.h."""
@@ -150,7 +148,7 @@ def make_attn_plan(
         tile_k=config.costs.tile_k,
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
         forward=_wanted_forward(config),
-        costs=_costs(head_shape, config, layout.num_local_tokens),
+        costs=stage_costs(head_shape, config, layout.num_local_tokens),
     )
     field_digests = {
         "mask": mask.digest,
@@ -206,26 +204,6 @@ def _check_fields(plan: AttnPlan) -> None:
 def _wanted_forward(config: MagiConfig) -> int:
     """The number of the forward mode, or -1 if the planner chooses."""
     return -1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode)
-
-
-def _costs(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> solver.StageCosts:
-    """The cost table in picoseconds; see StageCosts of csrc/planner/stages.h."""
-    table = config.costs
-    score_and_out = head_shape.num_heads_q * (head_shape.head_dim + head_shape.value_dim)
-    tile_flops = 2 * score_and_out * table.tile_q * table.tile_k
-    row_s = head_shape.kv_row_bytes / (table.link_gib_s * 2**30)
-    out_elements = num_tokens * head_shape.num_heads_q * head_shape.value_dim
-    pass_s = 8 * out_elements / (table.memory_gib_s * 2**30)
-    home_s = row_s * (2 if config.dkv_reduce_in_fp32 else 1)
-    times = {
-        "row_ps": row_s * 1e12,
-        "home_row_ps": home_s * 1e12,
-        "tile_ps": tile_flops / table.kernel_tflops,
-        "exchange_ps": table.stage_latency_us * 1e6,
-        "call_ps": table.stage_latency_us * 1e6 / 4,
-        "pass_ps": pass_s * 1e12,
-    }
-    return solver.StageCosts(**{name: round(min(t, LONGEST_PS)) for name, t in times.items()})
 
 
 def _digest(values: tuple[object, ...]) -> int:

@@ -48,6 +48,7 @@ CP_RANKS = "context-parallel ranks"
 
 _states: WeakKeyDictionary[dist.ProcessGroup, GroupState] = WeakKeyDictionary()
 _table_lock = threading.Lock()
+"""Held while ``_states`` grows or is listed: threads open groups, and the watcher looks at all."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class GroupState:
     """An error that the watcher found and no call has raised yet."""
     agreed: OrderedDict[int, PlanPart] = field(default_factory=OrderedDict)
     """Digests of plans that were compared, with what signatures say about them, the latest last;
-    at most MAX_AGREED."""
+    at most MAX_AGREED. An lru_cache would keep the plans alive, and cannot say what it holds."""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __del__(self) -> None:

@@ -28,7 +28,7 @@ class Watcher:
         self._errors = errors
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # groups are opened in threads, and each of them starts it
 
     def start(self) -> None:
         """Watch from now on; further calls change nothing."""

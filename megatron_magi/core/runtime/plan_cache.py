@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+from functools import lru_cache
 
 from megatron_magi.checks import integer, is_integer_like
 from megatron_magi.config import MagiConfig
@@ -13,57 +12,24 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, make_attn_plan
 from megatron_magi.core.plan.attn_plan import check_inputs
 
-PlanKey = tuple[int, int, HeadShape, MagiConfig, "int | None", int]
+CAPACITY = 64
+"""A plan keeps what a device holds of it alive (10 to 20 MiB at a million tokens on 8 ranks):
+layers and stages of the microbatches in flight are what hits."""
 
 
-class PlanCache:
-    """The most recently used plans. It is thread safe, so a data loader may plan ahead.
-
-    A plan keeps its device tables alive (10 to 20 MiB at a million tokens on 8 ranks), so the
-    capacity is small: it needs to serve the layers and stages of the microbatches in flight.
-    """
-
-    def __init__(self, capacity: int = 64) -> None:
-        self.capacity = capacity
-        self.num_hits = 0
-        self._plans: OrderedDict[PlanKey, AttnPlan] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(
-        self,
-        mask: AttnMask,
-        cp_size: int,
-        head_shape: HeadShape,
-        config: MagiConfig,
-        layout: TokenLayout | None,
-        token_multiple: int,
-    ) -> AttnPlan:
-        digest = None if layout is None else layout.digest
-        key = (mask.digest, cp_size, head_shape, config, digest, token_multiple)
-        with self._lock:
-            if key in self._plans:
-                self.num_hits += 1
-                self._plans.move_to_end(key)
-                return self._plans[key]
-        plan = make_attn_plan(
-            mask, cp_size, head_shape, config, layout=layout, token_multiple=token_multiple
-        )
-        self.put(key, plan)
-        return plan
-
-    def put(self, key: PlanKey, plan: AttnPlan) -> None:
-        with self._lock:
-            self._plans[key] = plan
-            while len(self._plans) > self.capacity:
-                self._plans.popitem(last=False)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._plans.clear()
-            self.num_hits = 0
-
-
-plan_cache = PlanCache()
+@lru_cache(maxsize=CAPACITY)
+def cached_plan(
+    mask: AttnMask,
+    cp_size: int,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    layout: TokenLayout | None,
+    token_multiple: int,
+) -> AttnPlan:
+    """The plan, made or remembered. Threads may share it, so a data loader may plan ahead."""
+    return make_attn_plan(
+        mask, cp_size, head_shape, config, layout=layout, token_multiple=token_multiple
+    )
 
 
 @one_graph_break
@@ -100,4 +66,4 @@ def plan_for(
     else:
         size = group_size(cp_size)
     tokens = integer(token_multiple, "token_multiple")
-    return plan_cache.get(mask, size, head_shape, config, layout, tokens)
+    return cached_plan(mask, size, head_shape, config, layout, tokens)

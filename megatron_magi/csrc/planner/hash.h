@@ -1,5 +1,6 @@
 // A 64-bit hash that is the same on every machine and in every version of the plan format.
-// It is not cryptographic: it distinguishes masks and plans that differ by accident.
+// It is not cryptographic: it distinguishes masks and plans that differ by accident. It takes a
+// third of the time of blake2b on any size, and of sha256 on small ones; plan digests depend on it.
 #pragma once
 
 #include <cstddef>

@@ -10,19 +10,33 @@ TimePs exchange_ps(const RankWork& work, const StageCosts& costs, int64_t row_ps
   return work.remote_rows == 0 ? 0 : TimePs{work.remote_rows} * row_ps / parts + costs.exchange_ps;
 }
 
-TimePs forward_ps(const RankWork& work, const StageCosts& costs, const Staging& staging) {
+// What one stage of a forward takes.
+struct StageWork {
+  TimePs receive = 0;  // its rows
+  TimePs fixed = 0;    // one more kernel call, passes over out
+  TimePs attend = 0;
+};
+
+std::vector<StageWork> stage_work(const RankWork& work, const StageCosts& costs,
+                                  const Staging& staging) {
   const TimePs own = TimePs{work.own_tiles} * costs.tile_ps;
   const TimePs remote = TimePs{work.remote_tiles} * costs.tile_ps;
   const TimePs everything = exchange_ps(work, costs, costs.row_ps, 1);
   if (staging.forward == Forward::kLocalFirst) {
     const TimePs local = TimePs{work.local_tiles} * costs.tile_ps;
-    return std::max(everything, local) + own + remote - local + costs.call_ps;
+    return {{0, 0, local}, {everything, costs.call_ps, own + remote - local}};
   }
   const int64_t degree = staging.degree;
-  if (staging.forward == Forward::kAtOnce || degree == 0) return everything + own + remote;
-  const TimePs receive = exchange_ps(work, costs, costs.row_ps, degree);
-  return std::max(receive, own) + (degree - 1) * std::max(receive, remote / degree) +
-         remote / degree + TimePs{degree} * costs.call_ps + TimePs{degree + 1} * costs.pass_ps;
+  if (staging.forward == Forward::kAtOnce || degree == 0) return {{everything, 0, own + remote}};
+  const StageWork part{exchange_ps(work, costs, costs.row_ps, degree),
+                       TimePs{costs.call_ps} + costs.pass_ps, remote / degree};
+  std::vector<StageWork> stages(degree + 1, part);
+  stages[0] = {0, costs.pass_ps, own};
+  return stages;
+}
+
+TimePs forward_ps(const RankWork& work, const StageCosts& costs, const Staging& staging) {
+  return forward_stages(work, costs, staging).back().compute_end;
 }
 
 TimePs backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree) {
@@ -76,6 +90,24 @@ std::vector<int64_t> stage_ends(std::span<const Transfer> transfers, int64_t deg
 }
 
 }  // namespace
+
+std::vector<StageTime> forward_stages(const RankWork& work, const StageCosts& costs,
+                                      const Staging& staging) {
+  const std::vector<StageWork> stages = stage_work(work, costs, staging);
+  std::vector<StageTime> times;
+  times.reserve(stages.size());
+  TimePs may_receive = 0, done = 0;
+  for (const StageWork& stage : stages) {
+    StageTime time;
+    time.receive_start = may_receive;
+    time.receive_end = may_receive + stage.receive;
+    time.compute_start = std::max(time.receive_end, done);
+    may_receive = time.compute_start + stage.fixed;
+    done = time.compute_end = may_receive + stage.attend;
+    times.push_back(time);
+  }
+  return times;
+}
 
 TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
                        const Staging& staging) {

@@ -44,9 +44,23 @@ struct Staging {
 
 inline constexpr int64_t kMaxAutoDegree = 4;
 
-// Modelled forward time of the slowest rank. A staged forward computes on own keys while stage 1
-// arrives, then stage i while stage i + 1 arrives, with stages of equal size. It keeps out in fp32,
-// which takes one more pass to write and finally cast it, and one to merge each stage.
+// One stage of a rank's forward on the modelled time line.
+struct StageTime {
+  TimePs receive_start = 0;
+  TimePs receive_end = 0;
+  TimePs compute_start = 0;
+  TimePs compute_end = 0;
+};
+
+// The forward of one rank; it has at least one stage. A stage begins when its rows have arrived and
+// the one before it has ended: first it takes its fixed cost, then it computes while the rows of
+// the next stage arrive. A staged forward computes on own keys and then on remote stages of equal
+// size. It keeps out in fp32, which takes one more pass to write and finally cast it, and one to
+// merge each stage.
+std::vector<StageTime> forward_stages(const RankWork& work, const StageCosts& costs,
+                                      const Staging& staging);
+
+// Modelled time of the slowest rank, forward: the end of its last stage.
 TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
                        const Staging& staging);
 

@@ -34,27 +34,35 @@ std::vector<int64_t> own_areas(std::span<const Slice> slices, const Layout& layo
   return areas;
 }
 
-std::vector<RankWork> rank_work(const TransferProblem& problem, const TransferPlan& plan) {
-  int64_t total_area = 0, total_tiles = 0;
-  for (const Slice& slice : problem.slices) total_area += area(slice);
-  for (const int64_t load : plan.loads) total_tiles += load;
-  const std::vector<int64_t> own = own_areas(problem.slices, problem.layout);
-  std::vector<RankWork> work(plan.loads.size());
-  for (size_t rank = 0; rank < work.size(); ++rank) {
-    // Convert cells to tiles by the mask's average; dividing by the area first stays in int64.
-    const int64_t per_tile = std::max<int64_t>(1, total_area / std::max<int64_t>(1, total_tiles));
-    work[rank].own_tiles = std::min(plan.loads[rank], own[rank] / per_tile);
-    work[rank].remote_tiles = plan.loads[rank] - work[rank].own_tiles;
-    const int32_t r = static_cast<int32_t>(rank);
-    const std::vector<Range> waiting = remote_rows(problem.slices, problem.layout, r);
-    const int64_t local = area_of_rows(problem.slices, other_rows(waiting, problem.layout, r));
-    work[rank].local_tiles = std::min(plan.loads[rank], local / per_tile);
-  }
-  for (const Transfer& t : plan.transfers) work[t.dst].remote_rows += t.rows.size();
-  return work;
+std::vector<int64_t> rows_received(const TransferPlan& plan) {
+  std::vector<int64_t> rows(plan.loads.size());
+  for (const Transfer& t : plan.transfers) rows[t.dst] += t.rows.size();
+  return rows;
 }
 
 }  // namespace
+
+std::vector<RankWork> rank_work(std::span<const Slice> slices, const Layout& layout,
+                                std::span<const int64_t> loads,
+                                std::span<const int64_t> rows_received) {
+  int64_t total_area = 0, total_tiles = 0;
+  for (const Slice& slice : slices) total_area += area(slice);
+  for (const int64_t load : loads) total_tiles += load;
+  const std::vector<int64_t> own = own_areas(slices, layout);
+  std::vector<RankWork> work(loads.size());
+  for (size_t rank = 0; rank < work.size(); ++rank) {
+    // Cells to tiles by the mask's average; the division is by area first, to stay in int64.
+    const int64_t per_tile = std::max<int64_t>(1, total_area / std::max<int64_t>(1, total_tiles));
+    work[rank].own_tiles = std::min(loads[rank], own[rank] / per_tile);
+    work[rank].remote_tiles = loads[rank] - work[rank].own_tiles;
+    const int32_t r = static_cast<int32_t>(rank);
+    const std::vector<Range> waiting = remote_rows(slices, layout, r);
+    const int64_t local = area_of_rows(slices, other_rows(waiting, layout, r));
+    work[rank].local_tiles = std::min(loads[rank], local / per_tile);
+    work[rank].remote_rows = rows_received[rank];
+  }
+  return work;
+}
 
 TransferPlan solve_transfers(const TransferProblem& problem) {
   const Layout& layout = problem.layout;
@@ -73,9 +81,10 @@ TransferPlan solve_transfers(const TransferProblem& problem) {
   }
   // 3. Stages.
   const bool given = problem.degree && problem.forward;
-  plan.staging = given ? Staging{*problem.degree, *problem.forward}
-                       : choose_staging(rank_work(problem, plan), problem.costs, problem.degree,
-                                        problem.forward);
+  plan.staging =
+      given ? Staging{*problem.degree, *problem.forward}
+            : choose_staging(rank_work(problem.slices, layout, plan.loads, rows_received(plan)),
+                             problem.costs, problem.degree, problem.forward);
   if (plan.staging.degree == 0) return plan;
   std::vector<std::vector<Transfer>> stages(plan.staging.degree);
   for (auto first = plan.transfers.begin(); first != plan.transfers.end();) {

@@ -30,6 +30,12 @@ struct TransferPlan {
 
 TransferPlan solve_transfers(const TransferProblem& problem);
 
+// What every rank has to do, for the model of times in stages.h: [cp_size]. `loads` are tiles,
+// `rows_received` are key rows of all stages, both by rank.
+std::vector<RankWork> rank_work(std::span<const Slice> slices, const Layout& layout,
+                                std::span<const int64_t> loads,
+                                std::span<const int64_t> rows_received);
+
 // Transfers of a shift: the rank that owns position p < total_seqlen receives row
 // (p + shift) mod total_seqlen. Ordered by (dst, src, row), stage 0.
 std::vector<Transfer> shift_transfers(const Layout& layout, int64_t shift);

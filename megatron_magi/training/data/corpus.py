@@ -82,7 +82,7 @@ def _add(builder: Any, batch: EncodedBatch) -> None:
         start += length
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path) -> str:  # hashlib.file_digest needs Python 3.11
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

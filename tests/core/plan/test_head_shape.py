@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from megatron_magi import HeadShape, masks
-from megatron_magi.core.plan import make_attn_plan
-from megatron_magi.core.plan.attn_plan import _costs
-from megatron_magi.viz.plan_facts import receive_bytes, timeline
+from megatron_magi.core.plan import make_attn_plan, predict_times
+from megatron_magi.core.plan.stage_costs import stage_costs
+from megatron_magi.viz.plan_facts import receive_bytes
 from tests.knobs import magi_config
 
 PLAIN = HeadShape(16, 16, 128)
@@ -41,7 +41,7 @@ def test_other_widths_are_refused(width: float) -> None:
 def test_costs_count_both_widths() -> None:
     config = magi_config(link_gib_s=1e-3, kernel_tflops=1e-3, memory_gib_s=1e-3)
     narrow, wide = PLAIN, HeadShape(16, 16, 192)
-    a, b, c = (_costs(shape, config, 4096) for shape in (narrow, LATENT, wide))
+    a, b, c = (stage_costs(shape, config, 4096) for shape in (narrow, LATENT, wide))
     for name in ("row_ps", "home_row_ps", "tile_ps"):  # both widths, added
         low, middle, high = (getattr(costs, name) for costs in (a, b, c))
         assert 2 * middle == pytest.approx(low + high, rel=1e-6), name
@@ -61,5 +61,5 @@ def test_buffers_and_time_line_count_both_widths() -> None:
     plans = [make_attn_plan(masks.causal(4096), 4, shape, config) for shape in shapes]
     a, b, c = map(receive_bytes, plans)
     assert (2 * b == a + c).all() and b.min() > 0
-    ends = [max(bar.compute_end for bar in timeline(plan)) for plan in plans]
+    ends = [predict_times(plan).forward_us for plan in plans]
     assert ends[0] < ends[1] < ends[2]

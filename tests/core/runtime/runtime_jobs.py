@@ -22,7 +22,7 @@ from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
 from megatron_magi.core.runtime import dist_attn
 from megatron_magi.core.runtime.agreement import AgreementError
-from megatron_magi.core.runtime.plan_cache import plan_cache
+from megatron_magi.core.runtime.plan_cache import cached_plan
 from tests.dense import (
     NAMES,
     assert_as_good,
@@ -276,12 +276,12 @@ def cache_hit_meets_miss(rank: int, cp_size: int) -> None:
     group = subgroup(cp_size)
     if rank >= cp_size:
         return
-    plan_cache.clear()
+    cached_plan.cache_clear()
     mask = masks.causal(40)
     if rank == 0:
         magi.plan(mask, group, SHAPE)
     plan = magi.plan(mask, group, SHAPE)
-    assert plan_cache.num_hits == (rank == 0)
+    assert cached_plan.cache_info().hits == (rank == 0)
     for _ in range(3):
         magi.dispatch(torch.zeros(40, 1), plan, group)
         magi.agree(plan, group)

@@ -7,7 +7,7 @@ import pytest
 
 import megatron_magi as magi
 from megatron_magi import AttnPlan, HeadShape, MagiConfig, masks
-from megatron_magi.core.runtime.plan_cache import PlanCache, plan_cache
+from megatron_magi.core.runtime.plan_cache import CAPACITY, cached_plan
 
 SHAPE = HeadShape(4, 2, 8)
 FIRST = dict(mask=masks.causal(96), cp_size=2, head_shape=SHAPE, config=MagiConfig())
@@ -15,15 +15,15 @@ FIRST = dict(mask=masks.causal(96), cp_size=2, head_shape=SHAPE, config=MagiConf
 
 @pytest.fixture(autouse=True)
 def empty_cache() -> Iterator[None]:
-    plan_cache.clear()
+    cached_plan.cache_clear()
     yield
-    plan_cache.clear()
+    cached_plan.cache_clear()
 
 
 def test_equal_inputs_meet_in_one_plan() -> None:
     first = magi.plan(**FIRST)
     assert magi.plan(masks.from_cu_seqlens([0, 96]), 2, HeadShape(4, 2, 8)) is first
-    assert plan_cache.num_hits == 1
+    assert cached_plan.cache_info().hits == 1
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_equal_inputs_meet_in_one_plan() -> None:
 def test_every_input_is_part_of_the_key(change: dict) -> None:
     first = magi.plan(**FIRST)
     other = magi.plan(**{**FIRST, **change})
-    assert other is not first and plan_cache.num_hits == 0
+    assert other is not first and cached_plan.cache_info().hits == 0
     if "layout" in change:
         assert other.layout == change["layout"] != first.layout
     assert other.layout.num_local_tokens % change.get("token_multiple", 1) == 0
@@ -50,15 +50,15 @@ def test_every_input_is_part_of_the_key(change: dict) -> None:
 
 
 def test_the_least_recently_used_plan_goes() -> None:
-    cache = PlanCache(capacity=2)
-
     def get(tokens: int) -> AttnPlan:
-        return cache.get(masks.causal(tokens), 1, SHAPE, MagiConfig(), None, 1)
+        return cached_plan(masks.causal(tokens), 1, SHAPE, MagiConfig(), None, 1)
 
     first, second = get(8), get(9)
+    for tokens in range(10, 10 + CAPACITY - 2):
+        get(tokens)
     assert get(8) is first
-    get(10)
-    assert get(8) is first and get(9) is not second and cache.num_hits == 2
+    get(7)
+    assert get(8) is first and get(9) is not second and cached_plan.cache_info().hits == 2
 
 
 def test_threads_get_equal_plans() -> None:

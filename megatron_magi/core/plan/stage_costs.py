@@ -1,0 +1,34 @@
+"""What stages take under a cost table: the unit in which the planner compares them."""
+
+from __future__ import annotations
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.native import solver
+from megatron_magi.core.plan.head_shape import HeadShape
+
+LONGEST_PS = 2.0**60
+"""Costs beyond this, 13 days, are as good as endless."""
+
+
+def stage_costs(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> solver.StageCosts:
+    """The cost table in picoseconds; see StageCosts of csrc/planner/stages.h.
+
+    Args:
+        num_tokens: Of one rank.
+    """
+    table = config.costs
+    score_and_out = head_shape.num_heads_q * (head_shape.head_dim + head_shape.value_dim)
+    tile_flops = 2 * score_and_out * table.tile_q * table.tile_k
+    row_s = head_shape.kv_row_bytes / (table.link_gib_s * 2**30)
+    out_elements = num_tokens * head_shape.num_heads_q * head_shape.value_dim
+    pass_s = 8 * out_elements / (table.memory_gib_s * 2**30)
+    home_s = row_s * (2 if config.dkv_reduce_in_fp32 else 1)
+    times = {
+        "row_ps": row_s * 1e12,
+        "home_row_ps": home_s * 1e12,
+        "tile_ps": tile_flops / table.kernel_tflops,
+        "exchange_ps": table.stage_latency_us * 1e6,
+        "call_ps": table.stage_latency_us * 1e6 / 4,
+        "pass_ps": pass_s * 1e12,
+    }
+    return solver.StageCosts(**{name: round(min(t, LONGEST_PS)) for name, t in times.items()})

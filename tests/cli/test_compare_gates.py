@@ -1,0 +1,142 @@
+"""compare --noise: each gate fails alone, and says so when it has nothing to judge."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron_magi.training.run.gradient_folder import gradient_path
+from tests.cli.command import Capture, run
+from tests.cli.compare_runs import (
+    NOISE,
+    ODD,
+    ONE_STEP,
+    PARAMETERS,
+    SIGNS,
+    STEPS,
+    Write,
+    failed,
+    judge,
+)
+
+
+def test_a_right_run_passes_every_gate(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    right = write("magi", ODD, gradients={PARAMETERS[1]: ONE_STEP, PARAMETERS[0]: 0.2})
+    code, facts = judge(capsys, family, right)
+    assert (code, facts["passed"], failed(facts)) == (0, True, [])
+    assert [g for g in facts["gates"].values() if g["passed"] is None] == []
+    assert facts["gates"]["gradients"]["value"] == pytest.approx(2.0, rel=1e-5)
+    assert facts["gradient_floor"] == ONE_STEP and facts["thresholds"]["noise_ratio"] == 2
+
+
+def at_the_end(size: float) -> Any:
+    """Too high in the last 20 steps and too low in 20 before the last 50: right in the mean."""
+    steps = np.arange(STEPS)
+    return ODD + size * (steps >= STEPS - 20) - size * ((steps >= 30) & (steps < 50))
+
+
+@pytest.mark.parametrize(
+    "gate, options",
+    [
+        ("step_1_loss", {"difference": np.where(np.arange(STEPS) == 0, 2e-4, ODD)}),
+        ("gradients", {"gradients": {PARAMETERS[2]: 3.1 * ONE_STEP}}),
+        ("gradients", {"gradients": {PARAMETERS[0]: 0.31}}),
+        # Up and down by turns: a large difference without a bias.
+        ("mean_loss", {"difference": np.where(np.arange(STEPS) == 0, 0, 3e-4 * SIGNS)}),
+        # Always up and less than the noise's size: a bias without a large difference.
+        ("mean_bias", {"difference": np.where(np.arange(STEPS) < 70, 9e-5, ODD)}),
+        ("last_steps", {"difference": at_the_end(1.5e-4)}),
+        ("validation", {"validation": 3e-4}),
+        ("loss_start", {"vocab_size": "600"}),
+        ("loss_start", {"hidden_size": "3072"}),  # 0.6 nats more from the logits' variance
+    ],
+    ids=["step_1", "one_rounding_step", "3x_noise", "size", "bias", "end", "validation", "start",
+         "start_of_wide_model"],
+)  # fmt: skip
+def test_each_gate_fails_alone(
+    capsys: Capture,
+    family: tuple[str, str],
+    write: Write,
+    gate: str,
+    options: dict[str, Any],
+) -> None:
+    wrong = write("wrong", **{"difference": ODD, "gradients": 0.0} | options)
+    code, facts = judge(capsys, family, wrong)
+    assert (code, facts["passed"], failed(facts)) == (1, False, [gate])
+    assert facts["gates"][gate]["ratio"] > 1
+    assert run(capsys, "compare", family[0], str(wrong), "--noise", family[1], "-q", "--no-figure",
+               "--loss-drop", "4.9")[1] == "FAIL wrong\n"  # fmt: skip
+
+
+def test_runs_that_learn_too_little_fail(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    code, facts = judge(capsys, family, write("magi", ODD, gradients=0.0), "--loss-drop", "5")
+    assert (code, failed(facts)) == (1, ["loss_drop"])
+    assert facts["gates"]["loss_drop"]["value"] == pytest.approx(4.93, abs=0.02)
+
+
+def test_mean_loss_has_a_limit_however_large_the_noise(capsys: Capture, write: Write) -> None:
+    family = str(write("plain")), str(write("reversed", 50 * NOISE))
+    right = write("magi", np.where(np.arange(STEPS) == 0, 0, 0.0026 * SIGNS))
+    code, facts = judge(capsys, family, right)
+    assert (code, failed(facts)) == (1, ["mean_loss"])
+    assert facts["gates"]["mean_loss"]["limit"] == 0.0025
+    assert judge(capsys, family, right, "--mean-loss", "0.003")[0] == 0
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+@pytest.mark.parametrize("where", ["loss", "gradient", "validation"])
+def test_inf_and_nan_fail(
+    capsys: Capture, family: tuple[str, str], write: Write, bad: str, where: str
+) -> None:
+    difference, gradients, validation = ODD.copy(), {PARAMETERS[0]: 0.0}, 0.0
+    if where == "loss":
+        difference[30] = float(bad)
+    elif where == "gradient":
+        gradients[PARAMETERS[2]] = float(bad)
+    else:
+        validation = float(bad)
+    wrong = write("wrong", difference, gradients, validation=validation)
+    code, facts = judge(capsys, family, wrong)
+    assert code == 1 and "finite" in failed(facts)
+    other = {"loss": "mean_loss", "gradient": "gradients", "validation": "validation"}[where]
+    assert other in failed(facts)
+    assert facts["gates"][other]["value"] is None  # JSON has no nan
+
+
+def test_without_gradients_and_recipe_the_gates_say_so(capsys: Capture, write: Write) -> None:
+    family = str(write("plain")), str(write("reversed", NOISE, validation=1e-4))
+    right = write("magi", ODD)
+    for folder in (*map(Path, family), right):
+        (folder / "recipe.yaml").unlink()
+    code, facts = judge(capsys, family, right)
+    skipped = {n: g["text"] for n, g in facts["gates"].items() if g["passed"] is None}
+    assert code == 0 and set(skipped) == {"gradients", "loss_start"}
+    assert "no recipe.yaml" in skipped["loss_start"] and facts["dtype"] == "fp32"
+    assert facts["gates"]["gradients"]["value"] is None
+
+
+def test_runs_from_a_checkpoint_are_judged_from_there(capsys: Capture, write: Write) -> None:
+    folders = [
+        write("plain", gradients=0.0),
+        write("reversed", NOISE, 0.02),
+        write("magi", ODD, 0.05),
+    ]
+    for folder in folders:
+        lines = (folder / "steps.csv").read_text().splitlines()
+        (folder / "steps.csv").write_text("\n".join([lines[0], *lines[61:]]) + "\n")
+        gradient_path(folder, 1).rename(gradient_path(folder, 61))
+        index = gradient_path(folder, 61) / "index.json"
+        index.write_text(index.read_text().replace('"iteration": 1', '"iteration": 61'))
+    code, facts = judge(capsys, (str(folders[0]), str(folders[1])), folders[2])
+    skipped = [n for n, g in facts["gates"].items() if g["passed"] is None]
+    assert (code, skipped) == (0, ["loss_start", "loss_drop"])
+    assert facts["gates"]["gradients"]["value"] == pytest.approx(2.5, rel=1e-4)
+    assert facts["gates"]["validation"]["text"].startswith(
+        "nats between validation losses at step 120"
+    )
+    assert facts["gates"]["step_1_loss"]["text"].endswith("step 61")

@@ -1,0 +1,121 @@
+"""compare --noise: errors of gradients, measured from dumps or read from their CSV."""
+
+import csv
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_magi.training.run.gradient_folder import (
+    BLOCK,
+    finish,
+    gradient_path,
+    open_partial,
+    write_gradient,
+)
+from tests.cli.command import Capture, run
+from tests.cli.compare_runs import ODD, PARAMETERS, Write, dump, judge
+
+
+def test_the_worst_parameter_is_named(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    # The largest error is not the worst: its noise is larger.
+    wrong = write("wrong", ODD, {PARAMETERS[0]: 0.29, PARAMETERS[1]: 0.02, PARAMETERS[2]: 0.01})
+    code, out, _ = run(capsys, "compare", family[0], str(wrong), "--noise", family[1],
+                       "--no-figure", "--loss-drop", "4.9")  # fmt: skip
+    (line,) = [text for text in out.splitlines() if "FAIL  gradients" in text]
+    assert code == 1 and f"{PARAMETERS[1]} at step 1: error 2.0e-02, noise 0.0e+00" in line
+    assert "counted as 3.9e-03" in line and "5.12 <= 3" in line
+    code, facts = judge(capsys, family, wrong, "--gradient-floor", "0.01")
+    assert code == 0 and facts["gates"]["gradients"]["value"] == pytest.approx(2.9, rel=1e-5)
+    assert judge(capsys, family, wrong, "--gradient-ratio", "6")[0] == 0
+
+
+def test_errors_travel_where_gradients_do_not(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    wrong = write("wrong", ODD, gradients={PARAMETERS[2]: 0.02})
+    code, with_gradients = judge(capsys, family, wrong)
+    with (wrong / "gradient_errors.csv").open(newline="") as file:
+        rows = {r["parameter"]: r for r in csv.DictReader(file)}
+    assert rows[PARAMETERS[2]]["iteration"] == "1" and rows[PARAMETERS[2]]["baseline"] == "plain"
+    assert float(rows[PARAMETERS[2]]["relative_error"]) == pytest.approx(0.02, rel=1e-5)
+    assert float(rows[PARAMETERS[2]]["norm"]) == pytest.approx(np.sqrt(32 * 1.0004), rel=1e-6)
+    assert float(rows[PARAMETERS[2]]["baseline_norm"]) == pytest.approx(np.sqrt(32), rel=1e-6)
+    for folder in (*family, wrong):
+        shutil.rmtree(Path(folder) / "gradients")
+    code_without, without = judge(capsys, family, wrong)
+    assert code == code_without == 1
+    assert with_gradients["gates"]["gradients"] == without["gates"]["gradients"]
+
+
+def test_a_later_dump_joins_the_measured_ones(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    right = write("magi", ODD, gradients=0.01)
+    for folder in (*map(Path, family), right):
+        dump(folder, 0.0, iteration=80)
+    dump(Path(family[1]), 0.04, iteration=80)
+    code, facts = judge(capsys, family, right)
+    assert facts["gates"]["gradients"]["text"].endswith("worst of 6 gradients of steps [1, 80]")
+    shutil.rmtree(gradient_path(right, 1))
+    dump(right, 0.13, iteration=80)
+    code, facts = judge(capsys, family, right)
+    gate = facts["gates"]["gradients"]
+    assert code == 1 and gate["value"] == pytest.approx(3.25, rel=1e-5)
+    assert "at step 80: error 1.3e-01, noise 4.0e-02; worst of 6" in gate["text"]
+
+
+def test_errors_against_another_baseline_are_refused(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    right = write("magi", ODD, gradients=0.0)
+    judge(capsys, family, right)
+    shutil.rmtree(right / "gradients")
+    other = write("other", gradients=0.0)
+    code, _, err = run(capsys, "compare", str(other), str(right), "--noise", family[1])
+    assert code == 2 and "must hold errors against other, got plain" in err
+    path = right / "gradient_errors.csv"
+    path.write_text(path.read_text().replace("baseline", "reference"))
+    assert run(capsys, "compare", family[0], str(right), "--noise", family[1])[0] != 2
+    path.write_text(path.read_text().replace("relative_error", "error"))
+    code, _, err = run(capsys, "compare", family[0], str(right), "--noise", family[1])
+    assert code == 2 and f"got KeyError('relative_error') in {path}; remove it" in err
+
+
+def test_other_parameters_are_refused(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    wrong = write("wrong", ODD, gradients=0.0)
+    partial = open_partial(wrong, 1)
+    finish(partial, {"w": ((3,), write_gradient(partial, "w", np.ones(3, np.float32)))})
+    code, _, err = run(capsys, "compare", family[0], str(wrong), "--noise", family[1])
+    assert code == 2 and "must be of one model, got another decoder.layers.0.weight" in err
+
+
+def test_gradients_larger_than_a_block_are_measured_whole(tmp_path: Path) -> None:
+    from megatron_magi.training.parity.gradient_errors import gradient_errors
+
+    for name, change in (("a", 0.0), ("b", 3.0)):
+        gradient = np.zeros(BLOCK + 5, np.float32)
+        gradient[0], gradient[-1] = 4.0, change  # in the first block and in the second
+        partial = open_partial(tmp_path / name, 1)
+        finish(partial, {"w": (gradient.shape, write_gradient(partial, "w", gradient))})
+    (error,) = gradient_errors(tmp_path / "b", tmp_path / "a")
+    assert (error.norm, error.baseline_norm, error.relative_error) == (5.0, 4.0, 0.75)
+    (error,) = gradient_errors(tmp_path / "a", tmp_path / "b")
+    assert error.relative_error == pytest.approx(0.6)
+
+
+def test_a_gradient_of_zeros_has_an_error_of_zero_or_none_at_all(tmp_path: Path) -> None:
+    from megatron_magi.training.parity.gradient_errors import gradient_errors
+
+    for name, value in (("zero", 0.0), ("one", 1.0), ("zero_too", 0.0)):
+        partial = open_partial(tmp_path / name, 1)
+        gradient = np.full(3, value, np.float32)
+        finish(partial, {"w": ((3,), write_gradient(partial, "w", gradient))})
+    assert gradient_errors(tmp_path / "zero_too", tmp_path / "zero")[0].relative_error == 0.0
+    assert gradient_errors(tmp_path / "one", tmp_path / "zero")[0].relative_error == math.inf
