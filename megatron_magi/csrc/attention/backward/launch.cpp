@@ -1,7 +1,7 @@
-#include "launch.h"
-
+// Host entries of the backward: check the parameters, encode the tensor maps, pick the variant.
 #include <string>
 
+#include "../device/export.h"
 #include "../device/tensor_map.h"
 #include "args.h"
 
@@ -190,8 +190,6 @@ const Variant* find_variant(int dtype, int head_dim) {
   return nullptr;
 }
 
-}  // namespace
-
 Status launch_bwd(const MagiBwdParams& p) {
   MAGI_RETURN_IF_ERROR(check(p));
   return find_variant(p.dtype, p.head_dim)->run(p);
@@ -206,8 +204,18 @@ Status launch_delta(const MagiDeltaParams& p) {
   return cuda_status(v->delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
 }
 
+}  // namespace
+
 void list_bwd_kernels(KernelList* kernels) {
   for (const Variant& v : kVariants) v.list(kernels);
 }
 
 }  // namespace magi
+
+MAGI_EXPORT int magi_attn_bwd(const MagiBwdParams* params, char* message, int message_bytes) {
+  return magi::report(magi::launch_bwd(*params), message, message_bytes);
+}
+
+MAGI_EXPORT int magi_row_delta(const MagiDeltaParams* params, char* message, int message_bytes) {
+  return magi::report(magi::launch_delta(*params), message, message_bytes);
+}

@@ -1,8 +1,8 @@
-#include "launch.h"
-
+// Host entry of the forward: checks the parameters and picks the variant.
 #include <cstdint>
 #include <string>
 
+#include "../device/export.h"
 #include "variants.h"
 
 namespace magi {
@@ -36,8 +36,6 @@ Status check(const MagiFwdParams& p) {
   return {};
 }
 
-}  // namespace
-
 Status launch_fwd(const MagiFwdParams& params) {
   MAGI_RETURN_IF_ERROR(check(params));
   if (params.num_q == 0) return {};
@@ -52,8 +50,14 @@ Status launch_fwd(const MagiFwdParams& params) {
                             "; compiled are bf16 and fp16, head_dim 64 and 128"};
 }
 
+}  // namespace
+
 void list_fwd_kernels(KernelList* kernels) {
   for (const FwdVariant* v : kVariants) kernels->push_back(v->kernel());
 }
 
 }  // namespace magi
+
+MAGI_EXPORT int magi_attn_fwd(const MagiFwdParams* params, char* message, int message_bytes) {
+  return magi::report(magi::launch_fwd(*params), message, message_bytes);
+}

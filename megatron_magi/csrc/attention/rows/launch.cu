@@ -1,8 +1,10 @@
+// Host entries of the row kernels: check the parameters and launch.
 #include <algorithm>
 
+#include "../device/export.h"
 #include "../device/kernel_list.h"
 #include "kernels.cuh"
-#include "launch.h"
+#include "params.h"
 
 namespace magi {
 namespace {
@@ -22,9 +24,7 @@ dim3 blocks(int64_t num_rows, int rows_per_block, int num_parts) {
   return dim3(static_cast<unsigned>((num_rows + rows_per_block - 1) / rows_per_block), num_parts);
 }
 
-}  // namespace
-
-Status launch_gather_rows(const MagiGatherParams& p) {
+Status gather(const MagiGatherParams& p) {
   MAGI_RETURN_IF_ERROR(check(p.num_parts, p.row_bytes, p.num_rows));
   if (p.num_rows == 0) return {};
   const int lanes = std::min(p.row_bytes / 16, kRowThreads);
@@ -33,7 +33,7 @@ Status launch_gather_rows(const MagiGatherParams& p) {
   return cuda_status(cudaGetLastError(), "gather rows");
 }
 
-Status launch_add_rows(const MagiAddParams& p) {
+Status add(const MagiAddParams& p) {
   MAGI_RETURN_IF_ERROR(check(p.num_parts, 2 * p.width, p.num_rows));
   if (p.num_rows == 0) return {};
   const int lanes = std::min(p.width / 8, kRowThreads);
@@ -42,10 +42,13 @@ Status launch_add_rows(const MagiAddParams& p) {
   return cuda_status(cudaGetLastError(), "add rows");
 }
 
-Status launch_pause(uint64_t nanoseconds, void* stream) {
+// Lets time pass on a stream.
+Status pause(uint64_t nanoseconds, void* stream) {
   pause_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(nanoseconds);
   return cuda_status(cudaGetLastError(), "pause");
 }
+
+}  // namespace
 
 void list_row_kernels(KernelList* kernels) {
   kernels->push_back(kernel_of(gather_rows_kernel, kAnyDtype));
@@ -54,3 +57,15 @@ void list_row_kernels(KernelList* kernels) {
 }
 
 }  // namespace magi
+
+MAGI_EXPORT int magi_gather_rows(const MagiGatherParams* params, char* message, int message_bytes) {
+  return magi::report(magi::gather(*params), message, message_bytes);
+}
+
+MAGI_EXPORT int magi_add_rows(const MagiAddParams* params, char* message, int message_bytes) {
+  return magi::report(magi::add(*params), message, message_bytes);
+}
+
+MAGI_EXPORT int magi_pause(uint64_t nanoseconds, void* stream) {
+  return magi::pause(nanoseconds, stream).code;
+}
