@@ -84,7 +84,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def nearest(word: str, known: Sequence[str] | Any) -> str:
-    """ "did you mean 'x'?", or nothing if no known word is near."""
+    """ "did you mean x?", or nothing if no known word is near."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.55)
     return f"did you mean {near[0]}?" if near else ""
 

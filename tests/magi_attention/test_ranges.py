@@ -1,20 +1,9 @@
-"""AttnRange, AttnRanges and the type names."""
+"""AttnRanges, a list of ranges and prefix sums."""
 
 import pytest
 import torch
 
-from megatron_magi.magi_attention import AttnMaskType, AttnRange, AttnRanges, RangeError
-from megatron_magi.magi_attention.mask_type import mask_types
-
-
-def test_a_range_is_a_value() -> None:
-    r = AttnRange(start=3, end=8)
-    assert r == AttnRange.from_range([3, 8]) == AttnRange.from_range(r) and len({r, r.clone()}) == 1
-    assert (r.seqlen, len(r), r.to_naive_range(), repr(r)) == (5, 5, (3, 8), "[3, 8)")
-    assert r.offset(2) == AttnRange(5, 10)
-    assert r.intersect(AttnRange(6, 20)) == AttnRange(6, 8)
-    assert r.intersect_size(AttnRange(9, 20)) == 0 and r.truncate(end=2).is_empty()
-    assert AttnRange(4, 5).is_subrange_of(r) and not r.is_overlap_with(AttnRange(8, 9))
+from megatron_magi.magi_attention import AttnRange, AttnRanges, RangeError
 
 
 def test_a_reversed_range_is_refused() -> None:
@@ -49,15 +38,3 @@ def test_prefix_sums() -> None:
         AttnRanges.from_cu_seqlens([0, 3, 7], 8)
     with pytest.raises(ValueError, match=r"cover \[0, 9\) one after another"):
         ranges.to_cu_seqlens(9)
-
-
-def test_type_names_and_codes() -> None:
-    assert [t.to_int_type() for t in AttnMaskType] == [0, 1, 2, 3]
-    assert [AttnMaskType.from_int_type(i).value for i in range(4)] == [
-        "full", "causal", "inv_causal", "bi_causal"]  # fmt: skip
-    assert mask_types("causal", 2) == [AttnMaskType.CAUSAL] * 2
-    assert mask_types([AttnMaskType.FULL, "bi_causal"], 2)[1] is AttnMaskType.BICAUSAL
-    with pytest.raises(ValueError, match="got 'casual'; did you mean 'causal'"):
-        mask_types("casual", 1)
-    with pytest.raises(ValueError, match=r"one type or one per range \(3\), got 2"):
-        mask_types(["full", "causal"], 3)

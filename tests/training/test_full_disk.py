@@ -23,7 +23,7 @@ from megatron_magi.training.process.whole_files import filled_folder, written_wh
 from megatron_magi.training.recipe.config import DataConfig, LogConfig, RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.log import RunLog
-from tests.training.test_run_log import record
+from tests.training.step_records import record
 
 FULL = Path("/dev/full")
 ROOT = Path(__file__).parents[2]

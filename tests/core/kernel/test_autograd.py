@@ -1,6 +1,7 @@
 """Ways to call the op: second derivatives, checkpoints, modes, tracing, transforms."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import megatron_magi as magi
 from megatron_magi import flex_flash_attn_func, masks
+from megatron_magi.core.kernel import autograd
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from megatron_magi.core.kernel.torch_flex import block_mask, row_intervals
 from tests.dense import dense_attention, random_qkv
@@ -174,3 +176,16 @@ def test_flex_fallback_keeps_nothing_that_only_inference_may_use(device: str) ->
         made = block_mask(table, torch.device(device))
     assert not any(x.is_inference() for x in intervals)
     assert not made.kv_num_blocks.is_inference() and not made.kv_indices.is_inference()
+
+
+def test_the_compiler_leaves_a_call_out_and_is_not_loaded_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = []
+    monkeypatch.setattr(autograd, "_disable_dynamo", lambda f: lambda *a: ran.append("outside"))
+    function = autograd.one_graph_break(lambda: ran.append("as it is"))
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    function()
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # type: ignore[arg-type]
+    function()
+    assert ran == ["as it is", "outside"]

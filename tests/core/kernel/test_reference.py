@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
 import megatron_magi as magi
 from megatron_magi import masks
-from megatron_magi.core.kernel import autograd, slice_table
 from megatron_magi.core.kernel.attention import flex_flash_attn_func
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend, _tiles
-from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
+from megatron_magi.core.kernel.slice_table import SliceTable
 from tests.dense import random_qkv
 
 CPU = torch.device("cpu")
@@ -75,27 +72,3 @@ def test_a_backend_is_told_whether_bits_must_be_equal(
     plan = magi.plan(masks.causal(12), 1, magi.HeadShape(4, 2, 8), magi.MagiConfig(**given))
     magi.dist_attn(q, k, v, plan, None)[0].sum().backward()
     assert asked == [deterministic] * 2
-
-
-def test_a_tensor_of_slices_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-    plain = slice_table._from_content
-    monkeypatch.setattr(slice_table, "_from_content", lambda *a: read.append(a) or plain(*a))
-    slices = slices_tensor(masks.causal(12)).clone()
-    tables = [slice_table.slice_table(slices, 12, 12) for _ in range(3)]
-    assert len(read) == 1 and all(table is tables[0] for table in tables)
-    slice_table.slice_table(slices, 13, 12)
-    assert len(read) == 2
-
-
-def test_the_compiler_leaves_a_call_out_and_is_not_loaded_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ran = []
-    monkeypatch.setattr(autograd, "_disable_dynamo", lambda f: lambda *a: ran.append("outside"))
-    function = autograd.one_graph_break(lambda: ran.append("as it is"))
-    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    function()
-    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # type: ignore[arg-type]
-    function()
-    assert ran == ["as it is", "outside"]

@@ -18,7 +18,6 @@ from megatron_magi.training.data.data import (
     prefetch,
     sample_mask,
 )
-from megatron_magi.training.data.index_file import IndexFile
 from megatron_magi.training.recipe.config import DataConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
@@ -189,24 +188,6 @@ def test_bad_data_is_one_clear_error(prefix: Path, fields: dict[str, object], sa
         PackedDataset(config, 0)
 
 
-@pytest.mark.parametrize("vocab_size", [257, 200_000], ids=["uint16", "int32"])
-def test_files_are_read_as_megatron_reads_them(tmp_path: Path, vocab_size: int) -> None:
-    from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
-
-    dtype = DType.optimal_dtype(vocab_size)
-    builder = IndexedDatasetBuilder(f"{tmp_path}/d.bin", dtype=dtype)
-    rng = np.random.RandomState(3)
-    for length in (1, 7, 30):
-        builder.add_document(rng.randint(0, vocab_size, length), [length])
-    builder.finalize(f"{tmp_path}/d.idx")
-    ours, theirs = IndexFile(f"{tmp_path}/d"), IndexedDataset(f"{tmp_path}/d")
-    assert len(ours) == len(theirs) == 3
-    assert np.array_equal(ours.sequence_lengths, theirs.sequence_lengths)
-    for i in range(3):
-        assert np.array_equal(ours.get(i), theirs.get(i))
-    assert np.array_equal(ours.get(2, 5, 9), theirs.get(2, offset=5, length=9))
-
-
 def test_what_preprocess_data_writes_is_read_as_it_is(tmp_path: Path) -> None:
     """Its loop: the ids of a document, EOD appended, into a builder of the vocabulary's type."""
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
@@ -225,13 +206,6 @@ def test_what_preprocess_data_writes_is_read_as_it_is(tmp_path: Path) -> None:
     for i in range(3):
         assert dataset[i].cu_seqlens.tolist() == [0, 10, 20]
         assert dataset[i].loss_mask.sum() == 18
-
-
-def test_another_kind_of_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "d.bin").write_bytes(b"")
-    (tmp_path / "d.idx").write_bytes(b"something else")
-    with pytest.raises(RecipeError, match="another kind of file"):
-        IndexFile(f"{tmp_path}/d")
 
 
 # Held-out documents.

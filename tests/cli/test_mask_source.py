@@ -1,0 +1,66 @@
+"""The mask that a command is about: options, files, recipes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Capture, plan_json, run
+
+
+def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
+    def area(*arguments: str) -> int:
+        return plan_json(capsys, *arguments, "--cp", "2")["mask"]["visible_cells"]
+
+    assert area("--lengths", "10,6") == area("--cu-seqlens", "0,10,16") == 55 + 21
+    (tmp_path / "sums.txt").write_text("0 10\n16\n")
+    assert area("--cu-seqlens", f"@{tmp_path / 'sums.txt'}", "--total", "20") == 76
+    assert area("--lengths", "10", "--full") == 100
+    assert area("--lengths", "10", "--window", "2") == 1 + 2 + 8 * 3
+    assert area("--lengths", "10", "--window", "2,1", "--full") == 27 + 9
+    assert area("--lengths", "10", "--window", "2", "--global-tokens", "1") == 27 + 7
+    ranges = {"q_ranges": [[0, 4], [4, 8]], "k_ranges": [[0, 4], [0, 8]], "attn_type_map": [0, 1],
+              "total": 8}  # fmt: skip
+    path = tmp_path / "ranges.json"
+    path.write_text(json.dumps(ranges))
+    assert area("--ranges", str(path)) == 16 + 5 + 6 + 7 + 8
+    path.write_text(json.dumps({"q_ranges": []}))
+    code, _, err = run(capsys, "plan", "--ranges", str(path), "--cp", "2")
+    assert code == 2 and "with q_ranges, k_ranges, total" in err
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pytest.importorskip("megatron.core")
+    from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+
+    prefix = tmp_path_factory.mktemp("packed") / "corpus"
+    lengths = [40 + 37 * i % 300 for i in range(40)]
+    pack((Document(f"d{n}", b"x" * n) for n in lengths), prefix, ByteTokenizer())
+    return str(prefix)
+
+
+def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
+    from_data = plan_json(capsys, "--data", packed, "--seq-length", "1024", "--cp", "2")
+    recipe = Path(__file__).parents[2] / "recipes" / "tiny_llama_cpu.yaml"
+    from_recipe = plan_json(
+        capsys, "--recipe", str(recipe), f"data.path={packed}", "data.seq_length=1024"
+    )
+    assert from_data["mask"]["tokens"] == from_recipe["mask"]["tokens"] == 1024
+    assert from_data["mask"]["visible_cells"] == from_recipe["mask"]["visible_cells"]
+    assert from_data["mask"]["slices"] > 3
+    assert from_recipe["plan"]["cp_size"] == 2
+    assert from_recipe["heads"] == {
+        "q": 4,
+        "kv": 2,
+        "dim": 32,
+        "value_dim": 32,
+        "bytes_per_element": 4,
+    }
+    other = plan_json(
+        capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--sample", "1"
+    )
+    assert other["plan"]["digest"] != from_data["plan"]["digest"]
+    code, _, err = run(capsys, "plan", "--recipe", str(recipe), f"data.path={packed}", "--window",
+                       "4")  # fmt: skip
+    assert code == 2 and "got --window beside --recipe" in err
