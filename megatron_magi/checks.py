@@ -7,15 +7,19 @@ TypeError: another kind of value. ValueError: the kind, but not the range.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:  # recipes and the command line start without numpy
     import numpy as np
     import numpy.typing as npt
 
 INT32_MAX = 2**31 - 1
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def integer(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:
@@ -145,6 +149,32 @@ def int_array(values: Any, name: str) -> npt.NDArray[np.int64]:
             f"perhaps a negative number was stored as uint64"
         )
     return array.astype(np.int64)
+
+
+def refusing_renamed(
+    call: str, renamed: dict[str, str]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: an argument by the name that it had before ends in an error with its new name.
+
+    Args:
+        call: What the caller calls the function, for the error.
+        renamed: The new names by the old ones.
+    """
+
+    def decorate(plain: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(plain)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name, new in renamed.items():
+                if name in kwargs:
+                    raise TypeError(
+                        f"{name} must be given as {new}, got {call}({name}=...); pass "
+                        f"{call}({new}=...)"
+                    )
+            return plain(*args, **kwargs)
+
+        return run
+
+    return decorate
 
 
 def shown(value: Any) -> str:

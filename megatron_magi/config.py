@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, shown
+from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, refusing_renamed, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 Balancer = Literal["lpt", "swap"]
@@ -120,9 +120,9 @@ class MagiConfig:
     """Bit-identical gradients from run to run. The reference backend always is."""
 
     dkv_reduce_in_fp32: bool = True
-    """Partial gradients of keys and values travel home in fp32. False: in the dtype of the inputs,
-    half the bytes for bf16, rounded once more for every rank that reads a row; the sums are fp32
-    either way."""
+    """Partial gradients of keys and values return to their owners in fp32. False: in the dtype of
+    the inputs, which is half the bytes for bf16 and one more rounding for every rank that reads a
+    row; the sums are fp32 either way."""
 
     agreement_timeout_s: float = 300.0
     """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. Ranks that
@@ -163,7 +163,7 @@ RENAMED = {"dispatch": "balancer"}
 
 
 def _refusing_moved(plain: Callable[..., None]) -> Callable[..., None]:
-    """Fields that are the cost table's by now, or have another name, end in an error with it."""
+    """Fields that are the cost table's by now end in an error that says so."""
 
     @functools.wraps(plain)
     def init(self: MagiConfig, *args: Any, **given: Any) -> None:
@@ -173,18 +173,13 @@ def _refusing_moved(plain: Callable[..., None]) -> Callable[..., None]:
                     f"{name} must be given in the cost table, got MagiConfig({name}=...); pass "
                     f"MagiConfig(costs=CostTable({name}=...))"
                 )
-        for name, new in RENAMED.items():
-            if name in given:
-                raise TypeError(
-                    f"{name} must be given as {new}, got MagiConfig({name}=...); pass "
-                    f"MagiConfig({new}=...)"
-                )
         plain(self, *args, **given)
 
     return init
 
 
-MagiConfig.__init__ = _refusing_moved(MagiConfig.__init__)  # type: ignore[method-assign]
+_init = refusing_renamed("MagiConfig", RENAMED)(_refusing_moved(MagiConfig.__init__))
+MagiConfig.__init__ = _init  # type: ignore[method-assign]
 
 
 def _check_choice(config: MagiConfig, name: str, values: tuple[str | None, ...]) -> None:

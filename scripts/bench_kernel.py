@@ -6,7 +6,8 @@
     python scripts/bench_kernel.py --level op --impls ours,cudnn
 
 Columns are what can be imported of: ours, cudnn, flex, fa3, fa4, ffa; what is left out says why.
-TFLOP/s count the visible area only: forward 4 * area * head_dim * heads, backward 2.5 times that.
+TFLOP/s count the visible area only: forward 4 * area * head_dim * heads, backward 2.5 times that
+(--value-dim: each product with its own width).
 Every round runs each implementation once, in random order, on one of several input sets in turn;
 the median counts. All are timed at one --level: "autograd" (default), through a differentiable
 function and its torch.autograd.grad, which all have; "op", below autograd. A record has one level.
@@ -39,6 +40,7 @@ from bench_kernel_timing import (
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
+from megatron_magi.core.kernel.widths import Widths
 
 INPUT_SETS = 2
 DIFFERS = "its outputs differ from those"
@@ -54,6 +56,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--directions", type=names, default=["fwd", "bwd"])
     parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument(
+        "--value-dim", type=int, help="of values, if not as wide as queries and keys"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="at most; never fewer than 3")
     parser.add_argument("--cell-seconds", type=float, default=3.0, help="to spend on rounds, about")
     parser.add_argument("--seconds", type=float, help="begin no cell after this time")
@@ -73,6 +78,10 @@ def _list_of(kind: type) -> Any:
         return [kind(part) for part in text.split(",")]
 
     return parse
+
+
+def widths(args: argparse.Namespace) -> Widths:
+    return Widths(args.head_dim, args.value_dim or args.head_dim)
 
 
 def prepare(peer: Peer, case: Case, direction: Direction, inputs: list[Inputs]) -> Ready | str:
@@ -132,9 +141,7 @@ def importable(args: argparse.Namespace) -> dict[str, Peer]:
 
 def cells(args: argparse.Namespace) -> Iterator[tuple[Case, Direction, list[Inputs]]]:
     for seqlen in args.seqlens:
-        inputs = [
-            Inputs.random(seqlen, tuple(args.heads), args.head_dim) for _ in range(INPUT_SETS)
-        ]
+        inputs = [Inputs.random(seqlen, tuple(args.heads), widths(args)) for _ in range(INPUT_SETS)]
         for name in args.masks:
             case = Case(name, seqlen, args.level)
             for direction in args.directions:
@@ -157,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         able, left_out = run_cell(peers, case, direction, inputs)
         times = time_calls(able, Budget(args.rounds, args.cell_seconds)) if able else {}
-        flops = case.flops(args.heads[0], args.head_dim, direction)
+        flops = case.flops(args.heads[0], widths(args), direction)
         key = {"mask": case.name, "seqlen": case.seqlen, "direction": direction}
         rows = [{**key, "impl": impl, **row(flops, ms)} for impl, ms in times.items()]
         record.add(rows)
@@ -176,7 +183,7 @@ def compile_flex(args: argparse.Namespace, peers: dict[str, Peer]) -> None:
         return
     begin, lengths = time.monotonic(), args.flex_seqlens or args.seqlens
     todo = [(name, n) for n in lengths if n in args.seqlens for name in args.masks]
-    compile_ahead(todo, (args.heads[0], args.heads[1]), args.head_dim, args.compile_jobs)
+    compile_ahead(todo, (args.heads[0], args.heads[1]), widths(args), args.compile_jobs)
     print(f"flex compiled for {len(todo)} cases in {time.monotonic() - begin:.0f} s", flush=True)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatron_magi import AttnMask
 from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.kernel.widths import Widths
 
 Direction = Literal["fwd", "bwd"]
 
@@ -50,14 +51,17 @@ class Case:
     def documents(self) -> Documents | None:
         return as_documents(self.name, self.seqlen)
 
-    def flops(self, heads: int, dim: int, direction: Direction) -> float:
-        """Of the visible area: two products forward, five backward."""
-        return 4 * self.mask.area() * heads * dim * (2.5 if direction == "bwd" else 1)
+    def flops(self, heads: int, widths: Widths, direction: Direction) -> float:
+        """Of the visible area: products over head_dim (QK; again, dQ, dK) and over value_dim (PV;
+        dP, dV)."""
+        products = (3, 2) if direction == "bwd" else (1, 1)
+        columns = products[0] * widths.head_dim + products[1] * widths.value_dim
+        return 2 * self.mask.area() * heads * columns
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, dout [T, H, D], k, v [T, G, D], bf16."""
+    """q [T, H, D], k [T, G, D], v [T, G, E], dout [T, H, E], bf16."""
 
     q: Tensor
     k: Tensor
@@ -65,11 +69,14 @@ class Inputs:
     dout: Tensor
 
     @classmethod
-    def random(cls, seqlen: int, heads: tuple[int, int], dim: int, device: str = "cuda") -> Inputs:
+    def random(
+        cls, seqlen: int, heads: tuple[int, int], widths: Widths, device: str = "cuda"
+    ) -> Inputs:
         if device == "cuda" and not torch.cuda.is_available():
             raise SystemExit("a CUDA GPU is needed, got none; run this on one")
-        shapes = [(seqlen, h, dim) for h in (heads[0], heads[1], heads[1], heads[0])]
-        return cls(*(torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes))
+        (heads_q, heads_kv), (dim, value_dim) = heads, widths
+        shapes = [(heads_q, dim), (heads_kv, dim), (heads_kv, value_dim), (heads_q, value_dim)]
+        return cls(*(torch.randn(seqlen, *s, device=device, dtype=torch.bfloat16) for s in shapes))
 
     def leaves(self) -> list[Tensor]:
         """q, k, v that autograd differentiates."""

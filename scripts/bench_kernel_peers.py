@@ -13,6 +13,7 @@ from torch import Tensor
 from megatron_magi import flex_flash_attn_func
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.select import select_backend
+from megatron_magi.core.kernel.widths import widths_of
 
 
 class Ours:
@@ -34,7 +35,7 @@ class Ours:
         return autograd_call(lambda q, k, v: attend(q, k, v)[0], case, direction, x)
 
     def _below_autograd(self, case: Case, direction: Direction, x: Inputs) -> Call:
-        kernel = select_backend(self.backend, x.q.device, x.q.dtype)
+        kernel = select_backend(self.backend, x.q.device, x.q.dtype, widths_of(x.q, x.v))
         table, scale = case.table, x.q.shape[-1] ** -0.5
         if direction == "fwd":
             return lambda: kernel.forward(AttnCall(x.q, x.k, x.v, table, scale))[:1]

@@ -2,6 +2,7 @@
 
     python scripts/sanitize_kernels.py                    # all four tools; exit code 1: a finding
     python scripts/sanitize_kernels.py --tools memcheck,racecheck
+    python scripts/sanitize_kernels.py --widths 192-128   # MLA's kernels alone
     python scripts/sanitize_kernels.py --run              # the cases alone, without a tool
 
 Needs one Hopper GPU and compute-sanitizer of the CUDA toolkit. Results are not compared here; that
@@ -23,6 +24,7 @@ from megatron_magi import AttnMask, masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, Widths
 
 TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": (),
@@ -36,10 +38,12 @@ TOOLS: dict[str, tuple[str, ...]] = {
 OURS = "kernel_substring=magi"
 
 
-Sanitized = tuple[AttnMask, int, torch.dtype]
+WIDTHS = {f"{w.head_dim}-{w.value_dim}": w for w in COMPILED_WIDTHS}
+
+Sanitized = tuple[AttnMask, Widths, torch.dtype]
 
 
-def cases() -> Iterator[Sanitized]:
+def cases(chosen: str) -> Iterator[Sanitized]:
     """Masks with full, partial and no tiles at all, ragged ends, windows and tiny documents."""
     some = [
         masks.full(192, 320),
@@ -48,25 +52,29 @@ def cases() -> Iterator[Sanitized]:
         masks.from_cu_seqlens([0, *range(20, 201, 20)], causal=False),
     ]
     both = (torch.bfloat16, torch.float16)
-    for mask, head_dim, dtype in itertools.product(some, (64, 128), both):
+    all_widths = [WIDTHS[name] for name in chosen.split(",")]
+    for mask, widths, dtype in itertools.product(some, all_widths, both):
         if dtype == torch.bfloat16 or mask is some[1]:
-            yield mask, head_dim, dtype
+            yield mask, widths, dtype
 
 
-def run_case(mask: AttnMask, head_dim: int, dtype: torch.dtype) -> None:
+def run_case(mask: AttnMask, widths: Widths, dtype: torch.dtype) -> None:
     from megatron_magi.core.kernel.hopper import HopperBackend
     from megatron_magi.core.kernel.slice_table import SliceTable
 
     num_q, num_k = mask.total_seqlen_q, mask.total_seqlen_k
     table = SliceTable(mask.slices, num_q, num_k)
-    shapes = ((num_q, 4), (num_k, 2), (num_k, 2), (num_q, 4))
+    dim, value_dim = widths
+    shapes = ((num_q, 4, dim), (num_k, 2, dim), (num_k, 2, value_dim), (num_q, 4, value_dim))
     # Made on the host: the tools look at our kernels only, so what PyTorch's kernels write counts
     # as uninitialised, while copies are seen.
-    q, k, v, dout = (torch.randn(*s, head_dim).to(dtype).cuda() for s in shapes)
-    backend, call = HopperBackend(q.device, dtype), AttnCall(q, k, v, table, head_dim**-0.5)
+    q, k, v, dout = (torch.randn(*s).to(dtype).cuda() for s in shapes)
+    backend, call = HopperBackend(q.device, dtype), AttnCall(q, k, v, table, dim**-0.5)
     for deterministic in (False, True):
         out, lse = backend.forward(call)
         show("forward")
+        backend.forward(call._replace(max_logits=torch.full((4,), -torch.inf).cuda()))
+        show("forward with the largest logits")
         backend.forward(call, prev=(out.cpu().float().cuda(), lse))
         show("forward, continued")
         delta = (out.cpu().float() * dout.cpu().float()).sum(-1).cuda()
@@ -84,19 +92,20 @@ def show(step: str) -> None:
     print(f"  {step}", flush=True)
 
 
-def run_cases() -> None:
+def run_cases(chosen: str) -> None:
     torch.manual_seed(0)
-    for mask, head_dim, dtype in cases():
-        print(f"{mask.total_seqlen_q} x {mask.total_seqlen_k}, {head_dim}, {dtype}", flush=True)
-        run_case(mask, head_dim, dtype)
+    for mask, widths, dtype in cases(chosen):
+        print(f"{mask.total_seqlen_q} x {mask.total_seqlen_k}, {widths}, {dtype}", flush=True)
+        run_case(mask, widths, dtype)
     print("all cases ran")
 
 
-def sanitize(tool: str) -> bool:
+def sanitize(tool: str, widths: str) -> bool:
     """Whether ``tool`` finds nothing."""
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     command = [program, "--tool", tool, *TOOLS[tool], "--error-exitcode", "9"]
     command += ["--print-limit", "5", "--kernel-name", OURS, sys.executable, __file__, "--run"]
+    command += ["--widths", widths]
     begin, last = time.monotonic(), ""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -113,15 +122,16 @@ def sanitize(tool: str) -> bool:
 def main(argv: list[str] | None = None) -> int:
     parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tools", default=",".join(TOOLS), help="of: " + ", ".join(TOOLS))
+    parser.add_argument("--widths", default=",".join(WIDTHS), help="of: " + ", ".join(WIDTHS))
     parser.add_argument("--run", action="store_true", help="run the cases, no tool")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         print("a Hopper GPU is needed, got none; run this on one", file=sys.stderr)
         return 2
     if options.run:
-        run_cases()
+        run_cases(options.widths)
         return 0
-    return 0 if all([sanitize(tool) for tool in options.tools.split(",")]) else 1
+    return 0 if all([sanitize(tool, options.widths) for tool in options.tools.split(",")]) else 1
 
 
 if __name__ == "__main__":

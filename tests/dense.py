@@ -36,6 +36,16 @@ def dense_attention(
     return torch.einsum("hts,shd->thd", probs, v), lse.T
 
 
+def dense_largest(q: Tensor, k: Tensor, mask: AttnMask, scale: float) -> Tensor:
+    """fp64 [H]: the largest visible scaled score."""
+    if 0 in (*q.shape, *k.shape):
+        return torch.full((q.shape[1],), -torch.inf, device=q.device, dtype=torch.float64)
+    keys = k.detach().double().repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = torch.einsum("thd,shd->hts", q.detach().double(), keys) * scale
+    hidden = ~torch.from_numpy(mask.to_dense()).to(q.device)
+    return scores.masked_fill(hidden, -torch.inf).amax((1, 2))
+
+
 def gradients(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, mask: AttnMask, dtype: torch.dtype
 ) -> dict[str, Tensor]:

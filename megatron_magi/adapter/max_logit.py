@@ -13,8 +13,6 @@ from torch import Tensor
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import select_backend
-from megatron_magi.core.plan import AttnPlan
-from megatron_magi.core.runtime.max_logits import dist_max_logits
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -30,7 +28,7 @@ def wants_max_logits(config: TransformerConfig) -> bool:
 def check_max_logits(
     config: TransformerConfig, magi_config: MagiConfig, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Refuse a fused kernel, which does not keep the largest logit, and a layout in which Megatron
+    """Refuse FlexAttention, which does not keep the largest logit, and a layout in which Megatron
     cannot clip.
 
     Raises:
@@ -41,12 +39,12 @@ def check_max_logits(
     _check_clip_layout(config)
     asked = magi_config.kernel_backend
     runs = select_backend(asked, device, dtype).name
-    if runs != "reference":
+    if runs == "flex":
         setting = next(name for name in SETTINGS if getattr(config, name, False))
         raise NotImplementedError(
-            f"{setting} requires the reference kernel, the only one that finds the largest logits, "
-            f"got {runs!r} (kernel_backend={asked!r}, {dtype} on {device}); set {setting}=False, "
-            f"or kernel_backend='reference', which is slow"
+            f"{setting} requires a kernel that finds the largest logits ('cuda' on Hopper, or "
+            f"'reference'), got {runs!r} (kernel_backend={asked!r}, {dtype} on {device}); set "
+            f"{setting}=False, or kernel_backend='reference', which is slow"
         )
 
 
@@ -61,15 +59,12 @@ def _check_clip_layout(config: TransformerConfig) -> None:
         )
 
 
-def record_max_logits(core: Any, q_THD: Tensor, k_SGD: Tensor, plan: AttnPlan, cp: Any) -> None:
+def record_max_logits(core: Any, max_logits_H: Tensor) -> None:
     """Raise core.current_max_attn_logits, [heads of this TP rank], to this microbatch's maxima.
 
-    Every context-parallel rank calls it and gets the same result. A recomputed layer calls it
-    twice, which changes nothing.
-
-    Cost: the scores of a forward are computed once more, and the keys are sent once more.
+    A recomputed layer calls it twice, which changes nothing.
     """
-    check_max_logits(core.config, plan.config, q_THD.dtype, q_THD.device)
-    most = dist_max_logits(q_THD.detach(), k_SGD.detach(), plan, cp, core.softmax_scale)
     before = core.current_max_attn_logits
-    core.current_max_attn_logits = most if before is None else torch.maximum(before, most)
+    core.current_max_attn_logits = (
+        max_logits_H if before is None else torch.maximum(before, max_logits_H)
+    )

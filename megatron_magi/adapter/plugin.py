@@ -22,6 +22,7 @@ from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import select_backend
+from megatron_magi.core.kernel.widths import Widths
 
 STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
 """Prefixes of the class names of Megatron's layers that carry a state along the sequence."""
@@ -152,7 +153,7 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         magi_config.kernel_backend,
         _device(),
         model_config.params_dtype,
-        one_width=heads.head_dim_v is None,
+        Widths(heads.head_dim, heads.value_dim),
     )
     transport = "none"
     if cp_size > 1:

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a sub-command.
 
     Returns:
-        0: fine. 1: the command's own verdict is no (something required is missing, a run fails the
+        0: success. 1: the command's verdict is no (something required is missing, a run fails the
         comparison). 2: wrong usage or input, explained on standard error. 130: Ctrl-C.
     """
     return guarded(partial(_main, list(sys.argv[1:] if argv is None else argv)))
@@ -49,7 +49,7 @@ def _main(arguments: list[str]) -> int:
         )
     options = parser.parse_args(arguments)
     with warnings.catch_warnings():
-        # Megatron's notes on packages it would like to have say nothing about these commands.
+        # Megatron's warnings about optional packages do not matter to these commands.
         warnings.filterwarnings("ignore", module=r"megatron\.")
         code: int = import_module(f"megatron_magi.cli.{options.command}").run(options)
         return code
@@ -74,7 +74,7 @@ def _parser(arguments: Sequence[str]) -> CommandParser:
 def _add_command(
     commands: argparse._SubParsersAction[CommandParser], name: str, is_wanted: bool
 ) -> CommandParser:
-    """The command's parser; a command that cannot be loaded here says why where it is wanted."""
+    """A command's parser. One that cannot be loaded says why in its help, or raises if wanted."""
     try:
         module = import_module(f"megatron_magi.cli.{name}")
     except ImportError as error:

@@ -156,7 +156,7 @@ def _given(options: argparse.Namespace, names: dict[str, str]) -> dict[str, Any]
 
 
 def _refuse_other_gates(options: argparse.Namespace) -> None:
-    """A threshold that this comparison does not have would be a threshold without effect."""
+    """Refuse thresholds of the other kind of comparison, which would have no effect."""
     assert set(NOISE) == {f.name for f in fields(NoiseGates)}, "an option for every gate"
     plain = [name for name, _ in PLAIN.values()]
     other: Sequence[str] = list(NOISE) if options.noise is None else plain

@@ -1,4 +1,4 @@
-"""What a comparison says: a table, verdicts, facts for programs, and speed that judges nothing."""
+"""The report of a comparison: a table, verdicts, facts for programs, and speed without a gate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlainReport:
     """Fixed thresholds, no noise run."""
 
     runs: list[Comparison]
-    """The baseline with itself first."""
+    """First the baseline beside itself, then the runs."""
     controls: list[Comparison]
 
     @property
@@ -107,12 +107,12 @@ class PlainReport:
 
 
 def run_verdict(passed: bool) -> str:
-    """Of a run that should pass."""
+    """The verdict on a run that should pass."""
     return "PASS" if passed else "FAIL"
 
 
 def control_verdict(caught: bool) -> str:
-    """Of a run that should fail."""
+    """The verdict on a run that should fail."""
     return "CAUGHT" if caught else "NOT CAUGHT"
 
 
@@ -122,7 +122,7 @@ def number(value: float) -> float | None:
 
 
 def run_facts(run: RunCurves, baseline: RunCurves) -> dict[str, Any]:
-    """What a run did, whatever it is judged by."""
+    """The facts of a run that every kind of comparison has."""
     speed = run.median_tokens_per_second
     return {
         "name": run.name,

@@ -1,4 +1,4 @@
-"""What a comparison with a noise run says: each gate of each run, with value and limit."""
+"""The report of a comparison with a noise run: each gate of each run, with value and limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NoiseReport:
 
     @property
     def passed(self) -> bool:
-        """Every run passes and every control is told from the baseline."""
+        """Every run passes and every control is caught."""
         return all(j.passed for j in self.runs) and all(j.caught_by for j in self.controls)
 
     def table(self) -> list[str]:

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def judge(checks: list[Check], kernel: str, required: list[str]) -> Verdict:
-    """Problems first, then what was required and is not there."""
+    """The verdict: problems first, then what is required and missing."""
     found = {c.name: c for c in checks}
     failed = [f"{c.name}: {c.found}; {c.advice}" for c in checks if c.status == "problem"]
     met = {

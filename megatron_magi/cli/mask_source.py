@@ -1,4 +1,4 @@
-"""The mask a command is about: from lengths, a data file, a recipe, or ranges."""
+"""The mask that a command is given: by lengths, a data file, a recipe or ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatron_magi.cli.one_line import encoding_error, file_error
 from megatron_magi.cli.parser import UsageError, numbers
 from megatron_magi.config import ForwardMode, MagiConfig
 
-if TYPE_CHECKING:  # the options, and their help, are there without torch
+if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
     from megatron_magi.training.recipe.config import DataConfig, RunConfig
 
@@ -68,7 +68,7 @@ def plan_input(options: argparse.Namespace) -> PlanInput:
     """The mask and settings that the options name.
 
     Raises:
-        UsageError: nothing or something wrong was named.
+        UsageError: the options name no mask, or something wrong.
     """
     try:
         if options.recipe:

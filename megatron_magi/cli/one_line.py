@@ -1,4 +1,4 @@
-"""How a program of ours ends when it cannot go on: one line on standard error, no traceback."""
+"""Ends a program of ours that cannot continue: one line on standard error, no traceback."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from megatron_magi.requirements import explained
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells say it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 
 def guarded(program: Callable[[], int | None]) -> int:
     """The program's exit code; 2 and one line where its input or this machine stops it.
 
-    Every command and script runs in here, so that what no place of its own explains ends well too.
-    What is raised here and not named below is a mistake of ours, and keeps its traceback.
+    Every command and script runs in here, so that an error that nothing else explains still ends
+    with one line. Exceptions that are not named below are our mistakes and keep their traceback.
     """
     try:
         return _written(program)
     except (UsageError, RecipeError) as error:
         return _stopped(str(error))
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+    except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
         _close_output()
         return 0
     except KeyboardInterrupt:
@@ -41,7 +41,7 @@ def guarded(program: Callable[[], int | None]) -> int:
     except MemoryError:
         return _stopped("more memory is needed than there is; try it with fewer tokens or ranks")
     except OSError as error:
-        _close_output()  # may be what failed
+        _close_output()  # writing the output may be what failed
         return _stopped(file_error(error))
 
 
@@ -62,7 +62,7 @@ def encoding_error(error: UnicodeDecodeError, path: Path | None = None) -> str:
 
 
 def _written(program: Callable[[], int | None]) -> int:
-    """Runs it, and writes out what it printed while an error of that still has a handler."""
+    """Run the program, and flush its output while an error can still be handled."""
     try:
         return program() or 0
     finally:
@@ -71,7 +71,7 @@ def _written(program: Callable[[], int | None]) -> int:
 
 
 def _close_output() -> None:
-    """Let the interpreter's own flush at its end, which would complain, go nowhere."""
+    """Redirect the interpreter's last flush, which would print an error, to nowhere."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -29,7 +29,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuses unknown options in the sub-parser that knows the right ones.
 
-        Overrides of a recipe may also stand behind options, where argparse does not expect them.
+        Overrides of a recipe may also follow options, where argparse does not expect them.
         """
         self._given = list(sys.argv[1:] if args is None else args)
         found, unknown = super().parse_known_args(args, namespace)
@@ -50,7 +50,7 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog} has no option {option}; {hint or 'see --help'}")
 
     def hint(self, option: str) -> str:
-        """Where a wrong option is right: the nearest one here, or that of another command."""
+        """The nearest option of this command, or that of another command."""
         here = list(self._option_string_actions)
         for cutoff in (0.8, 0.55):
             if near := get_close_matches(option, here, n=1, cutoff=cutoff):
@@ -61,14 +61,14 @@ class CommandParser(argparse.ArgumentParser):
         return ""
 
     def error(self, message: str) -> NoReturn:
-        """As one sentence that ends with the help to read."""
+        """Raise the error as one sentence that ends with the help to read."""
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice:
             known = [word.strip(" '") for word in choice[2].split(",")]
             hint = nearest(choice[1], known) or f"choose from {', '.join(known)}"
             where = message.split(":")[0].removeprefix("argument ")
             raise UsageError(f"{where} cannot be {choice[1]!r}; {hint}")
-        if "required" in message:  # a mistyped option is the nearer reason
+        if "required" in message:  # a mistyped option is the likelier reason
             for word in self._given:
                 if word.startswith("--") and word.partition("=")[0] not in self.known_options():
                     self._refuse(word)

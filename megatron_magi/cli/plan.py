@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
 from megatron_magi.cli.parser import UsageError, add_output_options
 
-if TYPE_CHECKING:  # the options, and their help, are there without torch
+if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi.core.plan import AttnPlan
     from megatron_magi.viz.plan_facts import LayoutFacts, Layouts
 
 MAX_ROWS = 16
 """Ranks shown in tables; the JSON has all."""
 MAX_REPORT = 2**32
-"""About a minute."""
+"""Steps of work in a report, about a minute."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_report(plan: AttnPlan) -> None:
-    """Every rank's view of a plan goes through all transfers, and through its pairs of chunks."""
+    """Refuse a plan whose report takes minutes: it visits all transfers for every rank, and all
+    pairs of chunks."""
     num_chunks, num_transfers = len(plan.layout.chunk_ranks), len(plan.transfers)
     if num_chunks**2 + 2 * plan.cp_size * num_transfers > MAX_REPORT:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Whether attention works here: planned and run once, small, against torch's own."""
+"""Checks that attention works here: a small case is planned, run and compared with torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from megatron_magi.requirements import MissingRequirement, check_requirements
 
 
 def smoke_test() -> Check:
-    """A plan, and a small causal attention against torch's own; never builds anything."""
+    """Plan a small causal attention and compare it with torch's own; never builds anything."""
     try:
         check_requirements()
     except MissingRequirement:
@@ -15,7 +15,7 @@ def smoke_test() -> Check:
     on_gpu = has_gpu()
     try:
         worst = _difference_to_torch("cuda" if on_gpu else "cpu")
-    except Exception as error:  # whatever is broken here is what the command is for
+    except Exception as error:  # the command is there to report whatever is broken
         return Check("attention", "problem", f"{type(error).__name__}: {error}", "see the message")
     if worst < 1e-4:
         where = "cuda" if on_gpu else "cpu"

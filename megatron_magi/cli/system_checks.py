@@ -1,6 +1,6 @@
 """One check per thing that training needs or may use; none of them builds or downloads.
 
-None needs torch or the compiled planner to be there: that is found out here.
+They run without torch and without the compiled planner, and report if these are missing.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Check:
 
     name: str
     status: Literal["ok", "absent", "problem"]
-    """absent: not there, and what is there runs without it."""
+    """absent: not installed, and the rest runs without it."""
     found: str
     advice: str = ""
 
 
 def all_checks() -> list[Check]:
-    """From the interpreter up to what Megatron may use."""
+    """All checks, from the interpreter to the packages that Megatron may use."""
     nvcc = check_nvcc()
     return [
         check_python(),
@@ -173,7 +173,7 @@ def check_megatron() -> Check:
 
 
 def check_apex() -> Check:
-    """NVIDIA's, which has no package on PyPI; the one that is there has only the name."""
+    """NVIDIA's apex has no package on PyPI; the package of that name is another."""
     spec = importlib.util.find_spec("apex")
     if spec is None:
         return Check(
@@ -191,7 +191,7 @@ def check_apex() -> Check:
 
 
 def torch_or_none() -> Any:
-    """torch, or None where it is not there."""
+    """torch, or None if it is missing."""
     try:
         return check_package("torch")
     except MissingRequirement:

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     except RecipeError as error:
         if place is None or place.rank == 0:
             raise UsageError(str(error)) from error
-        time.sleep(SECONDS_TO_REPORT)  # torchrun stops all when one ends: rank 0 has to be first
+        time.sleep(SECONDS_TO_REPORT)  # torchrun stops all when one ends: rank 0 must be first
         return 2
     if place is not None:
         run_rank(config, place)
@@ -106,7 +106,7 @@ def _show(config: RunConfig, options: argparse.Namespace, place: Place | None) -
         return
     facts = dry_run(config, place.world_size if place else None)
     print(report(facts, options.mfu, options.peak_tflops), flush=True)
-    check_overwrite(config)  # last: the facts hold for a run of another name
+    check_overwrite(config)  # last, because the facts hold under any name
 
 
 def _check_start(config: RunConfig, place: Place | None) -> None:

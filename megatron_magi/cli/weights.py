@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FILE_GIB = 5.0
 NOT_THEIRS = ("init_std", "fused")
-"""Fields of the model section that no config.json says anything about."""
+"""Fields of the model section that have no key in a config.json."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The compiled C++ planner, or one clear error if it is missing."""
+"""The compiled C++ of csrc/planner and csrc/schedule, or one clear error if it is missing."""
 
 from __future__ import annotations
 

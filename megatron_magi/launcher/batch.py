@@ -1,4 +1,4 @@
-"""In place of Megatron's slicing of a batch for context parallelism: dispatch by the plan."""
+"""Dispatches a batch by the plan, in place of Megatron's slicing for context parallelism."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from megatron_magi.launcher.documents import (
 from megatron_magi.launcher.launch import Launch
 
 ROWS = ("tokens", "labels", "loss_mask", "position_ids")
-"""Entries of a Megatron batch that hold one value a token."""
+"""Entries of a Megatron batch that hold one value per token."""
 
 
 def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
     """Megatron's batch with this rank's rows in place of all of them, as a new dict.
 
-    Megatron may replay the given dict. Samples of a microbatch are joined to one stream. The dense
-    attention mask is dropped, since the plan has the mask. Outside a schedule, where Megatron draws
-    batches to skip them, nothing is planned.
+    The given dict is not changed, because Megatron may use it again. Samples of a microbatch are
+    joined to one stream. The dense attention mask is dropped, since the plan has the mask. Outside
+    a schedule, where Megatron draws batches to skip them, nothing is planned.
 
     Args:
         batch: the full rows [micro batch, length]; entries may be None on a stage that reads none.
@@ -131,7 +131,7 @@ class _OneRank:
 def replace_scheduled_batch(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
     """For `get_batch_on_this_rank_for_sequence_packing` of 0.20.
 
-    Megatron assembles the whole stream as for one context-parallel rank; then it is dispatched.
+    Megatron assembles the whole stream as for one context-parallel rank, and we dispatch it.
     """
 
     @functools.wraps(original)
@@ -164,10 +164,10 @@ def replace_scheduled_batch(original: Callable[..., Any], launch: Launch) -> Cal
 
 
 def _dispatch_padding(launch: Launch, batch: dict[str, Any], padding: Tensor) -> Tensor:
-    """bool [1, num_local_tokens], True where a router must not count the row."""
+    """bool [1, num_local_tokens]: True where a router must not count the row."""
     rows = next((batch[name] for name in ("tokens", "labels") if batch[name] is not None), None)
     packed = carried_plan(rows)
-    if packed is None:  # a middle stage: its forward makes the same plan
+    if packed is None:  # a middle pipeline stage: its forward makes the same plan
         bounds = bounds_of_cu_seqlens(batch["cu_seqlens"], None, padding.numel())
         packed = launch.plan(bounds, requested_mask(launch.options.mask_function(), bounds, None))
     whole = padding.reshape(-1).long()

@@ -1,4 +1,4 @@
-"""Megatron's training program without CUDA, beside what `adapter.cpu` does for the core.
+"""Lets Megatron's training program run without CUDA, as `adapter.cpu` does for the core.
 
 `megatron.training` asks for CUDA before it trains, reads properties of the device for its settings
 and its log, runs `make` for helpers that a wheel has prebuilt, and warms up fusions that draw
@@ -41,7 +41,7 @@ def install_cpu_training() -> bool:
 def skip_compilation_of_wheels() -> None:
     """Keep a wheel's prebuilt dataset helpers: it has no Makefile, and Megatron stops without one.
 
-    A source checkout is compiled as ever.
+    A source checkout is compiled as usual.
     """
     from megatron.core.datasets import utils
 

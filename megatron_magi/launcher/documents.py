@@ -14,9 +14,9 @@ from megatron_magi.launcher.flags import MaskFunction
 
 @dataclass(frozen=True)
 class MaskRequest:
-    """What a `--magi-mask` function is called with, once a microbatch, on every rank and stage.
+    """The argument of a `--magi-mask` function, which is called once a microbatch on every rank.
 
-    It must return the same mask on all of them: the ranks compare what they planned.
+    It must return the same mask on all ranks, because they compare what they planned.
     """
 
     bounds: tuple[int, ...]
@@ -50,7 +50,7 @@ def requested_mask(
 
 
 def sequence_bounds(sequences: tuple[int, int]) -> list[int]:
-    """Boundaries of (count, length) equal sequences behind one another."""
+    """Boundaries of ``count`` consecutive sequences of ``length`` tokens."""
     count, length = sequences
     return list(range(0, (count + 1) * length, length))
 
@@ -59,9 +59,9 @@ def bounds_of_cu_seqlens(cu_seqlens: Tensor, padded: Tensor | None, total: int) 
     """Boundaries from Megatron's cu_seqlens; a document's padding is a document of its own.
 
     Args:
-        cu_seqlens: int32 [n + 1] or [1, n + 1], often with copies of the last entry behind it.
-        padded: the same of documents that were padded; None or equal to cu_seqlens without.
-        total: tokens of the stream; what lies behind the last document is one more.
+        cu_seqlens: int32 [n + 1] or [1, n + 1], often with copies of the last entry at its end.
+        padded: the same with the padding of each document; None or equal to cu_seqlens: none.
+        total: tokens of the stream; those after the last document form another one.
 
     Raises:
         ValueError: several samples, each with boundaries of its own.
@@ -78,7 +78,7 @@ def bounds_of_cu_seqlens(cu_seqlens: Tensor, padded: Tensor | None, total: int) 
 
 
 def bounds_of_eod(tokens: Tensor, eod: int) -> list[int]:
-    """Boundaries behind every end-of-document token, and between the sequences of a batch.
+    """Boundaries after every end-of-document token, and between the sequences of a batch.
 
     Args:
         tokens: int64 [batch, length].

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from megatron_magi.config import ForwardMode, KernelBackend, MagiConfig
 
 MaskFunction = Callable[..., Any]
-"""Of `--magi-mask`: called with a `launcher.documents.MaskRequest`, returns an AttnMask."""
+"""The function of `--magi-mask`: it takes a `launcher.documents.MaskRequest`."""
 
 CONFIG_FLAGS: dict[str, dict[str, Any]] = {
     "chunk_size": {"type": int},
@@ -27,14 +27,14 @@ CONFIG_FLAGS: dict[str, dict[str, Any]] = {
     "dkv_reduce_in_fp32": {"action": "store_false", "flag": "--magi-dkv-in-input-dtype"},
     "agreement_timeout_s": {"type": float, "flag": "--magi-timeout-s"},
 }
-"""MagiConfig fields that have a flag; `--magi-` and the field's name unless `flag` says else."""
+"""MagiConfig fields with a flag: `--magi-` and the field's name, unless `flag` has another."""
 
 MEGATRON_BACKENDS = ("flash", "fused", "unfused", "local", "auto")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks of us."""
+    """Our flags, parsed."""
 
     config: MagiConfig
     mask_name: str | None = None

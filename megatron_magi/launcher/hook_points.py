@@ -1,7 +1,7 @@
-"""Every place of Megatron that we take hold of, with what we rely on there.
+"""Every place of Megatron that we replace, with what we rely on there.
 
-One table for all versions. `check` compares it with the Megatron that is here, so a new version is
-judged in seconds: `python scripts/check_hooks.py`.
+One table for all versions. `check` compares it with the installed Megatron, so that a new version
+is checked in seconds: `python scripts/check_hooks.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HookPoint:
     first: Minor = FIRST
     last: Minor = LAST
     everywhere: bool = False
-    """Rebind it in every module that took it by name, not in its own alone."""
+    """Rebind it also in every module that imported it by name."""
 
     def owner(self) -> tuple[Any, str]:
         """The module or class that has the attribute, and its name there.

@@ -18,7 +18,7 @@ NUM_RECENT = 16
 
 @dataclass
 class StepStats:
-    """What the plans of one step were like; sums over its microbatches on this rank."""
+    """Figures of the plans of one step, summed over its microbatches on this rank."""
 
     num_plans: int = 0
     imbalance: float = 0.0
@@ -26,7 +26,7 @@ class StepStats:
     received: float = 0.0
     """Key rows that come from other ranks, as a fraction of the stream's."""
     plan_ms: float = 0.0
-    """Host time of planning in milliseconds; almost none where an equal microbatch came before."""
+    """Host time of planning in milliseconds; almost 0 if an equal microbatch came before."""
 
     def means(self) -> dict[str, float]:
         """By the names that Megatron's log and TensorBoard show."""
@@ -46,7 +46,7 @@ class Launch:
     args: Any = None
     """Megatron's arguments, once they are validated."""
     model_config: Any = None
-    """TransformerConfig of the model, once a chunk of it is built."""
+    """TransformerConfig of the model, once a model chunk is built."""
     sequences: tuple[int, int] | None = None
     """(sequences in a microbatch, tokens in each) of the schedule that runs; None outside one."""
     stats: StepStats = field(default_factory=StepStats)

@@ -85,7 +85,7 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
 
 
 def _require_causal(model: Any) -> None:
-    """Documents are causal inside unless --magi-mask says else; the spec must ask for the same."""
+    """Documents are causal inside without --magi-mask; the layer spec must ask for the same."""
     for name, module in model.named_modules():
         if isinstance(module, MagiCoreAttention) and module.attn_mask_type in NOT_CAUSAL:
             raise NotImplementedError(
@@ -139,7 +139,7 @@ def _plan_of(launch: Launch, model: Any, given: dict[str, Any]) -> MagiPackedSeq
 
 
 def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
-    """A stage that reads no rows plans the same from the boundaries alone, and joins the others."""
+    """The plan of a pipeline stage that reads no rows, made from the boundaries alone."""
     if launch.sequences is None:
         raise RuntimeError(
             "with --attention-backend magi a model must run inside a schedule, got a forward "

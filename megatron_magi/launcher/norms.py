@@ -11,7 +11,7 @@ from megatron_magi.adapter.layer_spec import with_own_norms
 from megatron_magi.adapter.rms_norm import LocalNorm
 
 HAS_FUSED_NORMS = transformer_block.LayerNormImpl is not WrappedTorchNorm
-"""Whether TransformerEngine or apex is there; read before our hook takes the name's place."""
+"""Whether TransformerEngine or apex is installed; read before our hook replaces the name."""
 
 
 def own_norms(spec: Any, config: Any) -> Any:
@@ -31,5 +31,5 @@ def own_norms(spec: Any, config: Any) -> Any:
 
 
 def own_final_norm(original: Any, launch: Any) -> Any:
-    """For the norm behind the last layer, which no spec of a layer holds."""
+    """For the norm after the last layer, which no layer spec holds."""
     return original if HAS_FUSED_NORMS else LocalNorm

@@ -1,4 +1,4 @@
-"""Megatron's schedules and steps: lengths of the plan in, plans compared, figures in the log."""
+"""Megatron's schedules and steps: they take the plan's length, compare plans and log figures."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def wrap_get_schedule(original: Callable[..., Any], launch: Launch) -> Callable[
 def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
     """One schedule over all microbatches, for training or validation.
 
-    Stages exchange the rows of one joined stream, padded as the plan pads it. When the last
-    microbatch is through, all ranks of a model have planned the same, or all get an error: before
-    the optimizer uses a gradient.
+    Pipeline stages exchange the rows of one joined stream, padded as the plan pads it. After the
+    last microbatch, and before the optimizer uses a gradient, all ranks of a model have planned the
+    same, or all get an error.
     """
     if launch.model_config is None:
         raise SystemExit(
@@ -54,8 +54,8 @@ def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) ->
 def with_counted_loss(forward_step: Callable[..., Any]) -> Callable[..., Any]:
     """The forward step with a loss function that must count its tokens.
 
-    Per-token loss divides every gradient by the tokens of all ranks, and Megatron takes no count
-    for 0: gradients would be larger by all of them, without an error.
+    Per-token loss divides every gradient by the tokens of all ranks, and Megatron takes a missing
+    count as 0. Gradients would then not be divided at all, without an error.
     """
 
     @functools.wraps(forward_step)
@@ -77,7 +77,7 @@ def _counted(loss_function: Callable[..., Any], output: Any, **kwargs: Any) -> A
 
 
 def wrap_train_step(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
-    """For `train_step`: its losses, which Megatron logs by name, and our figures beside them."""
+    """For `train_step`: adds our figures to its losses, which Megatron logs by name."""
 
     @functools.wraps(original)
     def train_step(*args: Any, **kwargs: Any) -> Any:

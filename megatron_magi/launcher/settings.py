@@ -1,4 +1,4 @@
-"""Megatron's arguments under our switch: what is set, what is lifted, what is refused."""
+"""Megatron's arguments under our switch: which are set, lifted or refused."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from megatron_magi.launcher.launch import Launch
 
 @dataclass(frozen=True)
 class Refusal:
-    """A Megatron argument with which a run would stop, be wrong, or was never tried."""
+    """A Megatron argument with which a run would stop or be wrong, or that was never tried."""
 
     argument: str
-    """Name in Megatron's namespace; a version without it refuses nothing."""
+    """Its name in Megatron's namespace; a version without it has nothing to refuse."""
     works: tuple[Any, ...]
     """Its values that work."""
     flag: str
@@ -110,7 +110,7 @@ HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
 
 
 def wrap_validate_args(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
-    """For `validate_args`: our settings before it, our refusals before them."""
+    """For `validate_args`: our refusals come first, then our settings, then Megatron's checks."""
 
     @functools.wraps(original)
     def validate_args(args: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -127,7 +127,7 @@ def wrap_validate_args(original: Callable[..., Any], launch: Launch) -> Callable
 
 
 def refuse_arguments(args: Any) -> None:
-    """Stop with one line at the first argument that does not work.
+    """Stop with one line for the first argument that does not work.
 
     Raises:
         SystemExit: with what is required, what came and what to do.
@@ -147,7 +147,7 @@ def refuse_arguments(args: Any) -> None:
 
 
 def _refuse_layers(args: Any) -> None:
-    """Before anything is built, since layers may want packages of their own."""
+    """Checked before anything is built, since layers may need packages of their own."""
     for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
         pattern = getattr(args, name, None) or ""
         found = [f"{symbol} ({kind})" for symbol, kind in OTHER_LAYERS.items() if symbol in pattern]
@@ -160,7 +160,7 @@ def _refuse_layers(args: Any) -> None:
 
 
 def _refuse_routers_that_count_rows(args: Any) -> None:
-    """A router counts the rows it sees: padding rows, and samples joined to one stream."""
+    """A router would count padding rows, and samples that are joined to one stream."""
     if not getattr(args, "num_experts", None):
         return
     multiple = args.context_parallel_size
@@ -184,7 +184,7 @@ def _refuse_routers_that_count_rows(args: Any) -> None:
 
 
 def change_settings(args: Any) -> str:
-    """Set what our plan needs; returns what to tell the user."""
+    """Set what our plan needs, and return what to tell the user."""
     args.create_attention_mask_in_dataloader = False
     if args.calculate_per_token_loss:
         return ""
@@ -194,10 +194,10 @@ def change_settings(args: Any) -> str:
 
 @contextmanager
 def any_seq_length(args: Any) -> Iterator[None]:
-    """Let Megatron validate with the next length that its own slicing could share.
+    """Let Megatron validate with the next length that its own slicing could divide.
 
     Megatron asserts that 2 * cp divides the length. Only that assertion and the one on
-    max_position_embeddings read it, and the length itself is put back behind them.
+    max_position_embeddings read it, and the length is restored after them.
     """
     multiple = 2 * args.context_parallel_size
     length, positions = args.seq_length, args.max_position_embeddings
@@ -213,7 +213,7 @@ def any_seq_length(args: Any) -> Iterator[None]:
 
 
 def _refuse_pairs_of_stages_over_gloo(args: Any) -> None:
-    """0.17 pairs the messages of two stages wrongly there, with and without our switch."""
+    """0.17 pairs the messages of two pipeline stages wrongly, with and without our switch."""
     virtual = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
     pair = args.pipeline_model_parallel_size == 2 and virtual
     over_gloo = getattr(args, "distributed_backend", "nccl") == "gloo"

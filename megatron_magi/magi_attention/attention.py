@@ -7,20 +7,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from megatron_magi.checks import flag, integer, number
-from megatron_magi.core.kernel.attention import (
-    AttnForwardMeta,
-    _slices_of_ranges,
-    scale_of,
-)
+from megatron_magi.core.kernel.attention import AttnForwardMeta
 from megatron_magi.core.kernel.attention import flex_flash_attn_func as _flex_flash_attn
 from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.kernel.backend import acc_dtype
-from megatron_magi.core.kernel.max_logits import check_max_logits, max_logits
 from megatron_magi.core.kernel.sink import apply_sink, check_layout
-from megatron_magi.core.kernel.slice_table import slice_table
-from megatron_magi.core.runtime.dist_attn import dist_attn
-from megatron_magi.core.runtime.max_logits import dist_max_logits
-from megatron_magi.core.tensor_checks import tensor
+from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
 from megatron_magi.magi_attention.environment import tell_about_environment
 from megatron_magi.magi_attention.runtime_key import DistAttnRuntimeKey, check_key, remember
 
@@ -73,7 +65,7 @@ def flex_flash_attn_func(
         sink: learnable logits, "sh" [s, H] or "ssh" [T, s, H]; see ``core/kernel/sink.py``.
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
-        return_max_logits: on the reference backend; refused where another one runs.
+        return_max_logits: refused where FlexAttention runs.
         the rest: only their defaults mean something here: ``softcap``, ``index_attn``,
             ``index_attn_indices`` and block sizes are refused otherwise, ``TUNING_ARGUMENTS`` are
             ignored.
@@ -90,21 +82,14 @@ def flex_flash_attn_func(
     _refuse_index_attention(index_attn, index_attn_indices, q_block_size, k_block_size)
     _refuse_softcap(softcap)
     check_layout(sink_layout)
-    if flag(return_max_logits, "return_max_logits"):
-        tensor(q, "q")
-        check_max_logits("auto", q)
     out, meta = _flex_flash_attn(
         q, k, v, q_ranges, k_ranges, attn_type_map,
         softmax_scale=softmax_scale,
         deterministic=deterministic,
         # Rounded once, after the sink.
         out_dtype=None if sink is None else acc_dtype(q.dtype),
+        return_max_logits=return_max_logits,
     )  # fmt: skip
-    if return_max_logits:
-        slices = _slices_of_ranges(q_ranges, k_ranges, attn_type_map, len(q), len(k))
-        table = slice_table(slices, len(q), len(k))
-        most = max_logits(q, k, table, scale_of(q, softmax_scale))
-        meta = replace(meta, max_logits=most)
     if sink is None:
         return out, meta
     out, lse = apply_sink(out, meta.lse, sink, sink_layout)
@@ -131,7 +116,7 @@ def calc_attn(
             it over the group, as with any replicated parameter whose tokens are spread.
         softmax_scale: None: 1 / sqrt(D).
         softcap: only 0.0.
-        return_max_logits: on the reference backend; refused where another one runs.
+        return_max_logits: refused where FlexAttention runs.
 
     Returns:
         out: [num_tokens_local, H, D]; AttnForwardMeta with lse [num_tokens_local, H] and
@@ -139,19 +124,17 @@ def calc_attn(
 
     Raises:
         TypeError, ValueError: tensors that do not fit the key.
-        NotImplementedError: softcap; return_max_logits with a fused kernel.
+        NotImplementedError: softcap; return_max_logits with FlexAttention.
         AgreementError: ranks that planned different things.
     """
     check_key(key)
     _refuse_softcap(softcap)
-    if flag(return_max_logits, "return_max_logits"):
-        tensor(q, "q")
-        check_max_logits(key.plan.config.kernel_backend, q)
     remember(key)
-    out, lse = dist_attn(q, k, v, key.plan, key.cp_group, softmax_scale)
-    most = None
-    if return_max_logits:
-        most = dist_max_logits(q, k, key.plan, key.cp_group, softmax_scale)
+    call, most = (q, k, v, key.plan, key.cp_group, softmax_scale), None
+    if flag(return_max_logits, "return_max_logits"):
+        out, lse, most = dist_attn_and_max_logits(*call)
+    else:
+        out, lse = dist_attn(*call)
     if sink is not None:
         out, lse = apply_sink(out, lse, sink, "sh")
     return out, AttnForwardMeta(lse, most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar, overload
 
-from megatron_magi.checks import flag, instance, integer
+from megatron_magi.checks import flag, integer, shown
 from megatron_magi.magi_attention.range import AttnRange
 
 List = TypeVar("List", bound="RangeList")
@@ -141,4 +141,8 @@ def _range(value: object) -> AttnRange:
 
 
 def _check_list(value: object, name: str) -> None:
-    instance(value, RangeList, name, "pass AttnRanges.from_ranges([[start, end], ...])")
+    if not isinstance(value, RangeList):  # the error names the class that a caller knows
+        raise TypeError(
+            f"{name} must be an AttnRanges, got {shown(value)}; "
+            f"pass AttnRanges.from_ranges([[start, end], ...])"
+        )

@@ -1,4 +1,4 @@
-"""L6: a typed run, its data, its loop and its log, on stock megatron-core."""
+"""L6: a typed run with its data, loop and log, on stock megatron-core."""
 
 import contextlib
 

@@ -1,1 +1,1 @@
-"""What a plan does, as numbers and as pictures (matplotlib, the optional extra ``viz``)."""
+"""A plan in numbers and pictures (matplotlib, the optional extra ``viz``)."""

@@ -18,8 +18,8 @@ class DocumentZigzag:
     """Every document is padded to a multiple of 2 * cp_size rows and cut in 2 * cp_size pieces, of
     which rank r takes the pieces r and 2 * cp_size - 1 - r.
 
-    Local order of a rank: document by document, in each the piece from the front, then that from
-    the back. Rows outside every document count as one of their own, which sees nothing.
+    Local order of a rank: document by document, in each first the piece from the front, then that
+    from the back. Rows outside every document count as a document that sees nothing.
     """
 
     cp_size: int
@@ -31,10 +31,10 @@ class DocumentZigzag:
 
     @classmethod
     def of(cls, mask: AttnMask, cp_size: int) -> DocumentZigzag | None:
-        """The layout of this mask; None: it is not made of packed documents.
+        """The layout of this mask; None if the mask is not made of packed documents.
 
-        Packed documents: each sees nothing but itself, and one rule (all, causal or a window)
-        holds for all of them.
+        Packed documents attend only within themselves, by one rule for all (full, causal or a
+        window).
         """
         q0, q1, k0, k1, d_lo, d_hi = mask.slices.astype(np.int64).T
         longest = np.array([-d_lo, d_hi]).max(axis=1, initial=-1)
@@ -66,7 +66,7 @@ class DocumentZigzag:
         return self.cp_size * self.num_local_tokens - int(self.starts[-1])
 
     def runs(self, rank: int) -> Int64Array:
-        """int64 [n, 4], without padding: first row, row behind the last, local row of the first,
+        """int64 [n, 4], without padding: first row, row after the last, local row of the first,
         document."""
         size = self.piece_sizes
         begin, end = self.starts[:-1], self.starts[1:]
@@ -99,7 +99,7 @@ class DocumentZigzag:
         return np.array([self._load(rank, tile_q, tile_k) for rank in range(self.cp_size)])
 
     def _rows_owned(self, rank: int) -> int:
-        """Rows that see something, and so are read by their own rank."""
+        """Rows that see something, and therefore are read by their own rank."""
         start, end, _, document = self.runs(rank).T
         return int((end - start)[self.reach[document, 0] >= 0].sum())
 
@@ -126,7 +126,7 @@ class DocumentZigzag:
     def _keys(
         self, start: Int64Array, end: Int64Array, document: Int64Array
     ) -> tuple[Int64Array, Int64Array]:
-        """First key and key behind the last one that the rows [start, end) of a document see."""
+        """First key, and key after the last one, that the rows [start, end) of a document see."""
         left, right = self.reach[document].T
         first = np.maximum(self.starts[document], start - left)
         last = np.minimum(self.starts[document + 1], end + right)
@@ -134,7 +134,7 @@ class DocumentZigzag:
 
 
 def union_length(groups: Int64Array, starts: Int64Array, ends: Int64Array) -> int:
-    """Numbers in the union of the ranges [start, end) of every group, all groups together.
+    """How many numbers the unions of the ranges [start, end) of each group have in all.
 
     Ranges are ascending: by group, and by start inside a group.
     """

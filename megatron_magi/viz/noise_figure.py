@@ -1,4 +1,4 @@
-"""Loss curves, and below how far each run is from the baseline beside what rounding does."""
+"""Loss curves, and below them each run's distance from the baseline beside that of rounding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_magi.viz.style import GRID, INK, MUTED, new_figure, rank_colors, t
 FAILED = "#c0392b"
 BAND = "#9aa5b1"
 LABEL_HEIGHT = 0.06
-"""Of a panel's height."""
+"""Least distance of two labels, as a part of a panel's height."""
 SMALLEST = 1e-7
 """A band narrower than this many percent is drawn as if it were as wide."""
 SMOOTHED_SHARE = 20
@@ -54,7 +54,7 @@ def noise_figure(runs: list[Judged], controls: list[Judged]) -> Any:
 
 
 def _styles(runs: list[Judged], controls: list[Judged]) -> list[dict[str, Any]]:
-    """A color for each right run; red and broken for what fails or should."""
+    """A color for each run that passes; red and broken for what fails or should fail."""
     wrong = {"color": FAILED, "linestyle": (0, (4, 2)), "linewidth": 1.4}
     colors = rank_colors(max(len(runs), 2))
     right = [{"color": color, "linewidth": 1.4} for color in colors]
@@ -71,7 +71,7 @@ def smoothed(values: Curve) -> Curve:
 
 
 def _draw_band(axes: Any, judged: Judged) -> float:
-    """The noise runs' mean |difference|, smoothed, around 0, once and twice; its largest, %."""
+    """Draw the noise runs' smoothed mean |difference| around 0, once and twice; its maximum, %."""
     size, steps = 100 * smoothed(np.abs(judged.noise).mean(axis=0)), _steps(judged)
     for times, alpha in ((2, 0.25), (1, 0.45)):
         axes.fill_between(steps, -times * size, times * size, color=BAND, alpha=alpha, linewidth=0)
@@ -85,7 +85,7 @@ def _draw_band(axes: Any, judged: Judged) -> float:
 
 
 def _scale(axes: Any, band: float, lines: list[_Line]) -> None:
-    """Linear as far as the band goes, then decades: a wrong run may be a thousand times off."""
+    """Linear within the band, then logarithmic: a wrong run may be a thousand times off."""
     unit = _round_above(band)
     values = np.concatenate([line.values for line in lines])
     values = np.abs(values[np.isfinite(values)])
@@ -97,7 +97,7 @@ def _scale(axes: Any, band: float, lines: list[_Line]) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     low, high = axes.get_ylim()
-    axes.set_ylim(min(low, -unit), max(high, unit))  # the ticks of the linear part are seen
+    axes.set_ylim(min(low, -unit), max(high, unit))  # shows the ticks of the linear part
 
 
 def _round_above(x: float) -> float:
@@ -109,13 +109,13 @@ def _round_above(x: float) -> float:
 def _draw_lines(axes: Any, lines: list[_Line]) -> None:
     for line in lines:
         axes.plot(line.steps, line.values, **line.style)
-    axes.autoscale_view()  # heights below are those of the finished panel
+    axes.autoscale_view()  # the heights below need the final limits
     for end in sorted({line.steps[-1] for line in lines}):
         _label([line for line in lines if line.steps[-1] == end], axes, end)
 
 
 def _label(lines: list[_Line], axes: Any, end: float) -> None:
-    """Names at the ends of lines that end at one step, moved apart where they would touch."""
+    """Label lines that end at the same step, with the names moved apart where they would touch."""
     to_height = axes.transData + axes.transAxes.inverted()
 
     def height(line: _Line) -> float:

@@ -1,4 +1,4 @@
-"""Numbers behind a plan's tables and pictures: layouts, traffic, memory."""
+"""The numbers of a plan's tables and pictures: layouts, traffic, memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LayoutFacts:
     loads: npt.NDArray[np.int64]
     """int64 [cp_size]: kernel tiles."""
     rows_received: npt.NDArray[np.int64]
-    """int64 [cp_size]: key rows, as the layout moves them; padding travels, too."""
+    """int64 [cp_size]: key rows that a rank receives in this layout, padding included."""
     rows_needed: npt.NDArray[np.int64]
     """int64 [cp_size]: key rows that a rank reads and does not own."""
     padding_tokens: int
@@ -46,13 +46,13 @@ class LayoutFacts:
 
     @property
     def imbalance(self) -> float:
-        """Tiles of the fullest rank over the mean; 1.0 for an empty mask."""
+        """Largest load over the mean; 1.0 for an empty mask."""
         total = int(self.loads.sum())
         return int(self.loads.max()) * self.cp_size / total if total else 1.0
 
 
 Layouts = dict[str, LayoutFacts | None]
-"""By name, the usual ones first, ours last; None: the mask has no such layout."""
+"""Layouts by name, the usual ones first, ours last; None: the mask has no such layout."""
 
 
 def compare_layouts(plan: AttnPlan, per_sequence: AttnPlan) -> Layouts:
@@ -69,7 +69,7 @@ def compare_layouts(plan: AttnPlan, per_sequence: AttnPlan) -> Layouts:
 
 
 def layout_of_plan(plan: AttnPlan, all_travel: bool = False) -> LayoutFacts:
-    """The plan's layout; ``all_travel``: with a ring or all-gather in place of its exchange."""
+    """The plan's layout; ``all_travel``: with a ring or all-gather instead of its exchange."""
     layout, needed = plan.layout, plan.rows_received
     ranges = [
         np.minimum(layout.local_ranges(rank), layout.total_seqlen) for rank in range(plan.cp_size)
@@ -85,7 +85,7 @@ def layout_of_plan(plan: AttnPlan, all_travel: bool = False) -> LayoutFacts:
 
 
 def per_document(plan: AttnPlan) -> LayoutFacts | None:
-    """Zigzag per document of the plan's mask and tiles; None: it is not packed documents."""
+    """Zigzag per document of the plan's mask and tiles; None if it is not packed documents."""
     layout = DocumentZigzag.of(plan.mask, plan.cp_size)
     if layout is None:
         return None
@@ -132,8 +132,8 @@ def stage_rows(plan: AttnPlan) -> npt.NDArray[np.int64]:
 def receive_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
     """int64 [cp_size]: peak of the forward's key and value buffers.
 
-    While a stage computes, the next one's keys and values arrive: two stages are alive. A stage on
-    own and received rows has both in its buffer.
+    While a stage computes, the next one's keys and values arrive, so two buffers are alive. The
+    buffer of a stage on own and received rows holds both.
     """
     row_bytes = plan.head_shape.kv_row_bytes
     views = [plan.rank_plan(rank).forward_stages for rank in range(plan.cp_size)]

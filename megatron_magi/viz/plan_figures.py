@@ -59,7 +59,7 @@ def masks_figure(named: dict[str, AttnMask], columns: int = 4) -> Any:
 
 
 def shares_figure(layouts: Layouts, text: str) -> Any:
-    """Who computes what: the mask in the color of each row's rank, one panel per layout, and loads.
+    """The mask in the color of each row's rank, one panel per layout, and the loads.
 
     Args:
         text: a sentence about the mask.
@@ -76,7 +76,7 @@ def shares_figure(layouts: Layouts, text: str) -> Any:
 
 
 def layouts_there(layouts: Layouts) -> Drawn:
-    """Without those that the mask does not have."""
+    """The layouts, without those that the mask does not have."""
     return {name: layout for name, layout in layouts.items() if layout is not None}
 
 
@@ -172,7 +172,7 @@ def _load_bars(axes: Any, drawn: Drawn) -> None:
 
 
 def _rows_text(layout: LayoutFacts) -> str:
-    """Mean key rows of a rank; what was only moved is told from what is needed."""
+    """Mean key rows of a rank: those received, and those needed if that is another number."""
     received, needed = short(layout.rows_received.mean()), short(layout.rows_needed.mean())
     used = "all needed" if received == needed else f"needed {needed}"
     return f"key rows received: {received}, {used}; padding {short(layout.padding_tokens)}"

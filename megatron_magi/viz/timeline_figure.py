@@ -27,7 +27,7 @@ MAX_LABELLED_RANKS = 16
 
 
 def timeline_figure(plan: AttnPlan) -> Any:
-    """Every rank's stages as the planner predicts them: what hides behind what."""
+    """Every rank's stages as the planner predicts them, with what overlaps."""
     times = predict_times(plan)
     end = times.forward_us or 1.0
     colors = rank_colors(plan.cp_size)
@@ -57,7 +57,7 @@ def _bar(
     text: str,
     end: float,
 ) -> None:
-    """``row``: middle and height; ``span``: microseconds, of ``end`` in all."""
+    """``row``: middle and height; ``span``: begin and end in microseconds, of ``end`` in all."""
     (y, height), (start, stop) = row, span
     axes.barh(y, stop - start, height, start, color=color, edgecolor="white", linewidth=1)
     if text and stop - start > 0.006 * end * (len(text) + 2):

@@ -17,7 +17,6 @@ JOBS: dict[str, dict[str, Any]] = {
 
 LATENT: dict[str, dict[str, Any]] = {
     "latent": {},
-    "latent cuda": {"kernel": "cuda"},
     "latent fused": {"changes": {"apply_rope_fusion": True}},
 }
 
@@ -73,7 +72,6 @@ def test_stock_attention_is_not_active(results: dict[str, Any]) -> None:
         ("mtp-stage", "requires its layers on the last pipeline stage here, got a pipeline_model"),
         ("mrope", "requires rope, learned absolute or no position embeddings, got Multimodal"),
         ("dropout", "requires attention_dropout=0.0, got 0.1"),
-        ("latent cuda", "take values as wide as queries and keys, got another width; use kernel"),
         ("latent fused", "requires apply_rope_fusion=False, got True"),
     ],
 )

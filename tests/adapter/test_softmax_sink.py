@@ -1,68 +1,14 @@
-"""Softmax sinks and largest logits of the core attention on one process, against a dense fp64."""
+"""Softmax sinks of the core attention on one process, against a dense fp64."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import pytest
 import torch
-from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from torch import Tensor
 
 from megatron_magi.adapter.core_attention import MagiCoreAttention
-from megatron_magi.adapter.max_logit import check_max_logits
 from megatron_magi.adapter.packed import make_packed_seq_params
-from megatron_magi.config import MagiConfig
-
-HEADS, GROUPS, DIM, ROWS = 4, 2, 8, 11
-BOUNDS = [0, 1, 5, 11]
-
-
-def attention(layer: int = 1, **changes: Any) -> MagiCoreAttention:
-    config = TransformerConfig(
-        **{
-            "num_layers": 2,
-            "hidden_size": HEADS * DIM,
-            "num_attention_heads": HEADS,
-            "num_query_groups": GROUPS,
-            "attention_dropout": 0.0,
-            "params_dtype": torch.float64,
-            **changes,
-        }
-    )
-    module = MagiCoreAttention(
-        config=config,
-        layer_number=layer,
-        attn_mask_type=MegatronMaskType.causal,
-        attention_type="self",
-    )
-    module.is_attached = True
-    return module
-
-
-def qkv(batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(batch)
-    shapes = [(ROWS, batch, heads, DIM) for heads in (HEADS, GROUPS, GROUPS)]
-    q, k, v = (torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes)
-    return q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
-
-
-def visible(window: int | None = None, bounds: list[int] | None = None) -> Tensor:
-    """bool [T, T]: causal inside each document, at most `window` tokens back."""
-    index = torch.arange(ROWS)
-    document = torch.searchsorted(torch.tensor(bounds or BOUNDS), index, right=True)
-    distance = index[:, None] - index[None]
-    seen = (document[:, None] == document[None]) & (distance >= 0)
-    return seen if window is None else seen & (distance <= window)
-
-
-def scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-    """[batch, H, T, S] scaled scores, -inf where hidden."""
-    k = k.repeat_interleave(HEADS // GROUPS, dim=2)
-    found = torch.einsum("tbhd,sbhd->bhts", q, k) * DIM**-0.5
-    return found.masked_fill(~seen, -torch.inf)
+from tests.adapter.one_core import BOUNDS, GROUPS, HEADS, ROWS, attention, qkv, scores, visible
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sink_H: Tensor) -> Tensor:
@@ -131,43 +77,3 @@ def test_the_parameter_is_megatrons() -> None:
 def test_unknown_softmax_types_are_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"softmax_type .*got 'sparse'; choose one"):
         attention(softmax_type="sparse")
-
-
-@pytest.mark.parametrize("setting", ["qk_clip", "log_max_attention_logit"])
-def test_largest_logits_of_a_step(setting: str) -> None:
-    core = attention()
-    setattr(core.config, setting, True)
-    packed = make_packed_seq_params(BOUNDS, core.config, None, device="cpu")
-    wanted = torch.full((HEADS,), -torch.inf, dtype=torch.float64)
-    for scale in (1.0, 2.0, 0.5):
-        q, k, v = (x.detach() * scale for x in qkv())
-        core(q, k, v, None, packed_seq_params=packed)
-        wanted = torch.maximum(wanted, scores(q, k, visible()).amax((0, 2, 3)))
-        torch.testing.assert_close(core.current_max_attn_logits, wanted, rtol=1e-12, atol=0)
-    # Hidden scores are larger: the mask matters.
-    assert (
-        scores(q * 4, k * 4, torch.ones(ROWS, ROWS, dtype=torch.bool)).amax((0, 2, 3)) > wanted
-    ).any()
-
-
-def test_no_logits_are_kept_unasked() -> None:
-    core = attention()
-    core(*qkv())
-    assert core.current_max_attn_logits is None
-
-
-@pytest.mark.parametrize("setting", ["qk_clip", "log_max_attention_logit"])
-def test_fused_kernels_keep_no_logits(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel that a GPU would run is chosen by name; no GPU is needed to refuse it."""
-    config = dataclasses.replace(attention().config, **{setting: True})
-    device = torch.device("cuda")
-    monkeypatch.setattr("megatron_magi.core.kernel.select.is_hopper", lambda _: False)
-    with pytest.raises(NotImplementedError) as error:
-        check_max_logits(config, MagiConfig(), torch.bfloat16, device)
-    message = str(error.value)
-    assert message.startswith(f"{setting} requires the reference kernel")
-    assert "got 'flex' (kernel_backend='auto', torch.bfloat16 on cuda)" in message
-    assert message.endswith(f"set {setting}=False, or kernel_backend='reference', which is slow")
-    check_max_logits(config, MagiConfig(kernel_backend="reference"), torch.bfloat16, device)
-    check_max_logits(config, MagiConfig(), torch.float32, device)
-    check_max_logits(attention().config, MagiConfig(), torch.bfloat16, device)

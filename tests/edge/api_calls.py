@@ -198,7 +198,7 @@ RANGE_CALLS = [
     of_ranges("insert", {"idx": 0, "attn_range": ONE},
               {"idx": INT, "attn_range": kind.RANGE} | CHECK, words={"attn_range": "range"}),
     of_ranges("extend", {"attn_ranges": PAIRS},
-              {"attn_ranges": kind.everything("attn_ranges must be a RangeList", 3, [[0, 1]], None)}
+              {"attn_ranges": kind.everything("must be an AttnRanges", 3, [[0, 1]], None)}
               | CHECK),
     of_ranges("pop", {"idx": 0}, {"idx": INT}),
     of_ranges("__getitem__", {"idx": 0}, {"idx": INT}),

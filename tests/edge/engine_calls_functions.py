@@ -31,7 +31,7 @@ FUNCTIONS = [
         "flex_flash_attn_func",
         magi.flex_flash_attn_func,
         QKV | RANGES,
-        FLEX_KINDS | {"backend": kind.WORD, "out_dtype": DTYPE},
+        FLEX_KINDS | {"backend": kind.WORD, "out_dtype": DTYPE, "return_max_logits": kind.FLAG},
         free=("slices",),
     ),
     Call(
@@ -39,7 +39,7 @@ FUNCTIONS = [
         magi.flex_flash_attn_func,
         QKV,
         {"slices": SLICES},
-        free=(*FLEX_KINDS, "backend", "out_dtype"),
+        free=(*FLEX_KINDS, "backend", "out_dtype", "return_max_logits"),
     ),
     Call(
         "dist_attn",

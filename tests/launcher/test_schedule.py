@@ -9,7 +9,6 @@ import torch
 
 import megatron_magi.adapter  # prepares megatron before it is imported
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher.batch import dispatch_dict
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.schedule import run_schedule, with_counted_loss
@@ -37,17 +36,6 @@ def test_other_data_than_losses_may_have_any_form() -> None:
     step = step_with(lambda x, non_loss_data: {"logits": x})
     output, loss_function = with_counted_loss(step)(None, None)
     assert loss_function(output, non_loss_data=True) == {"logits": output}
-
-
-def test_batches_outside_a_schedule_are_not_planned() -> None:
-    batch = {"tokens": torch.arange(8)[None], "labels": None}
-    assert dispatch_dict(Launch(Options(MagiConfig())), batch) is batch
-
-
-def test_a_batch_without_rows_is_refused() -> None:
-    launch = Launch(Options(MagiConfig()), sequences=(1, 8))
-    with pytest.raises(ValueError, match=r"must hold some of tokens, labels.*got images"):
-        dispatch_dict(launch, {"images": torch.ones(2)})
 
 
 def test_a_script_without_our_models_is_refused() -> None:

@@ -1,14 +1,16 @@
-"""flex_flash_attn_func under its published signature: ranges, types, sinks, refusals."""
+"""flex_flash_attn_func by its published signature: ranges, types, sinks; calc_attn's refusals."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_magi import magi_attention as api
 from megatron_magi import masks
-from megatron_magi.core.kernel import max_logits as kernel_max_logits
+from megatron_magi.core.kernel import op
+from megatron_magi.core.kernel.torch_flex import FlexBackend
 from tests.dense import (
     NAMES,
     assert_as_good,
@@ -17,6 +19,7 @@ from tests.dense import (
     random_qkv,
     summand_scales,
 )
+from tests.magi_attention.one_rank import varlen_key
 from tests.magi_attention.typed_masks import count_cells, random_typed
 
 
@@ -130,13 +133,16 @@ def dense_max_logits(q: Tensor, k: Tensor, mask: Any, softmax_scale: float) -> T
     return scores.masked_fill(~torch.from_numpy(mask.to_dense()), -torch.inf).amax((1, 2))
 
 
-def test_max_logits_are_refused_beside_a_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fused:
-        name = "cuda"
-
-    monkeypatch.setattr(kernel_max_logits, "select_backend", lambda *_: Fused())
+def test_max_logits_are_refused_beside_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "select_backend", lambda *_: FlexBackend())
     q = torch.zeros(4, 2, 8)
-    with pytest.raises(NotImplementedError, match=r"needs the reference backend .* got 'cuda' for"):
+    with pytest.raises(NotImplementedError, match=r"require the kernel 'cuda' .* got 'flex'"):
+        api.flex_flash_attn_func(q, q, q, return_max_logits=True)
+
+
+def test_max_logits_are_refused_below_a_dispatch_mode() -> None:
+    q = torch.zeros(4, 2, 8)
+    with FlopCounterMode(display=False), pytest.raises(NotImplementedError, match="eager call on"):
         api.flex_flash_attn_func(q, q, q, return_max_logits=True)
 
 
@@ -157,18 +163,14 @@ def test_refused_with_meaning(arguments: dict[str, Any], text: str) -> None:
         api.flex_flash_attn_func(q, q, q, **arguments)
 
 
-@pytest.mark.parametrize(
-    "sink, layout, text",
-    [
-        (torch.zeros(1, 2), "hs", r"sink_layout must be 'sh' .* got 'hs'; use 'sh'"),
-        (torch.zeros(2), "sh", r"must be \[s, H\] with s >= 1, T = 4 and H = 2, got \[2\]"),
-        (torch.zeros(1, 3), "sh", r"got \[1, 3\]; give one logit per sink and query head"),
-        (torch.zeros(0, 2), "sh", r"got \[0, 2\]"),
-        (torch.zeros(5, 1, 2), "ssh", r"must be \[T, s, H\] .* got \[5, 1, 2\]"),
-        (torch.zeros(1, 2, dtype=torch.int32), "sh", "must be a float tensor on cpu"),
-    ],
-)
-def test_wrong_sinks(sink: Tensor, layout: str, text: str) -> None:
-    q = torch.zeros(4, 2, 8)
-    with pytest.raises(ValueError, match=text):
-        api.flex_flash_attn_func(q, q, q, sink=sink, sink_layout=layout)
+def test_calc_attn_refuses_softcap() -> None:
+    key = varlen_key()
+    q = torch.zeros(16, 4, 8)
+    with pytest.raises(NotImplementedError, match=r"softcap must be 0.0, got 30.0; "):
+        api.calc_attn(q, q[:, :2], q[:, :2], key, softcap=30.0)
+
+
+def test_calc_attn_refuses_a_sink_per_token() -> None:
+    q = torch.zeros(16, 4, 8)
+    with pytest.raises(ValueError, match=r"a sink of layout 'sh' must be \[s, H\]"):
+        api.calc_attn(q, q[:, :2], q[:, :2], varlen_key(), sink=torch.zeros(16, 1, 4))

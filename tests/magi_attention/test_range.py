@@ -1,6 +1,8 @@
 """AttnRange is a value."""
 
-from megatron_magi.magi_attention import AttnRange
+import pytest
+
+from megatron_magi.magi_attention import AttnRange, RangeError
 
 
 def test_a_range_is_a_value() -> None:
@@ -11,3 +13,20 @@ def test_a_range_is_a_value() -> None:
     assert r.intersect(AttnRange(6, 20)) == AttnRange(6, 8)
     assert r.intersect_size(AttnRange(9, 20)) == 0 and r.truncate(end=2).is_empty()
     assert AttnRange(4, 5).is_subrange_of(r) and not r.is_overlap_with(AttnRange(8, 9))
+
+
+def test_an_end_is_set_and_checked() -> None:
+    r = AttnRange(3, 8)
+    r.start, r.end = 5, 6
+    assert r == AttnRange(5, 6) and hash(r) == hash(AttnRange(5, 6))
+    for name, value in (("start", 7), ("end", 4)):
+        with pytest.raises(RangeError, match=r"start <= end.*set the other end first"):
+            setattr(r, name, value)
+    with pytest.raises(TypeError, match=r"AttnRange\.start must be an integer, got 1\.5"):
+        r.start = 1.5  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        r.stop = 9  # type: ignore[attr-defined]
+    assert r == AttnRange(5, 6), "a refused value changes nothing"
+    copy = r.clone()
+    copy.end = 9
+    assert r.end == 6

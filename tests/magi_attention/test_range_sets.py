@@ -11,7 +11,6 @@ from megatron_magi.magi_attention import (
     AttnMaskType,
     AttnRange,
     AttnRanges,
-    RangeError,
     apply_padding,
 )
 
@@ -119,57 +118,6 @@ def test_aligned_ranges_are_whole_units(a: AttnRanges, unit: int) -> None:
 def test_equal_lists_have_equal_hashes(a: AttnRanges, b: AttnRanges) -> None:
     assert hash(a) == hash(a.clone()) and len({a, a.clone()}) == 1
     assert (a == b) == (len({a, b}) == 1)
-
-
-def test_an_end_is_set_and_checked() -> None:
-    r = AttnRange(3, 8)
-    r.start, r.end = 5, 6
-    assert r == AttnRange(5, 6) and hash(r) == hash(AttnRange(5, 6))
-    for name, value in (("start", 7), ("end", 4)):
-        with pytest.raises(RangeError, match=r"start <= end.*set the other end first"):
-            setattr(r, name, value)
-    with pytest.raises(TypeError, match=r"AttnRange\.start must be an integer, got 1\.5"):
-        r.start = 1.5  # type: ignore[assignment]
-    with pytest.raises(AttributeError):
-        r.stop = 9  # type: ignore[attr-defined]
-    assert r == AttnRange(5, 6), "a refused value changes nothing"
-    copy = r.clone()
-    copy.end = 9
-    assert r.end == 6
-
-
-def test_a_list_keeps_the_ranges_it_is_given() -> None:
-    r = AttnRange(3, 8)
-    ranges = AttnRanges()
-    ranges.append(r)
-    ranges[0].end = 9
-    assert r.end == 9 and ranges.clone()[0] is not r
-    derived = (ranges.sort(), ranges.merge(), ranges.truncate(), ranges.clear_empty())
-    for other in derived:
-        other[0].start = 4
-    assert r.start == 3, "what gives new ranges copies them"
-
-
-def test_items_are_assigned() -> None:
-    ranges = AttnRanges.from_ranges([[0, 1], [2, 3], [4, 5]])
-    ranges[1] = AttnRange(7, 9)
-    ranges[-1] = (5, 6)  # type: ignore[assignment]
-    assert ranges.to_naive_ranges() == [(0, 1), (7, 9), (5, 6)]
-    ranges[:2] = AttnRanges.from_ranges([[1, 2], [3, 4]])
-    assert ranges.to_naive_ranges() == [(1, 2), (3, 4), (5, 6)]
-    with pytest.raises(ValueError, match="a slice of 2 ranges must get as many, got 1"):
-        ranges[:2] = AttnRanges.from_ranges([[1, 2]])
-    for act in (lambda: ranges[3], lambda: ranges.pop(-4), lambda: ranges.__setitem__(3, (0, 1))):
-        with pytest.raises(
-            IndexError, match=r"idx must name one of 3 ranges, got .*; look at size"
-        ):
-            act()
-
-
-@pytest.mark.parametrize("end", ["start", "end"])
-def test_a_list_without_ranges_has_no_ends(end: str) -> None:
-    with pytest.raises(ValueError, match="need a range, got a list without one"):
-        getattr(AttnRanges(), end)
 
 
 def test_padding_is_one_more_slice_that_sees_nothing() -> None:

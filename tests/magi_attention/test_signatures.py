@@ -69,3 +69,18 @@ def written(function: object) -> str:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_signature(name: str) -> None:
     assert written(getattr(api, name)) == PUBLISHED[name]
+
+
+def test_every_published_name_is_there() -> None:
+    names = """flex_flash_attn_func magi_attn_varlen_key magi_attn_flex_key
+    magi_attn_varlen_dispatch magi_attn_flex_dispatch dispatch undispatch calc_attn
+    get_position_ids get_most_recent_key roll roll_simple
+    make_varlen_key_for_new_mask_after_dispatch make_flex_key_for_new_mask_after_dispatch
+    infer_attn_mask_from_cu_seqlens infer_attn_mask_from_sliding_window
+    infer_varlen_mask_from_batch squash_batch_dim compute_pad_size clear_cache AttnRange
+    AttnRanges AttnMaskType AttnForwardMeta DistAttnConfig DispatchConfig OverlapConfig
+    GrpCollConfig DistAttnRuntimeKey AttnOverlapMode GeneralAttnMaskType DispatchAlg
+    MinHeapDispatchAlg ToppHeapDispatchAlg SequentialDispatchAlg SortedSequentialSelectAlg
+    LBDispatchAlg DPDispatchAlg BSDispatchAlg OverlapAlg UniformOverlapAlg GreedyOverlapAlg"""
+    assert set(names.split()) <= set(api.__all__)
+    assert all(hasattr(api, name) for name in api.__all__)

@@ -27,6 +27,7 @@ from bench_kernel_peers import Flex, Ours, all_peers
 from bench_kernel_timing import Budget, difference, rounds, row
 
 from megatron_magi import AttnMask
+from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.mask.slices import slices_from_ranges
 
 SEQLEN = 2048
@@ -102,7 +103,7 @@ def peer(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("name", sorted(MASKS))
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_a_peer_computes_the_mask_or_refuses(peer: Any, name: str, direction: Any) -> None:
-    case, x = Case(name, SEQLEN), Inputs.random(SEQLEN, (2, 1), 16, "cpu")
+    case, x = Case(name, SEQLEN), Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
     if peer.refuses(case, direction) is not None:
         assert name not in DOCUMENT_MASKS
         return
@@ -149,7 +150,7 @@ def test_flex_takes_every_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(bench_kernel_peers, "_compiled_flex", lambda case: flex_attention)
     monkeypatch.setattr(Inputs, "leaves", lambda x: [x.q, x.k, x.v])  # no gradient on the CPU
-    case, x = Case(name, SEQLEN), Inputs.random(SEQLEN, (2, 1), 16, "cpu")
+    case, x = Case(name, SEQLEN), Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
     assert difference(Flex().call(case, "fwd", x)(), (expected(case, x),)) < 1e-2
 
 
@@ -253,7 +254,10 @@ def test_ours_computes_the_mask_at_both_levels(
     level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ours, "backend", "reference")
-    case, x = Case("packed_causal", SEQLEN, level), Inputs.random(SEQLEN, (2, 1), 16, "cpu")
+    case, x = (
+        Case("packed_causal", SEQLEN, level),
+        Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu"),
+    )
     got = Ours().call(case, direction, x)()
     assert [t.requires_grad for t in got] == [level == "autograd" and direction == "fwd"] * len(got)
     leaves = x.leaves()
@@ -269,7 +273,7 @@ def test_every_implementation_has_the_default_level() -> None:
 
 def test_all_forwards_through_autograd_record_a_graph(peer: Any) -> None:
     """None is spared what the others do."""
-    case, x = Case("packed_causal", SEQLEN), Inputs.random(SEQLEN, (2, 1), 16, "cpu")
+    case, x = Case("packed_causal", SEQLEN), Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
     (out,) = peer.call(case, "fwd", x)()
     assert out.requires_grad
     with pytest.raises(AssertionError, match="at which levels"):
@@ -333,7 +337,10 @@ class DenseGraphs:
 def test_cudnns_graphs_run_at_both_levels(
     level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case, x = Case("packed_causal", SEQLEN, level), Inputs.random(SEQLEN, (2, 1), 16, "cpu")
+    case, x = (
+        Case("packed_causal", SEQLEN, level),
+        Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu"),
+    )
     monkeypatch.setattr(bench_kernel_cudnn, "_graphs", lambda case, *_: DenseGraphs(case))
     got = bench_kernel_cudnn.Cudnn().call(case, direction, x)()
     leaves = x.leaves()

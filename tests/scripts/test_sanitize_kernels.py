@@ -33,7 +33,8 @@ def test_output_is_shown_and_the_exit_code_decides(
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     from sanitize_kernels import sanitize
 
-    assert sanitize(tool) == (code == 0)
+    assert sanitize(tool, "64-64") == (code == 0)
     shown = capsys.readouterr().out.splitlines()
-    assert f"args --tool {tool} {wanted}" in shown[0] and shown[0].endswith("--run")
+    assert f"args --tool {tool} {wanted}" in shown[0]
+    assert shown[0].endswith("--run --widths 64-64")
     assert len(shown) == 3 and shown[2] == f"{tool}: {verdict}: last word"

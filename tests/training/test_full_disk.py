@@ -100,9 +100,12 @@ def test_a_full_disk_ends_a_run_on_all_ranks_and_keeps_the_last_checkpoint(
         assert said.startswith("RecipeError: the checkpoint of iteration 4 needs room and a folder")
         assert f"in {checkpoints} (" in said and len(said.splitlines()) == 1
         assert said.endswith(f"and go on with checkpoint.load={checkpoints / 'iter_0000002'}")
-    # Where the limit falls decides who meets it: Python's file, or torch's writer of archives.
+    # Where the limit falls decides who meets it: Python's file, torch's writer of archives, or
+    # Megatron-Core's worker.
     said = both(results, "full")[0]
-    assert "got [Errno 27] File too large" in said or "got RuntimeError: [enforce fail" in said
+    causes = ("[Errno 27] File too large", "RuntimeError: [enforce fail",
+              "RuntimeError: An error is caught while starting worker")  # fmt: skip
+    assert any(f"got {cause}" in said for cause in causes)
     assert [r[0] for r in both(results, "again")[0]] == [3, 4]
 
 

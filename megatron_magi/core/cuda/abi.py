@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 6
+ABI_VERSION = 8
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
 """Number of tensors whose rows one call may move: keys and values."""
@@ -42,8 +42,9 @@ class FwdParams(Structure):
         *_fields(TensorView, "q", "k", "v", "out"),
         *_fields(c_void_p, "lse"),
         *_fields(c_int64, "lse_stride_token", "lse_stride_head"),
-        *_fields(c_void_p, "tiles", "entries", "empty_rows", "counter", "stream"),
-        *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
+        *_fields(c_void_p, "tiles", "entries", "empty_rows", "max_logits", "counter", "stream"),
+        *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv"),
+        *_fields(c_int32, "head_dim", "value_dim"),
         *_fields(c_int32, "dtype", "out_dtype", "merge", "num_tiles", "num_entries"),
         *_fields(c_int32, "num_empty_ranges", "heads_per_section", "pack", "block_m", "block_n"),
         *_fields(c_int32, "num_sms"),
@@ -61,7 +62,8 @@ class BwdParams(Structure):
         *_fields(c_int64, "delta_stride_token", "delta_stride_head"),
         *_fields(c_void_p, "stats", "partial", "items", "entries", "visits", "semaphores"),
         *_fields(c_void_p, "stream"),
-        *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv", "head_dim"),
+        *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv"),
+        *_fields(c_int32, "head_dim", "value_dim"),
         *_fields(c_int32, "dtype", "grad_dtype", "num_items", "num_splits", "heads_per_section"),
         *_fields(
             c_int32, "clear_dq", "deterministic", "num_row_groups", "heads_inner", "descending"
@@ -76,7 +78,7 @@ class DeltaParams(Structure):
     _fields_ = [
         *_fields(TensorView, "out", "dout"),
         *_fields(c_void_p, "delta", "stream"),
-        *_fields(c_int32, "num_tokens", "num_heads", "head_dim", "dtype"),
+        *_fields(c_int32, "num_tokens", "num_heads", "value_dim", "dtype"),
     ]
 
 

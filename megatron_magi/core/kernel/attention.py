@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.checks import flag, instance, number, word
 from megatron_magi.core.kernel.autograd import refuse_tangents
+from megatron_magi.core.kernel.backend import acc_dtype
 from megatron_magi.core.kernel.op import Options, attend
 from megatron_magi.core.kernel.select import BACKENDS
 from megatron_magi.core.kernel.slice_table import slices_tensor
@@ -49,6 +50,7 @@ def flex_flash_attn_func(
     deterministic: bool = False,
     backend: str = "auto",
     out_dtype: torch.dtype | None = None,
+    return_max_logits: bool = False,
 ) -> tuple[Tensor, AttnForwardMeta]:
     """Attention in which a query sees the keys that the slices show it; differentiable.
 
@@ -65,15 +67,19 @@ def flex_flash_attn_func(
             same object to every call, so that it is validated and turned into work lists once.
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
-        backend: "auto", "cuda" (Hopper, D == E), "flex" (FlexAttention) or "reference" (PyTorch).
+        backend: "auto", "cuda" (Hopper, D to 192 and E to 128), "flex" (FlexAttention) or
+            "reference" (PyTorch).
         out_dtype: of out; None: as q.
+        return_max_logits: find each head's largest visible scaled score ("cuda", "reference").
 
     Returns:
-        out: [T, H, E] and AttnForwardMeta with lse [T, H], fp32 (fp64 for fp64 inputs).
+        out: [T, H, E] and AttnForwardMeta with lse [T, H] and max_logits [H] or None, both fp32
+        (fp64 for fp64 inputs).
 
     Raises:
         TypeError, ValueError: inputs that do not fit, named with the remedy.
-        NotImplementedError: a backend that cannot run here, or inputs with forward-mode tangents.
+        NotImplementedError: a backend that cannot run here, inputs with forward-mode tangents, or
+            ``return_max_logits`` with "flex" or under torch.compile.
         RuntimeError: in backward, a second derivative.
 
     Cost: ranges or slices given as CUDA tensors are copied to the host when first seen.
@@ -95,8 +101,14 @@ def flex_flash_attn_func(
         slices = _tensor_of_mask(slices)
     _check_slices(slices)
     refuse_tangents(q, k, v)
-    out, lse = attend(q, k, v, slices, options)
-    return out, AttnForwardMeta(lse)
+    most = no_logits(q) if flag(return_max_logits, "return_max_logits") else None
+    out, lse = attend(q, k, v, slices, options, most)
+    return out, AttnForwardMeta(lse, most)
+
+
+def no_logits(q: Tensor) -> Tensor:
+    """[H] in the accumulation dtype: -inf, what ``AttnCall.max_logits`` begins with."""
+    return torch.full((q.shape[1],), -torch.inf, dtype=acc_dtype(q.dtype), device=q.device)
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -25,9 +25,12 @@ class AttnCall(NamedTuple):
     k: Tensor
     """[S, G, D], likewise; H is a multiple of G."""
     v: Tensor
-    """[S, G, E], likewise. Not every backend takes E other than D."""
+    """[S, G, E], likewise."""
     table: SliceTable
     softmax_scale: float
+    max_logits: Tensor | None = None
+    """[H] in the accumulation dtype: a forward raises it in place to each head's largest visible
+    scaled score. Not every backend can."""
 
 
 class GradCall(NamedTuple):
@@ -136,8 +139,3 @@ def deliver(grads: Pair, dkv: Pair | None) -> Pair:
 def acc_dtype(dtype: torch.dtype) -> torch.dtype:
     """fp64 for fp64 inputs, fp32 for everything else."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def has_one_width(q: Tensor, v: Tensor) -> bool:
-    """Whether values are as wide as queries and keys; in multi-latent attention they are not."""
-    return q.shape[-1] == v.shape[-1]

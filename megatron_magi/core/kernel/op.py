@@ -26,12 +26,12 @@ from megatron_magi.core.kernel.backend import (
     GradCall,
     OutLse,
     acc_dtype,
-    has_one_width,
     less_dlse,
     row_delta,
 )
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import slice_table
+from megatron_magi.core.kernel.widths import widths_of
 
 _library = torch.library.Library("magi", "DEF")
 _library.define(
@@ -54,14 +54,30 @@ class Options(NamedTuple):
     deterministic: bool
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) -> OutLse:
-    """(out [T, H, D], lse [T, H]), differentiable in q, k and v; slices int32 [N, 6]."""
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slices: Tensor,
+    options: Options,
+    max_logits: Tensor | None = None,
+) -> OutLse:
+    """(out [T, H, D], lse [T, H]), differentiable in q, k and v; slices int32 [N, 6].
+
+    Raises:
+        NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched.
+    """
     if must_dispatch(q, k, v, slices):
+        if max_logits is not None:
+            raise NotImplementedError(
+                "the largest logits require an eager call on plain tensors, got a call under "
+                "torch.compile, a dispatch mode or a transform; leave return_max_logits out"
+            )
         out, lse = torch.ops.magi.attn_fwd(q, k, v, slices, *options)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _EagerAttn.apply(q, k, v, slices, options)
+        out, lse = _EagerAttn.apply(q, k, v, slices, options, max_logits)
     else:
-        out, lse = _forward(q, k, v, slices, *options)
+        out, lse = _eager_forward(q, k, v, slices, options, max_logits)
     return out, lse
 
 
@@ -70,22 +86,29 @@ def _asked(
 ) -> tuple[AttnBackend, AttnCall]:
     """The backend that computes a call, and the call."""
     table = slice_table(slices, q.shape[0], k.shape[0])
-    kernel = select_backend(backend, q.device, q.dtype, has_one_width(q, v))
+    kernel = select_backend(backend, q.device, q.dtype, widths_of(q, v))
     return kernel, AttnCall(q, k, v, table, scale)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> OutLse:
+    return _eager_forward(q, k, v, slices, Options(*options), None)
+
+
+def _eager_forward(
+    q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options, max_logits: Tensor | None
+) -> OutLse:
     scale, out_dtype, backend, _ = options
     kernel, call = _asked(q, k, v, slices, scale, backend)
-    return kernel.forward(call, out_dtype=out_dtype)
+    return kernel.forward(call._replace(max_logits=max_logits), out_dtype=out_dtype)
 
 
 class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options
-    ) -> OutLse:
-        out, lse = _forward(q, k, v, slices, *options)
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options,
+        max_logits: Tensor | None,
+    ) -> OutLse:  # fmt: skip
+        out, lse = _eager_forward(q, k, v, slices, options, max_logits)
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
         # the forward and the other when it recomputes.
         ctx.save_for_backward(q, k, v, _saveable(slices), out, lse)
@@ -102,13 +125,14 @@ class _EagerAttn(torch.autograd.Function):
         if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
             delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
             how = scale, backend, deterministic
-            return *torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how), None, None
+            grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
+            return *grads, None, None, None
         kernel, call = _asked(q, k, v, slices, scale, backend)
         grad = GradCall(dout, lse, out=out, dtype=q.dtype, deterministic=deterministic)
         if dlse is not None:  # otherwise the kernels compute delta themselves
             delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
             grad = grad._replace(delta=delta, out=None)
-        return *kernel.backward(call, grad), None, None
+        return *kernel.backward(call, grad), None, None, None
 
 
 def _backward(

@@ -61,7 +61,7 @@ class ReferenceBackend:
         into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
-        q_THD, k_SGD, v_SGD, table, softmax_scale = call
+        q_THD, k_SGD, v_SGD, table, softmax_scale, max_logits = call
         acc = acc_dtype(q_THD.dtype)
         out, lse = prev or (
             q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc),
@@ -71,6 +71,8 @@ class ReferenceBackend:
         for rows, keys, hidden in _tiles(table, q_THD.shape[1], q_THD.device):
             sees[rows] |= True if hidden is None else ~hidden.all(1)
             scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
+            if max_logits is not None:
+                torch.maximum(max_logits, scores.amax((2, 3)).flatten(), out=max_logits)
             tile_lse = scores.logsumexp(-1)
             probs = (scores - _finite(tile_lse).unsqueeze(-1)).exp_()
             tile_out = torch.einsum("grts,sgd->tgrd", probs, v_SGD[keys].to(acc)).flatten(1, 2)
@@ -84,7 +86,7 @@ class ReferenceBackend:
 
     @_without_autocast
     def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
-        q_THD, k_SGD, v_SGD, table, softmax_scale = call
+        q_THD, k_SGD, v_SGD, table, softmax_scale = call[:5]
         acc = acc_dtype(q_THD.dtype)
         delta_TH = final_delta(grad, acc)
         dq = torch.zeros_like(q_THD, dtype=acc) if grad.dq is None else grad.dq

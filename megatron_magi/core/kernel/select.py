@@ -11,47 +11,54 @@ import torch
 from megatron_magi.checks import word
 from megatron_magi.config import KernelBackend
 from megatron_magi.core.kernel.backend import AttnBackend
+from megatron_magi.core.kernel.widths import (
+    COMPILED_WIDTHS,
+    Widths,
+    compiled_widths,
+    too_wide,
+)
 
 logger = logging.getLogger("megatron_magi")
 
 BACKENDS = get_args(KernelBackend)
+ANY_WIDTHS = COMPILED_WIDTHS[0]
+"""For callers that do not know their heads yet."""
 
 
 def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def choose_backend_name(device: torch.device, dtype: torch.dtype, one_width: bool = True) -> str:
+def choose_backend_name(
+    device: torch.device, dtype: torch.dtype, widths: Widths = ANY_WIDTHS
+) -> str:
     """What "auto" means: cuda on Hopper, flex on other GPUs, reference on the CPU.
 
     float32 and float64 run on the reference everywhere, because the CUDA kernels take bf16 and
-    fp16. They also need values as wide as keys (``one_width``); flex takes other widths.
+    fp16, and heads up to a width (``widths``); flex takes wider ones.
     """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "reference"
-    return "cuda" if one_width and is_hopper(device) else "flex"
+    return "cuda" if is_hopper(device) and compiled_widths(widths) else "flex"
 
 
 @functools.lru_cache(maxsize=64)
 def select_backend(
-    name: str, device: torch.device, dtype: torch.dtype, one_width: bool = True
+    name: str, device: torch.device, dtype: torch.dtype, widths: Widths = ANY_WIDTHS
 ) -> AttnBackend:
     """The backend called ``name`` ("auto" chooses), logged when first chosen for its inputs.
 
     Args:
-        one_width: values are as wide as keys; see ``has_one_width``.
+        widths: of the heads that the backend will get.
 
     Raises:
         ValueError: unknown name.
         NotImplementedError: the named backend cannot run on this device, dtype or widths.
     """
     word(name, "kernel backend", BACKENDS)
-    if name == "cuda" and not one_width:
-        raise NotImplementedError(
-            "the CUDA kernels take values as wide as queries and keys, got another width; "
-            "use kernel_backend 'flex' or 'reference'"
-        )
-    chosen = choose_backend_name(device, dtype, one_width) if name == "auto" else name
+    if name == "cuda" and compiled_widths(widths) is None:
+        raise NotImplementedError(too_wide(widths))
+    chosen = choose_backend_name(device, dtype, widths) if name == "auto" else name
     backend = _create(chosen, device, dtype)
     logger.info("attention kernel: %s (asked for %s) on %s, %s", chosen, name, device, dtype)
     return backend

@@ -104,7 +104,12 @@ class FlexBackend:
 
     def _attend(self, call: AttnCall) -> OutLse:
         """out [T, H, D] and lse [T, H] in the accumulation dtype, differentiable."""
-        q_THD, k_SGD, v_SGD, table, softmax_scale = call
+        q_THD, k_SGD, v_SGD, table, softmax_scale, max_logits = call
+        if max_logits is not None:
+            raise NotImplementedError(
+                "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "
+                "which does not keep them; bound the scores by the norms of q and k rows"
+            )
         check_inputs(q_THD, v_SGD)
         acc = acc_dtype(q_THD.dtype)
         if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:

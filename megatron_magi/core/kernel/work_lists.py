@@ -9,6 +9,7 @@ import torch
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import choose_backend_name
 from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.kernel.widths import Widths, compiled_widths
 from megatron_magi.core.plan import HeadShape
 
 
@@ -23,24 +24,22 @@ def make_work_lists(
 
     Cost: milliseconds on the host for each long table, and one upload each; the host does not wait.
     """
-    if not _takes(heads, config, device):
+    widths = compiled_widths(Widths(heads.head_dim, heads.value_dim))
+    if widths is None or not _is_chosen(heads, config, device):
         return
     # Imported here, like the backend, because a CPU user needs none of it.
     from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
-    key = HeadsKey(heads.num_heads_q, heads.num_heads_kv, heads.head_dim, device)
+    key = HeadsKey(heads.num_heads_q, heads.num_heads_kv, *widths, device)
     for table in forward:
         forward_launch(table, key)
     for table in backward:
         backward_launch(table, key, config.deterministic)
 
 
-def _takes(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:
-    """Whether calls with these heads will run on our kernels."""
-    from megatron_magi.core.kernel.hopper.checks import HEAD_DIMS
-
+def _is_chosen(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:
+    """Whether calls of this dtype will run on our kernels."""
     dtype = torch.bfloat16 if heads.bytes_per_element == 2 else torch.float32
-    one_width = heads.value_dim == heads.head_dim
-    chosen = choose_backend_name(device, dtype, one_width) == "cuda"
-    return chosen and config.kernel_backend in ("auto", "cuda") and heads.head_dim in HEAD_DIMS
+    chosen = choose_backend_name(device, dtype) == "cuda"
+    return chosen and config.kernel_backend in ("auto", "cuda")

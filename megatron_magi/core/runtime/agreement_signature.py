@@ -25,7 +25,7 @@ KINDS = (
     "backward of dispatch",
     "shift_tokens",
     "backward of shift_tokens",
-    "dist_max_logits",
+    "dist_attn_and_max_logits",
 )
 """The kinds of call that ranks compare; the index of a kind is its number in a signature."""
 
@@ -140,7 +140,7 @@ def _content(signature: Signatures) -> str:
         parts.append(f"shift {int(signature[7])}")
     elif "undispatch" in kind:
         parts.append(f"is_partial_grad {bool(signature[7])}")
-    elif kind == "dist_attn":
+    elif kind in ("dist_attn", "dist_attn_and_max_logits"):
         parts.append("a gradient to come" if signature[7] else "no gradient to come")
     return ", ".join(parts)
 

@@ -29,7 +29,7 @@ from megatron_magi.core.comm.group_cast import (
 from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce, sum_at_home
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.rows import head_start
-from megatron_magi.core.kernel.attention import check_qkv, scale_of
+from megatron_magi.core.kernel.attention import check_qkv, no_logits, scale_of
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break, refuse_tangents
 from megatron_magi.core.kernel.backend import (
     AttnBackend,
@@ -37,10 +37,10 @@ from megatron_magi.core.kernel.backend import (
     GradCall,
     Pair,
     acc_dtype,
-    has_one_width,
     less_dlse,
 )
 from megatron_magi.core.kernel.select import select_backend
+from megatron_magi.core.kernel.widths import widths_of
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_signature import Call
@@ -87,30 +87,75 @@ def dist_attn(
     again and returns their gradients. The host does not wait for the device. Under torch.compile,
     the call is one graph break.
     """
+    return _attend((q, k, v), plan, cp_group, softmax_scale)
+
+
+@one_graph_break
+def dist_attn_and_max_logits(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: AttnPlan,
+    cp_group: CpGroup,
+    softmax_scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``dist_attn``, and each head's largest visible scaled score over the whole sequence.
+
+    Returns:
+        out, lse: as from ``dist_attn``.
+        max_logits: [H] in the dtype of lse, the same on every rank, not differentiable; -inf if
+            nothing is visible. The kernels "cuda" and "reference" find it.
+
+    Raises:
+        NotImplementedError: the kernel "flex".
+        the rest: as ``dist_attn``.
+
+    Cost: that of ``dist_attn``, and an all-reduce of H numbers.
+    """
+    check_qkv(q, k, v)
+    most = no_logits(q)
+    out, lse = _attend((q, k, v), plan, cp_group, softmax_scale, most)
+    group = resolve_group(cp_group)
+    if group is not None:
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    return out, lse, most
+
+
+def _attend(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    plan: AttnPlan,
+    cp_group: CpGroup,
+    softmax_scale: float | None,
+    max_logits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``dist_attn``; raises ``max_logits`` to those of this rank's rows."""
+    q, k, v = qkv
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
     scale = scale_of(q, softmax_scale)
     refuse_tangents(q, k, v)
-    comparison = compare(_call(q, k, v, scale), plan, cp_group, q.device)
-    config, one_width = plan.config, has_one_width(q, v)
+    kind = "dist_attn" if max_logits is None else "dist_attn_and_max_logits"
+    comparison = compare(_call(kind, qkv, scale), plan, cp_group, q.device)
+    config = plan.config
     work = _StageWork(
         plan,
         prepared_for(plan, group_rank(cp_group), q.device),
         resolve_group(cp_group),
-        select_backend(config.kernel_backend, q.device, q.dtype, one_width),
+        select_backend(config.kernel_backend, q.device, q.dtype, widths_of(q, v)),
         scale,
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
+        max_logits,
     )
     comparison.wait()  # late, so that the preparation above overlaps with the comparison
     out, lse = _DistAttn.apply(q, k, v, work)
     return out, lse
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Call:
+def _call(kind: str, qkv: tuple[Tensor, Tensor, Tensor], scale: float) -> Call:
     """What must be equal on every rank. The others would wait for a rank without a backward."""
-    wanted = q.requires_grad or k.requires_grad or v.requires_grad
-    will_backward = int(wanted and torch.is_grad_enabled())
-    return Call("dist_attn", (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward)
+    _, k, v = qkv
+    will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in qkv))
+    return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward)
 
 
 class _StageWork(NamedTuple):
@@ -123,6 +168,8 @@ class _StageWork(NamedTuple):
     softmax_scale: float
     wire_dtype: torch.dtype
     """The dtype in which partial gradients are sent to their owners."""
+    max_logits: Tensor | None
+    """See AttnCall; None: not asked for."""
 
 
 class _Feed:
@@ -167,7 +214,7 @@ class _DistAttn(torch.autograd.Function):
             if so_far is None or stage.sees:
                 if feed.travelling is not None:
                     head_start(q.device)
-                call = AttnCall(q, keys, values, stage.table, work.softmax_scale)
+                call = AttnCall(q, keys, values, stage.table, work.softmax_scale, work.max_logits)
                 given = {"prev" if merges else "into": so_far}
                 so_far = work.backend.forward(call, out_dtype=dtype, **given)
                 del call

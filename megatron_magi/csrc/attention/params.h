@@ -1,7 +1,8 @@
 // What crosses the C ABI: plain structs, mirrored by ctypes in core/cuda/abi.py.
 // Every pointer is a device pointer unless it says host. Strides are in elements; the last
 // dimension is contiguous. Shape letters: T query tokens, S key tokens, H query heads, G kv heads,
-// D head_dim. Changing a struct means raising kAbiVersion.
+// D head_dim of queries and keys, E value_dim: of values and outputs. Changing a struct means
+// raising kAbiVersion.
 #pragma once
 #include <cstdint>
 
@@ -16,19 +17,20 @@ struct MagiTensor {
 struct MagiFwdParams {
   MagiTensor q;               // [T, H, D] dtype
   MagiTensor k;               // [S, G, D] dtype
-  MagiTensor v;               // [S, G, D] dtype
-  MagiTensor out;             // [T, H, D] out_dtype
+  MagiTensor v;               // [S, G, E] dtype
+  MagiTensor out;             // [T, H, E] out_dtype
   float* lse;                 // [T, H] natural log, -inf for rows that see nothing
   int64_t lse_stride_token;   // elements
   int64_t lse_stride_head;    // elements
   const int32_t* tiles;       // [num_tiles, 8]: struct FwdTile of forward/traits.h, largest first
   const int32_t* entries;     // [num_entries, 12]: struct FwdEntry of forward/traits.h
   const int32_t* empty_rows;  // [num_empty_ranges, 2]: rows no slice covers: out 0, lse -inf
+  float* max_logits;          // [H], raised to the largest visible scaled scores; null: not asked
   int32_t* counter;           // [2], zero before the first launch; the kernel leaves it zero
   void* stream;               // host: cudaStream_t
   int32_t num_q, num_k;       // T, S
   int32_t num_heads_q, num_heads_kv;
-  int32_t head_dim;
+  int32_t head_dim, value_dim;
   int32_t dtype;      // MagiDtype of q, k, v
   int32_t out_dtype;  // dtype or kMagiFp32
   int32_t merge;      // 1: out (fp32) and lse hold an earlier result to continue from

@@ -21,8 +21,14 @@ struct TileCost {
 // Compiled tiles, each with the time of one step in units of a 128 x 128 step of head_dim 128.
 // Fitted to one H200 at 16k tokens, docs/kernel_notes.md.
 constexpr TileCost kTiles[] = {
-    {64, 128, 128, 0.70}, {64, 192, 128, 0.90}, {128, 192, 80, 0.85},
-    {128, 192, 64, 0.72}, {128, 128, 128, 1.0},
+    {64, 128, 128, 0.70},
+    {64, 192, 128, 0.90},
+    {128, 192, 80, 0.85},
+    {128, 192, 64, 0.72},
+    {128, 128, 128, 1.0},
+    // With values of 128: from the counts of products, to be measured.
+    {192, 192, 80, 1.06},
+    {192, 128, 128, 1.25},
 };
 constexpr double kTileCost = 0.3;     // starting a tile and writing it out
 constexpr double kMaskedCost = 0.07;  // a masked step over an unmasked one

@@ -1,1 +1,1 @@
-"""Saving a run and going on with it."""
+"""Saves a run and resumes it."""

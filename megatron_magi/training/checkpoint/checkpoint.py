@@ -1,9 +1,9 @@
-"""Save a run and go on with it, by Megatron's distributed checkpoints (format torch_dist).
+"""Saves and resumes a run by Megatron's distributed checkpoints (format torch_dist).
 
 Weights and optimizer state are stored by their global names and shapes, so any other tensor,
 pipeline, context or data parallel size loads them. Random states belong to a (pipeline, tensor)
-layout and are loaded only under the same one. Of this package, only checkpoint.json is in there.
-A checkpoint of weights alone (weights/) starts a run instead of going on with one.
+layout and are loaded only under the same one. This package adds only checkpoint.json. A checkpoint
+of weights alone (weights/) starts a run and does not resume one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TrainingState:
     optimizer: Any
     scheduler: Any
     iteration: int = 0
-    """Iterations done."""
+    """Number of completed iterations."""
     consumed_samples: int = 0
 
 
@@ -56,10 +56,10 @@ def save(state: TrainingState, config: RunConfig) -> Path:
     """Write a checkpoint of `state`; every rank calls it at the same iteration.
 
     Returns:
-        Its path, whole and visible to every rank.
+        Its path, complete and visible to every rank.
 
     Raises:
-        RecipeError: it could not be written. Nothing of it is left, and earlier ones are untouched.
+        RecipeError: it could not be written. It is removed, and earlier ones are unchanged.
     """
     folder = checkpoint_folder(config)
     partial = from_rank_0(lambda: open_partial(folder, state.iteration))
@@ -81,13 +81,13 @@ def save(state: TrainingState, config: RunConfig) -> Path:
 def resume(state: TrainingState, config: RunConfig) -> list[str]:
     """Load what config.checkpoint.load asks for into `state`; every rank calls it.
 
-    Weights alone leave iteration 0, the fresh optimizer and the fresh schedule.
+    Weights alone keep iteration 0, the fresh optimizer and the fresh schedule.
 
     Returns:
-        Lines for the log: what was loaded, and what was passed over.
+        Lines for the log: what was loaded, and what was skipped.
 
     Raises:
-        RecipeError: nothing to load, or a checkpoint of another model; the same on every rank. Or
+        RecipeError: nothing to load, or a checkpoint of another model, the same on every rank; or
             one that cannot be read.
     """
     choice = from_rank_0(lambda: choose_checkpoint(config))
@@ -123,7 +123,7 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
 
 
 def sharded_weights(chunks: list[Any]) -> dict[str, Any]:
-    """Megatron's description of the chunks' weights, by chunk: to save them or to load them."""
+    """Megatron's description of the weights of each model chunk, to save or to load them."""
     metadata = _metadata()
     return {
         name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in _named_chunks(chunks)
@@ -131,7 +131,7 @@ def sharded_weights(chunks: list[Any]) -> dict[str, Any]:
 
 
 def _start_from(checkpoint: Checkpoint, state: TrainingState, config: RunConfig) -> list[str]:
-    """Take the weights, also as the optimizer's main weights, and nothing else."""
+    """Load the weights, also as the optimizer's main weights, and nothing else."""
     with parameters_gathered(state.chunks, config):
         weights = load_tensors(sharded_weights(state.chunks), checkpoint.path)
         _load_weights(state.chunks, weights)
@@ -149,7 +149,7 @@ def _load_weights(chunks: list[Any], loaded: dict[str, Any]) -> None:
 
 @contextmanager
 def parameters_gathered(chunks: list[Any], config: RunConfig) -> Iterator[None]:
-    """Inside, every rank holds current parameters although their gathering is overlapped."""
+    """Inside, every rank holds current parameters, although gathering them is overlapped."""
     if not config.parallel.overlap_param_gather:
         yield
         return
@@ -164,8 +164,8 @@ def parameters_gathered(chunks: list[Any], config: RunConfig) -> Iterator[None]:
 def _recipe_settings(optimizer: Any, saved: dict[str, Any]) -> Iterator[None]:
     """Loading replaces a parameter group's settings by the saved ones; put the recipe's back.
 
-    Megatron 0.19 also finds a group's partner in `saved` by its learning rates, equal in all groups
-    of these models, so they are the recipe's there before.
+    Megatron 0.19 also matches a group with one in `saved` by its learning rates, which are equal in
+    all groups of these models. So the saved ones are set to the recipe's before.
     """
     names = ("max_lr", "min_lr", "weight_decay", "betas", "eps")
     kept = [{n: group[n] for n in names if n in group} for group in optimizer.param_groups]
@@ -178,7 +178,7 @@ def _recipe_settings(optimizer: Any, saved: dict[str, Any]) -> Iterator[None]:
 
 def _metadata() -> dict[str, Any]:
     return {
-        # Optimizer state by parameter, whatever sharded it; the only form for every new layout.
+        # Optimizer state by parameter, however it was sharded: the only form that any layout loads.
         "distrib_optim_sharding_type": "fully_reshardable",
         "distrib_optim_fully_reshardable_mem_efficient": False,
         "chained_optim_avoid_prefix": True,

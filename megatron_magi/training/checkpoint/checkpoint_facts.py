@@ -1,8 +1,8 @@
-"""What a checkpoint says of itself, and whether it is as it was written. No torch, no Megatron.
+"""Reads and writes a checkpoint's facts, and finds damage. Needs no torch and no Megatron.
 
 checkpoint.json holds the iteration, the samples consumed, the recipe, and the size of every other
-file, so that a lost or truncated one is found without reading it. What another version wrote may
-have more keys, and no sizes.
+file, so that a missing or truncated one is found without reading it. The file of another version
+may have more keys, and no sizes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NEEDED: dict[str, tuple[type, tuple[str, ...]]] = {
     "train": (TrainConfig, ("seed", "dtype")),
     "validation": (ValidationConfig, ("fraction",)),
 }
-"""What is read of the recipe in a checkpoint."""
+"""The parts of a checkpoint's recipe that are read."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,18 @@ class Checkpoint:
 
     path: Path
     iteration: int
-    """Iterations done."""
+    """Number of completed iterations."""
     consumed_samples: int
-    """Samples used; the next iteration begins with the sample of this number."""
+    """Number of samples used; the next iteration begins with the sample of this number."""
     world_size: int
     recipe: dict[str, Any]
     """The `RunConfig` that saved it, as nested dicts."""
     saved_at: float = 0.0
-    """Seconds since the epoch, for people: clocks step, so nothing is ordered by it."""
+    """Seconds since the epoch, for people. Clocks may jump, so nothing is ordered by it."""
     weights_only: bool = False
-    """Imported weights: no optimizer, no schedule; a run starts from them at iteration 0."""
+    """Imported weights have no optimizer and no schedule; a run starts from them at iteration 0."""
     sizes: dict[str, int] | None = None
-    """Bytes of every other file by its path inside; None where an earlier version wrote none."""
+    """Bytes of every other file by its relative path; None if an earlier version wrote none."""
 
     @property
     def layout(self) -> str:
@@ -76,14 +76,14 @@ class Checkpoint:
 
 
 class DamagedCheckpointError(RecipeError):
-    """A checkpoint that is not what was written; `damage` says of which file, and how."""
+    """A checkpoint that is not as it was written; `damage` says which file, and how."""
 
     # Made by `_damaged`, so that pickle, which passes the message alone, can send it to all ranks.
     damage = ""
 
 
 def read_facts(path: Path) -> Checkpoint:
-    """What the checkpoint.json in `path` says; the other files are not looked at.
+    """The content of the checkpoint.json in `path`; the other files are not read.
 
     Raises:
         DamagedCheckpointError: it is missing, unreadable, no JSON, or lacks what is needed.
@@ -104,7 +104,7 @@ def read_facts(path: Path) -> Checkpoint:
 def check_files(checkpoint: Checkpoint) -> None:
     """Raise DamagedCheckpointError unless every file that was written has the size it had.
 
-    Cost: one stat for each file; nothing is read, so other bytes of the same number go unseen.
+    Cost: one stat for each file. Nothing is read, so bytes that changed are not found.
     """
     for name, size in (checkpoint.sizes or {}).items():
         try:
@@ -117,7 +117,7 @@ def check_files(checkpoint: Checkpoint) -> None:
 
 
 def write_facts(partial: Path, config: RunConfig, more: dict[str, Any]) -> None:
-    """Write checkpoint.json, the last file of a checkpoint, through to the disk."""
+    """Write checkpoint.json, the last file of a checkpoint, and sync it to the disk."""
     sizes = {
         path.relative_to(partial).as_posix(): path.stat().st_size
         for path in sorted(partial.rglob("*"))

@@ -1,9 +1,9 @@
-"""Checkpoints on disk: which are whole, which is newest, which fit a run. No torch, no Megatron.
+"""Finds checkpoints that are whole, newest, or fit a run. Needs no torch and no Megatron.
 
 A checkpoint is written to iter_NNNNNNN.partial and renamed when every rank has written its part, so
-a folder named iter_NNNNNNN was whole once. One that is no longer (checkpoint_facts.py) is passed
-over with a line for the log, unless it was asked for by its name. Newest is the one with the most
-iterations: clocks step, and copied folders bring other clocks' times.
+a folder named iter_NNNNNNN was whole once. One that no longer is (checkpoint_facts.py) is skipped
+with a line for the log, unless it was asked for by its name. The newest is the one with the most
+iterations, because clocks may jump and copied folders have the times of other clocks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["Checkpoint", "DamagedCheckpointError"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What a run goes on from, and what it passed over."""
+    """The checkpoint that a run resumes from, and those that it skipped."""
 
     checkpoint: Checkpoint | None = None
     """None: there is none."""
     notes: tuple[str, ...] = ()
-    """Lines for the log: damaged ones that are newer."""
+    """Lines for the log on newer ones that are damaged."""
 
 
 def checkpoint_folder(config: RunConfig) -> Path:
@@ -74,7 +74,7 @@ def checkpoint_to_load(config: RunConfig) -> Checkpoint | None:
 
 
 def choose_checkpoint(config: RunConfig) -> Choice:
-    """What `config.checkpoint.load` means; without a checkpoint for a run from the start.
+    """The choice that `config.checkpoint.load` asks for; no checkpoint for a run from the start.
 
     Raises:
         RecipeError: nothing to load there, only damaged ones, or another model, precision or
@@ -100,7 +100,7 @@ def choose_checkpoint(config: RunConfig) -> Choice:
 
 
 def check_fits(checkpoint: Checkpoint, config: RunConfig) -> None:
-    """Raise RecipeError when this run cannot go on from `checkpoint`."""
+    """Raise RecipeError when this run cannot resume from `checkpoint`."""
     sections: list[tuple[str, tuple[str, ...]]] = [("model", SHAPE_FIELDS)]
     if not checkpoint.weights_only:
         sections += [("train", ("dtype",)), ("parallel", ("distributed_optimizer",))]
@@ -120,7 +120,7 @@ def check_fits(checkpoint: Checkpoint, config: RunConfig) -> None:
 
 
 def order_changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
-    """Settings under which sample numbers now mean other tokens than before the checkpoint."""
+    """Settings that changed which tokens a sample number means since the checkpoint."""
     named = [("data", n) for n in ("path", "seq_length")]
     named += [("train", "seed"), ("validation", "fraction")]
     saved = checkpoint.recipe
@@ -134,7 +134,7 @@ def order_changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
 def open_partial(folder: Path, iteration: int) -> Path:
     """An empty folder to write the checkpoint of `iteration` into (one process calls it).
 
-    What a killed run left unfinished there goes.
+    What a killed run left unfinished there is removed.
 
     Raises:
         RecipeError: the folder cannot be written.
@@ -150,13 +150,13 @@ def open_partial(folder: Path, iteration: int) -> Path:
 def finish(
     partial: Path, config: RunConfig, iteration: int, consumed_samples: int, world_size: int
 ) -> Path:
-    """Make a written checkpoint whole, and drop old ones, never this one (one process calls it).
+    """Make a written checkpoint whole, and delete old ones, never this one (one process calls it).
 
     Returns:
         Its final path.
 
     Raises:
-        RecipeError: it could not be written to the end; it is removed then.
+        RecipeError: it could not be completed, and was removed.
     """
     counts = {"iteration": iteration, "consumed_samples": consumed_samples}
     final = partial.with_suffix("")
@@ -174,14 +174,14 @@ def finish(
 
 
 def finish_weights(partial: Path, config: RunConfig) -> Path:
-    """Make written weights a whole checkpoint that says it has nothing but weights."""
+    """Make written weights a whole checkpoint, marked as having only weights."""
     counts = {"iteration": 0, "consumed_samples": 0, "world_size": 1}
     write_facts(partial, config, {**counts, "weights_only": True})
     return partial.rename(partial.with_suffix(""))
 
 
 def not_written(folder: Path, iteration: int, why: BaseException) -> RecipeError:
-    """The error of a checkpoint that could not be written, with the way to go on."""
+    """The error for a checkpoint that could not be written, with what to do."""
     what = f"the checkpoint of iteration {iteration}"
     whole = list_checkpoints(folder)
     if not whole:
@@ -192,7 +192,7 @@ def not_written(folder: Path, iteration: int, why: BaseException) -> RecipeError
 
 
 def _newest(folder: Path) -> Choice:
-    """The newest whole checkpoint of a run in its folder, and lines on newer ones passed over.
+    """The newest whole checkpoint of a run in its folder, and lines on newer ones that are skipped.
 
     Raises:
         DamagedCheckpointError: there are some, and none is whole.
@@ -210,7 +210,7 @@ def _newest(folder: Path) -> Choice:
 
 
 def _candidates(folder: Path) -> list[tuple[Path, Checkpoint | DamagedCheckpointError]]:
-    """A run's checkpoints by their iteration, those that nobody can read by that of their name."""
+    """A run's checkpoints in order of their iteration, or of their name's if unreadable."""
     found: list[tuple[int, Path, Checkpoint | DamagedCheckpointError]] = []
     for path in _folders(folder):
         try:
@@ -249,7 +249,7 @@ def _passed_over(path: Path, error: DamagedCheckpointError) -> str:
 
 
 def _later(folder: Path, iteration: int) -> tuple[str, ...]:
-    """A note on checkpoints that this run does not go on from, and a later start would."""
+    """A note on checkpoints that this run does not resume from, but a later start would."""
     later = [c.path.name for c in list_checkpoints(folder) if c.iteration > iteration]
     if not later:
         return ()

@@ -1,4 +1,4 @@
-"""Megatron's own files of a checkpoint, written and read with one-line errors."""
+"""Writes and reads Megatron's own files of a checkpoint, with one-line errors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def save_tensors(sharded: dict[str, Any], folder: Path) -> None:
     """Write the checkpoint that `sharded` describes into a folder; every rank calls it.
 
     Raises:
-        OSError: a file could not be written. Of tensors' files all ranks learn it together; of the
-            small files that rank 0 writes alone it alone does, and the others end with its process,
-            as after any rank's error.
+        OSError: a file could not be written. If it holds tensors, all ranks raise it. If it is one
+            of the small files of rank 0, only rank 0 does, and the others end with its process, as
+            after any rank's error.
     """
     write_checkpoints_in_process()
     try:
@@ -31,7 +31,7 @@ def save_tensors(sharded: dict[str, Any], folder: Path) -> None:
 
 
 def load_tensors(sharded: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the checkpoint in `folder` has of what `sharded` describes; every rank calls it.
+    """The tensors of the checkpoint in `folder` that `sharded` describes; every rank calls it.
 
     Raises:
         RecipeError: its files cannot be read, or hold other tensors than `sharded` describes.
@@ -57,7 +57,7 @@ def saved_dtype(folder: Path, name: str) -> torch.dtype:
 def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (Exception, CheckpointException) as error:  # whatever damaged bytes may cause
+    except (Exception, CheckpointException) as error:  # damaged bytes may cause any error
         raise RecipeError(
             f"a checkpoint must be readable and of this model, got {_first_line(error)} in "
             f"{folder}; restore it, or remove it to go on from another"
@@ -65,7 +65,7 @@ def _readable(folder: Path) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong first, of all that ranks report."""
+    """The first line of the first error that the ranks report."""
     if isinstance(error, CheckpointException):
         if not error.failures:
             return "an error that another rank reports"

@@ -25,7 +25,7 @@ __all__ = ["ByteTokenizer", "CorpusStats", "Document", "pack"]
 def pack(
     documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer, workers: int = 1
 ) -> CorpusStats:
-    """Write PREFIX.bin, .idx, .documents (one name a line) and .json (the stats).
+    """Write PREFIX.bin, .idx, .documents (one name per line) and .json (the stats).
 
     All of them or none: an error leaves the files of an earlier run as they were.
 
@@ -49,7 +49,7 @@ def _write_tokens(
     tokenizer: Tokenizer,
     workers: int,
 ) -> list[int]:
-    """Write the tokens, their index and the names; the documents' lengths."""
+    """Write the tokens, their index and the names; return the documents' lengths."""
     from megatron_magi.adapter.compat import require_megatron
 
     require_megatron()
@@ -58,7 +58,7 @@ def _write_tokens(
     tokens, index, names = paths
     dtype = DType.optimal_dtype(tokenizer.vocab_size)
     builder = IndexedDatasetBuilder(str(tokens), dtype=dtype)
-    # Names of files may hold what no UTF-8 can.
+    # Names of files may hold bytes that are not UTF-8.
     with (
         builder.data_file,
         names.open("w", encoding="utf-8", errors="backslashreplace") as name_lines,

@@ -1,9 +1,9 @@
 """Packed samples from Megatron's .bin/.idx files, with their document boundaries.
 
-One epoch is all documents in a seeded order, laid end to end and cut every `seq_length` tokens.
+One epoch is all documents in a seeded order, concatenated and cut every `seq_length` tokens.
 Sample n is a function of (files, seed, seq_length, n) alone: no layout of processes changes it.
-A document cut at a sample's end goes on in another sample, where it counts as a document of its
-own. A document's last token is its EOD; the label behind it belongs to the next document.
+A document cut at a sample's end continues in another sample, where it counts as a document of its
+own. A document's last token is its EOD; the label after it belongs to the next document.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class PackedSample:
     tokens: npt.NDArray[np.int64]
     """int64 [seq_length]"""
     labels: npt.NDArray[np.int64]
-    """int64 [seq_length], labels[i] is the token after tokens[i]."""
+    """int64 [seq_length]: labels[i] is the token after tokens[i]."""
     loss_mask: npt.NDArray[np.float32]
-    """float32 [seq_length], 0 where the label is another document's first token."""
+    """float32 [seq_length]: 0 where the label is another document's first token."""
     cu_seqlens: npt.NDArray[np.int32]
     """int32 [num_documents + 1]"""
     documents: tuple[int, ...]
@@ -53,12 +53,12 @@ class PackedSample:
 
 
 class PackedDataset:
-    """Endless sequence of `PackedSample`s, reshuffled every epoch; index it by sample number.
+    """An endless sequence of `PackedSample`s, reshuffled every epoch and indexed by sample number.
 
     Args:
         held_out: share of the documents that belong to validation, see `is_held_out`.
         validation: take those documents instead of the others.
-        vocab_size: of the model; every token that is read has to be below it. None: unknown.
+        vocab_size: of the model; every token that is read must be below it. None: unknown.
 
     Raises:
         RecipeError: if the files are missing, damaged, too small, or do not end documents with
@@ -163,7 +163,7 @@ def sample_mask(sample: PackedSample, config: DataConfig) -> AttnMask:
 
 
 def _boundaries(sample: PackedSample, config: DataConfig) -> npt.NDArray[np.int32]:
-    """Of documents for attention: the sample's, or those of the negative control."""
+    """Document boundaries for attention: the sample's, or those of the control."""
     if not config.moved_boundary:
         return sample.cu_seqlens
     return move_boundary(sample.cu_seqlens, config.moved_boundary)

@@ -20,14 +20,14 @@ from megatron_magi.training.data.tokenizers import Tokenizer
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 BATCH_BYTES = 1 << 20
-"""Text that goes to a process at a time; a longer document goes alone."""
+"""Bytes of text that a process gets at a time; a longer document is sent alone."""
 POOL_FROM_BATCHES = 8
-"""Below this, starting processes takes longer than what they would save."""
+"""For less text, starting processes takes longer than they save."""
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Some documents after one another."""
+    """Some consecutive documents."""
 
     names: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -113,7 +113,7 @@ _encoder: tuple[Tokenizer, type[Any]]
 
 def _start_worker(tokenizer: Tokenizer, dtype: type[Any]) -> None:
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process handles Ctrl-C
     _encoder = tokenizer, dtype
 
 

@@ -2,8 +2,8 @@
 
 The format (megatron.core.datasets.indexed_dataset): magic, version, type code, numbers of sequences
 and documents, int32 lengths, int64 byte offsets, int64 first sequences of the documents; the .bin
-holds the tokens one after another. So every number but the tokens follows from the lengths, and is
-held against them when the files are opened: a damaged or truncated file is an error there.
+holds the tokens one after another. So every number but the tokens follows from the lengths and is
+compared with them when the files are opened; a damaged or truncated file is an error then.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ HEADER = struct.Struct("<QBQQ")
 START = len(MAGIC) + HEADER.size
 """Byte of the first length."""
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-"""Of tokens; the format also knows 6 and 7, floating point numbers."""
+"""Types of tokens by code; the format also has 6 and 7, floating point numbers."""
 BLOCK = 1 << 20
 """Sequences checked at a time: the checks take some ten MiB, whatever the corpus."""
 
 
 def damaged_data(path: Path | str, what: str) -> RecipeError:
-    """The error of a data file that is not as it was written.
+    """The error for a data file that is not as it was written.
 
     Args:
         what: what was found, and at which byte, sequence or token.
@@ -45,7 +45,7 @@ class IndexFile:
     Raises:
         RecipeError: a file is missing, cannot be read, or is damaged.
 
-    Cost: reads PREFIX.idx once; of PREFIX.bin the size alone.
+    Cost: reads PREFIX.idx once, and only the size of PREFIX.bin.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -80,7 +80,7 @@ class IndexFile:
         return int(self._offsets[index]) + offset * self._dtype.itemsize
 
     def _check_offsets(self) -> int:
-        """Hold the offsets against the lengths; the bytes of all tokens."""
+        """Compare the offsets with the lengths; return the bytes of all tokens."""
         total = 0
         for first in range(0, len(self), BLOCK):
             lengths = self.sequence_lengths[first : first + BLOCK].astype(np.int64)
@@ -93,7 +93,7 @@ class IndexFile:
         return total
 
     def _check_documents(self, documents: npt.NDArray[np.int64]) -> None:
-        """The first sequence of every document, in order, and the number of all at the end."""
+        """Check the first sequence of every document, in order, and the total at the end."""
         n = len(self)
         for first in range(0, len(documents) - 1, BLOCK):
             begins = documents[first : first + BLOCK + 1]
@@ -132,7 +132,7 @@ def _mapped(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _read_header(index: npt.NDArray[np.uint8], path: Path) -> tuple[int, int, int]:
-    """Type code, number of sequences and length of the list of documents, as the size allows."""
+    """Type code, number of sequences and length of the list of documents, if the size fits them."""
     start = index[:START].tobytes()
     if start[: len(MAGIC)] != MAGIC:
         raise RecipeError(
@@ -151,7 +151,7 @@ def _read_header(index: npt.NDArray[np.uint8], path: Path) -> tuple[int, int, in
     if n < 1 or num_documents < 2:
         raise damaged_data(path, f"{n} sequences and {num_documents} document marks in its header")
     size = START + 12 * n + 8 * num_documents
-    # Corpora of text and pictures have a byte more for each sequence, its mode.
+    # Corpora of text and pictures have one more byte per sequence, its mode.
     if len(index) not in (size, size + n):
         raise damaged_data(path, f"{len(index):,} bytes instead of the {size:,} of its header")
     return code, n, num_documents

@@ -8,7 +8,7 @@ from typing import IO
 
 
 class _StrictTarInfo(tarfile.TarInfo):
-    """A header that must be right: tarfile takes a damaged one for the archive's end."""
+    """A header that is checked, because tarfile takes a damaged one for the archive's end."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> _StrictTarInfo:
@@ -24,8 +24,8 @@ class _StrictTarInfo(tarfile.TarInfo):
 def tar_members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     """Names and contents of the regular files in an uncompressed archive, in its order.
 
-    A content is to be read before the next one is taken. Links are left out: what they name is
-    there itself.
+    Read each content before the next one. Links are left out, because the files that they name are
+    in the archive themselves.
 
     Raises:
         tarfile.ReadError: a header is damaged, or the archive ends without its end mark.
@@ -35,5 +35,5 @@ def tar_members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
             content = archive.extractfile(member) if member.isreg() else None
             if content is not None:
                 yield member.name.removeprefix("./"), content
-            # It would remember every member.
+            # Otherwise tarfile keeps every member in memory.
             archive.members = []  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
 BROKEN_STREAM = (EOFError, OSError, TarError, lzma.LZMAError, zlib.error)
-"""What a truncated or damaged file raises while it is read."""
+"""The errors of reading a truncated or damaged file."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is taken of the inputs, and where a new document begins."""
+    """Which files of the inputs are taken, and where a new document begins."""
 
     include: tuple[str, ...] = ("*",)
     """Patterns of file names, in folders and archives."""
@@ -51,7 +51,7 @@ class Selection:
     links: bool = True
     """Take files in folders that are symbolic links; in archives they never are."""
     json_key: str = "text"
-    """Where the text stands in the object on a line of JSON."""
+    """The key of the text in the object on a line of JSON."""
     split: str | None = None
     """A regular expression; a line that it matches at its start begins a new document."""
 
@@ -66,8 +66,9 @@ class Selection:
 class TextSource:
     """Documents of files and folders in a stable order; iterate over it, as often as you like.
 
-    Folders are walked in sorted order. A file is one document, .jsonl one a line, each also with
-    .gz or .xz behind it; a tar archive named as an input is read like a folder, in its own order.
+    Folders are walked in sorted order. A file is one document, a .jsonl file one per line, each
+    also compressed as .gz or .xz. A tar archive that is an input is read like a folder, in its own
+    order.
     Binary files (with a NUL byte) are left out, archives in folders among them.
 
     Raises:
@@ -84,7 +85,7 @@ class TextSource:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the input files read by now, of `num_bytes`."""
+        """Bytes of the input files read so far, of `num_bytes`."""
         return self._bytes_done + (self._open_file.tell() if self._open_file else 0)
 
     def __iter__(self) -> Iterator[Document]:

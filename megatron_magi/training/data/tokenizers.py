@@ -1,6 +1,6 @@
 """Tokenizers of corpora: bytes, Llama 3, or a HuggingFace folder. Each is optional but the first.
 
-Special tokens written out in a text are text: no tokenizer here makes their ids of it.
+Special tokens in a text are text: no tokenizer here turns them into their ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Tokenizer(Protocol):
-    """Text to ids below `vocab_size`; `eod` ends a document and is never made from text.
+    """Turns text into ids below `vocab_size`; `eod` ends a document and never comes from text.
 
     It can be pickled, as a pool of processes encodes with it.
     """
@@ -61,7 +61,7 @@ class ByteTokenizer:
         return np.frombuffer(text, dtype=np.uint8).astype(np.int64)
 
     def decode(self, ids: Ids) -> bytes:
-        """The bytes behind `ids`, EODs dropped."""
+        """The bytes of `ids`, without EODs."""
         return ids[ids < 256].astype(np.uint8).tobytes()
 
 
@@ -137,15 +137,15 @@ def _read_tokenizer(folder: Path) -> Any:
         )
     try:
         tokenizer = FromFile.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower class
         raise RecipeError(
             f"tokenizer.json must be one that the package tokenizers reads, got {path} ({error}); "
             f"mend the file or install a newer tokenizers"
         ) from None
-    # What the file may ask for, and a corpus cannot use.
+    # The file may ask for these, but a corpus cannot use them.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True  # the library's name for: take them as plain text
+    tokenizer.encode_special_tokens = True  # takes special tokens as plain text
     return tokenizer
 
 

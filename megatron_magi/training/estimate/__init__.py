@@ -1,1 +1,1 @@
-"""What a recipe will cost, counted without running it."""
+"""Estimates the cost of a recipe without running it."""

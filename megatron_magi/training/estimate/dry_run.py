@@ -1,4 +1,4 @@
-"""What a recipe will do, computed in one process without starting it: `pretrain.py --dry-run`."""
+"""Facts of a run, computed in one process without starting it: `pretrain.py --dry-run`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class DryRun:
     dp: int
     """Data-parallel size."""
     data: str
-    """Where the masks below come from."""
+    """The origin of the masks below."""
     num_documents: int
-    """In the first sample."""
+    """Documents in the first sample."""
     area: int
     """Visible cells of the first global batch."""
     flops: int
-    """Of a step."""
+    """FLOPs of a step."""
     plan: AttnPlan | None
-    """Of the first sample; None for the dense baseline."""
+    """Plan of the first sample; None for the dense baseline."""
     memory: tuple[RankMemory, ...]
-    """Per pipeline stage."""
+    """Memory of a rank, per pipeline stage."""
     epochs: float | None
-    """Of the data in the whole run; None without data."""
+    """Epochs of the data in the whole run; None without data."""
     resumes_at: int
-    """Iterations that a checkpoint to load has done."""
+    """Iterations that the checkpoint to load has completed."""
 
     @property
     def world_size(self) -> int:
@@ -49,19 +49,19 @@ class DryRun:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.config.train.global_batch_size * self.config.data.seq_length
 
     def step_seconds(self, mfu: float, peak_tflops: float) -> float:
-        """Time of a step at a share `mfu` of the peak rate of every rank."""
+        """Time of a step if every rank reaches the share `mfu` of its peak rate."""
         return self.flops / (self.world_size * mfu * peak_tflops * 1e12)
 
 
 def dry_run(config: RunConfig, world_size: int | None = None) -> DryRun:
-    """Resolve a run. Reads the data files if they are there, else assumes documents.
+    """Compute the facts of a run. Reads the data files if they exist, else assumes documents.
 
     Raises:
-        RecipeError: what would stop the run at its start, missing data aside.
+        RecipeError: what would stop the run at its start, except missing data.
     """
     p = config.parallel
     dp = data_parallel_size(config, world_size or p.num_processes)
@@ -94,7 +94,7 @@ def report(run: DryRun, mfu: float, peak_tflops: float) -> str:
 
 
 def _first_batch(config: RunConfig) -> tuple[list[PackedSample], str, int | None]:
-    """Samples of the first global batch, where they come from, samples of an epoch."""
+    """Samples of the first global batch, their origin, and the number of samples of an epoch."""
     numbers = range(config.train.global_batch_size)
     if all(Path(config.data.path + suffix).is_file() for suffix in (".bin", ".idx")):
         dataset = PackedDataset(
@@ -111,7 +111,7 @@ def _first_batch(config: RunConfig) -> tuple[list[PackedSample], str, int | None
 def assumed_sample(config: RunConfig, number: int) -> PackedSample:
     """A sample of documents whose lengths fall off exponentially, an eighth of it long on average.
 
-    A function of the seed and the number alone. Its tokens are all 0.
+    It depends only on the seed and the number. Its tokens are all 0.
     """
     length = config.data.seq_length
     rng = np.random.RandomState([config.train.seed & 0xFFFFFFFF, number])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron_magi.training.recipe.config import ModelConfig
 
 DENSE_BF16_TFLOPS = {"H100": 989.4, "H200": 989.4, "H800": 989.4}
-"""Of data sheets, SXM modules; by a word of the device's name."""
+"""Rates of SXM modules from data sheets, by a word of the device's name."""
 
 
 def peak_tflops(device_name: str) -> float | None:
@@ -27,9 +27,9 @@ def matmul_parameters(model: ModelConfig) -> int:
 def step_flops(model: ModelConfig, num_tokens: int, area: int) -> int:
     """Forward and backward of `num_tokens` whose masks show `area` cells in all.
 
-    A weight costs 6 a token (2 forward, 4 backward), a visible cell 12 * head_dim a query head (two
-    products of 2 forward, twice that backward); nothing is counted for recomputation or hidden
-    cells.
+    A weight costs 6 per token (2 forward, 4 backward), and a visible cell 12 * head_dim per query
+    head (two products of 2 forward, twice that backward). Recomputation and hidden cells do not
+    count.
     """
     cells = 12 * model.num_layers * model.num_attention_heads * model.kv_channels * area
     return 6 * matmul_parameters(model) * num_tokens + cells

@@ -1,8 +1,8 @@
-"""What a rank of a run will hold in memory, by part, in bytes.
+"""Estimates the memory of a rank of a run, by part, in bytes.
 
 Counted from the modules that run: Megatron's local layers with our core attention or a baseline's,
 with the fused parts (adapter/fused) or without them. Not counted: the CUDA context, NCCL's buffers,
-kernel workspace, fragmentation, and what lives for a moment inside one operation.
+kernel workspace, fragmentation, and what exists only inside one operation.
 
 T tokens of a rank, h hidden size, F gated MLP width, H query heads, G key/value heads, D head_dim,
 V padded vocabulary; H, G, F and V divided by the tensor-parallel size.
@@ -17,7 +17,7 @@ from megatron_magi.training.estimate.parameters import rank_parameters
 from megatron_magi.training.recipe.config import RunConfig
 
 MASKS_KEPT = 8
-"""Masks of microbatches that the baselines do not build again for every layer."""
+"""Number of masks that the baselines keep, so as not to build them again for every layer."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class RankMemory:
     optimizer: int
     """Adam's moments, and fp32 main weights of a bf16 model."""
     activations: int
-    """What the backward pass needs of all microbatches in flight, at the fullest moment."""
+    """Peak of what the backward pass needs of all microbatches in flight."""
     output_workspace: int
     """Logits or their weight's gradient, on the last pipeline stage, beside what is kept."""
     receive_buffers: int
-    """Keys, values and their gradients that travel for one layer's attention."""
+    """Keys, values and their gradients that one layer's attention exchanges."""
     attention_workspace: int
     """Gradient sums of a layer's own queries, keys and values in fp32."""
 
@@ -59,12 +59,12 @@ class RankMemory:
 def rank_memory(
     config: RunConfig, plan: AttnPlan | None, dp: int, stage: int, fused: Fused = ON_CUDA
 ) -> RankMemory:
-    """Memory of a rank of pipeline stage `stage`, the fullest of its context-parallel group.
+    """Memory of a rank of pipeline stage `stage`, the largest in its context-parallel group.
 
     Args:
         plan: of a typical microbatch; None for a baseline.
         dp: data-parallel size.
-        fused: as on CUDA; other machines do more in separate operations.
+        fused: the fused operations, by default those of CUDA.
     """
     parameters = sum(rank_parameters(config, stage).values())
     element = _element(config)
@@ -86,7 +86,7 @@ def rank_memory(
 def activation_bytes(
     config: RunConfig, tokens: int, dp: int, stage: int, fused: Fused = ON_CUDA
 ) -> int:
-    """Bytes kept for the backward pass at the fullest moment of Megatron's schedule."""
+    """Peak bytes that are kept for the backward pass in Megatron's schedule."""
     p = config.parallel
     layers = config.model.num_layers // (p.pp * (p.vpp or 1))
     per_layer = layer_bytes(config, tokens, fused)
@@ -121,9 +121,9 @@ def shared_bytes(config: RunConfig, tokens: int, fused: Fused = ON_CUDA) -> int:
 
 
 def head_bytes(config: RunConfig, tokens: int, fused: Fused = ON_CUDA) -> int:
-    """Bytes kept behind the last layer: the final norm's rows, and a number per token and word.
+    """Bytes kept after the last layer: the final norm's rows, and a number per token and word.
 
-    It is the fp32 probability; fused, the logit as it was projected, which becomes its gradient.
+    That number is the fp32 probability; fused, the projected logit, which becomes its gradient.
     """
     element = _element(config) if _has_parts(config, fused) else 4
     words = config.model.padded_vocab_size // config.parallel.tp
@@ -141,7 +141,7 @@ def chunks_in_flight(config: RunConfig, dp: int, stage: int) -> int:
 
 
 def receive_bytes(config: RunConfig, plan: AttnPlan) -> int:
-    """Fullest rank's buffers of one layer: keys and values of two stages, gradients of all."""
+    """Largest buffers of a rank for one layer: keys and values of two stages, gradients of all."""
     element = _element(config)
     on_wire = 4 if config.magi.dkv_reduce_in_fp32 else element
     row = plan.head_shape.kv_row_elements
@@ -164,10 +164,10 @@ def _has_parts(config: RunConfig, fused: Fused) -> bool:
 
 
 def _attention_elements(config: RunConfig, tokens: int, fused: Fused) -> int:
-    """Kept of a layer's attention: query, key and value, the output, cosines and sines.
+    """Bytes kept for a layer's attention: query, key and value, the output, cosines and sines.
 
-    Plainly the QKV projection is kept (v is a view of it) beside q and k after RoPE; fused, q, k
-    and v alone. "dense" keeps all probabilities too. "sdpa" keeps q, and keys and values repeated
+    Unfused, the QKV projection is kept (v is a view of it) beside q and k after RoPE; fused, only
+    q, k and v. "dense" keeps all probabilities too. "sdpa" keeps q, and keys and values repeated
     for every query head in place of k and v, and where there are documents the mask as numbers.
     """
     m, tp = config.model, config.parallel.tp
@@ -189,13 +189,13 @@ def _norm_bytes(config: RunConfig, tokens: int, fused: Fused) -> int:
 
 
 def _mask_columns(config: RunConfig, tokens: int) -> int:
-    """Of the explicit mask of "sdpa"; a causal sample has none."""
+    """Keys in a row of the explicit mask of "sdpa"; 0 for a causal sample, which has no mask."""
     has_mask = config.attention == "sdpa" and config.data.mask == "document"
     return tokens if has_mask else 0
 
 
 def _dense_mask_bytes(config: RunConfig, tokens: int) -> int:
-    """The boolean masks that "sdpa" does not build again, one a microbatch."""
+    """Bytes of the boolean masks that "sdpa" keeps, one per microbatch."""
     microbatches = config.train.global_batch_size * config.train.iterations
     return min(MASKS_KEPT, microbatches) * tokens * _mask_columns(config, tokens)
 
@@ -206,7 +206,7 @@ def _rows(config: RunConfig, tokens: int) -> int:
 
 
 def _qkv_elements(config: RunConfig, plan: AttnPlan | None) -> int:
-    """Of a row's query, key and value; the plan knows values of another width than keys."""
+    """Widths of a row's query, key and value; by the plan, values may differ from keys."""
     if plan is None:
         return _qkv_width(config)
     heads = plan.head_shape
@@ -219,12 +219,12 @@ def _qkv_width(config: RunConfig) -> int:
 
 
 def _output_workspace(config: RunConfig, tokens: int, fused: Fused) -> int:
-    """Beside what the head keeps, at the fuller of two moments.
+    """Bytes beside what the output head keeps, at the larger of two moments.
 
-    Loss: bf16 logits beside their fp32 copy (fp32 logits become the probabilities in place). Then,
-    probabilities given up for the logits' gradient: the gradient of the projection's weight, which
-    exists for a moment before it is added to the buffer. Fused, the first moment needs nothing, and
-    in the second Megatron makes a gradient of that size for autograd that nobody reads.
+    The first is the loss: bf16 logits beside their fp32 copy (fp32 logits become the probabilities
+    in place). The second comes after the probabilities are replaced by the logits' gradient: the
+    gradient of the projection's weight, before it is added to the buffer. Fused, the first needs
+    nothing, and in the second Megatron makes an unused gradient of that size for autograd.
     """
     m, tp, element = config.model, config.parallel.tp, _element(config)
     logits = tokens * m.padded_vocab_size // tp

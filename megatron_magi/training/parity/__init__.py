@@ -1,1 +1,1 @@
-"""Whether two runs are the same training: curves, gradients, and what rounding alone does."""
+"""Compares runs: curves, gradients, and the effect of rounding alone."""

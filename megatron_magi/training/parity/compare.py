@@ -26,11 +26,11 @@ class RunCurves:
     validation: dict[int, float] = field(default_factory=dict)
     """Validation loss by iteration, where it was measured."""
     loss_tokens: float = 1.0
-    """Tokens whose loss counts, of a usual step."""
+    """Tokens whose loss counts, in a usual step."""
     num_processes: int | None = None
-    """That trained it. None: steps.csv does not say."""
+    """Number of processes that trained it. None: steps.csv does not say."""
     first_iteration: int = 1
-    """More than 1: the run went on from another run's checkpoint."""
+    """Above 1 if the run resumed from another run's checkpoint."""
 
     @property
     def median_tokens_per_second(self) -> float:
@@ -40,7 +40,7 @@ class RunCurves:
         return float(np.median(speeds[warm_up:]))
 
     def first(self, num_steps: int) -> RunCurves:
-        """The same run, as if it had ended after `num_steps`."""
+        """The same run up to step `num_steps`."""
         curves = ("loss", "grad_norm", "step_seconds", "tokens_per_second")
         cut = {name: getattr(self, name)[:num_steps] for name in curves}
         end = self.first_iteration + num_steps
@@ -50,12 +50,12 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class Gates:
-    """When two fp32 runs count as the same training. Relative differences to the baseline."""
+    """Limits of the relative differences between an fp32 run and its baseline."""
 
     first_step: float = 2e-5
-    """Loss and gradient norm of iteration 1: same weights, same batch, rounding alone."""
+    """Loss and gradient norm of iteration 1: same weights, same batch, only rounding differs."""
     any_step_loss: float = 1e-4
-    """Loss of any iteration: rounding, grown by training (2e-6 seen in 60 steps on 2 cores)."""
+    """Loss of any iteration: rounding, amplified by training (2e-6 in 60 steps on 2 cores)."""
     any_step_grad_norm: float = 1e-2
     """Gradient norm of any iteration (4e-5 seen)."""
 
@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Within every gate; nan never is."""
+        """Whether every gate passes; nan never does."""
         return (
             self.first_step <= self.gates.first_step
             and float(self.loss_difference.max()) <= self.gates.any_step_loss
@@ -89,7 +89,7 @@ def read_run(folder: Path) -> RunCurves:
     """The curves of a finished run.
 
     Raises:
-        RecipeError: when the folder has no steps.csv with an iteration in it, or a broken one.
+        RecipeError: the folder has no steps.csv with an iteration in it, or a broken one.
     """
     path = folder / STEPS
     if not path.is_file():
@@ -104,7 +104,11 @@ def read_run(folder: Path) -> RunCurves:
     try:
         run = _curves(folder.name, rows)
         iterations = [int(r["iteration"]) for r in rows]
-    except (KeyError, TypeError, ValueError) as error:  # no column, a cut line, no number
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # no such column, a cut line or no number
         raise RecipeError(
             f"a steps.csv must have the columns and numbers that training writes, got {error!r} "
             f"in {path}; train it again"
@@ -139,7 +143,7 @@ def _column(rows: list[dict[str, str]], name: str) -> Curve:
 def common_steps(
     run: RunCurves, baseline: RunCurves, allow_shorter: bool = False
 ) -> tuple[RunCurves, RunCurves]:
-    """Both over the iterations that both have.
+    """Both runs, over the iterations that both have.
 
     Raises:
         RecipeError: they begin at different iterations; the run is longer than the baseline, or
@@ -169,7 +173,7 @@ def compare(
     """Differences of two runs, over the steps of the first.
 
     Raises:
-        RecipeError: when one has more iterations than the other, see `common_steps`.
+        RecipeError: one has more iterations than the other, see `common_steps`.
     """
     run, baseline = common_steps(run, baseline, allow_shorter)
     return Comparison(
@@ -181,5 +185,5 @@ def compare(
 
 
 def did_train(run: RunCurves, drop: float = 0.5) -> bool:
-    """The loss fell by `drop` nats or more: equal runs that learn nothing prove nothing."""
+    """Whether the loss fell by `drop` nats or more; runs that learn nothing prove nothing."""
     return bool(run.loss[-5:].mean() < run.loss[0] - drop)

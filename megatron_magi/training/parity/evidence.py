@@ -1,4 +1,4 @@
-"""All that a run's folder says about it: curves, gradient errors, and facts of its recipe."""
+"""Reads a run's folder: curves, gradient errors, and facts of its recipe."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 
 @dataclass(frozen=True)
 class RecipeFacts:
-    """What gates need of a run's recipe.yaml."""
+    """The facts of a run's recipe.yaml that gates need."""
 
     dtype: str
     vocab_size: int
-    """Padded: the rows of the embedding, over which an untrained model spreads its guess."""
+    """Rows of the padded embedding, over which an untrained model spreads its probability."""
     logit_variance: float
-    """Of an untrained model: hidden_size * init_std^2, since its last norm gives rows of RMS 1."""
+    """Variance of an untrained model's logits: hidden_size * init_std^2, as its last norm gives
+    rows of RMS 1."""
 
     @property
     def untrained_loss(self) -> float:
@@ -41,7 +42,7 @@ class Evidence:
 
     @property
     def num_not_finite(self) -> int:
-        """Values that are inf or nan, of everything that was recorded."""
+        """Number of recorded values that are inf or nan."""
         c = self.curves
         values = [*c.loss, *c.grad_norm, *c.validation.values()]
         values += [x for e in self.gradients for x in (e.norm, e.baseline_norm, e.relative_error)]
@@ -49,17 +50,17 @@ class Evidence:
 
 
 def read_evidence(folder: Path, baseline: Path) -> Evidence:
-    """Read a run's folder; measures gradient errors where both dumps are there.
+    """Read a run's folder, and measure gradient errors if both dumps exist.
 
     Raises:
-        RecipeError: no steps.csv, a broken recipe.yaml, gradients that do not fit.
+        RecipeError: no steps.csv, a broken recipe.yaml, or gradients that do not fit.
     """
     errors = [] if folder == baseline else gradient_errors(folder, baseline)
     return Evidence(read_run(folder), read_recipe_facts(folder), errors)
 
 
 def read_recipe_facts(folder: Path) -> RecipeFacts | None:
-    """Of the recipe.yaml that training leaves beside its steps.csv; None where there is none."""
+    """Facts of the recipe.yaml that training writes beside its steps.csv; None if it is missing."""
     path = folder / "recipe.yaml"
     if not path.is_file():
         return None

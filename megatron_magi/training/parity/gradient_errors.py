@@ -1,7 +1,7 @@
-"""How far a run's dumped gradients are from a baseline's, measured where they lie, kept as CSV.
+"""Measures how far a run's dumped gradients are from a baseline's, and keeps the errors as CSV.
 
-RUN/gradient_errors.csv goes where gigabytes of gradients do not: a comparison reads it where the
-dumps of the run or of its baseline are gone.
+RUN/gradient_errors.csv is small, while dumps have gigabytes. A comparison reads it if the dumps of
+the run or of its baseline are gone.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from megatron_magi.training.run.gradient_folder import (
 )
 
 THREADS = 8
-"""At a time; each holds about 100 MB."""
+"""Parameters measured at a time; each takes about 100 MB."""
 
 
 @dataclass(frozen=True)
 class GradientError:
-    """A parameter's gradient beside the baseline's; a line of the CSV."""
+    """The error of a parameter's gradient; a line of the CSV."""
 
     iteration: int
     parameter: str
     norm: float
-    """L2, of the run."""
+    """L2 norm of the run's gradient."""
     baseline_norm: float
     relative_error: float
-    """||g - g_ref|| / ||g_ref||; 0 where both are 0, infinite where only g_ref is."""
+    """||g - g_ref|| / ||g_ref||; 0 if both are 0, infinite if only g_ref is."""
     baseline: str
     """Name of the baseline run."""
 
@@ -47,8 +47,8 @@ class GradientError:
 def gradient_errors(run: Path, baseline: Path) -> list[GradientError]:
     """Errors of every iteration that both runs dumped.
 
-    Measured from the dumps, parameter by parameter, and written to the run's CSV; iterations whose
-    dumps are gone come from that CSV.
+    They are measured from the dumps, parameter by parameter, and written to the run's CSV. Those of
+    iterations whose dumps are gone are read from that CSV.
 
     Raises:
         RecipeError: other parameters than the baseline's, or a CSV measured against another run.
@@ -69,10 +69,10 @@ def gradient_errors(run: Path, baseline: Path) -> list[GradientError]:
 
 
 def read_errors(run: Path) -> list[GradientError]:
-    """What a run's CSV holds; nothing where there is none.
+    """The errors in a run's CSV; none if there is no CSV.
 
     Raises:
-        RecipeError: it is not what a comparison wrote.
+        RecipeError: a comparison did not write it like this.
     """
     path = run / ERRORS
     if not path.is_file():
@@ -80,7 +80,11 @@ def read_errors(run: Path) -> list[GradientError]:
     try:
         with path.open(newline="") as file:
             return [_error_of(row) for row in csv.DictReader(file)]
-    except (KeyError, TypeError, ValueError) as error:  # no column, a cut line, no number
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # no such column, a cut line or no number
         raise RecipeError(
             f"{ERRORS} must have the columns and numbers that a comparison writes, got {error!r} "
             f"in {path}; remove it, and compare where the gradients are"

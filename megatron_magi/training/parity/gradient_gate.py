@@ -1,4 +1,4 @@
-"""The parameter whose gradient is furthest off, in units of what rounding does to it."""
+"""Finds the gradient with the largest error, in units of its noise."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 def worst_gradient(
     errors: Sequence[GradientError], noise: Sequence[GradientError], floor: float
 ) -> tuple[float, str] | None:
-    """(largest relative error over noise, what it was); None where no iteration is in both.
+    """(largest relative error over noise, what it was); None if no iteration is in both.
 
     The noise of a parameter is the noise run's error of it in that iteration, or `floor` if that is
-    larger: before the first update, samples in another order change a gradient only by the last
-    bits of single-precision sums, far less than rounding activations once does.
+    larger. Before the first update, samples in another order change only the last bits of a
+    gradient's single-precision sums, far less than rounding activations once does.
 
     Raises:
         RecipeError: a parameter that the noise run does not have.

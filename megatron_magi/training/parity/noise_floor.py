@@ -1,4 +1,4 @@
-"""The baseline, its noise runs, and the thresholds that runs are held to with them."""
+"""The baseline, its noise runs, and the thresholds for runs that are compared with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_magi.training.parity.gradient_errors import GradientError
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 TRUSTED_STEPS = 10
-"""From here on two runs whose losses are all equal are one run, or differ in nothing."""
+"""Two runs of so many steps whose losses are all equal are the same run."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class NoiseGates:
     gradient_ratio: float = 3.0
     """Relative L2 error of every parameter's gradient, in units of the noise run's."""
     gradient_floor: float | None = None
-    """Noise of a gradient is at least this. None: one rounding step, `noise_scale.py`."""
+    """The least noise of a gradient. None: one rounding step, see `noise_scale.py`."""
     mean_loss: float = 0.0025
     """Mean of |relative loss difference| over the run."""
     noise_ratio: float = 2.0
     """Means and validation, in units of the noise run's scale."""
     last_steps: int = 50
-    """Steps at the end whose mean loss is compared."""
+    """Number of last steps whose mean loss is compared."""
     loss_start: float = 0.3
     """Nats between the first loss and an untrained model's."""
     loss_drop: float = 5.0
@@ -44,18 +44,18 @@ class NoiseFloor:
 
     baseline: Evidence
     noises: tuple[Evidence, ...]
-    """One or more. Those shorter than the longest measure gradients alone."""
+    """One or more runs. Those shorter than the longest only measure gradients."""
     gates: NoiseGates
 
     @property
     def noise_curves(self) -> list[RunCurves]:
-        """Of the noise runs that are as long as the longest."""
+        """Curves of the noise runs that are as long as the longest."""
         longest = max(len(n.curves.loss) for n in self.noises)
         return [n.curves for n in self.noises if len(n.curves.loss) == longest]
 
     @property
     def noise_gradients(self) -> list[GradientError]:
-        """Of every gradient the error of the noise run that is furthest off."""
+        """For every gradient, the largest error of any noise run."""
         found: dict[tuple[int, str], GradientError] = {}
         for error in (e for noise in self.noises for e in noise.gradients):
             key = (error.iteration, error.parameter)
@@ -65,7 +65,7 @@ class NoiseFloor:
 
     @property
     def dtype(self) -> str:
-        """Of the baseline; the stricter one where its recipe is missing."""
+        """Dtype of the baseline; the stricter one if its recipe is missing."""
         return self.baseline.recipe.dtype if self.baseline.recipe else "fp32"
 
     @property
@@ -81,10 +81,10 @@ class NoiseFloor:
 
 
 def read_noise_floor(baseline: Path, noises: Sequence[Path], gates: NoiseGates) -> NoiseFloor:
-    """What runs are judged with.
+    """Read the runs that others are compared with.
 
     Raises:
-        RecipeError: a folder that is no run, inf or nan in it, or a noise run without noise.
+        RecipeError: a folder that is not a run, inf or nan in it, or a noise run without noise.
     """
     found = tuple(read_evidence(noise, baseline) for noise in noises)
     floor = NoiseFloor(read_evidence(baseline, baseline), found, gates)

@@ -1,7 +1,7 @@
-"""When a run counts as the baseline's training up to rounding, with noise runs as the measure.
+"""Decides whether a run equals the baseline up to rounding, which noise runs measure.
 
 A noise run is the baseline trained once more with a step's samples in another order, or with
-another kernel of the same precision. See docs/training.md for what each gate can and cannot see.
+another kernel of the same precision. See docs/training.md for what each gate can and cannot find.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatron_magi.training.parity.gradient_gate import worst_gradient
 from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates
 
 ABOUT_TRAINING = ("loss_start", "loss_drop")
-"""Gates about learning at all; a wrong run that fails only these was not noticed."""
+"""Gates of learning as such; a control that fails only these is not caught."""
 
 
 @dataclass(frozen=True)
@@ -36,32 +36,32 @@ class GateResult:
 
 @dataclass(frozen=True)
 class Judged:
-    """A run beside its baseline and the noise runs, over the steps that all have."""
+    """A run with its baseline and noise runs, over the steps that all have."""
 
     run: RunCurves
     baseline: RunCurves
     difference: Curve
     """loss / baseline - 1, per iteration."""
     noise: Curve
-    """The same of the noise runs, [number of them, iterations]."""
+    """The same for the noise runs, [num_noise_runs, iterations]."""
     results: list[GateResult]
 
     @property
     def passed(self) -> bool:
-        """Every gate that was not skipped."""
+        """Whether every gate passes that was not skipped."""
         return all(r.passed is not False for r in self.results)
 
     @property
     def caught_by(self) -> list[str]:
-        """Gates that tell the run from the baseline."""
+        """Names of the gates that the run fails, without those of learning."""
         return [r.name for r in self.results if r.passed is False and r.name not in ABOUT_TRAINING]
 
 
 def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judged:
-    """Every gate on a run, over the steps that it, the baseline and the noise runs have.
+    """Apply every gate to a run, over the steps that it, the baseline and the noise runs have.
 
     Raises:
-        RecipeError: runs of other lengths, see `common_steps`; other parameters.
+        RecipeError: runs of other lengths, see `common_steps`, or with other parameters.
     """
     curves, baseline = common_steps(run.curves, floor.baseline.curves, allow_shorter)
     noises = [
@@ -125,7 +125,7 @@ def _means(judged: Judged, floor: NoiseFloor) -> list[GateResult]:
     size = float(np.abs(judged.difference).mean())
     noise_size = max(float(np.abs(judged.noise).mean()), floor.loss_floor)
     bias = float(judged.difference.mean())
-    # The roundings of one step are independent of another's, so their mean shrinks with the steps.
+    # Rounding in different steps is independent, so its mean shrinks with the number of steps.
     scale = max(noise_scale.mean_scale_of_runs(judged.noise), floor.loss_floor / math.sqrt(steps))
     return [
         _gate("mean_loss", size, min(gates.mean_loss, gates.noise_ratio * noise_size),
@@ -147,7 +147,7 @@ def _last_steps(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> G
 
 
 def _last_scale(noises: list[RunCurves], baseline: RunCurves, floor: NoiseFloor) -> float:
-    """Scale of the noise of the last steps' mean loss, nats."""
+    """Noise scale of the mean loss of the last steps, nats."""
     number = floor.gates.last_steps
     gaps = np.stack([(noise.loss - baseline.loss)[-number:] for noise in noises])
     one_rounding = floor.loss_floor * float(baseline.loss[-1]) / math.sqrt(number)

@@ -1,8 +1,8 @@
-"""How large a difference rounding alone makes, from runs that differ by rounding alone.
+"""Estimates the effect of rounding from runs that differ by rounding alone.
 
 A single number of the noise run (the difference of two means, say) may be near 0 by chance, so a
-scale is the larger of that number and of what its scatter says; below the scale of one rounding
-step no measured scale counts.
+scale is the larger of that number and of what its scatter gives. A scale is never below that of
+one rounding step.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from megatron_magi.training.parity.compare import Curve
 
 NUM_BLOCKS = 10
 MIN_STEPS = 2 * NUM_BLOCKS
-"""Fewer differences have no standard error here."""
+"""For fewer differences no standard error is computed."""
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp32": 2.0**-24}
-"""Largest relative error of rounding once."""
+"""Largest relative error of one rounding."""
 
 
 def standard_error(differences: Curve) -> float:
-    """Of their mean, from the means of ten equal blocks, since neighbouring steps are alike.
+    """Standard error of the mean, from the means of ten equal blocks, as neighbours are alike.
 
-    Independent blocks are assumed; differences that stay alike for longer than a block make it too
-    small. 0 for fewer than 20 differences.
+    Blocks are assumed to be independent, so differences that are alike for longer than a block make
+    it too small. It is 0 for fewer than 20 differences.
     """
     if len(differences) < MIN_STEPS:
         return 0.0
@@ -34,12 +34,12 @@ def standard_error(differences: Curve) -> float:
 
 
 def mean_scale(differences: Curve) -> float:
-    """Scale of the noise of a mean: its own value here, or its standard error if that is larger."""
+    """Noise scale of a mean: its absolute value, or its standard error if that is larger."""
     return max(abs(float(differences.mean())), standard_error(differences))
 
 
 def mean_scale_of_runs(differences: Curve) -> float:
-    """Of several noise runs, [number of them, iterations]: root mean square of their scales."""
+    """Root mean square of the scales of several noise runs, [num_noise_runs, iterations]."""
     return root_mean_square(np.array([mean_scale(row) for row in differences]))
 
 
@@ -49,14 +49,14 @@ def root_mean_square(differences: Curve) -> float:
 
 
 def gradient_floor(dtype: str, loss_tokens: float) -> float:
-    """Relative L2 error below which noise is not believed to be.
+    """The least relative L2 error that noise of a gradient can have.
 
-    One rounding step of `dtype`, or of a single-precision sum over a step's tokens: rounding a
-    gradient once already costs that, however the sums were ordered.
+    It is one rounding step of `dtype`, or of a single-precision sum over a step's tokens. Rounding
+    a gradient once makes that error, in any order of the sums.
     """
     return max(UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF["fp32"] * math.sqrt(loss_tokens))
 
 
 def loss_floor(dtype: str, loss_tokens: float) -> float:
-    """The same of a loss: a mean of independent tokens' losses, each rounded once."""
+    """The same for a loss, a mean of independent tokens' losses, each rounded once."""
     return max(UNIT_ROUNDOFF[dtype] / math.sqrt(loss_tokens), 2.0**-23)

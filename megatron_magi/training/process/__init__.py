@@ -1,1 +1,1 @@
-"""A run's processes: how they start and stop, what rank 0 decides, files written whole."""
+"""A run's processes: their start and stop, decisions of rank 0, and files written whole."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands in its world."""
+    """The place of a process in its world."""
 
     rank: int
     world_size: int
@@ -66,8 +66,8 @@ def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
     except BaseException:
         if on_cpu:
             _destroy()
-        # NCCL's end waits for all ranks, and the others may wait for this one: the process's end
-        # is enough.
+        # Destroying NCCL's groups waits for all ranks, and the others may wait for this one. The
+        # end of the process is enough.
         raise
     _destroy()
 
@@ -126,12 +126,12 @@ def run_local(work: Callable[[Place], None], num_processes: int) -> int:
                 return _wait(workers)
         finally:
             for worker in workers:
-                worker.kill()  # SIGTERM would only be a wish
+                worker.kill()  # it may ignore SIGTERM
                 worker.join(10)
 
 
 def quiet_megatron() -> None:
-    """Silence Megatron about packages that nobody needs here, and torch about old names in it."""
+    """Silence warnings about packages that are not needed here and about deprecated names."""
     for message in (
         "(Transformer Engine and )?Apex (is|are) not installed",
         "full scope is deprecated",
@@ -139,7 +139,7 @@ def quiet_megatron() -> None:
         "MimoModelConfig is experimental",
     ):
         warnings.filterwarnings("ignore", message=message)
-    # Of its use of torch's checkpoints: old names in 0.16, reading in one process in 0.19.
+    # Megatron uses deprecated names of torch's checkpoints in 0.16; 0.19 reads in one process.
     warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
     warnings.filterwarnings("ignore", message="Please use DTensor instead")
     warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated")
@@ -177,7 +177,7 @@ def _wait(workers: Sequence[multiprocessing.process.BaseProcess]) -> int:
     while alive := [w for w in workers if w.exitcode is None]:
         failed = [w.exitcode for w in workers if w.exitcode]
         if failed:
-            time.sleep(1.0)  # others often fail of the same cause: let them say so
+            time.sleep(1.0)  # others often fail from the same cause: let them report it
             return _exit_code(failed[0])
         multiprocessing.connection.wait([w.sentinel for w in alive], timeout=5)
     sys.stdout.flush()
@@ -185,7 +185,7 @@ def _wait(workers: Sequence[multiprocessing.process.BaseProcess]) -> int:
 
 
 def _exit_code(code: int) -> int:
-    """As a shell says it: 128 + the signal that ended a process."""
+    """The exit code as in a shell: 128 + the signal that ended a process."""
     return code if code >= 0 else 128 - code
 
 

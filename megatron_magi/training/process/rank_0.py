@@ -1,4 +1,4 @@
-"""What rank 0 does or finds out for all: one decision, shared, and one error on every rank."""
+"""What rank 0 does or decides for all ranks, with one error on every rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
-    """make() of rank 0 on every rank; every rank calls it, and whatever fails, none is left behind.
+    """The result of rank 0's make() on every rank. Every rank calls it; if it fails, none waits.
 
     Raises:
-        RecipeError: of rank 0, on every rank. An OSError, and on the other ranks anything else that
-            went wrong there, is told as one.
+        RecipeError: rank 0's, on every rank. An OSError, and on the other ranks any other error of
+            rank 0, is raised as one.
     """
     answer: list[Any] = [None]
     cause: Exception | None = None

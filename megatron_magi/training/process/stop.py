@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT become a wish that the loop fulfils at the end of a step."""
+"""SIGTERM and SIGINT become a request that the loop reads at the end of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_number = 0
-        """Of the first signal that came; 0: none."""
+        """The number of the first signal that arrived; 0: none."""
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:

@@ -1,4 +1,4 @@
-"""Files that appear together and whole, or not at all; folders to fill and rename when whole."""
+"""Files that appear together and complete, or not at all, and folders that do so by renaming."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_magi.training.process.stop import StopRequest
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""Numbers of errors that only writing gives."""
+"""Numbers of errors that occur only in writing."""
 
 
 def cannot_write(what: str, where: Path, error: BaseException, remedy: str) -> RecipeError:
@@ -29,7 +29,7 @@ def cannot_write(what: str, where: Path, error: BaseException, remedy: str) -> R
 
 @contextmanager
 def written_whole(targets: Sequence[Path]) -> Iterator[list[Path]]:
-    """Names beside `targets` to write to; renamed to them where the block ends well, else removed.
+    """Names beside `targets` to write to; renamed to `targets` if the block succeeds, else removed.
 
     What was there before stays until the new files are complete, also when the block is
     interrupted. SIGINT and SIGTERM wait for the renaming, which takes microseconds.
@@ -69,7 +69,7 @@ def partial_folder(path: Path) -> Path:
 
 @contextmanager
 def filled_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` to fill; removed where the block fails."""
+    """An empty folder beside `path` to fill; removed if the block fails."""
     partial = partial_folder(path)
     try:
         yield partial
@@ -89,13 +89,13 @@ def replace_folder(partial: Path, path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a whole folder; one that is removed by half never bears its name."""
+    """Remove a whole folder; a partly removed one never has its name."""
     going = path.rename(path.with_name(f"{path.name}.removed.partial"))
     shutil.rmtree(going)
 
 
 def _begin(targets: Sequence[Path], partial: Sequence[Path], remedy: str) -> None:
-    """Refuse before any work what could not be written after it."""
+    """Raise before any work if its result could not be written."""
     for target in targets:
         if target.is_dir():
             raise RecipeError(
@@ -110,7 +110,7 @@ def _begin(targets: Sequence[Path], partial: Sequence[Path], remedy: str) -> Non
 
 
 def _free_room(where: Path) -> str:
-    """Free bytes of a disk, as a part of a sentence."""
+    """Free space of a disk, as a part of a sentence."""
     try:
         free = shutil.disk_usage(where).free
     except OSError:

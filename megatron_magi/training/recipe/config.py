@@ -35,11 +35,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RunConfig(RunValues):
-    """Everything of a run, checked when it is made."""
+    """All values of a run, checked when the object is made."""
 
     @property
     def folder(self) -> Path:
-        """Where the run leaves what it leaves behind."""
+        """The folder that holds the output of the run."""
         return Path(self.log.dir) / self.name
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the values of a run must be, each by itself and beside each other."""
+"""Checks the values of a run, each by itself and against the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatron_magi.training.recipe.run_values import RunValues
 
 
 def check_run(config: RunValues) -> None:
-    """Every check, kinds first.
+    """Make every check, types first.
 
     Raises:
         RecipeError: the first value that does not fit, what was required and what to do.

@@ -1,4 +1,4 @@
-"""What a run reads, and how its tokens see each other."""
+"""The data of a run, and its attention mask."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class DataConfig:
     mask_across_documents: bool = True
     """Leave the label after an EOD out of the loss: it is the next document's first token."""
     step_order: Literal["forward", "reversed"] = "forward"
-    """Order in which a step's samples go to replicas and microbatches. Sums alone see it, in their
-    last bits: "reversed" shows how far two equal runs drift apart."""
+    """Order in which a step's samples go to replicas and microbatches. It changes the last bits of
+    sums alone: "reversed" shows how far rounding moves two equal runs apart."""
     prefetch: int = 2
-    """Microbatches read and planned ahead, in a thread. 0: none."""
+    """Microbatches that a thread reads and plans ahead. 0: none."""
     moved_boundary: int = 0
-    """Negative control: moves each sample's first inner document boundary by this many tokens, in
-    the attention mask alone. A comparison that does not notice is worthless. 0 in real runs."""
+    """A control: moves each sample's first inner document boundary by this many tokens, in the
+    attention mask only. A comparison must catch it. 0 in real runs."""

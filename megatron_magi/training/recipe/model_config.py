@@ -31,9 +31,9 @@ class ModelConfig:
     rope_scaling: bool = False
     """Llama-3.1's long-context frequency scaling."""
     rope_scaling_factor: float = 8.0
-    """Of rope_scaling: 8 in Llama-3.1, 32 in Llama-3.2."""
+    """Factor of rope_scaling: 8 in Llama-3.1, 32 in Llama-3.2."""
     norm_epsilon: float = 1e-5
-    """Added to the mean square in every RMSNorm."""
+    """The epsilon that is added to the mean square in every RMSNorm."""
     tie_embeddings: bool = True
     """Use the input embedding as the output matrix too."""
     init_std: float = 0.02

@@ -1,4 +1,4 @@
-"""What a run leaves behind."""
+"""The output of a run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What a run leaves behind, under log.dir/NAME."""
+    """What a run writes, under log.dir/NAME."""
 
     dir: str = "runs"
-    """Folder of the folders of runs."""
+    """Folder that holds the folders of runs."""
     interval: int = 1
     """Iterations between lines on the screen; the CSV has every iteration."""
     progress: bool = True
-    """A bar on rank 0's standard error, where that is a terminal."""
+    """A progress bar on rank 0's standard error, if that is a terminal."""
     csv: bool = True
     """Write steps.csv, a line for every iteration."""
     overwrite: bool = False
@@ -25,14 +25,14 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What a run saves of itself, and where it goes on from; see docs/training.md."""
+    """What a run saves, and from where it resumes; see docs/training.md."""
 
     dir: str | None = None
     """Folder of the checkpoints. None: log.dir/NAME/checkpoints."""
     interval: int | None = None
     """Iterations between checkpoints; the last iteration saves too. None: only a signal saves."""
     keep: int | None = 2
-    """Newest checkpoints that stay. None: all."""
+    """Number of newest checkpoints that are kept. None: all."""
     load: str | None = None
-    """"latest": go on from the newest in dir. "auto": the same, or from the start where there is
+    """"latest": resume from the newest in dir. "auto": the same, or from the start if there is
     none. A path: that checkpoint, or imported weights (docs/weights.md). None: from the start."""

@@ -131,7 +131,7 @@ def _check_keys(part: DictConfig) -> None:
 
 
 def _with_words(part: DictConfig) -> DictConfig:
-    """The same part; where a field's choices are words, YAML's false is its word "off" again.
+    """The same part, with YAML's false as the word "off" again in fields whose choices are words.
 
     YAML 1.1 reads on, off, yes and no as booleans. As other text they would silently become "True".
     """

@@ -1,4 +1,4 @@
-"""The error of everything that a recipe asks for and that cannot be had."""
+"""The error for whatever a recipe asks for and cannot have."""
 
 
 class RecipeError(ValueError):

@@ -1,4 +1,4 @@
-"""How long a run trains, on what batches and by what updates."""
+"""The length of a run, its batches and its updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay, Megatron's schedule."""
+    """Adam with decoupled weight decay, on Megatron's learning-rate schedule."""
 
     lr: float = 3e-4
     """Highest learning rate, at the end of the warm-up."""
@@ -19,17 +19,17 @@ class OptimizerConfig:
     decay_iters: int | None = None
     """Iterations until min_lr. None: train.iterations."""
     decay_style: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the way from lr to min_lr; constant stays at lr."""
+    """Shape of the decay from lr to min_lr; "constant" stays at lr."""
     beta1: float = 0.9
     """Decay of the running mean of gradients."""
     beta2: float = 0.95
     """Decay of the running mean of squared gradients."""
     eps: float = 1e-8
-    """Added to the root of that mean before the division by it."""
+    """The epsilon that is added to the root of that mean before the division by it."""
     weight_decay: float = 0.1
-    """An update shrinks weights by this times the learning rate. 0: none."""
+    """An update shrinks weights by this number times the learning rate. 0: none."""
     clip_grad: float = 1.0
-    """Global gradient norm cap. 0: no cap."""
+    """Limit of the global gradient norm. 0: no limit."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class TrainConfig:
     global_batch_size: int = 8
     """Samples per step over all data-parallel replicas; a microbatch is one packed sample."""
     seed: int = 1234
-    """Of weights (drawn by parameter name) and sample order."""
+    """Seed of the weights (drawn by parameter name) and of the order of samples."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Of weights and activations; bf16 keeps fp32 main weights and reduces gradients in fp32."""
+    """Dtype of weights and activations; with bf16, main weights and reduced gradients are fp32."""
     recompute: Literal["none", "attention", "full"] = "none"
-    """What the backward pass computes again: nothing, core attention, whole layers."""
+    """What the backward pass computes again: nothing, core attention, or whole layers."""
     dump_gradients: tuple[int, ...] = ()
     """Iterations whose gradients are written, whole and in fp32, to log.dir/NAME/gradients. Those
     beyond train.iterations are not reached and not written."""

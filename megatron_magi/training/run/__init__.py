@@ -1,1 +1,1 @@
-"""The training loop, what it steps over and what it writes down."""
+"""The training loop, its model and steps, and its records."""

@@ -1,8 +1,8 @@
-"""Attention of PyTorch alone inside Megatron's layer: what our runs are compared with.
+"""The baselines: attention of PyTorch alone inside Megatron's layer.
 
-Nothing here comes from our adapter, planner, runtime or kernels. The mask travels as Megatron's
-`attention_mask`: the document number of every token. Positions run on over a whole sample; RoPE
-sees only differences of positions, so documents that start at 0 give the same function.
+Nothing here comes from our adapter, planner, runtime or kernels. The mask is passed as Megatron's
+`attention_mask`: the document number of every token. Positions count through a whole sample. RoPE
+depends only on differences of positions, so documents that start at 0 give the same function.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PlainAttention(MegatronModule):  # type: ignore[misc]
 
         Args:
             query: [rows, 1, heads, head_dim]; key, value: [rows, 1, kv heads, head_dim].
-            attention_mask: int32 [rows], document number of every row, not decreasing.
+            attention_mask: int32 [rows], the document number of every row, not decreasing.
 
         Returns:
             [rows, 1, heads * head_dim].
@@ -62,7 +62,7 @@ class PlainAttention(MegatronModule):  # type: ignore[misc]
         return out.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
-        """[1, heads, rows, head_dim] of q, k, v with fewer heads of k and v."""
+        """[1, heads, rows, head_dim]; k and v may have fewer heads than q."""
         raise NotImplementedError
 
 
@@ -81,7 +81,7 @@ class SdpaAttention(PlainAttention):
     """scaled_dot_product_attention: its causal kernel, or an explicit mask for documents."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
-        """See the base. A mask of rows x rows bytes where there are several documents."""
+        """See the base. Several documents need a mask of rows x rows bytes."""
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         visible = _dense_masks(documents)
         return F.scaled_dot_product_attention(
@@ -108,7 +108,7 @@ def plain_layer_spec(
 
 
 class _LastMasks:
-    """The masks made last, by the tensor of document numbers they were made from."""
+    """The newest masks, by the tensor of document numbers that they were made from."""
 
     def __init__(self, make: Callable[[Tensor], Any]) -> None:
         self.make = make
@@ -146,5 +146,5 @@ _dense_masks = _LastMasks(_dense_mask)
 
 @lru_cache(maxsize=1)
 def _flex() -> Any:
-    """flex_attention, compiled once: as it is it would store all scores."""
+    """flex_attention, compiled once; uncompiled, it would store all scores."""
     return torch.compile(flex_attention, dynamic=False)

@@ -1,4 +1,4 @@
-"""Dumped gradients on disk: one .npy file a parameter, an index and norms. No torch, no Megatron.
+"""Dumped gradients on disk: a .npy file per parameter, an index and norms. Needs no torch.
 
 RUN/gradients/iter_NNNNNNN holds NAME.npy (fp32, whole) for every parameter, index.json and
 norms.csv. It is written under a name that ends in .partial and renamed at the end, so a folder
@@ -23,13 +23,13 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 
 FOLDER, INDEX, NORMS, ERRORS = "gradients", "index.json", "norms.csv", "gradient_errors.csv"
 BLOCK = 1 << 22
-"""Elements read and squared at a time: 32 MiB in double precision."""
+"""Elements that are read and squared at a time: 32 MiB in double precision."""
 Gradient = npt.NDArray[np.float32]
 Shapes = dict[str, tuple[int, ...]]
 
 
 def gradient_path(run: Path, iteration: int) -> Path:
-    """Where a run's gradients of an iteration are."""
+    """The folder of a run's gradients of an iteration."""
     return run / FOLDER / f"iter_{iteration:07d}"
 
 
@@ -40,7 +40,7 @@ def dumped_iterations(run: Path) -> list[int]:
 
 
 def forget_gradients(run: Path, after_iteration: int) -> None:
-    """Drop dumps of later iterations, and measured errors: another start of the run made them."""
+    """Delete dumps of later iterations and measured errors, which another start of the run made."""
     for iteration in dumped_iterations(run):
         if iteration > after_iteration:
             shutil.rmtree(gradient_path(run, iteration))
@@ -53,7 +53,7 @@ def open_partial(run: Path, iteration: int) -> Path:
 
 
 def write_gradient(partial: Path, name: str, gradient: Gradient) -> float:
-    """Write a parameter's gradient; its L2 norm."""
+    """Write a parameter's gradient and return its L2 norm."""
     np.save(partial / f"{name}.npy", gradient)
     return math.sqrt(sum_squares(gradient))
 
@@ -101,7 +101,7 @@ def read_gradient(run: Path, iteration: int, name: str) -> Gradient:
 
 
 def blocks(*arrays: Gradient) -> Iterator[tuple[npt.NDArray[np.float64], ...]]:
-    """Equal arrays piece by piece in double precision; only a piece is in memory."""
+    """Arrays of one shape, piece by piece in double precision; only one piece is in memory."""
     flat = [a.reshape(-1) for a in arrays]
     for begin in range(0, flat[0].size, BLOCK):
         yield tuple(a[begin : begin + BLOCK].astype(np.float64) for a in flat)

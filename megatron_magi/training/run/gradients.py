@@ -1,9 +1,9 @@
-"""Writes gradients whole: reduced, divided by tokens, before clipping; the same in every layout.
+"""Writes whole gradients: reduced, divided by tokens and not clipped, equal in every layout.
 
 A layout cuts a gradient in three ways: the distributed optimizer leaves each data-parallel rank a
 reduced part of every bucket, tensor parallelism cuts a parameter along one dimension, and pipeline
-stages hold different layers. Here the parts of a bucket are gathered where they lie, then one
-rank of each stage collects a parameter at a time and writes it: nowhere is a second model.
+stages hold different layers. Here the parts of a bucket are gathered in place, and then one rank
+of each stage collects a parameter at a time and writes it, so that no rank holds a second model.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class GradientDump:
     """What train.dump_gradients asks for."""
 
     run: Path
-    """The run's folder, which all ranks see."""
+    """The run's folder, visible to all ranks."""
     iterations: tuple[int, ...]
 
     @staticmethod
     def start(config: RunConfig, after_iteration: int) -> GradientDump:
-        """The dump of a run that goes on after an iteration; later ones of other starts go."""
+        """The dump of a run that continues after an iteration. Deletes other starts' later ones."""
         from_rank_0(lambda: forget_gradients(config.folder, after_iteration))
         return GradientDump(config.folder, tuple(config.train.dump_gradients))
 
     def write_if_due(self, chunks: list[Any], iteration: int) -> None:
-        """Write `iteration`'s gradients if it is asked for; every rank calls it.
+        """Write the gradients of `iteration` if they are wanted; every rank calls it.
 
         Call it after the schedule has reduced the gradients and before the optimizer's step.
 
@@ -69,10 +69,10 @@ class GradientDump:
 
 @torch.no_grad()
 def gather_reduced_parts(chunks: list[Any]) -> None:
-    """With a distributed optimizer, make every rank's gradient buffers whole, where they lie.
+    """With a distributed optimizer, complete every rank's gradient buffers in place.
 
-    The parts that other ranks' optimizers read held sums that were not reduced and that nobody
-    reads; training does not change.
+    Here, the parts that other ranks' optimizers read hold unreduced sums that nothing reads, so
+    training does not change.
     """
     for chunk in chunks:
         if not chunk.ddp_config.use_distributed_optimizer:
@@ -104,7 +104,7 @@ def whole_gradients(chunks: list[Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _gathered(piece: Tensor, dim: int, num_parts: int) -> Tensor:
-    """All tensor-parallel pieces put together on the first rank; elsewhere the piece.
+    """All tensor-parallel pieces joined on the first rank; on others, their own piece.
 
     A rank's piece of a weight of several stacked parts has its slice of each part.
     """
@@ -121,7 +121,7 @@ def _gathered(piece: Tensor, dim: int, num_parts: int) -> Tensor:
 
 
 def _write_stage(chunks: list[Any], partial: Path) -> Norms | str:
-    """Write this stage's gradients on one rank of it: their norms, or what went wrong."""
+    """Write this stage's gradients on one of its ranks; return their norms, or the error."""
     norms: Norms = {}
     trouble = ""
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) > 0:
@@ -139,7 +139,7 @@ def _write_stage(chunks: list[Any], partial: Path) -> Norms | str:
 
 
 def _agreed(mine: Norms | str) -> Norms:
-    """Every rank's norms in one, on every rank."""
+    """The norms of all ranks, on every rank."""
     answers: list[Norms | str] = [{}] * dist.get_world_size()
     dist.all_gather_object(answers, mine)
     norms: Norms = {}

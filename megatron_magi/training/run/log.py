@@ -1,4 +1,4 @@
-"""What a run tells: Megatron's line, one of ours, a bar on a terminal, and a CSV of every step."""
+"""The log of a run: Megatron's line, one of ours, a bar on a terminal, a CSV of every step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def megatron_line(record: StepRecord, config: RunConfig, now: datetime) -> str:
 
 
 def magi_line(record: StepRecord, seconds_left: float) -> str:
-    """What Megatron's line lacks."""
+    """Our line, with the figures that Megatron's lacks."""
     return (
         f" magi | tokens/s: {record.tokens_per_second:.0f} |"
         f" TFLOP/s per rank: {record.tflops_per_rank:.4g} |"
@@ -78,10 +78,10 @@ def validation_line(record: StepRecord) -> str:
 
 
 class RunLog:
-    """Log of a run on the one rank that writes; silent on the others.
+    """The log of a run on the one rank that writes; the others write nothing.
 
     Args:
-        after_iteration: iterations done before this start; the CSV keeps their lines and goes on.
+        after_iteration: iterations completed before this start; the CSV keeps their lines.
     """
 
     def __init__(self, config: RunConfig, is_writer: bool, after_iteration: int = 0) -> None:
@@ -118,7 +118,7 @@ class RunLog:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Inside, a full disk or a folder that cannot be written is one line that names it."""
+        """Inside, a full disk or an unwritable folder gives a one-line error that names it."""
         try:
             yield
         except OSError as error:
@@ -132,7 +132,7 @@ class RunLog:
         trace: TracebackType | None,
     ) -> None:
         self._clear_bar()
-        # Closing writes once more what could not be written; the first error says it all.
+        # Closing tries again to write what could not be written; the first error is enough.
         with self._writing() if error is None else contextlib.suppress(OSError):
             if self.file is not None:
                 self.file.close()
@@ -181,11 +181,11 @@ class RunLog:
         self._draw_bar(record, seconds_left)
 
     def saved(self, path: Path, iteration: int) -> None:
-        """Say that a checkpoint is whole."""
+        """Log that a checkpoint is complete."""
         self._say(f" checkpoint of iteration {iteration}: {path}")
 
     def stopped(self, signal_name: str, iteration: int) -> None:
-        """Say that a signal ended the run, and how to go on."""
+        """Log that a signal ended the run, and how to resume it."""
         again = "the same command"
         if self.config.checkpoint.load != "auto":
             again += " with checkpoint.load=latest"

@@ -1,4 +1,4 @@
-"""The training loop: steps, validation, checkpoints, and an orderly end at a signal."""
+"""The training loop: steps, validation, checkpoints, and a regular end after a signal."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from megatron_magi.training.run.validation import Validation
 
 
 def train(config: RunConfig) -> list[StepRecord]:
-    """Train inside `process_groups`; every rank returns the same records, of this start's steps.
+    """Train inside `process_groups`; every rank returns the same records of this start's steps.
 
-    SIGTERM or SIGINT ends it after a step, with a checkpoint.
+    SIGTERM or SIGINT ends training after a step, with a checkpoint.
 
     Raises:
-        RecipeError: data, validation or a checkpoint that do not fit, or the numbers of another
-            run that it would replace.
-        TrainingStopped: at a loss or gradient norm that is not finite; nothing is saved then.
+        RecipeError: data, validation or a checkpoint do not fit, or the run would replace the
+            numbers of another.
+        TrainingStopped: a loss or gradient norm is not finite; nothing is saved then.
     """
     data_parallel_size(config, dist.get_world_size())
     from_rank_0(lambda: check_overwrite(config))
@@ -85,7 +85,7 @@ def train(config: RunConfig) -> list[StepRecord]:
 
 
 def rank_device() -> torch.device:
-    """Where this rank trains: its GPU by number, since other threads have their own, or the CPU."""
+    """The device of this rank: the CPU, or its GPU by number, since threads may have another."""
     return torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
 
 
@@ -98,8 +98,8 @@ def train_step(
 ) -> tuple[BatchSums, float, float]:
     """Forward, backward and update: sums of the batch, gradient norm, learning rate.
 
-    The loss is looked at after the update: until the gradient norm is needed, the host does not
-    wait for a GPU. A loss or norm that is not finite ends the run, and nothing is saved then.
+    The loss is read after the update, so that the host does not wait for a GPU before it needs the
+    gradient norm. A loss or norm that is not finite ends the run, and nothing is saved then.
     """
     for chunk in state.chunks:
         chunk.zero_grad_buffer()
@@ -123,7 +123,7 @@ def _finish_step(
     begin: float,
     stop: StopRequest,
 ) -> tuple[StepRecord, int]:
-    """Count the step; its record, and the signal that any rank was sent (0: none), on all ranks."""
+    """Count the step; return its record and the signal that any rank got (0: none), on all."""
     sums, grad_norm, learning_rate = results
     memory, signal_number = _largest(_memory_bytes(), stop.signal_number)
     seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""One packed sample made ready for the model: mask and plan ahead of time, rows at its turn."""
+"""Prepares a packed sample for the model: mask and plan in advance, this rank's rows later."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from megatron_magi.training.data.data import (
 from megatron_magi.training.recipe.config import RunConfig
 
 ROWS = ("tokens", "labels", "loss_mask")
-"""What of a sample goes through the model, a row a token."""
+"""The fields of a sample that have one row per token."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Microbatch:
     sample: PackedSample
     batch: Batch
     area: int
-    """Visible (query, key) pairs, the attention work."""
+    """Number of visible cells."""
     packed: MagiPackedSeqParams | None
     """Plan and positions; None for the dense baseline."""
     baseline_mask: torch.Tensor | None
@@ -44,11 +44,11 @@ class Microbatch:
 
     @property
     def imbalance(self) -> float:
-        """Largest over mean load of the context-parallel ranks."""
+        """The largest load of a context-parallel rank over the mean."""
         return 1.0 if self.packed is None else self.packed.token_plan.imbalance
 
     def local(self, needs_rows: bool, device: torch.device, cp_group: Any) -> LocalBatch:
-        """This rank's rows on `device`; every rank calls it, with or without a use for rows."""
+        """This rank's rows on `device`; every rank calls it, also one that needs no rows."""
         batch = _move(self.batch, device) if needs_rows else None
         if self.packed is None:
             assert self.baseline_mask is not None, "a baseline has a mask"
@@ -68,7 +68,7 @@ def microbatch_streams(
 
     Args:
         first_sample: number of the first global batch's first sample.
-        num_batches: global batches until the stream ends. None: endless.
+        num_batches: number of global batches in the stream. None: endless.
     """
     cp_group = parallel_state.get_context_parallel_group()
 

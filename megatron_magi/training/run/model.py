@@ -1,4 +1,4 @@
-"""From a run config to Megatron's GPTModel chunks under Megatron's data parallelism."""
+"""Builds Megatron's GPTModel chunks, in Megatron's data parallelism, from a run config."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         virtual_pipeline_model_parallel_size=p.vpp,
         context_parallel_size=p.cp,
         sequence_parallel=p.sequence_parallel,
-        # Batched sends between two stages with virtual stages pair up wrongly in Megatron.
+        # Megatron pairs batched sends between two stages with virtual stages wrongly.
         overlap_p2p_comm=p.vpp is not None,
         batch_p2p_comm=p.vpp is None,
         pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
@@ -82,7 +82,7 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
             take_rows(chunk)
     init_by_name(model_chunks, config.train.seed, config.model.init_std)
     if config.attention == "magi":
-        attach(model_chunks, config.magi, config.data.seq_length)  # says what runs, or raises
+        attach(model_chunks, config.magi, config.data.seq_length)  # logs what runs, or raises
     if torch.cuda.is_available():
         model_chunks = [chunk.cuda() for chunk in model_chunks]
     if model_config.bf16:
@@ -96,7 +96,7 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
 
 
 def undrawn_model(config: RunConfig, dtype: torch.dtype) -> GPTModel:
-    """The whole model on the CPU, its weights not drawn: what a conversion writes into."""
+    """The whole model on the CPU without drawn weights, for a conversion to fill."""
     model_config = transformer_config(config)
     model_config.params_dtype = dtype
     model_config.perform_initialization = False

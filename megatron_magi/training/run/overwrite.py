@@ -1,4 +1,4 @@
-"""A run from the start does not replace the numbers of another run unless it is told to."""
+"""Keeps a run from the start from replacing another run's numbers, unless it is told to."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from megatron_magi.training.run.steps_file import STEPS, read_steps
 def check_overwrite(config: RunConfig) -> None:
     """Check that this start does not replace the steps.csv of another run.
 
-    A resumed run goes on in its file. So does a job that its scheduler starts again before it has
-    saved: checkpoint.load=auto, and the recipe beside the file is this very one.
+    A resumed run continues its file. So does a job that its scheduler starts again before it has
+    saved: checkpoint.load is "auto", and the recipe beside the file is the same.
 
     Raises:
-        RecipeError: it would, or there is nothing to load where checkpoint.load wants something.
+        RecipeError: it would, or checkpoint.load names something and there is nothing to load.
     """
     resumed = checkpoint_to_load(config) is not None
     if resumed or config.log.overwrite or not config.log.csv:

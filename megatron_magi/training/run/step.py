@@ -1,4 +1,4 @@
-"""One global batch through Megatron's schedule, and its sums over the world; CPU and GPU alike."""
+"""Runs one global batch through Megatron's schedule, and sums its results over the world."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from megatron_magi.training.run.microbatch import Microbatch
 
 
 class TrainingStopped(RuntimeError):
-    """A run that must not go on; the same message on every rank."""
+    """A run that must not continue; the message is the same on every rank."""
 
 
 class StepSchedule:
@@ -70,27 +70,27 @@ class StepSchedule:
 
 @dataclass(frozen=True)
 class BatchSums:
-    """What a global batch adds up to over the world, equal on every rank."""
+    """The sums of a global batch over the world, equal on every rank."""
 
     loss_sum: float
-    """Of counted tokens, nats."""
+    """Sum of the losses of counted tokens, nats."""
     loss_tokens: float
     """Tokens whose loss counts."""
     area: float
     """Visible cells of the attention masks."""
     imbalance: float
-    """Largest over mean attention load of the context-parallel ranks, added over microbatches."""
+    """The largest load of a context-parallel rank over the mean, summed over microbatches."""
     microbatches: float
 
     @property
     def mean_loss(self) -> float:
-        """Of a counted token; 0 where none counts."""
+        """Mean loss of a counted token; 0 if none counts."""
         return self.loss_sum / max(self.loss_tokens, 1.0)
 
 
 @dataclass
 class StepSums:
-    """A global batch's sums on their way to the host: the fields of `BatchSums`, in their order."""
+    """A global batch's sums before they are on the host: the fields of `BatchSums`, in order."""
 
     host: torch.Tensor
     ready: torch.cuda.Event | None
@@ -113,7 +113,7 @@ class StepSums:
         """The sums, as soon as the device has them.
 
         Raises:
-            TrainingStopped: at a loss that is not finite, on every rank.
+            TrainingStopped: a loss is not finite; on every rank.
         """
         if self.ready is not None:
             self.ready.synchronize()
@@ -126,7 +126,7 @@ class StepSums:
 def _forward_step(
     stream: Iterator[Microbatch], chunk: Any, device: torch.device
 ) -> tuple[torch.Tensor, Any]:
-    """Megatron's forward step: one microbatch through one model chunk, and how to take its loss."""
+    """Megatron's forward step: one microbatch through one model chunk, with its loss function."""
     microbatch = next(stream)
     (gpt,) = model_chunks(chunk)
     local = microbatch.local(
@@ -145,7 +145,7 @@ def _sums_of_rank(reports: list[dict[str, Any]], device: torch.device) -> torch.
     """float64 [5] of this rank: the fields of `BatchSums`, in their order.
 
     Only the last pipeline stage has reports. Losses are per context-parallel rank; the rest is
-    known alike on all of them and counted once.
+    equal on all of them and counted once.
     """
     facts = torch.zeros(5, dtype=torch.float64)
     if parallel_state.get_tensor_model_parallel_rank() or not reports:

@@ -1,4 +1,4 @@
-"""What is known of one iteration when it is done."""
+"""The record of a completed iteration."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ class StepRecord:
     iteration: int
     """Counted from 1 over all starts of the run."""
     lm_loss: float
-    """Mean over all counted tokens of the global batch, nats."""
+    """Mean loss over all counted tokens of the global batch, nats."""
     grad_norm: float
-    """Global, before clipping."""
+    """Norm of all gradients, before clipping."""
     learning_rate: float
     """Used in this iteration."""
     loss_tokens: int
     """Tokens whose loss counts."""
     consumed_samples: int
-    """Since the run began, this iteration included."""
+    """Samples since the run began, with this iteration."""
     step_seconds: float
-    """Wall time of the iteration; a validation behind it does not count."""
+    """Wall time of the iteration, without a validation after it."""
     tokens_per_second: float
-    """Of the whole world, all tokens of the batch."""
+    """Rate of the whole world, for all tokens of the batch."""
     tflops_per_rank: float
-    """Visible cells only; see `estimate/flops.py`."""
+    """Rate of a rank, counting visible cells only; see `estimate/flops.py`."""
     mfu: float | None
     """Share of the GPU's dense bf16 rate; None (empty) for a GPU without a known one."""
     memory_gib: float
-    """Highest peak of a rank: CUDA allocator, or resident memory on a CPU."""
+    """Highest peak of any rank: CUDA allocator, or resident memory on a CPU."""
     cp_imbalance: float
-    """Largest over mean attention load of the context-parallel ranks, mean over microbatches."""
+    """The largest load of a context-parallel rank over the mean, averaged over microbatches."""
     num_processes: int | None = None
-    """That trained it, of all axes together."""
+    """Number of ranks that trained it, over all parallel axes."""
     validation_loss: float | None = None
-    """Mean over the held-out samples after this iteration, nats. None (empty): not measured."""
+    """Mean loss of the held-out samples after this iteration, nats. None (empty): not measured."""

@@ -1,4 +1,4 @@
-"""The steps.csv of a run: a line for each iteration. No torch, no Megatron."""
+"""The steps.csv of a run: a line for each iteration. Needs no torch and no Megatron."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ STEPS = "steps.csv"
 
 
 def read_steps(path: Path) -> list[dict[str, str]]:
-    """Lines of a steps.csv, none where there is no such file.
+    """Lines of a steps.csv; none if there is no such file.
 
     Raises:
-        RecipeError: the file is no text, or none that can be cut into columns.
+        RecipeError: the file is not text, or cannot be split into columns.
     """
     if not path.is_file():
         return []
@@ -29,7 +29,7 @@ def read_steps(path: Path) -> list[dict[str, str]]:
 
 
 def steps_until(path: Path, iteration: int) -> list[dict[str, str]]:
-    """Lines of the iterations until this one; a line that a kill or a full disk cut is left out."""
+    """Lines of the iterations up to this one, without a line that a kill or a full disk cut off."""
     return [
         row
         for row in read_steps(path)

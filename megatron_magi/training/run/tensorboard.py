@@ -38,7 +38,7 @@ class TensorBoard:
                 flush=True,
             )
             return
-        # What an interrupted start wrote behind its checkpoint disappears.
+        # TensorBoard drops what an interrupted start wrote after its checkpoint.
         self.writer = SummaryWriter(str(folder), purge_step=after_iteration + 1)
 
     def step(self, record: StepRecord) -> None:

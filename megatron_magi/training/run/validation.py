@@ -1,4 +1,4 @@
-"""Mean loss over the same held-out samples, every time."""
+"""Mean loss over held-out samples, the same ones every time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""HuggingFace weights in and out of checkpoints."""
+"""Imports HuggingFace weights into checkpoints, and exports them."""

@@ -1,4 +1,4 @@
-"""A HuggingFace Llama config.json and the model section of a recipe, each from the other."""
+"""Converts between a HuggingFace Llama config.json and the model section of a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE_VALUE = {
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }
-"""Keys that have one value in models of ours. Where one is absent, it means that value."""
+"""Keys that have one value in our models; an absent key means that value."""
 SIZES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -29,18 +29,18 @@ SIZES = {
     "num_attention_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
 }
-"""Field of `ModelConfig` to key of config.json; these keys have to be there."""
+"""Field of `ModelConfig` to key of config.json; these keys are required."""
 LEFT_OUT = ("partial_rotary_factor", "quantization_config")
-"""Of these, what a config.json of a Llama does not say."""
+"""Keys of ONE_VALUE that a Llama's config.json does not have."""
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""What Megatron's rope_scaling fixes beside its factor."""
+"""Values that Megatron's rope_scaling fixes beside its factor."""
 ROPE_TYPES = ("default", "llama3")
 LARGEST_MULTIPLE = 128
-"""Largest model.vocab_multiple that is proposed; a smaller one where it would pad."""
+"""Largest model.vocab_multiple that is proposed; it is smaller if this one would pad."""
 
 
 def read_hf_model(folder: Path) -> ModelConfig:
@@ -89,7 +89,7 @@ def model_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
 def hf_from_model(model: ModelConfig) -> dict[str, Any]:
     """The keys of config.json that describe `model`; transformers 4 and 5 read them.
 
-    With scaled positions max_position_embeddings is the length that the scaling is for.
+    With scaled positions, max_position_embeddings is the length that the scaling is for.
     """
     hf: dict[str, Any] = {"architectures": ["LlamaForCausalLM"]}
     hf |= {key: value for key, value in ONE_VALUE.items() if key not in LEFT_OUT}
@@ -116,7 +116,7 @@ def hf_from_model(model: ModelConfig) -> dict[str, Any]:
 def check_same_model(recipe: ModelConfig, theirs: ModelConfig, folder: Path) -> None:
     """Raise RecipeError, naming the fields, when two models do not compute the same function.
 
-    The padding of the vocabulary, and what only matters to weights still to be drawn, are free.
+    The padding of the vocabulary, and fields that only affect how weights are drawn, may differ.
     """
     names = [*SIZES, "num_query_groups", "kv_channels", "rotary_base", "rope_scaling"]
     names += ["norm_epsilon", "tie_embeddings"]
@@ -136,7 +136,7 @@ def check_same_model(recipe: ModelConfig, theirs: ModelConfig, folder: Path) -> 
 
 
 def _head_dim(hf: Mapping[str, Any]) -> int | None:
-    """None where it follows from the width, as in most recipes."""
+    """None if it follows from hidden_size, as in most recipes."""
     head_dim = int(hf.get("head_dim") or 0)
     follows = head_dim * hf["num_attention_heads"] in (0, hf["hidden_size"])
     return None if follows else head_dim

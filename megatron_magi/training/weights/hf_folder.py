@@ -29,7 +29,7 @@ class HfTensor:
 
 
 def list_tensors(folder: Path) -> dict[str, HfTensor]:
-    """Every tensor of a folder by name, from the heads of its files.
+    """Every tensor of a folder by name, from the headers of its files.
 
     Raises:
         RecipeError: no safetensors files, one that the index names is missing or broken, or the
@@ -48,7 +48,7 @@ def common_dtype(tensors: Mapping[str, HfTensor]) -> torch.dtype:
     """The one dtype of all tensors.
 
     Raises:
-        RecipeError: several, or one that weights here do not have.
+        RecipeError: several dtypes, or one that weights here cannot have.
     """
     examples = {t.dtype: name for name, t in tensors.items()}
     if len(examples) != 1 or not set(examples) <= set(DTYPES):

@@ -1,4 +1,4 @@
-"""Where each tensor of a HuggingFace Llama lies in the tensors of ours: one table, read both ways.
+"""Maps each tensor of a HuggingFace Llama to a part of ours: one table for both directions.
 
 Every tensor of theirs is a view of a tensor of ours, so importing copies into the views and
 exporting copies out of them, one tensor at a time. Both keep [out, in] matrices and rotate halves,
@@ -28,7 +28,7 @@ def whole(w: Tensor, m: ModelConfig) -> Tensor:
 
 
 def used_rows(w_PE: Tensor, m: ModelConfig) -> Tensor:
-    """[P, E]: the first V rows; rows of padding are behind them."""
+    """[P, E]: the first V rows; rows of padding follow."""
     return w_PE[: m.vocab_size]
 
 
@@ -38,7 +38,7 @@ def queries(w: Tensor, m: ModelConfig) -> Tensor:
 
 
 def keys(w: Tensor, m: ModelConfig) -> Tensor:
-    """[G, n + 2, D, E]: the key head of each group, behind its query heads."""
+    """[G, n + 2, D, E]: the key head of each group, after its query heads."""
     return _groups(w, m)[:, -2]
 
 
@@ -85,7 +85,7 @@ tensor of its own on either side."""
 DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Tensors of old folders that follow from config.json."""
 NAMED = 6
-"""Names in an error, before "and N more"."""
+"""Number of names in an error, before "and N more"."""
 
 
 def hf_views(ours: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ from megatron_magi.training.weights.hf_weights import (
 )
 
 EMBEDDING = "embedding.word_embeddings.weight"
-"""Every model has it."""
+"""The name of a parameter that every model has."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Converted:
 
     path: Path
     num_tensors: int
-    """In the HuggingFace folder."""
+    """Number of tensors in the HuggingFace folder."""
     num_bytes: int
-    """Of them."""
+    """Size of these tensors."""
     dtype: str
     notes: tuple[str, ...] = ()
-    """On newer checkpoints that were passed over."""
+    """Lines for the log on newer checkpoints that were skipped."""
 
 
 def import_weights(folder: Path, config: RunConfig, out: Path) -> Converted:
@@ -138,7 +138,7 @@ class _Weights:
 
 
 def _run_of(model: ModelConfig) -> RunConfig:
-    """A run that has nothing but a model."""
+    """A run with only a model."""
     no_data = DataConfig(path="none", eod_token=0)
     return RunConfig(name="weights", model=replace(model, fused="off"), data=no_data)
 

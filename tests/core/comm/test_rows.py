@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
 from itertools import pairwise
 from unittest import mock
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_magi.build import SOURCE_DIR
 from megatron_magi.core.comm import rows as row_moves
 from megatron_magi.core.comm.rows import (
     RowSources,
@@ -20,7 +17,6 @@ from megatron_magi.core.comm.rows import (
     add_rows_into,
     gather_rows,
 )
-from megatron_magi.core.cuda.abi import AddParams, GatherParams
 from megatron_magi.core.cuda.library import cuda_library
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -151,17 +147,3 @@ def test_what_does_not_fit_the_kernels() -> None:
     assert not fits(x[..., ::2]) and not fits(x.transpose(1, 2)) and not fits(x[:, :, 1:])
     assert not fits(x.double()) and not fits(torch.zeros(6, 1, 3))
     assert fits(torch.zeros(6, 4, 8)[:, 1:3]), "columns of a wider row"
-
-
-def test_params_mirror_the_header() -> None:
-    header = (SOURCE_DIR / "rows" / "params.h").read_text()
-    for mirror, name in ((GatherParams, "MagiGatherParams"), (AddParams, "MagiAddParams")):
-        body = re.search(rf"struct {name} \{{(.*?)\n\}};", header, re.S)
-        assert body is not None
-        code = re.sub(r"//.*|\[\w+\]", "", body[1])
-        names = []
-        for declaration in filter(str.strip, code.split(";")):
-            words = declaration.replace("*", " ").replace("const", " ").split()
-            names += [w.strip(",") for w in words[1:]]
-        assert names == [field for field, *_ in mirror._fields_]
-    assert ctypes.sizeof(GatherParams) == 2 * 2 * 16 + 4 * 8

@@ -70,13 +70,16 @@ def forward(p: FwdParams) -> None:
     """Tile by tile, as the work list says."""
     dtype, out_dtype = DTYPES[p.dtype], DTYPES[p.out_dtype]
     q = view(p.q, p.num_q, p.num_heads_q, p.head_dim, dtype)
-    k, v = (view(x, p.num_k, p.num_heads_kv, p.head_dim, dtype) for x in (p.k, p.v))
+    k, v = (
+        view(x, p.num_k, p.num_heads_kv, width, dtype)
+        for x, width in ((p.k, p.head_dim), (p.v, p.value_dim))
+    )
     tiles = table(p.tiles, p.num_tiles, TILE)
     entries = table(p.entries, p.num_entries, ENTRY)
     empty = table(p.empty_rows, p.num_empty_ranges, 2)
     ends = [*(out + tokens for _, tokens, _, _, _, out, *_ in tiles.tolist()), *empty[:, 1]]
     rows = max(max(ends, default=0), p.num_q)
-    out = view(p.out, rows, p.num_heads_q, p.head_dim, out_dtype)
+    out = view(p.out, rows, p.num_heads_q, p.value_dim, out_dtype)
     strides = p.lse_stride_token, p.lse_stride_head
     lse = strided(p.lse, (rows, p.num_heads_q), strides, torch.float32)
     assert p.block_m % p.pack == 0 and p.heads_per_section >= 1 and p.num_sms >= 1
@@ -85,6 +88,9 @@ def forward(p: FwdParams) -> None:
     for q0, tokens, first, number, _, at, *_ in tiles.tolist():
         assert tokens * p.pack <= p.block_m
         seen = visible(range(q0, q0 + tokens), entries[first : first + number], p)
+        if p.max_logits:
+            raise_largest(memory(p.max_logits, p.num_heads_q, torch.float32),
+                          scores(q[q0 : q0 + tokens], k, seen, p.softmax_scale))  # fmt: skip
         made = attend(q[q0 : q0 + tokens], k, v, seen, p.softmax_scale)
         if p.merge:
             made = merged((out[at : at + tokens], lse[at : at + tokens]), made)
@@ -105,13 +111,21 @@ def visible(rows: range, entries: np.ndarray, p: FwdParams) -> Tensor:
     return torch.from_numpy(seen)
 
 
+def scores(q: Tensor, k: Tensor, seen: Tensor, scale: float) -> Tensor:
+    keys = k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
+    made = torch.einsum("thd,shd->hts", q.double(), keys) * scale
+    return made.masked_fill(~seen, -torch.inf)
+
+
+def raise_largest(largest: Tensor, made: Tensor) -> None:
+    torch.maximum(largest, made.amax((1, 2)).float(), out=largest)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    repeat = q.shape[1] // k.shape[1]
-    keys, values = (x.double().repeat_interleave(repeat, 1) for x in (k, v))
-    scores = torch.einsum("thd,shd->hts", q.double(), keys) * scale
-    scores = scores.masked_fill(~seen, -torch.inf)
-    lse = scores.logsumexp(-1)
-    probs = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
+    values = v.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
+    made = scores(q, k, seen, scale)
+    lse = made.logsumexp(-1)
+    probs = torch.exp(made - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
     return torch.einsum("hts,shd->thd", probs, values), lse.T
 
 
@@ -128,26 +142,26 @@ BWD_MASKS: list[Tensor] = []
 
 def backward(p: BwdParams) -> None:
     dtype, made = DTYPES[p.dtype], DTYPES[p.grad_dtype]
-    wide, narrow = (p.num_q, p.num_heads_q, p.head_dim), (p.num_k, p.num_heads_kv, p.head_dim)
-    q, dout = view(p.q, *wide, dtype), view(p.dout, *wide, dtype)
-    k, v = view(p.k, *narrow, dtype), view(p.v, *narrow, dtype)
+    rows, keys = (p.num_q, p.num_heads_q), (p.num_k, p.num_heads_kv)
+    q, dout = view(p.q, *rows, p.head_dim, dtype), view(p.dout, *rows, p.value_dim, dtype)
+    k, v = view(p.k, *keys, p.head_dim, dtype), view(p.v, *keys, p.value_dim, dtype)
     strides = p.lse_stride_token, p.lse_stride_head
-    lse = strided(p.lse, wide[:2], strides, torch.float32).double()
+    lse = strided(p.lse, rows, strides, torch.float32).double()
     assert bool(p.out.data) != bool(p.delta), "one of them"
     if p.delta:
         strides = p.delta_stride_token, p.delta_stride_head
-        sums = strided(p.delta, wide[:2], strides, torch.float32).double()
+        sums = strided(p.delta, rows, strides, torch.float32).double()
     else:
-        sums = (view(p.out, *wide, dtype).double() * dout.double()).sum(-1)
+        sums = (view(p.out, *rows, p.value_dim, dtype).double() * dout.double()).sum(-1)
     grads = gradients(q, k, v, dout, lse, sums, p.softmax_scale)
-    for target, grad in ((p.dk, grads[1]), (p.dv, grads[2])):
-        view(target, *narrow, made).copy_(grad)
-    total = view(p.dq_acc, *wide, torch.float32)
+    view(p.dk, *keys, p.head_dim, made).copy_(grads[1])
+    view(p.dv, *keys, p.value_dim, made).copy_(grads[2])
+    total = view(p.dq_acc, *rows, p.head_dim, torch.float32)
     if p.clear_dq:
         total.zero_()
     total += grads[0]
     if p.dq.data:
-        view(p.dq, *wide, made).copy_(total)
+        view(p.dq, *rows, p.head_dim, made).copy_(total)
 
 
 def gradients(
@@ -167,7 +181,7 @@ def gradients(
 
 
 def delta(p: DeltaParams) -> None:
-    shape, dtype = (p.num_tokens, p.num_heads, p.head_dim), DTYPES[p.dtype]
+    shape, dtype = (p.num_tokens, p.num_heads, p.value_dim), DTYPES[p.dtype]
     out, dout = view(p.out, *shape, dtype), view(p.dout, *shape, dtype)
     made = memory(p.delta, p.num_tokens * p.num_heads, torch.float32)
     made.copy_((out.float() * dout.float()).sum(-1).flatten())

@@ -17,12 +17,18 @@ class Case:
     mask: AttnMask
     heads: tuple[int, int] = (4, 2)
     head_dim: int = 128
+    value_dim: int | None = None
+    """None: head_dim."""
     dtype: torch.dtype = torch.bfloat16
     strided: bool = False
     scale: float | None = None
     """softmax_scale; None: 1 / sqrt(head_dim)."""
     magnitude: float = 1.0
     """Standard deviation of q."""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.head_dim, self.value_dim or self.head_dim
 
 
 def docs(*lengths: int, causal: bool = True) -> AttnMask:
@@ -38,12 +44,17 @@ REGULAR = [
     Case("causal", masks.causal(512)),
     Case("causal-hd64", masks.causal(512), head_dim=64),
     Case("causal-fp16", masks.causal(512), dtype=torch.float16),
+    Case("causal-192-128", masks.causal(512), (4, 4), 192, 128),
     Case("window", masks.sliding_window(700, (99, 0))),
 ]
 IRREGULAR = [
     Case("odd-lengths", masks.full(333, 517)),
     Case("documents", docs(1, 63, 64, 65, 200, 17, 300, 2)),
     Case("documents-hd64-fp16", docs(129, 5, 127, 500), head_dim=64, dtype=torch.float16),
+    Case("documents-192-128-fp16", docs(129, 5, 127, 500), (4, 4), 192, 128, torch.float16),
+    Case("strided-192-128", docs(100, 400), (4, 2), 192, 128, strided=True),
+    Case("odd-lengths-192-128", masks.full(333, 517), (3, 3), 192, 128),
+    Case("window-192-128", masks.sliding_window(700, (99, 0)), (8, 1), 192, 128),
     Case("tiny-documents", docs(*[16] * 20, causal=False)),
     Case("non-contiguous", docs(100, 400), strided=True),
     Case("group-of-8", masks.causal(500), heads=(8, 1)),

@@ -30,6 +30,7 @@ from tests.core.kernel.cuda_bwd_cases import (
 SUMMAND = 0.1
 """Scale of the terms of a gradient: where they cancel to zero, their rounding is left."""
 
+WIDTHS = [(64, 64), (128, 128), (192, 128)]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
@@ -39,19 +40,17 @@ def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     gen = torch.Generator("cuda").manual_seed(zlib.crc32(case.name.encode()))
     heads_q, heads_kv = case.heads
 
-    def make(tokens: int, heads: int) -> Tensor:
+    def make(tokens: int, heads: int, width: int) -> Tensor:
         pad = 1 if case.strided else 0
-        wide = torch.randn(
-            tokens, heads + pad, case.head_dim + 32 * pad, generator=gen, device="cuda"
-        ).to(case.dtype)
-        return wide[:, pad:, 16 * pad : 16 * pad + case.head_dim]
+        wide = torch.randn(tokens, heads + pad, width + 32 * pad, generator=gen, device="cuda")
+        return wide.to(case.dtype)[:, pad:, 16 * pad : 16 * pad + width]
 
     num_q, num_k = case.mask.total_seqlen_q, case.mask.total_seqlen_k
     return (
-        case.magnitude * make(num_q, heads_q),
-        make(num_k, heads_kv),
-        make(num_k, heads_kv),
-        make(num_q, heads_q),
+        case.magnitude * make(num_q, heads_q, case.widths[0]),
+        make(num_k, heads_kv, case.widths[0]),
+        make(num_k, heads_kv, case.widths[1]),
+        make(num_q, heads_q, case.widths[1]),
     )
 
 
@@ -214,7 +213,7 @@ def test_scores_in_the_hundreds_of_millions(dtype: torch.dtype) -> None:
     run = Run(Case("large", docs(200, 130), dtype=dtype, scale=1e-6))
     from megatron_magi.core.kernel.hopper.backward import backward
 
-    (q, k, v, table, scale), dout = run.call, run.grad.dout
+    (q, k, v, table, scale), dout = run.call[:5], run.grad.dout
     call = AttnCall(4000 * q, 4000 * k, v, table, scale)
     exact, reference = AttnCall(*(x.double() for x in call[:3]), table, scale), ReferenceBackend()
     out, lse = reference.forward(exact)
@@ -279,7 +278,7 @@ def test_non_finite_inputs_spoil_what_they_spoil_in_the_reference(
     asked = run.call if spoiled in run.call._fields else run.grad
     x = getattr(asked, spoiled)
     x[(70, 0, 5)[: x.dim()]] = value
-    (q, k, v, table, scale), grad = run.call, run.grad
+    (q, k, v, table, scale), grad = run.call[:5], run.grad
     exact = AttnCall(q.double(), k.double(), v.double(), table, scale)
     given = (x.double() for x in (grad.dout, grad.lse, grad.delta))
     want = ReferenceBackend().backward(exact, GradCall(*given))
@@ -325,7 +324,7 @@ def random_case(seed: int) -> Case:
         f"random-{seed}",
         slices_mask(rows, num_q, num_k),
         heads=(heads_kv * int(rng.choice([1, 2, 4])), heads_kv),
-        head_dim=int(rng.choice([64, 128])),
+        **dict(zip(("head_dim", "value_dim"), WIDTHS[rng.integers(3)], strict=True)),
         dtype=[torch.bfloat16, torch.float16][int(rng.integers(2))],
     )
 
@@ -334,7 +333,8 @@ def random_case(seed: int) -> Case:
 def test_row_delta(case: Case) -> None:
     from megatron_magi.core.kernel.hopper.backward import kernel_delta
 
-    out, _, _, dout = _inputs(case)
+    dout = _inputs(case)[3]
+    out = dout.flip(0).clone()
     want = (out.double() * dout.double()).sum(-1)
     torch.testing.assert_close(kernel_delta(out, dout).double(), want, atol=1e-4, rtol=1e-5)
 
@@ -342,7 +342,7 @@ def test_row_delta(case: Case) -> None:
 def test_wrong_gradients_are_refused() -> None:
     run = Run(Case("refused", masks.causal(64)))
     dout, lse = run.grad.dout, run.grad.lse
-    with pytest.raises(TypeError, match=r"dout must have q's dtype and shape.*cast it"):
+    with pytest.raises(TypeError, match=r"dout must have q's dtype and the shape of out.*cast it"):
         _backward(run, dout=dout[:-1])
     with pytest.raises(TypeError, match=r"lse must be fp32.*pass what the forward returned"):
         _backward(run, lse=lse.double())

@@ -15,7 +15,7 @@ from megatron_magi import AttnMask, AttnSlice, masks
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
-from tests.dense import assert_as_good, dense_attention, random_mask
+from tests.dense import assert_as_good, dense_attention, dense_largest, random_mask
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not hopper, reason="needs a Hopper GPU")]
@@ -26,6 +26,7 @@ if hopper:
     from megatron_magi.core.kernel.hopper.forward import launch_forward
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
+WIDTHS = [(64, 64), (128, 128), (192, 128)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -36,17 +37,24 @@ class Case:
     mask: str
     heads: tuple[int, int] = (4, 2)
     head_dim: int = 128
+    value_dim: int | None = None
+    """None: head_dim."""
     dtype: torch.dtype = BF16
     out_dtype: torch.dtype | None = None
     strided: bool = False
     stages: int = 1  # keys are cut in so many parts that continue from each other
     options: dict = field(default_factory=dict)
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.head_dim, self.value_dim or self.head_dim
+
     def __str__(self) -> str:
         flags = f"{'-strided' if self.strided else ''}{f'-stages{self.stages}' * (self.stages > 1)}"
         dtype = str(self.dtype).removeprefix("torch.")
         wide = "-fp32out" if self.out_dtype == FP32 else ""
-        return f"{self.mask}-{self.heads}-d{self.head_dim}-{dtype}{wide}{flags}"
+        head_dim = "-".join(map(str, self.widths))
+        return f"{self.mask}-{self.heads}-d{head_dim}-{dtype}{wide}{flags}"
 
 
 MASKS = {
@@ -79,15 +87,18 @@ MASKS = {
         700,
     ),
 }
-REGULAR = [Case(name) for name in MASKS]
+REGULAR = [Case(name) for name in MASKS] + [Case(name, (2, 2), 192, 128) for name in MASKS]
 FEATURES = [
     replace(case, mask=name)
     for name in ("packed", "window", "pad rows")
     for case in (
-        Case("", (1, 1)), Case("", (64, 8)), Case("", (3, 1), 64), Case("", (8, 1), 64, FP16),
-        Case("", (6, 2), 128, FP16), Case("", (16, 1)), Case("", out_dtype=FP32),
+        Case("", (1, 1)), Case("", (64, 8)), Case("", (3, 1), 64), Case("", (8, 1), 64, dtype=FP16),
+        Case("", (6, 2), 128, dtype=FP16), Case("", (16, 1)), Case("", out_dtype=FP32),
         Case("", strided=True), Case("", (8, 2), 64, strided=True), Case("", stages=2),
-        Case("", (8, 1), 128, FP16, stages=3), Case("", (4, 4), 64, stages=2),
+        Case("", (8, 1), 128, dtype=FP16, stages=3), Case("", (4, 4), 64, stages=2),
+        Case("", (4, 4), 192, 128), Case("", (8, 2), 192, 128, FP16),
+        Case("", (6, 3), 192, 128, stages=2),
+        Case("", (4, 4), 192, 128, out_dtype=FP32, strided=True),
     )
 ]  # fmt: skip
 
@@ -95,19 +106,15 @@ FEATURES = [
 def draw(case: Case, mask: AttnMask, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator("cuda").manual_seed(seed)
 
-    def one(tokens: int, heads: int) -> Tensor:
-        shape = (
-            (tokens, heads + 3, case.head_dim + 16)
-            if case.strided
-            else (tokens, heads, case.head_dim)
-        )
+    def one(tokens: int, heads: int, width: int) -> Tensor:
+        shape = (tokens, heads + 3, width + 16) if case.strided else (tokens, heads, width)
         x = torch.randn(shape, generator=generator, device="cuda", dtype=case.dtype)
-        return x[:, 1 : heads + 1, 8 : 8 + case.head_dim] if case.strided else x
+        return x[:, 1 : heads + 1, 8 : 8 + width] if case.strided else x
 
     return (
-        one(mask.total_seqlen_q, case.heads[0]),
-        one(mask.total_seqlen_k, case.heads[1]),
-        one(mask.total_seqlen_k, case.heads[1]),
+        one(mask.total_seqlen_q, case.heads[0], case.widths[0]),
+        one(mask.total_seqlen_k, case.heads[1], case.widths[0]),
+        one(mask.total_seqlen_k, case.heads[1], case.widths[1]),
     )
 
 
@@ -120,14 +127,19 @@ def variants(case: Case) -> list[Variant]:
 
 
 def run_variant(
-    case: Case, mask: AttnMask, variant: Variant, q: Tensor, k: Tensor, v: Tensor
+    case: Case,
+    mask: AttnMask,
+    variant: Variant,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    max_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One variant on poisoned outputs, in as many stages as the case asks for."""
+    q, k, v = qkv
     dtype = FP32 if case.stages > 1 else case.out_dtype or case.dtype
-    out = torch.full(q.shape, torch.nan, dtype=dtype, device="cuda")
+    out = torch.full((*q.shape[:2], v.shape[2]), torch.nan, dtype=dtype, device="cuda")
     lse = torch.full(q.shape[:2], torch.nan, device="cuda")
     num_q, num_k = mask.total_seqlen_q, mask.total_seqlen_k
-    key = HeadsKey(*case.heads, case.head_dim, q.device)
+    key = HeadsKey(*case.heads, *case.widths, q.device)
     bounds = np.linspace(0, num_k, case.stages + 1).astype(int)
     for stage, (k0, k1) in enumerate(itertools.pairwise(bounds)):
         slices = solver.cut_slices(mask.slices, 0, num_q, int(k0), int(k1))
@@ -136,7 +148,7 @@ def run_variant(
         )
         table = SliceTable(slices, num_q, num_k)
         launch = choice.upload_forward(table, key, variant, work)
-        call = AttnCall(q, k, v, table, case.head_dim**-0.5)
+        call = AttnCall(q, k, v, table, case.head_dim**-0.5, max_logits)
         launch_forward(launch, call, (out, lse), merge=stage > 0)
     return out, lse
 
@@ -149,9 +161,15 @@ def check(case: Case, mask: AttnMask, seed: int, chosen: list[Variant] | None = 
     same = dict(zip(("out", "lse"), dense_attention(q, k, v, mask, scale), strict=True))
     largest = v.abs().max().item() if v.numel() else 0.0
     for variant in chosen or variants(case):
-        out, lse = run_variant(case, mask, variant, q, k, v)
+        out, lse = run_variant(case, mask, variant, (q, k, v))
         assert_as_good(
             {"out": out, "lse": lse}, exact, same, case.dtype, {"out": largest, "lse": 1.0}
+        )
+        most = torch.full((case.heads[0],), -torch.inf, device="cuda")
+        again = run_variant(case, mask, variant, (q, k, v), most)
+        assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+        torch.testing.assert_close(
+            most.double(), dense_largest(q, k, mask, scale), rtol=1e-5, atol=1e-5
         )
 
 
@@ -170,7 +188,7 @@ def test_random_masks(block: int) -> None:
         case = Case(
             f"seed {seed}",
             (heads_kv * group, heads_kv),
-            int(rng.choice([64, 128])),
+            *WIDTHS[rng.integers(len(WIDTHS))],
             BF16 if rng.random() < 0.5 else FP16,
             FP32 if rng.random() < 0.3 else None,
             strided=rng.random() < 0.3,
@@ -226,7 +244,7 @@ def test_few_rows_with_many_keys_are_split(out_dtype: torch.dtype | None) -> Non
     )
     case, table = Case("", (2, 1)), table_of(mask)
     q, k, v = draw(case, mask, 6)
-    work = choice.forward_launch(table, HeadsKey(2, 1, 128, q.device))
+    work = choice.forward_launch(table, HeadsKey(2, 1, 128, 128, q.device))
     assert work.num_parts > 1
     out, lse = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)
     again = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)
@@ -304,7 +322,11 @@ def test_nan_stays_in_its_row() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        (dict(head_dim=96), NotImplementedError, "take head_dim 64 or 128, got 96; pad"),
+        (
+            dict(head_dim=208),
+            NotImplementedError,
+            "up to 192 and values up to 128, got 208 and 208",
+        ),
         (dict(tokens=90), ValueError, "lengths the slices were made for, 100 and 100, got 90"),
         (dict(out_dtype=torch.float16), TypeError, "out_dtype must be torch.bfloat16"),
         (dict(prev=BF16), TypeError, "earlier result must be fp32"),

@@ -32,6 +32,11 @@ NAMED = {
     ),
     "nothing": AttnMask([], 40, 30),
 }
+SHAPES = [
+    (BF16, (64, 64)), (FP16, (128, 128)), (BF16, (192, 128)),
+    (BF16, (80, 80)), (FP16, (12, 9)), (BF16, (64, 128)), (FP16, (160, 40)),
+]  # fmt: skip
+"""Compiled widths, and widths that are padded to those."""
 FWD, BWD = "magi_attn_fwd", "magi_attn_bwd"
 
 
@@ -52,15 +57,19 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[abi_on_cpu.CpuLibrary]:
 
 
 def case(
-    mask: AttnMask, heads: tuple[int, int] = (4, 2), dtype: torch.dtype = BF16, head_dim: int = 64
+    mask: AttnMask,
+    heads: tuple[int, int] = (4, 2),
+    dtype: torch.dtype = BF16,
+    widths: tuple[int, int] = (64, 64),
 ) -> tuple[AttnCall, Tensor]:
-    """A call and a gradient of its output; keys and values are parts of wider tensors."""
-    generator = torch.Generator().manual_seed(mask.total_seqlen_q + head_dim)
+    """A call and a gradient of its output; keys and values are parts of one tensor."""
+    generator = torch.Generator().manual_seed(mask.total_seqlen_q + widths[0])
     num_q, num_k = mask.total_seqlen_q, mask.total_seqlen_k
-    q, dout = (torch.randn(num_q, heads[0], head_dim, generator=generator) for _ in range(2))
-    kv = torch.randn(num_k, 2, heads[1], head_dim, generator=generator).to(dtype)
+    q, dout = (torch.randn(num_q, heads[0], width, generator=generator) for width in widths)
+    kv = torch.randn(num_k, heads[1], sum(widths), generator=generator).to(dtype)
+    k, v = kv.split(widths, -1)
     table = SliceTable(mask.slices, num_q, num_k)
-    return AttnCall(q.to(dtype), kv[:, 0], kv[:, 1], table, 0.11), dout.to(dtype)
+    return AttnCall(q.to(dtype), k, v, table, 0.11), dout.to(dtype)
 
 
 def exact(call: AttnCall) -> AttnCall:
@@ -74,15 +83,27 @@ def close(got: OutLse, want: OutLse, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-@pytest.mark.parametrize("dtype, head_dim", [(BF16, 64), (FP16, 128)], ids=str)
+@pytest.mark.parametrize("dtype, widths", SHAPES, ids=str)
 def test_forward(
-    name: str, dtype: torch.dtype, head_dim: int, library: abi_on_cpu.CpuLibrary
+    name: str, dtype: torch.dtype, widths: tuple[int, int], library: abi_on_cpu.CpuLibrary
 ) -> None:
-    call, _ = case(NAMED[name], dtype=dtype, head_dim=head_dim)
+    call, _ = case(NAMED[name], dtype=dtype, widths=widths)
     out, lse = forward(call)
     assert out.dtype == dtype and lse.dtype == FP32 and library.calls == [FWD]
     close((out, lse), ReferenceBackend().forward(exact(call)), dtype)
     close(forward(call, out_dtype=FP32), ReferenceBackend().forward(exact(call)), FP32)
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (80, 48)], ids=str)
+@pytest.mark.parametrize("name", NAMED)
+def test_largest_logits(name: str, widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
+    """Raised in place, where they were smaller."""
+    call, _ = case(NAMED[name], widths=widths)
+    most = torch.tensor([-torch.inf, 1e6, -torch.inf, -1e6])
+    want = most.double()
+    ReferenceBackend().forward(exact(call)._replace(max_logits=want))
+    forward(call._replace(max_logits=most))
+    torch.testing.assert_close(most.double(), want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -91,9 +112,10 @@ def test_forward_of_random_masks(seed: int, library: abi_on_cpu.CpuLibrary) -> N
     close(forward(call), ReferenceBackend().forward(exact(call)), BF16)
 
 
-def test_a_forward_continues(library: abi_on_cpu.CpuLibrary) -> None:
+@pytest.mark.parametrize("widths", [(64, 64), (192, 128), (80, 48)], ids=str)
+def test_a_forward_continues(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
     """Merged into an earlier result in place, rows that see nothing included."""
-    call, _ = case(NAMED["rows that see nothing"])
+    call, _ = case(NAMED["rows that see nothing"], widths=widths)
     first, second = call, call._replace(k=call.k.flip(0), v=call.v.flip(0) * 2)
     prev = forward(first, out_dtype=FP32)
     merged = forward(second, prev=prev)
@@ -102,12 +124,13 @@ def test_a_forward_continues(library: abi_on_cpu.CpuLibrary) -> None:
     close(merged, ReferenceBackend().forward(exact(second), prev=want), FP32)
 
 
+@pytest.mark.parametrize("widths", [(64, 64), (192, 128), (80, 48)], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_a_forward_fills_its_rows_of_a_result(
-    dtype: torch.dtype, library: abi_on_cpu.CpuLibrary
+    dtype: torch.dtype, widths: tuple[int, int], library: abi_on_cpu.CpuLibrary
 ) -> None:
-    call, _ = case(NAMED["rows that see nothing"])
-    into = torch.full(call.q.shape, 7.0, dtype=dtype), torch.full(call.q.shape[:2], 7.0)
+    call, _ = case(NAMED["rows that see nothing"], widths=widths)
+    into = torch.full((*call.q.shape[:2], widths[1]), 7.0, dtype=dtype), torch.full((120, 4), 7.0)
     assert forward(call, into=into) is into
     want = ReferenceBackend().forward(exact(call))
     rows = slice(10, 90)
@@ -136,11 +159,17 @@ def test_long_walks_in_parts(how: str, library: abi_on_cpu.CpuLibrary) -> None:
 
 @pytest.mark.parametrize("name", ["causal", "packed", "rows that see nothing"])
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("asked", [None, BF16])
+@pytest.mark.parametrize(
+    "asked, widths", [(None, (64, 64)), (BF16, (192, 128)), (BF16, (80, 48))], ids=str
+)
 def test_backward(
-    name: str, deterministic: bool, asked: torch.dtype | None, library: abi_on_cpu.CpuLibrary
+    name: str,
+    deterministic: bool,
+    asked: torch.dtype | None,
+    widths: tuple[int, int],
+    library: abi_on_cpu.CpuLibrary,
 ) -> None:
-    call, dout = case(NAMED[name])
+    call, dout = case(NAMED[name], widths=widths)
     abi_on_cpu.BWD_MASKS.append(torch.from_numpy(NAMED[name].to_dense()))
     out, lse = ReferenceBackend().forward(exact(call))
     want = ReferenceBackend().backward(exact(call), GradCall(dout.double(), lse, out=out))
@@ -151,19 +180,22 @@ def test_backward(
         for got, x in zip(backward(call, given), want, strict=True):
             assert got.dtype == (asked or FP32) and got.shape == x.shape
             torch.testing.assert_close(got.double(), x, atol=3e-2, rtol=2e-2)
-    p = backward_launch(call.table, HeadsKey.of(call), deterministic).params
-    assert bool(p.deterministic) == deterministic and library.calls.count(BWD) == 3
+    assert all(key[2] == deterministic for key in call.table.cache if key[0] == "bwd")
+    assert library.calls.count(BWD) == 3
     assert library.calls.count("magi_row_delta") == 0, "out in fp32 makes delta in PyTorch"
 
 
-def test_gradients_go_where_they_are_wanted(library: abi_on_cpu.CpuLibrary) -> None:
+@pytest.mark.parametrize("widths", [(64, 64), (192, 128), (80, 48)], ids=str)
+def test_gradients_go_where_they_are_wanted(
+    widths: tuple[int, int], library: abi_on_cpu.CpuLibrary
+) -> None:
     """dq is added to what is there; dk and dv lie side by side."""
-    call, dout = case(NAMED["causal"])
+    call, dout = case(NAMED["causal"], widths=widths)
     abi_on_cpu.BWD_MASKS.append(torch.from_numpy(NAMED["causal"].to_dense()))
     out, lse = ReferenceBackend().forward(exact(call))
     want = ReferenceBackend().backward(exact(call), GradCall(dout.double(), lse, out=out))
-    total, pair = torch.ones(call.q.shape), torch.full((200, 2, 2, 64), 7.0, dtype=BF16)
-    dkv = pair[:, 0], pair[:, 1]
+    total, pair = torch.ones(call.q.shape), torch.full((200, 2, sum(widths)), 7.0, dtype=BF16)
+    dkv = pair.split(widths, -1)
     delta = (out * dout.double()).sum(-1).float()
     grad = GradCall(dout, lse.float(), delta, dtype=BF16, dq=total, dkv=dkv)
     got = backward(call, grad)
@@ -172,13 +204,16 @@ def test_gradients_go_where_they_are_wanted(library: abi_on_cpu.CpuLibrary) -> N
         torch.testing.assert_close(found.double(), x, atol=3e-2, rtol=2e-2)
 
 
-def test_few_keys_and_many_heads_are_split(library: abi_on_cpu.CpuLibrary) -> None:
-    call, _ = case(masks.causal(1000), heads=(64, 4), head_dim=128)
+@pytest.mark.parametrize("widths", [(128, 128), (192, 128)], ids=str)
+def test_few_keys_and_many_heads_are_split(
+    widths: tuple[int, int], library: abi_on_cpu.CpuLibrary
+) -> None:
+    call, _ = case(masks.causal(1000), heads=(64, 4), widths=widths)
     launch = backward_launch(call.table, HeadsKey.of(call), False)
     assert launch.params.num_splits > 1
     stats, partial, semaphores, end = launch.scratch_at
     assert partial - stats >= 32 * 64 * 1000 and end == semaphores
-    assert semaphores - partial >= 8 * launch.params.num_splits * 1000 * 4 * 128
+    assert semaphores - partial >= 4 * launch.params.num_splits * 1000 * 4 * sum(widths)
 
 
 def test_nothing_is_launched_for_no_tokens(library: abi_on_cpu.CpuLibrary) -> None:

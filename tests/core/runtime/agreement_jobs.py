@@ -27,7 +27,7 @@ from megatron_magi.core.runtime import (
     agreement_watcher,
 )
 from megatron_magi.core.runtime.agreement_signature import Call
-from megatron_magi.core.runtime.max_logits import dist_max_logits
+from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from tests.process_pool import subgroup
 
 SHAPE = HeadShape(2, 1, 4)
@@ -94,8 +94,12 @@ def gradient_on_some_ranks(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bo
 def largest_logits_of_another_scale(
     plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool
 ) -> None:
-    q, k, _ = _qkv(plan, group)
-    dist_max_logits(q, k, plan, group, 0.5 if odd else 0.25)
+    dist_attn_and_max_logits(*_qkv(plan, group), plan, group, 0.5 if odd else 0.25)
+
+
+def largest_logits_on_some_ranks(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
+    attention = magi.dist_attn if odd else dist_attn_and_max_logits
+    attention(*_qkv(plan, group), plan, group)
 
 
 def another_call(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:

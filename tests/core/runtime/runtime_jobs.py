@@ -27,6 +27,7 @@ from tests.dense import (
     NAMES,
     assert_as_good,
     dense_attention,
+    dense_largest,
     gradients,
     random_mask,
     random_qkv,
@@ -76,15 +77,24 @@ def staged(degree: int | str | None, **knobs: Any) -> MagiConfig:
     return magi_config(**slow, stage_latency_us=0.0, **knobs)
 
 
-def on_gpus(rank: int, name: str, degree: int | str | None, dim: int, dtype: torch.dtype) -> None:
+def on_gpus(
+    rank: int, name: str, degree: int | str | None, widths: tuple[int, int], dtype: torch.dtype
+) -> None:
     """The CUDA kernel over NCCL, all ranks of the world, against the dense answer."""
     mask, group, device = GPU_MASKS[name], dist.group.WORLD, f"cuda:{rank}"
-    q, k, v, dout = random_qkv(mask, 8, 2, dim, dtype, seed=len(name), device=device)
+    q, k, v, dout = random_qkv(mask, 8, 2, widths, dtype, seed=len(name), device=device)
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     config = staged(degree, kernel_backend="cuda")
-    plan = magi.plan(mask, group, HeadShape(8, 2, dim), config)
-    out, lse = magi.dist_attn(*(magi.dispatch(x, plan, group) for x in (q, k, v)), plan, group)
-    out, lse = magi.undispatch(out, plan, group), magi.undispatch(lse, plan, group)
+    shape = HeadShape(8, 2, widths[0], head_dim_v=widths[1])
+    plan = magi.plan(mask, group, shape, config)
+    local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
+    own, own_lse = magi.dist_attn(*local, plan, group)
+    out, lse = magi.undispatch(own, plan, group), magi.undispatch(own_lse, plan, group)
+    with torch.no_grad():
+        again, _, most = dist_attn.dist_attn_and_max_logits(*local, plan, group)
+    assert torch.equal(again, own)
+    largest = dense_largest(q, k, mask, widths[0] ** -0.5)
+    torch.testing.assert_close(most.double(), largest, rtol=1e-5, atol=1e-5)
     grads = torch.autograd.grad(out, (q, k, v), dout)
     ours = dict(zip(NAMES, (out, lse, *grads), strict=True))
     exact = gradients(q, k, v, dout, mask, torch.float64)

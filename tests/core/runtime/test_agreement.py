@@ -43,7 +43,8 @@ ODD = {
     jobs.attention_of_other_heads: "ranks [2] differ from rank 0 in head_shape",
     jobs.gradient_on_some_ranks: "a gradient to come, rank 2 has row [1, 4, 4], torch.float32, "
     "softmax_scale 0.5, no gradient to come",
-    jobs.largest_logits_of_another_scale: "dist_max_logits; ranks [2] differ from rank 0",
+    jobs.largest_logits_of_another_scale: "dist_attn_and_max_logits; ranks [2] differ from rank 0",
+    jobs.largest_logits_on_some_ranks: "is dist_attn_and_max_logits on rank 0 and dist_attn on",
     jobs.another_call: "is dist_attn on rank 0 and undispatch on rank 2",
     jobs.another_sum_of_gradients: "is_partial_grad False, rank 2 has row [1, 4], torch.float32, "
     "is_partial_grad True",

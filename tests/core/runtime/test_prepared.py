@@ -25,7 +25,7 @@ from megatron_magi.core.cuda import tables
 from megatron_magi.core.cuda.tables import DeviceBuffer, DeviceTable
 from megatron_magi.core.kernel import work_lists
 from megatron_magi.core.plan import GroupCastPlan, make_attn_plan
-from megatron_magi.core.runtime.max_logits import dist_max_logits
+from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from megatron_magi.core.runtime.prepared import PreparedPlan, kept_with, prepare
 from tests.dense import random_mask
 from tests.knobs import magi_config
@@ -100,7 +100,7 @@ def use(plan: AttnPlan) -> list[object]:
         x = torch.randn(plan.layout.num_local_tokens, 2, 4)
         magi.shift_tokens(magi.undispatch(x[:60], plan, None), 1, plan, None)
         magi.dist_attn(x, x[:, :1], x[:, :1], plan, None)
-        dist_max_logits(x, x[:, :1], plan, None)
+        dist_attn_and_max_logits(x, x[:, :1], x[:, :1], plan, None)
     return [weakref.ref(stage.table) for stage in (*ready.forward, *ready.backward)]
 
 
@@ -251,10 +251,13 @@ def test_work_lists_are_made_before_the_first_call(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sms)
     monkeypatch.setattr(work_lists, "choose_backend_name", lambda *_: "cuda")
     config = magi_config(overlap_degree=2, forward_mode="local_first", deterministic=True)
-    for heads, is_ours in ((HeadShape(4, 2, 64), True), (HeadShape(4, 2, 32), False)):
+    for widths, compiled in (((64, 64), (64, 64)), ((80, 80), (128, 128)),
+                             ((192, 128), (192, 128)), ((256, 64), None)):  # fmt: skip
+        heads, is_ours = HeadShape(4, 2, widths[0], head_dim_v=widths[1]), compiled is not None
         plan = make_attn_plan(masks.causal(300), 2, heads, config)
         ready = prepare(plan, 1, CPU)
-        key = ("fwd", (4, 2, 64, CPU)), ("bwd", (4, 2, 64, CPU), True)
+        shape = (4, 2, *(compiled or widths), CPU)
+        key = ("fwd", shape), ("bwd", shape, True)
         for number, stage in enumerate(ready.forward):
             assert (key[0] in stage.table.cache) == (is_ours and (stage.sees or number == 0))
         for stage in ready.backward:

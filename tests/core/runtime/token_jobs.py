@@ -10,7 +10,8 @@ import megatron_magi as magi
 from megatron_magi import AgreementError, HeadShape, MagiConfig, masks
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.runtime.agreement import agree_later, finish_agreement, open_agreement
-from megatron_magi.core.runtime.max_logits import dist_max_logits
+from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
+from tests.knobs import magi_config
 from tests.process_pool import subgroup
 
 SHAPE = HeadShape(2, 1, 4)
@@ -47,17 +48,20 @@ def padding_has_no_gradient(rank: int, cp_size: int) -> None:
         assert (grad[~is_token] == 0).all()
 
 
-def largest_scores(rank: int, cp_size: int) -> None:
+def largest_scores(rank: int, cp_size: int, degree: int | None) -> None:
     group = subgroup(cp_size)
     if rank >= cp_size:
         return
     torch.manual_seed(3)
     mask = masks.from_cu_seqlens([0, 11, 30])
-    plan = magi.plan(mask, group, SHAPE)
-    q, k = torch.randn(30, 2, 4), torch.randn(30, 1, 4)
-    local = [magi.dispatch(x, plan, group) for x in (q, k)]
-    got = dist_max_logits(*local, plan, group, 0.7)
-    torch.testing.assert_close(got, dense_largest(q, k, mask, 0.7))
+    plan = magi.plan(mask, group, SHAPE, magi_config(overlap_degree=degree))
+    q, k, v = torch.randn(30, 2, 4), torch.randn(30, 1, 4), torch.randn(30, 1, 4)
+    local = [magi.dispatch(x, plan, group).requires_grad_() for x in (q, k, v)]
+    out, lse, most = dist_attn_and_max_logits(*local, plan, group, 0.7)
+    assert out.requires_grad and not most.requires_grad
+    torch.testing.assert_close(most, dense_largest(q, k, mask, 0.7))
+    plain = magi.dist_attn(*local, plan, group, 0.7)
+    assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
 
 
 def dense_largest(q: Tensor, k: Tensor, mask: AttnMask, scale: float) -> Tensor:

@@ -1,7 +1,7 @@
 """The backward on Hopper: the choice, its gradients and scratch memory, one launch
 (csrc/attention/backward).
 
-T query tokens, S key tokens, H query heads, G key/value heads, D head_dim.
+T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E width of values.
 """
 
 from __future__ import annotations
@@ -13,24 +13,45 @@ from megatron_magi.core.cuda.abi import DTYPE_CODES, BwdParams, DeltaParams, Ten
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 from megatron_magi.core.kernel.autograd import must_dispatch
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, row_delta
-from megatron_magi.core.kernel.hopper.checks import DTYPES, HEAD_DIMS, check_call, check_gradients
+from megatron_magi.core.kernel.hopper.checks import (
+    DTYPES,
+    check_call,
+    check_gradients,
+    widths_for,
+)
 from megatron_magi.core.kernel.hopper.choice import backward_launch
-from megatron_magi.core.kernel.hopper.launch import BwdLaunch, HeadsKey, aligned, empty_as
+from megatron_magi.core.kernel.hopper.launch import (
+    BwdLaunch,
+    Gradients,
+    HeadsKey,
+    aligned,
+    empty_as,
+)
+from megatron_magi.core.kernel.hopper.padding import (
+    deliver_gradients,
+    padded_call,
+    padded_grad,
+)
+from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 
-Gradients = tuple[Tensor, Tensor, Tensor]
+VALUE_DIMS = {widths.value_dim for widths in COMPILED_WIDTHS}
 
 
 def backward(call: AttnCall, grad: GradCall) -> Gradients:
     """See AttnBackend.backward.
 
     Returns:
-        dq [T, H, D] (``grad.dq`` itself if given), dk and dv [S, G, D] (``grad.dkv`` itself if
-        given).
+        dq [T, H, D] (``grad.dq`` itself if given), dk [S, G, D] and dv [S, G, E] (``grad.dkv``
+        itself if given).
 
     Raises:
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    widths = widths_for(call)
+    if widths != widths_of(call.q, call.v):
+        wide = padded_call(call, widths)
+        return deliver_gradients(backward(wide, padded_grad(grad, wide)), call, grad)
     check_call(call)
     grad = _in_one_dtype(grad, call.q.dtype)
     check_gradients(call, grad)
@@ -98,7 +119,7 @@ def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
         dtype == torch.float32
         and out.dtype in DTYPES
         and dout.dtype == out.dtype
-        and out.shape[-1] in HEAD_DIMS
+        and out.shape[-1] in VALUE_DIMS
         and out.numel() > 0
         and not must_dispatch(out, dout)
     )

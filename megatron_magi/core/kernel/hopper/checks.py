@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
+from megatron_magi.core.kernel.widths import Widths, compiled_widths, too_wide, widths_of
 
-HEAD_DIMS = (64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
 MIN_SCALE = {torch.bfloat16: 1e-30, torch.float16: 1e-6}
 """The backward divides lse by softmax_scale and keeps the quotient in parts of this dtype."""
@@ -34,19 +34,21 @@ def check_device(device: torch.device, dtype: torch.dtype) -> None:
         )
 
 
+def widths_for(call: AttnCall) -> Widths:
+    """The compiled widths that hold the heads of a call.
+
+    Raises:
+        NotImplementedError: there are none.
+    """
+    found = compiled_widths(widths_of(call.q, call.v))
+    if found is None:
+        raise NotImplementedError(too_wide(widths_of(call.q, call.v)))
+    return found
+
+
 def check_call(call: AttnCall) -> None:
-    """Check widths, dtype, lengths and scale."""
-    q, k, v, table, softmax_scale = call
-    if v.shape[-1] != q.shape[-1]:
-        raise NotImplementedError(
-            f"the CUDA kernels take values as wide as queries and keys, got head_dim "
-            f"{v.shape[-1]} and {q.shape[-1]}; use kernel_backend 'flex' or 'reference'"
-        )
-    if q.shape[-1] not in HEAD_DIMS:
-        raise NotImplementedError(
-            f"the CUDA kernels take head_dim {' or '.join(map(str, HEAD_DIMS))}, got "
-            f"{q.shape[-1]}; pad the heads or use the backend 'flex'"
-        )
+    """Check dtype, lengths and scale."""
+    q, k, _, table, softmax_scale, _ = call
     if q.dtype not in DTYPES:
         raise TypeError(f"the CUDA kernels take bf16 and fp16, got {q.dtype}; cast q, k and v")
     if q.shape[0] != table.num_q or k.shape[0] != table.num_k:
@@ -63,10 +65,10 @@ def check_call(call: AttnCall) -> None:
 
 
 def check_output(
-    q: Tensor, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
+    call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
 ) -> None:
     """Check the output dtype, an earlier result to merge into, or one whose other rows stay."""
-    given = into if prev is None else prev
+    q, given = call.q, into if prev is None else prev
     if given is None:
         if out_dtype not in (None, q.dtype, torch.float32):
             raise TypeError(
@@ -84,9 +86,10 @@ def check_output(
             f"an earlier result must be out in {q.dtype} or fp32 and lse in fp32, got "
             f"{out.dtype} and {lse.dtype}; pass what the first stage returned"
         )
-    if out.shape != q.shape or lse.shape != q.shape[:2] or out.stride(2) != 1:
+    shape = [*q.shape[:2], call.v.shape[-1]]
+    if list(out.shape) != shape or lse.shape != q.shape[:2] or out.stride(2) != 1:
         raise ValueError(
-            f"an earlier result must be out {list(q.shape)} (last dimension contiguous) and lse "
+            f"an earlier result must be out {shape} (last dimension contiguous) and lse "
             f"{list(q.shape[:2])}, got {list(out.shape)} with strides {list(out.stride())} and "
             f"{list(lse.shape)}; pass what the first stage returned"
         )
@@ -101,11 +104,12 @@ def check_gradients(call: AttnCall, grad: GradCall) -> None:
         )
     if (delta is None) == (out is None):
         raise ValueError("either delta or out is required, got none or both; pass one of them")
+    shape = [*q.shape[:2], call.v.shape[-1]]
     for name, x in (("dout", grad.dout), ("out", out)):
-        if x is not None and (x.dtype != q.dtype or x.shape != q.shape):
+        if x is not None and (x.dtype != q.dtype or list(x.shape) != shape):
             raise TypeError(
-                f"{name} must have q's dtype and shape, {q.dtype} {list(q.shape)}, got {x.dtype} "
-                f"{list(x.shape)}; cast it"
+                f"{name} must have q's dtype and the shape of out, {q.dtype} {shape}, got "
+                f"{x.dtype} {list(x.shape)}; cast it"
             )
     for name, x in (("lse", grad.lse), ("delta", delta)):
         if x is None:

@@ -1,4 +1,4 @@
-"""The work list and parameters of a launch on Hopper: chosen in csrc/schedule, uploaded here."""
+"""The work list and parameters of a launch on Hopper: made in csrc/schedule, uploaded here."""
 
 from __future__ import annotations
 
@@ -90,6 +90,7 @@ def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
         "num_heads_q": key.heads_q,
         "num_heads_kv": key.heads_kv,
         "head_dim": key.head_dim,
+        "value_dim": key.value_dim,
     }
 
 
@@ -115,7 +116,8 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
 def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
     """See ``BwdLaunch.scratch_at``; the sizes are those of csrc/attention/backward/params.h."""
     stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
-    partial = 8 * p.num_splits * p.num_k * p.num_heads_kv * p.head_dim if p.num_splits > 1 else 0
+    gradients = 4 * p.num_k * p.num_heads_kv * (p.head_dim + p.value_dim)
+    partial = gradients * p.num_splits if p.num_splits > 1 else 0
     semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_row_groups) if p.deterministic else 0
     sizes = [-(-size // 128) * 128 for size in (stats, partial, semaphores)]
     return 0, sizes[0], sum(sizes[:2]), sum(sizes)

@@ -1,6 +1,6 @@
 """The forward on Hopper: the choice, its outputs, one launch (csrc/attention/forward).
 
-T query tokens, S key tokens, H query heads, G key/value heads, D head_dim.
+T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E width of values.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import torch
 from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, TensorView
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows
-from megatron_magi.core.kernel.hopper.checks import check_call, check_output
+from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
 from megatron_magi.core.kernel.hopper.launch import (
     FwdLaunch,
     HeadsKey,
     aligned,
-    empty_as,
+    out_shape,
     tile_counter,
 )
+from megatron_magi.core.kernel.hopper.padding import deliver_output, padded_call, padded_dtype
 from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.widths import widths_of
 
 
 def forward(
@@ -35,8 +37,12 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    widths = widths_for(call)
+    if widths != widths_of(call.q, call.v):
+        made = forward(padded_call(call, widths), out_dtype=padded_dtype(prev, into, out_dtype))
+        return deliver_output(made, call, prev, into)
     check_call(call)
-    check_output(call.q, prev, into, out_dtype)
+    check_output(call, prev, into, out_dtype)
     launch = forward_launch(call.table, HeadsKey.of(call))
     if launch.num_parts > 1:
         dtype = out_dtype if into is None else into[0].dtype
@@ -47,7 +53,7 @@ def forward(
         launch_forward(launch, call, given, merge=prev is not None, fill_empty_rows=False)
         return given
     q = call.q
-    out = empty_as(q, out_dtype or q.dtype)
+    out = q.new_empty(out_shape(call), dtype=out_dtype or q.dtype)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     launch_forward(launch, call, (out, lse))
     return out, lse
@@ -59,7 +65,7 @@ def _forward_in_parts(
     """For few tiles with many keys each: compute parts of the keys in parallel, and merge the parts
     in a fixed order."""
     q = call.q
-    shape = (launch.num_parts, *q.shape)
+    shape = (launch.num_parts, *out_shape(call))
     out = torch.empty(shape, dtype=torch.float32, device=q.device)
     lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
     launch_forward(launch, call, (out.flatten(0, 1), lse.flatten(0, 1)))
@@ -82,7 +88,7 @@ def launch_forward(
     """One launch on the current stream; no synchronisation.
 
     Args:
-        result: out [T, H, D] and lse [T, H], or as many of them as there are parts.
+        result: out [T, H, E] and lse [T, H], or as many of them as there are parts.
         merge: merge into what ``result`` holds.
         fill_empty_rows: write 0 and -inf to rows that no slice covers.
     """
@@ -94,6 +100,8 @@ def launch_forward(
     p.q, p.k, p.v, p.out = map(TensorView.of, (q, k, v, out))
     p.lse = lse.data_ptr()
     p.lse_stride_token, p.lse_stride_head = lse.stride()
+    if call.max_logits is not None:
+        p.max_logits = call.max_logits.data_ptr()
     p.counter = tile_counter(device, stream).data_ptr()
     p.stream = stream
     p.dtype = DTYPE_CODES[q.dtype]

@@ -12,6 +12,9 @@ from megatron_magi.core.cuda.abi import BwdParams, FwdParams
 from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import AttnCall
 
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""dq [T, H, D], dk [S, G, D], dv [S, G, E]."""
+
 
 class HeadsKey(NamedTuple):
     """What a launch depends on besides the slices."""
@@ -19,12 +22,13 @@ class HeadsKey(NamedTuple):
     heads_q: int
     heads_kv: int
     head_dim: int
+    value_dim: int
     device: torch.device
 
     @classmethod
     def of(cls, call: AttnCall) -> HeadsKey:
         q = call.q
-        return cls(q.shape[1], call.k.shape[1], q.shape[2], q.device)
+        return cls(q.shape[1], call.k.shape[1], q.shape[2], call.v.shape[2], q.device)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,11 @@ class BwdLaunch:
             f"{p.heads_per_section} key heads at a time"
             f"{', deterministic' if p.deterministic else ''}"
         )
+
+
+def out_shape(call: AttnCall) -> tuple[int, int, int]:
+    """[T, H, E]"""
+    return (*call.q.shape[:2], call.v.shape[2])
 
 
 def empty_as(x: Tensor, dtype: torch.dtype) -> Tensor:

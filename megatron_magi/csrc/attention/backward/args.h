@@ -12,9 +12,9 @@
 namespace magi {
 
 struct BwdMaps {
-  CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}
-  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, 128, D/64, 1}
-  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, 2, 1}
+  CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}; of dO E/64
+  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, 128, D/64, 1}; of V E/64
+  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, half of D/32, 1}
 };
 
 // Kernel arguments that are not tensor maps.
@@ -29,7 +29,7 @@ struct BwdArgs {
   void* dv;
   int64_t dk_stride_token, dk_stride_head;
   int64_t dv_stride_token, dv_stride_head;
-  int64_t split_stride;  // elements between the partial sums of two splits
+  int64_t dk_split_stride, dv_split_stride;  // elements between the sums of two splits
   int32_t num_items;
   int32_t num_splits;
   int32_t heads_per_block;    // query heads of one block
@@ -73,7 +73,7 @@ struct BwdConvertJob {
   MagiTensor dst;  // dtype or fp32
   int64_t part_stride;
   int32_t num_parts;
-  int32_t num_tokens, num_heads;
+  int32_t num_tokens, num_heads, width;
   int32_t dst_is_fp32;
   int32_t end_block;  // of the launch; filled in by run_bwd_convert
 };
@@ -83,18 +83,18 @@ struct BwdConvertArgs {
 };
 
 // One launch each; defined in run.cuh, instantiated in ../instantiations/bwd_*.cu.
-template <int kDtype, int kHeadDim, bool kDeterministic>
+template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic>
 cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_blocks,
                          cudaStream_t stream);
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kValueDim>
 cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream);
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kValueDim>
 cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream);
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kHeadDim, int kValueDim>
 cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream);
 
 // The kernels of the four.
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kHeadDim, int kValueDim>
 void list_bwd(KernelList* kernels);
 
 }  // namespace magi

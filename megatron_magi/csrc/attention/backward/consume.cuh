@@ -29,26 +29,26 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     const int stage = n % T::kStages;
     const uint32_t parity = (n / T::kStages) & 1;
     const uint32_t q_tile = smem + T::kOffQ + stage * T::kQueryBytes;
-    const uint32_t do_tile = smem + T::kOffDo + stage * T::kQueryBytes;
+    const uint32_t do_tile = smem + T::kOffDo + stage * T::kDoBytes;
     const uint32_t stats = smem + T::kOffStats + stage * 2 * T::kStatBytes;
     const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
 
     // 1. S^T and dP^T
     float s[32], dp[32];
     wait_for(bars + T::kBarQFull + 8 * stage, parity);
-    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, b_hi));
+    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
     ptx::wgmma_fence();
-    gemm_over_head_dim<T>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
-                          ptx::smem_descriptor(q_tile), weights,
-                          ptx::plain_descriptor(stats, T::kStatHalf, 128));
+    gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
+                                      ptx::smem_descriptor(q_tile), weights,
+                                      ptx::plain_descriptor(stats, T::kStatHalf, 128));
     ptx::wgmma_commit();
     // Here, where the load has come back, and the queue not yet full with products.
-    const int b_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
+    const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
     wait_for(bars + T::kBarDoFull + 8 * stage, parity);
     ptx::wgmma_fence();
-    gemm_over_head_dim<T>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
-                          ptx::smem_descriptor(do_tile), weights,
-                          ptx::plain_descriptor(stats + T::kStatBytes, T::kStatHalf, 128));
+    gemm_over_columns<T, T::kValueDim>(
+        dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192), ptx::smem_descriptor(do_tile),
+        weights, ptx::plain_descriptor(stats + T::kStatBytes, T::kStatHalf, 128));
     ptx::wgmma_commit();
     if (n > 0) finish_dq();
 
@@ -56,7 +56,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     ptx::wgmma_wait<1>();
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
-    if (partial >> wg & 1) mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), b_hi, wg));
+    if (partial >> wg & 1) mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
     uint32_t p[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
@@ -89,9 +89,8 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     // 5. and 6. The stores of dQ wait in the queue behind dK.
     float dq[T::kDqCols / 2];
     ptx::wgmma_fence();
-    gemm_over_keys<T>(
-        dq, ptx::smem_descriptor(smem + T::kOffDs + stage * T::kScoreBytes),
-        ptx::smem_descriptor(smem + T::kOffK + wg * (T::kPanels == 2 ? T::kKeyPanelBytes : 64)));
+    gemm_over_keys<T>(dq, ptx::smem_descriptor(smem + T::kOffDs + stage * T::kScoreBytes),
+                      ptx::smem_descriptor(smem + T::kOffK + wg * T::kKeyPanelBytes));
     ptx::wgmma_commit();
     gemm_over_queries<T>(dk, ds, ptx::smem_descriptor(q_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();

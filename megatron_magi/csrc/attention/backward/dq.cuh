@@ -7,8 +7,8 @@ namespace magi {
 
 // fp32 dQ fragments to the swizzled staging tile. Rows of odd number store column block j ^ 2
 // where even rows store j: without it, rows 2i and 2i + 1 would meet in the same banks.
-template <class Traits>
-MAGI_DEVICE void stage_dq(const float (&dq)[Traits::kDqCols / 2], uint32_t tile, int warp, int lane,
+template <class Traits, int kCount>
+MAGI_DEVICE void stage_dq(const float (&dq)[kCount], uint32_t tile, int warp, int lane,
                           float scale) {
   using T = Traits;
   const int row = 16 * warp + lane / 4;
@@ -16,7 +16,7 @@ MAGI_DEVICE void stage_dq(const float (&dq)[Traits::kDqCols / 2], uint32_t tile,
   const uint32_t base = tile + row * 128 + (lane & 1) * 8;
   const uint32_t swizzle = ((((lane & 3) >> 1) ^ (row & 7) ^ (odd << 2)) << 4);
 #pragma unroll
-  for (int j = 0; j < T::kDqCols / 8; ++j) {
+  for (int j = 0; j < kCount / 4; ++j) {
     const uint32_t chunk = swizzle ^ ((j & 3) * 32);
 #pragma unroll
     for (int u = 0; u < 2; ++u) {

@@ -34,9 +34,9 @@ MAGI_DEVICE float sum_over_lanes(float sum) {
   return sum;
 }
 
-template <class Element, int kHeadDim>
+template <class Element, int kValueDim>
 __global__ __launch_bounds__(256) void bwd_delta_kernel(MagiDeltaParams args) {
-  constexpr int kLanes = kHeadDim / 8;  // threads per row
+  constexpr int kLanes = kValueDim / 8;  // threads per row
   const int64_t row = blockIdx.x * int64_t{256 / kLanes} + threadIdx.x / kLanes;
   const int64_t token = row / args.num_heads, head = row % args.num_heads;
   const int lane = threadIdx.x % kLanes;
@@ -67,9 +67,9 @@ constexpr int kPrepareThreads = kPrepareTokens * kPrepareHeads;
 using PrepareDeltas = float[kPrepareHeads][kPrepareTokens + 1];
 
 // rowsum(out * dout) of the block's rows; heads are neighbours in memory.
-template <class Element, int kHeadDim>
+template <class Element, int kValueDim>
 MAGI_DEVICE void make_deltas(const BwdPrepareArgs& args, PrepareDeltas& deltas) {
-  constexpr int kLanes = kHeadDim / 8;  // threads per row
+  constexpr int kLanes = kValueDim / 8;  // threads per row
   constexpr int kRowsAtOnce = kPrepareThreads / kLanes;
   const int lane = threadIdx.x % kLanes;
 #pragma unroll 4
@@ -87,10 +87,10 @@ MAGI_DEVICE void make_deltas(const BwdPrepareArgs& args, PrepareDeltas& deltas) 
 
 // A block makes the stats of 32 tokens x 8 heads: numbers are read where heads are neighbours and
 // written where tokens are.
-template <class Element, int kHeadDim>
+template <class Element, int kValueDim>
 __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepareArgs args) {
   __shared__ PrepareDeltas deltas;
-  if (args.out.data != nullptr) make_deltas<Element, kHeadDim>(args, deltas);
+  if (args.out.data != nullptr) make_deltas<Element, kValueDim>(args, deltas);
   const int slot = threadIdx.x % kPrepareTokens, head_slot = threadIdx.x / kPrepareTokens;
   const int token = blockIdx.x * kPrepareTokens + slot;
   const int head = blockIdx.y * kPrepareHeads + head_slot;
@@ -112,16 +112,10 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
       split_stat<Element>(-delta);
 }
 
-// One thread makes 8 neighbouring elements.
-template <class Element, int kHeadDim>
-__global__ __launch_bounds__(256) void bwd_convert_kernel(
-    const __grid_constant__ BwdConvertArgs all) {
-  int job = 0;
-  while (static_cast<int>(blockIdx.x) >= all.jobs[job].end_block) ++job;
-  const BwdConvertJob& args = all.jobs[job];
-  constexpr int kLanes = kHeadDim / 8;
-  const int block = blockIdx.x - (job > 0 ? all.jobs[job - 1].end_block : 0);
-  const int64_t index = block * int64_t{256} + threadIdx.x;
+// Thread `index` of a job makes 8 neighbouring elements of a row.
+template <class Element, int kWidth>
+MAGI_DEVICE void convert_elements(const BwdConvertJob& args, int64_t index) {
+  constexpr int kLanes = kWidth / 8;
   const int64_t row = index / kLanes;
   const int64_t token = row / args.num_heads, head = row % args.num_heads;
   if (token >= args.num_tokens) return;
@@ -145,6 +139,20 @@ __global__ __launch_bounds__(256) void bwd_convert_kernel(
         ptx::pack2<Element>(sum[0], sum[1]), ptx::pack2<Element>(sum[2], sum[3]),
         ptx::pack2<Element>(sum[4], sum[5]), ptx::pack2<Element>(sum[6], sum[7])};
   }
+}
+
+template <class Element, int kHeadDim, int kValueDim>
+__global__ __launch_bounds__(256) void bwd_convert_kernel(
+    const __grid_constant__ BwdConvertArgs all) {
+  int job = 0;
+  while (static_cast<int>(blockIdx.x) >= all.jobs[job].end_block) ++job;
+  const BwdConvertJob& args = all.jobs[job];
+  const int block = blockIdx.x - (job > 0 ? all.jobs[job - 1].end_block : 0);
+  const int64_t index = block * int64_t{256} + threadIdx.x;
+  if (kHeadDim == kValueDim || args.width == kHeadDim)
+    convert_elements<Element, kHeadDim>(args, index);
+  else
+    convert_elements<Element, kValueDim>(args, index);
 }
 
 }  // namespace magi

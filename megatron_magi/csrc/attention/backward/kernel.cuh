@@ -46,6 +46,7 @@
 #include "dq.cuh"
 #include "load.cuh"
 #include "pairs.cuh"
+#include "wide.cuh"
 
 namespace magi {
 
@@ -94,6 +95,7 @@ __global__ __launch_bounds__(Traits::kThreads,
       if (T::kInPairs) ptx::mbar_init(bars + T::kBarDsFull + 8 * i, 8);
     }
     ptx::mbar_init(bars + T::kBarKv, 1);
+    if (T::kWide) ptx::mbar_init(bars + T::kBarDsEmpty, 8);
     ptx::mbar_init_fence();
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
@@ -117,6 +119,8 @@ __global__ __launch_bounds__(Traits::kThreads,
     const int num_steps = BwdBlock<T>(args, block_idx).num_whole_steps();
     if constexpr (T::kInPairs)
       bwd_consume_pairs<T>(args, num_steps, wg - 1, smem);
+    else if constexpr (T::kWide)
+      bwd_consume_wide<T>(args, num_steps, wg - 1, smem);
     else
       bwd_consume<T>(args, num_steps, wg - 1, smem);
   }

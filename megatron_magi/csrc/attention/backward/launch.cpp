@@ -12,12 +12,6 @@ constexpr int kTileK = 128;
 constexpr int kTileQ = 64;
 
 Status check(const MagiBwdParams& p) {
-  if (p.head_dim != 64 && p.head_dim != 128)
-    return {kUnsupported, "head_dim must be 64 or 128, got " + std::to_string(p.head_dim) +
-                              "; use another backend"};
-  if (p.dtype != kMagiBf16 && p.dtype != kMagiFp16)
-    return {kUnsupported, "dtype must be bf16 or fp16, got code " + std::to_string(p.dtype) +
-                              "; use another backend"};
   if (p.num_heads_kv <= 0 || p.num_heads_q % p.num_heads_kv != 0)
     return {kInvalidArgument, "query heads must be a multiple of kv heads, got " +
                                   std::to_string(p.num_heads_q) + " and " +
@@ -44,17 +38,18 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
   MAGI_RETURN_IF_ERROR(
       encode_head_tile(&maps->q, element, p.q, p.num_q, p.num_heads_q, p.head_dim, kTileQ));
   MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q, p.head_dim, kTileQ));
+      encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q, p.value_dim, kTileQ));
   MAGI_RETURN_IF_ERROR(
       encode_head_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
   MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
+      encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.value_dim, kTileK));
   const uint64_t dq_dims[4] = {32, static_cast<uint64_t>(p.num_q),
                                static_cast<uint64_t>(p.head_dim / 32),
                                static_cast<uint64_t>(p.num_heads_q)};
   const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4, 128,
                                   static_cast<uint64_t>(p.dq_acc.stride_head) * 4};
-  const uint32_t dq_box[4] = {32, kTileQ, 2, 1};
+  const uint32_t dq_panels = p.head_dim == 64 ? 2 : p.head_dim / 64;  // see BwdTraits::kDqPanels
+  const uint32_t dq_box[4] = {32, kTileQ, dq_panels, 1};
   return encode_tensor_map(&maps->dq, MapElement::kFp32, true, p.dq_acc.data, 4, dq_dims,
                            dq_strides, dq_box);
 }
@@ -78,13 +73,15 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.num_row_groups = p.num_row_groups;
   args.softmax_scale = p.softmax_scale;
   args.scale_log2 = p.softmax_scale * 1.4426950408889634f;
-  if (p.num_splits > 1) {  // [2, num_splits, S, G, D] fp32
-    const int64_t row = int64_t{p.num_heads_kv} * p.head_dim;
-    args.split_stride = p.num_k * row;
+  if (p.num_splits > 1) {  // [num_splits, S, G, D] and [num_splits, S, G, E] fp32
+    args.dk_stride_token = int64_t{p.num_heads_kv} * p.head_dim;
+    args.dv_stride_token = int64_t{p.num_heads_kv} * p.value_dim;
+    args.dk_stride_head = p.head_dim;
+    args.dv_stride_head = p.value_dim;
+    args.dk_split_stride = p.num_k * args.dk_stride_token;
+    args.dv_split_stride = p.num_k * args.dv_stride_token;
     args.dk = p.partial;
-    args.dv = p.partial + p.num_splits * args.split_stride;
-    args.dk_stride_token = args.dv_stride_token = row;
-    args.dk_stride_head = args.dv_stride_head = p.head_dim;
+    args.dv = p.partial + p.num_splits * args.dk_split_stride;
     args.grad_is_fp32 = 1;
   } else {
     args.dk = p.dk.data;
@@ -98,7 +95,7 @@ BwdArgs main_args(const MagiBwdParams& p) {
   return args;
 }
 
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kValueDim>
 Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   if (p.clear_dq) {
     const size_t bytes = sizeof(float) * p.num_q * p.num_heads_q * p.head_dim;
@@ -124,84 +121,98 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   args.num_heads_q = p.num_heads_q;
   args.stat_rows = bwd_stat_rows(p.num_q);
   args.softmax_scale = p.softmax_scale;
-  return cuda_status(run_bwd_prepare<kDtype, kHeadDim>(args, stream), "backward, prepare kernel");
+  return cuda_status(run_bwd_prepare<kDtype, kValueDim>(args, stream), "backward, prepare kernel");
 }
 
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kHeadDim, int kValueDim>
 Status convert(const MagiBwdParams& p, cudaStream_t stream) {
   BwdConvertArgs args{};
   if (p.dq.data != nullptr)
-    args.jobs[args.num_jobs++] = {p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, false};
+    args.jobs[args.num_jobs++] = {p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, p.head_dim, false};
   if (p.num_splits > 1) {
     const BwdArgs parts = main_args(p);
-    const auto add = [&](void* src, const MagiTensor& dst) {
-      args.jobs[args.num_jobs++] = {{src, parts.dk_stride_token, parts.dk_stride_head},
-                                    dst,
-                                    parts.split_stride,
-                                    p.num_splits,
-                                    p.num_k,
-                                    p.num_heads_kv,
-                                    p.grad_dtype == kMagiFp32};
-    };
-    add(parts.dk, p.dk);
-    add(parts.dv, p.dv);
+    const bool to_fp32 = p.grad_dtype == kMagiFp32;
+    args.jobs[args.num_jobs++] = {{parts.dk, parts.dk_stride_token, parts.dk_stride_head},
+                                  p.dk,
+                                  parts.dk_split_stride,
+                                  p.num_splits,
+                                  p.num_k,
+                                  p.num_heads_kv,
+                                  p.head_dim,
+                                  to_fp32};
+    args.jobs[args.num_jobs++] = {{parts.dv, parts.dv_stride_token, parts.dv_stride_head},
+                                  p.dv,
+                                  parts.dv_split_stride,
+                                  p.num_splits,
+                                  p.num_k,
+                                  p.num_heads_kv,
+                                  p.value_dim,
+                                  to_fp32};
   }
   if (args.num_jobs == 0) return {};
-  return cuda_status(run_bwd_convert<kDtype, kHeadDim>(args, stream), "backward, convert kernel");
+  return cuda_status(run_bwd_convert<kDtype, kHeadDim, kValueDim>(args, stream),
+                     "backward, convert kernel");
 }
 
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kHeadDim, int kValueDim>
 Status launch(const MagiBwdParams& p) {
   const auto stream = static_cast<cudaStream_t>(p.stream);
   const int num_blocks = p.num_items * p.num_heads_kv * p.num_splits;
-  if (p.num_q > 0) MAGI_RETURN_IF_ERROR((prepare<kDtype, kHeadDim>(p, stream)));
+  if (p.num_q > 0) MAGI_RETURN_IF_ERROR((prepare<kDtype, kValueDim>(p, stream)));
   if (num_blocks > 0) {
     BwdMaps maps;
     MAGI_RETURN_IF_ERROR(encode_maps(p, &maps));
     const BwdArgs args = main_args(p);
     const cudaError_t error =
-        p.deterministic ? run_bwd_main<kDtype, kHeadDim, true>(maps, args, num_blocks, stream)
-                        : run_bwd_main<kDtype, kHeadDim, false>(maps, args, num_blocks, stream);
+        p.deterministic
+            ? run_bwd_main<kDtype, kHeadDim, kValueDim, true>(maps, args, num_blocks, stream)
+            : run_bwd_main<kDtype, kHeadDim, kValueDim, false>(maps, args, num_blocks, stream);
     MAGI_RETURN_IF_ERROR(cuda_status(error, "backward, main kernel"));
   }
-  return convert<kDtype, kHeadDim>(p, stream);
+  return convert<kDtype, kHeadDim, kValueDim>(p, stream);
 }
 
 struct Variant {
-  int dtype, head_dim;
+  int dtype, head_dim, value_dim;
   Status (*run)(const MagiBwdParams&);
   cudaError_t (*delta)(const MagiDeltaParams&, cudaStream_t);
   void (*list)(KernelList*);
 };
 
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kHeadDim, int kValueDim = kHeadDim>
 constexpr Variant variant() {
-  return {kDtype, kHeadDim, launch<kDtype, kHeadDim>, run_bwd_delta<kDtype, kHeadDim>,
-          list_bwd<kDtype, kHeadDim>};
+  return {kDtype,
+          kHeadDim,
+          kValueDim,
+          launch<kDtype, kHeadDim, kValueDim>,
+          run_bwd_delta<kDtype, kValueDim>,
+          list_bwd<kDtype, kHeadDim, kValueDim>};
 }
 
 // What is launched, and what is loaded ahead.
-constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(), variant<kMagiBf16, 128>(),
-                                 variant<kMagiFp16, 64>(), variant<kMagiFp16, 128>()};
-
-const Variant* find_variant(int dtype, int head_dim) {
-  for (const Variant& v : kVariants)
-    if (v.dtype == dtype && v.head_dim == head_dim) return &v;
-  return nullptr;
-}
+constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(),       variant<kMagiBf16, 128>(),
+                                 variant<kMagiFp16, 64>(),       variant<kMagiFp16, 128>(),
+                                 variant<kMagiBf16, 192, 128>(), variant<kMagiFp16, 192, 128>()};
 
 Status launch_bwd(const MagiBwdParams& p) {
   MAGI_RETURN_IF_ERROR(check(p));
-  return find_variant(p.dtype, p.head_dim)->run(p);
+  for (const Variant& v : kVariants)
+    if (v.dtype == p.dtype && v.head_dim == p.head_dim && v.value_dim == p.value_dim)
+      return v.run(p);
+  return {kUnsupported, "no backward kernel for dtype code " + std::to_string(p.dtype) +
+                            ", head_dim " + std::to_string(p.head_dim) + " and value_dim " +
+                            std::to_string(p.value_dim) +
+                            "; compiled are bf16 and fp16, head_dim 64 and 128, and 192 with "
+                            "value_dim 128"};
 }
 
 Status launch_delta(const MagiDeltaParams& p) {
-  const Variant* v = find_variant(p.dtype, p.head_dim);
-  if (v == nullptr)
-    return {kUnsupported, "delta needs head_dim 64 or 128 and bf16 or fp16, got head_dim " +
-                              std::to_string(p.head_dim) + " and dtype code " +
-                              std::to_string(p.dtype) + "; compute it in PyTorch"};
-  return cuda_status(v->delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
+  for (const Variant& v : kVariants)
+    if (v.dtype == p.dtype && v.value_dim == p.value_dim)
+      return cuda_status(v.delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
+  return {kUnsupported, "delta needs value_dim 64 or 128 and bf16 or fp16, got value_dim " +
+                            std::to_string(p.value_dim) + " and dtype code " +
+                            std::to_string(p.dtype) + "; compute it in PyTorch"};
 }
 
 }  // namespace

@@ -8,19 +8,18 @@ template <class Traits>
 MAGI_DEVICE void write_step_meta(const BwdArgs& args, const BwdItem& item, const BwdEntry& entry,
                                  int q, int head, int visit, BwdStepMeta& m) {
   using T = Traits;
-  const int shift = item.k_start - q;
-  const int c_end = entry.q_end - q;
-  const int r_lo = entry.k_lo - item.k_start, r_hi = entry.k_hi - item.k_start;
-  const int b_lo = entry.d_lo - shift, b_hi = entry.d_hi - shift;
+  const Band band =
+      Band{q, entry.q_end, entry.k_lo, entry.k_hi, entry.d_lo, entry.d_hi}.relative_to(
+          q, item.k_start);
   const auto is_partial = [&](int first) {
-    return c_end < T::kTileQ || r_lo > first || r_hi < first + 64 ||
-           b_lo > first - (T::kTileQ - 1) || b_hi < first + 63;
+    return band.q_end < T::kTileQ || band.k_start > first || band.k_end < first + 64 ||
+           band.d_lo > first - (T::kTileQ - 1) || band.d_hi < first + 63;
   };
-  m.c_end = c_end;
-  m.r_lo = r_lo;
-  m.r_hi = r_hi;
-  m.b_lo = b_lo;
-  m.b_hi = b_hi;
+  m.q_end = band.q_end;
+  m.k_start = band.k_start;
+  m.k_end = band.k_end;
+  m.d_lo = band.d_lo;
+  m.d_hi = band.d_hi;
   m.partial = is_partial(0) | is_partial(64) << 1;
   m.q_tile = q;
   m.head = head;
@@ -33,7 +32,7 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
   using T = Traits;
   const uint32_t bars = smem + T::kOffBars;
   const int k_start = block.item.k_start;
-  ptx::mbar_arrive_expect_tx(bars + T::kBarKv, 2 * T::kKeyBytes);
+  ptx::mbar_arrive_expect_tx(bars + T::kBarKv, T::kKeyBytes + T::kValueBytes);
   ptx::tma_load_4d(smem + T::kOffK, &maps.k, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
                    ptx::kEvictFirst);
   ptx::tma_load_4d(smem + T::kOffV, &maps.v, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
@@ -42,7 +41,8 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
     const int stage = n % T::kStages;
     const uint32_t parity = (n / T::kStages + 1) & 1;
     const uint32_t q_full = bars + T::kBarQFull + 8 * stage;
-    const uint32_t do_full = bars + T::kBarDoFull + 8 * stage;
+    const int do_stage = n % T::kDoStages;
+    const uint32_t do_full = bars + T::kBarDoFull + 8 * do_stage;
     const uint32_t stats = smem + T::kOffStats + stage * 2 * T::kStatBytes;
     const int64_t row = static_cast<int64_t>(head) * args.stat_rows + q;
     wait_for(bars + T::kBarQEmpty + 8 * stage, parity);
@@ -53,9 +53,9 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
     ptx::tma_load_4d(smem + T::kOffQ + stage * T::kQueryBytes, &maps.q, q_full, 0, q, 0, head,
                      ptx::kEvictNormal);
     ptx::bulk_load(stats, args.stats + row, T::kStatHalf, q_full);
-    wait_for(bars + T::kBarDoEmpty + 8 * stage, parity);
-    ptx::mbar_arrive_expect_tx(do_full, T::kQueryBytes + T::kStatHalf);
-    ptx::tma_load_4d(smem + T::kOffDo + stage * T::kQueryBytes, &maps.dout, do_full, 0, q, 0, head,
+    wait_for(bars + T::kBarDoEmpty + 8 * do_stage, (n / T::kDoStages + 1) & 1);
+    ptx::mbar_arrive_expect_tx(do_full, T::kDoBytes + T::kStatHalf);
+    ptx::tma_load_4d(smem + T::kOffDo + do_stage * T::kDoBytes, &maps.dout, do_full, 0, q, 0, head,
                      ptx::kEvictNormal);
     ptx::bulk_load(stats + T::kStatBytes, args.stats + args.stat_kind_stride + row, T::kStatHalf,
                    do_full);

@@ -96,12 +96,12 @@ struct BwdPairs {
 
   MAGI_DEVICE void probabilities(int n, BwdPairRegs& r) const {
     const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
-    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, b_hi));
-    const int b_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
+    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
+    const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
 #pragma unroll
     for (int i = 0; i < 32; ++i) r.s[i] = ptx::exp2_approx(r.s[i] * args.scale_log2);
     if (partial >> wg & 1)
-      mask_scores(r.s, visible_cells(from_lane0(load_by_lane0(meta)), b_hi, wg));
+      mask_scores(r.s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
   }
 
   MAGI_DEVICE void store_ds(int n, const uint32_t (&ds)[16]) const {

@@ -10,19 +10,19 @@
 struct MagiBwdParams {
   MagiTensor q;        // [T, H, D] dtype
   MagiTensor k;        // [S, G, D] dtype
-  MagiTensor v;        // [S, G, D] dtype
-  MagiTensor dout;     // [T, H, D] dtype
-  MagiTensor out;      // [T, H, D] dtype: delta is made from it; data null: delta is given
+  MagiTensor v;        // [S, G, E] dtype
+  MagiTensor dout;     // [T, H, E] dtype
+  MagiTensor out;      // [T, H, E] dtype: delta is made from it; data null: delta is given
   MagiTensor dq_acc;   // [T, H, D] fp32; gradients are added to it
   MagiTensor dq;       // [T, H, D] dtype: dq_acc converted; data null: not wanted
   MagiTensor dk;       // [S, G, D] grad_dtype
-  MagiTensor dv;       // [S, G, D] grad_dtype
+  MagiTensor dv;       // [S, G, E] grad_dtype
   const float* lse;    // [T, H] natural log, -inf for rows that see nothing
   const float* delta;  // [T, H] rowsum(out * dout); null: out is given
   int64_t lse_stride_token, lse_stride_head;      // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
   void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
-  float* partial;          // workspace [2, num_splits, S, G, D] fp32; unused if num_splits is 1
+  float* partial;          // workspace [num_splits, S, G, D + E] fp32; unused if num_splits is 1
   const int32_t* items;    // [num_items, 8]: struct BwdItem of work_lists.h
   const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
   const int32_t* visits;   // [num_visits, 4], deterministic mode only: struct BwdVisit
@@ -30,7 +30,7 @@ struct MagiBwdParams {
   void* stream;            // host: cudaStream_t
   int32_t num_q, num_k;    // T, S
   int32_t num_heads_q, num_heads_kv;
-  int32_t head_dim;
+  int32_t head_dim, value_dim;
   int32_t dtype;       // MagiDtype of q, k, v, dout, dq
   int32_t grad_dtype;  // of dk and dv: dtype or kMagiFp32
   int32_t num_items;
@@ -46,11 +46,11 @@ struct MagiBwdParams {
 
 // delta = rowsum(out * dout), the term that every score gradient subtracts.
 struct MagiDeltaParams {
-  MagiTensor out;   // [T, H, D] dtype
-  MagiTensor dout;  // [T, H, D] dtype
+  MagiTensor out;   // [T, H, E] dtype
+  MagiTensor dout;  // [T, H, E] dtype
   float* delta;     // [T, H] contiguous
   void* stream;     // host: cudaStream_t
   int32_t num_tokens, num_heads;
-  int32_t head_dim;
+  int32_t value_dim;
   int32_t dtype;  // kMagiBf16 or kMagiFp16
 };

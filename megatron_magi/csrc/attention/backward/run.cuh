@@ -8,10 +8,10 @@ namespace magi {
 template <int kDtype>
 using BwdElement = std::conditional_t<kDtype == kMagiBf16, ptx::bf16, ptx::fp16>;
 
-template <int kDtype, int kHeadDim, bool kDeterministic>
+template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic>
 cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_blocks,
                          cudaStream_t stream) {
-  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic>;
+  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic, kValueDim>;
   const auto kernel = bwd_kernel<Traits>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSmemBytes);
@@ -20,59 +20,63 @@ cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_block
   return cudaGetLastError();
 }
 
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kValueDim>
 cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream) {
   const dim3 grid((args.stat_rows + kPrepareTokens - 1) / kPrepareTokens,
                   (args.num_heads_q + kPrepareHeads - 1) / kPrepareHeads);
-  bwd_prepare_kernel<BwdElement<kDtype>, kHeadDim><<<grid, kPrepareThreads, 0, stream>>>(args);
+  bwd_prepare_kernel<BwdElement<kDtype>, kValueDim><<<grid, kPrepareThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kValueDim>
 cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream) {
-  const int64_t threads = int64_t{args.num_tokens} * args.num_heads * (kHeadDim / 8);
+  const int64_t threads = int64_t{args.num_tokens} * args.num_heads * (kValueDim / 8);
   const int blocks = static_cast<int>((threads + 255) / 256);
-  bwd_delta_kernel<BwdElement<kDtype>, kHeadDim><<<blocks, 256, 0, stream>>>(args);
+  bwd_delta_kernel<BwdElement<kDtype>, kValueDim><<<blocks, 256, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kHeadDim, int kValueDim>
 cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream) {
   int blocks = 0;
   for (int i = 0; i < args.num_jobs; ++i) {
     BwdConvertJob& job = args.jobs[i];
-    const int64_t threads = int64_t{job.num_tokens} * job.num_heads * (kHeadDim / 8);
+    const int64_t threads = int64_t{job.num_tokens} * job.num_heads * (job.width / 8);
     job.end_block = blocks += static_cast<int>((threads + 255) / 256);
   }
   if (blocks == 0) return cudaSuccess;
-  bwd_convert_kernel<BwdElement<kDtype>, kHeadDim><<<blocks, 256, 0, stream>>>(args);
+  bwd_convert_kernel<BwdElement<kDtype>, kHeadDim, kValueDim><<<blocks, 256, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
-template <int kDtype, int kHeadDim, bool kDeterministic>
+template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic>
 Kernel bwd_main_kernel() {
-  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic>;
+  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic, kValueDim>;
   return kernel_of(bwd_kernel<Traits>, kDtype, Traits::kSmemBytes);
 }
 
-template <int kDtype, int kHeadDim>
+template <int kDtype, int kHeadDim, int kValueDim>
 void list_bwd(KernelList* kernels) {
   using Element = BwdElement<kDtype>;
-  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, false>());
-  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, true>());
-  kernels->push_back(kernel_of(bwd_prepare_kernel<Element, kHeadDim>, kDtype));
-  kernels->push_back(kernel_of(bwd_delta_kernel<Element, kHeadDim>, kDtype));
-  kernels->push_back(kernel_of(bwd_convert_kernel<Element, kHeadDim>, kDtype));
+  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, kValueDim, false>());
+  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, kValueDim, true>());
+  kernels->push_back(kernel_of(bwd_convert_kernel<Element, kHeadDim, kValueDim>, kDtype));
+  if constexpr (kHeadDim == kValueDim) {  // they know the width of values only
+    kernels->push_back(kernel_of(bwd_prepare_kernel<Element, kValueDim>, kDtype));
+    kernels->push_back(kernel_of(bwd_delta_kernel<Element, kValueDim>, kDtype));
+  }
 }
 
-#define MAGI_INSTANTIATE_BWD(dtype, head_dim)                                                    \
-  template cudaError_t run_bwd_main<dtype, head_dim, false>(const BwdMaps&, const BwdArgs&, int, \
-                                                            cudaStream_t);                       \
-  template cudaError_t run_bwd_main<dtype, head_dim, true>(const BwdMaps&, const BwdArgs&, int,  \
-                                                           cudaStream_t);                        \
-  template cudaError_t run_bwd_prepare<dtype, head_dim>(const BwdPrepareArgs&, cudaStream_t);    \
-  template cudaError_t run_bwd_delta<dtype, head_dim>(const MagiDeltaParams&, cudaStream_t);     \
-  template cudaError_t run_bwd_convert<dtype, head_dim>(BwdConvertArgs, cudaStream_t);           \
-  template void list_bwd<dtype, head_dim>(KernelList*)
+#define MAGI_INSTANTIATE_BWD(dtype, head_dim, value_dim)                                          \
+  template cudaError_t run_bwd_main<dtype, head_dim, value_dim, false>(                           \
+      const BwdMaps&, const BwdArgs&, int, cudaStream_t);                                         \
+  template cudaError_t run_bwd_main<dtype, head_dim, value_dim, true>(                            \
+      const BwdMaps&, const BwdArgs&, int, cudaStream_t);                                         \
+  template cudaError_t run_bwd_convert<dtype, head_dim, value_dim>(BwdConvertArgs, cudaStream_t); \
+  template void list_bwd<dtype, head_dim, value_dim>(KernelList*)
+// What depends on the width of values alone.
+#define MAGI_INSTANTIATE_BWD_ROWS(dtype, value_dim)                                            \
+  template cudaError_t run_bwd_prepare<dtype, value_dim>(const BwdPrepareArgs&, cudaStream_t); \
+  template cudaError_t run_bwd_delta<dtype, value_dim>(const MagiDeltaParams&, cudaStream_t)
 
 }  // namespace magi

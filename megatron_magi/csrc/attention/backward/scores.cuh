@@ -35,17 +35,17 @@ MAGI_DEVICE int4 from_lane0(const int4& x) {
   return {from_lane0(x.x), from_lane0(x.y), from_lane0(x.z), from_lane0(x.w)};
 }
 
-// D = A B over kHeadDim, both K-major (A from a 128-row tile, B from a 64-row tile), plus a stat of
-// every query: `weights` x `stats` is a product over 16 columns of which three hold the parts of
-// the stat (see split_stat).
-template <class Traits>
-MAGI_DEVICE void gemm_over_head_dim(float (&acc)[32], uint64_t a, uint64_t b, uint64_t weights,
-                                    uint64_t stats) {
+// D = A B over kWidth columns, both K-major (A from a 128-row tile, B from a 64-row tile), plus a
+// stat of every query: `weights` x `stats` is a product over 16 columns of which three hold the
+// parts of the stat (see split_stat).
+template <class Traits, int kWidth>
+MAGI_DEVICE void gemm_over_columns(float (&acc)[32], uint64_t a, uint64_t b, uint64_t weights,
+                                   uint64_t stats) {
   using T = Traits;
   using Wgmma = ptx::Wgmma<T::kTileQ, typename T::Element>;
   Wgmma::template ss_first<0, 0>(acc, weights, stats);
 #pragma unroll
-  for (int k = 0; k < T::kHeadDim / 16; ++k) {
+  for (int k = 0; k < kWidth / 16; ++k) {
     const int in_panel = k % 4 * 32, panel = k / 4;
     Wgmma::template ss<0, 0>(acc, ptx::descriptor_plus(a, in_panel + panel * T::kKeyPanelBytes),
                              ptx::descriptor_plus(b, in_panel + panel * T::kQueryPanelBytes), 1);
@@ -53,21 +53,21 @@ MAGI_DEVICE void gemm_over_head_dim(float (&acc)[32], uint64_t a, uint64_t b, ui
 }
 
 // D += A B over query rows [16 kBegin, 16 kEnd): A in registers, B an MN-major query tile.
-template <class Traits, int kBegin = 0, int kEnd = Traits::kTileQ / 16>
-MAGI_DEVICE void gemm_over_queries(float (&acc)[Traits::kHeadDim / 2],
-                                   const uint32_t (&a)[Traits::kTileQ / 4], uint64_t b) {
+template <class Traits, int kBegin = 0, int kEnd = Traits::kTileQ / 16, int kCount>
+MAGI_DEVICE void gemm_over_queries(float (&acc)[kCount], const uint32_t (&a)[Traits::kTileQ / 4],
+                                   uint64_t b) {
   using T = Traits;
 #pragma unroll
   for (int k = kBegin; k < kEnd; ++k)
-    ptx::Wgmma<T::kHeadDim, typename T::Element>::template rs<1>(
+    ptx::Wgmma<2 * kCount, typename T::Element>::template rs<1>(
         acc, a + 4 * k, ptx::descriptor_plus(b, k * 2048), 1);
 }
 
 // D = A B over the 128 keys, both MN-major.
-template <class Traits>
-MAGI_DEVICE void gemm_over_keys(float (&acc)[Traits::kDqCols / 2], uint64_t a, uint64_t b) {
+template <class Traits, int kCount>
+MAGI_DEVICE void gemm_over_keys(float (&acc)[kCount], uint64_t a, uint64_t b) {
   using T = Traits;
-  using Wgmma = ptx::Wgmma<T::kDqCols, typename T::Element>;
+  using Wgmma = ptx::Wgmma<2 * kCount, typename T::Element>;
   Wgmma::template ss_first<1, 1>(acc, a, b);
 #pragma unroll
   for (int k = 1; k < T::kTileK / 16; ++k)
@@ -84,17 +84,17 @@ MAGI_DEVICE int cells_before(int c, int col) {
 
 // The visible cells of this thread, where `limits` are the first four numbers of BwdStepMeta: bit
 // 16 u + 2 j + e is key row + 8 u and query 8 j + col + e. A key sees one interval of the queries.
-MAGI_DEVICE uint32_t visible_cells(int4 limits, int b_hi, int wg) {
-  const auto [c_end, r_lo, r_hi, b_lo] = limits;
+MAGI_DEVICE uint32_t visible_cells(int4 limits, int d_hi, int wg) {
+  const Band band{0, limits.x, limits.y, limits.z, limits.w, d_hi};
   const int thread = thread_again();
   const int row = 64 * wg + thread % 128 / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
   uint32_t bits = 0;
 #pragma unroll
   for (int u = 0; u < 2; ++u) {
     const int r = row + 8 * u;
-    const int end = r >= r_lo && r < r_hi ? min(r - b_lo + 1, c_end) : 0;
-    const uint32_t left = (1u << cells_before(end, col)) - 1;
-    bits |= (left & (~0u << cells_before(r - b_hi, col))) << 16 * u;
+    const Interval seen = band.rows_of(r);
+    const uint32_t left = (1u << cells_before(seen.end, col)) - 1;
+    bits |= (left & (~0u << cells_before(seen.begin, col))) << 16 * u;
   }
   return bits;
 }
@@ -108,8 +108,8 @@ MAGI_DEVICE void mask_scores(float (&p)[32], uint32_t visible) {
 
 // One gradient tile (64 keys of this warpgroup) to global memory; rows past `k_rows` are not
 // written. 16-bit values go through `tile` (the panel-major tile of this warpgroup's operand).
-template <class Traits>
-MAGI_DEVICE void store_gradient(const float (&acc)[Traits::kHeadDim / 2], uint32_t tile, void* base,
+template <class Traits, int kCount>
+MAGI_DEVICE void store_gradient(const float (&acc)[kCount], uint32_t tile, void* base,
                                 int64_t stride_token, bool is_fp32, int first_row, int k_rows,
                                 float scale, int warp, int lane) {
   using T = Traits;
@@ -120,7 +120,7 @@ MAGI_DEVICE void store_gradient(const float (&acc)[Traits::kHeadDim / 2], uint32
       const int row = first_row + 16 * warp + lane / 4 + 8 * u;
       if (row >= k_rows) continue;
 #pragma unroll
-      for (int j = 0; j < T::kHeadDim / 8; ++j) {
+      for (int j = 0; j < kCount / 4; ++j) {
         const float2 value = {acc[4 * j + 2 * u] * scale, acc[4 * j + 2 * u + 1] * scale};
         *reinterpret_cast<float2*>(out + row * stride_token + 8 * j + 2 * (lane % 4)) = value;
       }
@@ -129,7 +129,7 @@ MAGI_DEVICE void store_gradient(const float (&acc)[Traits::kHeadDim / 2], uint32
   }
   // Each warp stages and stores its own 16 rows.
 #pragma unroll
-  for (int j = 0; j < T::kHeadDim / 16; ++j) {
+  for (int j = 0; j < kCount / 8; ++j) {
     uint32_t r[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -140,8 +140,9 @@ MAGI_DEVICE void store_gradient(const float (&acc)[Traits::kHeadDim / 2], uint32
                      r[0], r[1], r[2], r[3]);
   }
   __syncwarp();
-  constexpr int kChunks = T::kHeadDim / 8;  // of 16 bytes, per row
+  constexpr int kChunks = kCount / 4;  // of 16 bytes, per row
   constexpr int kRowsAtOnce = 32 / kChunks;
+  if (32 % kChunks != 0 && lane >= kRowsAtOnce * kChunks) return;
   const int chunk = lane % kChunks;
 #pragma unroll
   for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
@@ -163,7 +164,7 @@ MAGI_DEVICE void store_gradient(const float (&acc)[Traits::kHeadDim / 2], uint32
 // dK and dV of this warpgroup's keys to global memory, when all steps are done.
 template <class Traits>
 MAGI_DEVICE void store_gradients(const BwdArgs& args, const float (&dk)[Traits::kHeadDim / 2],
-                                 const float (&dv)[Traits::kHeadDim / 2], int wg, uint32_t smem) {
+                                 const float (&dv)[Traits::kValueDim / 2], int wg, uint32_t smem) {
   using T = Traits;
   // K and V are no longer read: their tiles stage the gradients.
   ptx::bar_sync(kBarEpilogue, 256);
@@ -172,11 +173,11 @@ MAGI_DEVICE void store_gradients(const BwdArgs& args, const float (&dk)[Traits::
   const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
   const BwdItem& item = block.item;
   char* dk_base = static_cast<char*>(args.dk) +
-                  (block.split * args.split_stride + item.k_start * args.dk_stride_token +
+                  (block.split * args.dk_split_stride + item.k_start * args.dk_stride_token +
                    block.kv_head * args.dk_stride_head) *
                       grad_bytes;
   char* dv_base = static_cast<char*>(args.dv) +
-                  (block.split * args.split_stride + item.k_start * args.dv_stride_token +
+                  (block.split * args.dv_split_stride + item.k_start * args.dv_stride_token +
                    block.kv_head * args.dv_stride_head) *
                       grad_bytes;
   store_gradient<T>(dv, smem + T::kOffV + wg * 8192, dv_base, args.dv_stride_token,

@@ -8,11 +8,11 @@
 
 namespace magi {
 
-// What a step is, in tile coordinates: key row r of the tile and query row c are visible to each
-// other iff c < c_end, r_lo <= r < r_hi, b_lo <= r - c <= b_hi.
+// What a step is. The first five numbers are the band of its slice in coordinates of its tiles,
+// where the query rows begin at 0.
 struct alignas(16) BwdStepMeta {
-  int32_t c_end, r_lo, r_hi, b_lo;
-  int32_t b_hi;
+  int32_t q_end, k_start, k_end, d_lo;
+  int32_t d_hi;
   int32_t partial;       // bit w: keys [64 w, 64 w + 64) of the tile have masked cells
   int32_t q_tile, head;  // where dQ goes
   BwdVisit visit;        // deterministic mode
@@ -21,26 +21,33 @@ struct alignas(16) BwdStepMeta {
 // Named barriers (0 is __syncthreads).
 enum BwdNamedBarrier : int { kBarScores = 1, kBarEpilogue = 2 };
 
-template <class Element_, int kHeadDim_, bool kDeterministic_>
+template <class Element_, int kHeadDim_, bool kDeterministic_, int kValueDim_ = kHeadDim_>
 struct BwdTraits {
   using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDim = kHeadDim_;    // of queries and keys
+  static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr int kTileK = 128;  // keys: 64 per consumer warpgroup
   static constexpr int kTileQ = 64;
   // Small heads leave room to work on two steps at a time (pairs.cuh).
   static constexpr bool kInPairs = kHeadDim == 64;
-  static constexpr int kStages = kInPairs ? 4 : 2;  // of Q, dO, the stats and dS
+  // Wide heads leave room for one dO, one dS, and packed probabilities only.
+  static constexpr bool kWide = kHeadDim + kValueDim > 256;
+  static constexpr int kStages = kInPairs ? 4 : 2;  // of Q and the stats
+  static constexpr int kDoStages = kWide ? 1 : kStages;
+  static constexpr int kDsStages = kWide ? 1 : kStages;
   static constexpr int kMetaSlots = 2 * kStages;
   static constexpr int kThreads = 384;
-  static constexpr int kProducerRegs = kInPairs ? 24 : 40;
-  static constexpr int kConsumerRegs = kInPairs ? 240 : 232;
+  static constexpr int kProducerRegs = kInPairs || kWide ? 24 : 40;
+  static constexpr int kConsumerRegs = kInPairs || kWide ? 240 : 232;
 
-  static constexpr int kPanels = kHeadDim / 64;  // panels of 64 16-bit columns = 128 bytes
+  // Panels of 64 16-bit columns = 128 bytes.
   static constexpr int kKeyPanelBytes = kTileK * 128;
   static constexpr int kQueryPanelBytes = kTileQ * 128;
-  static constexpr int kKeyBytes = kPanels * kKeyPanelBytes;
-  static constexpr int kQueryBytes = kPanels * kQueryPanelBytes;
+  static constexpr int kKeyBytes = kHeadDim / 64 * kKeyPanelBytes;
+  static constexpr int kValueBytes = kValueDim / 64 * kKeyPanelBytes;
+  static constexpr int kQueryBytes = kHeadDim / 64 * kQueryPanelBytes;
+  static constexpr int kDoBytes = kValueDim / 64 * kQueryPanelBytes;
   static constexpr int kScoreBytes = kTileK * kTileQ * 2;
   // Of dQ, a consumer warpgroup makes half of the columns, or one step's rows of a pair.
   static constexpr int kDqCols = kInPairs ? kHeadDim : kHeadDim / 2;
@@ -51,33 +58,50 @@ struct BwdTraits {
   static constexpr int kStatBytes = 2 * kStatHalf;  // with 8 columns of zeros
   static constexpr int kMetaBytes = static_cast<int>(sizeof(BwdStepMeta));
 
-  static constexpr int kOffK = 0;
-  static constexpr int kOffV = kOffK + kKeyBytes;
-  static constexpr int kOffQ = kOffV + kKeyBytes;
-  static constexpr int kOffDo = kOffQ + kStages * kQueryBytes;
-  static constexpr int kOffDs = kOffDo + kStages * kQueryBytes;
-  static constexpr int kOffDq = kOffDs + kStages * kScoreBytes;
-  static constexpr int kOffStats = kOffDq + 2 * kDqBytes;  // [stage][lse, delta]
-  static constexpr int kOffWeights = kOffStats + kStages * 2 * kStatBytes;
-  static constexpr int kOffMeta = kOffWeights + kStatBytes;
-  static constexpr int kOffBars = kOffMeta + kMetaSlots * kMetaBytes;
-  static constexpr int kNumBars = 4 * kStages + 1 + 4 + (kInPairs ? 2 : 0);
-  static constexpr int kOffBlock = kOffBars + 8 * kNumBars;
-  static constexpr int kSmemBytes = kOffBlock + 8;
+  // Tiles of 128-byte swizzle must start at multiples of 1024 bytes.
+  struct SharedStorage {
+    alignas(1024) uint8_t k[kKeyBytes];
+    alignas(1024) uint8_t v[kValueBytes];
+    alignas(1024) uint8_t q[kStages][kQueryBytes];
+    alignas(1024) uint8_t dout[kDoStages][kDoBytes];
+    alignas(1024) uint8_t ds[kDsStages][kScoreBytes];
+    alignas(1024) uint8_t dq[2][kDqBytes];
+    uint8_t stats[kStages][2][kStatBytes];  // of lse and of delta
+    uint8_t weights[kStatBytes];
+    BwdStepMeta meta[kMetaSlots];
+    // Barriers; see the table in kernel.cuh.
+    uint64_t q_full[kStages], q_empty[kStages];
+    uint64_t do_full[kStages], do_empty[kStages];
+    uint64_t kv;
+    uint64_t dq_full[2], dq_empty[2];
+    uint64_t ds_bars[kInPairs ? 2 : 1];
+    int32_t block;
+  };
+  static constexpr int kSmemBytes = sizeof(SharedStorage);
 
-  // Barriers, as offsets from kOffBars; see the table in kernel.cuh.
-  static constexpr int kBarQFull = 0;
-  static constexpr int kBarQEmpty = kBarQFull + 8 * kStages;
-  static constexpr int kBarDoFull = kBarQEmpty + 8 * kStages;
-  static constexpr int kBarDoEmpty = kBarDoFull + 8 * kStages;
-  static constexpr int kBarKv = kBarDoEmpty + 8 * kStages;
-  static constexpr int kBarDqFull = kBarKv + 8;
-  static constexpr int kBarDqEmpty = kBarDqFull + 16;
-  static constexpr int kBarDsFull = kBarDqEmpty + 16;  // kInPairs only
+  // Where its parts begin: the kernel computes with 32-bit addresses, because pointers cost
+  // registers.
+#define MAGI_OFFSET(member) static_cast<int>(offsetof(SharedStorage, member))
+  static constexpr int kOffK = MAGI_OFFSET(k), kOffV = MAGI_OFFSET(v);
+  static constexpr int kOffQ = MAGI_OFFSET(q), kOffDo = MAGI_OFFSET(dout);
+  static constexpr int kOffDs = MAGI_OFFSET(ds), kOffDq = MAGI_OFFSET(dq);
+  static constexpr int kOffStats = MAGI_OFFSET(stats), kOffWeights = MAGI_OFFSET(weights);
+  static constexpr int kOffMeta = MAGI_OFFSET(meta), kOffBlock = MAGI_OFFSET(block);
+  static constexpr int kOffBars = MAGI_OFFSET(q_full);
+  // Barriers, from the first one.
+  static constexpr int kBarQFull = 0, kBarQEmpty = MAGI_OFFSET(q_empty) - kOffBars;
+  static constexpr int kBarDoFull = MAGI_OFFSET(do_full) - kOffBars;
+  static constexpr int kBarDoEmpty = MAGI_OFFSET(do_empty) - kOffBars;
+  static constexpr int kBarKv = MAGI_OFFSET(kv) - kOffBars;
+  static constexpr int kBarDqFull = MAGI_OFFSET(dq_full) - kOffBars;
+  static constexpr int kBarDqEmpty = MAGI_OFFSET(dq_empty) - kOffBars;
+  static constexpr int kBarDsFull = MAGI_OFFSET(ds_bars) - kOffBars;  // kInPairs only
+  static constexpr int kBarDsEmpty = kBarDsFull;                      // kWide only
+#undef MAGI_OFFSET
 
-  static_assert(kHeadDim == 64 || kHeadDim == 128, "layouts were verified for these head sizes");
-  static_assert(kOffQ % 1024 == 0 && kOffDo % 1024 == 0 && kOffDs % 1024 == 0 && kOffDq % 1024 == 0,
-                "128-byte swizzled tiles must start at multiples of 1024 bytes");
+  static_assert((kHeadDim == kValueDim && (kHeadDim == 64 || kHeadDim == 128)) ||
+                    (kHeadDim == 192 && kValueDim == 128),
+                "layouts were verified for these head sizes");
   static_assert(128 * kProducerRegs + 256 * kConsumerRegs <= 168 * kThreads,
                 "setmaxnreg shares out the registers of the launch, 168 per thread");
   static_assert(kSmemBytes <= 227 * 1024, "a block has 227 KiB of shared memory");

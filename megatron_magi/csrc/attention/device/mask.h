@@ -25,6 +25,12 @@ struct Band {
     int end = q + d_hi + 1 < k_end ? q + d_hi + 1 : k_end;
     return q >= q_start && q < q_end ? Interval{begin, end} : Interval{0, 0};
   }
+  // Rows that see key k, likewise one interval.
+  MAGI_HOST_DEVICE Interval rows_of(int k) const {
+    int begin = k - d_hi > q_start ? k - d_hi : q_start;
+    int end = k - d_lo + 1 < q_end ? k - d_lo + 1 : q_end;
+    return k >= k_start && k < k_end ? Interval{begin, end} : Interval{0, 0};
+  }
   // The same band in coordinates whose origin is (q0, k0).
   MAGI_HOST_DEVICE Band relative_to(int q0, int k0) const {
     return {q_start - q0, q_end - q0, k_start - k0, k_end - k0, d_lo - (k0 - q0), d_hi - (k0 - q0)};

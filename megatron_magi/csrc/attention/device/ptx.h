@@ -263,11 +263,15 @@ struct Wgmma;
 #define MAGI_R4 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define MAGI_R5 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define MAGI_R6 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define MAGI_R8_11                                                           \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81" \
+  ",%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define MAGI_R7 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define MAGI_REGS_32 MAGI_R0 MAGI_R1
 #define MAGI_REGS_64 MAGI_REGS_32 MAGI_R2 MAGI_R3
 #define MAGI_REGS_80 MAGI_REGS_64 MAGI_R4
 #define MAGI_REGS_128 MAGI_REGS_80 MAGI_R5 MAGI_R6 MAGI_R7
+#define MAGI_REGS_192 MAGI_REGS_128 MAGI_R8_11
 
 #define MAGI_D8(i)                                                                            \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
@@ -279,10 +283,12 @@ struct Wgmma;
 #define MAGI_NEW_64 MAGI_NEW_32, MAGI_NEW8(16), MAGI_NEW8(24)
 #define MAGI_NEW_80 MAGI_NEW_64, MAGI_NEW8(32)
 #define MAGI_NEW_128 MAGI_NEW_80, MAGI_NEW8(40), MAGI_NEW8(48), MAGI_NEW8(56)
+#define MAGI_NEW_192 MAGI_NEW_128, MAGI_NEW8(64), MAGI_NEW8(72), MAGI_NEW8(80), MAGI_NEW8(88)
 #define MAGI_ACC_32 MAGI_D8(0), MAGI_D8(8)
 #define MAGI_ACC_64 MAGI_ACC_32, MAGI_D8(16), MAGI_D8(24)
 #define MAGI_ACC_80 MAGI_ACC_64, MAGI_D8(32)
 #define MAGI_ACC_128 MAGI_ACC_80, MAGI_D8(40), MAGI_D8(48), MAGI_D8(56)
+#define MAGI_ACC_192 MAGI_ACC_128, MAGI_D8(64), MAGI_D8(72), MAGI_D8(80), MAGI_D8(88)
 
 // i0..i6 are the operand numbers that follow the N/2 accumulators.
 #define MAGI_WGMMA(N, Element, TYPE, i0, i1, i2, i3, i4, i5, i6)                                   \
@@ -331,6 +337,7 @@ MAGI_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)
 MAGI_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
 MAGI_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
 MAGI_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
+MAGI_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
 
 #undef MAGI_WGMMA_BOTH
 #undef MAGI_WGMMA

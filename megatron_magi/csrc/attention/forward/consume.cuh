@@ -26,10 +26,10 @@ MAGI_DEVICE void issue_scores(const FwdRows<Traits>& me, float (&s)[Traits::kBlo
 }
 // O += P V, or O = P V.
 template <class Traits>
-MAGI_DEVICE void issue_output(const FwdRows<Traits>& me, float (&o)[Traits::kHeadDim / 2],
+MAGI_DEVICE void issue_output(const FwdRows<Traits>& me, float (&o)[Traits::kValueDim / 2],
                               const uint32_t (&probs)[Traits::kBlockN / 4], int v_slot,
                               int accumulate) {
-  using Product = Wgmma<Traits::kHeadDim, typename Traits::Element>;
+  using Product = Wgmma<Traits::kValueDim, typename Traits::Element>;
   const uint64_t v = smem_descriptor(smem_addr(me.smem.v[v_slot]), Traits::kKVPanelBytes);
 #pragma unroll
   for (int i = 0; i < Traits::kBlockN / 16; ++i)
@@ -40,11 +40,11 @@ MAGI_DEVICE void issue_output(const FwdRows<Traits>& me, float (&o)[Traits::kHea
 template <class Traits>
 MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
   using T = Traits;
-  constexpr int kScores = T::kBlockN / 2, kOuts = T::kHeadDim / 2;
+  constexpr int kScores = T::kBlockN / 2, kOuts = T::kValueDim / 2;
   auto& smem = me.smem;
   float o[kOuts], s[kScores];
   uint32_t probs[kScores / 2];
-  SoftmaxState state;
+  SoftmaxState<T::kMaxLogits> state;
   state.reset();
   RingPosition<T::kStages> ring_k, ring_v;
   RingPosition<T::kQStages> ring_q;

@@ -10,9 +10,11 @@ namespace {
 
 // What is launched, and what is loaded ahead.
 const FwdVariant* const kVariants[] = {
-    &kFwdBf16D64M128N128, &kFwdBf16D64M192N128, &kFwdBf16D128M128N128, &kFwdBf16D128M192N64,
-    &kFwdBf16D128M192N80, &kFwdFp16D64M128N128, &kFwdFp16D64M192N128,  &kFwdFp16D128M128N128,
-    &kFwdFp16D128M192N64, &kFwdFp16D128M192N80,
+    kFwdBf16D64M128N128,      kFwdBf16D64M192N128,     kFwdBf16D128M128N128,
+    kFwdBf16D128M192N64,      kFwdBf16D128M192N80,     kFwdBf16D192E128M128N128,
+    kFwdBf16D192E128M192N80,  kFwdFp16D64M128N128,     kFwdFp16D64M192N128,
+    kFwdFp16D128M128N128,     kFwdFp16D128M192N64,     kFwdFp16D128M192N80,
+    kFwdFp16D192E128M128N128, kFwdFp16D192E128M192N80,
 };
 
 Status check(const MagiFwdParams& p) {
@@ -39,21 +41,27 @@ Status check(const MagiFwdParams& p) {
 Status launch_fwd(const MagiFwdParams& params) {
   MAGI_RETURN_IF_ERROR(check(params));
   if (params.num_q == 0) return {};
-  for (const FwdVariant* v : kVariants)
+  const bool max_logits = params.max_logits != nullptr;
+  for (const FwdVariant* tiles : kVariants) {
+    const FwdVariant* v = tiles + max_logits;
     if (v->dtype == params.dtype && v->head_dim == params.head_dim &&
-        v->block_m == params.block_m && v->block_n == params.block_n)
+        v->value_dim == params.value_dim && v->block_m == params.block_m &&
+        v->block_n == params.block_n)
       return v->run(params);
-  return {kUnsupported, "no forward kernel for dtype code " + std::to_string(params.dtype) +
-                            ", head_dim " + std::to_string(params.head_dim) + ", block_m " +
-                            std::to_string(params.block_m) + ", block_n " +
-                            std::to_string(params.block_n) +
-                            "; compiled are bf16 and fp16, head_dim 64 and 128"};
+  }
+  return {kUnsupported,
+          "no forward kernel for dtype code " + std::to_string(params.dtype) + ", head_dim " +
+              std::to_string(params.head_dim) + ", value_dim " + std::to_string(params.value_dim) +
+              ", block_m " + std::to_string(params.block_m) + ", block_n " +
+              std::to_string(params.block_n) +
+              "; compiled are bf16 and fp16, head_dim 64 and 128, and 192 with value_dim 128"};
 }
 
 }  // namespace
 
 void list_fwd_kernels(KernelList* kernels) {
-  for (const FwdVariant* v : kVariants) kernels->push_back(v->kernel());
+  for (const FwdVariant* tiles : kVariants)
+    for (const FwdVariant* v = tiles; v < tiles + 2; ++v) kernels->push_back(v->kernel());
 }
 
 }  // namespace magi

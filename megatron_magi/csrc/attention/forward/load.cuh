@@ -22,7 +22,7 @@ struct FwdProducer {
     if (pending_key < 0) return;
     wait_for(smem_addr(&smem.empty_v[ring_v.slot]), ring_v.phase ^ 1);
     const uint32_t bar = smem_addr(&smem.full_v[ring_v.slot]);
-    mbar_arrive_expect_tx(bar, Traits::kKVBytes);
+    mbar_arrive_expect_tx(bar, Traits::kVBytes);
     tma_load_4d(smem_addr(smem.v[ring_v.slot]), &p.map_v, bar, 0, pending_key, 0, pending_kv_head,
                 kEvictLast);
     ring_v.advance();
@@ -39,7 +39,7 @@ struct FwdProducer {
     } else {
       const bool first = (step.flags() & kStepFirst) != 0;
       mbar_arrive_expect_tx(bar,
-                            Traits::kKVBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
+                            Traits::kKBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
       if (first) load_q(bar, q_start, unit);
       tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
     }

@@ -11,7 +11,7 @@ namespace magi {
 template <class Traits>
 Status run_fwd(const MagiFwdParams& args) {
   using Element = typename Traits::Element;
-  constexpr int kD = Traits::kHeadDim;
+  constexpr int kD = Traits::kHeadDim, kE = Traits::kValueDim;
   const MapElement element =
       std::is_same_v<Element, ptx::bf16> ? MapElement::kBf16 : MapElement::kFp16;
   FwdKernelParams p;
@@ -27,18 +27,18 @@ Status run_fwd(const MagiFwdParams& args) {
   if (p.num_items > 0) {
     const bool stage_out = args.out_dtype != kMagiFp32;
     const MagiTensor& out = stage_out ? args.out : args.q;  // fp32 leaves without TMA
-    auto encode = [&](CUtensorMap* map, const MagiTensor& tensor) {
+    auto encode = [&](CUtensorMap* map, const MagiTensor& tensor, int width) {
       return args.pack == 1
-                 ? encode_head_tile(map, element, tensor, args.num_q, args.num_heads_q, kD, 64)
-                 : encode_packed_tile(map, element, tensor, args.num_q, args.num_heads_q, kD,
+                 ? encode_head_tile(map, element, tensor, args.num_q, args.num_heads_q, width, 64)
+                 : encode_packed_tile(map, element, tensor, args.num_q, args.num_heads_q, width,
                                       args.pack, 64 / args.pack);
     };
-    MAGI_RETURN_IF_ERROR(encode(&p.map_q, args.q));
-    MAGI_RETURN_IF_ERROR(encode(&p.map_out, out));
+    MAGI_RETURN_IF_ERROR(encode(&p.map_q, args.q, kD));
+    MAGI_RETURN_IF_ERROR(encode(&p.map_out, out, kE));
     MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_k, element, args.k, args.num_k, args.num_heads_kv,
                                           kD, Traits::kBlockN));
     MAGI_RETURN_IF_ERROR(encode_head_tile(&p.map_v, element, args.v, args.num_k, args.num_heads_kv,
-                                          kD, Traits::kBlockN));
+                                          kE, Traits::kBlockN));
   }
 
   auto* kernel = fwd_kernel<Traits>;
@@ -62,8 +62,14 @@ Kernel fwd_main_kernel() {
 
 template <class Traits>
 constexpr FwdVariant fwd_variant() {
-  return {kFwdDtype<Traits>, Traits::kHeadDim, Traits::kBlockM,
-          Traits::kBlockN,   run_fwd<Traits>,  fwd_main_kernel<Traits>};
+  return {kFwdDtype<Traits>, Traits::kHeadDim,   Traits::kValueDim, Traits::kBlockM,
+          Traits::kBlockN,   Traits::kMaxLogits, run_fwd<Traits>,   fwd_main_kernel<Traits>};
 }
+
+// Defines both variants of these tiles.
+#define MAGI_DEFINE_FWD(name, element, head_dim, value_dim, block_m, block_n)          \
+  const FwdVariant name[2] = {                                                         \
+      fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, false>>(), \
+      fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, true>>()}
 
 }  // namespace magi

@@ -45,9 +45,12 @@ MAGI_DEVICE float quad_sum(float x) {
 // most steps need neither the maximum of the whole row nor any rescaling. All four lanes of a row
 // hold the same shift; row_sum is each lane's own part. Source of the idea: conditional rescaling
 // in FlashAttention-4.
+template <bool kMaxLogits>
 struct SoftmaxState {
   float minus_shift[2], limit[2], row_sum[2];
+  float top[kMaxLogits ? 2 : 1];  // this lane's largest scores, where they are asked for
   MAGI_DEVICE void reset() {
+    if (kMaxLogits) top[0] = top[kMaxLogits] = -INFINITY;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       minus_shift[h] = 0.f;
@@ -59,9 +62,9 @@ struct SoftmaxState {
 
 // Turns scores into unnormalised probabilities. Returns whether the accumulators of this warp
 // must be multiplied by alpha.
-template <int kScores>
-MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores], SoftmaxState& state,
-                              float (&alpha)[2]) {
+template <int kScores, bool kMaxLogits>
+MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
+                              SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
   constexpr float kSlack = 8.f;  // log2
   float top[2][2];               // two chains per row, for latency
 #pragma unroll
@@ -70,6 +73,10 @@ MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores], Sof
   for (int j = 4; j < kScores; ++j)
     top[(j >> 1) & 1][j & 1] = fmaxf(top[(j >> 1) & 1][j & 1], s[j]);
   const float top0 = fmaxf(top[0][0], top[0][1]), top1 = fmaxf(top[1][0], top[1][1]);
+  if constexpr (kMaxLogits) {
+    state.top[0] = fmaxf(state.top[0], top0);
+    state.top[1] = fmaxf(state.top[1], top1);
+  }
   alpha[0] = alpha[1] = 1.f;
   const bool rescale = __any_sync(0xffffffff, top0 > state.limit[0] || top1 > state.limit[1]);
   if (rescale) {

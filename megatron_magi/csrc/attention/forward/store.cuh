@@ -38,12 +38,45 @@ MAGI_DEVICE void fail_rows(const FwdRows<Traits>& me, FwdItem item, const bool (
   }
 }
 
+// *place = max(*place, x); *place must not be nan or -0.
+MAGI_DEVICE void atomic_max(float* place, float x) {
+  x += 0.f;  // -0 becomes 0
+  if (x >= 0.f)
+    atomicMax(reinterpret_cast<int*>(place), __float_as_int(x));
+  else  // negative floats are ordered against their bits
+    atomicMin(reinterpret_cast<unsigned*>(place), __float_as_uint(x));
+}
+
+// Raises the largest logits of the heads to those of this warp's rows; top: of this lane's two.
+template <class Traits>
+MAGI_DEVICE void raise_max_logits(const FwdRows<Traits>& me, FwdItem item, const float (&top)[2]) {
+  const MagiFwdParams& a = me.p.args;
+  const int pack = 1 << me.p.pack_shift;
+  float most[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const auto at = me.address_of(me.row + 8 * h, item);
+    most[h] = quad_max(at.valid ? top[h] * a.softmax_scale : -INFINITY);
+  }
+  if (pack <= 8) most[0] = most[1] = fmaxf(most[0], most[1]);  // rows 8 apart have one head
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    for (int lanes = 4 * pack; lanes < 32; lanes *= 2)
+      most[h] = fmaxf(most[h], __shfl_xor_sync(0xffffffff, most[h], lanes));
+    const bool mine = (me.lane & 3) == 0 && me.lane / 4 < pack && (h == 0 || pack > 8);
+    if (mine && most[h] > -INFINITY)
+      atomic_max(a.max_logits + me.address_of(me.row + 8 * h, item).head, most[h]);
+  }
+}
+
 // The rows of an item are complete except for the last product: writes lse and returns the
 // weights of the accumulators (1 / sum) and of the earlier result (0 unless merging).
 template <class Traits>
-MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item, const SoftmaxState& state,
-                             float (&weight)[2], float (&weight_prev)[2]) {
+MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item,
+                             const SoftmaxState<Traits::kMaxLogits>& state, float (&weight)[2],
+                             float (&weight_prev)[2]) {
   const MagiFwdParams& a = me.p.args;
+  if constexpr (Traits::kMaxLogits) raise_max_logits(me, item, state.top);
   float prev[2], lse[2];
   float* dst[2];
   bool unsummed[2];
@@ -76,15 +109,15 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item, const Soft
 
 // 16-bit whole tile: stmatrix into the staging buffer, one TMA store per consumer.
 template <class Traits>
-MAGI_DEVICE void store_tma(const FwdRows<Traits>& me, const float (&o)[Traits::kHeadDim / 2],
+MAGI_DEVICE void store_tma(const FwdRows<Traits>& me, const float (&o)[Traits::kValueDim / 2],
                            FwdItem item) {
   using Element = typename Traits::Element;
-  const uint32_t stage = smem_addr(me.smem.out) + me.consumer * Traits::kQBytes;
+  const uint32_t stage = smem_addr(me.smem.out) + me.consumer * Traits::kOutBytes;
   if (me.thread == 0) bulk_wait_read<0>();  // the store of the item before has left the buffer
   bar_sync(1 + me.consumer, 128);
   const uint32_t stage_row = me.thread / 32 * 16 + me.lane % 16;
 #pragma unroll
-  for (int j = 0; j < Traits::kHeadDim / 16; ++j)
+  for (int j = 0; j < Traits::kValueDim / 16; ++j)
     stmatrix_x4(stage + j / 4 * Traits::kQPanelBytes +
                     swizzle_offset(stage_row, j % 4 * 2 + (me.lane >> 4)),
                 pack2<Element>(o[8 * j], o[8 * j + 1]), pack2<Element>(o[8 * j + 2], o[8 * j + 3]),
@@ -104,7 +137,7 @@ MAGI_DEVICE void store_tma(const FwdRows<Traits>& me, const float (&o)[Traits::k
 
 // Any rows, any output type, straight from registers; adds weight_prev * out when merging.
 template <class Traits>
-MAGI_DEVICE void store_direct(const FwdRows<Traits>& me, const float (&o)[Traits::kHeadDim / 2],
+MAGI_DEVICE void store_direct(const FwdRows<Traits>& me, const float (&o)[Traits::kValueDim / 2],
                               FwdItem item, const float (&weight_prev)[2]) {
   using Element = typename Traits::Element;
   const MagiFwdParams& a = me.p.args;
@@ -117,13 +150,13 @@ MAGI_DEVICE void store_direct(const FwdRows<Traits>& me, const float (&o)[Traits
     if (a.out_dtype != kMagiFp32) {
       Element* dst = static_cast<Element*>(a.out.data) + offset;
 #pragma unroll
-      for (int j = 0; j < Traits::kHeadDim / 8; ++j)
+      for (int j = 0; j < Traits::kValueDim / 8; ++j)
         *reinterpret_cast<uint32_t*>(dst + 8 * j) =
             pack2<Element>(o[4 * j + 2 * h], o[4 * j + 2 * h + 1]);
     } else {
       float* dst = static_cast<float*>(a.out.data) + offset;
 #pragma unroll
-      for (int j = 0; j < Traits::kHeadDim / 8; ++j) {
+      for (int j = 0; j < Traits::kValueDim / 8; ++j) {
         float2 value = make_float2(o[4 * j + 2 * h], o[4 * j + 2 * h + 1]);
         float2* cell = reinterpret_cast<float2*>(dst + 8 * j);
         if (a.merge && weight_prev[h] != 0.f) {
@@ -138,7 +171,7 @@ MAGI_DEVICE void store_direct(const FwdRows<Traits>& me, const float (&o)[Traits
 }
 
 template <class Traits>
-MAGI_DEVICE void store_output(const FwdRows<Traits>& me, const float (&o)[Traits::kHeadDim / 2],
+MAGI_DEVICE void store_output(const FwdRows<Traits>& me, const float (&o)[Traits::kValueDim / 2],
                               FwdItem item, const float (&weight_prev)[2]) {
   // A whole box, or one that the end of the tensor clips.
   const bool whole = ((me.consumer + 1) * 64 >> me.p.pack_shift) <= item.num_tokens ||
@@ -156,7 +189,7 @@ MAGI_DEVICE void fill_empty_rows(const FwdKernelParams& p, int warp, int num_war
   const MagiFwdParams& a = p.args;
   if (a.merge) return;
   const int bytes = a.out_dtype == kMagiFp32 ? 4 : 2;
-  const int chunks = Traits::kHeadDim * bytes / 16;
+  const int chunks = Traits::kValueDim * bytes / 16;
   for (int range = 0; range < a.num_empty_ranges; ++range) {
     const int begin = a.empty_rows[2 * range], end = a.empty_rows[2 * range + 1];
     for (int64_t x = warp; x < static_cast<int64_t>(end - begin) * a.num_heads_q; x += num_warps) {

@@ -31,37 +31,40 @@ struct alignas(16) FwdItem {
   int32_t out_start, num_tokens, unit, tile;
 };
 
-template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_>
+template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kValueDim_ = kHeadDim_,
+          bool kMaxLogits_ = false>
 struct FwdTraits {
   using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDim = kHeadDim_;    // of queries and keys
+  static constexpr int kValueDim = kValueDim_;  // of values and outputs
+  static constexpr bool kMaxLogits = kMaxLogits_;
   static constexpr int kBlockM = kBlockM_;  // rows of a tile: 64 of each consumer warpgroup
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kConsumers = kBlockM / 64;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kProducerRegs = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegs = kConsumers == 2 ? 232 : 160;
-  static constexpr int kPanels = kHeadDim / 64;
-  static constexpr int kStages = 2;  // of K and of V
+  static constexpr int kStages = 2;                     // of K and of V
+  static constexpr int kQBytes = 64 * kHeadDim * 2;     // one consumer's rows
+  static constexpr int kOutBytes = 64 * kValueDim * 2;  // likewise
+  static constexpr int kKBytes = kBlockN * kHeadDim * 2;
+  static constexpr int kVBytes = kBlockN * kValueDim * 2;
   // As many Q tiles, and an own buffer for the output, as there is room for; without the buffer the
   // output leaves straight from registers.
-  static constexpr int kTileBytes = kBlockM * kHeadDim * 2;
-  static constexpr int kRoom = (226 * 1024 - 4 * kBlockN * kHeadDim * 2) / kTileBytes;
-  static constexpr int kQStages = kRoom >= 3 ? 2 : 1;
-  static constexpr bool kStageOut = kRoom >= 2;
+  static constexpr int kRoom = 226 * 1024 - kStages * (kKBytes + kVBytes);
+  static constexpr bool kStageOut = kRoom >= kConsumers * (kQBytes + kOutBytes);
+  static constexpr int kQStages = kRoom >= kConsumers * (2 * kQBytes + kOutBytes) ? 2 : 1;
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
   static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh
 
-  static constexpr int kQBytes = 64 * kHeadDim * 2;  // one consumer's rows
-  static constexpr int kKVBytes = kBlockN * kHeadDim * 2;
   static constexpr int kQPanelBytes = 64 * 128;
   static constexpr int kKVPanelBytes = kBlockN * 128;
 
   struct SharedStorage {
     alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];
-    alignas(1024) uint8_t k[kStages][kKVBytes];
-    alignas(1024) uint8_t v[kStages][kKVBytes];
-    alignas(1024) uint8_t out[kStageOut ? kConsumers * kQBytes : 16];
+    alignas(1024) uint8_t k[kStages][kKBytes];
+    alignas(1024) uint8_t v[kStages][kVBytes];
+    alignas(1024) uint8_t out[kStageOut ? kConsumers * kOutBytes : 16];
     FwdStep steps[kStepSlots];
     FwdItem items[kItemSlots];
     uint64_t empty_q[kQStages];
@@ -70,7 +73,7 @@ struct FwdTraits {
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage);
 
-  static_assert(kHeadDim % 64 == 0, "a swizzled panel is 64 columns wide");
+  static_assert(kHeadDim % 64 == 0 && kValueDim % 64 == 0, "a swizzled panel is 64 columns wide");
   static_assert(kKVPanelBytes % 1024 == 0, "panels start on a swizzle atom");
   static_assert(kBlockN % 16 == 0, "P V steps take 16 keys");
   static_assert(128 * kProducerRegs + 128 * kConsumers * kConsumerRegs <=

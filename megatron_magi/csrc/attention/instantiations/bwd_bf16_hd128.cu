@@ -2,5 +2,6 @@
 #include "../backward/run.cuh"
 
 namespace magi {
-MAGI_INSTANTIATE_BWD(kMagiBf16, 128);
+MAGI_INSTANTIATE_BWD(kMagiBf16, 128, 128);
+MAGI_INSTANTIATE_BWD_ROWS(kMagiBf16, 128);
 }  // namespace magi

@@ -1,5 +1,5 @@
 #include "../forward/run.cuh"
 
 namespace magi {
-const FwdVariant kFwdBf16D64M192N128 = fwd_variant<FwdTraits<ptx::bf16, 64, 192, 128>>();
+MAGI_DEFINE_FWD(kFwdBf16D64M192N128, ptx::bf16, 64, 64, 192, 128);
 }  // namespace magi

@@ -1,5 +1,5 @@
 #include "../forward/run.cuh"
 
 namespace magi {
-const FwdVariant kFwdFp16D64M192N128 = fwd_variant<FwdTraits<ptx::fp16, 64, 192, 128>>();
+MAGI_DEFINE_FWD(kFwdFp16D64M192N128, ptx::fp16, 64, 64, 192, 128);
 }  // namespace magi

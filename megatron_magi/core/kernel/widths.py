@@ -1,0 +1,41 @@
+"""The widths of heads: those of a call, and those that the CUDA kernels are compiled for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Widths(NamedTuple):
+    """Elements of a head; the two differ in multi-latent attention."""
+
+    head_dim: int
+    """Of queries and keys."""
+    value_dim: int
+    """Of values and outputs."""
+
+
+COMPILED_WIDTHS = (Widths(64, 64), Widths(128, 128), Widths(192, 128))
+"""What the kernels compute; the least that hold a call's heads are taken (csrc/attention)."""
+
+
+def widths_of(q: Tensor, v: Tensor) -> Widths:
+    return Widths(q.shape[-1], v.shape[-1])
+
+
+def too_wide(widths: Widths) -> str:
+    """Why no kernel takes these heads, and what to do."""
+    most = COMPILED_WIDTHS[-1]
+    return (
+        f"the CUDA kernels take queries and keys of head_dim up to {most.head_dim} and values up "
+        f"to {most.value_dim}, got {widths.head_dim} and {widths.value_dim}; use the backend 'flex'"
+    )
+
+
+def compiled_widths(widths: Widths) -> Widths | None:
+    """The least compiled widths that hold these heads; None if they are too wide."""
+    for compiled in COMPILED_WIDTHS:
+        if widths.head_dim <= compiled.head_dim and widths.value_dim <= compiled.value_dim:
+            return compiled
+    return None

@@ -1,0 +1,81 @@
+"""What may name the context-parallel group: size, rank, and whether the group still exists.
+
+The groups are PyTorch's fake ones: four ranks of which this process is the third, without a peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megatron_magi.core.comm.process_group import (
+    group_rank,
+    group_size,
+    is_alive,
+    resolve_group,
+)
+
+SIZE, RANK = 4, 2
+
+
+@pytest.fixture
+def world() -> Iterator[dist.ProcessGroup]:
+    assert not dist.is_initialized(), "an earlier test left its group behind"
+    dist.init_process_group("fake", rank=RANK, world_size=SIZE, store=FakeStore())
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_no_group_is_one_rank() -> None:
+    assert resolve_group(None) is None
+    assert (group_size(None), group_rank(None)) == (1, 0)
+
+
+def test_a_group_is_itself(world: dist.ProcessGroup) -> None:
+    assert resolve_group(world) is world
+    assert (group_size(world), group_rank(world)) == (SIZE, RANK)
+
+
+def test_ranks_are_those_in_the_group(world: dist.ProcessGroup) -> None:
+    pair = dist.new_group([1, RANK])
+    assert (group_size(pair), group_rank(pair)) == (2, 1)
+
+
+def test_a_mesh_of_one_dimension_is_its_group(world: dist.ProcessGroup) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    assert resolve_group(mesh["cp"]) is mesh["cp"].get_group()
+    assert (group_size(mesh["cp"]), group_rank(mesh["cp"])) == (2, 0)
+    with pytest.raises(ValueError, match=r"must have one dimension, got 2; pass mesh\['cp'\]"):
+        resolve_group(mesh)
+
+
+@pytest.mark.parametrize("bad", [0, "cp", SimpleNamespace(size=lambda: 1, rank=lambda: 0)])
+def test_other_values_are_refused(bad: object) -> None:
+    """Also what has a size and a rank: nothing could be sent through it."""
+    text = f"must be a ProcessGroup, a 1-D DeviceMesh or None, got {type(bad).__name__}; pass"
+    for ask in (resolve_group, group_size, group_rank):
+        with pytest.raises(TypeError, match=text):
+            ask(bad)
+
+
+def test_a_group_lives_until_it_is_destroyed(world: dist.ProcessGroup) -> None:
+    pair, other = dist.new_group([0, RANK]), dist.new_group([1, RANK])
+    assert is_alive(world) and is_alive(pair) and is_alive(other)
+    dist.destroy_process_group(pair)
+    assert not is_alive(pair) and is_alive(other) and is_alive(world)
+    dist.destroy_process_group()
+    assert not is_alive(other) and not is_alive(world)
+
+
+def test_a_group_of_an_earlier_world_is_dead(world: dist.ProcessGroup) -> None:
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    assert dist.group.WORLD is not None
+    assert not is_alive(world) and is_alive(dist.group.WORLD)
