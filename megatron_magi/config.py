@@ -64,13 +64,25 @@ class CostTable:
     tile_k: int = 128
     """Key rows of a kernel tile."""
 
+    ranks_per_node: int | None = None
+    """Context-parallel ranks that share a node, neighbours in the group. A row that several of them
+    read then crosses the link to their node once. None: all ranks on one node, or on a network
+    that is as fast between nodes."""
+
+    node_link_gib_s: float = 45.0
+    """Bytes a rank receives from other nodes per second, in GiB/s (400 Gbit/s are 46.6)."""
+
     def __post_init__(self) -> None:
         for name in ("tile_q", "tile_k"):
             _convert(self, name, integer, "an integer")
             _require(1 <= getattr(self, name) <= INT32_MAX, name, f"1 to {INT32_MAX}", self)
-        for name in ("link_gib_s", "kernel_tflops", "memory_gib_s", "stage_latency_us"):
+        _convert(self, "ranks_per_node", integer, "an integer or None")
+        nodes = self.ranks_per_node
+        _require(nodes is None or nodes >= 1, "ranks_per_node", ">= 1 or None", self)
+        rates = ("link_gib_s", "kernel_tflops", "memory_gib_s", "node_link_gib_s")
+        for name in (*rates, "stage_latency_us"):
             _convert(self, name, number_or_infinite, "a number")
-        for name in ("link_gib_s", "kernel_tflops", "memory_gib_s"):
+        for name in rates:
             _require(0 < getattr(self, name) < math.inf, name, "> 0 and finite", self)
         _require(0 <= self.stage_latency_us < math.inf, "stage_latency_us", ">= 0 and finite", self)
 

@@ -13,6 +13,7 @@
 #include "planner/hash.h"
 #include "planner/layout.h"
 #include "planner/loads.h"
+#include "planner/nodes.h"
 #include "planner/rank_view.h"
 #include "planner/remote_rows.h"
 #include "planner/slices.h"
@@ -169,20 +170,30 @@ class OwnedLayout {
 
 py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int64_t cp_size,
                          int64_t chunk_size, int64_t tile_q, int64_t tile_k,
-                         int64_t max_imbalance_ppm, int64_t swap_trials) {
+                         int64_t max_imbalance_ppm, int64_t swap_trials, int64_t ranks_per_node) {
   const std::vector<magi::Slice> given = slices_from(slices);
   magi::Dispatch dispatch;
   {
     py::gil_scoped_release nogil;
-    dispatch = magi::solve_dispatch({given, num_local_tokens, cp_size, optional_from(chunk_size),
-                                     tile_q, tile_k, max_imbalance_ppm, swap_trials});
+    dispatch =
+        magi::solve_dispatch({given, num_local_tokens, cp_size, optional_from(chunk_size), tile_q,
+                              tile_k, max_imbalance_ppm, swap_trials, ranks_per_node});
   }
   return py::make_tuple(dispatch.chunk_size, ints_to(dispatch.chunk_ranks));
 }
 
+magi::Nodes nodes_from(int64_t ranks_per_node, int64_t cp_size) {
+  if (ranks_per_node < 0 || (ranks_per_node > 0 && cp_size % ranks_per_node != 0)) {
+    throw std::invalid_argument("ranks_per_node must divide cp_size (" + std::to_string(cp_size) +
+                                "), got " + std::to_string(ranks_per_node));
+  }
+  return {ranks_per_node};
+}
+
 py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, int64_t tile_q,
                           int64_t tile_k, int64_t degree, int64_t forward,
-                          const magi::StageCosts& costs) {
+                          const magi::StageCosts& costs, int64_t ranks_per_node) {
+  const magi::Nodes nodes = nodes_from(ranks_per_node, layout->cp_size);
   const std::vector<magi::Slice> given = slices_from(slices);
   magi::TransferPlan plan;
   {
@@ -190,7 +201,7 @@ py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, i
     std::optional<magi::Forward> chosen;
     if (forward >= 0) chosen = static_cast<magi::Forward>(forward);
     plan = magi::solve_transfers(
-        {given, *layout, tile_q, tile_k, optional_from(degree), chosen, costs});
+        {given, *layout, tile_q, tile_k, optional_from(degree), chosen, costs, nodes});
   }
   const py::array_t<int64_t> loads(static_cast<py::ssize_t>(plan.loads.size()), plan.loads.data());
   return py::make_tuple(plan.staging.degree, static_cast<int>(plan.staging.forward),
@@ -199,20 +210,20 @@ py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, i
 
 // [cp_size, 4]: own tiles, remote tiles, local tiles, remote rows.
 Int64Array rank_work(const OwnedLayout& layout, const Int32Array& slices, const Int64Array& loads,
-                     const Int64Array& rows_received) {
-  if (loads.size() != layout->cp_size || rows_received.size() != layout->cp_size) {
-    throw std::invalid_argument("loads and rows_received must have one value for each of " +
+                     const Int64Array& link_rows) {
+  if (loads.size() != layout->cp_size || link_rows.size() != layout->cp_size) {
+    throw std::invalid_argument("loads and link_rows must have one value for each of " +
                                 std::to_string(layout->cp_size) + " ranks, got " +
                                 std::to_string(loads.size()) + " and " +
-                                std::to_string(rows_received.size()) + "; pass those of the plan");
+                                std::to_string(link_rows.size()) + "; pass those of the plan");
   }
   const std::vector<magi::Slice> given = slices_from(slices);
   const std::span tiles(loads.data(), static_cast<size_t>(loads.size()));
-  const std::span received(rows_received.data(), static_cast<size_t>(rows_received.size()));
+  const std::span on_link(link_rows.data(), static_cast<size_t>(link_rows.size()));
   std::vector<magi::RankWork> work;
   {
     py::gil_scoped_release nogil;
-    work = magi::rank_work(given, *layout, tiles, received);
+    work = magi::rank_work(given, *layout, tiles, on_link);
   }
   Int64Array rows({static_cast<py::ssize_t>(work.size()), static_cast<py::ssize_t>(4)});
   int64_t* out = rows.mutable_data();
@@ -272,6 +283,14 @@ py::array_t<double> backward_times(const magi::StageCosts& costs, const Int64Arr
   return py::array_t<double>(static_cast<py::ssize_t>(times.size()), times.data());
 }
 
+Int64Array rows_on_link(const OwnedLayout& layout, const Int32Array& transfers,
+                        const magi::StageCosts& costs, int64_t ranks_per_node) {
+  const std::vector<int64_t> rows =
+      magi::rows_on_link(transfers_from(transfers), layout->cp_size, costs,
+                         nodes_from(ranks_per_node, layout->cp_size));
+  return Int64Array(static_cast<py::ssize_t>(rows.size()), rows.data());
+}
+
 int64_t rows_to_travel(const OwnedLayout& layout, const Int32Array& slices) {
   const magi::Segments segments = magi::make_segments(
       magi::keys_by_block(slices_from(slices), layout->chunk_size, layout->num_chunks()),
@@ -289,10 +308,28 @@ Int32Array local_ranges(const OwnedLayout& layout, int32_t rank) {
   return ranges_to(ranges);
 }
 
-py::tuple cast_table(const OwnedLayout& layout, const Int32Array& transfers, int32_t rank) {
-  const magi::CastTable table = magi::cast_table(transfers_from(transfers), *layout, rank);
+py::tuple table_to(const magi::CastTable& table) {
   return py::make_tuple(ranges_to(table.send_ranges), py::tuple(py::cast(table.send_counts)),
                         py::tuple(py::cast(table.recv_counts)), ranges_to(table.recv_ranges));
+}
+
+py::tuple cast_table(const OwnedLayout& layout, const Int32Array& transfers, int32_t rank) {
+  return table_to(magi::cast_table(transfers_from(transfers), *layout, rank));
+}
+
+py::tuple node_cast_table(const OwnedLayout& layout, const Int32Array& transfers,
+                          int64_t ranks_per_node, int32_t rank) {
+  const magi::Nodes nodes = nodes_from(ranks_per_node, layout->cp_size);
+  const auto table = magi::node_cast_table(transfers_from(transfers), *layout, nodes, rank);
+  return py::make_tuple(table_to(table.first), table_to(table.spreading));
+}
+
+Int32Array crossing_leg(const Int32Array& transfers, int64_t ranks_per_node) {
+  if (ranks_per_node < 1) {
+    throw std::invalid_argument("ranks_per_node must be >= 1, got " +
+                                std::to_string(ranks_per_node));
+  }
+  return transfers_to(magi::crossing_leg(transfers_from(transfers), {ranks_per_node}));
 }
 
 Int32Array stage_slices(const OwnedLayout& layout, const Int32Array& slices, int32_t rank,
@@ -323,15 +360,16 @@ py::tuple split_rows(const OwnedLayout& layout, const Int32Array& slices, int32_
 
 void bind_layout(py::module_& m) {
   py::class_<magi::StageCosts>(m, "StageCosts", "What stages take, in picoseconds.")
-      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::kw_only(),
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::kw_only(),
            py::arg("row_ps"), py::arg("home_row_ps"), py::arg("tile_ps"), py::arg("exchange_ps"),
-           py::arg("call_ps"), py::arg("pass_ps"))
+           py::arg("call_ps"), py::arg("pass_ps"), py::arg("crossing_row_ps") = 0)
       .def_readonly("row_ps", &magi::StageCosts::row_ps)
       .def_readonly("home_row_ps", &magi::StageCosts::home_row_ps)
       .def_readonly("tile_ps", &magi::StageCosts::tile_ps)
       .def_readonly("exchange_ps", &magi::StageCosts::exchange_ps)
       .def_readonly("call_ps", &magi::StageCosts::call_ps)
       .def_readonly("pass_ps", &magi::StageCosts::pass_ps)
+      .def_readonly("crossing_row_ps", &magi::StageCosts::crossing_row_ps)
       .def("forward_stages", &forward_stages, py::arg("work"), py::arg("degree"),
            py::arg("forward"), "Every rank's stages on the modelled time line, in microseconds.")
       .def("backward_times", &backward_times, py::arg("work"), py::arg("degree"),
@@ -341,8 +379,11 @@ void bind_layout(py::module_& m) {
            py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"))
       .def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("tile_q"),
            py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("costs"),
+           py::arg("ranks_per_node") = 0,
            "Degree, forward mode, transfers and loads (planner/transfers.h).")
-      .def("rank_work", &rank_work, py::arg("slices"), py::arg("loads"), py::arg("rows_received"),
+      .def("rows_on_link", &rows_on_link, py::arg("transfers"), py::arg("costs"),
+           py::arg("ranks_per_node") = 0, "Rows that the model of times counts, by rank.")
+      .def("rank_work", &rank_work, py::arg("slices"), py::arg("loads"), py::arg("link_rows"),
            "Tiles and rows of every rank, as the model of times takes them (planner/stages.h).")
       .def("rows_to_travel", &rows_to_travel, py::arg("slices"),
            "Key rows that all ranks receive together.")
@@ -351,6 +392,9 @@ void bind_layout(py::module_& m) {
       .def("local_ranges", &local_ranges, py::arg("rank"), "A rank's rows as ascending runs.")
       .def("cast_table", &cast_table, py::arg("transfers"), py::arg("rank"),
            "Ranges and counts that a rank sends and receives.")
+      .def("node_cast_table", &node_cast_table, py::arg("transfers"), py::arg("ranks_per_node"),
+           py::arg("rank"),
+           "The tables of both steps of an exchange among nodes (planner/nodes.h).")
       .def("stage_slices", &stage_slices, py::arg("slices"), py::arg("rank"), py::arg("key_ranges"),
            py::arg("query_ranges") = py::none(),
            "The mask in local rows of a rank and in rows of a key buffer.")
@@ -371,7 +415,9 @@ PYBIND11_MODULE(_solver, m) {
   m.def("find_overlap", &find_overlap, py::arg("slices"));
   m.def("solve_dispatch", &solve_dispatch, py::arg("slices"), py::arg("num_local_tokens"),
         py::arg("cp_size"), py::arg("chunk_size"), py::arg("tile_q"), py::arg("tile_k"),
-        py::arg("max_imbalance_ppm"), py::arg("swap_trials"));
+        py::arg("max_imbalance_ppm"), py::arg("swap_trials"), py::arg("ranks_per_node") = 0);
+  m.def("crossing_leg", &crossing_leg, py::arg("transfers"), py::arg("ranks_per_node"),
+        "The transfers between nodes, each row once for each node (planner/nodes.h).");
   m.def("hash64", &hash64, py::arg("data"), py::arg("seed") = 0);
   bind_layout(m);
   bind_kernel(m);

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from megatron_magi.config import ForwardMode, KernelBackend, MagiConfig
+from megatron_magi.config import CostTable, ForwardMode, KernelBackend, MagiConfig
 
 MaskFunction = Callable[..., Any]
 """The function of `--magi-mask`: it takes a `launcher.documents.MaskRequest`."""
@@ -28,6 +28,9 @@ CONFIG_FLAGS: dict[str, dict[str, Any]] = {
     "agreement_timeout_s": {"type": float, "flag": "--magi-timeout-s"},
 }
 """MagiConfig fields with a flag: `--magi-` and the field's name, unless `flag` has another."""
+
+COST_FLAGS: dict[str, dict[str, Any]] = {"ranks_per_node": {"type": int}}
+"""Likewise for fields of its cost table."""
 
 MEGATRON_BACKENDS = ("flash", "fused", "unfused", "local", "auto")
 
@@ -67,7 +70,8 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
         return None, list(argv)
     mask_name = given.pop("mask", None)
     try:
-        options = Options(MagiConfig(**given), mask_name)
+        costs = CostTable(**{name: given.pop(name) for name in COST_FLAGS if name in given})
+        options = Options(MagiConfig(costs=costs, **given), mask_name)
         options.mask_function()
     except (TypeError, ValueError) as error:
         parser.error(str(error))
@@ -80,7 +84,7 @@ def flag_parser() -> argparse.ArgumentParser:
         prog="megatron_magi", add_help=False, allow_abbrev=False, argument_default=None
     )
     parser.add_argument("--attention-backend", choices=("magi", *MEGATRON_BACKENDS))
-    for name, settings in CONFIG_FLAGS.items():
+    for name, settings in (CONFIG_FLAGS | COST_FLAGS).items():
         options = {key: value for key, value in settings.items() if key != "flag"}
         parser.add_argument(_flag_of(name), dest=name, default=None, **options)
     parser.add_argument("--magi-mask", dest="mask", metavar="MODULE:FUNCTION")

@@ -12,7 +12,7 @@ from megatron_magi.checks import flag, integer, optional_integer
 from megatron_magi.core.comm.process_group import CpGroup
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import HeadShape
-from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.plan_cache import plan_for, with_nodes_of
 from megatron_magi.magi_attention.dist_attn_config import DistAttnConfig
 from megatron_magi.magi_attention.environment import tell_about_environment
 from megatron_magi.magi_attention.mask_inference import (
@@ -233,6 +233,9 @@ def _key(
         )
     config = _with_chunk_size(config, chunk_size)
     group = flat_group(cp_group_or_mesh)
+    engine = with_nodes_of(cp_group_or_mesh, config.magi_config)
+    if engine is not config.magi_config:
+        config = replace(config, magi_config=engine)
     plan = plan_for(mask, group, heads, config.engine_config())
     return remember(DistAttnRuntimeKey(plan, group, config))
 

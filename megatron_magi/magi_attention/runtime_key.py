@@ -156,8 +156,7 @@ def clear_cache(cp_group: CpGroup = None) -> None:
 def flat_group(cp_group_or_mesh: CpGroup) -> dist.ProcessGroup | None:
     """The process group of all ranks of a group or mesh.
 
-    A mesh of several dimensions (node, rank in node) is flattened, which is a collective call the
-    first time; its dimensions only tune transports.
+    A mesh of several dimensions is flattened, which is a collective call the first time.
     """
     if isinstance(cp_group_or_mesh, DeviceMesh) and cp_group_or_mesh.ndim > 1:
         return cp_group_or_mesh._flatten().get_group()

@@ -108,7 +108,10 @@ CLASSES = [
         {
             "tile_q": POSITIVE,
             "tile_k": POSITIVE,
-            **dict.fromkeys(("link_gib_s", "kernel_tflops", "memory_gib_s"), RATE),
+            **dict.fromkeys(
+                ("link_gib_s", "node_link_gib_s", "kernel_tflops", "memory_gib_s"), RATE
+            ),
+            "ranks_per_node": POSITIVE.without(None),
             "stage_latency_us": kind.NUMBER.also((NAN, "finite"), (INF, "finite"), (-1, "-1")),
         },
     ),

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.config import MagiConfig
-from megatron_magi.launcher.flags import CONFIG_FLAGS, Options, flag_parser, take_flags
+from megatron_magi.config import CostTable, MagiConfig
+from megatron_magi.launcher.flags import (
+    CONFIG_FLAGS,
+    COST_FLAGS,
+    Options,
+    flag_parser,
+    take_flags,
+)
+from tests.knobs import magi_config
 
 SWITCH = ["--attention-backend", "magi"]
 OF_MEGATRON = ["--num-layers", "2", "--bf16", "--spec", "a.module", "a_name"]
@@ -22,13 +29,15 @@ GIVEN = {
     "deterministic": (["--magi-deterministic"], True),
     "dkv_reduce_in_fp32": (["--magi-dkv-in-input-dtype"], False),
     "agreement_timeout_s": (["--magi-timeout-s", "12.5"], 12.5),
+    "ranks_per_node": (["--magi-ranks-per-node", "4"], 4),
 }
-"""Of every MagiConfig field that has a flag, the flag and the field's value."""
+"""Of every field that has a flag, the flag and the field's value."""
 
 
 def test_every_flag_is_tried_here() -> None:
-    assert list(GIVEN) == list(CONFIG_FLAGS)
-    assert set(GIVEN) <= {field.name for field in fields(MagiConfig)}
+    assert list(GIVEN) == [*CONFIG_FLAGS, *COST_FLAGS]
+    assert set(CONFIG_FLAGS) <= {field.name for field in fields(MagiConfig)}
+    assert set(COST_FLAGS) <= {field.name for field in fields(CostTable)}
     flags = {action.option_strings[0] for action in flag_parser()._actions}
     tried = {words[0] for words, _ in GIVEN.values()}
     assert flags == tried | {"--attention-backend", "--magi-mask"}
@@ -37,16 +46,16 @@ def test_every_flag_is_tried_here() -> None:
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_flag_sets_its_field_alone(name: str) -> None:
     words, value = GIVEN[name]
-    assert getattr(MagiConfig(), name) != value
+    assert magi_config(**{name: value}) != MagiConfig()
     options, rest = take_flags([*OF_MEGATRON, *words, *SWITCH])
-    assert options == Options(MagiConfig(**{name: value}))
+    assert options == Options(magi_config(**{name: value}))
     assert rest == OF_MEGATRON
 
 
 def test_all_flags_together() -> None:
     words = [word for flag, _ in GIVEN.values() for word in flag]
     options, rest = take_flags([*words[:6], *OF_MEGATRON, *SWITCH, *words[6:]])
-    assert options == Options(MagiConfig(**{name: value for name, (_, value) in GIVEN.items()}))
+    assert options == Options(magi_config(**{name: value for name, (_, value) in GIVEN.items()}))
     assert rest == OF_MEGATRON
 
 

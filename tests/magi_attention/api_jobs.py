@@ -222,6 +222,7 @@ def meshes(rank: int, _: int) -> None:
                 for _ in range(2)]  # fmt: skip
         assert keys[0] == keys[1] and hash(keys[0]) == hash(keys[1])
         assert api.get_most_recent_key(mesh) == keys[0]
+        assert keys[0].plan.ranks_per_node == (2 if mesh.ndim == 2 else 0)
         q, k, v, dout = random_qkv(mask, *HEADS, torch.float64, 6)
         check(attend(keys[0], keys[0], (q, k, v), dout), mask, q, k, v, dout)
     one = DeviceMesh.from_group(subgroup(2), "cpu") if rank < 2 else subgroup(2)

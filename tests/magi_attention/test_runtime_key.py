@@ -110,7 +110,7 @@ def test_keys_differ_in_every_field(field: str, world: dist.ProcessGroup) -> Non
     "field, text",
     [
         ("plan", "plan must be an AttnPlan, got 3; make one with megatron_magi.plan"),
-        ("cp_group", "cp_group must be a ProcessGroup, a 1-D DeviceMesh or None, got int"),
+        ("cp_group", "cp_group must be a ProcessGroup, a 1-D or 2-D DeviceMesh or None, got int"),
         ("dist_attn_config", r"dist_attn_config must be a DistAttnConfig, got 3; pass DistAttn"),
     ],
 )

@@ -42,6 +42,7 @@ def group_cast(
     xs: Sequence[Tensor],
     cast: PreparedCast,
     group: dist.ProcessGroup | None,
+    room: int = 0,
 ) -> PendingCast:
     """Send local rows to the ranks that read them, receive the rows this rank reads.
 
@@ -50,6 +51,7 @@ def group_cast(
             (key and value together). They may not be written to before ``wait``.
         cast: send and receive tables of this rank, prepared for the device of ``xs``.
         group: the context-parallel group; None for one rank.
+        room: rows to leave behind the received ones, for the caller to fill.
 
     Returns:
         A PendingCast whose rows are ordered as the plan's ``own_ranges`` and then ``recv_ranges``.
@@ -57,13 +59,20 @@ def group_cast(
     Cost: ``cast.num_sent`` rows out and ``cast.num_recv`` in, one all-to-all with uneven splits.
     """
     shapes = [x.shape[1:] for x in xs]
+    own, end = cast.num_own, cast.num_own + cast.num_recv
+    buffer = rows_beside(xs[0], end + room, shapes)
+    work = send_rows(xs, cast, buffer[own:end] if own or room else buffer, group)
+    return PendingCast(work, xs, shapes, buffer, cast)
+
+
+def send_rows(
+    xs: Sequence[Tensor], cast: PreparedCast, into: Tensor, group: dist.ProcessGroup | None
+) -> dist.Work | None:
+    """Start to send the cast's rows of ``xs`` and to receive rows side by side in ``into``."""
+    shapes = [x.shape[1:] for x in xs]
     send = rows_beside(xs[0], cast.num_sent, shapes)
     gather_rows(xs, cast.send.here(), split_columns(send, shapes))
-    own = cast.num_own
-    buffer = rows_beside(xs[0], own + cast.num_recv, shapes)
-    received = buffer[own:] if own else buffer
-    work = exchange(send, received, cast.send_counts, cast.recv_counts, group)
-    return PendingCast(work, xs, shapes, buffer, cast)
+    return exchange(send, into, cast.send_counts, cast.recv_counts, group)
 
 
 def exchange(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,21 @@ from torch import Tensor
 from megatron_magi.core.comm.group_cast import exchange, rows_beside, split_columns
 from megatron_magi.core.comm.prepared_cast import PreparedCast
 from megatron_magi.core.comm.rows import RowSources, add_rows, add_rows_into
+
+
+class Arriving(Protocol):
+    """Partial sums on their way to the rows' owners."""
+
+    @property
+    def cast(self) -> PreparedCast:
+        """The cast that the last part of the way is the opposite of."""
+
+    @property
+    def sources(self) -> RowSources:
+        """Which arriving row is added to which own row."""
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """The partial sums that arrived for each tensor, [cast.num_sent, ...]."""
 
 
 @dataclass
@@ -59,7 +75,7 @@ def group_reduce(
 
 
 def sum_at_home(
-    own: Sequence[Tensor], arriving: Sequence[PendingReduce], dtype: torch.dtype
+    own: Sequence[Tensor], arriving: Sequence[Arriving], dtype: torch.dtype
 ) -> list[Tensor]:
     """The owner's rows plus all partial sums that arrive for them.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from megatron_magi.core.comm.rows import RowSources, source_tables
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
-from megatron_magi.core.plan import GroupCastPlan
+from megatron_magi.core.plan import GroupCastPlan, NodeCastPlan
 from megatron_magi.core.plan.token_layout import Int32Array
 
 
@@ -37,41 +38,64 @@ class PreparedCast:
     """Each peer's part of the returned partial sums; a peer sends a row at most once."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedNodeCast:
+    """A cast among several nodes on one device; see NodeCastPlan."""
+
+    first: PreparedCast
+    spreading: PreparedCast
+
+    @property
+    def num_own(self) -> int:
+        return self.first.num_own
+
+
+AnyCastPlan: TypeAlias = "GroupCastPlan | NodeCastPlan"
+AnyPreparedCast: TypeAlias = "PreparedCast | PreparedNodeCast"
+
+
 def prepare_casts(
-    casts: Sequence[GroupCastPlan],
-    num_rows: int,
+    casts: Sequence[AnyCastPlan],
     device: torch.device,
-    reduced: Collection[GroupCastPlan] | None = None,
-) -> list[PreparedCast]:
+    reduced: Collection[AnyCastPlan] | None = None,
+) -> list[AnyPreparedCast]:
     """Prepare all casts with one upload of their tables.
 
     Args:
-        num_rows: number of local rows, from which rows are sent.
         reduced: the casts whose rows a group_reduce will return; None: all.
 
     Cost: the host sorts ``num_sent`` numbers for each cast in ``reduced``; it does not wait.
     """
     host: dict[_Key, Int32Array] = {}
     for cast in casts:
-        _add_tables(host, cast, num_rows, reduced is None or cast in reduced)
+        for leg in _legs(cast):
+            _add_tables(host, leg, reduced is None or cast in reduced)
     made = dict(zip(host, upload_together(list(host.values()), device), strict=True))
-    return [_assemble(cast, made) for cast in casts]
+    ready: list[AnyPreparedCast] = []
+    for cast in casts:
+        legs = [_assemble(leg, made) for leg in _legs(cast)]
+        ready.append(legs[0] if len(legs) == 1 else PreparedNodeCast(*legs))
+    return ready
+
+
+def _legs(cast: AnyCastPlan) -> tuple[GroupCastPlan, ...]:
+    if isinstance(cast, NodeCastPlan):
+        return cast.first, cast.spreading
+    return (cast,)
 
 
 _Key = tuple[str, int]
 """A table's name and the id of the ranges that it lists: two casts may share their ranges."""
 
 
-def _add_tables(
-    host: dict[_Key, Int32Array], cast: GroupCastPlan, num_rows: int, is_reduced: bool
-) -> None:
+def _add_tables(host: dict[_Key, Int32Array], cast: GroupCastPlan, is_reduced: bool) -> None:
     send, own = id(cast.send_ranges), id(cast.own_ranges)
     if ("rows", send) not in host:
         host["rows", send] = rows_of(cast.send_ranges)
     if is_reduced and ("begin", send) not in host:
-        tables = source_tables(host["rows", send], num_rows)
+        tables = source_tables(host["rows", send], cast.num_rows)
         host["begin", send], host["sources", send] = tables
-    if cast.num_own not in (0, num_rows) and ("rows", own) not in host:
+    if cast.num_own not in (0, cast.num_rows) and ("rows", own) not in host:
         host["rows", own] = rows_of(cast.own_ranges)
 
 

@@ -8,28 +8,44 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 CpGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
-"""A process group, a 1-D mesh, or None for one rank without torch.distributed."""
+"""A process group, a mesh, or None for one rank without torch.distributed. A 2-D mesh is [nodes,
+ranks of a node]: a row crosses to another node once (CostTable.ranks_per_node)."""
 
 
 def resolve_group(cp_group: CpGroup) -> dist.ProcessGroup | None:
     """The process group behind ``cp_group``.
 
     Raises:
-        ValueError: a mesh that is not 1-D.
+        ValueError: a mesh of more than two dimensions, or of two without names.
         TypeError: a value of any other type.
+
+    Cost: the first call with a 2-D mesh creates a group of all its ranks, a collective call.
     """
     if cp_group is None or isinstance(cp_group, dist.ProcessGroup):
         return cp_group
     if not isinstance(cp_group, DeviceMesh):
         raise TypeError(
-            f"cp_group must be a ProcessGroup, a 1-D DeviceMesh or None, got "
+            f"cp_group must be a ProcessGroup, a 1-D or 2-D DeviceMesh or None, got "
             f"{type(cp_group).__name__}; pass the context-parallel group"
         )
-    if cp_group.ndim != 1:
+    if cp_group.ndim > 2:
         raise ValueError(
-            f"a cp_group mesh must have one dimension, got {cp_group.ndim}; pass mesh['cp']"
+            f"a cp_group mesh must have one dimension, or two, nodes and the ranks of a node, got "
+            f"{cp_group.ndim}; pass mesh['cp']"
         )
-    return cp_group.get_group()
+    if cp_group.ndim == 2 and cp_group.mesh_dim_names is None:
+        raise ValueError(
+            "the dimensions of a cp_group mesh must have names, got none; pass mesh_dim_names to "
+            "init_device_mesh"
+        )
+    return (cp_group if cp_group.ndim == 1 else cp_group._flatten()).get_group()
+
+
+def mesh_ranks_per_node(cp_group: CpGroup) -> int | None:
+    """Ranks of a node if ``cp_group`` is a 2-D mesh; otherwise it does not tell."""
+    if isinstance(cp_group, DeviceMesh) and cp_group.ndim == 2:
+        return cp_group.size(1)
+    return None
 
 
 def is_alive(group: dist.ProcessGroup) -> bool:

@@ -4,6 +4,7 @@ from megatron_magi.core.plan.attn_plan import AttnPlan, make_attn_plan
 from megatron_magi.core.plan.group_cast import GroupCastPlan
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import PlanSizeError
+from megatron_magi.core.plan.node_cast import NodeCastPlan
 from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan, most_buffered_rows
 from megatron_magi.core.plan.shift import ShiftPlan, make_shift_plan
 from megatron_magi.core.plan.stage_times import StageTimes, predict_times
@@ -13,6 +14,7 @@ __all__ = [
     "AttnPlan",
     "GroupCastPlan",
     "HeadShape",
+    "NodeCastPlan",
     "PlanSizeError",
     "RankPlan",
     "ShiftPlan",

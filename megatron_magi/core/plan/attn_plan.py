@@ -14,6 +14,7 @@ from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
+from megatron_magi.core.plan.nodes import ranks_per_node
 from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.core.plan.token_layout import (
@@ -24,7 +25,7 @@ from megatron_magi.core.plan.token_layout import (
     make_token_layout,
 )
 
-PLANNER_VERSION = 6
+PLANNER_VERSION = 7
 """Part of every digest. Raise it whenever the same input may lead to another plan."""
 
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
@@ -71,6 +72,11 @@ class AttnPlan:
         return self.layout.cp_size
 
     @property
+    def ranks_per_node(self) -> int:
+        """Ranks that exchange rows inside a node; 0: links between nodes are not told apart."""
+        return ranks_per_node(self.config, self.cp_size)
+
+    @property
     def num_stages(self) -> int:
         """Number of stages of every rank, the one on own rows included."""
         return self.overlap_degree + 1
@@ -95,10 +101,12 @@ class AttnPlan:
             ValueError: a rank outside the group.
         """
         self.layout.check_rank(rank)
+        rank = int(rank)
         if rank not in self._rank_plans:
             self._rank_plans[rank] = make_rank_plan(
                 self.mask, self.layout, self.transfers, rank,
                 degree=self.overlap_degree, mode=self.forward_mode,
+                ranks_per_node=self.ranks_per_node,
             )  # fmt: skip
         return self._rank_plans[rank]
 
@@ -132,7 +140,8 @@ def make_attn_plan(
     Raises:
         TypeError: ``head_shape`` is no HeadShape.
         ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
-            leaves a rank without a chunk, a layout of another length, size or multiple.
+            leaves a rank without a chunk, a layout of another length, size or multiple, nodes
+            with different numbers of ranks.
         PlanSizeError: (a ValueError) planning would take minutes or gigabytes; see limits.py.
     """
     cp_size = integer(cp_size, "cp_size")
@@ -149,6 +158,7 @@ def make_attn_plan(
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
         forward=_wanted_forward(config),
         costs=stage_costs(head_shape, config, layout.num_local_tokens),
+        ranks_per_node=ranks_per_node(config, cp_size),
     )
     field_digests = {
         "mask": mask.digest,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,7 +19,7 @@ class GroupCastPlan:
     """
 
     send_ranges: Int32Array = field(repr=False)
-    """int32 [n, 2], read-only: local row runs, ordered by destination, then row."""
+    """int32 [n, 2], read-only: runs of the rows below, ordered by destination, then row."""
     send_counts: tuple[int, ...]
     """[cp_size]: number of rows sent to each rank."""
     recv_counts: tuple[int, ...]
@@ -27,6 +28,9 @@ class GroupCastPlan:
     """int32 [n, 2], read-only: global rows in receive-buffer order: by source, then row."""
     own_ranges: Int32Array = field(repr=False)
     """int32 [n, 2], read-only, ascending: local rows that come before the received ones."""
+    num_rows: int
+    """Number of rows of the tensors that rows are sent from: the local tokens, or what the exchange
+    before this one has brought."""
 
     @cached_property
     def num_sent(self) -> int:
@@ -43,6 +47,10 @@ class GroupCastPlan:
         """Number of own rows before the received ones."""
         return int((self.own_ranges[:, 1] - self.own_ranges[:, 0]).sum())
 
+    def with_own(self, own_ranges: Int32Array) -> GroupCastPlan:
+        """The same exchange behind other own rows; it shares the tables of this one."""
+        return replace(self, own_ranges=own_ranges)
+
 
 NO_RANGES: Int32Array = np.zeros((0, 2), np.int32)
 NO_RANGES.setflags(write=False)
@@ -56,7 +64,19 @@ def cast_of(
     Args:
         transfers: int32 [M, 5] (stage, dst, src, start, end) of all ranks, one stage, ordered.
     """
-    send_ranges, send_counts, recv_counts, recv_ranges = layout.native.cast_table(transfers, rank)
+    table = layout.native.cast_table(transfers, rank)
+    return cast_of_table(table, layout.num_local_tokens, own_ranges)
+
+
+CastTable: TypeAlias = "tuple[Int32Array, tuple[int, ...], tuple[int, ...], Int32Array]"
+"""Send ranges, send counts, receive counts, receive ranges, as the solver returns them."""
+
+
+def cast_of_table(
+    table: CastTable, num_rows: int, own_ranges: Int32Array = NO_RANGES
+) -> GroupCastPlan:
+    """The plan of a table of the solver."""
+    send_ranges, send_counts, recv_counts, recv_ranges = table
     send_ranges.setflags(write=False)
     recv_ranges.setflags(write=False)
-    return GroupCastPlan(send_ranges, send_counts, recv_counts, recv_ranges, own_ranges)
+    return GroupCastPlan(send_ranges, send_counts, recv_counts, recv_ranges, own_ranges, num_rows)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from megatron_magi.checks import instance
 from megatron_magi.config import ForwardMode
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.row_ranges import joined
 from megatron_magi.core.plan.group_cast import NO_RANGES, GroupCastPlan, cast_of
+from megatron_magi.core.plan.node_cast import NodeCastPlan, node_cast_of
 from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
 
 
@@ -24,7 +26,7 @@ class StagePlan:
     """int32 [n, 6], canonical, read-only: q = local row, k = row of this stage's key buffer."""
     num_keys: int
     """Rows of the key buffer."""
-    cast: GroupCastPlan | None
+    cast: GroupCastPlan | NodeCastPlan | None
     """What fills the buffer: own rows, then received ones. None if no rank receives anything: then
     no rank takes part in an exchange, and the buffer is this rank's rows or empty."""
     left_rows: Int32Array = field(default_factory=lambda: NO_RANGES, repr=False)
@@ -64,14 +66,15 @@ def make_rank_plan(
     *,
     degree: int,
     mode: ForwardMode,
+    ranks_per_node: int = 0,
 ) -> RankPlan:
     """Derive one rank's view of a plan; see ``AttnPlan.rank_plan``."""
-    view = _View(mask, layout, rank)
+    view = _View(mask, layout, rank, ranks_per_node)
     ends = np.searchsorted(transfers[:, 0], range(degree + 2))
     exchanging = [bool(begin < end) for begin, end in pairwise(ends.tolist())]
     # Large plans have millions of transfers between other ranks. For these it only matters whether
     # there are any.
-    mine = transfers[(transfers[:, 1] == rank) | (transfers[:, 2] == rank)]
+    mine = transfers[view.concern(transfers)]
     stages = forward = view.stages(mine, exchanging)
     if mode == "at_once" and degree > 0:
         forward = view.stages(in_one_stage(mine), [len(transfers) > 0])
@@ -96,11 +99,11 @@ def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
     return max((sum(rows[i : i + 2]) for i in range(len(rows))), default=0)
 
 
-def _sending_as(stage: StagePlan, cast: GroupCastPlan) -> StagePlan:
+def _sending_as(stage: StagePlan, cast: GroupCastPlan | NodeCastPlan) -> StagePlan:
     """The stage with the tables of another cast of the same rows, so that both share indices."""
-    assert stage.cast is not None and np.array_equal(stage.cast.send_ranges, cast.send_ranges)
+    assert stage.cast is not None
     assert np.array_equal(stage.cast.recv_ranges, cast.recv_ranges)
-    return replace(stage, cast=replace(cast, own_ranges=stage.cast.own_ranges))
+    return replace(stage, cast=cast.with_own(stage.cast.own_ranges))
 
 
 def in_one_stage(transfers: Int32Array) -> Int32Array:
@@ -118,11 +121,20 @@ class _View:
     mask: AttnMask
     layout: TokenLayout
     rank: int
+    ranks_per_node: int
+    """0: links are not told apart."""
+
+    def concern(self, transfers: Int32Array) -> npt.NDArray[np.bool_]:
+        """Which transfers the rank has a part in, as a relay too."""
+        dst, src = transfers[:, 1], transfers[:, 2]
+        per_node = self.ranks_per_node or 1
+        arrives: npt.NDArray[np.bool_] = dst // per_node == self.rank // per_node
+        return arrives | (src == self.rank)
 
     def stages(self, transfers: Int32Array, exchanging: Sequence[bool]) -> tuple[StagePlan, ...]:
         """
         Args:
-            transfers: from and to this rank.
+            transfers: those that the rank has a part in.
             exchanging: [num_stages] whether any ranks exchange rows in the stage.
         """
         everything = np.array([[0, self.layout.num_local_tokens]], np.int32)
@@ -150,14 +162,20 @@ class _View:
         """
         Args:
             own: local rows at the front of the key buffer.
-            transfers: from and to this rank, perhaps none; None: no rank exchanges rows.
+            transfers: those that the rank has a part in, perhaps none; None: no rank exchanges
+                rows.
             queries: global rows that attend; None: all rows of the rank.
         """
-        cast = None if transfers is None else cast_of(self.layout, transfers, self.rank, own)
+        cast = None if transfers is None else self._cast(transfers, own)
         received = cast.recv_ranges if cast else NO_RANGES
         keys = np.concatenate([self._globally(own), received])
         num_keys = int((keys[:, 1] - keys[:, 0]).sum())
         return StagePlan(self._slices(keys, queries), num_keys, cast)
+
+    def _cast(self, transfers: Int32Array, own: Int32Array) -> GroupCastPlan | NodeCastPlan:
+        if self.ranks_per_node:
+            return node_cast_of(self.layout, transfers, self.rank, self.ranks_per_node, own)
+        return cast_of(self.layout, transfers, self.rank, own)
 
     def _slices(self, keys: Int32Array, queries: Int32Array | None) -> Int32Array:
         slices = self.layout.native.stage_slices(

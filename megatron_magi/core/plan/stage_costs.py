@@ -30,5 +30,6 @@ def stage_costs(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> s
         "exchange_ps": table.stage_latency_us * 1e6,
         "call_ps": table.stage_latency_us * 1e6 / 4,
         "pass_ps": pass_s * 1e12,
+        "crossing_row_ps": head_shape.kv_row_bytes / (table.node_link_gib_s * 2**30) * 1e12,
     }
     return solver.StageCosts(**{name: round(min(t, LONGEST_PS)) for name, t in times.items()})

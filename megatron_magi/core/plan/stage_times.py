@@ -45,9 +45,9 @@ def predict_times(plan: AttnPlan) -> StageTimes:
     """The planner's own prediction for the plan's degree and mode; see csrc/planner/stages.h."""
     check_plan(plan)
     costs = stage_costs(plan.head_shape, plan.config, plan.layout.num_local_tokens)
-    work = plan.layout.native.rank_work(
-        plan.mask.slices, loads=plan.loads, rows_received=plan.rows_received
-    )
+    native = plan.layout.native
+    rows = native.rows_on_link(plan.transfers, costs, plan.ranks_per_node)
+    work = native.rank_work(plan.mask.slices, loads=plan.loads, link_rows=rows)
     mode = FORWARD_MODES.index(plan.forward_mode)
     return StageTimes(
         costs.forward_stages(work, plan.overlap_degree, mode),

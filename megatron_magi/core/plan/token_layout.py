@@ -14,6 +14,7 @@ from megatron_magi.checks import INT32_MAX, instance, int_array, integer
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
+from megatron_magi.core.plan.nodes import ranks_per_node
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -189,5 +190,6 @@ def make_token_layout(
         tile_k=config.costs.tile_k,
         max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
         swap_trials=trials if config.balancer == "swap" else 0,
+        ranks_per_node=ranks_per_node(config, cp_size),
     )
     return TokenLayout(total, chunk_size, cp_size, chunk_ranks)

@@ -20,13 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.group_cast import (
-    PendingCast,
-    group_cast,
-    rows_beside,
-    split_columns,
-)
-from megatron_magi.core.comm.group_reduce import PendingReduce, group_reduce, sum_at_home
+from megatron_magi.core.comm.group_cast import PendingCast, rows_beside, split_columns
+from megatron_magi.core.comm.group_reduce import Arriving, sum_at_home
+from megatron_magi.core.comm.node_cast import PendingNodeCast, cast_rows, reduce_rows
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.kernel.attention import check_qkv, no_logits, scale_of
@@ -182,10 +178,10 @@ class _Feed:
         self.work, self.stages, self.k, self.v = work, stages, k, v
         self.travelling = self._fetch(0)
 
-    def _fetch(self, i: int) -> PendingCast | None:
+    def _fetch(self, i: int) -> PendingCast | PendingNodeCast | None:
         if i == len(self.stages) or (cast := self.stages[i].cast) is None:
             return None
-        return group_cast((self.k, self.v), cast, self.work.group)
+        return cast_rows((self.k, self.v), cast, self.work.group)
 
     def __iter__(self) -> Iterator[tuple[PreparedStage, Tensor, Tensor]]:
         """(stage, keys, values): own rows, received rows, or own and then received ones.
@@ -272,7 +268,7 @@ class _Homeward:
         self.shapes = k.shape[1:], v.shape[1:]
         self.place_of: Tensor | None = None
         self.mine: Pair | None = None  # gradients of this rank's rows, all from one stage
-        self.pending: list[PendingReduce] = []
+        self.pending: list[Arriving] = []
 
     def place(self, stage: PreparedStage) -> Pair:
         """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side."""
@@ -294,7 +290,8 @@ class _Homeward:
             assert self.place_of is not None
             received = self.place_of[stage.num_own :] if stage.num_own else self.place_of
             partials = received.to(self.work.wire_dtype)
-            self.pending.append(group_reduce(partials, self.shapes, stage.cast, self.work.group))
+            group, dtype = self.work.group, acc_dtype(self.k.dtype)
+            self.pending.append(reduce_rows(partials, self.shapes, stage.cast, group, dtype))
 
     def sums(self) -> Pair:
         """Wait for all partial gradients; dk and dv of this rank's rows, in the dtype of k."""

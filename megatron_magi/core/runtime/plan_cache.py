@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from megatron_magi.checks import integer, is_integer_like, refusing_renamed
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.comm.process_group import CpGroup, group_size
+from megatron_magi.core.comm.process_group import CpGroup, group_size, mesh_ranks_per_node
 from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, make_attn_plan
@@ -49,7 +50,8 @@ def plan_for(
 
     Args:
         mask: self-attention over one packed sequence.
-        cp_size: number of context-parallel ranks, or their group or 1-D mesh.
+        cp_size: number of context-parallel ranks, or their group or mesh. A 2-D mesh, [nodes, ranks
+            of a node], stands for its number of ranks in ``config.costs.ranks_per_node`` too.
         head_shape: heads and head_dim of one tensor-parallel rank.
         config: None: the defaults.
         layout: the layout of an earlier plan, for a second mask over the same tokens (hybrid
@@ -66,5 +68,19 @@ def plan_for(
         size = integer(cp_size, "cp_size")
     else:
         size = group_size(cp_size)
+        config = with_nodes_of(cp_size, config)
     tokens = integer(token_multiple, "token_multiple")
     return cached_plan(mask, size, head_shape, config, layout, tokens)
+
+
+def with_nodes_of(cp_group: CpGroup, config: MagiConfig) -> MagiConfig:
+    """The config with the ranks of a node that a 2-D mesh names."""
+    of_mesh, given = mesh_ranks_per_node(cp_group), config.costs.ranks_per_node
+    if of_mesh is None or of_mesh == given:
+        return config
+    if given is not None:
+        raise ValueError(
+            f"CostTable.ranks_per_node must be that of the mesh, {of_mesh}, got {given}; leave it "
+            f"out where a 2-D mesh names the nodes"
+        )
+    return replace(config, costs=replace(config.costs, ranks_per_node=of_mesh))

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from megatron_magi.checks import integer, is_integer_like
-from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
+from megatron_magi.core.comm.prepared_cast import AnyPreparedCast, prepare_casts
 from megatron_magi.core.comm.process_group import CpGroup, group_rank
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.work_lists import make_work_lists
@@ -29,7 +29,7 @@ class PreparedStage:
 
     table: SliceTable
     """Its slices; the backends keep their work lists in it."""
-    cast: PreparedCast | None
+    cast: AnyPreparedCast | None
     """What fills the key buffer; None if the buffer is this rank's rows, or empty."""
     num_own: int
     """Number of own rows in the key buffer; they come first."""
@@ -109,7 +109,7 @@ def _prepare(view: RankPlan, device: torch.device) -> PreparedPlan:
     every = dict.fromkeys((*view.forward_stages, *view.stages))
     casts = dict.fromkeys(stage.cast for stage in every if stage.cast is not None)
     reduced = {stage.cast for stage in view.stages if stage.cast is not None}
-    ready = prepare_casts(list(casts), view.num_local_tokens, device, reduced)
+    ready = prepare_casts(list(casts), device, reduced)
     cast_of = dict(zip(casts, ready, strict=True))
     stages = {
         stage: PreparedStage(

@@ -73,7 +73,8 @@ def _prepared_shift(
 
     def make() -> _PreparedShift:
         plan = make_shift_plan(layout, shift, rank)
-        (cast,) = prepare_casts([plan.cast], layout.num_local_tokens, device, reduced=())
+        (cast,) = prepare_casts([plan.cast], device, reduced=())
+        assert isinstance(cast, PreparedCast)
         return _PreparedShift(cast, *upload_together([plan.gather_index], device))
 
     return kept_with(layout, ("shift", shift, rank, device), make)

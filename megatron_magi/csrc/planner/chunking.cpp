@@ -9,6 +9,7 @@
 #include "planner/ceil_div.h"
 #include "planner/dispatch.h"
 #include "planner/loads.h"
+#include "planner/node_search.h"
 #include "planner/repair.h"
 #include "planner/swap_search.h"
 
@@ -110,6 +111,12 @@ Dispatch solve_dispatch(const DispatchProblem& problem) {
                                 std::to_string(problem.num_local_tokens) + "), got " +
                                 std::to_string(*problem.chunk_size));
   }
+  if (problem.ranks_per_node < 0 ||
+      (problem.ranks_per_node > 0 && problem.cp_size % problem.ranks_per_node != 0)) {
+    throw std::invalid_argument("ranks_per_node must divide cp_size (" +
+                                std::to_string(problem.cp_size) + "), got " +
+                                std::to_string(problem.ranks_per_node));
+  }
   Candidate best = best_candidate(problem);
   const int64_t num_chunks = static_cast<int64_t>(best.ranks.size());
   const int64_t trials =
@@ -117,13 +124,15 @@ Dispatch solve_dispatch(const DispatchProblem& problem) {
   if (trials > 0 && problem.cp_size > 1) {
     const RangeLists keys = keys_by_block(problem.slices, best.chunk_size, num_chunks);
     const Segments segments = make_segments(keys, best.chunk_size);
-    best.ranks = swap_search({.segments = segments,
-                              .chunk_loads = best.loads,
-                              .cp_size = problem.cp_size,
-                              .chunk_size = best.chunk_size,
-                              .max_load = best.cap,
-                              .trials = trials},
-                             std::move(best.ranks));
+    const SwapProblem search{.segments = segments,
+                             .chunk_loads = best.loads,
+                             .cp_size = problem.cp_size,
+                             .chunk_size = best.chunk_size,
+                             .max_load = best.cap,
+                             .trials = trials};
+    best.ranks = problem.ranks_per_node > 0
+                     ? node_search(search, problem.ranks_per_node, std::move(best.ranks))
+                     : swap_search(search, std::move(best.ranks));
   }
   return {best.chunk_size, std::move(best.ranks)};
 }

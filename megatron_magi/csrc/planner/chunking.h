@@ -19,6 +19,7 @@ struct DispatchProblem {
   int64_t tile_k = 0;
   int64_t max_imbalance_ppm = 0;  // highest load over the mean, in millionths
   int64_t swap_trials = 0;        // 0: LPT only; negative: grows with the number of chunks
+  int64_t ranks_per_node = 0;     // divides cp_size; 0: links between nodes count as any others
 };
 
 struct Dispatch {

@@ -14,12 +14,13 @@ using TimePs = __int128;  // no cost table makes it overflow
 
 // Times in picoseconds, so that the choice is made in integers and is the same everywhere.
 struct StageCosts {
-  int64_t row_ps = 0;       // to receive one row (key and value of one token)
-  int64_t home_row_ps = 0;  // to receive the gradients of one row
-  int64_t tile_ps = 0;      // to attend one tile forward; backward takes 5/2 of that
-  int64_t exchange_ps = 0;  // fixed cost of an exchange
-  int64_t call_ps = 0;      // fixed cost of one more kernel call
-  int64_t pass_ps = 0;      // to read or write 8 bytes for every element of a rank's out
+  int64_t row_ps = 0;           // to receive one row (key and value of one token)
+  int64_t home_row_ps = 0;      // to receive the gradients of one row
+  int64_t tile_ps = 0;          // to attend one tile forward; backward takes 5/2 of that
+  int64_t exchange_ps = 0;      // fixed cost of an exchange
+  int64_t call_ps = 0;          // fixed cost of one more kernel call
+  int64_t pass_ps = 0;          // to read or write 8 bytes for every element of a rank's out
+  int64_t crossing_row_ps = 0;  // to receive one row from another node
 };
 
 // The work of one rank.
@@ -27,7 +28,7 @@ struct RankWork {
   int64_t own_tiles = 0;     // on its own keys
   int64_t remote_tiles = 0;  // on received keys
   int64_t local_tiles = 0;   // of rows that see own keys only
-  int64_t remote_rows = 0;   // to receive
+  int64_t remote_rows = 0;   // to receive; see rows_on_link in transfers.h
 };
 
 // How the forward uses the rows that it receives.

@@ -34,17 +34,20 @@ std::vector<int64_t> own_areas(std::span<const Slice> slices, const Layout& layo
   return areas;
 }
 
-std::vector<int64_t> rows_received(const TransferPlan& plan) {
-  std::vector<int64_t> rows(plan.loads.size());
-  for (const Transfer& t : plan.transfers) rows[t.dst] += t.rows.size();
+}  // namespace
+
+std::vector<int64_t> rows_on_link(std::span<const Transfer> transfers, int64_t cp_size,
+                                  const StageCosts& costs, Nodes nodes) {
+  if (nodes) {
+    return busiest_link_rows(transfers, cp_size, nodes, costs.crossing_row_ps, costs.row_ps);
+  }
+  std::vector<int64_t> rows(cp_size);
+  for (const Transfer& t : transfers) rows[t.dst] += t.rows.size();
   return rows;
 }
 
-}  // namespace
-
 std::vector<RankWork> rank_work(std::span<const Slice> slices, const Layout& layout,
-                                std::span<const int64_t> loads,
-                                std::span<const int64_t> rows_received) {
+                                std::span<const int64_t> loads, std::span<const int64_t> rows) {
   int64_t total_area = 0, total_tiles = 0;
   for (const Slice& slice : slices) total_area += area(slice);
   for (const int64_t load : loads) total_tiles += load;
@@ -59,7 +62,7 @@ std::vector<RankWork> rank_work(std::span<const Slice> slices, const Layout& lay
     const std::vector<Range> waiting = remote_rows(slices, layout, r);
     const int64_t local = area_of_rows(slices, other_rows(waiting, layout, r));
     work[rank].local_tiles = std::min(loads[rank], local / per_tile);
-    work[rank].remote_rows = rows_received[rank];
+    work[rank].remote_rows = rows[rank];
   }
   return work;
 }
@@ -81,16 +84,25 @@ TransferPlan solve_transfers(const TransferProblem& problem) {
   }
   // 3. Stages.
   const bool given = problem.degree && problem.forward;
-  plan.staging =
-      given ? Staging{*problem.degree, *problem.forward}
-            : choose_staging(rank_work(problem.slices, layout, plan.loads, rows_received(plan)),
-                             problem.costs, problem.degree, problem.forward);
+  plan.staging = given ? Staging{*problem.degree, *problem.forward}
+                       : choose_staging(rank_work(problem.slices, layout, plan.loads,
+                                                  rows_on_link(plan.transfers, layout.cp_size,
+                                                               problem.costs, problem.nodes)),
+                                        problem.costs, problem.degree, problem.forward);
   if (plan.staging.degree == 0) return plan;
   std::vector<std::vector<Transfer>> stages(plan.staging.degree);
+  // Ranks of one node are staged together, or each rank for itself.
+  const auto home = [&](const Transfer& t) {
+    return problem.nodes ? problem.nodes.node(t.dst) : t.dst;
+  };
   for (auto first = plan.transfers.begin(); first != plan.transfers.end();) {
     const auto last = std::find_if(first, plan.transfers.end(),
-                                   [&](const Transfer& t) { return t.dst != first->dst; });
-    split_stages({first, last}, problem.tile_k, stages);
+                                   [&](const Transfer& t) { return home(t) != home(*first); });
+    if (problem.nodes) {
+      split_node_stages({first, last}, problem.tile_k, problem.nodes, stages);
+    } else {
+      split_stages({first, last}, problem.tile_k, stages);
+    }
     first = last;
   }
   plan.transfers.clear();

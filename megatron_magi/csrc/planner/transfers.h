@@ -8,6 +8,7 @@
 
 #include "planner/layout.h"
 #include "planner/needs.h"
+#include "planner/nodes.h"
 #include "planner/stages.h"
 
 namespace magi {
@@ -20,6 +21,7 @@ struct TransferProblem {
   std::optional<int64_t> degree;   // remote stages; nullopt: choose
   std::optional<Forward> forward;  // nullopt: choose
   StageCosts costs;                // for choosing
+  Nodes nodes;                     // how ranks lie on nodes
 };
 
 struct TransferPlan {
@@ -30,11 +32,15 @@ struct TransferPlan {
 
 TransferPlan solve_transfers(const TransferProblem& problem);
 
+// The rows that the model of times counts for every rank's exchanges: those that it receives, or on
+// several nodes those of its busiest link. [cp_size].
+std::vector<int64_t> rows_on_link(std::span<const Transfer> transfers, int64_t cp_size,
+                                  const StageCosts& costs, Nodes nodes);
+
 // What every rank has to do, for the model of times in stages.h: [cp_size]. `loads` are tiles,
-// `rows_received` are key rows of all stages, both by rank.
+// `rows` are those of rows_on_link, both by rank.
 std::vector<RankWork> rank_work(std::span<const Slice> slices, const Layout& layout,
-                                std::span<const int64_t> loads,
-                                std::span<const int64_t> rows_received);
+                                std::span<const int64_t> loads, std::span<const int64_t> rows);
 
 // Transfers of a shift: the rank that owns position p < total_seqlen receives row
 // (p + shift) mod total_seqlen. Ordered by (dst, src, row), stage 0.

@@ -17,6 +17,7 @@ from megatron_magi.core.comm.process_group import (
     group_rank,
     group_size,
     is_alive,
+    mesh_ranks_per_node,
     resolve_group,
 )
 
@@ -52,14 +53,26 @@ def test_a_mesh_of_one_dimension_is_its_group(world: dist.ProcessGroup) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     assert resolve_group(mesh["cp"]) is mesh["cp"].get_group()
     assert (group_size(mesh["cp"]), group_rank(mesh["cp"])) == (2, 0)
-    with pytest.raises(ValueError, match=r"must have one dimension, got 2; pass mesh\['cp'\]"):
-        resolve_group(mesh)
+
+
+def test_a_mesh_of_nodes_is_one_group(world: dist.ProcessGroup) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "rank"))
+    assert (group_size(mesh), group_rank(mesh)) == (SIZE, RANK)
+    assert resolve_group(mesh) is resolve_group(mesh)
+    assert mesh_ranks_per_node(mesh) == 2 and mesh_ranks_per_node(mesh["rank"]) is None
+    assert mesh_ranks_per_node(world) is None and mesh_ranks_per_node(None) is None
+    with pytest.raises(ValueError, match="must have names, got none; pass mesh_dim_names"):
+        resolve_group(init_device_mesh("cpu", (2, 2)))
+    with pytest.raises(ValueError, match=r"one dimension, or two, .* got 3; pass mesh"):
+        resolve_group(init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("a", "b", "c")))
 
 
 @pytest.mark.parametrize("bad", [0, "cp", SimpleNamespace(size=lambda: 1, rank=lambda: 0)])
 def test_other_values_are_refused(bad: object) -> None:
     """Also what has a size and a rank: nothing could be sent through it."""
-    text = f"must be a ProcessGroup, a 1-D DeviceMesh or None, got {type(bad).__name__}; pass"
+    text = (
+        f"must be a ProcessGroup, a 1-D or 2-D DeviceMesh or None, got {type(bad).__name__}; pass"
+    )
     for ask in (resolve_group, group_size, group_rank):
         with pytest.raises(TypeError, match=text):
             ask(bad)

@@ -40,7 +40,7 @@ def casts(mode: str, num_rows: int = 60) -> list[PreparedCast]:
     views = [plan.rank_plan(rank) for rank in range(3)]
     stages = [s for view in views for s in (*view.forward_stages, *view.stages)]
     wanted = [s.cast for s in stages if s.cast is not None]
-    return prepare_casts(wanted, num_rows, torch.device("cpu"))
+    return prepare_casts(wanted, torch.device("cpu"))
 
 
 def index_of(cast: PreparedCast, name: str) -> list[int]:

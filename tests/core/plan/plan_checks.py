@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan import AttnPlan, StagePlan
+from megatron_magi.core.plan import AttnPlan, GroupCastPlan, NodeCastPlan, StagePlan
 
 
 def check(plan: AttnPlan) -> None:
@@ -113,19 +113,47 @@ def check_stages(plan: AttnPlan, dense: np.ndarray, views: list, count: int) -> 
 
 def check_casts(plan: AttnPlan, casts: list) -> None:
     """What rank s sends to rank d, row by row, is what d's buffer expects from s."""
-    d = plan.layout
+    own = [plan.layout.position_ids(rank).tolist() for rank in range(plan.cp_size)]
+    if isinstance(casts[0], NodeCastPlan):
+        check_steps(plan, casts, own)
+    else:
+        check_exchange(casts, own, list(range(plan.cp_size)))
+
+
+def check_steps(plan: AttnPlan, casts: list[NodeCastPlan], own: list[list[int]]) -> None:
+    """The same for both steps of an exchange among nodes; what arrives first is sent on."""
+    ranks, per_node = list(range(plan.cp_size)), plan.ranks_per_node
+    check_exchange([c.first for c in casts], own, ranks)
+    arrived = [rows_of(cast.first.recv_ranges) for cast in casts]
+    check_exchange([c.spreading for c in casts], arrived, ranks)
+    for rank, cast in enumerate(casts):
+        node, number = rank // per_node, rank % per_node
+        peers = [dst for dst, count in enumerate(cast.first.send_counts) if count]
+        assert all(dst // per_node == node or dst % per_node == number for dst in peers)
+        spread = [dst for dst, count in enumerate(cast.spreading.send_counts) if count]
+        assert all(dst // per_node == node and dst != rank for dst in spread)
+        both = arrived[rank] + rows_of(cast.spreading.recv_ranges)
+        assert rows_of(cast.recv_ranges) == both and cast.num_recv == len(both) == len(set(both))
+        assert cast.spreading.num_rows == cast.first.num_recv
+
+
+def check_exchange(casts: list[GroupCastPlan], sources: list[list[int]], group: list[int]) -> None:
+    """``sources``: the global rows that each rank sends from; ``group``: who exchanges rows."""
     sent: dict[tuple[int, int], list[int]] = {}
-    for src, cast in enumerate(casts):
-        rows = [r for a, b in cast.send_ranges.tolist() for r in range(a, b)]
-        assert len(rows) == cast.num_sent
+    for src in group:
+        rows = rows_of(casts[src].send_ranges)
+        assert len(rows) == casts[src].num_sent and len(casts[src].send_counts) == len(group)
         at = 0
-        for dst, count in enumerate(cast.send_counts):
-            sent[src, dst] = d.position_ids(src)[rows[at : at + count]].tolist()
+        for dst, count in zip(group, casts[src].send_counts, strict=True):
+            sent[src, dst] = [sources[src][row] for row in rows[at : at + count]]
             at += count
-    for dst, cast in enumerate(casts):
-        rows = [r for a, b in cast.recv_ranges.tolist() for r in range(a, b)]
-        assert rows == [r for src in range(d.cp_size) for r in sent[src, dst]]
-        assert [len(sent[src, dst]) for src in range(d.cp_size)] == list(cast.recv_counts)
+    for dst in group:
+        assert rows_of(casts[dst].recv_ranges) == [r for src in group for r in sent[src, dst]]
+        assert [len(sent[src, dst]) for src in group] == list(casts[dst].recv_counts)
+
+
+def rows_of(ranges: np.ndarray) -> list[int]:
+    return [row for a, b in ranges.tolist() for row in range(a, b)]
 
 
 def check_loads(plan: AttnPlan, dense: np.ndarray) -> None:

@@ -16,6 +16,7 @@ import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
+from megatron_magi.core.comm.node_cast import cast_rows, reduce_rows
 from megatron_magi.core.comm.prepared_cast import prepare_casts
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
@@ -158,10 +159,10 @@ def wire_dtype(
 
     def spy(partials: Any, *args: Any) -> Any:
         seen.append(partials.dtype)
-        return group_reduce(partials, *args)
+        return reduce_rows(partials, *args)
 
     config = staged(degree, dkv_reduce_in_fp32=in_fp32)
-    with mock.patch.object(dist_attn, "group_reduce", spy):
+    with mock.patch.object(dist_attn, "reduce_rows", spy):
         check_against_dense(NAMED[name], config, group, dtype, seed=len(name))
     assert seen and set(seen) == {torch.float32 if in_fp32 else dtype}
 
@@ -244,7 +245,7 @@ def cast_and_reduce_stage(
     stage: StagePlan, cast: GroupCastPlan, positions: torch.Tensor, group: Any
 ) -> None:
     rows = positions.to(torch.bfloat16)[:, None].expand(-1, 3).contiguous()
-    (ready,) = prepare_casts([cast], len(rows), rows.device)
+    (ready,) = prepare_casts([cast], rows.device)
     (keys, twice) = group_cast((rows, rows * 2), ready, group).wait()
     kept = [int(positions[i]) for a, b in cast.own_ranges.tolist() for i in range(a, b)]
     wanted = [i for a, b in cast.recv_ranges.tolist() for i in range(a, b)]
@@ -326,7 +327,7 @@ def key_buffers(rank: int, cp_size: int) -> None:
 
     def spy(*args: Any) -> Any:
         nonlocal most
-        pending = group_cast(*args)
+        pending = cast_rows(*args)
         made.append(StorageWeakRef(pending.buffer.untyped_storage()))
         deadline = time.monotonic() + 5  # gloo's thread lets go of a finished exchange in its time
         while (alive := sum(not ref.expired() for ref in made)) > 2 and time.monotonic() < deadline:
@@ -338,7 +339,7 @@ def key_buffers(rank: int, cp_size: int) -> None:
         magi.dispatch(x, plan, group).detach().requires_grad_()
         for x in random_qkv(mask, 4, 2, 8, torch.float32, 0)[:3]
     ]
-    with mock.patch.object(dist_attn, "group_cast", spy):
+    with mock.patch.object(dist_attn, "cast_rows", spy):
         out, _ = magi.dist_attn(*leaves, plan, group)
         out.sum().backward()
     assert len(made) == 10 and most == 2, (len(made), most)

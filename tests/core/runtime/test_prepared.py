@@ -227,7 +227,7 @@ def test_casts_of_the_same_rows_share_their_tables() -> None:
 def test_a_cast_without_its_reduce_has_no_sources(ranks: int) -> None:
     plan = make_plan("at_once", degree=0, cp_size=ranks)
     casts = [s.cast for s in plan.rank_plan(0).stages if s.cast is not None]
-    made = prepare_casts(casts, plan.layout.num_local_tokens, CPU, reduced=())
+    made = prepare_casts(casts, CPU, reduced=())
     assert [x.sources for x in made] == [None] * len(casts) and len(casts) == (ranks > 1)
 
 

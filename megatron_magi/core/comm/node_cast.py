@@ -1,0 +1,187 @@
+"""group_cast and group_reduce among several nodes: each row crosses to another node once.
+
+Two exchanges stand for one (csrc/planner/nodes.h). In the first, rows go to the ranks of their own
+node and to their relays on other nodes; in the second, relays spread them inside their nodes.
+Partial sums return the same way: a relay adds those of its node, and one sum crosses back. Both
+exchanges run in the context-parallel group, and peers without rows get no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magi.core.comm.group_cast import (
+    PendingCast,
+    group_cast,
+    send_rows,
+    split_columns,
+)
+from megatron_magi.core.comm.group_reduce import Arriving, PendingReduce, group_reduce
+from megatron_magi.core.comm.prepared_cast import (
+    AnyPreparedCast,
+    PreparedCast,
+    PreparedNodeCast,
+)
+from megatron_magi.core.comm.rows import RowSources, add_rows
+
+
+def cast_rows(
+    xs: Sequence[Tensor], cast: AnyPreparedCast, group: dist.ProcessGroup | None
+) -> PendingCast | PendingNodeCast:
+    """group_cast, or node_cast if the plan knows of nodes."""
+    if isinstance(cast, PreparedNodeCast):
+        return node_cast(xs, cast, group)
+    return group_cast(xs, cast, group)
+
+
+def reduce_rows(
+    partials: Tensor,
+    shapes: Sequence[torch.Size],
+    cast: AnyPreparedCast,
+    group: dist.ProcessGroup | None,
+    dtype: torch.dtype,
+) -> Arriving:
+    """group_reduce, or node_reduce if the plan knows of nodes; arguments as there."""
+    if isinstance(cast, PreparedNodeCast):
+        return node_reduce(partials, shapes, cast, group, dtype)
+    return group_reduce(partials, shapes, cast, group)
+
+
+@dataclass
+class PendingNodeCast:
+    """Rows that are being received. ``wait`` may be called once."""
+
+    first: PendingCast
+    """The first exchange; its buffer has room for the rows of the second behind its own."""
+    cast: PreparedNodeCast
+    group: dist.ProcessGroup | None
+    spreading: dist.Work | None = None
+
+    @property
+    def buffer(self) -> Tensor:
+        return self.first.buffer
+
+    def spread(self) -> None:
+        """Send on what has arrived for others; waits for it, on a GPU in the current stream."""
+        if self.first.work is not None:
+            self.first.work.wait()
+            self.first.work = None
+        own, arrived = self.cast.num_own, self.cast.first.num_recv
+        rows, rest = self.buffer[own : own + arrived], self.buffer[own + arrived :]
+        parts = split_columns(rows, self.first.shapes)
+        self.spreading = send_rows(parts, self.cast.spreading, rest, self.group)
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """As PendingCast.wait: rows [own | first exchange | second exchange]."""
+        if self.first.work is not None:
+            self.spread()
+        rows = self.first.wait()
+        if self.spreading is not None:
+            self.spreading.wait()
+        return rows
+
+
+def node_cast(
+    xs: Sequence[Tensor], cast: PreparedNodeCast, group: dist.ProcessGroup | None
+) -> PendingNodeCast:
+    """group_cast among several nodes; arguments and result as there.
+
+    Cost: between nodes, each row once for each node that reads it; inside a node, each row once for
+    each of its readers. Two all-to-alls with uneven splits, one after the other.
+    """
+    pending = PendingNodeCast(
+        group_cast(xs, cast.first, group, cast.spreading.num_recv), cast, group
+    )
+    if pending.buffer.is_cuda:
+        with _beside(pending.buffer):
+            pending.spread()
+    return pending
+
+
+@dataclass
+class PendingRelay:
+    """Partial sums that travel home through relays; see Arriving."""
+
+    partials: Tensor
+    """[first.num_recv, C]: of the rows that the first exchange brought."""
+    spreading: PendingReduce
+    """What this rank's node returns of them."""
+    cast: PreparedCast
+    """The first exchange."""
+    group: dist.ProcessGroup | None
+    dtype: torch.dtype
+    """In which a relay adds."""
+    homeward: PendingReduce | None = None
+
+    def send_sums(self) -> None:
+        """Add what ranks of this node have returned, and send each sum to the row's owner."""
+        spreading, shapes = self.spreading, self.spreading.shapes
+        sums = self.partials.to(self.dtype)
+        arrived = spreading.wait()
+        add_rows(split_columns(sums, shapes), arrived, spreading.sources, spreading.cast.peers)
+        sums = sums.to(self.partials.dtype)
+        self.homeward = group_reduce(sums, shapes, self.cast, self.group)
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if self.homeward is None:
+            self.send_sums()
+        assert self.homeward is not None
+        arrived = self.homeward.wait()
+        if arrived[0].is_cuda:  # its memory is that of the stream of relays
+            arrived[0].record_stream(torch.cuda.current_stream(arrived[0].device))
+        return arrived
+
+    @property
+    def sources(self) -> RowSources:
+        assert self.cast.sources is not None, "the cast was prepared without its reduce"
+        return self.cast.sources
+
+
+def node_reduce(
+    partials: Tensor,
+    shapes: Sequence[torch.Size],
+    cast: PreparedNodeCast,
+    group: dist.ProcessGroup | None,
+    dtype: torch.dtype,
+) -> PendingRelay:
+    """group_reduce among several nodes.
+
+    Args:
+        partials: [num_recv, C] contiguous, in the order of the plan's ``recv_ranges``; they may be
+            overwritten.
+        dtype: in which a relay adds the partial sums of its node, in the order of its ranks; each
+            sum crosses in the dtype of ``partials``.
+
+    Cost: that of the cast, backwards, and an addition on the relays.
+    """
+    near, far = partials.split([cast.first.num_recv, cast.spreading.num_recv])
+    spreading = group_reduce(far, shapes, cast.spreading, group)
+    pending = PendingRelay(near, spreading, cast.first, group, dtype)
+    if partials.is_cuda:
+        with _beside(partials, spreading.buffer):
+            pending.send_sums()
+    return pending
+
+
+@contextmanager
+def _beside(*buffers: Tensor) -> Iterator[None]:
+    """Work on buffers in a stream of its own, so that the current one need not wait."""
+    device = buffers[0].device
+    stream = _relay_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    for buffer in buffers:
+        buffer.record_stream(stream)
+    with torch.cuda.stream(stream):
+        yield
+
+
+@lru_cache
+def _relay_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
