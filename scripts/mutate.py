@@ -46,8 +46,10 @@ SUITES = {
     "core/runtime/": ["tests/core/runtime", "tests/edge"],
     "adapter/adam_state": ["tests/training/test_adam_state.py"],
     "adapter/": ["tests/adapter", "tests/edge"],
-    "training/checkpoint/": ["tests/training/test_checkpoint.py",
-                             "tests/training/test_damaged_checkpoints.py"],
+    "training/checkpoint/": ["tests/training/test_checkpoint_facts.py",
+                             "tests/training/test_checkpoint_folder.py",
+                             "tests/training/test_tensor_files.py",
+                             "tests/training/test_checkpoint.py"],
 }  # fmt: skip
 """Paths that begin so, and the tests of their modules, quickest first."""
 

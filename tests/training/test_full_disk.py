@@ -5,34 +5,19 @@ from __future__ import annotations
 import csv
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_magi.training.checkpoint.checkpoint_folder import (
-    finish,
-    list_checkpoints,
-    open_partial,
-)
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.process.whole_files import filled_folder, written_whole
 from megatron_magi.training.recipe.config import DataConfig, LogConfig, RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.log import RunLog
+from tests.training.full_disk import FULL, needs_full, no_room
 from tests.training.step_records import record
-
-FULL = Path("/dev/full")
-ROOT = Path(__file__).parents[2]
-needs_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
-
-
-def no_room(*_: Any, **__: Any) -> Any:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
 
 # Checkpoints, in worlds of two ranks.
 
@@ -144,75 +129,6 @@ def test_a_token_beyond_the_vocabulary_ends_a_run_in_a_line(results: dict[str, A
 def config(folder: Path) -> RunConfig:
     log = LogConfig(dir=str(folder), progress=False)
     return RunConfig(data=DataConfig(path="x"), log=log)
-
-
-@needs_full
-def test_a_disk_that_is_full_for_the_last_file_leaves_the_last_checkpoint(tmp_path: Path) -> None:
-    finish(open_partial(tmp_path, 2), config(tmp_path), 2, 4, 1)
-    partial = open_partial(tmp_path, 4)
-    (partial / "checkpoint.json").symlink_to(FULL)
-    with pytest.raises(RecipeError) as error:
-        finish(partial, config(tmp_path), 4, 8, 1)
-    assert "got [Errno 28] No space left on device in " in str(error.value)
-    assert str(error.value).endswith(f"checkpoint.load={tmp_path / 'iter_0000002'}")
-    assert [p.name for p in tmp_path.iterdir()] == ["iter_0000002"]
-
-
-def test_a_failed_rename_keeps_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = finish(open_partial(tmp_path, 2), config(tmp_path), 2, 4, 1)
-    partial = open_partial(tmp_path, 4)
-    monkeypatch.setattr(Path, "rename", no_room)
-    with pytest.raises(RecipeError, match="iteration 4 needs room"):
-        finish(partial, config(tmp_path), 4, 8, 1)
-    assert [c.path for c in list_checkpoints(tmp_path)] == [whole]
-    assert [p.name for p in tmp_path.iterdir()] == [whole.name]
-
-
-def test_a_folder_in_a_file_is_no_place_for_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(RecipeError, match="iteration 4 needs room and a folder that it can write"):
-        open_partial(tmp_path / "file" / "checkpoints", 4)
-
-
-def test_what_a_kill_left_unfinished_goes_with_the_next_save(tmp_path: Path) -> None:
-    (tmp_path / "iter_0000002.partial").mkdir()
-    (tmp_path / "mine.partial").mkdir()
-    open_partial(tmp_path, 4)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_0000004.partial", "mine.partial"]
-
-
-WRITE_TENSORS = """
-import sys, torch
-from pathlib import Path
-from megatron_magi.training.process.processes import one_process
-with one_process():
-    from megatron.core.dist_checkpointing import ShardedTensor
-    from megatron_magi.training.checkpoint.tensor_files import load_tensors, save_tensors
-    sharded = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(8)), "number": 5}
-    for name in ("common.pt", ".metadata.tmp", "metadata.json", "nothing"):
-        folder = Path(sys.argv[1]) / name
-        folder.mkdir()
-        (folder / name).symlink_to("/dev/full")
-        try:
-            save_tensors(sharded, folder)
-            print("no error", load_tensors(sharded, folder)["number"])
-        except OSError as error:
-            print(name, error)
-"""
-
-
-@needs_full
-def test_every_file_of_megatron_tells_of_a_full_disk(tmp_path: Path) -> None:
-    """Those that rank 0 writes alone; `full` above is about the others."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", "-c", WRITE_TENSORS, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert run.stderr == ""
-    said = run.stdout.splitlines()
-    assert [line.split()[0] for line in said[:3]] == ["common.pt", ".metadata.tmp", "metadata.json"]
-    assert said[3:] == ["no error 5"]
 
 
 @needs_full

@@ -1,144 +1,59 @@
-"""Which checkpoint a run takes: the most iterations whatever the clocks say, and a whole one."""
+"""The facts of a checkpoint are read back, and damage to them or to a file is told in one line."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_magi.training.checkpoint.checkpoint_facts import FACTS, NEEDED, DamagedCheckpointError
+from megatron_magi.training.checkpoint.checkpoint_facts import (
+    FACTS,
+    NEEDED,
+    DamagedCheckpointError,
+    check_files,
+    read_facts,
+    write_facts,
+)
 from megatron_magi.training.checkpoint.checkpoint_folder import (
     checkpoint_to_load,
     choose_checkpoint,
     find_checkpoint,
-    finish,
-    list_checkpoints,
-    open_partial,
 )
 from megatron_magi.training.recipe.config import RunConfig
-from megatron_magi.training.recipe.recipe import build_config
 from megatron_magi.training.recipe.recipe_error import RecipeError
-
-Facts = dict[str, Any]
+from tests.training.small_checkpoints import change, config_of, cut, shorter_tensors, write
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., RunConfig]:
-    def make(load: str | None = "latest", keep: int | None = None) -> RunConfig:
-        from omegaconf import OmegaConf
-
-        plain = {"data": {"path": "x"}, "log": {"dir": str(tmp_path)}}
-        return build_config(
-            [OmegaConf.create({**plain, "checkpoint": {"load": load, "keep": keep}})]
-        )
-
-    return make
+    return partial(config_of, tmp_path)
 
 
-def write(config: RunConfig, iteration: int) -> Path:
-    partial = open_partial(Path(config.log.dir) / config.name / "checkpoints", iteration)
-    (partial / "tensors.distcp").write_bytes(b"w" * 100)
-    return finish(partial, config, iteration, iteration * 8, world_size=4)
-
-
-def change(path: Path, edit: Callable[[Facts], Any]) -> None:
-    facts = json.loads((path / FACTS).read_text())
-    edit(facts)
-    (path / FACTS).write_text(json.dumps(facts))
-
-
-def save_at(path: Path, seconds: float) -> None:
-    """As a clock that is off would have dated it."""
-    change(path, lambda facts: facts.update(saved_at=seconds))
-    for entry in (path, *path.iterdir()):
-        os.utime(entry, (seconds, seconds))
-
-
-# The order.
-
-
-def test_a_clock_that_stepped_back_changes_nothing(config: Callable[..., RunConfig]) -> None:
-    keep2 = config(keep=2)
-    for iteration in (10, 20, 30):
-        path = write(keep2, iteration)
-        save_at(path, 4e9 - iteration)  # far ahead of now, and each before the last
-    assert [c.iteration for c in list_checkpoints(path.parent)] == [20, 30]
-    newest = write(keep2, 40)
-    assert [c.iteration for c in list_checkpoints(path.parent)] == [30, 40]
-    found = checkpoint_to_load(keep2)
-    assert found is not None and (found.path, found.consumed_samples) == (newest, 320)
-    assert found.layout == "tp 1 pp 1 cp 1 dp 4"
-
-
-def test_iterations_are_numbers_and_no_names(config: Callable[..., RunConfig]) -> None:
-    """As text, iter_10000000 would come before iter_9999999."""
-    keep1 = config(keep=1)
-    write(keep1, 9_999_999)
-    path = write(keep1, 10_000_000)
-    assert [p.name for p in path.parent.iterdir()] == ["iter_10000000"]
-
-
-def test_what_was_just_written_stays_among_later_ones_and_latest_stays_ahead(
-    config: Callable[..., RunConfig],
+def test_facts_read_back_with_the_size_of_every_other_file(
+    config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    keep2 = config(keep=2)
-    for iteration in (10, 20, 30, 5):
-        path = write(keep2, iteration)
-    assert [c.iteration for c in list_checkpoints(path.parent)] == [5, 20, 30]
-    found = checkpoint_to_load(keep2)
-    assert found is not None and found.iteration == 30
-    write(keep2, 6)
-    assert [c.iteration for c in list_checkpoints(path.parent)] == [6, 20, 30]
-
-
-@pytest.mark.parametrize("start", [None, "PATH"])
-def test_a_start_below_a_later_checkpoint_says_so(
-    config: Callable[..., RunConfig], start: str | None
-) -> None:
-    paths = [write(config(), iteration) for iteration in (10, 20, 30)]
-    choice = choose_checkpoint(config(load=start and str(paths[0])))
-    (note,) = choice.notes
-    later = "iter_0000020, iter_0000030" if start else "iter_0000010, iter_0000020, iter_0000030"
-    assert note.startswith(f"note: {paths[0].parent} has {later} of another start, which")
-    assert choose_checkpoint(config()).notes == ()
-
-
-def test_a_kill_while_an_old_one_is_removed_leaves_nothing_that_looks_whole(
-    config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep1 = config(keep=1)
-    old = write(keep1, 10)
-    remove = shutil.rmtree
-
-    def killed(path: Path, **options: Any) -> None:
-        if "0000010" in Path(path).name and not options:
-            (Path(path) / "tensors.distcp").unlink()
-            raise KeyboardInterrupt
-        remove(path, **options)
-
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write(keep1, 20)
-    monkeypatch.undo()
-    assert not old.exists()
-    assert choose_checkpoint(keep1).notes == ()
-    write(keep1, 30)
-    assert [p.name for p in old.parent.iterdir()] == ["iter_0000030"]
-
-
-# Damage.
-
-
-def cut(path: Path) -> None:
-    text = (path / FACTS).read_bytes()
-    (path / FACTS).write_bytes(text[: len(text) // 2])
+    partial_folder = tmp_path / "partial"
+    (partial_folder / "inner").mkdir(parents=True)
+    (partial_folder / "inner" / "weights").write_bytes(b"w" * 7)
+    run = config(parallel={"tp": 2, "cp": 2})
+    write_facts(partial_folder, run, {"iteration": 3, "consumed_samples": 24, "world_size": 8})
+    found = read_facts(partial_folder)
+    assert (found.path, found.iteration, found.consumed_samples) == (partial_folder, 3, 24)
+    assert found.sizes == {"inner/weights": 7}
+    assert found.recipe == json.loads(json.dumps(asdict(run)))
+    assert found.layout == "tp 2 pp 1 cp 2 dp 2"
+    check_files(found)
+    (partial_folder / "inner" / "weights").write_bytes(b"w" * 8)
+    with pytest.raises(DamagedCheckpointError) as error:
+        check_files(found)
+    assert error.value.damage == "inner/weights has 8 bytes instead of 7"
 
 
 def put(content: bytes) -> Callable[[Path], Any]:
@@ -148,10 +63,6 @@ def put(content: bytes) -> Callable[[Path], Any]:
 def unreadable(path: Path) -> None:
     (path / FACTS).unlink()
     (path / FACTS).mkdir()
-
-
-def shorter_tensors(path: Path) -> None:
-    (path / "tensors.distcp").write_bytes(b"w" * 99)
 
 
 def edited(**facts: Any) -> Callable[[Path], Any]:
@@ -254,37 +165,6 @@ def test_what_is_read_of_the_recipe_is_there(
     assert f"lacks recipe.{section}.{name}" in choice.notes[0]
 
 
-def test_only_damage_that_matters_is_told_and_all_of_it(config: Callable[..., RunConfig]) -> None:
-    paths = [write(config(), iteration) for iteration in (10, 20, 30, 40)]
-    for index in (0, 2, 3):
-        cut(paths[index])
-    choice = choose_checkpoint(config())
-    assert choice.checkpoint is not None and choice.checkpoint.path == paths[1]
-    assert [str(paths[i]) in note for i, note in zip((3, 2), choice.notes, strict=True)] == [
-        True,
-        True,
-    ]
-
-
-def test_retention_counts_whole_ones_and_touches_no_damaged_one(
-    config: Callable[..., RunConfig],
-) -> None:
-    keep2 = config(keep=2)
-    write(keep2, 10)
-    cut(write(keep2, 20))
-    path = write(keep2, 30)
-    names = [p.name for p in sorted(path.parent.iterdir())]
-    assert names == ["iter_0000010", "iter_0000020", "iter_0000030"]
-
-
-def test_a_run_that_went_on_replaces_the_damaged_one(config: Callable[..., RunConfig]) -> None:
-    write(config(), 10)
-    shorter_tensors(write(config(), 20))
-    again = write(config(), 20)
-    choice = choose_checkpoint(config())
-    assert choice.checkpoint is not None and (choice.checkpoint.path, choice.notes) == (again, ())
-
-
 def test_facts_of_other_versions_are_whole(config: Callable[..., RunConfig]) -> None:
     """More keys, and neither sizes nor a date."""
     path = write(config(), 10)
@@ -295,16 +175,12 @@ def test_facts_of_other_versions_are_whole(config: Callable[..., RunConfig]) -> 
     assert choice.checkpoint.sizes is None
 
 
-def test_what_could_not_be_finished_is_removed(
-    config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = config()
-    whole = write(run, 5)
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("megatron_magi.training.checkpoint.checkpoint_folder.replace_folder", full)
-    with pytest.raises(RecipeError, match="No space left"):
-        write(run, 10)
-    assert [path.name for path in whole.parent.iterdir()] == [whole.name]
+def test_facts_of_other_versions_are_read(config: Callable[..., RunConfig]) -> None:
+    latest = config()
+    facts = write(latest, 5) / "checkpoint.json"
+    older = json.loads(facts.read_text())
+    assert "weights_only" not in older  # what was saved before there were imported weights
+    del older["recipe"]["model"]["rope_scaling_factor"]
+    facts.write_text(json.dumps({**older, "some_later_fact": 1, "path": "elsewhere"}))
+    found = checkpoint_to_load(latest)
+    assert found is not None and (found.path, found.weights_only) == (facts.parent, False)
