@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.process.whole_files import filled_folder, written_whole
 from megatron_magi.training.recipe.config import DataConfig, LogConfig, RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.log import RunLog
@@ -198,13 +197,4 @@ def test_a_read_only_folder_is_refused_before_any_work(
     monkeypatch.setattr(Path, "touch", refused)
     with pytest.raises(RecipeError, match=r"writing c\.bin needs room and a folder that it can"):
         pack(never(), tmp_path / "c", ByteTokenizer())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_other_errors_of_the_block_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), written_whole([tmp_path / "a"]):
-        raise FileNotFoundError(errno.ENOENT, "an input")
-    with pytest.raises(KeyboardInterrupt), filled_folder(tmp_path / "b") as partial:
-        (partial / "file").touch()
-        raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import io
 import lzma
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from megatron_magi.training.data.text_source import (
     limit_bytes,
 )
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from tests.training.archives import MANY, tar_of
 
 FILES = {
     "b.py": b"x = 1\ndef f():\n  pass\nclass C:\n  pass\n",
@@ -42,19 +41,6 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(text)
     return tmp_path / "in"
-
-
-def tar_of(files: dict[str, bytes]) -> bytes:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w") as archive:
-        for name, text in files.items():
-            header = tarfile.TarInfo(name)
-            header.size = len(text)
-            archive.addfile(header, io.BytesIO(text))
-        link = tarfile.TarInfo("link.py")
-        link.type, link.linkname = tarfile.SYMTYPE, "b.py"
-        archive.addfile(link)
-    return target.getvalue()
 
 
 def names(source: TextSource) -> list[str]:
@@ -147,7 +133,6 @@ def test_an_archive_in_a_folder_is_a_binary_file(folder: Path) -> None:
     assert source.num_binary == 2
 
 
-MANY = {f"f{i}": bytes([65 + i % 26]) * 700 for i in range(30)}
 LINES = b"".join(b'{"text": "%s"}\n' % text for text in MANY.values())
 
 
@@ -159,19 +144,6 @@ def test_a_truncated_file_is_no_end(tmp_path: Path, name: str, share: float) -> 
     (tmp_path / name).write_bytes(content[: int(share * len(content))])
     with pytest.raises(RecipeError, match=rf"readable to its end, got .*{name}, .* truncated"):
         list(TextSource([tmp_path / name]))
-
-
-def test_a_tar_must_have_its_end_mark_and_right_headers(tmp_path: Path) -> None:
-    whole = tar_of(MANY)
-    header_and_text = 512 + 1024
-    (tmp_path / "cut.tar").write_bytes(whole[: 10 * header_and_text])
-    (tmp_path / "damaged.tar").write_bytes(
-        whole[: 10 * header_and_text] + b"?" * 512 + whole[10 * header_and_text + 512 :]
-    )
-    (tmp_path / "none.tar").write_bytes(b"")
-    for name in ("cut.tar", "damaged.tar", "none.tar"):
-        with pytest.raises(RecipeError, match="no right header at byte"):
-            list(TextSource([tmp_path / name]))
 
 
 def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:
