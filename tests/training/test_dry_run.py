@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -14,19 +13,15 @@ import numpy as np
 import pytest
 
 from megatron_magi.core.mask.builders import from_cu_seqlens
-from megatron_magi.core.plan import HeadShape, make_attn_plan
 from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.estimate.dry_run import assumed_sample, dry_run, report
 from megatron_magi.training.estimate.memory import (
     MASKS_KEPT,
     Fused,
     activation_bytes,
-    chunks_in_flight,
-    head_bytes,
     layer_bytes,
     rank_memory,
     receive_bytes,
-    shared_bytes,
 )
 from megatron_magi.training.estimate.parameters import model_parameters, rank_parameters
 from megatron_magi.training.recipe.config import RunConfig
@@ -191,85 +186,6 @@ def test_what_a_step_allocates(results: dict[str, Any], recipes: dict[str, Any],
     assert estimate == pytest.approx(max(measured(results, f"peak_{name}")), rel=0.1)
 
 
-H200_GIB = {
-    "fused": ([], 32.60),
-    "fused_tp2": (["parallel.tp=2", "parallel.sequence_parallel=true"], 16.40),
-    "fused_cp2_16k": (
-        [
-            *("parallel.cp=2", "data.seq_length=16384"),
-            *("parallel.distributed_optimizer=true", "parallel.overlap_grad_reduce=true"),
-        ],
-        25.70,
-    ),
-}
-"""Overrides of llama3_1b_1gpu, and the peak of the allocator on an H200."""
-
-
-@pytest.mark.parametrize("name", H200_GIB)
-def test_the_fused_parts_keep_what_was_measured_on_a_gpu(name: str) -> None:
-    overrides, gib = H200_GIB[name]
-    config = load_recipe("llama3_1b_1gpu", ["data.path=nowhere", *overrides])
-    (memory,) = dry_run(config).memory
-    assert memory.total / 2**30 == pytest.approx(gib, rel=0.15)
-    step = memory.total - memory.weights - memory.gradients - memory.optimizer
-    constant = (memory.total - step) / 2**30
-    assert step / 2**30 == pytest.approx(gib - constant, rel=0.15), "beside weights and Adam"
-
-
-RECORDS = sorted((ROOT / "benchmarks" / "records").glob("memory_h200_2026-11-21*.json"))
-
-
-@pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)
-def test_without_the_fused_parts_the_estimate_is_still_that_of_the_record(path: Path) -> None:
-    for row in json.loads(path.read_text())["rows"]:
-        where = ["data.path=nowhere", f"data.seq_length={row['seq_length']}", "model.fused=off"]
-        base = ["parallel.cp=1", "train.global_batch_size=2", *row["overrides"]]
-        config = load_recipe("llama3_1b_4gpu_cp4", [*base, *where])
-        memory = dry_run(config, row["ranks"]).memory[0]
-        assert memory.total == pytest.approx(row["estimate"]["total"], rel=0.01)
-        assert memory.total == pytest.approx(row["measured"]["peak"], rel=0.15)
-
-
-def test_what_each_fused_part_keeps_less() -> None:
-    """Llama-3.2-1B, 8,192 tokens: numbers of the shapes alone."""
-    on = load_recipe("llama3_1b_1gpu", ["data.path=nowhere"])
-    off = load_recipe("llama3_1b_1gpu", ["data.path=nowhere", "model.fused=off"])
-    tokens, words = 8192, 128256
-    swiglu, rotated, angles = 2 * 8192, (32 + 8) * 64, 4 * 64
-    saved = layer_bytes(off, tokens) - layer_bytes(on, tokens)
-    assert saved == 2 * tokens * (swiglu + rotated + angles)
-    assert (shared_bytes(off, tokens), shared_bytes(on, tokens)) == (0, 4 * tokens * 64)
-    assert head_bytes(off, tokens) - head_bytes(on, tokens) == 2 * tokens * words
-    assert layer_bytes(on, tokens, Fused(parts=False)) == layer_bytes(off, tokens)
-    plain = load_recipe("llama3_1b_1gpu", ["data.path=nowhere", "attention=flex_plain"])
-    assert layer_bytes(plain, tokens) == layer_bytes(on, tokens)
-
-
-def test_sdpa_keeps_a_mask_only_where_there_are_documents() -> None:
-    kinds = ["document", "causal"]
-    recipes = [["data.path=nowhere", "attention=sdpa", f"data.mask={k}"] for k in kinds]
-    documents, causal = (load_recipe("llama3_1b_1gpu", r) for r in recipes)
-    tokens, layers = 8192, 16
-    more = activation_bytes(documents, tokens, 1, 0) - activation_bytes(causal, tokens, 1, 0)
-    assert more == tokens * tokens * (2 * layers + MASKS_KEPT)
-
-
-@pytest.mark.parametrize(
-    ("pp", "vpp", "batch", "expected"),
-    [
-        (1, None, 8, [1]),
-        (4, None, 8, [4, 3, 2, 1]),
-        (4, None, 2, [2, 2, 2, 1]),
-        (2, 2, 8, [5, 3]),
-        (2, 2, 2, [4, 3]),
-    ],
-)
-def test_microbatches_in_flight(pp: int, vpp: int | None, batch: int, expected: list[int]) -> None:
-    recipe = {"data": {"path": "x"}, "train": {"global_batch_size": batch}}
-    config = config_of({**recipe, "parallel": {"pp": pp, "vpp": vpp}})
-    assert [chunks_in_flight(config, 1, stage) for stage in range(pp)] == expected
-
-
 def test_plan_work_and_area_are_those_of_the_first_batch(
     recipes: dict[str, dict[str, Any]],
 ) -> None:
@@ -290,19 +206,6 @@ def test_plan_work_and_area_are_those_of_the_first_batch(
     assert run.epochs == pytest.approx(6 * 2 / dataset.samples_per_epoch)
     one, three = run.step_seconds(0.5, 100.0), run.step_seconds(0.5, 300.0)
     assert one == pytest.approx(run.flops / (4 * 50e12)) and three == pytest.approx(one / 3)
-
-
-def test_memory_counts_the_widths_of_the_plan(recipes: dict[str, dict[str, Any]]) -> None:
-    config = config_of({**recipes["plain"], "parallel": {"cp": 4}})
-    widths = (64, None), (96, 64), (96, None)
-    shapes = [HeadShape(4, 4, keys, 4, head_dim_v=values) for keys, values in widths]
-    mask = from_cu_seqlens([0, 50, 128])
-    plans = [make_attn_plan(mask, 4, shape, config.magi) for shape in shapes]
-    a, b, c = (receive_bytes(config, plan) for plan in plans)
-    assert 2 * b == a + c > 0
-    a, b, c = (rank_memory(config, plan, 1, 0).attention_workspace for plan in plans)
-    tokens = plans[0].layout.num_local_tokens
-    assert (a, b, c) == tuple(4 * tokens * 4 * width for width in (3 * 64, 2 * 96 + 64, 3 * 96))
 
 
 def test_without_data_documents_are_assumed(recipes: dict[str, dict[str, Any]]) -> None:
