@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.recipe.recipe import build_config
-from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.gradient_folder import (
     dumped_iterations,
-    finish,
-    forget_gradients,
     gradient_path,
-    open_partial,
     read_gradient,
     read_shapes,
-    write_gradient,
 )
 from tests.training.test_checkpoint import columns
 
@@ -140,48 +133,3 @@ def test_dumping_changes_no_step(results: dict[str, Any], folder: Path) -> None:
     dumped = columns(folder / "dp2_sharded_overlapped" / "steps.csv")
     assert dumped == columns(folder / "undumped" / "steps.csv")
     assert dumped_iterations(folder / "undumped") == []
-
-
-# The folder
-
-
-def write_folder(run: Path, iteration: int, value: float = 1.0) -> None:
-    partial = open_partial(run, iteration)
-    gradient = np.full((2, 3), value, np.float32)
-    finish(partial, {"w": ((2, 3), write_gradient(partial, "w", gradient))})
-
-
-def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
-    partial = open_partial(tmp_path, 7)
-    write_gradient(partial, "w", np.ones(3, np.float32))
-    assert dumped_iterations(tmp_path) == []
-    finish(partial, {"w": ((3,), 1.0)})
-    assert dumped_iterations(tmp_path) == [7]
-    assert json.loads((gradient_path(tmp_path, 7) / "index.json").read_text())["iteration"] == 7
-    write_folder(tmp_path, 7, 2.0)  # written again, it replaces the old one
-    assert read_shapes(tmp_path, 7) == {"w": (2, 3)}
-    assert float(read_gradient(tmp_path, 7, "w")[0, 0]) == 2.0
-
-
-def test_another_start_forgets_what_it_will_not_reach(tmp_path: Path) -> None:
-    for iteration in (1, 5):
-        write_folder(tmp_path, iteration)
-    (tmp_path / "gradient_errors.csv").touch()
-    forget_gradients(tmp_path, after_iteration=3)
-    assert dumped_iterations(tmp_path) == [1]
-    assert not (tmp_path / "gradient_errors.csv").exists()
-
-
-def test_a_broken_file_is_one_clear_error(tmp_path: Path) -> None:
-    write_folder(tmp_path, 1)
-    (gradient_path(tmp_path, 1) / "w.npy").write_bytes(b"short")
-    with pytest.raises(RecipeError, match=r"must be readable, got .*w\.npy; dump it again"):
-        read_gradient(tmp_path, 1, "w")
-
-
-def test_iterations_count_from_one() -> None:
-    from omegaconf import OmegaConf
-
-    recipe = {"data": {"path": "x"}, "train": {"dump_gradients": [0, 3]}}
-    with pytest.raises(RecipeError, match=r"count from 1, got \[0, 3\]"):
-        build_config([OmegaConf.create(recipe)])
