@@ -1,0 +1,117 @@
+"""A sample as a microbatch: its masks, its rows on this rank, and one stream a model chunk."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_magi.training.data.data import PackedSample, sample_mask
+from megatron_magi.training.recipe.config import (
+    DataConfig,
+    ParallelConfig,
+    RunConfig,
+    TrainConfig,
+)
+from megatron_magi.training.run import microbatch
+from megatron_magi.training.run.microbatch import Microbatch, microbatch_streams
+
+CPU = torch.device("cpu")
+ENDS = np.array([0, 3, 8], np.int32)
+
+
+def sample(index: int = 0) -> PackedSample:
+    tokens = np.arange(8) + 8 * index
+    counted = (np.arange(8) % 3 > 0).astype(np.float32)
+    return PackedSample(index, tokens, tokens + 1, counted, ENDS, (4, 5))
+
+
+def made(attention: Any, mask: Any = "document") -> Microbatch:
+    run = RunConfig(attention=attention, data=DataConfig("x", seq_length=8, mask=mask))
+    model_config: Any = None  # only a plan needs it
+    return microbatch._make(sample(), run, model_config, None, CPU)
+
+
+@pytest.mark.parametrize("mask", ["document", "causal"])
+def test_the_dense_baseline_hides_what_the_mask_does_not_show(mask: Any) -> None:
+    found = made("dense", mask)
+    seen = sample_mask(sample(), DataConfig("x", mask=mask)).to_dense()
+    assert found.baseline_mask is not None and found.baseline_mask.shape == (1, 1, 8, 8)
+    assert np.array_equal(~found.baseline_mask[0, 0].numpy(), seen)
+    assert found.area == seen.sum() and found.packed is None and found.imbalance == 1.0
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flex_plain"])
+def test_other_baselines_have_numbers_of_documents(attention: str) -> None:
+    numbers, causal = made(attention).baseline_mask, made(attention, "causal").baseline_mask
+    assert numbers is not None and numbers.tolist() == [0] * 3 + [1] * 5
+    assert causal is not None and causal.tolist() == [0] * 8
+
+
+def test_a_baselines_rows_are_the_whole_sample() -> None:
+    local = made("dense").local(True, CPU, None)
+    inputs = local.model_inputs()
+    assert inputs["input_ids"].tolist() == [sample().tokens.tolist()]
+    assert inputs["labels"].tolist() == [sample().labels.tolist()]
+    assert inputs["loss_mask"].tolist() == [sample().loss_mask.tolist()]
+    assert inputs["attention_mask"].dtype == torch.bool and inputs["packed_seq_params"] is None
+
+
+def test_a_stage_without_embedding_or_loss_gets_the_mask_alone() -> None:
+    inputs = made("dense").local(False, CPU, None).model_inputs()
+    assert inputs["attention_mask"].shape == (1, 1, 8, 8)
+    assert {name for name, value in inputs.items() if value is not None} == {"attention_mask"}
+
+
+class Dataset:
+    """Samples by number, and which were made."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def __getitem__(self, index: int) -> PackedSample:
+        self.taken.append(index)
+        return sample(index)
+
+
+@pytest.fixture
+def second_of_two_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = SimpleNamespace(
+        get_context_parallel_group=lambda: None,
+        get_data_parallel_rank=lambda: 1,
+        get_data_parallel_world_size=lambda: 2,
+    )
+    monkeypatch.setattr(microbatch, "parallel_state", groups)
+
+
+def streams(dataset: Dataset, vpp: int | None = None, **more: Any) -> list[Any]:
+    run = RunConfig(
+        attention="dense",
+        data=DataConfig("x", seq_length=8, step_order=more.pop("order", "forward")),
+        train=TrainConfig(global_batch_size=4),
+        parallel=ParallelConfig(pp=2 if vpp else 1, vpp=vpp),
+    )
+    given: Any = dataset
+    no_plan: Any = None
+    return microbatch_streams(given, run, no_plan, CPU, **more)
+
+
+@pytest.mark.usefixtures("second_of_two_replicas")
+@pytest.mark.parametrize(
+    ("order", "numbers"), [("forward", [9, 11, 13, 15]), ("reversed", [10, 8, 14, 12])]
+)
+def test_a_stream_is_this_replicas_share_of_so_many_batches(order: str, numbers: list[int]) -> None:
+    (stream,) = streams(Dataset(), first_sample=8, num_batches=2, order=order)
+    assert [item.sample.index for item in stream] == numbers
+
+
+@pytest.mark.usefixtures("second_of_two_replicas")
+def test_model_chunks_share_microbatches_that_are_made_once() -> None:
+    dataset = Dataset()
+    first, second = streams(dataset, vpp=2, num_batches=1)
+    pairs = list(zip(first, second, strict=True))
+    assert len(pairs) == 2 and all(a is b for a, b in pairs)
+    assert dataset.taken == [1, 3]
