@@ -86,7 +86,8 @@ def short(number: float) -> str:
     """0, 640, 1.5K, 32K, 3M: tokens and rows on an axis, in steps of 1024."""
     for unit, size in (("M", 2**20), ("K", 2**10)):
         if number >= size:
-            return f"{number / size:.3g}{unit}"
+            digits = 3 if number < 999.5 * size else 4  # with 3, 1000 would be 1e+03
+            return f"{number / size:.{digits}g}{unit}"
     return f"{number:.0f}"
 
 

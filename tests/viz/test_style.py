@@ -1,0 +1,109 @@
+"""What all pictures share: colors that differ, numbers on axes, and equal bytes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_magi.viz.style import (
+    INK,
+    heading,
+    new_figure,
+    rank_colors,
+    rank_ticks,
+    save,
+    short,
+    text_color,
+    title,
+    token_ticks,
+)
+
+
+@pytest.fixture
+def axes() -> Any:
+    pytest.importorskip("matplotlib", reason="draws")
+    return new_figure(1, 1, 2, 2)[1]
+
+
+def shown(labels: Any) -> list[str]:
+    return [label.get_text() for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (639.6, "640"),
+        (1023, "1023"),
+        (1024, "1K"),
+        (1536, "1.5K"),
+        (32 * 1024, "32K"),
+        (1000 * 1024, "1000K"),
+        (1024 * 1024 - 1024, "1023K"),
+        (3 * 2**20, "3M"),
+        (1.25 * 2**20, "1.25M"),
+        (2**30, "1024M"),
+    ],
+)
+def test_numbers_on_an_axis_are_short(number: float, text: str) -> None:
+    assert short(number) == text
+
+
+@pytest.mark.parametrize("cp_size", [1, 2, 8, 9, 64])
+def test_every_rank_has_a_color_of_its_own(cp_size: int) -> None:
+    to_rgba = pytest.importorskip("matplotlib.colors").to_rgba
+    colors = [to_rgba(color) for color in rank_colors(cp_size)]
+    assert len(set(colors)) == len(colors) == cp_size
+
+
+def test_text_is_dark_on_light_and_white_on_dark() -> None:
+    pytest.importorskip("matplotlib")
+    assert text_color("white") == text_color("#ffe0a0") == text_color("#4fff4f") == INK
+    assert text_color("black") == text_color("#2f6db3") == text_color("blue") == "white"
+
+
+def test_a_mask_has_ticks_at_its_quarters(axes: Any) -> None:
+    token_ticks(axes, 8192, "x")
+    assert axes.get_xticks().tolist() == [0, 2048, 4096, 6144, 8192]
+    assert shown(axes.get_xticklabels()) == ["0", "2K", "4K", "6K", "8K"]
+    assert axes.get_yticks().tolist() != axes.get_xticks().tolist()
+    token_ticks(axes, 3, "y")
+    assert axes.get_yticks().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("cp_size", "step", "count"), [(1, 1, 1), (16, 1, 16), (17, 2, 9), (32, 2, 16), (33, 3, 11)]
+)
+def test_ranks_are_numbered_up_to_sixteen_times(
+    axes: Any, cp_size: int, step: int, count: int
+) -> None:
+    rank_ticks(axes, cp_size, "xy")
+    for ticks in (axes.get_xticks(), axes.get_yticks()):
+        assert ticks.tolist() == [step * i for i in range(count)]
+
+
+def test_headings_stand_at_the_left(axes: Any) -> None:
+    title(axes, "a panel")
+    heading(axes.figure, "a sentence")
+    assert axes.get_title(loc="left") == "a panel" and axes.figure.get_suptitle() == "a sentence"
+
+
+def test_pictures_are_saved_in_every_format_with_equal_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("a", "b"):
+        figure, axes = new_figure(1, 1, 1, 1)
+        axes.plot([0, 1], [0, 1], label="line")
+        paths = save(figure, tmp_path / "new" / name, ("svg", "png"))
+        assert paths == [tmp_path / "new" / f"{name}.{kind}" for kind in ("svg", "png")]
+    for kind in ("svg", "png"):
+        first, second = ((tmp_path / "new" / f"{name}.{kind}").read_bytes() for name in "ab")
+        assert first == second
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'megatron-magi\[viz\]'"):
+        new_figure(1, 1, 1, 1)
