@@ -37,6 +37,8 @@ def test_a_length_on_an_edge_is_in_the_bin_below_it(edge: int) -> None:
 def test_what_is_longer_than_every_edge_has_a_bin() -> None:
     found = stats_of(10**6, 1)
     assert found.length_histogram["longer"] == 1 and sum(found.length_histogram.values()) == 2
+    powers = [f"<={1024 * 2**i}" for i in range(8)]
+    assert list(found.length_histogram) == ["<=50", "<=100", "<=200", "<=500", *powers, "longer"]
 
 
 def test_percentiles_are_lengths_of_documents() -> None:

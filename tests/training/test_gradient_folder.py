@@ -75,6 +75,14 @@ def test_parameters_stand_in_reading_order(tmp_path: Path) -> None:
     assert rows[1:] == [[name, "2x3", str(float(i))] for i, name in enumerate(order)]
 
 
+def test_a_gradient_is_written_whole_and_its_norm_returned(tmp_path: Path) -> None:
+    partial = open_partial(tmp_path, 1)
+    gradient = np.array([[3.0, 0.0], [0.0, -4.0]], np.float32)
+    norm = write_gradient(partial, "w", gradient)
+    finish(partial, {"w": ((2, 2), norm)})
+    assert norm == 5.0 and np.array_equal(read_gradient(tmp_path, 1, "w"), gradient)
+
+
 def test_other_names_are_no_dumps(tmp_path: Path) -> None:
     write_folder(tmp_path, 12_345_678)
     write_folder(tmp_path, 2)
@@ -83,6 +91,8 @@ def test_other_names_are_no_dumps(tmp_path: Path) -> None:
     (tmp_path / "gradients" / "iter_0000003.partial" / "index.json").touch()
     (tmp_path / "gradients" / "iter_x" / "index.json").touch()
     assert dumped_iterations(tmp_path) == [2, 12_345_678]
+    index = json.loads((gradient_path(tmp_path, 12_345_678) / "index.json").read_text())
+    assert index["iteration"] == 12_345_678
     assert dumped_iterations(tmp_path / "nowhere") == []
 
 

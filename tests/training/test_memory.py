@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -125,3 +126,22 @@ def test_memory_counts_the_widths_of_the_plan() -> None:
     a, b, c = (rank_memory(config, plan, 1, 0).attention_workspace for plan in plans)
     tokens = plans[0].layout.num_local_tokens
     assert (a, b, c) == tuple(4 * tokens * 4 * width for width in (3 * 64, 2 * 96 + 64, 3 * 96))
+
+
+def test_a_baseline_has_the_whole_sample_and_receives_nothing() -> None:
+    config = RunConfig(attention="dense", data=DataConfig("x", seq_length=100))
+    memory = rank_memory(config, None, 1, 0)
+    m = config.model
+    width = (m.num_attention_heads + 2 * m.num_query_groups) * m.kv_channels
+    assert memory.receive_buffers == 0 and memory.attention_workspace == 4 * 100 * width
+    assert memory.activations == activation_bytes(config, 100, 1, 0)
+    assert memory.total == sum(vars(memory).values()) > memory.activations
+
+
+@pytest.mark.parametrize("recompute", ["none", "attention"])
+def test_two_tensor_parallel_ranks_share_a_layer(recompute: Literal["none", "attention"]) -> None:
+    def kept(layout: ParallelConfig) -> int:
+        train = TrainConfig(recompute=recompute)
+        return layer_bytes(RunConfig(data=DataConfig("x"), train=train, parallel=layout), 64)
+
+    assert 2 * kept(ParallelConfig(tp=2, sequence_parallel=True)) == kept(ParallelConfig())

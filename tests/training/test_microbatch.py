@@ -66,6 +66,30 @@ def test_a_stage_without_embedding_or_loss_gets_the_mask_alone() -> None:
     assert {name for name, value in inputs.items() if value is not None} == {"attention_mask"}
 
 
+@pytest.mark.parametrize("mask", ["document", "causal"])
+def test_ours_is_planned_for_the_mask_and_dispatched(
+    monkeypatch: pytest.MonkeyPatch, mask: Any
+) -> None:
+    given: dict[str, Any] = {}
+    packed = SimpleNamespace(token_plan=SimpleNamespace(imbalance=1.25))
+
+    def plan(cu_seqlens: Any, model_config: Any, cp_group: Any, **more: Any) -> Any:
+        given.update(more, cu_seqlens=cu_seqlens)
+        return packed
+
+    monkeypatch.setattr(microbatch, "make_packed_seq_params", plan)
+    monkeypatch.setattr(microbatch, "dispatch_batch", lambda *arguments: arguments)
+    found = made("magi", mask)
+    assert found.imbalance == 1.25 and found.baseline_mask is None
+    assert given["mask"] == sample_mask(sample(), DataConfig("x", mask=mask))
+    assert given["cu_seqlens"] is ENDS and given["restart_positions"] is (mask == "document")
+    dispatched: Any = found.local(True, CPU, "group")
+    batch, *rest = dispatched
+    assert batch.tokens.tolist() == [sample().tokens.tolist()] and rest == [packed, "group"]
+    without_rows: Any = found.local(False, CPU, "group")
+    assert without_rows[0] is None
+
+
 class Dataset:
     """Samples by number, and which were made."""
 

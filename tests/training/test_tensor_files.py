@@ -16,15 +16,15 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.full_disk import needs_full
 
 ROOT = Path(__file__).parents[2]
-
-
 WRITE_TENSORS = """
 import sys, torch
 from pathlib import Path
 from megatron_magi.training.process.processes import one_process
 with one_process():
     from megatron.core.dist_checkpointing import ShardedTensor
-    from megatron_magi.training.checkpoint.tensor_files import load_tensors, save_tensors
+    from megatron_magi.training.checkpoint.tensor_files import (
+        load_tensors, save_tensors, saved_dtype,
+    )
     sharded = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(8)), "number": 5}
     for name in ("common.pt", ".metadata.tmp", "metadata.json", "nothing"):
         folder = Path(sys.argv[1]) / name
@@ -32,7 +32,7 @@ with one_process():
         (folder / name).symlink_to("/dev/full")
         try:
             save_tensors(sharded, folder)
-            print("no error", load_tensors(sharded, folder)["number"])
+            print("no error", load_tensors(sharded, folder)["number"], saved_dtype(folder, "w"))
         except OSError as error:
             print(name, error)
 """
@@ -40,14 +40,14 @@ with one_process():
 
 @needs_full
 def test_every_file_of_megatron_tells_of_a_full_disk(tmp_path: Path) -> None:
-    """Those that rank 0 writes alone; `full` above is about the others."""
+    """Those that rank 0 writes alone; test_full_disk.py is about the others."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore", "-c", WRITE_TENSORS, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert run.stderr == ""
     said = run.stdout.splitlines()
     assert [line.split()[0] for line in said[:3]] == ["common.pt", ".metadata.tmp", "metadata.json"]
-    assert said[3:] == ["no error 5"]
+    assert said[3:] == ["no error 5 torch.float32"]
 
 
 def test_a_folder_without_tensors_is_one_line_with_the_remedy(tmp_path: Path) -> None:

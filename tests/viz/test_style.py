@@ -59,6 +59,10 @@ def test_every_rank_has_a_color_of_its_own(cp_size: int) -> None:
     assert len(set(colors)) == len(colors) == cp_size
 
 
+def test_a_ranks_color_is_the_same_for_up_to_eight_ranks() -> None:
+    assert [rank_colors(n) for n in range(1, 8)] == [rank_colors(8)[:n] for n in range(1, 8)]
+
+
 def test_text_is_dark_on_light_and_white_on_dark() -> None:
     pytest.importorskip("matplotlib")
     assert text_color("white") == text_color("#ffe0a0") == text_color("#4fff4f") == INK

@@ -11,8 +11,8 @@ from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.config import ForwardMode
 from megatron_magi.core.plan import AttnPlan, make_attn_plan, predict_times
 from megatron_magi.viz.plan_facts import forward_stage_rows
-from megatron_magi.viz.style import short
-from megatron_magi.viz.timeline_figure import RECEIVE_COLOR, timeline_figure
+from megatron_magi.viz.style import new_figure, short
+from megatron_magi.viz.timeline_figure import RECEIVE_COLOR, _bar, timeline_figure
 
 to_rgba = pytest.importorskip("matplotlib.colors", reason="draws").to_rgba
 
@@ -60,6 +60,16 @@ def test_bars_that_are_wide_enough_say_what_they_are() -> None:
     assert set(texts(axes)) <= {"own keys", "stage 0", "stage 1", "stage 2", *rows}
     assert rows & set(texts(axes))
     assert texts(timeline_figure(plan(17)).axes[0]) == [], "too many ranks"
+
+
+@pytest.mark.parametrize(("span", "text"), [((20.0, 40.0), ["stage 1"]), ((90.0, 91.0), [])])
+def test_a_text_stands_in_the_middle_of_a_bar_that_it_fits(
+    span: tuple[float, float], text: list[str]
+) -> None:
+    _, axes = new_figure(1, 1, 4, 2)
+    _bar(axes, (3.0, 0.5), list(span), "black", "stage 1", 100.0)
+    assert texts(axes) == text
+    assert [found.get_position() for found in axes.texts] == [(30.0, 3.0)] * len(text)
 
 
 def test_the_title_says_how_much_hides_and_the_axis_what_was_assumed() -> None:
