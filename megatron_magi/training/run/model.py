@@ -115,13 +115,6 @@ def ddp_config(config: RunConfig) -> DistributedDataParallelConfig:
     )
 
 
-def unwrap(chunk: Any) -> Any:
-    """The GPTModel inside its wrappers."""
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return chunk
-
-
 def _virtual_stages(config: RunConfig) -> list[int | None]:
     return [None] if config.parallel.vpp is None else list(range(config.parallel.vpp))
 
