@@ -78,6 +78,11 @@ def test_the_planner_is_compiled_here() -> None:
     assert isinstance(requirements.check_planner(), ModuleType)
 
 
+def test_the_planner_is_looked_for_before_any_package(package: Path) -> None:
+    with pytest.raises(MissingRequirement, match="needs its compiled planner"):
+        requirements.check_requirements.__wrapped__()
+
+
 def test_an_installed_package_without_its_planner_is_installed_anew(package: Path) -> None:
     assert planner_error() == (
         f"megatron_magi needs its compiled planner, got {package} without it; "
@@ -101,7 +106,9 @@ def test_a_planner_of_another_python_is_named(package: Path) -> None:
 
 def test_a_planner_that_does_not_load_is_said_to_be_there(package: Path) -> None:
     (package / f"_solver{SUFFIX}").touch()
-    assert f"got one in {package} that does not load (" in planner_error()
+    said = planner_error()
+    assert f"got one in {package} that does not load (" in said
+    assert "an installed copy" not in said, "this one is no other copy"
 
 
 def test_an_installed_copy_behind_a_checkout_is_found(package: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from megatron_magi import HeadShape, masks
 from megatron_magi.core.runtime import agreement_group
 from megatron_magi.core.runtime.agreement_group import MAX_PENDING, AgreementError, GroupState
 from megatron_magi.core.runtime.agreement_signature import Call, plan_part, signature_of
+from tests.core.runtime.agreement_gathers import Gloo, channel_of
 
 PLAN = plan_part(magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4)))
 
@@ -85,6 +86,26 @@ def test_what_the_watcher_meets_is_kept_for_the_next_call() -> None:
     with pytest.raises(AgreementError, match=r"seen by rank 3.*a peer is gone"):
         state.look(1.0)
     state.look(1.0)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_call_is_sent_at_once_only_if_it_must_be(at_once: bool) -> None:
+    """Else together with later ones."""
+    channel = channel_of(Gloo(2), 0)
+    state = GroupState(0, "ranks", 1.0, channel)
+    for number in range(2):
+        state.post(Call("dist_attn"), PLAN, at_once=at_once)
+        assert channel.streams.num_calls == number + 1
+    assert len(channel.pending) == (2 if at_once else 0)
+    assert bool(channel.streams.unsent) is not at_once
+
+
+def test_a_group_that_ends_retires_its_channel() -> None:
+    retired: list[bool] = []
+    state = GroupState(0, "ranks", 1.0, SimpleNamespace(retire=lambda: retired.append(True)))  # type: ignore[arg-type]
+    state.retire()
+    state.retire()
+    assert retired == [True] and state.channel is None
 
 
 @pytest.mark.parametrize("count", [0, 1])
