@@ -54,6 +54,8 @@ def test_kernel_and_transport_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
         "reference", "blockwise PyTorch on the CPU, because torch has no GPU")  # fmt: skip
     monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: True)
     assert choices.transport_choice()[0] == "gloo"
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    assert choices.transport_choice()[0] == "gloo", "tensors are on the CPU"
     monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
     name, why = choices.transport_choice()
     assert name == "none" and "only one rank can run" in why

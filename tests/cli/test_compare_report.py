@@ -62,3 +62,12 @@ def test_json_has_null_for_what_is_not_finite(capsys: Capture, tmp_path: Path) -
     assert run_facts["last_loss"] is run_facts["worst_loss_difference"] is None
     assert run_facts["speed_ratio"] == 1 and run_facts["tokens_per_second_per_process"] is None
     assert facts["runs"][0]["tokens_per_second_per_process"] == 500
+
+
+def test_speeds_of_unknown_worlds_are_said_to_be_so(capsys: Capture, tmp_path: Path) -> None:
+    baseline = write_run(tmp_path / "dense", 0.0, num_processes=2)
+    other = write_run(tmp_path / "magi", 0.0, speed=2500)
+    _, out, _ = run(capsys, "compare", baseline, other, "--no-figure")
+    (line,) = [line for line in out.split("speed:")[1].splitlines() if "magi" in line]
+    assert "2,500 tokens/s; 2.50 times" in line and "per process" not in line
+    assert line.endswith("; on how many processes is not recorded")

@@ -84,6 +84,19 @@ def test_a_cpu_torch_beside_a_driver_is_a_problem(monkeypatch: pytest.MonkeyPatc
     assert check.status == "problem" and "install a CUDA build of torch" in check.advice
 
 
+@pytest.mark.parametrize(
+    "cuda, advice", [(None, "attention runs on the CPU"), ("12.9", "torch sees no GPU")]
+)
+def test_without_a_gpu_the_build_of_torch_decides_what_to_look_at(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, advice: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr(system_checks.shutil, "which", lambda tool: None)
+    check = system_checks.check_gpu()
+    assert (check.status, check.found) == ("absent", "none") and check.advice.startswith(advice)
+
+
 def test_equal_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [("H200", 9, 0, 141), ("A100", 8, 0, 80), ("H200", 9, 0, 141)]
     made = [SimpleNamespace(name=n, major=a, minor=b, total_memory=g * 2**30)
