@@ -36,8 +36,8 @@ if [ ! -d "$triton" ] && "$python" -m pip install --quiet --disable-pip-version-
 fi
 if [ -d "$triton" ]; then
   echo "== fused kernels in Triton's interpreter"
-  PYTHONPATH=$PWD/$triton "$python" -m pytest -q -n 2 --dist loadfile tests/adapter/test_fused.py \
-    tests/adapter/test_fused_ranks.py tests/adapter/test_fused_rows.py \
+  PYTHONPATH=$PWD/$triton "$python" -m pytest -q -n 2 --dist loadfile \
+    tests/adapter/fused/test_{cross_entropy,layer_spec,norm,qkv_rope,swiglu}.py \
     tests/training/test_fused_training.py
 else
   echo "== fused kernels in Triton's interpreter: skipped, there is no triton to install here"

@@ -216,16 +216,3 @@ def test_building_without_pybind11_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("building megatron_magi needs pybind11, got none")
-
-
-def test_training_without_megatron_core_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("omegaconf", reason="recipes need it")
-    from megatron_magi.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "megatron_magi.adapter", None)
-    assert main(["train", "tiny_llama_cpu", "data.path=x"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: training needs megatron-core") and err.count("\n") == 1

@@ -81,7 +81,8 @@ def num_stacked(name: str, config: Any) -> int:
 def _global_expert(name: str, owner: Any) -> str:
     single = re.search(r"\.local_experts\.(\d+)\.", name)
     # TransformerEngine's grouped linear layer has one parameter per expert: linear_fc1.weight3.
-    grouped = re.fullmatch(r"(.*\.experts)\.(.*\D)(\d+)", name)
+    # Megatron's own, in which each holds all experts, are experts.weight1 and experts.weight2.
+    grouped = re.fullmatch(r"(.*\.experts)\.(.+\.\D+)(\d+)", name)
     if single is not None:
         prefix, number, rest = name[: single.start()], single[1], name[single.end() :]
     elif grouped is not None:

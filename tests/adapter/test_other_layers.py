@@ -89,10 +89,3 @@ def test_nothing_but_core_attention_is_swapped(engine: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["hybrid", "hybrid cp2", "hybrid pp2", "hybrid tp2-sp-cp2"])
 def test_hybrid_model_without_transformer_engine(hybrid: dict[str, Any], name: str) -> None:
     assert_equal(hybrid, name, "stock")
-
-
-def test_hybrid_spec_refuses_layers_it_does_not_have() -> None:
-    from megatron_magi.adapter.hybrid_spec import LocalHybridStack
-
-    with pytest.raises(NotImplementedError, match=r"requires a layer pattern of \* - E, got G M;"):
-        LocalHybridStack(None, layer_type_list=["M", "*", "G"])

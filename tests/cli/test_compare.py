@@ -71,21 +71,6 @@ def test_a_broken_steps_csv_is_refused_by_name(
     assert text in err and str(path) in err
 
 
-def test_speed_says_what_it_is_and_changes_no_verdict(capsys: Capture, tmp_path: Path) -> None:
-    baseline = write_run(tmp_path / "dense", 0, speed=1000, num_processes=2)
-    slow = write_run(tmp_path / "slow", 0, speed=10, num_processes=2)
-    wide = write_run(tmp_path / "wide", 0, speed=3000, num_processes=4)
-    code, out, _ = run(capsys, "compare", baseline, slow, wide, "--no-figure")
-    assert code == 0 and "it does not change the verdict" in out
-    lines = {line.split()[0]: line for line in out.split("speed:")[1].splitlines()[1:]}
-    assert lines["slow"].endswith(
-        "10 tokens/s, 5 per process on 2 processes; 0.01 times the baseline's median tokens/s; "
-        "measured on 2 processes each"
-    )
-    assert "750 per process on 4 processes; 3.00 times" in lines["wide"]
-    assert "NOT the same number of processes: 4, the baseline 2" in lines["wide"]
-
-
 @pytest.mark.parametrize(
     "options, text",
     [

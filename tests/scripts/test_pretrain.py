@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.cli import main, train
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.parity.compare import compare, read_run
 
@@ -125,21 +124,6 @@ def test_torchrun_with_another_world_is_refused(folder: Path) -> None:
     assert run.returncode != 0
     assert run.stderr.count("the number of processes must be a multiple of") == 1
     assert "got 2" in run.stderr
-
-
-def test_other_ranks_let_the_first_one_report(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The launcher stops everybody when one ends."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    slept: list[float] = []
-    monkeypatch.setattr(train.time, "sleep", slept.append)
-    said = []
-    for rank in "01":
-        monkeypatch.setenv("RANK", rank)
-        assert main(["train", str(RECIPE), "parallel.cp=3"]) == 2
-        said.append(capsys.readouterr().err.count("the number of processes must be"))
-    assert said == [1, 0] and slept == [train.SECONDS_TO_REPORT]
 
 
 def test_the_whole_recipe_can_be_printed(folder: Path) -> None:

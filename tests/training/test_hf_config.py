@@ -19,45 +19,8 @@ from megatron_magi.training.weights.hf_config import (
     model_from_hf,
     read_hf_model,
 )
-from tests.cli.command import Capture, run
+from tests.training.llama_3_2 import LLAMA_3_2_1B, OURS
 from tests.training.tiny_hf import LLAMA3, hf_config
-
-LLAMA_3_2_1B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 128000,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 16,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": LLAMA3,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
-OURS = ModelConfig(
-    num_layers=16,
-    hidden_size=2048,
-    ffn_hidden_size=8192,
-    num_attention_heads=32,
-    num_query_groups=8,
-    vocab_size=128256,
-    rotary_base=500000,
-    rope_scaling=True,
-    rope_scaling_factor=32.0,
-    norm_epsilon=1e-5,
-    tie_embeddings=True,
-)
 
 
 def test_llama_3_2_as_both_versions_of_transformers_write_it() -> None:
@@ -208,32 +171,3 @@ def test_a_folder_needs_a_readable_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(RecipeError, match=r"config\.json must be a JSON object, got \[1\];"):
         read_hf_model(tmp_path)
-
-
-def test_the_printed_section_is_a_recipe_of_that_model(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_2_1B))
-    code, out, _ = run(capsys, "weights", "import", str(tmp_path), "--print-recipe")
-    assert code == 0
-    (tmp_path / "recipe.yaml").write_text(out + "data:\n  path: x\n")
-    recipe = pytest.importorskip(
-        "megatron_magi.training.recipe.recipe", reason="reads YAML by omegaconf"
-    )
-    assert recipe.load_recipe(tmp_path / "recipe.yaml").model == OURS
-    code, as_json, _ = run(capsys, "weights", "import", str(tmp_path), "--print-recipe", "--json")
-    assert code == 0 and ModelConfig(**json.loads(as_json)["model"]) == OURS
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        (["import", "x"], "weights import needs --recipe and --out, or --print-recipe"),
-        (["import", "nowhere", "--print-recipe"], "needs config.json, got none in nowhere"),
-        (["export", "x", "--out", "y", "--file-gib", "0"], "--file-gib must be above 0, got 0.0"),
-        (["export", "x"], "the following arguments are required: --out"),
-        (["imprt", "x"], "cannot be 'imprt'; did you mean import?"),
-    ],
-    ids=lambda x: x[:40] if isinstance(x, str) else " ".join(x),
-)
-def test_wrong_usage(capsys: Capture, line: list[str], text: str) -> None:
-    code, out, errors = run(capsys, "weights", *line)
-    assert (code, out) == (2, "") and errors.count("\n") == 1 and text in errors

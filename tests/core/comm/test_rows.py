@@ -18,6 +18,7 @@ from megatron_magi.core.comm.rows import (
     gather_rows,
 )
 from megatron_magi.core.cuda.library import cuda_library
+from tests.core.kernel import abi_on_cpu
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 DEVICES = [
@@ -147,3 +148,11 @@ def test_what_does_not_fit_the_kernels() -> None:
     assert not fits(x[..., ::2]) and not fits(x.transpose(1, 2)) and not fits(x[:, :, 1:])
     assert not fits(x.double()) and not fits(torch.zeros(6, 1, 3))
     assert fits(torch.zeros(6, 4, 8)[:, 1:3]), "columns of a wider row"
+
+
+def test_only_the_rows_that_were_asked_for(library: abi_on_cpu.CpuLibrary) -> None:
+    x, target = torch.randn(9, 2, 8), torch.zeros(12, 2, 8)
+    for index, want in ((torch.tensor([4, 0, 4], dtype=torch.int32), [4, 0, 4]), (None, range(9))):
+        gather_rows([x], index, [target.zero_()], len(want))
+        assert torch.equal(target[: len(want)], x[list(want)]) and not target[len(want) :].any()
+    assert library.calls == ["magi_gather_rows"] * 2

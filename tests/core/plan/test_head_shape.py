@@ -8,7 +8,6 @@ import pytest
 
 from megatron_magi import HeadShape, masks
 from megatron_magi.core.plan import make_attn_plan, predict_times
-from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.viz.plan_facts import receive_bytes
 from tests.knobs import magi_config
 
@@ -36,16 +35,6 @@ def test_other_widths_are_refused(width: float) -> None:
         (TypeError, ValueError), match=r"HeadShape\.head_dim_v must be an integer >= 1, got"
     ):
         HeadShape(4, 4, 64, head_dim_v=width)  # type: ignore[arg-type]
-
-
-def test_costs_count_both_widths() -> None:
-    config = magi_config(link_gib_s=1e-3, kernel_tflops=1e-3, memory_gib_s=1e-3)
-    narrow, wide = PLAIN, HeadShape(16, 16, 192)
-    a, b, c = (stage_costs(shape, config, 4096) for shape in (narrow, LATENT, wide))
-    for name in ("row_ps", "home_row_ps", "tile_ps"):  # both widths, added
-        low, middle, high = (getattr(costs, name) for costs in (a, b, c))
-        assert 2 * middle == pytest.approx(low + high, rel=1e-6), name
-    assert b.pass_ps == a.pass_ps, "out is as wide as values"
 
 
 def test_plans_of_other_widths_are_other_plans() -> None:

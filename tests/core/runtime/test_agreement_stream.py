@@ -6,18 +6,15 @@ and gathers end when every rank has started them.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections import deque
 
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi.core.runtime.agreement_channel import Channel
 from megatron_magi.core.runtime.agreement_signature import SIGNATURE_LEN
 from megatron_magi.core.runtime.agreement_stream import BATCH, BLOCK_SHAPE, Streams
+from tests.core.runtime.agreement_gathers import Gloo, channel_of
 
 MOST_PENDING = 2  # few, so that ranks often wait for the oldest gather
 PATIENCE = 400  # turns of every rank, far more than are needed
@@ -25,53 +22,6 @@ PATIENCE = 400  # turns of every rank, far more than are needed
 CALL, NEW_PLAN, FINISH, DEVICE = "call", "new plan", "finish", "wait for the device"
 EVENTS = st.lists(st.sampled_from([CALL] * 12 + [NEW_PLAN, FINISH, DEVICE]), max_size=80)
 TURNS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["step", "step", "look"])))
-
-
-@dataclass
-class Gloo:
-    """Gathers of all ranks; the one with number i is over when every rank has started it."""
-
-    num_ranks: int
-    blocks: defaultdict[int, dict[int, torch.Tensor]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-
-
-@dataclass
-class Group:
-    """What a channel sees of it."""
-
-    gloo: Gloo
-    rank: int
-    num_started: int = 0
-
-    def _allgather_base(self, gathered: torch.Tensor, mine: torch.Tensor) -> Work:
-        work = Work(self.gloo, self.num_started, gathered)
-        self.gloo.blocks[self.num_started][self.rank] = mine.clone()
-        self.num_started += 1
-        return work
-
-
-@dataclass
-class Work:
-    gloo: Gloo
-    number: int
-    gathered: torch.Tensor
-
-    def is_completed(self) -> bool:
-        return len(self.gloo.blocks[self.number]) == self.gloo.num_ranks
-
-    def wait(self, _: timedelta) -> None:
-        blocks = self.gloo.blocks[self.number]
-        self.gathered[:] = torch.cat([blocks[rank] for rank in range(self.gloo.num_ranks)])
-
-
-def channel_of(gloo: Gloo, rank: int) -> Channel:
-    channel = Channel.__new__(Channel)
-    channel.group = Group(gloo, rank)  # type: ignore[assignment]
-    channel.streams, channel.timeout_s = Streams(gloo.num_ranks, rank), 1.0
-    channel.pending, channel.free, channel.answers = deque(), [], False
-    return channel
 
 
 class Rank:

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 import megatron_magi as magi
 from megatron_magi import AttnPlan, HeadShape, masks
 from megatron_magi.core.comm import prepared_cast
-from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
 from megatron_magi.core.cuda import tables
 from megatron_magi.core.cuda.tables import DeviceBuffer, DeviceTable
 from megatron_magi.core.kernel import work_lists
-from megatron_magi.core.plan import GroupCastPlan, make_attn_plan
+from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from megatron_magi.core.runtime.prepared import PreparedPlan, kept_with, prepare
+from tests.core.comm.cast_cases import check_cast
 from tests.dense import random_mask
 from tests.knobs import magi_config
 
@@ -39,10 +39,6 @@ MODES = ["at_once", "local_first", "staged"]
 def make_plan(mode: str = "staged", degree: int = 2, cp_size: int = 3, seed: int = 0) -> AttnPlan:
     config = magi_config(overlap_degree=degree, forward_mode=mode)
     return make_attn_plan(random_mask(seed, 60, 60), cp_size, SHAPE, config)
-
-
-def rows(ranges: np.ndarray) -> list[int]:
-    return [row for start, end in ranges.tolist() for row in range(start, end)]
 
 
 def test_a_plan_is_prepared_once() -> None:
@@ -138,31 +134,6 @@ def test_the_first_thread_counts() -> None:
     assert kept_with(plan, "key", make) == "the other thread's"
 
 
-def check_cast(made: PreparedCast, cast: GroupCastPlan, num_rows: int, is_reduced: bool) -> None:
-    sent, own = rows(cast.send_ranges), rows(cast.own_ranges)
-    assert (made.send_counts, made.recv_counts) == (list(cast.send_counts), list(cast.recv_counts))
-    assert (made.num_sent, made.num_recv, made.num_own) == (len(sent), cast.num_recv, len(own))
-    assert made.send.here().tolist() == sent and made.send.data.dtype == torch.int32
-    if made.own is not None:
-        assert made.own.here().tolist() == own
-    else:
-        assert own in ([], list(range(num_rows)))
-    assert [list(range(len(sent)))[part] for part in made.peers] == parts(cast.send_counts)
-    assert (made.sources is not None) >= is_reduced
-    if made.sources is not None:
-        begin, sources = made.sources.begin.here().tolist(), made.sources.sources.here().tolist()
-        assert made.sources.owners is made.send and len(begin) == num_rows + 1
-        for row in range(num_rows):
-            assert sources[begin[row] : begin[row + 1]] == [
-                i for i, r in enumerate(sent) if r == row
-            ]
-
-
-def parts(counts: tuple[int, ...]) -> list[list[int]]:
-    ends = np.cumsum(counts).tolist()
-    return [list(range(end - count, end)) for count, end in zip(counts, ends, strict=True)]
-
-
 def check_prepared(plan: AttnPlan, rank: int) -> PreparedPlan:
     uploads: list[DeviceBuffer] = []
     plain = prepared_cast.upload_together
@@ -221,14 +192,6 @@ def test_casts_of_the_same_rows_share_their_tables() -> None:
     (forward,) = [s.cast for s in ready.forward if s.cast is not None]
     (backward,) = [s.cast for s in ready.backward if s.cast is not None]
     assert forward is not backward and forward.send is backward.send
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_a_cast_without_its_reduce_has_no_sources(ranks: int) -> None:
-    plan = make_plan("at_once", degree=0, cp_size=ranks)
-    casts = [s.cast for s in plan.rank_plan(0).stages if s.cast is not None]
-    made = prepare_casts(casts, CPU, reduced=())
-    assert [x.sources for x in made] == [None] * len(casts) and len(casts) == (ranks > 1)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

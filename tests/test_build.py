@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -64,6 +65,38 @@ def test_the_key_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     first = build._sources_key()
     (tmp_path / "a.cu").write_text("int b;")
     assert len({before, first, build._sources_key()}) == 3
+
+
+def test_the_compiler_of_cuda_home_comes_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    in_home, on_path = tmp_path / "home" / "bin", tmp_path / "path"
+    for folder in (in_home, on_path):
+        folder.mkdir(parents=True)
+        fake_nvcc(folder)
+    monkeypatch.setenv("PATH", str(on_path))
+    monkeypatch.setenv("CUDA_HOME", str(in_home.parent))
+    assert build.find_nvcc() == str(in_home / "nvcc")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
+    assert build.find_nvcc() == str(on_path / "nvcc")
+
+
+def test_without_a_compiler_a_library_of_these_very_sources_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find_nvcc() -> str:
+        raise build.CudaBuildError("got no nvcc")
+
+    monkeypatch.setattr(build, "find_nvcc", find_nvcc)
+    monkeypatch.setenv("MAGI_BUILD_DIR", str(tmp_path))
+    (tmp_path / "libmagi_attention-0123456789ab-0123456789ab.so").touch()
+    assert build.main([]) == 1
+    assert capsys.readouterr() == ("", "got no nvcc\n")
+    older, newer = (tmp_path / f"libmagi_attention-{build._sources_key()}-{n}.so" for n in "ab")
+    for age, path in ((20, older), (10, newer)):
+        path.touch()
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    assert build.library_path() == newer
 
 
 @pytest.mark.slow

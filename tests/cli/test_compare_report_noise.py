@@ -1,21 +1,7 @@
-"""compare --expect-fail: a control must be caught, and saves no run."""
-
-from pathlib import Path
+"""The report of a comparison with a noise run: every gate, and controls that must be caught."""
 
 from tests.cli.command import Capture, run
-from tests.cli.compare_runs import ODD, PARAMETERS, Write, judge, write_run
-
-
-def test_plain_controls_must_fail(capsys: Capture, tmp_path: Path) -> None:
-    baseline, right, wrong = (write_run(tmp_path / n, noise) for n, noise in (
-        ("dense", 0.0), ("magi", 1e-6), ("moved", 1e-3)))  # fmt: skip
-    end = ("--no-figure", "-q")
-    code, out, _ = run(capsys, "compare", baseline, right, "--expect-fail", wrong, *end)
-    assert (code, out) == (0, "PASS magi\nCAUGHT moved\n")
-    code, out, _ = run(capsys, "compare", baseline, right, "--expect-fail", right, *end)
-    assert (code, out) == (1, "PASS magi\nNOT CAUGHT magi\n")
-    code, out, _ = run(capsys, "compare", baseline, "--expect-fail", wrong, *end)
-    assert (code, out) == (0, "CAUGHT moved\n")
+from tests.cli.compare_runs import ODD, PARAMETERS, Write, judge
 
 
 def test_short_controls_skip_what_needs_more_steps(
@@ -54,3 +40,31 @@ def test_a_failing_run_is_not_saved_by_a_caught_control(
 ) -> None:
     wrong = write("wrong", ODD, gradients=0.5)
     assert judge(capsys, family, wrong, "--expect-fail", str(wrong))[0] == 1
+
+
+def test_every_gate_has_a_line_with_value_and_limit(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    wrong = write("wrong", ODD, validation=3e-4)
+    code, out, _ = run(capsys, "compare", family[0], str(wrong), "--noise", family[1],
+                       "--loss-drop", "4.9", "--no-figure")  # fmt: skip
+    words = [line.split() for line in out.splitlines()]
+    gates = {w[1]: [w[0], *w[2:5]] for w in words if w[:1] in (["pass"], ["FAIL"], ["skip"])}
+    assert code == 1 and "wrong: FAIL (skipped: gradients)" in out
+    assert gates["validation"] == ["FAIL", "0.0003", "<=", "0.0002"]
+    assert gates["loss_drop"][:3:2] == ["pass", ">="] and gates["mean_loss"][0] == "pass"
+    assert gates["gradients"][0] == "skip" and "<=" not in gates["gradients"]
+    assert "baseline plain: 120 steps, loss 5.9506 -> " in out and "noise     reversed: 120" in out
+
+
+def test_facts_have_ratios_and_no_infinite_number(
+    capsys: Capture, family: tuple[str, str], write: Write
+) -> None:
+    wrong = write("wrong", ODD, gradients=0.0, validation=float("inf"))
+    _, facts = judge(capsys, family, wrong)
+    assert [n["name"] for n in facts["noise"]] == ["reversed"] and facts["dtype"] == "bf16"
+    gate = facts["gates"]["validation"]
+    assert gate["passed"] is False and gate["value"] is gate["ratio"] is None
+    other = facts["gates"]["loss_drop"]
+    assert other["ratio"] == other["value"] / other["limit"]
+    assert "caught_by" not in facts["runs"][0], "that is said of controls"

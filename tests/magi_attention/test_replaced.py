@@ -1,16 +1,11 @@
-"""Which version's names these are, what became of older ones, and of its variables."""
+"""Which version's names these are, and what is said of those that are not here."""
 
-import os
-import subprocess
-import sys
 from importlib import import_module
 
 import pytest
 
-from megatron_magi import MagiConfig
 from megatron_magi import magi_attention as api
 from megatron_magi.magi_attention import replaced
-from megatron_magi.magi_attention.environment import INSTEAD
 
 V1_1_1 = """
 magi_attn_varlen_key magi_attn_varlen_dispatch magi_attn_flex_key magi_attn_flex_dispatch dispatch
@@ -58,56 +53,6 @@ def test_an_unknown_name_is_an_ordinary_error() -> None:
     assert not hasattr(api, "magi_attn_fused_key")
     with pytest.raises(AttributeError, match="no attribute 'magi_attn_fused_key'"):
         _ = api.magi_attn_fused_key
-
-
-PROGRAM = """
-import sys, warnings
-warnings.simplefilter("always")
-from megatron_magi import MagiConfig
-from megatron_magi import magi_attention as api
-print("imported", file=sys.stderr)
-import torch
-q = torch.zeros(4, 1, 8)
-for _ in range(2):
-    {call}
-"""
-CALLS = {
-    "varlen key": "api.magi_attn_varlen_key([0, 4], [0, 4], 1, 1, 8, 0, None)",
-    "flex": "api.flex_flash_attn_func(q, q, q)",
-    "mask": "api.infer_attn_mask_from_cu_seqlens([0, 4], [0, 4])",
-    "window": "api.infer_attn_mask_from_sliding_window((0, 4), (0, 4), (1, 0))",
-}
-
-
-def run(call: str, variables: dict[str, str]) -> str:
-    """Its standard error."""
-    environment = {n: v for n, v in os.environ.items() if not n.startswith("MAGI_ATTENTION_")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(call=CALLS[call])],
-        env=environment | variables, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stderr
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_variables_give_one_warning_at_the_first_call(call: str) -> None:
-    said = run(call, {"MAGI_ATTENTION_DETERMINISTIC_MODE": "1", "MAGI_ATTENTION_NO_SUCH": "1"})
-    before, after = said.split("imported")
-    assert "MAGI_ATTENTION" not in before and after.count("UserWarning") == 1, said
-    assert "MAGI_ATTENTION_DETERMINISTIC_MODE (MagiConfig(deterministic=True) does it)" in after
-    assert "MAGI_ATTENTION_NO_SUCH (no effect)" in after
-    assert "reads no MAGI_ATTENTION_* variable, got" in after and "; unset them" in after
-    assert "<string>" in after, "the warning points at the caller"
-
-
-def test_without_variables_nothing_is_said() -> None:
-    assert "Warning" not in run("flex", {})
-
-
-def test_what_happens_instead_names_what_exists() -> None:
-    for text in INSTEAD.values():
-        for part in text.split("MagiConfig(")[1:]:
-            assert hasattr(MagiConfig(), part.split("=")[0])
 
 
 def test_the_short_name_has_the_same_names() -> None:
