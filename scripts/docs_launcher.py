@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 
 from docs_text import attribute_docs, fill_tables, one_line
 
-from megatron_magi import MagiConfig
+from megatron_magi import CostTable, MagiConfig
 from megatron_magi.launcher import flags, hook_points, settings
 
 OTHER_FLAGS = {
@@ -22,7 +23,7 @@ OTHER_FLAGS = {
         "[any other mask](#any-other-mask).",
     ),
 }
-"""Flags that are no field of MagiConfig: (value, what it does)."""
+"""Flags that are no field of MagiConfig or its cost table: (value, what it does)."""
 
 
 def page_with_tables(page: Path) -> str:
@@ -39,21 +40,23 @@ def flag_table() -> Iterator[str]:
     """Every flag of ours, from the parser, and the sentence below the field that it sets."""
     yield "| flag | value | default | what it does |"
     yield "|---|---|---|---|"
-    notes, defaults = attribute_docs(MagiConfig), MagiConfig()
+    notes = attribute_docs(CostTable) | attribute_docs(MagiConfig)
     for action in flags.flag_parser()._actions:
         flag = action.option_strings[0]
         if action.dest in OTHER_FLAGS:
             value, note = OTHER_FLAGS[action.dest]
             yield f"| `{flag}` | {value} | | {note} |"
             continue
-        default = getattr(defaults, action.dest)
-        note = f"`{action.dest}`: {notes[action.dest]}"
+        of = "costs." if action.dest in flags.COST_FLAGS else ""
+        default = attrgetter(of + action.dest)(MagiConfig())
+        note = f"`{of}{action.dest}`: {notes[action.dest]}"
         if action.nargs == 0:
             value, default = f"none; sets `{action.const}`", f"`{default}`"
         else:
             value = ", ".join(f"`{choice}`" for choice in action.choices or ())
             value = value or {int: "integer", float: "number"}[action.type]  # type: ignore[index]
-            default = "the planner's choice" if default is None else f"`{default}`"
+            unset = "none" if of else "the planner's choice"
+            default = unset if default is None else f"`{default}`"
         yield f"| `{flag}` | {value} | {default} | {note} |"
 
 

@@ -15,7 +15,7 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.nodes import ranks_per_node
-from megatron_magi.core.plan.rank_plan import RankPlan, make_rank_plan
+from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.core.plan.token_layout import (
     Int32Array,
@@ -103,11 +103,10 @@ class AttnPlan:
         self.layout.check_rank(rank)
         rank = int(rank)
         if rank not in self._rank_plans:
+            staging = Staging(self.overlap_degree, self.forward_mode, self.ranks_per_node)
             self._rank_plans[rank] = make_rank_plan(
-                self.mask, self.layout, self.transfers, rank,
-                degree=self.overlap_degree, mode=self.forward_mode,
-                ranks_per_node=self.ranks_per_node,
-            )  # fmt: skip
+                self.mask, self.layout, self.transfers, rank, staging
+            )
         return self._rank_plans[rank]
 
     def __eq__(self, other: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,17 +59,21 @@ class RankPlan:
     """Whether a query row may attend in several of the forward's stages."""
 
 
+class Staging(NamedTuple):
+    """When rows are exchanged, and between which links."""
+
+    degree: int
+    """The plan's overlap degree."""
+    mode: ForwardMode
+    ranks_per_node: int
+    """0: links are not told apart."""
+
+
 def make_rank_plan(
-    mask: AttnMask,
-    layout: TokenLayout,
-    transfers: Int32Array,
-    rank: int,
-    *,
-    degree: int,
-    mode: ForwardMode,
-    ranks_per_node: int = 0,
+    mask: AttnMask, layout: TokenLayout, transfers: Int32Array, rank: int, staging: Staging
 ) -> RankPlan:
     """Derive one rank's view of a plan; see ``AttnPlan.rank_plan``."""
+    degree, mode, ranks_per_node = staging
     view = _View(mask, layout, rank, ranks_per_node)
     ends = np.searchsorted(transfers[:, 0], range(degree + 2))
     exchanging = [bool(begin < end) for begin, end in pairwise(ends.tolist())]
