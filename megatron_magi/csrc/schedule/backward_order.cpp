@@ -1,7 +1,8 @@
 #include "schedule/backward_order.h"
 
 #include <algorithm>
-#include <map>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace magi {
@@ -45,10 +46,15 @@ struct Group {
 class Groups {
  public:
   explicit Groups(const BwdWorkList& list) : list_(list) {
+    for (const BwdItem& item : list.items)
+      if (item.steps != 0) keys_.push_back(key(item));
+    std::ranges::sort(keys_);
+    keys_.erase(std::unique(keys_.begin(), keys_.end()), keys_.end());
+    groups_.resize(keys_.size());
     for (const BwdItem& item : list.items) {
       if (item.steps == 0) continue;
       const Rows rows = rows_of(list, item);
-      Group& group = groups_[key(item)];
+      Group& group = groups_[place(item)];
       group.most = std::max(group.most, item.steps);
       group.least = std::min(group.least, item.steps);
       group.first = std::min(group.first, rows.first);
@@ -61,7 +67,7 @@ class Groups {
     const Rows rows = rows_of(list_, item);
     return list_.descending ? rows.last : rows.first;
   }
-  const Group& of(const BwdItem& item) const { return groups_.at(key(item)); }
+  const Group& of(const BwdItem& item) const { return groups_[place(item)]; }
   int64_t size() const { return static_cast<int64_t>(groups_.size()); }
 
   double uneven_rows() const {
@@ -82,10 +88,14 @@ class Groups {
   }
 
  private:
+  size_t place(const BwdItem& item) const {
+    return static_cast<size_t>(std::ranges::lower_bound(keys_, key(item)) - keys_.begin());
+  }
+
   template <class F>
   double average(F&& f) const {
     double sum = 0., steps = 0.;
-    for (const auto& [_, group] : groups_) {
+    for (const Group& group : groups_) {
       sum += static_cast<double>(f(group)) * static_cast<double>(group.steps);
       steps += static_cast<double>(group.steps);
     }
@@ -93,19 +103,28 @@ class Groups {
   }
 
   const BwdWorkList& list_;
-  std::map<int32_t, Group> groups_;
+  std::vector<int32_t> keys_;  // of the groups, ascending
+  std::vector<Group> groups_;
 };
 
 // Sorts group by group, the group with the longest item first, and by length inside each group.
+// Items without steps come last.
 void sort_by_group(BwdWorkList& list, const Groups& groups) {
-  std::stable_sort(list.items.begin(), list.items.end(), [&](const BwdItem& a, const BwdItem& b) {
-    if ((a.steps == 0) != (b.steps == 0)) return b.steps == 0;
-    if (a.steps == 0) return false;
-    const int32_t x = groups.of(a).most, y = groups.of(b).most;
-    if (x != y) return x > y;
-    const int32_t u = groups.key(a), v = groups.key(b);
-    return u != v ? u < v : a.steps > b.steps;
-  });
+  using Place = std::tuple<bool, int32_t, int32_t, int32_t, size_t>;
+  std::vector<Place> places;
+  for (size_t i = 0; i < list.items.size(); ++i) {
+    const BwdItem& item = list.items[i];
+    if (item.steps == 0) {
+      places.emplace_back(true, 0, 0, 0, i);
+    } else {
+      places.emplace_back(false, -groups.of(item).most, groups.key(item), -item.steps, i);
+    }
+  }
+  std::ranges::sort(places);  // a place ends with the item's number, so equal items stay in order
+  std::vector<BwdItem> sorted;
+  sorted.reserve(places.size());
+  for (const Place& place : places) sorted.push_back(list.items[std::get<4>(place)]);
+  list.items = std::move(sorted);
 }
 
 }  // namespace

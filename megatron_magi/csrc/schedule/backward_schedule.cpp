@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "schedule/makespan.h"
@@ -12,6 +13,7 @@ namespace {
 constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
 constexpr double kTolerance = 1.005;
+constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
 // Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
 // best of them on average (docs/history/kernel_backward.md, step 18).
 constexpr double kHeadsPenalty = 0.02;  // for twice the kv heads at a time
@@ -36,6 +38,18 @@ double simulate(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, in
       makespan.add(static_cast<double>(item.steps * (group / num_splits)) + overhead,
                    heads_per_section * num_splits);
   return makespan.last();
+}
+
+// No launch ends before its longest block, nor before its work is shared equally.
+double least_makespan(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
+                      int64_t num_splits) {
+  const double overhead = kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
+  const double blocks = static_cast<double>(list.items.size() * num_splits);
+  const double total = static_cast<double>(list.steps * group) + overhead * blocks;
+  int64_t longest = 0;
+  for (const BwdItem& item : list.items) longest = std::max<int64_t>(longest, item.steps);
+  return std::max(total * static_cast<double>(num_heads_kv) / static_cast<double>(num_sms),
+                  static_cast<double>(longest * (group / num_splits)));
 }
 
 double doublings(double value, double base) {
@@ -91,18 +105,21 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
                                 bool deterministic) {
   std::vector<BwdSchedule> choices;
+  double best = std::numeric_limits<double>::infinity();
   for (int64_t splits = 1; splits <= group; splits *= 2) {
     if (group % splits != 0) break;
     if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
+    const double least = least_makespan(list, group, num_heads_kv, num_sms, splits);
     for (int64_t heads = 1; heads <= num_heads_kv; ++heads) {
       if (num_heads_kv % heads != 0) continue;
-      const double makespan = simulate(list, group, num_heads_kv, num_sms, splits, heads) *
-                              cache_factor(list, group, head_bytes, num_q, splits, heads);
+      const double factor = cache_factor(list, group, head_bytes, num_q, splits, heads);
+      // Simulations take most of the time; one that cannot be near the best is left out.
+      if (least * factor * kRounding > best * kTolerance) continue;
+      const double makespan = simulate(list, group, num_heads_kv, num_sms, splits, heads) * factor;
       choices.push_back({splits, heads, makespan});
+      best = std::min(best, makespan);
     }
   }
-  double best = choices.front().makespan;
-  for (const BwdSchedule& c : choices) best = std::min(best, c.makespan);
   const auto chosen = std::find_if(choices.begin(), choices.end(), [&](const BwdSchedule& c) {
     return c.makespan <= best * kTolerance;
   });

@@ -37,6 +37,7 @@ constexpr int64_t kFewItems = 8;      // items per processor below which the las
 constexpr int64_t kMaxParts = 8;      // of a split key walk
 constexpr int64_t kLeastSteps = 8;    // the fewest steps of a part
 constexpr int64_t kMaxPack = 64;
+constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
 constexpr int64_t kL2Budget = 32 << 20;  // bytes of K and V walked together; the L2 has 50 MiB
 
 double step_cost(int64_t head_dim, const FwdVariant& variant) {
@@ -63,6 +64,18 @@ double work_cost(const FwdWorkList& work, const FwdHeads& heads, const FwdVarian
   Makespan makespan(num_sms);
   for (const FwdTile& tile : work.tiles) makespan.add(step * tile.num_steps + kTileCost, units);
   return makespan.last();
+}
+
+// What any work list with this kernel costs at least: every visible cell and every row that sees a
+// key is in a tile. Slices share no cell.
+double least_cost(int64_t area, int64_t rows, const FwdHeads& heads, const FwdVariant& variant,
+                  int64_t num_sms) {
+  const int64_t tile_q = variant.block_m / variant.pack;
+  const double units = static_cast<double>(heads.heads_q / variant.pack);
+  const double steps = static_cast<double>(ceil_div(area, tile_q * variant.block_n));
+  const double tiles = static_cast<double>(ceil_div(rows, tile_q));
+  const double sum = step_cost(heads.head_dim, variant) * steps + kTileCost * tiles;
+  return units * sum / static_cast<double>(num_sms);
 }
 
 // The most steps of a part, or none if the walks are already short enough.
@@ -95,7 +108,15 @@ FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k
     const double cost = work_cost(work, heads, variant, num_sms) + more;
     if (!best || cost < best->cost) best = FwdChoice{variant, work, cost, 1};
   };
+  int64_t total_area = 0, widest = 0;
+  for (const Slice& s : slices) {
+    total_area += area(s);
+    widest = std::max(widest, s.q_end - s.q_start);
+  }
   for (const FwdVariant& variant : fwd_variants(heads)) {
+    // Making a list takes most of the time; one that cannot be better is left out.
+    const double least = least_cost(total_area, widest, heads, variant, num_sms);
+    if (best && least * kRounding > best->cost) continue;
     FwdTiling tiling;
     tiling.tile_q = variant.block_m / variant.pack;
     tiling.tile_k = variant.block_n;
