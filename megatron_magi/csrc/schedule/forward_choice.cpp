@@ -104,9 +104,9 @@ std::vector<FwdVariant> fwd_variants(const FwdHeads& heads) {
 FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                      const FwdHeads& heads, int64_t num_sms) {
   std::optional<FwdChoice> best;
-  const auto offer = [&](const FwdVariant& variant, const FwdWorkList& work, double more) {
+  const auto offer = [&](const FwdVariant& variant, FwdWorkList&& work, double more) {
     const double cost = work_cost(work, heads, variant, num_sms) + more;
-    if (!best || cost < best->cost) best = FwdChoice{variant, work, cost, 1};
+    if (!best || cost < best->cost) best = FwdChoice{variant, std::move(work), cost, 1};
   };
   int64_t total_area = 0, widest = 0;
   for (const Slice& s : slices) {
@@ -121,12 +121,15 @@ FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k
     tiling.tile_q = variant.block_m / variant.pack;
     tiling.tile_k = variant.block_n;
     FwdWorkList work = build_fwd_work_list(slices, num_q, num_k, tiling);
-    offer(variant, work, 0.);
     const auto steps = steps_of_a_part(work, heads.heads_q / variant.pack, num_sms);
-    if (!steps) continue;
-    split_long_walks(work, num_q, tiling.tile_k, *steps);
-    if (work.num_parts * num_q <= std::numeric_limits<int32_t>::max())
-      offer(variant, work, kMergeCost * static_cast<double>(work.num_parts - 1));
+    std::optional<FwdWorkList> parts;
+    if (steps) parts = work;
+    offer(variant, std::move(work), 0.);
+    if (!parts) continue;
+    split_long_walks(*parts, num_q, tiling.tile_k, *steps);
+    const double merges = kMergeCost * static_cast<double>(parts->num_parts - 1);
+    if (parts->num_parts * num_q <= std::numeric_limits<int32_t>::max())
+      offer(variant, std::move(*parts), merges);
   }
   if (!best)
     throw std::invalid_argument("no forward kernel for head_dim " + std::to_string(heads.head_dim));

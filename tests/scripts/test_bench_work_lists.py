@@ -1,0 +1,27 @@
+"""The bench of work lists runs anywhere and writes what it printed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def test_a_short_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    script = importlib.import_module("bench_work_lists")
+    out = tmp_path / "lists.json"
+    assert script.main(["--tokens", "2048,4096", "--rounds", "1", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert rows == [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["mask"], row["tokens"]) for row in rows] == [
+        (mask, tokens) for tokens in (2048, 4096) for mask in ("packed", "causal")
+    ]
+    assert all(row["forward_ms"] > 0 and row["backward_ms"] > 0 for row in rows)
+    assert [row["slices"] > 1 for row in rows] == [True, False, True, False]
