@@ -42,7 +42,7 @@ class StageCosts:
         self,
         *,
         row_ps: int,
-        home_row_ps: int,
+        grad_row_ps: int,
         tile_ps: int,
         exchange_ps: int,
         call_ps: int,
@@ -52,7 +52,7 @@ class StageCosts:
     @property
     def row_ps(self) -> int: ...
     @property
-    def home_row_ps(self) -> int: ...
+    def grad_row_ps(self) -> int: ...
     @property
     def tile_ps(self) -> int: ...
     @property

@@ -39,7 +39,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from bench_dist_calls import AllGather, Call, KernelsOnly, OneGpu, Ours, Problem
-from bench_dist_rivals import Ring, Ulysses
+from bench_dist_peers import Ring, Ulysses
 from bench_dist_zigzag import AllGatherZigzag
 from bench_kernel_masks import MASKS
 from bench_kernel_record import describe

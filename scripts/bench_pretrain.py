@@ -4,7 +4,7 @@
     python scripts/bench_pretrain.py --megatron CHECKOUT speed --record FILE.json --rounds 2
 
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
-at one rank. `speed`: time of a step of a Llama of about a billion parameters; the rivals are what
+at one rank. `speed`: time of a step of a Llama of about a billion parameters; the peers are what
 Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
 in by a layer spec. Every case is a process of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, in
 random order in every round. The corpus is made of the Python standard library.

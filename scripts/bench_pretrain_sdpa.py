@@ -1,4 +1,4 @@
-"""A rival of bench_pretrain.py: Megatron's local layers with PyTorch's causal SDPA inside."""
+"""A peer in bench_pretrain.py: Megatron's local layers with PyTorch's causal SDPA inside."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def speed_table() -> str:
     ]
     for row in sorted(rows, key=lambda r: (r["gpus"], _length(r), r["case"])):
         name = row["case"].rpartition(" ")[0]
-        rivals = [_ms(r) for r in rows if _place(r) == _place(row) and "stock" in r["case"]]
-        ratio = f"{min(rivals) / _ms(row):.2f}x" if rivals and "magi" in row["case"] else "-"
+        peers = [_ms(r) for r in rows if _place(r) == _place(row) and "stock" in r["case"]]
+        ratio = f"{min(peers) / _ms(row):.2f}x" if peers and "magi" in row["case"] else "-"
         lines.append(f"| `{name}` | {row['gpus']} | {_length(row):,} | {_ms(row):,.0f} | {ratio} |")
     note = "A step is four sequences; the median from the fourth step on."
     return "\n".join([*lines, "", note, source(record)]) + "\n"

@@ -361,10 +361,10 @@ py::tuple split_rows(const OwnedLayout& layout, const Int32Array& slices, int32_
 void bind_layout(py::module_& m) {
   py::class_<magi::StageCosts>(m, "StageCosts", "What stages take, in picoseconds.")
       .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::kw_only(),
-           py::arg("row_ps"), py::arg("home_row_ps"), py::arg("tile_ps"), py::arg("exchange_ps"),
+           py::arg("row_ps"), py::arg("grad_row_ps"), py::arg("tile_ps"), py::arg("exchange_ps"),
            py::arg("call_ps"), py::arg("pass_ps"), py::arg("crossing_row_ps") = 0)
       .def_readonly("row_ps", &magi::StageCosts::row_ps)
-      .def_readonly("home_row_ps", &magi::StageCosts::home_row_ps)
+      .def_readonly("grad_row_ps", &magi::StageCosts::grad_row_ps)
       .def_readonly("tile_ps", &magi::StageCosts::tile_ps)
       .def_readonly("exchange_ps", &magi::StageCosts::exchange_ps)
       .def_readonly("call_ps", &magi::StageCosts::call_ps)

@@ -75,7 +75,7 @@ def lose_partial() -> None:
 
     from megatron_magi.core.runtime import dist_attn
 
-    right = dist_attn.sum_at_home
+    right = dist_attn.add_partials
 
     def wrong(own, arriving, dtype):
         if parallel_state.get_context_parallel_rank() == 0:
@@ -84,7 +84,7 @@ def lose_partial() -> None:
             arriving = []
         return right(own, arriving, dtype)
 
-    dist_attn.sum_at_home = wrong
+    dist_attn.add_partials = wrong
 
 
 ERRORS = {

@@ -95,7 +95,7 @@ def test_too_few_gpus_are_refused(
     assert "99 GPUs are needed" in capsys.readouterr().err
 
 
-def test_the_zigzag_rival_is_compared_and_runs_unasked(bench: SimpleNamespace) -> None:
+def test_the_zigzag_peer_is_compared_and_runs_unasked(bench: SimpleNamespace) -> None:
     assert "all_gather_zigzag" in bench.options([]).impls
 
 
@@ -117,7 +117,7 @@ def test_a_rank_of_the_zigzag_sees_its_rows_of_the_mask(
         assert np.array_equal(seen, dense[rows] & (rows >= 0)[:, None])
 
 
-def test_the_page_names_the_rivals_and_takes_every_length_from_its_newest_record(
+def test_the_page_names_the_peers_and_takes_every_length_from_its_newest_record(
     bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import readme_dist

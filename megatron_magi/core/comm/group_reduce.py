@@ -32,7 +32,7 @@ class Arriving(Protocol):
 
 @dataclass
 class PendingReduce:
-    """Partial sums that are being sent to their owners; ``sum_at_home`` takes each object once."""
+    """Partial sums that are being sent to their owners; ``add_partials`` takes each object once."""
 
     work: dist.Work | None
     buffer: Tensor
@@ -74,7 +74,7 @@ def group_reduce(
     return PendingReduce(work, buffer, tuple(shapes), cast)
 
 
-def sum_at_home(
+def add_partials(
     own: Sequence[Tensor], arriving: Sequence[Arriving], dtype: torch.dtype
 ) -> list[Tensor]:
     """The owner's rows plus all partial sums that arrive for them.

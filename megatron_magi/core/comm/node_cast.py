@@ -107,7 +107,7 @@ def node_cast(
 
 @dataclass
 class PendingRelay:
-    """Partial sums that travel home through relays; see Arriving."""
+    """Partial sums that return through relays; see Arriving."""
 
     partials: Tensor
     """[first.num_recv, C]: of the rows that the first exchange brought."""
@@ -118,7 +118,7 @@ class PendingRelay:
     group: dist.ProcessGroup | None
     dtype: torch.dtype
     """In which a relay adds."""
-    homeward: PendingReduce | None = None
+    crossing: PendingReduce | None = None
 
     def send_sums(self) -> None:
         """Add what ranks of this node have returned, and send each sum to the row's owner."""
@@ -127,13 +127,13 @@ class PendingRelay:
         arrived = spreading.wait()
         add_rows(split_columns(sums, shapes), arrived, spreading.sources, spreading.cast.peers)
         sums = sums.to(self.partials.dtype)
-        self.homeward = group_reduce(sums, shapes, self.cast, self.group)
+        self.crossing = group_reduce(sums, shapes, self.cast, self.group)
 
     def wait(self) -> tuple[Tensor, ...]:
-        if self.homeward is None:
+        if self.crossing is None:
             self.send_sums()
-        assert self.homeward is not None
-        arrived = self.homeward.wait()
+        assert self.crossing is not None
+        arrived = self.crossing.wait()
         if arrived[0].is_cuda:  # its memory is that of the stream of relays
             arrived[0].record_stream(torch.cuda.current_stream(arrived[0].device))
         return arrived

@@ -22,10 +22,10 @@ def stage_costs(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> s
     row_s = head_shape.kv_row_bytes / (table.link_gib_s * 2**30)
     out_elements = num_tokens * head_shape.num_heads_q * head_shape.value_dim
     pass_s = 8 * out_elements / (table.memory_gib_s * 2**30)
-    home_s = row_s * (2 if config.dkv_reduce_in_fp32 else 1)
+    grad_s = row_s * (2 if config.dkv_reduce_in_fp32 else 1)
     times = {
         "row_ps": row_s * 1e12,
-        "home_row_ps": home_s * 1e12,
+        "grad_row_ps": grad_s * 1e12,
         "tile_ps": tile_flops / table.kernel_tflops,
         "exchange_ps": table.stage_latency_us * 1e6,
         "call_ps": table.stage_latency_us * 1e6 / 4,

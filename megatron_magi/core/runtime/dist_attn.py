@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magi.core.comm.group_cast import PendingCast, rows_beside, split_columns
-from megatron_magi.core.comm.group_reduce import Arriving, sum_at_home
+from megatron_magi.core.comm.group_reduce import Arriving, add_partials
 from megatron_magi.core.comm.node_cast import PendingNodeCast, cast_rows, reduce_rows
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.rows import head_start
@@ -239,9 +239,9 @@ class _DistAttn(torch.autograd.Function):
         if not made_there:
             delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
         dq = None if alone else q.new_zeros(q.shape, dtype=acc_dtype(q.dtype))
-        homeward = _Homeward(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
+        key_grads = _KeyGradients(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
         for stage, keys, values in feed:
-            grads = homeward.place(stage)
+            grads = key_grads.place(stage)
             if stage.sees:
                 asked = AttnCall(q, keys, values, stage.table, work.softmax_scale)
                 grad = GradCall(
@@ -253,13 +253,13 @@ class _DistAttn(torch.autograd.Function):
             else:
                 for x in grads:
                     x.zero_()
-            homeward.send(stage)
+            key_grads.send(stage)
             del keys, values, grads
-        dk, dv = homeward.sums()
+        dk, dv = key_grads.sums()
         return torch.zeros_like(q) if dq is None else dq.to(q.dtype), dk, dv, None
 
 
-class _Homeward:
+class _KeyGradients:
     """Returns the gradients of a stage's keys and values to the ranks that own the rows."""
 
     def __init__(self, work: _StageWork, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
@@ -297,7 +297,7 @@ class _Homeward:
         """Wait for all partial gradients; dk and dv of this rank's rows, in the dtype of k."""
         if self.mine is None:
             self.mine = self.k.to(self.dtype), self.v.to(self.dtype)  # no rows at all
-        dk, dv = sum_at_home(self.mine, self.pending, self.k.dtype)
+        dk, dv = add_partials(self.mine, self.pending, self.k.dtype)
         return dk, dv
 
 

@@ -44,17 +44,17 @@ TimePs backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree
   const TimePs remote = TimePs{work.remote_tiles} * costs.tile_ps / 2 * 5;
   const int64_t parts = std::max<int64_t>(degree, 1);
   const TimePs receive = exchange_ps(work, costs, costs.row_ps, parts);
-  const TimePs home = exchange_ps(work, costs, costs.home_row_ps, parts);
+  const TimePs grads = exchange_ps(work, costs, costs.grad_row_ps, parts);
   const TimePs first = std::max<TimePs>(receive, costs.pass_ps);
-  if (degree == 0) return first + own + remote + home;
+  if (degree == 0) return first + own + remote + grads;
   // Each call also launches kernels before and after the main one.
   TimePs time = first + TimePs{4 * degree} * costs.call_ps;
   for (int64_t stage = 1; stage <= degree; ++stage) {
     const TimePs travelling =
-        (stage < degree ? receive : TimePs{0}) + (stage > 1 ? home : TimePs{0});
+        (stage < degree ? receive : TimePs{0}) + (stage > 1 ? grads : TimePs{0});
     time += std::max(remote / degree, travelling);
   }
-  return time + std::max(own, home);
+  return time + std::max(own, grads);
 }
 
 template <class OneRank>

@@ -15,7 +15,7 @@ using TimePs = __int128;  // no cost table makes it overflow
 // Times in picoseconds, so that the choice is made in integers and is the same everywhere.
 struct StageCosts {
   int64_t row_ps = 0;           // to receive one row (key and value of one token)
-  int64_t home_row_ps = 0;      // to receive the gradients of one row
+  int64_t grad_row_ps = 0;      // to receive the gradients of one row
   int64_t tile_ps = 0;          // to attend one tile forward; backward takes 5/2 of that
   int64_t exchange_ps = 0;      // fixed cost of an exchange
   int64_t call_ps = 0;          // fixed cost of one more kernel call

@@ -92,12 +92,13 @@ TransferPlan solve_transfers(const TransferProblem& problem) {
   if (plan.staging.degree == 0) return plan;
   std::vector<std::vector<Transfer>> stages(plan.staging.degree);
   // Ranks of one node are staged together, or each rank for itself.
-  const auto home = [&](const Transfer& t) {
+  const auto receiver = [&](const Transfer& t) {
     return problem.nodes ? problem.nodes.node(t.dst) : t.dst;
   };
   for (auto first = plan.transfers.begin(); first != plan.transfers.end();) {
-    const auto last = std::find_if(first, plan.transfers.end(),
-                                   [&](const Transfer& t) { return home(t) != home(*first); });
+    const auto last = std::find_if(first, plan.transfers.end(), [&](const Transfer& t) {
+      return receiver(t) != receiver(*first);
+    });
     if (problem.nodes) {
       split_node_stages({first, last}, problem.tile_k, problem.nodes, stages);
     } else {

@@ -1,4 +1,4 @@
-"""Sums at home: their bits, and what they keep alive."""
+"""Sums of partial gradients: their bits, and what they keep alive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron_magi.core.comm import rows as row_moves
 from megatron_magi.core.comm.group_cast import rows_beside
-from megatron_magi.core.comm.group_reduce import PendingReduce, sum_at_home
+from megatron_magi.core.comm.group_reduce import PendingReduce, add_partials
 from tests.core.comm.cast_cases import casts
 from tests.core.kernel import abi_on_cpu
 
@@ -16,14 +16,14 @@ from tests.core.kernel import abi_on_cpu
 def test_sums_without_arrivals_keep_nothing_else_alive() -> None:
     buffer = torch.arange(24.0).view(6, 4)
     part, whole = buffer[:2], torch.ones(2, 4)
-    got_part, got_whole = sum_at_home((part, whole), [], torch.float32)
+    got_part, got_whole = add_partials((part, whole), [], torch.float32)
     assert torch.equal(got_part, part) and got_part.untyped_storage().nbytes() == 2 * 4 * 4
     assert got_whole.data_ptr() == whole.data_ptr()
 
 
 @pytest.mark.parametrize("width", [64, 128], ids=lambda width: f"values of {width}")
 @pytest.mark.parametrize("received", [torch.float32, torch.bfloat16])
-def test_sums_at_home(
+def test_partials_are_added(
     received: torch.dtype, width: int, library: abi_on_cpu.CpuLibrary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -36,7 +36,7 @@ def test_sums_at_home(
     def sums() -> list[Tensor]:
         pairs = zip(buffers, ready, strict=True)
         arriving = [PendingReduce(None, buffer, shapes, cast) for buffer, cast in pairs]
-        return sum_at_home([x.clone() for x in own], arriving, torch.bfloat16)
+        return add_partials([x.clone() for x in own], arriving, torch.bfloat16)
 
     got = sums()
     assert set(library.calls) == {"magi_add_rows"}

@@ -84,7 +84,7 @@ def test_the_slower_link_decides_the_modelled_times() -> None:
     mask = masks.full(16384)
     fast = make_attn_plan(mask, 16, HEADS, among(4, node_link_gib_s=250.0))
     slow = make_attn_plan(mask, 16, HEADS, among(4, node_link_gib_s=25.0))
-    costs = {"tile_ps": 1, "exchange_ps": 0, "call_ps": 0, "pass_ps": 0, "home_row_ps": 2}
+    costs = {"tile_ps": 1, "exchange_ps": 0, "call_ps": 0, "pass_ps": 0, "grad_row_ps": 2}
     for plan, crossing_ps in ((fast, 10), (slow, 100)):
         table = solver.StageCosts(row_ps=10, crossing_row_ps=crossing_ps, **costs)
         rows = plan.layout.native.rows_on_link(plan.transfers, table, 4)

@@ -16,7 +16,7 @@ def test_costs_count_both_widths() -> None:
     config = magi_config(link_gib_s=1e-3, kernel_tflops=1e-3, memory_gib_s=1e-3)
     narrow, wide = PLAIN, HeadShape(16, 16, 192)
     a, b, c = (stage_costs(shape, config, 4096) for shape in (narrow, LATENT, wide))
-    for name in ("row_ps", "home_row_ps", "tile_ps"):  # both widths, added
+    for name in ("row_ps", "grad_row_ps", "tile_ps"):  # both widths, added
         low, middle, high = (getattr(costs, name) for costs in (a, b, c))
         assert 2 * middle == pytest.approx(low + high, rel=1e-6), name
     assert b.pass_ps == a.pass_ps, "out is as wide as values"
@@ -39,11 +39,11 @@ def test_gradients_in_fp32_are_twice_as_heavy_on_their_way_home() -> None:
         stage_costs(PLAIN, magi_config(link_gib_s=1e-3, dkv_reduce_in_fp32=wide), 4096)
         for wide in (False, True)
     )
-    assert half.home_row_ps == half.row_ps == full.row_ps
-    assert full.home_row_ps == pytest.approx(2 * half.home_row_ps)
+    assert half.grad_row_ps == half.row_ps == full.row_ps
+    assert full.grad_row_ps == pytest.approx(2 * half.grad_row_ps)
 
 
 def test_no_cost_is_beyond_the_longest() -> None:
     """64-bit sums of many costs must not overflow."""
     costs = stage_costs(PLAIN, magi_config(link_gib_s=1e-300, kernel_tflops=1e-300), 4096)
-    assert costs.row_ps == costs.home_row_ps == costs.tile_ps == LONGEST_PS
+    assert costs.row_ps == costs.grad_row_ps == costs.tile_ps == LONGEST_PS

@@ -62,7 +62,7 @@ def documented(plan: AttnPlan) -> tuple[float, float]:
         else:
             forward = max(part, own) + (n - 1) * max(part, remote // n) + remote // n
             forward += n * c.call_ps + (n + 1) * c.pass_ps
-        home = exchange(c.home_row_ps, parts)
+        home = exchange(c.grad_row_ps, parts)
         own, remote = (t * c.tile_ps // 2 * 5 for t in (own_tiles, remote_tiles))
         backward = max(part, c.pass_ps)
         if n == 0:

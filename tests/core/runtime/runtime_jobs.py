@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.comm.group_cast import group_cast
-from megatron_magi.core.comm.group_reduce import group_reduce, sum_at_home
+from megatron_magi.core.comm.group_reduce import add_partials, group_reduce
 from megatron_magi.core.comm.node_cast import cast_rows, reduce_rows
 from megatron_magi.core.comm.prepared_cast import prepare_casts
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
@@ -255,7 +255,7 @@ def cast_and_reduce_stage(
     ones = torch.ones(len(wanted), 1, dtype=torch.float64)
     arriving = [group_reduce(ones * n, (torch.Size([1]),), ready, group) for n in (1, 10)]
     own = torch.full((len(rows), 1), 0.5, dtype=torch.float64)
-    (home,) = sum_at_home([own], arriving, torch.float32)
+    (home,) = add_partials([own], arriving, torch.float32)
     sent = torch.zeros(len(rows), 1)
     for a, b in cast.send_ranges.tolist():
         sent[a:b] += 1

@@ -162,12 +162,12 @@ def test_gradients_that_stay_are_made_in_their_dtype(
     """One kernel call on one rank: no fp32 buffers. Sums over stages are in fp32, see below."""
     asked = []
 
-    class Recorded(dist_attn._Homeward):
+    class Recorded(dist_attn._KeyGradients):
         def __init__(self, work: object, k: object, v: object, dtype: torch.dtype) -> None:
             asked.append(dtype)
             super().__init__(work, k, v, dtype)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dist_attn, "_Homeward", Recorded)
+    monkeypatch.setattr(dist_attn, "_KeyGradients", Recorded)
     plan = magi.plan(masks.causal(16), 1, HeadShape(2, 1, 4))
     q, k = (torch.randn(16, h, 4, dtype=dtype, requires_grad=True) for h in (2, 1))
     magi.dist_attn(q, k, k, plan, None)[0].sum().backward()

@@ -74,8 +74,8 @@ class Ulysses:
 
 class Ring:
     """Keys and values of every rank go round in R steps, on the layout of `ZigzagLayout`; in the
-    backward pass their fp32 gradients go round with them and end at home. A step's sending runs
-    while its kernel does; steps whose rows see nothing launch no kernel, but all rows travel."""
+    backward pass their fp32 gradients go round with them and end at their owner. A step sends
+    while its kernel runs; steps whose rows see nothing launch no kernel, but all rows travel."""
 
     def __init__(self, x: Problem) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
