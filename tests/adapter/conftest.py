@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import megatron_magi.adapter  # noqa: F401  prepares megatron before a test imports it
+from tests.adapter.one_version import ONE_VERSION
 from tests.megatron_worker import run_jobs_of
 
 JOBS = Path(__file__).parent / "adapter_jobs.py"
@@ -19,3 +20,11 @@ WORKER_TIMEOUT_S = 280
 def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Any]], dict[str, Any]]:
     """Run jobs of adapter_jobs.py and return their results by name."""
     return lambda jobs: run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("jobs"), WORKER_TIMEOUT_S)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        params = getattr(item, "callspec", None)
+        case = getattr(params.params.get("wanted"), "id", None) if params else None
+        if case in ONE_VERSION.get(item.path.name, ()):
+            item.add_marker(pytest.mark.one_version)

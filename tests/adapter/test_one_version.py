@@ -1,0 +1,17 @@
+"""Every layout that only one megatron-core trains is a case of its file, and others are left."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.adapter.one_version import ONE_VERSION
+
+
+@pytest.mark.parametrize("file", ONE_VERSION)
+def test_each_is_a_case_and_not_all_are(file: str) -> None:
+    module = importlib.import_module(f"tests.adapter.{file.removesuffix('.py')}")
+    lists = [x for x in vars(module).values() if isinstance(x, list)]
+    cases = {case.id for some in lists for case in some if hasattr(case, "id")}
+    assert ONE_VERSION[file] < cases
