@@ -70,9 +70,8 @@ class PendingNodeCast:
 
     def spread(self) -> None:
         """Send on what has arrived for others; waits for it, on a GPU in the current stream."""
-        if self.first.work is not None:
-            self.first.work.wait()
-            self.first.work = None
+        assert self.first.work is not None, "a cast among nodes has a group"
+        self.first.work.wait()
         own, arrived = self.cast.num_own, self.cast.first.num_recv
         rows, rest = self.buffer[own : own + arrived], self.buffer[own + arrived :]
         parts = split_columns(rows, self.first.shapes)
@@ -80,11 +79,10 @@ class PendingNodeCast:
 
     def wait(self) -> tuple[Tensor, ...]:
         """As PendingCast.wait: rows [own | first exchange | second exchange]."""
-        if self.first.work is not None:
+        if self.spreading is None:
             self.spread()
         rows = self.first.wait()
-        if self.spreading is not None:
-            self.spreading.wait()
+        _wait(self.spreading, self.buffer.device)
         return rows
 
 
@@ -133,10 +131,11 @@ class PendingRelay:
         if self.crossing is None:
             self.send_sums()
         assert self.crossing is not None
-        arrived = self.crossing.wait()
-        if arrived[0].is_cuda:  # its memory is that of the stream of relays
-            arrived[0].record_stream(torch.cuda.current_stream(arrived[0].device))
-        return arrived
+        buffer = self.crossing.buffer
+        _wait(self.crossing.work, buffer.device)
+        if buffer.is_cuda:  # its memory is that of the stream of relays
+            buffer.record_stream(torch.cuda.current_stream(buffer.device))
+        return self.crossing.wait()
 
     @property
     def sources(self) -> RowSources:
@@ -180,6 +179,16 @@ def _beside(*buffers: Tensor) -> Iterator[None]:
         buffer.record_stream(stream)
     with torch.cuda.stream(stream):
         yield
+
+
+def _wait(work: dist.Work | None, device: torch.device) -> None:
+    """Wait in the current stream, and in that of relays: an exchange that was started there uses
+    its memory, which later work there may not take before the exchange has ended."""
+    assert work is not None, "a cast among nodes has a group"
+    if device.type == "cuda":
+        with torch.cuda.stream(_relay_stream(device)):
+            work.wait()
+    work.wait()
 
 
 @lru_cache

@@ -16,9 +16,16 @@ import megatron_magi as magi
 from megatron_magi import masks
 from megatron_magi.core.comm import group_cast as group_cast_module
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan import AttnPlan, NodeCastPlan, attn_plan, token_layout
 from megatron_magi.core.runtime.agreement import AgreementError
-from tests.core.runtime.runtime_jobs import NAMED, SHAPE, check_against_dense, run_attention, staged
+from tests.core.runtime.runtime_jobs import (
+    NAMED,
+    SHAPE,
+    check_against_dense,
+    on_gpus,
+    run_attention,
+    staged,
+)
 from tests.dense import random_mask
 from tests.knobs import magi_config
 from tests.process_pool import subgroup
@@ -90,6 +97,33 @@ def rows_by_link(plan: AttnPlan, per_node: int) -> tuple[int, int]:
         legs = solver.crossing_leg(transfers, per_node)
         between += int((legs[:, 4] - legs[:, 3]).sum())
     return inside, between
+
+
+@contextmanager
+def one_rank_a_node() -> Iterator[None]:
+    """Exchanges in two steps although every rank has a node of its own: nothing is left to spread,
+    so that one host of two GPUs has all that differs from one exchange."""
+    with (
+        mock.patch.object(attn_plan, "ranks_per_node", lambda config, cp_size: 1),
+        mock.patch.object(token_layout, "ranks_per_node", lambda config, cp_size: 1),
+    ):
+        yield
+
+
+def alone_on_nodes(rank: int, cp_size: int, degree: int | str) -> None:
+    group = subgroup(cp_size)
+    with one_rank_a_node():
+        if rank < cp_size:
+            config = staged(degree, ranks_per_node=1)
+            check_against_dense(NAMED["packed"], config, group, torch.float64, 2)
+            plan = magi.plan(NAMED["packed"], group, SHAPE, config)
+            casts = [stage.cast for stage in plan.rank_plan(rank).stages if stage.cast]
+            assert casts and all(isinstance(cast, NodeCastPlan) for cast in casts)
+
+
+def on_gpus_as_nodes(rank: int, name: str, degree: int | str, widths: tuple[int, int]) -> None:
+    with one_rank_a_node():
+        on_gpus(rank, name, degree, widths, torch.bfloat16, per_node=1)
 
 
 @contextmanager

@@ -79,13 +79,14 @@ def staged(degree: int | str | None, **knobs: Any) -> MagiConfig:
 
 
 def on_gpus(
-    rank: int, name: str, degree: int | str | None, widths: tuple[int, int], dtype: torch.dtype
-) -> None:
+    rank: int, name: str, degree: int | str | None, widths: tuple[int, int], dtype: torch.dtype,
+    per_node: int | None = None,
+) -> None:  # fmt: skip
     """The CUDA kernel over NCCL, all ranks of the world, against the dense answer."""
     mask, group, device = GPU_MASKS[name], dist.group.WORLD, f"cuda:{rank}"
     q, k, v, dout = random_qkv(mask, 8, 2, widths, dtype, seed=len(name), device=device)
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    config = staged(degree, kernel_backend="cuda")
+    config = staged(degree, kernel_backend="cuda", ranks_per_node=per_node)
     shape = HeadShape(8, 2, widths[0], head_dim_v=widths[1])
     plan = magi.plan(mask, group, shape, config)
     local = [magi.dispatch(x, plan, group) for x in (q, k, v)]

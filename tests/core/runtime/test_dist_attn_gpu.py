@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.core.runtime import node_jobs
 from tests.core.runtime import runtime_jobs as jobs
 from tests.process_pool import pool
 
@@ -18,3 +19,9 @@ pytestmark = [
 @pytest.mark.parametrize("widths", [(64, 64), (128, 128), (192, 128), (96, 80)], ids=str)
 def test_named_masks(name: str, degree: int | str, widths: tuple[int, int]) -> None:
     pool(NUM_GPUS, "nccl").run(jobs.on_gpus, name, degree, widths, torch.bfloat16)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 3, "local_first", "at_once"])
+@pytest.mark.parametrize("name", ["causal", "packed", "sees nothing"])
+def test_gpus_that_stand_for_nodes(name: str, degree: int | str) -> None:
+    pool(NUM_GPUS, "nccl").run(node_jobs.on_gpus_as_nodes, name, degree, (128, 128))

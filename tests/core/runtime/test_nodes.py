@@ -37,6 +37,11 @@ def test_two_runs_give_equal_bits() -> None:
     pool(WORLD).run(jobs.equal_bits, 8, 4)
 
 
+@pytest.mark.parametrize("degree", [2, "at_once"])
+def test_a_node_of_one_rank_spreads_nothing(degree: int | str) -> None:
+    pool(WORLD).run(jobs.alone_on_nodes, 3, degree)
+
+
 def test_a_mesh_of_nodes_and_ranks() -> None:
     pool(WORLD).run(jobs.mesh_names_its_nodes, WORLD)
 
