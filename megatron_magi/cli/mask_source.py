@@ -53,6 +53,7 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
     look.add_argument("--eod-token", type=int, help="id that ends a document (with --data)")
     how = parser.add_argument_group("planned with")
     how.add_argument("--cp", type=int, help="context-parallel ranks (recipe: parallel.cp)")
+    how.add_argument("--ranks-per-node", type=int, help="of the cp ranks (default: one node)")
     how.add_argument("--heads", metavar="Q,KV,DIM[,V]",
                      help="query and key/value heads, head_dim of a rank (32,8,128); that of "
                      "values if it is another")  # fmt: skip
@@ -109,6 +110,8 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
     names = ("chunk_size", "overlap_degree", "forward_mode")
     knobs = {name: getattr(options, name) for name in names}
     knobs = {name: value for name, value in knobs.items() if value is not None}
+    if options.ranks_per_node is not None:
+        knobs["costs"] = replace(given.config.costs, ranks_per_node=options.ranks_per_node)
     changes["config"] = replace(given.config, **knobs)
     made = replace(given, **changes)
     if made.cp_size < 1:

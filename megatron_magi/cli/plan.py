@@ -91,13 +91,20 @@ def plan_facts(
 ) -> dict[str, Any]:
     """Everything the report says, as plain values."""
     from megatron_magi.core.plan import predict_times
-    from megatron_magi.viz.plan_facts import receive_bytes, ring_rows, stage_rows, traffic_matrix
+    from megatron_magi.viz.plan_facts import (
+        receive_bytes,
+        ring_rows,
+        rows_between_nodes,
+        stage_rows,
+        traffic_matrix,
+    )
 
     mask, layout, heads = given.mask, plan.layout, plan.head_shape
     ring = ring_rows(plan)
     cells = mask.total_seqlen_q * mask.total_seqlen_k
     times = predict_times(plan)
     received, buffers = plan.rows_received, receive_bytes(plan)
+    crossing, readers = rows_between_nodes(plan)
     return {
         "mask": {
             "text": given.text,
@@ -117,6 +124,9 @@ def plan_facts(
             "digest": f"{plan.digest:016x}",
             "planning_ms": plan_ms,
             "rows_of_ring": _ratio(plan.rows_received.sum(), ring * plan.cp_size),
+            "ranks_per_node": plan.ranks_per_node,
+            "rows_between_nodes": crossing,
+            "rows_between_nodes_by_reader": readers,
             "model_forward_us": times.forward_us,
             "model_backward_us": times.backward_us,
             "model_exposed_share": times.exposed_share,
@@ -172,6 +182,7 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
         f"{p['chunk_size']:,}, padding {p['padding_tokens']:,}; made in {p['planning_ms']:.1f} ms",
         f"balance   max/mean {p['imbalance']:.3f}",
         f"traffic   {p['rows_of_ring']:.1%} of the key rows a ring moves",
+        *_nodes_text(p),
         f"stages    {_stages_text(p)}",
         f"memory    receive buffers up to {buffer / 2**20:.1f} MiB a rank "
         f"(heads {_heads_text(head)}, {head['bytes_per_element']} bytes)",
@@ -218,6 +229,16 @@ def _layout_table(layouts: dict[str, Any]) -> list[str]:
 def _heads_text(head: dict[str, Any]) -> str:
     values = "" if head["value_dim"] == head["dim"] else f", values of {head['value_dim']}"
     return f"{head['q']}/{head['kv']} of {head['dim']}{values}"
+
+
+def _nodes_text(p: dict[str, Any]) -> list[str]:
+    if not p["ranks_per_node"]:
+        return []
+    return [
+        f"nodes     {p['cp_size'] // p['ranks_per_node']} of {p['ranks_per_node']} ranks; "
+        f"{p['rows_between_nodes']:,} key rows cross between them "
+        f"({p['rows_between_nodes_by_reader']:,} if each reader received its own)"
+    ]
 
 
 def _stages_text(p: dict[str, Any]) -> str:

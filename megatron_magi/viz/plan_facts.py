@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, TokenLayout, most_buffered_rows
 from megatron_magi.viz.document_zigzag import DocumentZigzag
 
@@ -114,6 +115,18 @@ def traffic_matrix(plan: AttnPlan) -> npt.NDArray[np.int64]:
     _, dst, src, start, end = plan.transfers.T
     np.add.at(rows, (src, dst), end - start)
     return rows
+
+
+def rows_between_nodes(plan: AttnPlan) -> tuple[int, int]:
+    """Key rows that cross between nodes in one forward: as the plan sends them, each once to a
+    node, and if every reader received its own. (0, 0) if the plan tells no nodes apart."""
+    per_node = plan.ranks_per_node
+    if not per_node:
+        return 0, 0
+    _, dst, src, start, end = plan.transfers.T
+    readers = int((end - start)[dst // per_node != src // per_node].sum())
+    legs = solver.crossing_leg(plan.transfers, per_node)
+    return int((legs[:, 4] - legs[:, 3]).sum()), readers
 
 
 def ring_rows(plan: AttnPlan) -> int:

@@ -103,3 +103,15 @@ def test_plan_says_how_the_forward_goes(capsys: Capture, mode: str, text: str) -
 def test_large_groups_show_a_summary(capsys: Capture) -> None:
     code, out, _ = run(capsys, "plan", "--lengths", "65536", "--cp", "64")
     assert code == 0 and "48 more ranks; --json has all" in out and "from rank (down)" not in out
+
+
+def test_plan_counts_what_crosses_between_nodes(capsys: Capture) -> None:
+    words = ["plan", "--lengths", "4096", "--full", "--cp", "8", "--heads", "8,2,64"]
+    assert main([*words, "--ranks-per-node", "4"]) == 0
+    text = capsys.readouterr().out
+    # Each of 512 * 8 rows crosses once to the other node, where four ranks read it.
+    assert "nodes     2 of 4 ranks; 4,096 key rows cross between them (16,384 if each" in text
+    assert main(words) == 0
+    assert "nodes" not in capsys.readouterr().out
+    assert main([*words, "--ranks-per-node", "3"]) == 2
+    assert "CostTable.ranks_per_node must divide the 8 ranks" in capsys.readouterr().err
