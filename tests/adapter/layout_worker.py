@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 JOB_TIMEOUT_S = 100
+AFTER_A_FAILURE_S = 20
+"""For the other ranks to end too; on a busy machine they may be seconds behind the first."""
 
 
 def main(jobs_file: str, results_file: str, module: str) -> None:
@@ -54,7 +56,7 @@ def run_world(job: dict[str, Any], functions: Any) -> dict[str, Any]:
         while any(p.is_alive() for p in ranks) and time.monotonic() < deadline:
             time.sleep(0.02)
             if any(p.exitcode not in (None, 0) for p in ranks):
-                deadline = min(deadline, time.monotonic() + 5)
+                deadline = min(deadline, time.monotonic() + AFTER_A_FAILURE_S)
         hung = [rank for rank, p in enumerate(ranks) if p.is_alive()]
         for process in ranks:
             process.kill()
