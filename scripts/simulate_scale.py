@@ -20,9 +20,7 @@ search, "flat" is ours as if all links were equal, and "nodes" is ours with rows
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import statistics
 import time
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from bench_kernel_masks import MASKS
-from bench_planner import DISTRIBUTIONS, HEADS, Setting, packs
+from bench_planner import DISTRIBUTIONS, HEADS, Setting, meta, packs
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -277,10 +275,9 @@ def main(argv: list[str] | None = None) -> int:
     for row in rows:
         show(row)
     if given.out:
-        meta = {"date": datetime.date.today().isoformat(), "python": platform.python_version(),
-                "record": str(given.record), "rates": asdict(rates), "costs": asdict(costs),
-                "packs": given.packs, "rates_of": given.rates_of}  # fmt: skip
-        made = {"meta": meta, "validation": checked, "rows": rows}
+        of_run = {"record": str(given.record), "rates": asdict(rates), "costs": asdict(costs),
+                  "packs": given.packs, "rates_of": given.rates_of}  # fmt: skip
+        made = {"meta": meta() | of_run, "validation": checked, "rows": rows}
         given.out.write_text(json.dumps(made, indent=1) + "\n")
         print(f"wrote {given.out}")
     return 0

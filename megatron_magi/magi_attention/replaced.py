@@ -10,7 +10,8 @@ REPLACED = {
         "infer_attn_mask_from_sliding_window, once for each (q_range, k_range, window)"
     ),
     "init_hierarchical_mesh": (
-        "torch.distributed.device_mesh.init_device_mesh; a mesh is one group here"
+        "torch.distributed.device_mesh.init_device_mesh with mesh_dim_names; with a mesh of "
+        "[nodes, ranks of a node] a row is sent to each node once"
     ),
     # Of v1.1.1, without a counterpart.
     "dist_attn_runtime_dict_mgr": "nothing: a key holds its plan. clear_cache() empties caches",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatron_magi.core.comm.group_cast import exchange, rows_beside, split_columns
 from megatron_magi.core.comm.prepared_cast import PreparedCast
-from megatron_magi.core.comm.rows import RowSources, add_rows, add_rows_into
+from megatron_magi.core.comm.rows import add_rows, add_rows_into
 
 
 class Arriving(Protocol):
@@ -21,10 +21,6 @@ class Arriving(Protocol):
     @property
     def cast(self) -> PreparedCast:
         """The cast that the last part of the way is the opposite of."""
-
-    @property
-    def sources(self) -> RowSources:
-        """Which arriving row is added to which own row."""
 
     def wait(self) -> tuple[Tensor, ...]:
         """The partial sums that arrived for each tensor, [cast.num_sent, ...]."""
@@ -44,12 +40,6 @@ class PendingReduce:
         if self.work is not None:
             self.work.wait()
         return split_columns(self.buffer, self.shapes)
-
-    @property
-    def sources(self) -> RowSources:
-        """Which arriving row is added to which own row."""
-        assert self.cast.sources is not None, "the cast was prepared without its reduce"
-        return self.cast.sources
 
 
 def group_reduce(
@@ -89,10 +79,11 @@ def add_partials(
         Contiguous tensors that keep no larger buffer alive.
     """
     for reduce in arriving[:-1]:
-        add_rows(own, reduce.wait(), reduce.sources, reduce.cast.peers)
+        add_rows(own, reduce.wait(), reduce.cast.reduce_sources, reduce.cast.peers)
     if arriving:
         last = arriving[-1]
-        return add_rows_into(own, last.wait(), last.sources, last.cast.peers, dtype)
+        cast = last.cast
+        return add_rows_into(own, last.wait(), cast.reduce_sources, cast.peers, dtype)
     return [_alone(x.to(dtype).contiguous()) for x in own]
 
 

@@ -29,7 +29,7 @@ from megatron_magi.core.comm.prepared_cast import (
     PreparedCast,
     PreparedNodeCast,
 )
-from megatron_magi.core.comm.rows import RowSources, add_rows
+from megatron_magi.core.comm.rows import add_rows
 
 
 def cast_rows(
@@ -120,10 +120,10 @@ class PendingRelay:
 
     def send_sums(self) -> None:
         """Add what ranks of this node have returned, and send each sum to the row's owner."""
-        spreading, shapes = self.spreading, self.spreading.shapes
+        cast, shapes = self.spreading.cast, self.spreading.shapes
         sums = self.partials.to(self.dtype)
-        arrived = spreading.wait()
-        add_rows(split_columns(sums, shapes), arrived, spreading.sources, spreading.cast.peers)
+        arrived = self.spreading.wait()
+        add_rows(split_columns(sums, shapes), arrived, cast.reduce_sources, cast.peers)
         sums = sums.to(self.partials.dtype)
         self.crossing = group_reduce(sums, shapes, self.cast, self.group)
 
@@ -136,11 +136,6 @@ class PendingRelay:
         if buffer.is_cuda:  # its memory is that of the stream of relays
             buffer.record_stream(torch.cuda.current_stream(buffer.device))
         return self.crossing.wait()
-
-    @property
-    def sources(self) -> RowSources:
-        assert self.cast.sources is not None, "the cast was prepared without its reduce"
-        return self.cast.sources
 
 
 def node_reduce(

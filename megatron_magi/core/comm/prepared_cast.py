@@ -37,6 +37,12 @@ class PreparedCast:
     peers: list[slice]
     """Each peer's part of the returned partial sums; a peer sends a row at most once."""
 
+    @property
+    def reduce_sources(self) -> RowSources:
+        """``sources`` of a cast whose rows a group_reduce returns."""
+        assert self.sources is not None, "the cast was prepared without its reduce"
+        return self.sources
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PreparedNodeCast:

@@ -18,11 +18,11 @@ from megatron_magi.core.comm import group_cast as group_cast_module
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, NodeCastPlan, attn_plan, token_layout
 from megatron_magi.core.runtime.agreement import AgreementError
+from tests.core.runtime.gpu_jobs import on_gpus
 from tests.core.runtime.runtime_jobs import (
     NAMED,
     SHAPE,
     check_against_dense,
-    on_gpus,
     run_attention,
     staged,
 )

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.core.runtime import gpu_jobs as jobs
 from tests.core.runtime import node_jobs
-from tests.core.runtime import runtime_jobs as jobs
 from tests.process_pool import pool
 
 NUM_GPUS = torch.cuda.device_count()

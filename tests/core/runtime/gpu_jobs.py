@@ -1,0 +1,54 @@
+"""What the tests over NCCL run on every rank. It asserts by itself."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+import megatron_magi as magi
+from megatron_magi import AttnMask, HeadShape, masks
+from megatron_magi.core.runtime import dist_attn
+from tests.core.runtime.runtime_jobs import staged
+from tests.dense import (
+    NAMES,
+    assert_as_good,
+    dense_largest,
+    gradients,
+    random_qkv,
+    summand_scales,
+)
+
+
+def on_gpus(
+    rank: int, name: str, degree: int | str | None, widths: tuple[int, int], dtype: torch.dtype,
+    per_node: int | None = None,
+) -> None:  # fmt: skip
+    """The CUDA kernel over NCCL, all ranks of the world, against the dense answer."""
+    mask, group, device = GPU_MASKS[name], dist.group.WORLD, f"cuda:{rank}"
+    q, k, v, dout = random_qkv(mask, 8, 2, widths, dtype, seed=len(name), device=device)
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    config = staged(degree, kernel_backend="cuda", ranks_per_node=per_node)
+    shape = HeadShape(8, 2, widths[0], head_dim_v=widths[1])
+    plan = magi.plan(mask, group, shape, config)
+    local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
+    own, own_lse = magi.dist_attn(*local, plan, group)
+    out, lse = magi.undispatch(own, plan, group), magi.undispatch(own_lse, plan, group)
+    with torch.no_grad():
+        again, _, most = dist_attn.dist_attn_and_max_logits(*local, plan, group)
+    assert torch.equal(again, own)
+    largest = dense_largest(q, k, mask, widths[0] ** -0.5)
+    torch.testing.assert_close(most.double(), largest, rtol=1e-5, atol=1e-5)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    ours = dict(zip(NAMES, (out, lse, *grads), strict=True))
+    exact = gradients(q, k, v, dout, mask, torch.float64)
+    same = gradients(q, k, v, dout, mask, dtype)
+    assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+GPU_MASKS = {
+    "causal": masks.causal(2000),
+    "packed": masks.from_cu_seqlens([0, 5, 700, 701, 1000, 1280, 2101]),
+    "window": masks.from_cu_seqlens([0, 600, 1111], window_size=(170, 0)),
+    "shared question": masks.shared_question([300, 90], [[200, 110, 50], [80]]),
+    "sees nothing": AttnMask([], 200, 200),
+}
