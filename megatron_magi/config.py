@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, refusing_renamed, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
-Balancer = Literal["lpt", "swap"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
+TransportChoice = Literal["auto", "all_to_all", "symm_mem"]
 
 
 def _convert(config: Any, field: str, kind: Callable[[Any, str], Any], what: str) -> None:
@@ -103,14 +103,12 @@ class MagiConfig:
     chunk_size: int | None = None
     """Tokens per chunk, the smallest piece moved between ranks. None: the planner's cost model."""
 
-    balancer: Balancer = "swap"
-    """"lpt": longest first to the least loaded rank. "swap": then trade chunks to cut traffic."""
-
     max_imbalance: float = 1.01
     """Highest load (in kernel tiles) of a rank over the mean that the swap search may leave."""
 
     swap_trials: int | None = None
-    """Budget of the swap search in trials. None: grows with the number of chunks."""
+    """Budget in trials of the search that trades chunks to cut traffic, after the longest were
+    given to the least loaded ranks. None: grows with the number of chunks. 0: no search."""
 
     overlap_degree: int | None = None
     """Remote stages of the backward, and of a staged forward. 0: receive everything, then one
@@ -135,6 +133,12 @@ class MagiConfig:
     """Partial gradients of keys and values return to their owners in fp32. False: in the dtype of
     the inputs, which is half the bytes for bf16 and one more rounding for every rank that reads a
     row; the sums are fp32 either way."""
+
+    transport: TransportChoice = "auto"
+    """How attention moves rows between ranks. "all_to_all": torch.distributed's, with any backend.
+    "symm_mem": the GPUs of one host read each other's symmetric memory with the copy engine, which
+    takes no SM from attention. "auto": the second on CUDA GPUs that can, and the first elsewhere.
+    It is logged."""
 
     agreement_timeout_s: float = 300.0
     """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. Ranks that
@@ -165,12 +169,12 @@ class MagiConfig:
 
 
 _CHOICES = {
-    "balancer": get_args(Balancer),
     "forward_mode": (*get_args(ForwardMode), None),
     "kernel_backend": get_args(KernelBackend),
+    "transport": get_args(TransportChoice),
 }
 _MOVED = tuple(field.name for field in fields(CostTable))
-RENAMED = {"dispatch": "balancer"}
+RENAMED = {"dispatch": "swap_trials", "balancer": "swap_trials"}
 """Fields of MagiConfig by the names that they had before."""
 
 

@@ -125,8 +125,8 @@ def summarise(plans: list[AttnPlan], times_ms: list[float]) -> dict[str, Any]:
 def measure_quality(setting: Setting, count: int, fine: int) -> dict[str, Any]:
     """LPT with large and fine chunks, the swap search with fine chunks and with its own choice."""
     configs = {
-        "lpt_2048": MagiConfig(balancer="lpt", chunk_size=2048),
-        "lpt_fine": MagiConfig(balancer="lpt", chunk_size=fine),
+        "lpt_2048": MagiConfig(swap_trials=0, chunk_size=2048),
+        "lpt_fine": MagiConfig(swap_trials=0, chunk_size=fine),
         "swap_fine": MagiConfig(chunk_size=fine),
         "swap_auto": MagiConfig(),
     }
@@ -148,8 +148,8 @@ def measure_quality(setting: Setting, count: int, fine: int) -> dict[str, Any]:
 def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[str, Any]:
     """Where the time of a plan goes: token layout, whole plan, one rank's view."""
     row: dict[str, Any] = {"what": "speed", **asdict(setting), "packs": count}
-    for balancer in ("lpt", "swap"):
-        config = MagiConfig(balancer=balancer, chunk_size=chunk_size)
+    for balancer, trials in (("lpt", 0), ("swap", None)):
+        config = MagiConfig(swap_trials=trials, chunk_size=chunk_size)
         cells: dict[str, list[float]] = {"dispatch": [], "plan": [], "rank_view": []}
         plans = []
         for mask in packs(setting, count):

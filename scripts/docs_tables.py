@@ -29,7 +29,7 @@ CHUNK_SETTINGS: dict[str, dict[str, Any]] = {
     "`chunk_size=1024`": {"chunk_size": 1024},
     "`chunk_size=512`": {"chunk_size": 512},
     "`chunk_size=256`": {"chunk_size": 256},
-    '`chunk_size=512, balancer="lpt"`': {"chunk_size": 512, "balancer": "lpt"},
+    "`chunk_size=512, swap_trials=0`": {"chunk_size": 512, "swap_trials": 0},
     "`chunk_size=512, max_imbalance=1.05`": {"chunk_size": 512, "max_imbalance": 1.05},
     "`chunk_size=512, max_imbalance=1.2`": {"chunk_size": 512, "max_imbalance": 1.2},
 }

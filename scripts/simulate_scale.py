@@ -141,7 +141,7 @@ def plans_of(
     per_node = costs.ranks_per_node
     flat = MagiConfig(costs=replace(costs, ranks_per_node=None))
     configs = {
-        "lpt_2048": replace(flat, chunk_size=2048, balancer="lpt"),
+        "lpt_2048": replace(flat, chunk_size=2048, swap_trials=0),
         "flat": flat,
         "nodes": MagiConfig(costs=replace(costs, ranks_per_node=per_node)),
     }

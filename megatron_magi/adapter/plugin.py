@@ -21,8 +21,11 @@ from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.runtime.agreement import agree
 
 STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
 """Prefixes of the class names of Megatron's layers that carry a state along the sequence."""
@@ -155,20 +158,27 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         model_config.params_dtype,
         Widths(heads.head_dim, heads.value_dim),
     )
-    transport = "none"
-    if cp_size > 1:
-        group = parallel_state.get_context_parallel_group()
-        transport = f"a2av over {torch.distributed.get_backend(group)}"
     packed = make_packed_seq_params(
         [0, seq_length], model_config, _cp_group(cp_size), magi_config=magi_config, device="cpu"
     )
     plan = packed.token_plan
+    transport = _transport(plan, torch.empty(0, dtype=model_config.params_dtype, device=_device()))
     return (
         f"megatron_magi active: kernel {backend.name}, transport {transport}, cp {cp_size}, "
         f"heads {heads}, "
         f"chunk {plan.layout.chunk_size}, imbalance {plan.imbalance:.3f} "
         f"(causal, {seq_length} tokens)"
     )
+
+
+def _transport(plan: AttnPlan, like: torch.Tensor) -> str:
+    """The name of what will move rows of this kind; the ranks of a context-parallel group choose it
+    here, together."""
+    if plan.cp_size == 1:
+        return "none"
+    group = parallel_state.get_context_parallel_group()
+    agree(plan, group)
+    return transport_for(plan, group, like).name
 
 
 def _device() -> torch.device:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from megatron_magi.config import CostTable, ForwardMode, KernelBackend, MagiConfig
+from megatron_magi.config import CostTable, ForwardMode, KernelBackend, MagiConfig, TransportChoice
 
 MaskFunction = Callable[..., Any]
 """The function of `--magi-mask`: it takes a `launcher.documents.MaskRequest`."""
@@ -23,6 +23,7 @@ CONFIG_FLAGS: dict[str, dict[str, Any]] = {
     "forward_mode": {"choices": get_args(ForwardMode)},
     "overlap_degree": {"type": int},
     "kernel_backend": {"choices": get_args(KernelBackend), "flag": "--magi-kernel"},
+    "transport": {"choices": get_args(TransportChoice)},
     "deterministic": {"action": "store_true"},
     "dkv_reduce_in_fp32": {"action": "store_false", "flag": "--magi-dkv-in-input-dtype"},
     "agreement_timeout_s": {"type": float, "flag": "--magi-timeout-s"},

@@ -48,7 +48,8 @@ def test_startup_line_is_equal_on_ranks_and_printed_by_one(results: dict[str, An
     first, second = results["ours"]["values"]
     assert first == second
     assert first.startswith(
-        "megatron_magi active: kernel reference, transport a2av over gloo, cp 2, heads 4/2x16, "
+        "megatron_magi active: kernel reference, transport all_to_all over gloo, cp 2, "
+        "heads 4/2x16, "
     )
     assert "(causal, 64 tokens)" in first
     # attach ran twice on each of two ranks.

@@ -31,7 +31,7 @@ def test_equal_configs_have_equal_digests() -> None:
         ("overlap_degree", 65, ValueError, "between 0 and 64, or None, got 65"),
         ("forward_mode", "fast", ValueError, "must be one of .*'local_first'.* got 'fast'"),
         ("memory_gib_s", 0, ValueError, "must be > 0 and finite, got 0"),
-        ("balancer", "best", ValueError, "must be one of .*'swap'.* got 'best'"),
+        ("transport", "best", ValueError, "must be one of .*'symm_mem'.* got 'best'"),
         ("kernel_backend", "fa3", ValueError, "must be one of"),
         ("dkv_reduce_in_fp32", "no", ValueError, "must be True or False, got 'no'"),
         ("deterministic", None, ValueError, "must be True or False, got None"),
@@ -64,7 +64,7 @@ def test_fields_of_the_cost_table_are_named_with_it(field: str) -> None:
 
 
 def test_a_name_of_before_says_the_new_one() -> None:
-    text = r"dispatch must be given as balancer, got .*; pass MagiConfig\(balancer=\.\.\.\)"
+    text = r"dispatch must be given as swap_trials, got .*; pass MagiConfig\(swap_trials=\.\.\.\)"
     with pytest.raises(TypeError, match=text):
         MagiConfig(dispatch="lpt")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=text):

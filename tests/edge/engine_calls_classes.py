@@ -121,7 +121,7 @@ CLASSES = [
         {},
         {
             "chunk_size": POSITIVE.without(None).also((2**40, "2147483647")),
-            "balancer": kind.WORD,
+            "transport": kind.WORD,
             "max_imbalance": kind.NUMBER.also((NAN, ">= 1.0"), (0.5, ">= 1.0")),
             "swap_trials": COUNT.without(None),
             "overlap_degree": COUNT.without(None),

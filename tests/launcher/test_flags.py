@@ -26,6 +26,7 @@ GIVEN = {
     "forward_mode": (["--magi-forward-mode", "staged"], "staged"),
     "overlap_degree": (["--magi-overlap-degree", "3"], 3),
     "kernel_backend": (["--magi-kernel", "reference"], "reference"),
+    "transport": (["--magi-transport", "all_to_all"], "all_to_all"),
     "deterministic": (["--magi-deterministic"], True),
     "dkv_reduce_in_fp32": (["--magi-dkv-in-input-dtype"], False),
     "agreement_timeout_s": (["--magi-timeout-s", "12.5"], 12.5),

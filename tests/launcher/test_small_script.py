@@ -158,7 +158,8 @@ def test_one_line_says_what_runs(results: dict[str, Any]) -> None:
     lines = [line for line in first["output"].splitlines() if line.startswith("megatron_magi")]
     assert lines[0].startswith("megatron_magi: --calculate-per-token-loss is set")
     assert lines[1].startswith(
-        "megatron_magi active: kernel reference, transport a2av over gloo, cp 2, heads 4/2x16, "
+        "megatron_magi active: kernel reference, transport all_to_all over gloo, cp 2, "
+        "heads 4/2x16, "
     )
     assert "documents not masked, hooks settings batch" in lines[1]
     assert len(lines) == 2

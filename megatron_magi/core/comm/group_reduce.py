@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.group_cast import exchange, rows_beside, split_columns
 from megatron_magi.core.comm.prepared_cast import PreparedCast
+from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import add_rows, add_rows_into
+from megatron_magi.core.comm.transport import Arrival, Transport
 
 
 class Arriving(Protocol):
@@ -30,7 +30,7 @@ class Arriving(Protocol):
 class PendingReduce:
     """Partial sums that are being sent to their owners; ``add_partials`` takes each object once."""
 
-    work: dist.Work | None
+    work: Arrival | None
     buffer: Tensor
     shapes: tuple[torch.Size, ...]
     cast: PreparedCast
@@ -46,7 +46,8 @@ def group_reduce(
     partials: Tensor,
     shapes: Sequence[torch.Size],
     cast: PreparedCast,
-    group: dist.ProcessGroup | None,
+    transport: Transport,
+    first_row: int = 0,
 ) -> PendingReduce:
     """Send partial sums of received rows back to the rows' owners.
 
@@ -55,12 +56,13 @@ def group_reduce(
             shapes side by side, as ``rows_beside`` lays them out. It may not be written to until
             the sums are computed.
         cast: the table of the group_cast that brought the rows.
-        group: the context-parallel group; None for one rank.
+        transport: moves rows between the ranks of the context-parallel group.
+        first_row: see ``Transport.exchange``.
 
-    Cost: ``cast.num_recv`` rows out and ``cast.num_sent`` in, one all-to-all with uneven splits.
+    Cost: ``cast.num_recv`` rows out and ``cast.num_sent`` in, one exchange.
     """
     buffer = rows_beside(partials, cast.num_sent, shapes)
-    work = exchange(partials, buffer, cast.recv_counts, cast.send_counts, group)
+    work = transport.exchange(partials, buffer, cast.returned, first_row)
     return PendingReduce(work, buffer, tuple(shapes), cast)
 
 

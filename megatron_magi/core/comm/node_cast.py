@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magi.core.comm.group_cast import (
     PendingCast,
+    Sending,
     group_cast,
     send_rows,
-    split_columns,
 )
 from megatron_magi.core.comm.group_reduce import Arriving, PendingReduce, group_reduce
 from megatron_magi.core.comm.prepared_cast import (
@@ -29,29 +28,32 @@ from megatron_magi.core.comm.prepared_cast import (
     PreparedCast,
     PreparedNodeCast,
 )
+from megatron_magi.core.comm.row_buffer import split_columns
 from megatron_magi.core.comm.rows import add_rows
+from megatron_magi.core.comm.transport import Arrival, Transport
 
 
 def cast_rows(
-    xs: Sequence[Tensor], cast: AnyPreparedCast, group: dist.ProcessGroup | None
+    xs: Sequence[Tensor], cast: AnyPreparedCast, transport: Transport
 ) -> PendingCast | PendingNodeCast:
     """group_cast, or node_cast if the plan knows of nodes."""
     if isinstance(cast, PreparedNodeCast):
-        return node_cast(xs, cast, group)
-    return group_cast(xs, cast, group)
+        return node_cast(xs, cast, transport)
+    return group_cast(xs, cast, transport)
 
 
 def reduce_rows(
     partials: Tensor,
     shapes: Sequence[torch.Size],
     cast: AnyPreparedCast,
-    group: dist.ProcessGroup | None,
+    transport: Transport,
     dtype: torch.dtype,
+    first_row: int = 0,
 ) -> Arriving:
     """group_reduce, or node_reduce if the plan knows of nodes; arguments as there."""
     if isinstance(cast, PreparedNodeCast):
-        return node_reduce(partials, shapes, cast, group, dtype)
-    return group_reduce(partials, shapes, cast, group)
+        return node_reduce(partials, shapes, cast, transport, dtype)
+    return group_reduce(partials, shapes, cast, transport, first_row)
 
 
 @dataclass
@@ -61,8 +63,8 @@ class PendingNodeCast:
     first: PendingCast
     """The first exchange; its buffer has room for the rows of the second behind its own."""
     cast: PreparedNodeCast
-    group: dist.ProcessGroup | None
-    spreading: dist.Work | None = None
+    transport: Transport
+    spreading: Sending | None = None
 
     @property
     def buffer(self) -> Tensor:
@@ -70,24 +72,24 @@ class PendingNodeCast:
 
     def spread(self) -> None:
         """Send on what has arrived for others; waits for it, on a GPU in the current stream."""
-        assert self.first.work is not None, "a cast among nodes has a group"
-        self.first.work.wait()
+        self.first.sending.wait()
         own, arrived = self.cast.num_own, self.cast.first.num_recv
         rows, rest = self.buffer[own : own + arrived], self.buffer[own + arrived :]
         parts = split_columns(rows, self.first.shapes)
-        self.spreading = send_rows(parts, self.cast.spreading, rest, self.group)
+        self.spreading = send_rows(parts, self.cast.spreading, rest, self.transport)
 
     def wait(self) -> tuple[Tensor, ...]:
         """As PendingCast.wait: rows [own | first exchange | second exchange]."""
         if self.spreading is None:
             self.spread()
+        assert self.spreading is not None
         rows = self.first.wait()
-        _wait(self.spreading, self.buffer.device)
+        _wait(self.spreading.work, self.buffer.device)
         return rows
 
 
 def node_cast(
-    xs: Sequence[Tensor], cast: PreparedNodeCast, group: dist.ProcessGroup | None
+    xs: Sequence[Tensor], cast: PreparedNodeCast, transport: Transport
 ) -> PendingNodeCast:
     """group_cast among several nodes; arguments and result as there.
 
@@ -95,7 +97,7 @@ def node_cast(
     each of its readers. Two all-to-alls with uneven splits, one after the other.
     """
     pending = PendingNodeCast(
-        group_cast(xs, cast.first, group, cast.spreading.num_recv), cast, group
+        group_cast(xs, cast.first, transport, cast.spreading.num_recv), cast, transport
     )
     if pending.buffer.is_cuda:
         with _beside(pending.buffer):
@@ -113,7 +115,7 @@ class PendingRelay:
     """What this rank's node returns of them."""
     cast: PreparedCast
     """The first exchange."""
-    group: dist.ProcessGroup | None
+    transport: Transport
     dtype: torch.dtype
     """In which a relay adds."""
     crossing: PendingReduce | None = None
@@ -125,7 +127,7 @@ class PendingRelay:
         arrived = self.spreading.wait()
         add_rows(split_columns(sums, shapes), arrived, cast.reduce_sources, cast.peers)
         sums = sums.to(self.partials.dtype)
-        self.crossing = group_reduce(sums, shapes, self.cast, self.group)
+        self.crossing = group_reduce(sums, shapes, self.cast, self.transport)
 
     def wait(self) -> tuple[Tensor, ...]:
         if self.crossing is None:
@@ -142,7 +144,7 @@ def node_reduce(
     partials: Tensor,
     shapes: Sequence[torch.Size],
     cast: PreparedNodeCast,
-    group: dist.ProcessGroup | None,
+    transport: Transport,
     dtype: torch.dtype,
 ) -> PendingRelay:
     """group_reduce among several nodes.
@@ -156,8 +158,8 @@ def node_reduce(
     Cost: that of the cast, backwards, and an addition on the relays.
     """
     near, far = partials.split([cast.first.num_recv, cast.spreading.num_recv])
-    spreading = group_reduce(far, shapes, cast.spreading, group)
-    pending = PendingRelay(near, spreading, cast.first, group, dtype)
+    spreading = group_reduce(far, shapes, cast.spreading, transport)
+    pending = PendingRelay(near, spreading, cast.first, transport, dtype)
     if partials.is_cuda:
         with _beside(partials, spreading.buffer):
             pending.send_sums()
@@ -176,7 +178,7 @@ def _beside(*buffers: Tensor) -> Iterator[None]:
         yield
 
 
-def _wait(work: dist.Work | None, device: torch.device) -> None:
+def _wait(work: Arrival | None, device: torch.device) -> None:
     """Wait in the current stream, and in that of relays: an exchange that was started there uses
     its memory, which later work there may not take before the exchange has ended."""
     assert work is not None, "a cast among nodes has a group"

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from megatron_magi.core.comm.rows import RowSources, source_tables
+from megatron_magi.core.comm.transport import RowCounts
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.plan import GroupCastPlan, NodeCastPlan
 from megatron_magi.core.plan.token_layout import Int32Array
@@ -20,10 +21,10 @@ from megatron_magi.core.plan.token_layout import Int32Array
 class PreparedCast:
     """A cast on one device, and the reduce that is its opposite."""
 
-    send_counts: list[int]
-    """Number of rows sent to each peer."""
-    recv_counts: list[int]
-    """Number of rows received from each peer."""
+    sent: RowCounts
+    """The rows of the cast."""
+    returned: RowCounts
+    """The rows of the reduce."""
     num_sent: int
     num_recv: int
     num_own: int
@@ -106,17 +107,18 @@ def _add_tables(host: dict[_Key, Int32Array], cast: GroupCastPlan, is_reduced: b
 
 
 def _assemble(cast: GroupCastPlan, made: dict[_Key, DeviceTable]) -> PreparedCast:
-    send = id(cast.send_ranges)
-    rows, begin = made["rows", send], made.get(("begin", send))
+    ranges = id(cast.send_ranges)
+    rows, begin = made["rows", ranges], made.get(("begin", ranges))
+    send, recv = list(cast.send_counts), list(cast.recv_counts)
     return PreparedCast(
-        list(cast.send_counts),
-        list(cast.recv_counts),
+        RowCounts(send, recv, None if cast.starts is None else list(cast.starts.sent)),
+        RowCounts(recv, send, None if cast.starts is None else list(cast.starts.returned)),
         cast.num_sent,
         cast.num_recv,
         cast.num_own,
         rows,
         made.get(("rows", id(cast.own_ranges))),
-        None if begin is None else RowSources(rows, begin, made["sources", send]),
+        None if begin is None else RowSources(rows, begin, made["sources", ranges]),
         [slice(*pair) for pair in pairwise([0, *accumulate(cast.send_counts)])],
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
 """Number of tensors whose rows one call may move: keys and values."""
@@ -118,11 +118,44 @@ class AddParams(Structure):
     ]
 
 
+class PeerFlags(Structure):
+    """MagiPeerFlags: addresses of the numbers that two ranks tell each other."""
+
+    _fields_ = [*_fields(c_void_p, "ready_there", "ready_here", "taken_there", "taken_here")]
+
+
+class Pull(Structure):
+    """MagiPull: rows that are read from one peer."""
+
+    _fields_ = [*_fields(c_void_p, "source", "target"), *_fields(c_int64, "bytes")]
+
+
+class ExchangeParams(Structure):
+    """MagiExchangeParams: one exchange by the copy engine."""
+
+    _fields_ = [
+        *_fields(c_void_p, "flags", "pulls", "current", "beside", "filled", "arrived"),
+        *_fields(c_uint32, "number"),
+        *_fields(c_int32, "num_peers"),
+    ]
+
+
+class ClaimParams(Structure):
+    """MagiClaimParams: waits until peers have read an exchange's rows."""
+
+    _fields_ = [
+        *_fields(c_void_p, "flags", "stream"),
+        *_fields(c_uint32, "number"),
+        *_fields(c_int32, "num_peers"),
+    ]
+
+
 SIZES = {
     "fwd": ctypes.sizeof(FwdParams),
     "bwd": ctypes.sizeof(BwdParams),
     "delta": ctypes.sizeof(DeltaParams),
     "row": ctypes.sizeof(GatherParams) + ctypes.sizeof(AddParams),
+    "exchange": sum(map(ctypes.sizeof, (ExchangeParams, ClaimParams, PeerFlags, Pull))),
 }
 """Bytes of the structs, by the names under which the library reports its own sizes."""
 

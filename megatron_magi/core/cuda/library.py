@@ -51,6 +51,12 @@ class CudaLibrary:
         if code != 0:
             raise CudaKernelError(f"magi_pause failed with code {code}")
 
+    def wait_event(self, stream: int, event: int) -> None:
+        """Let later work on a stream wait for an event; both are handles."""
+        code = self.handle.magi_wait_event(c_void_p(stream), c_void_p(event))
+        if code != 0:
+            raise CudaKernelError(f"magi_wait_event failed with code {code}")
+
 
 @functools.lru_cache(maxsize=1)
 def cuda_library() -> CudaLibrary:

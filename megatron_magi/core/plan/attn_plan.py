@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, fields
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
@@ -15,6 +16,7 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.nodes import ranks_per_node
+from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.core.plan.token_layout import (
@@ -94,6 +96,12 @@ class AttnPlan:
         np.add.at(rows, self.transfers[:, 1], self.transfers[:, 4] - self.transfers[:, 3])
         return rows
 
+    @cached_property
+    def slot_rows(self) -> SlotRows:
+        """The most rows that a rank holds ready for its peers in one exchange."""
+        own = self.layout.num_local_tokens
+        return slot_rows(self.transfers, self.cp_size, self.num_stages, own)
+
     def rank_plan(self, rank: int) -> RankPlan:
         """What the rank computes, sends and receives.
 
@@ -103,7 +111,9 @@ class AttnPlan:
         self.layout.check_rank(rank)
         rank = int(rank)
         if rank not in self._rank_plans:
-            staging = Staging(self.overlap_degree, self.forward_mode, self.ranks_per_node)
+            per_node = self.ranks_per_node
+            reads = reads_peers(self.config, self.cp_size, per_node)
+            staging = Staging(self.overlap_degree, self.forward_mode, per_node, reads)
             self._rank_plans[rank] = make_rank_plan(
                 self.mask, self.layout, self.transfers, rank, staging
             )

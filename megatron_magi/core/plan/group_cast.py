@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from megatron_magi.core.plan.peer_rows import PeerStarts, peer_starts
 from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
 
 
@@ -31,6 +32,8 @@ class GroupCastPlan:
     num_rows: int
     """Number of rows of the tensors that rows are sent from: the local tokens, or what the exchange
     before this one has brought."""
+    starts: PeerStarts | None = None
+    """None: no transport is going to read its peers' memory."""
 
     @cached_property
     def num_sent(self) -> int:
@@ -46,6 +49,14 @@ class GroupCastPlan:
     def num_own(self) -> int:
         """Number of own rows before the received ones."""
         return int((self.own_ranges[:, 1] - self.own_ranges[:, 0]).sum())
+
+    def located(self, transfers: Int32Array, rank: int) -> GroupCastPlan:
+        """The same exchange, which now says where the rank's rows lie at its peers.
+
+        Args:
+            transfers: int32 [M, 5] of this exchange, all ranks.
+        """
+        return replace(self, starts=peer_starts(transfers, len(self.send_counts), rank))
 
     def with_own(self, own_ranges: Int32Array) -> GroupCastPlan:
         """The same exchange behind other own rows; it shares the tables of this one."""

@@ -67,13 +67,15 @@ class Staging(NamedTuple):
     mode: ForwardMode
     ranks_per_node: int
     """0: links are not told apart."""
+    reads_peers: bool
+    """Whether the exchanges' tables say where a rank's rows lie at its peers."""
 
 
 def make_rank_plan(
     mask: AttnMask, layout: TokenLayout, transfers: Int32Array, rank: int, staging: Staging
 ) -> RankPlan:
     """Derive one rank's view of a plan; see ``AttnPlan.rank_plan``."""
-    degree, mode, ranks_per_node = staging
+    degree, mode, ranks_per_node, reads_peers = staging
     view = _View(mask, layout, rank, ranks_per_node)
     ends = np.searchsorted(transfers[:, 0], range(degree + 2))
     exchanging = [bool(begin < end) for begin, end in pairwise(ends.tolist())]
@@ -85,6 +87,11 @@ def make_rank_plan(
         forward = view.stages(in_one_stage(mine), [len(transfers) > 0])
     elif mode == "local_first" and len(transfers):
         forward = view.local_first(in_one_stage(mine))
+    if reads_peers:
+        parts = [transfers[a:b] for a, b in pairwise(ends.tolist())]
+        located = view.locating(stages, parts)
+        forward = located if forward is stages else view.locating(forward, [transfers] * 2)
+        stages = located
     if degree == 1 and forward is not stages and stages[1].cast is not None:
         forward = (*forward[:-1], _sending_as(forward[-1], stages[1].cast))
     merges = forward is stages and degree > 0 and len(transfers) > 0
@@ -160,6 +167,21 @@ class _View:
         first = self._stage(everything, None, local)
         then = self._stage(needed, transfers, waiting)
         return replace(first, left_rows=joined(then.slices[:, :2])), then
+
+    def locating(
+        self, stages: Sequence[StagePlan], transfers: Sequence[Int32Array]
+    ) -> tuple[StagePlan, ...]:
+        """The stages, whose casts now say where this rank's rows lie at its peers.
+
+        Args:
+            transfers: of all ranks, for each stage that exchanges rows.
+        """
+        made = []
+        for stage, part in zip(stages, transfers, strict=False):
+            if isinstance(stage.cast, GroupCastPlan):
+                stage = replace(stage, cast=stage.cast.located(part, self.rank))
+            made.append(stage)
+        return tuple(made)
 
     def _stage(
         self, own: Int32Array, transfers: Int32Array | None, queries: Int32Array | None = None

@@ -180,7 +180,6 @@ def make_token_layout(
             f"chunk_size must leave every one of {cp_size} ranks a chunk of the {total} tokens, "
             f"got {config.chunk_size}; use at most {max(1, total // cp_size)}, or None"
         )
-    trials = -1 if config.swap_trials is None else config.swap_trials
     chunk_size, chunk_ranks = solver.solve_dispatch(
         mask.slices,
         num_local_tokens=num_local_tokens(total, cp_size, config, token_multiple),
@@ -189,7 +188,7 @@ def make_token_layout(
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
         max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
-        swap_trials=trials if config.balancer == "swap" else 0,
+        swap_trials=-1 if config.swap_trials is None else config.swap_trials,
         ranks_per_node=ranks_per_node(config, cp_size),
     )
     return TokenLayout(total, chunk_size, cp_size, chunk_ranks)

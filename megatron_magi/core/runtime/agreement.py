@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_magi.core.comm.process_group import CpGroup, is_alive, resolve_group
+from megatron_magi.core.comm.transport_choice import engines
 from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import check_plan
@@ -213,7 +214,10 @@ def _look_at_all() -> list[str]:
                 state.serve()
             finally:
                 state.lock.release()
-    return [str(state.failure) for state in states if state.failure is not None]
+    failures = [str(state.failure) for state in states if state.failure is not None]
+    patience = max((state.timeout_s for state in states), default=0.0)
+    late = [engine.overdue(patience) for engine in engines()]
+    return failures + [text for text in late if text is not None]
 
 
 def _close_all() -> None:

@@ -20,11 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.group_cast import PendingCast, rows_beside, split_columns
+from megatron_magi.core.comm.group_cast import PendingCast
 from megatron_magi.core.comm.group_reduce import Arriving, add_partials
 from megatron_magi.core.comm.node_cast import PendingNodeCast, cast_rows, reduce_rows
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import head_start
+from megatron_magi.core.comm.transport import Transport
+from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.attention import check_qkv, no_logits, scale_of
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break, refuse_tangents
 from megatron_magi.core.kernel.backend import (
@@ -133,16 +136,20 @@ def _attend(
     kind = "dist_attn" if max_logits is None else "dist_attn_and_max_logits"
     comparison = compare(_call(kind, qkv, scale), plan, cp_group, q.device)
     config = plan.config
+    group = resolve_group(cp_group)
+    ready = prepared_for(plan, group_rank(cp_group), q.device)
+    backend = select_backend(config.kernel_backend, q.device, q.dtype, widths_of(q, v))
+    comparison.wait()  # late, so that the preparation above overlaps with the comparison
     work = _StageWork(
         plan,
-        prepared_for(plan, group_rank(cp_group), q.device),
-        resolve_group(cp_group),
-        select_backend(config.kernel_backend, q.device, q.dtype, widths_of(q, v)),
+        ready,
+        group,
+        transport_for(plan, group, q),
+        backend,
         scale,
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
         max_logits,
     )
-    comparison.wait()  # late, so that the preparation above overlaps with the comparison
     out, lse = _DistAttn.apply(q, k, v, work)
     return out, lse
 
@@ -160,6 +167,7 @@ class _StageWork(NamedTuple):
     plan: AttnPlan
     ready: PreparedPlan
     group: dist.ProcessGroup | None
+    transport: Transport
     backend: AttnBackend
     softmax_scale: float
     wire_dtype: torch.dtype
@@ -181,7 +189,7 @@ class _Feed:
     def _fetch(self, i: int) -> PendingCast | PendingNodeCast | None:
         if i == len(self.stages) or (cast := self.stages[i].cast) is None:
             return None
-        return cast_rows((self.k, self.v), cast, self.work.group)
+        return cast_rows((self.k, self.v), cast, self.work.transport)
 
     def __iter__(self) -> Iterator[tuple[PreparedStage, Tensor, Tensor]]:
         """(stage, keys, values): own rows, received rows, or own and then received ones.
@@ -208,7 +216,7 @@ class _DistAttn(torch.autograd.Function):
         feed = _Feed(work, work.ready.forward, k, v)
         for stage, keys, values in feed:
             if so_far is None or stage.sees:
-                if feed.travelling is not None:
+                if feed.travelling is not None and work.transport.uses_sms:
                     head_start(q.device)
                 call = AttnCall(q, keys, values, stage.table, work.softmax_scale, work.max_logits)
                 given = {"prev" if merges else "into": so_far}
@@ -230,7 +238,7 @@ class _DistAttn(torch.autograd.Function):
         call = Call("backward of dist_attn", k.shape[1:], k.dtype, work.softmax_scale)
         compare(call, work.plan, work.group, q.device).wait()
         feed = _Feed(work, work.ready.backward, k, v)
-        if feed.travelling is not None:
+        if feed.travelling is not None and work.transport.uses_sms:
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
         alone = work.ready.is_alone
@@ -278,7 +286,9 @@ class _KeyGradients:
             dk, dv = (self.k.new_empty(shape, dtype=self.dtype) for shape in shapes)
         else:
             dtype = self.dtype if own else self.work.wire_dtype
-            self.place_of = rows_beside(self.k, stage.table.num_k, self.shapes, dtype)
+            is_sent = dtype == self.work.wire_dtype  # as it is, not rounded first
+            room = self.work.transport.room if is_sent else rows_beside
+            self.place_of = room(self.k, stage.table.num_k, self.shapes, dtype)
             dk, dv = split_columns(self.place_of, self.shapes)
         if own:
             self.mine = (dk, dv) if own == stage.table.num_k else (dk[:own], dv[:own])
@@ -288,10 +298,15 @@ class _KeyGradients:
         """Start to send the gradients, once the stage has written them where ``place`` said."""
         if stage.cast is not None:
             assert self.place_of is not None
-            received = self.place_of[stage.num_own :] if stage.num_own else self.place_of
-            partials = received.to(self.work.wire_dtype)
-            group, dtype = self.work.group, acc_dtype(self.k.dtype)
-            self.pending.append(reduce_rows(partials, self.shapes, stage.cast, group, dtype))
+            own, wire = stage.num_own, self.work.wire_dtype
+            partials = self.place_of[own:] if own else self.place_of
+            if partials.dtype != wire:
+                partials = self.work.transport.room(self.k, len(partials), self.shapes, wire).copy_(
+                    partials
+                )
+                own = 0
+            returning = partials, self.shapes, stage.cast, self.work.transport
+            self.pending.append(reduce_rows(*returning, acc_dtype(self.k.dtype), own))
 
     def sums(self) -> Pair:
         """Wait for all partial gradients; dk and dv of this rank's rows, in the dtype of k."""

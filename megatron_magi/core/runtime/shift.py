@@ -12,6 +12,7 @@ from megatron_magi.checks import integer
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
 from megatron_magi.core.plan import AttnPlan, TokenLayout, make_shift_plan
@@ -84,6 +85,6 @@ def _shift(x: Tensor, shift: int, layout: TokenLayout, cp_group: CpGroup, dim: i
     ready = _prepared_shift(layout, shift, group_rank(cp_group), x.device)
     rows = x.movedim(dim, 0)
     flat = rows.reshape(len(rows), -1).contiguous()
-    (received,) = group_cast([flat], ready.cast, resolve_group(cp_group)).wait()
+    (received,) = group_cast([flat], ready.cast, AllToAll(resolve_group(cp_group))).wait()
     shifted = torch.cat([flat, received]).index_select(0, ready.gather_index.here())
     return shifted.view(rows.shape).movedim(0, dim)

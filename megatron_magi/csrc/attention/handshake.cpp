@@ -6,7 +6,7 @@
 #include "params.h"
 #include "rows/params.h"
 
-constexpr int kAbiVersion = 8;
+constexpr int kAbiVersion = 9;
 
 MAGI_EXPORT int magi_abi_version() {
   return kAbiVersion;
@@ -26,6 +26,11 @@ MAGI_EXPORT int magi_delta_params_bytes() {
 
 MAGI_EXPORT int magi_row_params_bytes() {
   return sizeof(MagiGatherParams) + sizeof(MagiAddParams);
+}
+
+MAGI_EXPORT int magi_exchange_params_bytes() {
+  return sizeof(MagiExchangeParams) + sizeof(MagiClaimParams) + sizeof(MagiPeerFlags) +
+         sizeof(MagiPull);
 }
 
 // All kernels of the library, whatever their dtype.

@@ -34,7 +34,8 @@ def rows(ranges: np.ndarray) -> list[int]:
 
 def check_cast(made: PreparedCast, cast: GroupCastPlan, num_rows: int, is_reduced: bool) -> None:
     sent, own = rows(cast.send_ranges), rows(cast.own_ranges)
-    assert (made.send_counts, made.recv_counts) == (list(cast.send_counts), list(cast.recv_counts))
+    counts = list(cast.send_counts), list(cast.recv_counts)
+    assert (made.sent.send, made.sent.recv) == (made.returned.recv, made.returned.send) == counts
     assert (made.num_sent, made.num_recv, made.num_own) == (len(sent), cast.num_recv, len(own))
     assert made.send.here().tolist() == sent and made.send.data.dtype == torch.int32
     if made.own is not None:

@@ -8,15 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.group_cast import (
-    PendingCast,
-    exchange,
-    group_cast,
-    rows_beside,
-    split_columns,
-)
+from megatron_magi.core.comm.group_cast import PendingCast, Sending, group_cast
 from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
+from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import gather_rows
+from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.plan import GroupCastPlan
 from tests.core.comm.cast_cases import casts, index_of
 from tests.core.kernel import abi_on_cpu
@@ -35,7 +31,7 @@ def test_a_cast(mode: str, width: int, library: abi_on_cpu.CpuLibrary) -> None:
         send = split_columns(rows_beside(xs[0], cast.num_sent, shapes), shapes)
         gather_rows(xs, cast.send.here(), send)
         buffer = rows_beside(xs[0], cast.num_own + cast.num_recv, shapes).fill_(7)
-        keys = PendingCast(None, xs, shapes, buffer, cast).wait()
+        keys = PendingCast(Sending(buffer, None), xs, shapes, buffer, cast).wait()
         for x, sent, key in zip(xs, send, keys, strict=True):
             assert torch.equal(sent, x[index_of(cast, "send")])
             assert torch.equal(key[: cast.num_own], x[index_of(cast, "own")])
@@ -53,25 +49,6 @@ def first_of_two(own: np.ndarray) -> PreparedCast:
     (made,) = prepare_casts([plan], CPU)
     assert isinstance(made, PreparedCast)
     return made
-
-
-@pytest.mark.parametrize("shapes", [[(2, 3)], [(2, 3), (2, 3)], [(2, 3), (4,), (2, 1)]], ids=str)
-def test_columns_are_split_as_they_were_laid(shapes: list[tuple[int, ...]]) -> None:
-    """Into views of one buffer, whether or not they are equally wide."""
-    sizes = [torch.Size(shape) for shape in shapes]
-    xs = [torch.randn(5, *shape, dtype=torch.float64) for shape in shapes]
-    rows = rows_beside(torch.zeros(1), 5, sizes, torch.float64)
-    assert rows.dtype == torch.float64 and rows.shape == (5, sum(s.numel() for s in sizes))
-    rows.copy_(torch.cat([x.flatten(1) for x in xs], 1))
-    for part, x in zip(split_columns(rows, sizes), xs, strict=True):
-        assert torch.equal(part, x)
-        assert part.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
-
-
-def test_one_rank_alone_exchanges_nothing() -> None:
-    assert exchange(torch.zeros(0, 4), torch.zeros(0, 4), [0], [0], None) is None
-    with pytest.raises(AssertionError, match=r"one rank receives nothing, got \[1\]"):
-        exchange(torch.zeros(1, 4), torch.zeros(1, 4), [1], [1], None)
 
 
 class Wire:
@@ -104,7 +81,7 @@ def test_own_rows_come_before_received_ones(
     arriving = torch.randn(2, 8).bfloat16()
     wire, cast, group = Wire(arriving), first_of_two(ranges(*own)), object()
     monkeypatch.setattr(dist, "all_to_all_single", wire)
-    pending = group_cast([k, v], cast, group, room)  # type: ignore[arg-type]
+    pending = group_cast([k, v], cast, AllToAll(group), room)  # type: ignore[arg-type]
     assert wire.group is group and wire.counts == ([0, 3], [0, 2])
     sent = torch.cat([k.flatten(1), v.flatten(1)], 1)[[1, 2, 5]]
     assert torch.equal(wire.sent.view(torch.bfloat16), sent)
@@ -123,5 +100,5 @@ def test_empty_messages_are_sent_too(monkeypatch: pytest.MonkeyPatch) -> None:
     (cast,) = prepare_casts([plan], CPU)
     wire = Wire(torch.zeros(0, 3))
     monkeypatch.setattr(dist, "all_to_all_single", wire)
-    (rows,) = group_cast([torch.randn(6, 3)], cast, object()).wait()  # type: ignore[arg-type]
+    (rows,) = group_cast([torch.randn(6, 3)], cast, AllToAll(object())).wait()  # type: ignore[arg-type]
     assert rows.shape == (0, 3) and wire.counts == ([0, 0], [0, 0])

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.comm import rows as row_moves
-from megatron_magi.core.comm.group_cast import rows_beside
 from megatron_magi.core.comm.group_reduce import PendingReduce, add_partials
+from megatron_magi.core.comm.row_buffer import rows_beside
 from tests.core.comm.cast_cases import casts
 from tests.core.kernel import abi_on_cpu
 

@@ -86,11 +86,11 @@ class SmallProblem:
         held = [((ranks == r) @ (self.reads | owned)).sum(-1) for r in range(self.cp_size)]
         return np.sum(held, axis=0) - self.num_chunks * ROWS
 
-    def owners(self, balancer: str = "swap", trials: int | None = None) -> Ints:
+    def owners(self, trials: int | None = None) -> Ints:
         """[num_chunks]: what the planner chooses."""
         config = magi_config(
             chunk_size=ROWS, tile_q=ROWS, tile_k=1, max_imbalance=self.max_imbalance,
-            balancer=balancer, swap_trials=trials,
+            swap_trials=trials,
         )  # fmt: skip
         return make_token_layout(self.mask, self.cp_size, config).chunk_ranks
 

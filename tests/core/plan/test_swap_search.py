@@ -15,7 +15,7 @@ def both(mask: AttnMask, cp_size: int, **config: int) -> tuple[AttnPlan, AttnPla
     """(LPT, swap) at the same chunk size."""
     swap = make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), magi_config(**config))
     chunk_size = swap.layout.chunk_size
-    lpt = magi_config(**{**config, "chunk_size": chunk_size}, balancer="lpt")
+    lpt = magi_config(**{**config, "chunk_size": chunk_size}, swap_trials=0)
     return make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), lpt), swap
 
 

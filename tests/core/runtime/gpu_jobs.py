@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -21,13 +23,13 @@ from tests.dense import (
 
 def on_gpus(
     rank: int, name: str, degree: int | str | None, widths: tuple[int, int], dtype: torch.dtype,
-    per_node: int | None = None,
+    how: dict[str, Any],
 ) -> None:  # fmt: skip
     """The CUDA kernel over NCCL, all ranks of the world, against the dense answer."""
     mask, group, device = GPU_MASKS[name], dist.group.WORLD, f"cuda:{rank}"
     q, k, v, dout = random_qkv(mask, 8, 2, widths, dtype, seed=len(name), device=device)
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    config = staged(degree, kernel_backend="cuda", ranks_per_node=per_node)
+    config = staged(degree, kernel_backend="cuda", **how)
     shape = HeadShape(8, 2, widths[0], head_dim_v=widths[1])
     plan = magi.plan(mask, group, shape, config)
     local = [magi.dispatch(x, plan, group) for x in (q, k, v)]

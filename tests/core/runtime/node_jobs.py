@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import megatron_magi as magi
 from megatron_magi import masks
-from megatron_magi.core.comm import group_cast as group_cast_module
+from megatron_magi.core.comm import transport
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, NodeCastPlan, attn_plan, token_layout
 from megatron_magi.core.runtime.agreement import AgreementError
@@ -123,7 +123,7 @@ def alone_on_nodes(rank: int, cp_size: int, degree: int | str) -> None:
 
 def on_gpus_as_nodes(rank: int, name: str, degree: int | str, widths: tuple[int, int]) -> None:
     with one_rank_a_node():
-        on_gpus(rank, name, degree, widths, torch.bfloat16, per_node=1)
+        on_gpus(rank, name, degree, widths, torch.bfloat16, {"ranks_per_node": 1})
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def counted(group: Any, per_node: int) -> Iterator[Counter[str]]:
                 sent[link] += rows * size
         return plain(into, given, recv, send, **kwargs)
 
-    with mock.patch.object(group_cast_module.dist, "all_to_all_single", spy):
+    with mock.patch.object(transport.dist, "all_to_all_single", spy):
         yield sent
 
 

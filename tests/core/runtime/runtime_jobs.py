@@ -17,6 +17,7 @@ from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import add_partials, group_reduce
 from megatron_magi.core.comm.node_cast import cast_rows, reduce_rows
 from megatron_magi.core.comm.prepared_cast import prepare_casts
+from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
@@ -210,14 +211,14 @@ def cast_and_reduce_stage(
 ) -> None:
     rows = positions.to(torch.bfloat16)[:, None].expand(-1, 3).contiguous()
     (ready,) = prepare_casts([cast], rows.device)
-    (keys, twice) = group_cast((rows, rows * 2), ready, group).wait()
+    (keys, twice) = group_cast((rows, rows * 2), ready, AllToAll(group)).wait()
     kept = [int(positions[i]) for a, b in cast.own_ranges.tolist() for i in range(a, b)]
     wanted = [i for a, b in cast.recv_ranges.tolist() for i in range(a, b)]
     assert keys[:, 0].tolist() == kept + wanted
     assert len(keys) == stage.num_keys and len(kept) == stage.num_own
     assert torch.equal(twice, keys * 2)
     ones = torch.ones(len(wanted), 1, dtype=torch.float64)
-    arriving = [group_reduce(ones * n, (torch.Size([1]),), ready, group) for n in (1, 10)]
+    arriving = [group_reduce(ones * n, (torch.Size([1]),), ready, AllToAll(group)) for n in (1, 10)]
     own = torch.full((len(rows), 1), 0.5, dtype=torch.float64)
     (home,) = add_partials([own], arriving, torch.float32)
     sent = torch.zeros(len(rows), 1)

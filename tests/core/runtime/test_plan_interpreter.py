@@ -86,7 +86,7 @@ configs = st.builds(
     magi_config,
     overlap_degree=st.sampled_from([None, 0, 1, 2, 5]),
     forward_mode=st.sampled_from([None, "at_once", "local_first", "local_first", "staged"]),
-    balancer=st.sampled_from(["lpt", "swap"]),
+    swap_trials=st.sampled_from([0, None]),
     tile_q=st.sampled_from([4, 128]),
     tile_k=st.sampled_from([4, 128]),
 )

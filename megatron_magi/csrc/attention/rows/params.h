@@ -35,3 +35,40 @@ struct MagiAddParams {
   int32_t num_parts;
   int32_t received_dtype, dst_dtype;  // MagiDtype
 };
+
+// What ranks tell each other about an exchange, in symmetric memory: numbers that only grow.
+// "There" is in a peer's memory, "here" in this rank's.
+struct MagiPeerFlags {
+  uint32_t* ready_there;  // this rank's rows of exchange n lie in its slot
+  uint32_t* ready_here;   // the peer's do
+  uint32_t* taken_there;  // this rank has read the peer's rows of exchange n
+  uint32_t* taken_here;   // the peer has read this rank's
+};
+
+// Rows that this rank reads from one peer.
+struct MagiPull {
+  const void* source;  // in the peer's slot
+  void* target;
+  int64_t bytes;
+};
+
+// One exchange: this rank's slot is filled by work on `current`, and its peers' rows are read on
+// `beside` by the copy engine, peers in the order given.
+struct MagiExchangeParams {
+  const MagiPeerFlags* flags;  // host: [num_peers]
+  const MagiPull* pulls;       // host: [num_peers]
+  void* current;               // host: cudaStream_t
+  void* beside;                // host: cudaStream_t
+  void* filled;                // host: cudaEvent_t
+  void* arrived;               // host: cudaEvent_t, recorded when all rows are here
+  uint32_t number;             // of the exchange
+  int32_t num_peers;
+};
+
+// Lets a stream wait until all peers have read this rank's rows of an exchange.
+struct MagiClaimParams {
+  const MagiPeerFlags* flags;  // host: [num_peers]
+  void* stream;                // host: cudaStream_t
+  uint32_t number;
+  int32_t num_peers;
+};

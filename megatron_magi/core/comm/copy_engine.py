@@ -1,0 +1,182 @@
+"""A transport for the GPUs of one host that takes no SM: copy engines read the peers' rows.
+
+A rank fills a slot of its symmetric memory, tells its peers, and reads from theirs what is for it,
+on a stream of its own that waits for flags (csrc/attention/rows/pull.cpp). Rows that kernels write
+are written to the slot directly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magi.core.comm.symmetric_memory import NUM_SLOTS, SymmetricMemory, view_of
+from megatron_magi.core.comm.transport import RowCounts
+from megatron_magi.core.cuda.abi import ClaimParams, ExchangeParams, Pull
+from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
+
+GROWTH = 1.25
+"""A buffer that is too small is replaced by one with so much more than what is needed."""
+
+
+@dataclass(eq=False)
+class _Copies:
+    """An exchange under way; ``wait`` may be called once."""
+
+    engine: CopyEngine
+    arrived: torch.cuda.Event
+    filled: torch.cuda.Event
+    recv: Tensor
+    """Kept until the copies into it have ended."""
+    number: int
+
+    def wait(self) -> None:
+        """Let the current stream wait for the rows."""
+        engine = self.engine
+        engine.library.wait_event(stream_handle(engine.device), self.arrived.cuda_event)
+        engine.forget(self)
+
+
+class CopyEngine:
+    """See ``Transport``; for one device of one process."""
+
+    uses_sms = False
+    name = "symm_mem"
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, slot_bytes: int) -> None:
+        """All ranks of the group create it together.
+
+        Raises:
+            RuntimeError: the ranks' GPUs cannot address each other's memory, or have too little.
+        """
+        self.device = device
+        self.library = cuda_library()
+        self.stream = torch.cuda.Stream(device, priority=-1)
+        self._under_way: dict[int, _Copies] = {}
+        """Exchanges whose rows no stream waits for yet; kept, for copies go into their tensors."""
+        self._marks: deque[tuple[float, int]] = deque()
+        """When the watcher saw which number of exchanges."""
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._open(group, slot_bytes)
+
+    def _open(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
+        self._marks.clear()
+        self.memory = SymmetricMemory(group, self.device, slot_bytes)
+        self.number = 0
+        """Of the last exchange that was begun."""
+        self._claimed = -1
+        memory, peers = self.memory, len(self.memory.peers)
+        self._pulls = (Pull * peers)()
+        flags = ctypes.addressof(memory.flags)
+        self._claim = ClaimParams(flags=flags, num_peers=peers)
+        self._params = ExchangeParams(
+            flags=flags,
+            pulls=ctypes.addressof(self._pulls),
+            beside=self.stream.cuda_stream,
+            num_peers=peers,
+        )
+
+    def reserve(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
+        """Have slots of so many bytes; all ranks call it with the same number before an exchange.
+
+        Raises:
+            RuntimeError: too little memory.
+
+        Cost: nothing if they are large enough; otherwise the host waits for the device and for
+        the other ranks.
+        """
+        if slot_bytes <= self.memory.slot_bytes:
+            return
+        torch.cuda.synchronize(self.device)  # peers have read what this rank holds for them
+        dist.barrier(group)
+        torch.cuda.synchronize(self.device)
+        del self.memory
+        self._open(group, int(GROWTH * slot_bytes))
+
+    def room(
+        self, like: Tensor, num_rows: int, shapes: Sequence[torch.Size], dtype: torch.dtype
+    ) -> Tensor:
+        """See Transport. The current stream waits until peers have read the slot's last rows."""
+        columns = 0
+        for shape in shapes:
+            columns += shape.numel()
+        return view_of(self._claim_slot()[dtype], num_rows, columns)
+
+    def _claim_slot(self) -> dict[torch.dtype, Tensor]:
+        number = self.number + 1
+        if self._claimed != number and number > NUM_SLOTS:
+            self._claim.stream = stream_handle(self.device)
+            self._claim.number = number - NUM_SLOTS
+            with on_device(self.device):
+                self.library.call("magi_claim_slot", self._claim)
+        self._claimed = number
+        return self.memory.slots[number % NUM_SLOTS]
+
+    def exchange(
+        self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0
+    ) -> _Copies:
+        """See Transport."""
+        self._claim_slot()  # of a rank that has nothing to fill it with
+        self.number = number = self.number + 1
+        self._locate(recv, counts, first_row)
+        filled, arrived = self._events.pop() if self._events else self._new_events()
+        params = self._params
+        params.current = stream_handle(self.device)
+        params.filled, params.arrived = filled.cuda_event, arrived.cuda_event
+        params.number = number
+        with on_device(self.device):
+            self.library.call("magi_exchange", params)
+        copies = self._under_way[number] = _Copies(self, arrived, filled, recv, number)
+        return copies
+
+    def _locate(self, recv: Tensor, counts: RowCounts, first_row: int) -> None:
+        """Fill in what is read from which peer."""
+        assert counts.starts is not None, "the plan was made for another transport"
+        row_bytes = recv.shape[1] * recv.element_size()
+        target, place = recv.data_ptr(), 0
+        places = []
+        for rows in counts.recv:
+            places.append(place)
+            place += rows * row_bytes
+        slots = self.memory.peer_slots[self.number % NUM_SLOTS]
+        for pull, peer, slot in zip(self._pulls, self.memory.peers, slots, strict=True):
+            pull.source = slot + (first_row + counts.starts[peer]) * row_bytes
+            pull.target = target + places[peer]
+            pull.bytes = counts.recv[peer] * row_bytes
+
+    def _new_events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        pair = torch.cuda.Event(), torch.cuda.Event()
+        for event in pair:
+            event.record(self.stream)  # which creates it
+        return pair
+
+    def forget(self, copies: _Copies) -> None:
+        """A stream waits for the rows, so nothing has to be kept for them any more."""
+        del self._under_way[copies.number]
+        self._events.append((copies.filled, copies.arrived))
+
+    def overdue(self, seconds: float) -> str | None:
+        """For a watcher that calls this about every second: what has been awaited for longer."""
+        now = time.monotonic()
+        self._marks.append((now, self.number))
+        if now - self._marks[0][0] < seconds:
+            return None
+        ready = {peer: ready for peer, (ready, _) in self.memory.numbers().items()}
+        while self._marks and self._marks[0][1] <= min(ready.values()):
+            self._marks.popleft()
+        if not self._marks or now - self._marks[0][0] < seconds:
+            return None
+        number = self._marks[0][1]
+        absent = [peer for peer, seen in ready.items() if seen < number]
+        return (
+            f"every rank must begin the same exchanges, and rank(s) {absent} of the group have "
+            f"not begun exchange {number} within {seconds:.0f} s; look for the first error in "
+            f"their logs"
+        )

@@ -1,0 +1,102 @@
+"""One rank's symmetric memory: slots for rows that its peers read, and flags between ranks.
+
+Every rank of a group has the same buffer, and can address its peers' (PyTorch's symmetric memory).
+A buffer holds the flags of all peers and then ``NUM_SLOTS`` slots.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magi.core.cuda.abi import PeerFlags
+
+NUM_SLOTS = 2
+"""One is filled while the peers read the other."""
+FLAGS_BYTES = 4096
+ALIGNMENT = 1 << 20
+READY, TAKEN = 0, 4
+"""Places of a peer's two numbers in this rank's flags."""
+
+
+class SymmetricMemory:
+    """A group's buffers, as one rank sees them; see ``MagiPeerFlags`` in csrc for the flags."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, slot_bytes: int) -> None:
+        """All ranks of the group create it together, with equal arguments.
+
+        Raises:
+            RuntimeError: the ranks' GPUs cannot address each other's memory, or have too little.
+        """
+        from torch.distributed import _symmetric_memory as symm_mem
+
+        self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        size = FLAGS_BYTES + NUM_SLOTS * self.slot_bytes
+        with one_error(group):
+            self.buffer = symm_mem.empty(size, dtype=torch.uint8, device=device)
+            self.buffer[:FLAGS_BYTES].zero_()
+            torch.cuda.synchronize(device)  # no peer may see flags of an earlier use
+        with one_error(group):
+            self._handle: Any = symm_mem.rendezvous(self.buffer, group)
+        # Peers in turn, beginning after this rank, so that no two ranks read from one at a time.
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank = rank
+        self.peers = [(rank + i) % size for i in range(1, size)]
+        bases = [int(self._handle.buffer_ptrs[peer]) for peer in self.peers]
+        self.flags = self._flags(bases)
+        self.peer_slots = [
+            [base + FLAGS_BYTES + slot * self.slot_bytes for base in bases]
+            for slot in range(NUM_SLOTS)
+        ]
+        """[slot][peer]: addresses."""
+        slots = self.buffer[FLAGS_BYTES:].view(NUM_SLOTS, self.slot_bytes)
+        dtypes = (torch.bfloat16, torch.float16, torch.float32)
+        self.slots = [{dtype: row.view(dtype) for dtype in dtypes} for row in slots]
+
+    def _flags(self, bases: Sequence[int]) -> ctypes.Array[PeerFlags]:
+        here, rank = self.buffer.data_ptr(), self.rank
+        made = (PeerFlags * len(bases))()
+        for flags, base, peer in zip(made, bases, self.peers, strict=True):
+            flags.ready_there = base + 8 * rank + READY
+            flags.ready_here = here + 8 * peer + READY
+            flags.taken_there = base + 8 * rank + TAKEN
+            flags.taken_here = here + 8 * peer + TAKEN
+        return made
+
+    def numbers(self) -> dict[int, tuple[int, int]]:
+        """For reports: the last exchange that each peer was ready for and the last that it took.
+
+        The host waits for a small copy, on a stream of its own.
+        """
+        with torch.cuda.stream(torch.cuda.Stream(self.buffer.device)):
+            flags = self.buffer[:FLAGS_BYTES].view(torch.int32).cpu().tolist()
+        return {peer: (flags[2 * peer], flags[2 * peer + 1]) for peer in self.peers}
+
+
+@contextmanager
+def one_error(group: dist.ProcessGroup) -> Iterator[None]:
+    """If the block fails on any rank of the group, it raises RuntimeError on every rank.
+
+    Cost: the host waits for all ranks at the end of the block.
+    """
+    error: str | None = None
+    try:
+        yield
+    except RuntimeError as raised:
+        error = str(raised)
+    errors: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(errors, error, group=group)
+    failed = [f"rank {i}: {text}" for i, text in enumerate(errors) if text is not None]
+    if failed:
+        raise RuntimeError("; ".join(failed))
+
+
+def view_of(slot: Tensor, num_rows: int, columns: int) -> Tensor:
+    """The first rows of a slot, [num_rows, columns]."""
+    return slot.as_strided((num_rows, columns), (columns, 1))

@@ -1,0 +1,107 @@
+"""Ways to move rows between the ranks of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magi.core.comm.row_buffer import rows_beside
+
+
+class RowCounts(NamedTuple):
+    """The rows of one exchange, peer by peer."""
+
+    send: list[int]
+    """[cp_size]: number of rows sent to each rank, which lie one after the other."""
+    recv: list[int]
+    """[cp_size]: number of rows received from each rank."""
+    starts: list[int] | None = None
+    """[cp_size]: at which of the rows that a rank sends those for this rank begin; None: the plan
+    was made for a transport that does not read its peers' memory."""
+
+
+class Arrival(Protocol):
+    """Rows that are being received."""
+
+    def wait(self) -> object:
+        """Wait for them: the host on the CPU, on a GPU the current stream."""
+        ...
+
+
+class Transport(Protocol):
+    """Moves rows; each rank of the group begins the same exchanges in the same order."""
+
+    uses_sms: bool
+    """Whether an exchange is a kernel, which has to begin before one that fills the GPU."""
+
+    @property
+    def name(self) -> str:
+        """As a log line says it."""
+        ...
+
+    def room(
+        self, like: Tensor, num_rows: int, shapes: Sequence[torch.Size], dtype: torch.dtype
+    ) -> Tensor:
+        """Uninitialised rows [num_rows, C] to be filled and sent by the next exchange; see
+        ``rows_beside``. There is one room at a time."""
+        ...
+
+    def exchange(
+        self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0
+    ) -> Arrival | None:
+        """Start to send rows [sum(counts.send), C] and to receive [sum(counts.recv), C].
+
+        Args:
+            send: contiguous; neither tensor may be written to before the arrival.
+            first_row: the row of ``room`` at which ``send`` begins, the same on every rank.
+
+        Returns:
+            What to wait for; None if there is one rank alone.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """torch.distributed's all-to-all with uneven splits, over any of its backends."""
+
+    group: dist.ProcessGroup | None
+    """None for one rank, which exchanges nothing."""
+    uses_sms = True
+
+    @property
+    def name(self) -> str:
+        backend = "none" if self.group is None else str(dist.get_backend(self.group))
+        return f"all_to_all over {backend}"
+
+    def room(
+        self, like: Tensor, num_rows: int, shapes: Sequence[torch.Size], dtype: torch.dtype
+    ) -> Tensor:
+        return rows_beside(like, num_rows, shapes, dtype)
+
+    def exchange(
+        self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0
+    ) -> dist.Work | None:
+        if self.group is None:
+            assert recv.numel() == 0, f"one rank receives nothing, got {counts.recv}"
+            return None
+        return dist.all_to_all_single(
+            _as_bytes(recv),
+            _as_bytes(send),
+            counts.recv,
+            counts.send,
+            group=self.group,
+            async_op=True,
+        )
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    """The rows as bytes: every communication backend sends bytes, and gloo knows no bfloat16."""
+    if rows.numel() == 0:  # an empty tensor may have any strides
+        return rows.new_empty(rows.shape, dtype=torch.uint8)
+    return rows.view(torch.uint8)

@@ -1,0 +1,117 @@
+"""Which transport moves the rows of attention; the ranks of a group choose together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magi.core.comm.copy_engine import CopyEngine
+from megatron_magi.core.comm.transport import AllToAll, Transport
+from megatron_magi.core.cuda.library import loaded_cuda_library
+from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan.peer_rows import reads_peers
+
+logger = logging.getLogger("megatron_magi")
+
+_engines: WeakKeyDictionary[dist.ProcessGroup, CopyEngine | str] = WeakKeyDictionary()
+"""A group's copy engine, or why it has none."""
+_table_lock = threading.Lock()
+GRAD_BYTES = 4
+
+
+def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor) -> Transport:
+    """What moves the rows of a plan between ranks.
+
+    Args:
+        like: a tensor of the device and dtype of the rows.
+
+    Raises:
+        RuntimeError: on every rank: the config requires "symm_mem" and it is not there, or memory
+            is short. The message says why.
+
+    Cost: the first call of a group, and the first with a plan that needs more memory than any plan
+    before, wait for the other ranks and for the device.
+    """
+    wanted = plan.config.transport
+    if group is None or wanted == "all_to_all":
+        return AllToAll(group)
+    engine = _engines.get(group)
+    if engine is None:
+        engine = _choose(plan, group, like)
+    if isinstance(engine, str):
+        if wanted == "symm_mem":
+            raise RuntimeError(
+                f"transport 'symm_mem' needs GPUs of one host that read each other's memory, got "
+                f"{engine}; set MagiConfig.transport to 'auto' or 'all_to_all'"
+            )
+        return AllToAll(group)
+    reads = reads_peers(plan.config, plan.cp_size, plan.ranks_per_node)
+    if not reads or like.dtype not in _DTYPES:
+        return AllToAll(group)
+    engine.reserve(group, _slot_bytes(plan, like))
+    return engine
+
+
+def engines() -> list[CopyEngine]:
+    """Every copy engine of this process, for the watcher."""
+    with _table_lock:
+        return [engine for engine in _engines.values() if isinstance(engine, CopyEngine)]
+
+
+def _slot_bytes(plan: AttnPlan, like: Tensor) -> int:
+    """Bytes of the rows that a rank holds ready at a time; equal on all ranks."""
+    heads = plan.head_shape
+    columns = heads.num_heads_kv * (heads.head_dim + heads.value_dim)
+    sent, returned = plan.slot_rows
+    return columns * max(sent * like.element_size(), returned * GRAD_BYTES)
+
+
+def _choose(plan: AttnPlan, group: dist.ProcessGroup, like: Tensor) -> CopyEngine | str:
+    """Open the group's copy engine, or find out why there can be none; all ranks do it together."""
+    if like.device.type != "cuda":
+        return "tensors on the CPU"
+    if not reads_peers(plan.config, plan.cp_size, plan.ranks_per_node):
+        return "ranks on several nodes, or more than one host holds"
+    with torch.cuda.device(like.device):
+        engine = _why_not(group, like) or _opened(group, like.device, _slot_bytes(plan, like))
+    with _table_lock:
+        _engines[group] = engine
+    if dist.get_rank(group) == 0:
+        why = f" ({engine})" if isinstance(engine, str) else ""
+        used = AllToAll(group) if isinstance(engine, str) else engine
+        logger.info("transport of attention: %s%s", used.name, why)
+    return engine
+
+
+def _why_not(group: dist.ProcessGroup, like: Tensor) -> str:
+    """Why the ranks cannot read each other's memory, as all of them see it; empty: they may."""
+    library = loaded_cuda_library(like.device)
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    host = boot.read_text().strip() if boot.exists() else ""
+    gpu = str(torch.cuda.get_device_properties(like.device).uuid)
+    mine = host, gpu, library is not None and like.dtype in _DTYPES
+    everyone: list[tuple[str, str, bool]] = [("", "", False)] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    if not all(fits for _, _, fits in everyone):
+        return "another kernel than 'cuda', or a dtype that it does not take"
+    if len({host for host, _, _ in everyone}) > 1 or not host:
+        return "ranks on several hosts"
+    if len({gpu for _, gpu, _ in everyone}) < len(everyone):
+        return "several ranks on one GPU"
+    return ""
+
+
+def _opened(group: dist.ProcessGroup, device: torch.device, slot_bytes: int) -> CopyEngine | str:
+    try:
+        return CopyEngine(group, device, slot_bytes)
+    except RuntimeError as error:
+        return str(error)
+
+
+_DTYPES = (torch.bfloat16, torch.float16)

@@ -1,0 +1,110 @@
+// Exchanges without SMs: every rank reads its peers' rows with the copy engine, and streams wait
+// for flags in symmetric memory.
+//
+// Exchange n on one rank, where slot n % slots of its symmetric memory holds the rows it sends:
+//   current: wait until all peers have taken exchange n - slots; fill the slot
+//   beside:  ready(n) to every peer; for each peer: wait for its ready(n), copy its rows;
+//            taken(n) to every peer
+// A rank writes all its ready(n) before it waits for anyone's, so no ring of waits can form.
+#include <cuda.h>
+
+#include <algorithm>
+
+#include "../device/export.h"
+#include "params.h"
+
+namespace magi {
+namespace {
+
+using BatchMemOp = CUresult (*)(CUstream, unsigned int, CUstreamBatchMemOpParams*, unsigned int);
+
+BatchMemOp find_batch_mem_op() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &function, 12000,
+                                                             cudaEnableDefault, &result);
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<BatchMemOp>(function);
+}
+
+CUstreamBatchMemOpParams write_of(uint32_t* flag, uint32_t number) {
+  CUstreamBatchMemOpParams op{};
+  op.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  op.writeValue.address = reinterpret_cast<CUdeviceptr>(flag);
+  op.writeValue.value = number;
+  op.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // after all earlier writes of the stream
+  return op;
+}
+
+CUstreamBatchMemOpParams wait_of(uint32_t* flag, uint32_t number) {
+  CUstreamBatchMemOpParams op{};
+  op.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  op.waitValue.address = reinterpret_cast<CUdeviceptr>(flag);
+  op.waitValue.value = number;
+  op.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;  // of the difference, so numbers may wrap
+  return op;
+}
+
+constexpr int kMaxPeers = 128;  // the driver takes 256 operations at a time
+
+template <class OpOf>
+Status for_peers(int num_peers, void* stream, const OpOf& op_of) {
+  static const BatchMemOp batch = find_batch_mem_op();
+  if (batch == nullptr)
+    return {kUnsupported,
+            "the CUDA driver has no cuStreamBatchMemOp; a 12.0 or newer driver is "
+            "required"};
+  if (num_peers < 0 || num_peers > kMaxPeers)
+    return {kInvalidArgument, "num_peers must be at most " + std::to_string(kMaxPeers) + ", got " +
+                                  std::to_string(num_peers)};
+  if (num_peers == 0) return {};
+  CUstreamBatchMemOpParams ops[kMaxPeers];
+  for (int i = 0; i < num_peers; ++i) ops[i] = op_of(i);
+  const CUresult result = batch(static_cast<CUstream>(stream), num_peers, ops, 0);
+  if (result != CUDA_SUCCESS)
+    return {kCudaError,
+            "cuStreamBatchMemOp: driver error " + std::to_string(static_cast<int>(result))};
+  return {};
+}
+
+Status claim(const MagiClaimParams& p) {
+  return for_peers(p.num_peers, p.stream,
+                   [&](int i) { return wait_of(p.flags[i].taken_here, p.number); });
+}
+
+Status exchange(const MagiExchangeParams& p) {
+  const auto current = static_cast<cudaStream_t>(p.current);
+  const auto beside = static_cast<cudaStream_t>(p.beside);
+  const auto filled = static_cast<cudaEvent_t>(p.filled);
+  MAGI_RETURN_IF_ERROR(cuda_status(cudaEventRecord(filled, current), "exchange"));
+  MAGI_RETURN_IF_ERROR(cuda_status(cudaStreamWaitEvent(beside, filled, 0), "exchange"));
+  MAGI_RETURN_IF_ERROR(for_peers(
+      p.num_peers, p.beside, [&](int i) { return write_of(p.flags[i].ready_there, p.number); }));
+  for (int i = 0; i < p.num_peers; ++i) {
+    const MagiPull& pull = p.pulls[i];
+    if (pull.bytes == 0) continue;
+    MAGI_RETURN_IF_ERROR(
+        for_peers(1, p.beside, [&](int) { return wait_of(p.flags[i].ready_here, p.number); }));
+    MAGI_RETURN_IF_ERROR(cuda_status(
+        cudaMemcpyAsync(pull.target, pull.source, pull.bytes, cudaMemcpyDeviceToDevice, beside),
+        "reading a peer's rows"));
+  }
+  MAGI_RETURN_IF_ERROR(for_peers(
+      p.num_peers, p.beside, [&](int i) { return write_of(p.flags[i].taken_there, p.number); }));
+  return cuda_status(cudaEventRecord(static_cast<cudaEvent_t>(p.arrived), beside), "exchange");
+}
+
+}  // namespace
+}  // namespace magi
+
+MAGI_EXPORT int magi_claim_slot(const MagiClaimParams* params, char* message, int message_bytes) {
+  return magi::report(magi::claim(*params), message, message_bytes);
+}
+
+MAGI_EXPORT int magi_exchange(const MagiExchangeParams* params, char* message, int message_bytes) {
+  return magi::report(magi::exchange(*params), message, message_bytes);
+}
+
+MAGI_EXPORT int magi_wait_event(void* stream, void* event) {
+  return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
+}
