@@ -191,6 +191,6 @@ def bwd_work_list(
     head_dim: int = 128,
     num_sms: int = 132,
     tile_q: int = 64,
-    tile_k: int = 128,
+    tile_k: int | None = None,
     deterministic: bool = False,
 ) -> BwdWorkList: ...

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -106,7 +107,8 @@ struct BwdArrays {
 
 BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
                         int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
-                        int64_t tile_k, bool deterministic) {
+                        std::optional<int64_t> asked_tile_k, bool deterministic) {
+  const int64_t tile_k = asked_tile_k.value_or(magi::bwd_tile_k(static_cast<int>(head_dim)));
   require_positive({{"heads_q", heads_q},
                     {"heads_kv", heads_kv},
                     {"num_sms", num_sms},
@@ -171,7 +173,8 @@ void bind_kernel(py::module_& m) {
         "Tiles, entries and empty rows of the forward (schedule/forward.h).");
   m.def("bwd_work_list", &bwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,
-        py::arg("num_sms") = 132, py::arg("tile_q") = 64, py::arg("tile_k") = 128,
-        py::arg("deterministic") = false,
-        "Items, entries, visits and schedule of the backward (schedule/backward.h).");
+        py::arg("num_sms") = 132, py::arg("tile_q") = magi::kBwdTileQ,
+        py::arg("tile_k") = py::none(), py::arg("deterministic") = false,
+        "Items, entries, visits and schedule of the backward (schedule/backward.h). tile_k: keys "
+        "of a tile; None: those of the kernel for this head_dim.");
 }

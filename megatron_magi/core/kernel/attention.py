@@ -67,7 +67,7 @@ def flex_flash_attn_func(
             same object to every call, so that it is validated and turned into work lists once.
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
-        backend: "auto", "cuda" (Hopper, D to 192 and E to 128), "flex" (FlexAttention) or
+        backend: "auto", "cuda" (Hopper, D and E to 256), "flex" (FlexAttention) or
             "reference" (PyTorch).
         out_dtype: of out; None: as q.
         return_max_logits: find each head's largest visible scaled score ("cuda", "reference").

@@ -16,8 +16,9 @@ class Widths(NamedTuple):
     """Of values and outputs."""
 
 
-COMPILED_WIDTHS = (Widths(64, 64), Widths(128, 128), Widths(192, 128))
-"""What the kernels compute; the least that hold a call's heads are taken (csrc/attention)."""
+COMPILED_WIDTHS = (Widths(64, 64), Widths(128, 128), Widths(192, 128), Widths(256, 256))
+"""What the kernels compute, by cost; the first that hold a call's heads are taken
+(csrc/attention)."""
 
 
 def widths_of(q: Tensor, v: Tensor) -> Widths:

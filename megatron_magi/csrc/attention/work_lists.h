@@ -29,6 +29,13 @@ struct FwdEntry {
   int32_t unused[2] = {0, 0};
 };
 
+// Keys of a tile of the backward. A block has the gradients of a tile in registers, and of heads
+// wider than 192 there is room for half as many keys.
+constexpr int bwd_tile_k(int head_dim) {
+  return head_dim > 192 ? 64 : 128;
+}
+constexpr int kBwdTileQ = 64;  // query rows of a step
+
 // Backward: one key tile with its entries, [entry_begin, entry_end) of the list.
 struct alignas(16) BwdItem {
   int32_t k_start = 0;  // first key row of the tile

@@ -44,8 +44,8 @@ struct BwdWorkList {
 };
 
 struct BwdTiling {
-  int64_t tile_k = 128;
-  int64_t tile_q = 64;
+  int64_t tile_k = bwd_tile_k(128);
+  int64_t tile_q = kBwdTileQ;
 };
 
 // Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k).

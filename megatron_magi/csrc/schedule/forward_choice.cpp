@@ -29,6 +29,8 @@ constexpr TileCost kTiles[] = {
     // With values of 128: from the counts of products, to be measured.
     {192, 192, 80, 1.06},
     {192, 128, 128, 1.25},
+    // Likewise.
+    {256, 128, 80, 1.25},
 };
 constexpr double kTileCost = 0.3;     // starting a tile and writing it out
 constexpr double kMaskedCost = 0.07;  // a masked step over an unmasked one

@@ -23,8 +23,8 @@ from megatron_magi.core.cuda.abi import (
 )
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-TILE, ENTRY = 8, 12
-"""int32 of FwdTile and FwdEntry (csrc/attention/work_lists.h)."""
+TILE, ENTRY, ITEM = 8, 12, 8
+"""int32 of FwdTile, FwdEntry and BwdItem (csrc/attention/work_lists.h)."""
 
 
 class CpuLibrary:
@@ -137,10 +137,20 @@ def merged(old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> tuple[Tens
 
 
 BWD_MASKS: list[Tensor] = []
-"""bool [num_q, num_k] of the mask whose backward comes: its tables are checked elsewhere."""
+"""bool [num_q, num_k] of the mask whose backward comes: its entries are checked elsewhere."""
+
+
+def check_items(p: BwdParams) -> None:
+    """Every key is in one tile, and a tile fits the kernel of these heads."""
+    items = table(p.items, p.num_items, ITEM)[:, :2].tolist()
+    assert sorted(k for start, rows in items for k in range(start, start + rows)) == list(
+        range(p.num_k)
+    )
+    assert max(rows for _, rows in items) <= (64 if p.head_dim > 192 else 128)
 
 
 def backward(p: BwdParams) -> None:
+    check_items(p)
     dtype, made = DTYPES[p.dtype], DTYPES[p.grad_dtype]
     rows, keys = (p.num_q, p.num_heads_q), (p.num_k, p.num_heads_kv)
     q, dout = view(p.q, *rows, p.head_dim, dtype), view(p.dout, *rows, p.value_dim, dtype)

@@ -45,6 +45,7 @@ REGULAR = [
     Case("causal-hd64", masks.causal(512), head_dim=64),
     Case("causal-fp16", masks.causal(512), dtype=torch.float16),
     Case("causal-192-128", masks.causal(512), (4, 4), 192, 128),
+    Case("causal-hd256", masks.causal(512), head_dim=256),
     Case("window", masks.sliding_window(700, (99, 0))),
 ]
 IRREGULAR = [
@@ -55,6 +56,11 @@ IRREGULAR = [
     Case("strided-192-128", docs(100, 400), (4, 2), 192, 128, strided=True),
     Case("odd-lengths-192-128", masks.full(333, 517), (3, 3), 192, 128),
     Case("window-192-128", masks.sliding_window(700, (99, 0)), (8, 1), 192, 128),
+    Case("documents-hd256-fp16", docs(129, 5, 127, 500), (4, 4), 256, dtype=torch.float16),
+    Case("strided-hd256", docs(100, 400), (4, 2), 256, strided=True),
+    Case("odd-lengths-hd256", masks.full(333, 517), (3, 3), 256),
+    Case("window-hd256", masks.sliding_window(700, (99, 0)), (8, 1), 256),
+    Case("tiny-documents-hd256", docs(*[16] * 20, causal=False), head_dim=256),
     Case("tiny-documents", docs(*[16] * 20, causal=False)),
     Case("non-contiguous", docs(100, 400), strided=True),
     Case("group-of-8", masks.causal(500), heads=(8, 1)),
@@ -68,6 +74,10 @@ CORNER = [
     Case("empty-rows-and-keys", slices_mask([(10, 100, 20, 300, -79, 289)], 600, 800)),
     Case("one-cell", slices_mask([(70, 71, 130, 131, 60, 60)], 200, 200)),
     Case("square-bi-causal", slices_mask([(0, 200, 0, 200, 0, 0)], 200, 200)),
+    Case("one-query-hd256", masks.full(1, 300), head_dim=256),
+    Case("one-key-hd256", masks.full(300, 1), head_dim=256),
+    Case("nothing-visible-hd256", slices_mask([], 100, 200), head_dim=256),
+    Case("one-cell-hd256", slices_mask([(70, 71, 130, 131, 60, 60)], 200, 200), head_dim=256),
 ]
 # The tensor cores add lse / softmax_scale to the scores: large, tiny and wildly different sizes.
 SCALES = [

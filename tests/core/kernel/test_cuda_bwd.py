@@ -30,7 +30,7 @@ from tests.core.kernel.cuda_bwd_cases import (
 SUMMAND = 0.1
 """Scale of the terms of a gradient: where they cancel to zero, their rounding is left."""
 
-WIDTHS = [(64, 64), (128, 128), (192, 128)]
+WIDTHS = [(64, 64), (128, 128), (192, 128), (256, 256)]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
@@ -176,12 +176,13 @@ def test_delta_may_be_left_to_the_kernel(case: Case) -> None:
             _backward(run, **wrong)
 
 
-def test_split_groups_give_gradients_in_the_dtype_of_q() -> None:
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_split_groups_give_gradients_in_the_dtype_of_q(head_dim: int) -> None:
     """Few keys and many query heads: the parts of a head group are added by another kernel."""
     from megatron_magi.core.kernel.hopper.choice import backward_launch
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
-    run = Run(Case("split", masks.causal(1000), heads=(64, 4)))
+    run = Run(Case("split", masks.causal(1000), heads=(64, 4), head_dim=head_dim))
     key = HeadsKey.of(run.call)
     for deterministic in (False, True):
         assert backward_launch(run.call.table, key, deterministic).params.num_splits > 1
@@ -197,10 +198,11 @@ def test_two_deterministic_runs_have_equal_bits(case: Case) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-def test_accumulates_into_dq_in_place() -> None:
-    run = Run(Case("accumulate", docs(100, 400)))
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_accumulates_into_dq_in_place(head_dim: int) -> None:
+    run = Run(Case("accumulate", docs(100, 400), head_dim=head_dim))
     for grad_dtype in (None, torch.bfloat16):
-        dq_acc = torch.randn(500, 4, 128, device="cuda")
+        dq_acc = torch.randn(500, 4, head_dim, device="cuda")
         before = dq_acc.clone()
         dq, dk, dv = _backward(run, dq=dq_acc, dtype=grad_dtype)
         assert dq is dq_acc and dk.dtype == (grad_dtype or torch.float32)
@@ -208,9 +210,10 @@ def test_accumulates_into_dq_in_place() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_scores_in_the_hundreds_of_millions(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_scores_in_the_hundreds_of_millions(head_dim: int, dtype: torch.dtype) -> None:
     """lse / softmax_scale reaches 8e8: in fp16 only its split into three parts has that range."""
-    run = Run(Case("large", docs(200, 130), dtype=dtype, scale=1e-6))
+    run = Run(Case("large", docs(200, 130), head_dim=head_dim, dtype=dtype, scale=1e-6))
     from megatron_magi.core.kernel.hopper.backward import backward
 
     (q, k, v, table, scale), dout = run.call[:5], run.grad.dout
@@ -269,10 +272,11 @@ def test_the_op_with_gradients_of_out_and_lse(out_dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("spoiled", ["q", "k", "v", "dout", "lse", "delta"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
+@pytest.mark.parametrize("head_dim", [128, 256])
 def test_non_finite_inputs_spoil_what_they_spoil_in_the_reference(
-    spoiled: str, value: float
+    head_dim: int, spoiled: str, value: float
 ) -> None:
-    run = Run(Case("spoiled", masks.full(192, 256), heads=(2, 1)))
+    run = Run(Case("spoiled", masks.full(192, 256), heads=(2, 1), head_dim=head_dim))
     from megatron_magi.core.kernel.hopper.backward import backward
 
     asked = run.call if spoiled in run.call._fields else run.grad
@@ -324,12 +328,12 @@ def random_case(seed: int) -> Case:
         f"random-{seed}",
         slices_mask(rows, num_q, num_k),
         heads=(heads_kv * int(rng.choice([1, 2, 4])), heads_kv),
-        **dict(zip(("head_dim", "value_dim"), WIDTHS[rng.integers(3)], strict=True)),
+        **dict(zip(("head_dim", "value_dim"), WIDTHS[rng.integers(len(WIDTHS))], strict=True)),
         dtype=[torch.bfloat16, torch.float16][int(rng.integers(2))],
     )
 
 
-@pytest.mark.parametrize("case", [*REGULAR[1:4], IRREGULAR[4]], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [*REGULAR[1:4], REGULAR[5], IRREGULAR[4]], ids=lambda c: c.name)
 def test_row_delta(case: Case) -> None:
     from megatron_magi.core.kernel.hopper.backward import kernel_delta
 

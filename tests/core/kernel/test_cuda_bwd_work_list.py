@@ -14,7 +14,12 @@ from megatron_magi import masks
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 
-TILE_Q, TILE_K = 64, 128
+TILE_Q = 64
+
+
+def tile_k(head_dim: int) -> int:
+    """Keys of a tile: heads wider than 192 leave room for half as many."""
+    return 64 if head_dim > 192 else 128
 
 
 @st.composite
@@ -58,16 +63,18 @@ def steps_of(work: dict, item: np.ndarray) -> list[tuple[int, int]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(slice_grids())
-def test_every_cell_once_and_every_key_row_once(case: tuple[np.ndarray, int, int]) -> None:
+@given(slice_grids(), st.sampled_from([64, 128, 192, 256]))
+def test_every_cell_once_and_every_key_row_once(
+    case: tuple[np.ndarray, int, int], head_dim: int
+) -> None:
     slices, num_q, num_k = case
-    work = solver.bwd_work_list(slices, num_q, num_k)
+    work = solver.bwd_work_list(slices, num_q, num_k, head_dim=head_dim)
     seen = np.zeros((num_q, num_k), dtype=np.int32)
     written = np.zeros(num_k, dtype=np.int32)
     total = partial = 0
     for item in work.items.tolist():
         k_start, k_rows, _, _, steps = item[:5]
-        assert 1 <= k_rows <= TILE_K
+        assert 1 <= k_rows <= tile_k(head_dim)
         written[k_start : k_start + k_rows] += 1
         walk = steps_of(work, item)
         assert len(walk) == steps
@@ -124,12 +131,12 @@ def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list
 
 
 @settings(max_examples=60, deadline=None)
-@given(slice_grids(), st.integers(0, 2**16), st.integers(1, 6))
+@given(slice_grids(), st.integers(0, 2**16), st.integers(1, 6), st.sampled_from([128, 256]))
 def test_deterministic_order_is_kept_and_never_deadlocks(
-    case: tuple[np.ndarray, int, int], seed: int, width: int
+    case: tuple[np.ndarray, int, int], seed: int, width: int, head_dim: int
 ) -> None:
     slices, num_q, num_k = case
-    work = solver.bwd_work_list(slices, num_q, num_k, deterministic=True)
+    work = solver.bwd_work_list(slices, num_q, num_k, head_dim=head_dim, deterministic=True)
     once = run_in_any_order(work, num_q, seed, width)
     assert once == run_in_any_order(work, num_q, seed + 1, 1)
 
@@ -140,6 +147,13 @@ def test_documents_start_their_own_tiles() -> None:
     # 8 x 16 and 11 x 21 tiles; the ten tokens at the end share the last tile of their neighbour.
     assert work.steps == 8 * 16 + 11 * 21 + 1
     assert len(work.items) == 8 + 11
+
+
+def test_tiles_are_those_of_the_kernel_unless_others_are_asked_for() -> None:
+    slices = masks.full(640).slices
+    for head_dim, asked, items in ((128, None, 5), (192, None, 5), (256, None, 10), (256, 128, 5)):
+        work = solver.bwd_work_list(slices, 640, 640, head_dim=head_dim, tile_k=asked)
+        assert len(work.items) == items and work.steps == 10 * items
 
 
 def test_branches_share_the_tiles_of_their_trunk() -> None:

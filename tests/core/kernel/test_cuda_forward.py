@@ -26,7 +26,7 @@ if hopper:
     from megatron_magi.core.kernel.hopper.forward import launch_forward
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
-WIDTHS = [(64, 64), (128, 128), (192, 128)]
+WIDTHS = [(64, 64), (128, 128), (192, 128), (256, 256)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -87,7 +87,11 @@ MASKS = {
         700,
     ),
 }
-REGULAR = [Case(name) for name in MASKS] + [Case(name, (2, 2), 192, 128) for name in MASKS]
+REGULAR = [
+    case
+    for name in MASKS
+    for case in (Case(name), Case(name, (2, 2), 192, 128), Case(name, (4, 2), 256))
+]
 FEATURES = [
     replace(case, mask=name)
     for name in ("packed", "window", "pad rows")
@@ -99,6 +103,8 @@ FEATURES = [
         Case("", (4, 4), 192, 128), Case("", (8, 2), 192, 128, FP16),
         Case("", (6, 3), 192, 128, stages=2),
         Case("", (4, 4), 192, 128, out_dtype=FP32, strided=True),
+        Case("", (16, 2), 256), Case("", (3, 3), 256, dtype=FP16), Case("", (8, 1), 256, stages=2),
+        Case("", (4, 4), 256, out_dtype=FP32, strided=True),
     )
 ]  # fmt: skip
 
@@ -323,9 +329,9 @@ def test_nan_stays_in_its_row() -> None:
     ("change", "error", "match"),
     [
         (
-            dict(head_dim=208),
+            dict(head_dim=272),
             NotImplementedError,
-            "up to 192 and values up to 128, got 208 and 208",
+            "up to 256 and values up to 256, got 272 and 272",
         ),
         (dict(tokens=90), ValueError, "lengths the slices were made for, 100 and 100, got 90"),
         (dict(out_dtype=torch.float16), TypeError, "out_dtype must be torch.bfloat16"),

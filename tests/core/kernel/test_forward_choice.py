@@ -15,6 +15,7 @@ from tests.dense import random_mask
 STEP = {
     (64, 128, 128): 0.70, (64, 192, 128): 0.90,
     (128, 192, 80): 0.85, (128, 192, 64): 0.72, (128, 128, 128): 1.0,
+    (256, 128, 80): 1.25,
 }  # fmt: skip
 Heads = tuple[int, int, int]
 
@@ -62,7 +63,9 @@ def least(mask: AttnMask, heads: Heads, num_sms: int) -> float:
 
 @given(
     seed=st.integers(0, 2**31),
-    heads=st.sampled_from([(4, 2, 64), (8, 1, 128), (3, 3, 128), (64, 8, 64), (12, 2, 128)]),
+    heads=st.sampled_from(
+        [(4, 2, 64), (8, 1, 128), (3, 3, 128), (64, 8, 64), (12, 2, 128), (16, 4, 256)]
+    ),
     num_sms=st.sampled_from([1, 3, 132]),
     sizes=st.tuples(st.integers(1, 1500), st.integers(1, 1500)),
 )

@@ -22,7 +22,7 @@ from megatron_magi.core.kernel.widths import Widths
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-TOO_WIDE = Widths(256, 256)
+TOO_WIDE = Widths(320, 320)
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +65,10 @@ def test_hopper_is_its_capability(
         (GPU, BF16, (64, 64), True, "cuda"),
         (GPU, FP16, (192, 128), True, "cuda"),
         (GPU, BF16, (80, 48), True, "cuda"),
-        (GPU, BF16, (192, 192), True, "flex"),
-        (GPU, FP16, (256, 64), True, "flex"),
+        (GPU, BF16, (192, 192), True, "cuda"),
+        (GPU, FP16, (256, 64), True, "cuda"),
+        (GPU, BF16, (264, 64), True, "flex"),
+        (GPU, FP16, (64, 264), True, "flex"),
         (GPU, BF16, (64, 64), False, "flex"),
         (GPU, FP16, (192, 192), False, "flex"),
         (GPU, FP32, (64, 64), True, "reference"),
@@ -129,7 +131,7 @@ def test_kernels_of_a_gpu_are_refused_elsewhere(name: str) -> None:
 def test_heads_that_are_too_wide_are_refused_by_cuda_alone(
     made: list[tuple[torch.device, torch.dtype]],
 ) -> None:
-    text = r"up to 192 and values up to 128, got 256 and 256; use the backend 'flex'"
+    text = r"up to 256 and values up to 256, got 320 and 320; use the backend 'flex'"
     with pytest.raises(NotImplementedError, match=text):
         select_backend("cuda", GPU, BF16, TOO_WIDE)
     assert made == []

@@ -11,7 +11,9 @@ from megatron_magi.core.kernel.widths import Widths, compiled_widths, widths_of
 @pytest.mark.parametrize(
     ("widths", "least"),
     [((1, 1), (64, 64)), ((64, 64), (64, 64)), ((65, 8), (128, 128)), ((8, 65), (128, 128)),
-     ((129, 1), (192, 128)), ((192, 128), (192, 128)), ((193, 8), None), ((8, 129), None)],
+     ((129, 1), (192, 128)), ((192, 128), (192, 128)), ((193, 8), (256, 256)),
+     ((8, 129), (256, 256)), ((192, 192), (256, 256)), ((256, 256), (256, 256)),
+     ((257, 8), None), ((8, 257), None)],
 )  # fmt: skip
 def test_the_least_compiled_widths(widths: tuple[int, int], least: tuple[int, int] | None) -> None:
     assert compiled_widths(Widths(*widths)) == least

@@ -52,7 +52,7 @@ def test_values_of_another_width_have_lists_of_their_own() -> None:
 @pytest.mark.parametrize(
     "heads, backend",
     [
-        (HeadShape(4, 2, 256), "auto"),
+        (HeadShape(4, 2, 320), "auto"),
         (HeadShape(4, 2, 80, bytes_per_element=4), "auto"),
         (HEADS, "flex"),
         (HEADS, "reference"),

@@ -16,7 +16,9 @@ pytestmark = [
 
 @pytest.mark.parametrize("degree", [0, 1, 3, "local_first", "at_once"])
 @pytest.mark.parametrize("name", jobs.GPU_MASKS)
-@pytest.mark.parametrize("widths", [(64, 64), (128, 128), (192, 128), (96, 80)], ids=str)
+@pytest.mark.parametrize(
+    "widths", [(64, 64), (128, 128), (192, 128), (256, 256), (96, 80)], ids=str
+)
 @pytest.mark.parametrize("transport", ["all_to_all", "symm_mem"])
 def test_named_masks(name: str, degree: int | str, widths: tuple[int, int], transport: str) -> None:
     how = {"transport": transport}

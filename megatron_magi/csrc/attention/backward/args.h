@@ -13,9 +13,15 @@ namespace magi {
 
 struct BwdMaps {
   CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}; of dO E/64
-  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, 128, D/64, 1}; of V E/64
-  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, half of D/32, 1}
+  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, bwd_tile_k, D/64, 1}; of V E/64
+  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, bwd_dq_panels, 1}
 };
+
+// Panels of 32 columns of dQ that are added at a time: half of the columns, but all of head_dim 64
+// and a quarter of 256.
+constexpr int bwd_dq_panels(int head_dim) {
+  return head_dim == 64 || head_dim == 256 ? 2 : head_dim / 64;
+}
 
 // Kernel arguments that are not tensor maps.
 struct BwdArgs {

@@ -92,8 +92,11 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
   const uint32_t full = smem + T::kOffBars + T::kBarDqFull + 8 * half;
   const uint32_t empty = smem + T::kOffBars + T::kBarDqEmpty + 8 * half;
   BwdSignals signals{args, T::kInPairs ? 0 : half};
+  // A turn is one staging tile: a step's dQ, or a part of its columns.
 #pragma unroll 1
-  for (int n = T::kInPairs ? half : 0, turn = 0; n < num_steps; n += T::kInPairs ? 2 : 1, ++turn) {
+  for (int n = T::kInPairs ? half : 0, turn = 0; n < num_steps; ++turn) {
+    const int part = turn % T::kDqParts;
+    const bool is_last_part = part == T::kDqParts - 1;
     wait_for(full, turn & 1);
     const volatile BwdStepMeta& m =
         *reinterpret_cast<const BwdStepMeta*>(meta + n % T::kMetaSlots * T::kMetaBytes);
@@ -101,7 +104,7 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
     BwdVisit visit;
     if constexpr (T::kDeterministic) {
       visit = {m.visit.row_group, m.visit.num_row_groups, m.visit.wait_first, m.visit.wait_second};
-      if (!signals.ready(head, visit)) {
+      if (part == 0 && !signals.ready(head, visit)) {
         ptx::bulk_wait<0>();
         signals.signal();
         while (!signals.ready(head, visit)) {
@@ -110,7 +113,7 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
       asm volatile("fence.proxy.async.global;" ::: "memory");
     }
     ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q,
-                           T::kInPairs ? 0 : half * T::kDqPanels, head);
+                           T::kInPairs ? 0 : (half * T::kDqParts + part) * T::kDqPanels, head);
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
     ptx::mbar_arrive(empty);
@@ -119,12 +122,15 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
         ptx::bulk_wait<1>();
         signals.signal();
       }
-      signals.pending(head, visit);
-      if (!is_complete(full, (turn + 1) & 1)) {
-        ptx::bulk_wait<0>();
-        signals.signal();
+      if (is_last_part) {
+        signals.pending(head, visit);
+        if (!is_complete(full, (turn + 1) & 1)) {
+          ptx::bulk_wait<0>();
+          signals.signal();
+        }
       }
     }
+    if (is_last_part) n += T::kInPairs ? 2 : 1;
   }
   ptx::bulk_wait<0>();
   if constexpr (T::kDeterministic) signals.signal();

@@ -8,7 +8,8 @@
 //
 // Warpgroup 0 gives its registers away: warp 0 loads (load.cuh), warps 2 and 3 add dQ, half of
 // the columns each (dq.cuh). Warpgroups 1 and 2 own 64 keys each (consume.cuh; head_dim 64 works
-// on two steps at a time, pairs.cuh). A step, one query tile of one head; operands are 16 bit and
+// on two steps at a time, pairs.cuh; at head_dim 256 a tile has 64 keys, and the warpgroups divide
+// the work in another way, relay.cuh). A step, one query tile of one head; operands are 16 bit and
 // in shared memory unless marked (r) for registers:
 //   1. S^T = K Q^T - lse / scale, dP^T = V dO^T - delta    m64n64; the stats are added as products
 //   2. P^T = exp2(scale * S^T), masked      while dP^T runs
@@ -46,6 +47,7 @@
 #include "dq.cuh"
 #include "load.cuh"
 #include "pairs.cuh"
+#include "relay.cuh"
 #include "wide.cuh"
 
 namespace magi {
@@ -96,6 +98,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
     ptx::mbar_init(bars + T::kBarKv, 1);
     if (T::kWide) ptx::mbar_init(bars + T::kBarDsEmpty, 8);
+    if (T::kRelay) {
+      ptx::mbar_init(bars + T::kBarDsFull, 4);
+      ptx::mbar_init(bars + T::kBarPFull, 4);
+    }
     ptx::mbar_init_fence();
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
@@ -119,6 +125,8 @@ __global__ __launch_bounds__(Traits::kThreads,
     const int num_steps = BwdBlock<T>(args, block_idx).num_whole_steps();
     if constexpr (T::kInPairs)
       bwd_consume_pairs<T>(args, num_steps, wg - 1, smem);
+    else if constexpr (T::kRelay)
+      bwd_consume_relay<T>(args, num_steps, wg - 1, smem);
     else if constexpr (T::kWide)
       bwd_consume_wide<T>(args, num_steps, wg - 1, smem);
     else

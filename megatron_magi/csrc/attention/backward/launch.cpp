@@ -8,9 +8,6 @@
 namespace magi {
 namespace {
 
-constexpr int kTileK = 128;
-constexpr int kTileQ = 64;
-
 Status check(const MagiBwdParams& p) {
   if (p.num_heads_kv <= 0 || p.num_heads_q % p.num_heads_kv != 0)
     return {kInvalidArgument, "query heads must be a multiple of kv heads, got " +
@@ -36,20 +33,20 @@ Status check(const MagiBwdParams& p) {
 Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
   const auto element = p.dtype == kMagiBf16 ? MapElement::kBf16 : MapElement::kFp16;
   MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->q, element, p.q, p.num_q, p.num_heads_q, p.head_dim, kTileQ));
+      encode_head_tile(&maps->q, element, p.q, p.num_q, p.num_heads_q, p.head_dim, kBwdTileQ));
+  MAGI_RETURN_IF_ERROR(encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q,
+                                        p.value_dim, kBwdTileQ));
+  const int tile_k = bwd_tile_k(p.head_dim);
   MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q, p.value_dim, kTileQ));
+      encode_head_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv, p.head_dim, tile_k));
   MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv, p.head_dim, kTileK));
-  MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.value_dim, kTileK));
+      encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.value_dim, tile_k));
   const uint64_t dq_dims[4] = {32, static_cast<uint64_t>(p.num_q),
                                static_cast<uint64_t>(p.head_dim / 32),
                                static_cast<uint64_t>(p.num_heads_q)};
   const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4, 128,
                                   static_cast<uint64_t>(p.dq_acc.stride_head) * 4};
-  const uint32_t dq_panels = p.head_dim == 64 ? 2 : p.head_dim / 64;  // see BwdTraits::kDqPanels
-  const uint32_t dq_box[4] = {32, kTileQ, dq_panels, 1};
+  const uint32_t dq_box[4] = {32, kBwdTileQ, static_cast<uint32_t>(bwd_dq_panels(p.head_dim)), 1};
   return encode_tensor_map(&maps->dq, MapElement::kFp32, true, p.dq_acc.data, 4, dq_dims,
                            dq_strides, dq_box);
 }
@@ -192,7 +189,8 @@ constexpr Variant variant() {
 // What is launched, and what is loaded ahead.
 constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(),       variant<kMagiBf16, 128>(),
                                  variant<kMagiFp16, 64>(),       variant<kMagiFp16, 128>(),
-                                 variant<kMagiBf16, 192, 128>(), variant<kMagiFp16, 192, 128>()};
+                                 variant<kMagiBf16, 192, 128>(), variant<kMagiFp16, 192, 128>(),
+                                 variant<kMagiBf16, 256>(),      variant<kMagiFp16, 256>()};
 
 Status launch_bwd(const MagiBwdParams& p) {
   MAGI_RETURN_IF_ERROR(check(p));
@@ -202,15 +200,15 @@ Status launch_bwd(const MagiBwdParams& p) {
   return {kUnsupported, "no backward kernel for dtype code " + std::to_string(p.dtype) +
                             ", head_dim " + std::to_string(p.head_dim) + " and value_dim " +
                             std::to_string(p.value_dim) +
-                            "; compiled are bf16 and fp16, head_dim 64 and 128, and 192 with "
-                            "value_dim 128"};
+                            "; compiled are bf16 and fp16, head_dim 64, 128 and 256, and 192 "
+                            "with value_dim 128"};
 }
 
 Status launch_delta(const MagiDeltaParams& p) {
   for (const Variant& v : kVariants)
     if (v.dtype == p.dtype && v.value_dim == p.value_dim)
       return cuda_status(v.delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
-  return {kUnsupported, "delta needs value_dim 64 or 128 and bf16 or fp16, got value_dim " +
+  return {kUnsupported, "delta needs value_dim 64, 128 or 256 and bf16 or fp16, got value_dim " +
                             std::to_string(p.value_dim) + " and dtype code " +
                             std::to_string(p.dtype) + "; compute it in PyTorch"};
 }

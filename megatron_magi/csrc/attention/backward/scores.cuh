@@ -106,6 +106,44 @@ MAGI_DEVICE void mask_scores(float (&p)[32], uint32_t visible) {
     p[i] = visible & 1u << (16 * (i >> 1 & 1) + 2 * (i >> 2) + (i & 1)) ? p[i] : 0.f;
 }
 
+// What the consumers of wide heads share.
+template <class Traits>
+struct BwdConsumer {
+  using T = Traits;
+
+  const BwdArgs& args;
+  int wg;
+  uint32_t smem;
+
+  MAGI_DEVICE uint32_t bar(int offset) const { return smem + T::kOffBars + offset; }
+  MAGI_DEVICE void arrive(int offset) const {
+    if (thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
+  }
+  MAGI_DEVICE uint32_t q_tile(int n) const {
+    return smem + T::kOffQ + n % T::kStages * T::kQueryBytes;
+  }
+  MAGI_DEVICE uint64_t stats(int kind, int n) const {
+    const int tile = 2 * (n % T::kStages) + kind;
+    return ptx::plain_descriptor(smem + T::kOffStats + tile * T::kStatBytes, T::kStatHalf, 128);
+  }
+  MAGI_DEVICE uint64_t weights() const {
+    return ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
+  }
+
+  // Scores of keys [64 key_block, 64 key_block + 64) of the tile to probabilities in 16 bits.
+  MAGI_DEVICE void to_probabilities(int n, int key_block, float (&s)[32], uint32_t (&p)[16]) const {
+    const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
+    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
+    const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
+    if (partial >> key_block & 1)
+      mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, key_block));
+#pragma unroll
+    for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<typename T::Element>(s[2 * i], s[2 * i + 1]);
+  }
+};
+
 // One gradient tile (64 keys of this warpgroup) to global memory; rows past `k_rows` are not
 // written. 16-bit values go through `tile` (the panel-major tile of this warpgroup's operand).
 template <class Traits, int kCount>

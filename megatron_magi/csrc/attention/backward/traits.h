@@ -13,7 +13,7 @@ namespace magi {
 struct alignas(16) BwdStepMeta {
   int32_t q_end, k_start, k_end, d_lo;
   int32_t d_hi;
-  int32_t partial;       // bit w: keys [64 w, 64 w + 64) of the tile have masked cells
+  int32_t partial;       // bit w: keys [64 w, 64 w + 64) have masked cells or are not in the tile
   int32_t q_tile, head;  // where dQ goes
   BwdVisit visit;        // deterministic mode
 };
@@ -27,19 +27,21 @@ struct BwdTraits {
   static constexpr int kHeadDim = kHeadDim_;    // of queries and keys
   static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kDeterministic = kDeterministic_;
-  static constexpr int kTileK = 128;  // keys: 64 per consumer warpgroup
-  static constexpr int kTileQ = 64;
+  static constexpr int kTileK = bwd_tile_k(kHeadDim);  // 64 per consumer warpgroup, or for both
+  static constexpr int kTileQ = kBwdTileQ;
   // Small heads leave room to work on two steps at a time (pairs.cuh).
   static constexpr bool kInPairs = kHeadDim == 64;
+  // The widest heads: one consumer warpgroup has dV of the tile, the other one dK (relay.cuh).
+  static constexpr bool kRelay = kTileK == 64;
   // Wide heads leave room for one dO, one dS, and packed probabilities only.
-  static constexpr bool kWide = kHeadDim + kValueDim > 256;
+  static constexpr bool kWide = !kRelay && kHeadDim + kValueDim > 256;
   static constexpr int kStages = kInPairs ? 4 : 2;  // of Q and the stats
-  static constexpr int kDoStages = kWide ? 1 : kStages;
+  static constexpr int kDoStages = kWide || kRelay ? 1 : kStages;
   static constexpr int kDsStages = kWide ? 1 : kStages;
-  static constexpr int kMetaSlots = 2 * kStages;
+  static constexpr int kMetaSlots = (kRelay ? 4 : 2) * kStages;
   static constexpr int kThreads = 384;
-  static constexpr int kProducerRegs = kInPairs || kWide ? 24 : 40;
-  static constexpr int kConsumerRegs = kInPairs || kWide ? 240 : 232;
+  static constexpr int kProducerRegs = kInPairs || kWide || kRelay ? 24 : 40;
+  static constexpr int kConsumerRegs = kInPairs || kWide || kRelay ? 240 : 232;
 
   // Panels of 64 16-bit columns = 128 bytes.
   static constexpr int kKeyPanelBytes = kTileK * 128;
@@ -51,7 +53,8 @@ struct BwdTraits {
   static constexpr int kScoreBytes = kTileK * kTileQ * 2;
   // Of dQ, a consumer warpgroup makes half of the columns, or one step's rows of a pair.
   static constexpr int kDqCols = kInPairs ? kHeadDim : kHeadDim / 2;
-  static constexpr int kDqPanels = kDqCols / 32;  // panels of 32 fp32 columns = 128 bytes
+  static constexpr int kDqParts = kRelay ? 2 : 1;  // that go through the staging tile one by one
+  static constexpr int kDqPanels = kDqCols / kDqParts / 32;  // of 32 fp32 columns = 128 bytes
   static constexpr int kDqPanelBytes = kTileQ * 128;
   static constexpr int kDqBytes = kDqPanels * kDqPanelBytes;
   static constexpr int kStatHalf = kTileQ * 16;     // of one kind: 8 columns, what is loaded
@@ -64,7 +67,7 @@ struct BwdTraits {
     alignas(1024) uint8_t v[kValueBytes];
     alignas(1024) uint8_t q[kStages][kQueryBytes];
     alignas(1024) uint8_t dout[kDoStages][kDoBytes];
-    alignas(1024) uint8_t ds[kDsStages][kScoreBytes];
+    alignas(1024) uint8_t ds[kDsStages + kRelay][kScoreBytes];  // the last of kRelay is P
     alignas(1024) uint8_t dq[2][kDqBytes];
     uint8_t stats[kStages][2][kStatBytes];  // of lse and of delta
     uint8_t weights[kStatBytes];
@@ -74,7 +77,7 @@ struct BwdTraits {
     uint64_t do_full[kStages], do_empty[kStages];
     uint64_t kv;
     uint64_t dq_full[2], dq_empty[2];
-    uint64_t ds_bars[kInPairs ? 2 : 1];
+    uint64_t ds_bars[kInPairs || kRelay ? 2 : 1];
     int32_t block;
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
@@ -85,6 +88,7 @@ struct BwdTraits {
   static constexpr int kOffK = MAGI_OFFSET(k), kOffV = MAGI_OFFSET(v);
   static constexpr int kOffQ = MAGI_OFFSET(q), kOffDo = MAGI_OFFSET(dout);
   static constexpr int kOffDs = MAGI_OFFSET(ds), kOffDq = MAGI_OFFSET(dq);
+  static constexpr int kOffP = kOffDs + kDsStages * kScoreBytes;  // kRelay only
   static constexpr int kOffStats = MAGI_OFFSET(stats), kOffWeights = MAGI_OFFSET(weights);
   static constexpr int kOffMeta = MAGI_OFFSET(meta), kOffBlock = MAGI_OFFSET(block);
   static constexpr int kOffBars = MAGI_OFFSET(q_full);
@@ -97,11 +101,13 @@ struct BwdTraits {
   static constexpr int kBarDqEmpty = MAGI_OFFSET(dq_empty) - kOffBars;
   static constexpr int kBarDsFull = MAGI_OFFSET(ds_bars) - kOffBars;  // kInPairs only
   static constexpr int kBarDsEmpty = kBarDsFull;                      // kWide only
+  static constexpr int kBarPFull = kBarDsFull + 8;                    // kRelay only
 #undef MAGI_OFFSET
 
-  static_assert((kHeadDim == kValueDim && (kHeadDim == 64 || kHeadDim == 128)) ||
+  static_assert((kHeadDim == kValueDim && (kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256)) ||
                     (kHeadDim == 192 && kValueDim == 128),
                 "layouts were verified for these head sizes");
+  static_assert(kDqPanels == bwd_dq_panels(kHeadDim), "the host encodes this box");
   static_assert(128 * kProducerRegs + 256 * kConsumerRegs <= 168 * kThreads,
                 "setmaxnreg shares out the registers of the launch, 168 per thread");
   static_assert(kSmemBytes <= 227 * 1024, "a block has 227 KiB of shared memory");

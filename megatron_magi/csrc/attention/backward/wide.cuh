@@ -20,29 +20,13 @@
 namespace magi {
 
 template <class Traits>
-struct BwdWide {
+struct BwdWide : BwdConsumer<Traits> {
   using T = Traits;
   using Element = typename T::Element;
+  using BwdConsumer<T>::args, BwdConsumer<T>::wg, BwdConsumer<T>::smem, BwdConsumer<T>::bar,
+      BwdConsumer<T>::arrive, BwdConsumer<T>::q_tile, BwdConsumer<T>::stats,
+      BwdConsumer<T>::weights;
   static_assert(T::kDqCols == 96 && T::kDoStages == 1 && T::kDsStages == 1);
-
-  const BwdArgs& args;
-  int wg;
-  uint32_t smem;
-
-  MAGI_DEVICE uint32_t bar(int offset) const { return smem + T::kOffBars + offset; }
-  MAGI_DEVICE void arrive(int offset) const {
-    if (thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
-  }
-  MAGI_DEVICE uint32_t q_tile(int n) const {
-    return smem + T::kOffQ + n % T::kStages * T::kQueryBytes;
-  }
-  MAGI_DEVICE uint64_t stats(int kind, int n) const {
-    const int tile = 2 * (n % T::kStages) + kind;
-    return ptx::plain_descriptor(smem + T::kOffStats + tile * T::kStatBytes, T::kStatHalf, 128);
-  }
-  MAGI_DEVICE uint64_t weights() const {
-    return ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
-  }
 
   MAGI_DEVICE void scores(int n, float (&s)[32]) const {
     wait_for(bar(T::kBarQFull + 8 * (n % T::kStages)), n / T::kStages & 1);
@@ -56,14 +40,7 @@ struct BwdWide {
   MAGI_DEVICE void probabilities(int n, uint32_t (&p)[16]) const {
     float s[32];
     scores(n, s);
-    const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
-    const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
-    const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
-    if (partial >> wg & 1) mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
-#pragma unroll
-    for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
+    this->to_probabilities(n, wg, s, p);
   }
 
   // dP and dV are multiplied; dP becomes dS, in shared memory.
@@ -165,7 +142,7 @@ struct BwdWide {
 template <class Traits>
 MAGI_DEVICE void bwd_consume_wide(const BwdArgs& args, int num_steps, int wg, uint32_t smem) {
   using T = Traits;
-  const BwdWide<T> wide{args, wg, smem};
+  const BwdWide<T> wide{{args, wg, smem}};
   float dk[96], dv[64];
 #pragma unroll
   for (int i = 0; i < 96; ++i) dk[i] = 0.f;

@@ -266,12 +266,16 @@ struct Wgmma;
 #define MAGI_R8_11                                                           \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81" \
   ",%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define MAGI_R12_15                                                                   \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112" \
+  ",%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define MAGI_R7 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define MAGI_REGS_32 MAGI_R0 MAGI_R1
 #define MAGI_REGS_64 MAGI_REGS_32 MAGI_R2 MAGI_R3
 #define MAGI_REGS_80 MAGI_REGS_64 MAGI_R4
 #define MAGI_REGS_128 MAGI_REGS_80 MAGI_R5 MAGI_R6 MAGI_R7
 #define MAGI_REGS_192 MAGI_REGS_128 MAGI_R8_11
+#define MAGI_REGS_256 MAGI_REGS_192 MAGI_R12_15
 
 #define MAGI_D8(i)                                                                            \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
@@ -284,11 +288,13 @@ struct Wgmma;
 #define MAGI_NEW_80 MAGI_NEW_64, MAGI_NEW8(32)
 #define MAGI_NEW_128 MAGI_NEW_80, MAGI_NEW8(40), MAGI_NEW8(48), MAGI_NEW8(56)
 #define MAGI_NEW_192 MAGI_NEW_128, MAGI_NEW8(64), MAGI_NEW8(72), MAGI_NEW8(80), MAGI_NEW8(88)
+#define MAGI_NEW_256 MAGI_NEW_192, MAGI_NEW8(96), MAGI_NEW8(104), MAGI_NEW8(112), MAGI_NEW8(120)
 #define MAGI_ACC_32 MAGI_D8(0), MAGI_D8(8)
 #define MAGI_ACC_64 MAGI_ACC_32, MAGI_D8(16), MAGI_D8(24)
 #define MAGI_ACC_80 MAGI_ACC_64, MAGI_D8(32)
 #define MAGI_ACC_128 MAGI_ACC_80, MAGI_D8(40), MAGI_D8(48), MAGI_D8(56)
 #define MAGI_ACC_192 MAGI_ACC_128, MAGI_D8(64), MAGI_D8(72), MAGI_D8(80), MAGI_D8(88)
+#define MAGI_ACC_256 MAGI_ACC_192, MAGI_D8(96), MAGI_D8(104), MAGI_D8(112), MAGI_D8(120)
 
 // i0..i6 are the operand numbers that follow the N/2 accumulators.
 #define MAGI_WGMMA(N, Element, TYPE, i0, i1, i2, i3, i4, i5, i6)                                   \
@@ -338,6 +344,7 @@ MAGI_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
 MAGI_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
 MAGI_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
 MAGI_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
+MAGI_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 
 #undef MAGI_WGMMA_BOTH
 #undef MAGI_WGMMA

@@ -197,6 +197,8 @@ MAGI_DEVICE void fill_empty_rows(const FwdKernelParams& p, int warp, int num_war
       char* out = static_cast<char*>(a.out.data) +
                   (row * a.out.stride_token + head * a.out.stride_head) * bytes;
       if (lane < chunks) reinterpret_cast<int4*>(out)[lane] = make_int4(0, 0, 0, 0);
+      if constexpr (Traits::kValueDim > 128)  // a row of fp32 is two chunks a lane
+        if (lane + 32 < chunks) reinterpret_cast<int4*>(out)[lane + 32] = make_int4(0, 0, 0, 0);
       if (lane == 0) a.lse[row * a.lse_stride_token + head * a.lse_stride_head] = -INFINITY;
     }
   }

@@ -21,6 +21,7 @@ extern const FwdVariant kFwdBf16D128M192N64[2];
 extern const FwdVariant kFwdBf16D128M192N80[2];
 extern const FwdVariant kFwdBf16D192E128M128N128[2];
 extern const FwdVariant kFwdBf16D192E128M192N80[2];
+extern const FwdVariant kFwdBf16D256M128N80[2];
 extern const FwdVariant kFwdFp16D64M128N128[2];
 extern const FwdVariant kFwdFp16D64M192N128[2];
 extern const FwdVariant kFwdFp16D128M128N128[2];
@@ -28,5 +29,6 @@ extern const FwdVariant kFwdFp16D128M192N64[2];
 extern const FwdVariant kFwdFp16D128M192N80[2];
 extern const FwdVariant kFwdFp16D192E128M128N128[2];
 extern const FwdVariant kFwdFp16D192E128M192N80[2];
+extern const FwdVariant kFwdFp16D256M128N80[2];
 
 }  // namespace magi

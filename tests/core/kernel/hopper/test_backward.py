@@ -16,7 +16,15 @@ from tests.core.kernel.hopper.launch_cases import BF16, FP32, NAMED, case, exact
 @pytest.mark.parametrize("name", ["causal", "packed", "rows that see nothing"])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "asked, widths", [(None, (64, 64)), (BF16, (192, 128)), (BF16, (80, 48))], ids=str
+    "asked, widths",
+    [
+        (None, (64, 64)),
+        (BF16, (192, 128)),
+        (BF16, (80, 48)),
+        (BF16, (256, 256)),
+        (None, (160, 200)),
+    ],
+    ids=str,
 )
 def test_backward(
     name: str,
@@ -41,7 +49,9 @@ def test_backward(
     assert library.calls.count("magi_row_delta") == 0, "out in fp32 makes delta in PyTorch"
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (192, 128), (80, 48)], ids=str)
+@pytest.mark.parametrize(
+    "widths", [(64, 64), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
+)
 def test_gradients_go_where_they_are_wanted(
     widths: tuple[int, int], library: abi_on_cpu.CpuLibrary
 ) -> None:

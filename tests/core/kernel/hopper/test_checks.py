@@ -45,11 +45,11 @@ def test_only_hopper_runs_them(
         checks.check_device(gpu, FP32)
 
 
-@pytest.mark.parametrize("widths", [(256, 256), (192, 192), (200, 64)], ids=str)
+@pytest.mark.parametrize("widths", [(320, 320), (257, 256), (64, 264)], ids=str)
 def test_a_call_with_wider_heads_is_refused(widths: tuple[int, int]) -> None:
     q, v = (torch.zeros(4, 2, width, dtype=torch.bfloat16) for width in widths)
     call = AttnCall(q, q, v, SliceTable(masks.causal(4).slices, 4, 4), 0.1)
-    text = rf"up to 192 and values up to 128, got {widths[0]} and {widths[1]}; use the backend"
+    text = rf"up to 256 and values up to 256, got {widths[0]} and {widths[1]}; use the backend"
     with pytest.raises(NotImplementedError, match=text):
         checks.widths_for(call)
 

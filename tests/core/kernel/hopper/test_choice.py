@@ -14,7 +14,7 @@ from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import NAMED, case
 
 
-@pytest.mark.parametrize("widths", [(128, 128), (192, 128)], ids=str)
+@pytest.mark.parametrize("widths", [(128, 128), (192, 128), (256, 256)], ids=str)
 def test_few_keys_and_many_heads_are_split(
     widths: tuple[int, int], library: abi_on_cpu.CpuLibrary
 ) -> None:
@@ -24,6 +24,18 @@ def test_few_keys_and_many_heads_are_split(
     stats, partial, semaphores, end = launch.scratch_at
     assert partial - stats >= 32 * 64 * 1000 and end == semaphores
     assert semaphores - partial >= 4 * launch.params.num_splits * 1000 * 4 * sum(widths)
+
+
+@pytest.mark.parametrize(
+    "widths, most", [((64, 64), 128), ((192, 128), 128), ((256, 256), 64)], ids=str
+)
+def test_the_backward_has_key_tiles_of_its_kernel(
+    widths: tuple[int, int], most: int, library: abi_on_cpu.CpuLibrary
+) -> None:
+    call, _ = case(NAMED["packed"], widths=widths)
+    p = backward_launch(call.table, HeadsKey.of(call), False).params
+    rows = abi_on_cpu.table(p.items, p.num_items, abi_on_cpu.ITEM)[:, 1]
+    assert rows.max() == most and rows.sum() == 200
 
 
 def test_a_launch_is_chosen_once(library: abi_on_cpu.CpuLibrary) -> None:

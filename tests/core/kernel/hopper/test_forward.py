@@ -15,8 +15,8 @@ from tests.core.kernel.hopper.launch_cases import BF16, FP16, FP32, NAMED, case,
 from tests.dense import random_mask
 
 SHAPES = [
-    (BF16, (64, 64)), (FP16, (128, 128)), (BF16, (192, 128)),
-    (BF16, (80, 80)), (FP16, (12, 9)), (BF16, (64, 128)), (FP16, (160, 40)),
+    (BF16, (64, 64)), (FP16, (128, 128)), (BF16, (192, 128)), (BF16, (256, 256)),
+    (BF16, (80, 80)), (FP16, (12, 9)), (BF16, (64, 128)), (FP16, (160, 40)), (FP16, (96, 200)),
 ]  # fmt: skip
 """Compiled widths, and widths that are padded to those."""
 
@@ -51,7 +51,9 @@ def test_forward_of_random_masks(seed: int, library: abi_on_cpu.CpuLibrary) -> N
     close(forward(call), ReferenceBackend().forward(exact(call)), BF16)
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (192, 128), (80, 48)], ids=str)
+@pytest.mark.parametrize(
+    "widths", [(64, 64), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
+)
 def test_a_forward_continues(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
     """Merged into an earlier result in place, rows that see nothing included."""
     call, _ = case(NAMED["rows that see nothing"], widths=widths)
@@ -63,7 +65,9 @@ def test_a_forward_continues(widths: tuple[int, int], library: abi_on_cpu.CpuLib
     close(merged, ReferenceBackend().forward(exact(second), prev=want), FP32)
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (192, 128), (80, 48)], ids=str)
+@pytest.mark.parametrize(
+    "widths", [(64, 64), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
+)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_a_forward_fills_its_rows_of_a_result(
     dtype: torch.dtype, widths: tuple[int, int], library: abi_on_cpu.CpuLibrary

@@ -1,0 +1,264 @@
+// The consumer warpgroups for the widest heads (256): one has dV of the block's 64 keys, the other
+// one dK, and P and dS are handed from one to the other.
+//
+// dK and dV of 128 keys would fill the register file, so a tile has 64 keys, and a gradient of them
+// is 128 registers of a thread. Warpgroup 0 makes P and adds to dV, with P as the operand in
+// registers; warpgroup 1 makes dS and adds to dK likewise. Each makes half of the columns of dQ:
+//   warpgroup 0   S(n), P(n) to warpgroup 1; dV(n); its dQ(n - 1)
+//   warpgroup 1   dP(n), with P(n) to dS(n), to both; dK(n); its dQ(n)
+// Warpgroup 0 makes dQ a step later, so it waits for nothing that warpgroup 1 does in this step,
+// may be ahead of it, and what one of them computes runs beside the products of the other one. If
+// each made half of S, of dP and of the columns of dV and dK, the products would read more: a step
+// would take 4400 clocks of shared memory, and not 3700.
+//
+// In clocks of shared memory, a step: S and dP 1024, dV and dK 512, dQ 384, P 64 + 64, dS 64, stats
+// 64, dQ staging 512 + 512, loads 528: 3728, where the tensor cores need 2624.
+//
+// Who may write what, without barriers of its own:
+//   P(n)    Warpgroup 0 has waited for dS(n - 1), which came after P(n - 1) was read.
+//   dS(n)   Two tiles. P(n) came after warpgroup 0 had made dQ(n - 2), and all of warpgroup 1 has
+//           met at dS(n - 1), after its own.
+// Barriers of 4 warps: p_full, warpgroup 0 to 1; ds_full, warpgroup 1 to both. dQ goes through a
+// staging tile for half of its columns, twice: the second half beside the scores of the next step.
+//
+// Shared memory: K 32, V 32, Q 2 x 32, dO 32, dS 2 x 8, P 8, dQ 32, stats 10, rest 1 = 227 KiB.
+// Registers of a consumer: dV or dK 128, then S or dP 32 with half of dQ 32, or dQ 64, of 240.
+#pragma once
+#include "dq.cuh"
+#include "scores.cuh"
+
+namespace magi {
+
+MAGI_DEVICE void store_shared(uint32_t addr, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+MAGI_DEVICE uint4 load_shared_16(uint32_t addr) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(addr)
+               : "memory");
+  return x;
+}
+
+template <class Traits>
+struct BwdRelay : BwdConsumer<Traits> {
+  using T = Traits;
+  using Element = typename T::Element;
+  using BwdConsumer<T>::args, BwdConsumer<T>::wg, BwdConsumer<T>::smem, BwdConsumer<T>::bar,
+      BwdConsumer<T>::arrive, BwdConsumer<T>::q_tile, BwdConsumer<T>::stats,
+      BwdConsumer<T>::weights;
+  static_assert(T::kHeadDim == T::kValueDim && T::kDqCols == 128 && T::kDqParts == 2);
+  static_assert(T::kDoStages == 1 && T::kDsStages == 2 && T::kMetaSlots == 8);
+
+  MAGI_DEVICE void wait_for_q(int n) const {
+    wait_for(bar(T::kBarQFull + 8 * (n % T::kStages)), n / T::kStages & 1);
+  }
+  MAGI_DEVICE void release_q(int n) const { arrive(T::kBarQEmpty + 8 * (n % T::kStages)); }
+  MAGI_DEVICE uint32_t ds_tile(int n) const {
+    return smem + T::kOffDs + n % T::kDsStages * T::kScoreBytes;
+  }
+
+  // S = K Q^T (kind 0) or dP = V dO^T (kind 1), with the stats of that kind.
+  MAGI_DEVICE void start_scores(int kind, int n, float (&s)[32]) const {
+    const uint32_t keys = smem + (kind == 0 ? T::kOffK : T::kOffV);
+    const uint32_t queries = kind == 0 ? q_tile(n) : smem + T::kOffDo;
+    ptx::wgmma_fence();
+    gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(keys), ptx::smem_descriptor(queries),
+                                      weights(), stats(kind, n));
+    ptx::wgmma_commit();
+  }
+  // dV += P^T dO or dK += dS^T Q.
+  MAGI_DEVICE void start_gradient(const uint32_t (&a)[16], uint32_t tile, float (&sum)[128]) const {
+    ptx::wgmma_fence();
+    gemm_over_queries<T>(sum, a, ptx::smem_descriptor(tile, T::kQueryPanelBytes));
+    ptx::wgmma_commit();
+  }
+  // dQ of this warpgroup's 128 columns, two panels of K.
+  MAGI_DEVICE void start_dq(int n, float (&dq)[64]) const {
+    const uint32_t keys = smem + T::kOffK + wg * 2 * T::kKeyPanelBytes;
+    ptx::wgmma_fence();
+    gemm_over_keys<T>(dq, ptx::smem_descriptor(ds_tile(n)),
+                      ptx::smem_descriptor(keys, T::kKeyPanelBytes));
+    ptx::wgmma_commit();
+  }
+
+  // The staging tile has gone when this half of dQ comes to it.
+  MAGI_DEVICE void store_half(const float (&half)[32], int which) const {
+    wait_for(bar(T::kBarDqEmpty + 8 * wg), which ^ 1);
+    stage_dq<T>(half, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
+                thread_again() % 32, 1.f);
+  }
+  MAGI_DEVICE void finish_half() const {
+    ptx::fence_async_shared();
+    __syncwarp();
+    arrive(T::kBarDqFull + 8 * wg);
+  }
+  // The first half leaves, the second half stays in registers: in others than those of the product,
+  // or ptxas makes the next product wait.
+  MAGI_DEVICE void store_first_half(const float (&dq)[64], float (&second)[32]) const {
+    float first[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      first[i] = dq[i] * args.softmax_scale;
+      second[i] = dq[32 + i] * args.softmax_scale;
+    }
+    store_half(first, 0);
+    finish_half();
+  }
+
+  // A thread of warpgroup 1 reads what the thread of the same number in warpgroup 0 has written.
+  MAGI_DEVICE uint32_t own_p() const { return smem + T::kOffP + thread_again() % 128 * 16; }
+  MAGI_DEVICE void give_p(const uint32_t (&p)[16]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      store_shared(own_p() + j * 2048, {p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]});
+    __syncwarp();
+    arrive(T::kBarPFull);
+  }
+  MAGI_DEVICE void take_p(int n, uint32_t (&p)[16]) const {
+    wait_for(bar(T::kBarPFull), n & 1);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint4 x = load_shared_16(own_p() + j * 2048);
+      p[4 * j] = x.x, p[4 * j + 1] = x.y, p[4 * j + 2] = x.z, p[4 * j + 3] = x.w;
+    }
+  }
+
+  MAGI_DEVICE void store_ds(int n, const uint32_t (&ds)[16]) const {
+    const int thread = thread_again();
+    const uint32_t row = ds_tile(n) + (thread % 128 / 32 * 16 + thread % 16) * 128;
+    const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      ptx::stmatrix_x4(row + (swizzle ^ (j * 32)), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2],
+                       ds[4 * j + 3]);
+  }
+
+  // Warpgroup 0. `second` is a half of dQ(n - 2), which leaves beside the product.
+  MAGI_DEVICE void make_p(int n, const float (&second)[32], uint32_t (&p)[16]) const {
+    float s[32];
+    wait_for_q(n);
+    start_scores(0, n, s);
+    if (n > 1) store_half(second, 1);
+    ptx::wgmma_wait<0>();
+    if (n > 1) finish_half();
+    this->to_probabilities(n, 0, s, p);
+    release_q(n);
+  }
+  // Warpgroup 1; `second` is of dQ(n - 1).
+  MAGI_DEVICE void make_ds(int n, const float (&second)[32], uint32_t (&ds)[16]) const {
+    float dp[32];
+    wait_for(bar(T::kBarDoFull), n & 1);
+    start_scores(1, n, dp);
+    if (n > 0) store_half(second, 1);
+    ptx::wgmma_wait<0>();
+    arrive(T::kBarDoEmpty);
+    if (n > 0) finish_half();
+    take_p(n, ds);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 p = ptx::unpack2(ds[i], Element{});
+      ds[i] = ptx::pack2<Element>(p.x * dp[2 * i], p.y * dp[2 * i + 1]);
+    }
+  }
+
+  // Step n of warpgroup 0 without its dQ.
+  MAGI_DEVICE void add_to_dv(int n, const float (&second)[32], float (&dv)[128]) const {
+    uint32_t p[16];
+    make_p(n, second, p);
+    if (n > 0) wait_for(bar(T::kBarDsFull), (n - 1) & 1);
+    give_p(p);
+    wait_for(bar(T::kBarDoFull), n & 1);
+    start_gradient(p, smem + T::kOffDo, dv);
+    ptx::wgmma_wait<0>();
+    arrive(T::kBarDoEmpty);
+  }
+  MAGI_DEVICE void run_dv(int num_steps, float (&dv)[128]) const {
+    float second[32] = {};
+#pragma unroll 1
+    for (int n = 0; n <= num_steps; ++n) {
+      if (n < num_steps) {
+        add_to_dv(n, second, dv);
+      } else if (n > 0) {
+        if (n > 1) {
+          store_half(second, 1);
+          finish_half();
+        }
+        wait_for(bar(T::kBarDsFull), (n - 1) & 1);
+      }
+      if (n > 0) {
+        float dq[64];
+        start_dq(n - 1, dq);
+        ptx::wgmma_wait<0>();
+        store_first_half(dq, second);
+      }
+    }
+    if (num_steps > 0) {
+      store_half(second, 1);
+      finish_half();
+    }
+  }
+
+  MAGI_DEVICE void run_dk(int num_steps, float (&dk)[128]) const {
+    float second[32] = {};
+#pragma unroll 1
+    for (int n = 0; n < num_steps; ++n) {
+      uint32_t ds[16];
+      make_ds(n, second, ds);
+      store_ds(n, ds);
+      wait_for_q(n);
+      start_gradient(ds, q_tile(n), dk);
+      ptx::fence_async_shared();
+      __syncwarp();
+      arrive(T::kBarDsFull);
+      wait_for(bar(T::kBarDsFull), n & 1);
+      float dq[64];
+      start_dq(n, dq);
+      ptx::wgmma_wait<1>();  // dK
+      release_q(n);
+      ptx::wgmma_wait<0>();
+      store_first_half(dq, second);
+    }
+    if (num_steps > 0) {
+      store_half(second, 1);
+      finish_half();
+    }
+  }
+
+  // dV or dK of the tile to global memory.
+  MAGI_DEVICE void store_sum(const float (&sum)[128]) const {
+    // K and V are no longer read: their tiles stage the gradients.
+    ptx::bar_sync(kBarEpilogue, 256);
+    const bool is_dk = wg == 1;
+    const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
+    const int64_t split_stride = is_dk ? args.dk_split_stride : args.dv_split_stride;
+    const int64_t token_stride = is_dk ? args.dk_stride_token : args.dv_stride_token;
+    const int64_t head_stride = is_dk ? args.dk_stride_head : args.dv_stride_head;
+    const int64_t first = block.split * split_stride + block.item.k_start * token_stride +
+                          block.kv_head * head_stride;
+    char* base =
+        static_cast<char*>(is_dk ? args.dk : args.dv) + first * (args.grad_is_fp32 ? 4 : 2);
+    store_gradient<T>(sum, smem + (is_dk ? T::kOffK : T::kOffV), base, token_stride,
+                      args.grad_is_fp32, 0, block.item.k_rows, is_dk ? args.softmax_scale : 1.f,
+                      thread_again() % 128 / 32, thread_again() % 32);
+  }
+};
+
+template <class Traits>
+MAGI_DEVICE void bwd_consume_relay(const BwdArgs& args, int num_steps, int wg, uint32_t smem) {
+  const BwdRelay<Traits> relay{{args, wg, smem}};
+  float sum[128];
+#pragma unroll
+  for (int i = 0; i < 128; ++i) sum[i] = 0.f;
+  if (num_steps > 0) wait_for(relay.bar(Traits::kBarKv), 0);
+  if (wg == 0)
+    relay.run_dv(num_steps, sum);
+  else
+    relay.run_dk(num_steps, sum);
+  relay.store_sum(sum);
+}
+
+}  // namespace magi

@@ -1,0 +1,7 @@
+// Own file: variants compile in parallel.
+#include "../backward/run.cuh"
+
+namespace magi {
+MAGI_INSTANTIATE_BWD(kMagiBf16, 256, 256);
+MAGI_INSTANTIATE_BWD_ROWS(kMagiBf16, 256);
+}  // namespace magi
