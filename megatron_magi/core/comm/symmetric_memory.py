@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,34 @@ READY, TAKEN = 0, 4
 """Places of a peer's two numbers in this rank's flags."""
 
 
+class Shared(NamedTuple):
+    """Memory of one rank that its peers can address."""
+
+    buffer: Tensor
+    handle: Any
+    """Keeps the peers' memory mapped."""
+    addresses: Sequence[int]
+    """[ranks]: where this process sees each rank's buffer."""
+    rank: int
+
+
+def rendezvous(group: dist.ProcessGroup, device: torch.device, size: int) -> Shared:
+    """A buffer of ``size`` bytes on every rank, whose flags are zero.
+
+    Raises:
+        RuntimeError: on every rank, if it fails on any.
+    """
+    from torch.distributed import _symmetric_memory as symm_mem
+
+    with one_error(group):
+        buffer = symm_mem.empty(size, dtype=torch.uint8, device=device)
+        buffer[:FLAGS_BYTES].zero_()
+        torch.cuda.synchronize(device)  # no peer may see flags of an earlier use
+    with one_error(group):
+        handle: Any = symm_mem.rendezvous(buffer, group)
+    return Shared(buffer, handle, [int(base) for base in handle.buffer_ptrs], dist.get_rank(group))
+
+
 class SymmetricMemory:
     """A group's buffers, as one rank sees them; see ``MagiPeerFlags`` in csrc for the flags."""
 
@@ -34,21 +62,13 @@ class SymmetricMemory:
         Raises:
             RuntimeError: the ranks' GPUs cannot address each other's memory, or have too little.
         """
-        from torch.distributed import _symmetric_memory as symm_mem
-
         self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-        size = FLAGS_BYTES + NUM_SLOTS * self.slot_bytes
-        with one_error(group):
-            self.buffer = symm_mem.empty(size, dtype=torch.uint8, device=device)
-            self.buffer[:FLAGS_BYTES].zero_()
-            torch.cuda.synchronize(device)  # no peer may see flags of an earlier use
-        with one_error(group):
-            self._handle: Any = symm_mem.rendezvous(self.buffer, group)
+        shared = rendezvous(group, device, FLAGS_BYTES + NUM_SLOTS * self.slot_bytes)
+        self.buffer, self._handle, bases_by_rank, rank = shared
         # Peers in turn, beginning after this rank, so that no two ranks read from one at a time.
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        self.rank = rank
+        self.rank, size = rank, len(bases_by_rank)
         self.peers = [(rank + i) % size for i in range(1, size)]
-        bases = [int(self._handle.buffer_ptrs[peer]) for peer in self.peers]
+        bases = [bases_by_rank[peer] for peer in self.peers]
         self.flags = self._flags(bases)
         self.peer_slots = [
             [base + FLAGS_BYTES + slot * self.slot_bytes for base in bases]

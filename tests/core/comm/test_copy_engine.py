@@ -1,0 +1,270 @@
+"""Exchanges by copy engine: every interleaving of the ranks' streams brings the right rows.
+
+All ranks are in one process. A stand-in for the library queues what a call asks for, as read from
+its structs; a scheduler then runs the heads of the queues in random order. Memory is the host's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from megatron_magi.core.comm import copy_engine, symmetric_memory
+from megatron_magi.core.comm.copy_engine import CopyEngine
+from megatron_magi.core.comm.symmetric_memory import FLAGS_BYTES, NUM_SLOTS, SymmetricMemory
+from megatron_magi.core.comm.transport import RowCounts
+from megatron_magi.core.cuda.abi import ClaimParams, ExchangeParams, PeerFlags, Pull
+from megatron_magi.core.plan.peer_rows import peer_starts
+
+COLUMNS, SLOT_ROWS = 4, 64
+CPU = torch.device("cpu")
+Step = tuple[Callable[[], bool], Callable[[], None]]
+"""Whether an operation may run, and what it does."""
+
+
+class Streams:
+    """The operations of all ranks' streams."""
+
+    def __init__(self) -> None:
+        self.queues: dict[int, deque[Step]] = defaultdict(deque)
+        self.recorded: dict[int, int] = defaultdict(int)
+        """How often each event was recorded by operations that have run."""
+        self.promised: dict[int, int] = defaultdict(int)
+        """How often it was recorded by operations in a queue."""
+
+    def add(
+        self, stream: int, run: Callable[[], None], may: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.queues[stream].append((may, run))
+
+    def record(self, stream: int, event: int) -> None:
+        self.promised[event] += 1
+        self.add(stream, lambda: self.recorded.__setitem__(event, self.recorded[event] + 1))
+
+    def wait(self, stream: int, event: int) -> None:
+        number = self.promised[event]
+        self.add(stream, lambda: None, lambda: self.recorded[event] >= number)
+
+    def run(self, order: random.Random) -> None:
+        """Everything, in a random order of the streams."""
+        while waiting := [queue for queue in self.queues.values() if queue]:
+            ready = [queue for queue in waiting if queue[0][0]()]
+            assert ready, "every stream waits for another one"
+            order.choice(ready).popleft()[1]()
+
+
+def flag(address: int) -> ctypes.c_uint32:
+    return ctypes.c_uint32.from_address(address)
+
+
+class Library:
+    """In place of the CUDA library."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+
+    def call(self, name: str, p: Any) -> None:
+        {"magi_claim_slot": self.claim, "magi_exchange": self.exchange}[name](p)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self.streams.wait(stream, event)
+
+    def claim(self, p: ClaimParams) -> None:
+        for peer in self.flags(p):
+            self.until(p.stream, peer.taken_here, p.number)
+
+    def exchange(self, p: ExchangeParams) -> None:
+        self.streams.record(p.current, p.filled)
+        self.streams.wait(p.beside, p.filled)
+        peers = self.flags(p)
+        for peer in peers:
+            self.write(p.beside, peer.ready_there, p.number)
+        pulls = (Pull * p.num_peers).from_address(p.pulls)
+        for peer, pull in zip(peers, pulls, strict=True):
+            if pull.bytes:
+                self.until(p.beside, peer.ready_here, p.number)
+                self.streams.add(p.beside, copying(pull.target, pull.source, pull.bytes))
+        for peer in peers:
+            self.write(p.beside, peer.taken_there, p.number)
+        self.streams.record(p.beside, p.arrived)
+
+    def flags(self, p: Any) -> list[PeerFlags]:
+        return list((PeerFlags * p.num_peers).from_address(p.flags))
+
+    def until(self, stream: int, address: int, number: int) -> None:
+        self.streams.add(stream, lambda: None, lambda: flag(address).value >= number)
+
+    def write(self, stream: int, address: int, number: int) -> None:
+        self.streams.add(stream, lambda: setattr(flag(address), "value", number))
+
+
+def copying(target: int, source: int, size: int) -> Callable[[], None]:
+    return lambda: ctypes.memmove(target, source, size) and None
+
+
+class Ranks:
+    """The engines of all ranks."""
+
+    def __init__(self, count: int, patch: pytest.MonkeyPatch) -> None:
+        self.count, self.streams = count, Streams()
+        size = FLAGS_BYTES + NUM_SLOTS * symmetric_memory.ALIGNMENT
+        self.buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
+        self.handles = iter(range(10**6))
+        patch.setattr(copy_engine, "cuda_library", lambda: Library(self.streams))
+        patch.setattr(copy_engine, "SymmetricMemory", self.memory)
+        patch.setattr(copy_engine, "stream_handle", lambda device: self.current)
+        patch.setattr(copy_engine, "on_device", lambda device: torch.no_grad())
+        patch.setattr(torch.cuda, "Stream", self.stream)
+        patch.setattr(torch.cuda, "Event", self.event)
+        patch.setattr(symmetric_memory, "rendezvous", self.rendezvous)
+        self.engines = []
+        for self.rank in range(count):
+            group: Any = SimpleNamespace(rank=self.rank)
+            self.engines.append(CopyEngine(group, CPU, SLOT_ROWS * COLUMNS * 4))
+
+    def memory(self, group: Any, device: torch.device, slot_bytes: int) -> SymmetricMemory:
+        return SymmetricMemory(group, device, slot_bytes)
+
+    def rendezvous(self, group: Any, device: torch.device, size: int) -> Any:
+        assert size == len(self.buffers[group.rank])
+        addresses = [buffer.data_ptr() for buffer in self.buffers]
+        return symmetric_memory.Shared(self.buffers[group.rank], None, addresses, group.rank)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        return SimpleNamespace(cuda_stream=1000 + self.rank)
+
+    def event(self) -> Any:
+        return SimpleNamespace(cuda_event=next(self.handles), record=lambda stream: None)
+
+    @property
+    def current(self) -> int:
+        """The stream that the ranks compute on."""
+        return 1 + self.rank
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(2, 5), st.integers(1, 9), st.integers(0, 4), st.integers(0, 10**9))
+def test_rows_arrive_in_any_order_of_events(
+    count: int, num_exchanges: int, late: int, seed: int
+) -> None:
+    """Exchanges of random rows, some empty; a rank waits for each one up to ``late`` later."""
+    rng, order = np.random.default_rng(seed), random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        ranks = Ranks(count, patch)
+        checked: list[int] = []
+        matrices = [rng.integers(0, 4, (count, count)) * (rng.random() < 0.8)
+                    for _ in range(num_exchanges)]  # fmt: skip
+        for ranks.rank in range(count):
+            pending: deque[Callable[[], None]] = deque()
+            for number, rows in enumerate(matrices):
+                pending.append(begin(ranks, number, rows * (1 - np.eye(count, dtype=int)), checked))
+                while len(pending) > late:
+                    pending.popleft()()
+            while pending:
+                pending.popleft()()
+        ranks.streams.run(order)
+        assert len(checked) == count * num_exchanges
+        assert not any(engine._under_way for engine in ranks.engines)
+
+
+def begin(ranks: Ranks, number: int, rows: np.ndarray, checked: list[int]) -> Callable[[], None]:
+    """Begin an exchange on ``ranks.rank``; the result waits for it and checks what has arrived."""
+    me, engine, streams = ranks.rank, ranks.engines[ranks.rank], ranks.streams
+    first = number % 3  # rows that are not sent
+    shapes = [torch.Size([COLUMNS])]
+    room = engine.room(torch.empty(0), first + int(rows[me].sum()), shapes, torch.float32)
+    send = room[first:]
+    streams.add(ranks.current, lambda: filled(send, number, me))
+    recv = torch.zeros(int(rows[:, me].sum()), COLUMNS)
+    work = engine.exchange(send, recv, counts_of(rows, me), first)
+
+    def finish() -> None:
+        work.wait()
+        streams.add(ranks.current, lambda: check(recv, number, rows, me, checked))
+
+    return finish
+
+
+def filled(send: Tensor, number: int, rank: int) -> None:
+    """Every row says which exchange, whose and which row it is."""
+    send[:] = torch.stack([row_of(number, rank, i) for i in range(len(send))]) if len(send) else 0
+
+
+def row_of(number: int, rank: int, row: int) -> Tensor:
+    return torch.tensor([number, rank, row, -1.0])
+
+
+def counts_of(rows: np.ndarray, rank: int) -> RowCounts:
+    pairs = [(0, d, s, 0, int(n)) for (s, d), n in np.ndenumerate(rows)]
+    starts = peer_starts(np.array(pairs, np.int32), len(rows), rank)
+    return RowCounts(rows[rank].tolist(), rows[:, rank].tolist(), list(starts.sent))
+
+
+def check(recv: Tensor, number: int, rows: np.ndarray, me: int, checked: list[int]) -> None:
+    wanted = [
+        row_of(number, src, int(rows[src, :me].sum()) + i)
+        for src in range(len(rows))
+        for i in range(rows[src, me])
+    ]
+    assert recv.tolist() == [row.tolist() for row in wanted], (number, me)
+    checked.append(me)
+
+
+def test_a_slot_is_not_filled_before_the_peers_have_read_it(patch: pytest.MonkeyPatch) -> None:
+    """A rank that runs ahead waits on its stream for the slot, and the slow rank gets its rows."""
+    ranks, checked = Ranks(2, patch), []
+    rows = np.array([[0, 3], [2, 0]])
+    for ranks.rank in range(2):
+        for number in range(NUM_SLOTS + 2):
+            begin(ranks, number, rows, checked)()
+    fast = ranks.streams
+    slow = fast.queues.pop(2), fast.queues.pop(1001)
+    with pytest.raises(AssertionError, match="every stream waits"):
+        fast.run(random.Random(0))
+    assert flag(ranks.engines[1].memory.flags[0].ready_here).value == 1
+    fast.queues[2], fast.queues[1001] = slow
+    fast.run(random.Random(0))
+    assert len(checked) == 2 * (NUM_SLOTS + 2)
+
+
+def test_a_watcher_hears_of_a_rank_that_does_not_come(patch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(3, patch)
+    now = 0.0
+    patch.setattr(copy_engine.time, "monotonic", lambda: now)
+    patch.setattr(SymmetricMemory, "numbers", numbers_on_host)
+    rows = 1 - np.eye(3, dtype=int)
+    for ranks.rank in (0, 1):  # rank 2 never comes
+        begin(ranks, 0, rows, [])()
+    with pytest.raises(AssertionError, match="every stream waits"):
+        ranks.streams.run(random.Random(0))
+    assert ranks.engines[0].overdue(10) is None
+    now = 11.0
+    text = ranks.engines[0].overdue(10)
+    assert text is not None and "rank(s) [2] of the group have not begun exchange 1" in text
+    ranks.rank = 2
+    begin(ranks, 0, rows, [])()
+    ranks.streams.run(random.Random(0))
+    now = 30.0
+    assert ranks.engines[0].overdue(10) is None
+
+
+def numbers_on_host(memory: SymmetricMemory) -> dict[int, tuple[int, int]]:
+    flags = memory.buffer[:FLAGS_BYTES].view(torch.int32).tolist()
+    return {peer: (flags[2 * peer], flags[2 * peer + 1]) for peer in memory.peers}
