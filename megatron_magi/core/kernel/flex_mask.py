@@ -2,10 +2,10 @@
 
 Rows are cut into strips that the same slices cover. Slices share no cell, so those of a strip stand
 in one order of keys on all of its rows. The test of a cell inside a partial block compares the
-slices of its row one by one if they are few. Otherwise it compares those that meet the cell's block
-of keys; a table says where they are. PyTorch compiles the test by writing out every use of a value
+slices of its row one by one if they are few. Otherwise it compares those that meet the keys around
+the cell; a table says where they are. PyTorch compiles the test by writing out every use of a value
 again, so a search by halving, whose steps use each other's results, would not compile.
-Shapes: T query rows, R intervals, B blocks of keys.
+Shapes: T query rows, R intervals, B ranges of keys.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ BLOCK = 128
 MOST_COMPARED = 32
 """Up to this many slices of a row are compared one by one, at two comparisons for every cell of a
 partial block each. With more, only those near the cell are compared, at four loads each."""
+
+RANGES = (128, 64, 32, 16)
+"""Keys of a range of the table, tried in this order until few slices meet each."""
+FEW_NEAR = 8
+MOST_PLACES = 2**24
+"""Limit of the table's entries (64 MiB), above which no finer ranges are tried."""
 
 Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Blocks = npt.NDArray[np.bool_]
@@ -100,7 +106,7 @@ def visible_cells(table: SliceTable, device: torch.device) -> Visible:
     num_q, num_k = rounded(table.num_q), rounded(table.num_k)
     if strips.most <= MOST_COMPARED:
         return _compared(*(torch.from_numpy(x).to(device) for x in _intervals(strips, num_q)))
-    return _looked_up(strips, num_q, num_k // BLOCK, device)
+    return _looked_up(strips, num_q, num_k, device)
 
 
 def _compared(first: Tensor, last: Tensor) -> Visible:
@@ -130,16 +136,19 @@ def _intervals(strips: Strips, num_q: int) -> tuple[IntArray, IntArray]:
     return first, last
 
 
-def _looked_up(strips: Strips, num_q: int, num_blocks: int, device: torch.device) -> Visible:
-    """Compares the slices of the row's strip from the first one on that meets the key's block."""
-    near, widest = _slices_near(strips, num_blocks)
+def _looked_up(strips: Strips, num_q: int, num_k: int, device: torch.device) -> Visible:
+    """Compares the slices of the row's strip from the first one on that meets the key's range."""
+    for keys in RANGES:
+        near, widest = _slices_near(strips, num_k, keys)
+        if widest <= FEW_NEAR or 2 * near.size > MOST_PLACES:
+            break
     tables = (*_spaced_out(strips, near, widest), _strip_of_rows(strips, num_q))
     bands, places, strip_of = (torch.from_numpy(x).to(device) for x in tables)
     k_start, k_end, d_lo, d_hi = bands
 
     def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         def seen_in(r: int) -> Tensor:
-            at = places[strip_of[q], k // BLOCK] + r
+            at = places[strip_of[q], k // keys] + r
             inside = (k >= k_start[at]) & (k < k_end[at])
             return inside & (k - q >= d_lo[at]) & (k - q <= d_hi[at])
 
@@ -172,20 +181,20 @@ def _strip_of_rows(strips: Strips, num_q: int) -> IntArray:
     return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)).astype(np.int32)
 
 
-def _slices_near(strips: Strips, num_blocks: int) -> tuple[Index, int]:
-    """Where slices that meet a block of keys begin, and how many there are at most.
+def _slices_near(strips: Strips, num_k: int, keys: int) -> tuple[Index, int]:
+    """Where the slices that meet a range of so many keys begin, and how many they are at most.
 
     Returns:
-        int64 [strips + 1, B]: the first slice of the strip that meets the block or one behind it;
+        int64 [strips + 1, B]: the first slice of the strip that meets the range or one behind it;
         the last strip stands for the rows that were added. The number is a power of two.
     """
     num_strips = len(strips.bounds) - 1
     strip = np.repeat(np.arange(num_strips), np.diff(strips.offsets))
     _, _, k_start, k_end, d_lo, d_hi = strips.slices.T
-    least = np.maximum(k_start, strips.bounds[strip] + d_lo) // BLOCK
-    most = (np.minimum(k_end, strips.bounds[strip + 1] + d_hi) - 1) // BLOCK
+    least = np.maximum(k_start, strips.bounds[strip] + d_lo) // keys
+    most = (np.minimum(k_end, strips.bounds[strip + 1] + d_hi) - 1) // keys
     number = np.arange(len(strip))
-    near = np.repeat(np.append(strips.offsets[1:], len(strip))[:, None], num_blocks, axis=1)
+    near = np.repeat(np.append(strips.offsets[1:], len(strip))[:, None], num_k // keys, axis=1)
     np.minimum.at(near, (strip, most), number)
     near = np.minimum.accumulate(near[:, ::-1], axis=1)[:, ::-1]
     behind = np.zeros_like(near)
