@@ -20,8 +20,9 @@ Index = npt.NDArray[np.int64]
 
 MAX_BLOCK_SLICES = 2_500_000
 """Limit of the slices of one block mask, so that its work lists take at most about half a minute
-and 4 GB. One core needed 2.4 s for a mask of 2.4 million slices (2^20 tokens, random blocks of 256,
-of which 20 % are visible), 15 s for its forward work list and 1 s for its backward one."""
+and 5 GB. One core needed 2.5 s for a mask of 2.4 million slices (2^20 tokens, random blocks of 256,
+of which 20 % are visible), 11 s for its forward work list and 1 s for its backward one (6 s if
+deterministic), with 4.3 GB at most."""
 
 
 def from_block_mask(
