@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,16 @@ from megatron_magi.core.mask import AttnMask
 
 
 def flex_flash_attn_by_head_group(
-    q: Tensor, k: Tensor, v: Tensor, slices: Sequence[Tensor | AttnMask], **options: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slices: Sequence[Tensor | AttnMask],
+    *,
+    softmax_scale: float | None = None,
+    deterministic: bool = False,
+    backend: str = "auto",
+    out_dtype: torch.dtype | None = None,
+    return_max_logits: bool = False,
 ) -> tuple[Tensor, AttnForwardMeta]:
     """``flex_flash_attn_func`` with one mask per group of key/value heads; differentiable.
 
@@ -27,7 +35,7 @@ def flex_flash_attn_by_head_group(
         v: [S, G, E].
         slices: one AttnMask or int32 [N, 6] per group, all for T queries and S keys. Pass the same
             objects to every call. Their number must divide G.
-        options: keyword arguments of ``flex_flash_attn_func``.
+        softmax_scale, deterministic, backend, out_dtype, return_max_logits: as there.
 
     Returns:
         out: [T, H, E] and AttnForwardMeta with lse [T, H] and max_logits [H] or None.
@@ -43,13 +51,25 @@ def flex_flash_attn_by_head_group(
     _check_count(len(slices), k.shape[1])
     heads = zip(*(x.split(x.shape[1] // len(slices), dim=1) for x in (q, k, v)), strict=True)
     results = [
-        flex_flash_attn_func(*part, slices=mask, **options)
+        flex_flash_attn_func(
+            *part,
+            slices=mask,
+            softmax_scale=softmax_scale,
+            deterministic=deterministic,
+            backend=backend,
+            out_dtype=out_dtype,
+            return_max_logits=return_max_logits,
+        )
         for part, mask in zip(heads, slices, strict=True)
     ]
+    return _joined(results)
+
+
+def _joined(results: list[tuple[Tensor, AttnForwardMeta]]) -> tuple[Tensor, AttnForwardMeta]:
+    lse = torch.cat([meta.lse for _, meta in results], dim=1)
     logits = [meta.max_logits for _, meta in results if meta.max_logits is not None]
-    return torch.cat([out for out, _ in results], dim=1), AttnForwardMeta(
-        torch.cat([meta.lse for _, meta in results], dim=1), torch.cat(logits) if logits else None
-    )
+    meta = AttnForwardMeta(lse, torch.cat(logits) if logits else None)
+    return torch.cat([out for out, _ in results], dim=1), meta
 
 
 def _check_count(num_groups: int, heads_kv: int) -> None:
