@@ -43,6 +43,7 @@ class FlexBackend:
     """
 
     name = "flex"
+    adds_atomically = False
     delta = staticmethod(row_delta)
 
     def forward(
