@@ -52,6 +52,20 @@ MAGI_DEVICE void gemm_over_columns(float (&acc)[32], uint64_t a, uint64_t b, uin
   }
 }
 
+// Likewise, without a stat.
+template <class Traits, int kWidth>
+MAGI_DEVICE void gemm_over_columns(float (&acc)[32], uint64_t a, uint64_t b) {
+  using T = Traits;
+  using Wgmma = ptx::Wgmma<T::kTileQ, typename T::Element>;
+  Wgmma::template ss_first<0, 0>(acc, a, b);
+#pragma unroll
+  for (int k = 1; k < kWidth / 16; ++k) {
+    const int in_panel = k % 4 * 32, panel = k / 4;
+    Wgmma::template ss<0, 0>(acc, ptx::descriptor_plus(a, in_panel + panel * T::kKeyPanelBytes),
+                             ptx::descriptor_plus(b, in_panel + panel * T::kQueryPanelBytes), 1);
+  }
+}
+
 // D += A B over query rows [16 kBegin, 16 kEnd): A in registers, B an MN-major query tile.
 template <class Traits, int kBegin = 0, int kEnd = Traits::kTileQ / 16, int kCount>
 MAGI_DEVICE void gemm_over_queries(float (&acc)[kCount], const uint32_t (&a)[Traits::kTileQ / 4],
@@ -104,6 +118,45 @@ MAGI_DEVICE void mask_scores(float (&p)[32], uint32_t visible) {
 #pragma unroll
   for (int i = 0; i < 32; ++i)
     p[i] = visible & 1u << (16 * (i >> 1 & 1) + 2 * (i >> 2) + (i & 1)) ? p[i] : 0.f;
+}
+
+// Softcap: -lse * log2(e) of this thread's queries, 2 j + e that of query 8 j + col + e. Read
+// before the scores are multiplied, because loads wait behind products.
+MAGI_DEVICE void load_shifts(float (&shift)[16], uint32_t stats) {
+  const uint32_t first = stats + thread_again() % 4 * 32;
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(shift[i])
+                 : "r"(first + i / 2 * 128 + i % 2 * 16)
+                 : "memory");
+  __syncwarp();  // lane 0 releases the stats for its warp
+}
+
+// Softcap: P in 16 bits, and in place of the scores what turns dP into dS, P * (1 - tanh^2).
+template <class Element>
+MAGI_DEVICE void capped_probabilities(const BwdArgs& args, const float (&shift)[16], float (&s)[32],
+                                      uint32_t (&p)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float prob[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float capped = ptx::tanh_approx(s[2 * i + e] * args.cap_scale);
+      prob[e] = ptx::exp2_approx(fmaf(capped, args.cap_log2, shift[i / 2 * 2 + e]));
+      s[2 * i + e] = prob[e] * fmaf(-capped, capped, 1.f);
+    }
+    p[i] = ptx::pack2<Element>(prob[0], prob[1]);
+  }
+}
+
+// As mask_scores, for pairs of 16-bit values.
+MAGI_DEVICE void mask_packed(uint32_t (&p)[16], uint32_t visible) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int cell = 16 * (i & 1) + 2 * (i >> 1);
+    p[i] &= (visible & 1u << cell ? 0xffffu : 0u) | (visible & 2u << cell ? 0xffff0000u : 0u);
+  }
 }
 
 // One gradient tile (64 keys of this warpgroup) to global memory; rows past `k_rows` are not

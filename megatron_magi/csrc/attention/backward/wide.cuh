@@ -19,10 +19,24 @@
 
 namespace magi {
 
+// P of a step, and with softcap what turns dP into dS, which is P itself without.
+template <bool kSoftcap>
+struct BwdWideProbs {
+  uint32_t p[16];
+  uint32_t slopes[kSoftcap ? 16 : 1];
+  MAGI_DEVICE uint32_t slope(int i) const {
+    if constexpr (kSoftcap)
+      return slopes[i];
+    else
+      return p[i];
+  }
+};
+
 template <class Traits>
 struct BwdWide {
   using T = Traits;
   using Element = typename T::Element;
+  using Probs = BwdWideProbs<T::kSoftcap>;
   static_assert(T::kDqCols == 96 && T::kDoStages == 1 && T::kDsStages == 1);
 
   const BwdArgs& args;
@@ -44,30 +58,56 @@ struct BwdWide {
     return ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
   }
 
-  MAGI_DEVICE void scores(int n, float (&s)[32]) const {
+  MAGI_DEVICE void wait_for_queries(int n) const {
     wait_for(bar(T::kBarQFull + 8 * (n % T::kStages)), n / T::kStages & 1);
+  }
+  MAGI_DEVICE void scores(int n, float (&s)[32]) const {
     ptx::wgmma_fence();
-    gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
-                                      ptx::smem_descriptor(q_tile(n)), weights(), stats(0, n));
+    const uint64_t keys = ptx::smem_descriptor(smem + T::kOffK + wg * 8192);
+    if constexpr (T::kSoftcap)
+      gemm_over_columns<T, T::kHeadDim>(s, keys, ptx::smem_descriptor(q_tile(n)));
+    else
+      gemm_over_columns<T, T::kHeadDim>(s, keys, ptx::smem_descriptor(q_tile(n)), weights(),
+                                        stats(0, n));
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
   }
 
-  MAGI_DEVICE void probabilities(int n, uint32_t (&p)[16]) const {
+  MAGI_DEVICE void probabilities(int n, Probs& probs) const {
     float s[32];
+    [[maybe_unused]] float shift[16];  // with softcap
+    wait_for_queries(n);
+    if constexpr (T::kSoftcap)
+      load_shifts(shift, smem + T::kOffStats + n % T::kStages * 2 * T::kStatBytes);
     scores(n, s);
     const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
     const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
+    if constexpr (T::kSoftcap) {
+      capped_probabilities<Element>(args, shift, s, probs.p);
+      if (partial >> wg & 1) {
+        const uint32_t visible = visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg);
+        mask_scores(s, visible);
+        mask_packed(probs.p, visible);
+      }
+    } else {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
-    if (partial >> wg & 1) mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
+      for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
+      if (partial >> wg & 1)
+        mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
+    }
+    auto& kept = [&]() -> auto& {
+      if constexpr (T::kSoftcap)
+        return probs.slopes;
+      else
+        return probs.p;
+    }();
 #pragma unroll
-    for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < 16; ++i) kept[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
   }
 
   // dP and dV are multiplied; dP becomes dS, in shared memory.
-  MAGI_DEVICE void score_gradients(int n, const uint32_t (&p)[16], float (&dv)[64]) const {
+  MAGI_DEVICE void score_gradients(int n, const Probs& probs, float (&dv)[64]) const {
     const uint32_t do_tile = smem + T::kOffDo;
     float dp[32];
     wait_for(bar(T::kBarDoFull), n & 1);
@@ -75,7 +115,7 @@ struct BwdWide {
     gemm_over_columns<T, T::kValueDim>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
                                        ptx::smem_descriptor(do_tile), weights(), stats(1, n));
     ptx::wgmma_commit();
-    gemm_over_queries<T>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
+    gemm_over_queries<T>(dv, probs.p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     const int thread = thread_again();
@@ -87,7 +127,7 @@ struct BwdWide {
       uint32_t ds[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 pair = ptx::unpack2(p[4 * j + i], Element{});
+        const float2 pair = ptx::unpack2(probs.slope(4 * j + i), Element{});
         ds[i] = ptx::pack2<Element>(pair.x * dp[8 * j + 2 * i], pair.y * dp[8 * j + 2 * i + 1]);
       }
       ptx::stmatrix_x4(row + (swizzle ^ (j * 32)), ds[0], ds[1], ds[2], ds[3]);
@@ -127,9 +167,9 @@ struct BwdWide {
 
   MAGI_DEVICE void step(int n, float (&dk)[96], float (&dv)[64]) const {
     {
-      uint32_t p[16];
-      probabilities(n, p);
-      score_gradients(n, p, dv);
+      Probs probs;
+      probabilities(n, probs);
+      score_gradients(n, probs, dv);
       ptx::bar_sync(kBarScores, 256);
       ptx::wgmma_wait<0>();  // dV
       arrive(T::kBarDoEmpty);
