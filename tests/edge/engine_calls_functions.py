@@ -31,7 +31,13 @@ FUNCTIONS = [
         "flex_flash_attn_func",
         magi.flex_flash_attn_func,
         QKV | RANGES,
-        FLEX_KINDS | {"backend": kind.WORD, "out_dtype": DTYPE, "return_max_logits": kind.FLAG},
+        FLEX_KINDS
+        | {
+            "backend": kind.WORD,
+            "out_dtype": DTYPE,
+            "return_max_logits": kind.FLAG,
+            "softcap": kind.SOFTCAP,
+        },
         free=("slices",),
     ),
     Call(
@@ -39,13 +45,13 @@ FUNCTIONS = [
         magi.flex_flash_attn_func,
         QKV,
         {"slices": SLICES},
-        free=(*FLEX_KINDS, "backend", "out_dtype", "return_max_logits"),
+        free=(*FLEX_KINDS, "backend", "out_dtype", "return_max_logits", "softcap"),
     ),
     Call(
         "dist_attn",
         magi.dist_attn,
         QKV | LOCAL,
-        QKV_KINDS | LOCAL_KINDS | {"softmax_scale": kind.SCALE},
+        QKV_KINDS | LOCAL_KINDS | {"softmax_scale": kind.SCALE, "softcap": kind.SOFTCAP},
     ),
     Call(
         "dispatch",
