@@ -33,6 +33,7 @@ __all__ = [
     "agree",
     "dispatch",
     "dist_attn",
+    "flex_flash_attn_by_head_group",
     "flex_flash_attn_func",
     "masks",
     "plan",
@@ -46,6 +47,7 @@ try:
     from megatron_magi import masks
     from megatron_magi.config import CostTable, MagiConfig
     from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
+    from megatron_magi.core.kernel.head_groups import flex_flash_attn_by_head_group
     from megatron_magi.core.kernel.slice_table import slices_tensor
     from megatron_magi.core.mask import AttnMask, AttnSlice, SliceType
     from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout

@@ -1,13 +1,14 @@
 """Mask builders under one short public name: ``magi.masks.from_cu_seqlens(...)``."""
 
 from megatron_magi.core.kernel.autograd import one_graph_break
-from megatron_magi.core.mask import builders
+from megatron_magi.core.mask import block_mask, builders
 from megatron_magi.core.mask.render import draw_mask, render_dense
 
 # Made on the host, with numpy, of which torch.compile would make tensors.
 block_causal = one_graph_break(builders.block_causal)
 causal = one_graph_break(builders.causal)
 cu_seqlens_from_eod = one_graph_break(builders.cu_seqlens_from_eod)
+from_block_mask = one_graph_break(block_mask.from_block_mask)
 from_cu_seqlens = one_graph_break(builders.from_cu_seqlens)
 from_dense = one_graph_break(builders.from_dense)
 from_eod_positions = one_graph_break(builders.from_eod_positions)
@@ -24,6 +25,7 @@ __all__ = [
     "causal",
     "cu_seqlens_from_eod",
     "draw_mask",
+    "from_block_mask",
     "from_cu_seqlens",
     "from_dense",
     "from_eod_positions",

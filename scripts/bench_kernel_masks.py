@@ -32,6 +32,8 @@ LONG_DOCS = {
 }
 BLOCK = 2048  # of packed_block_causal
 WINDOW = 1024
+SPARSE_BLOCK = 128  # of block_sparse
+SPARSE_DENSITY = 0.2
 
 
 def documents(table: dict[int, list[int]], seqlen: int) -> list[int]:
@@ -109,6 +111,12 @@ def _prefix_tree(seqlen: int) -> AttnMask:
     )
 
 
+def _block_sparse(seqlen: int) -> AttnMask:
+    count = -(-seqlen // SPARSE_BLOCK)
+    blocks = np.random.default_rng(0).random((count, count)) < SPARSE_DENSITY
+    return masks.from_block_mask(blocks, SPARSE_BLOCK, seqlen)
+
+
 MASKS: dict[str, Callable[[int], AttnMask]] = {
     "full": masks.full,
     "causal": masks.causal,
@@ -121,4 +129,5 @@ MASKS: dict[str, Callable[[int], AttnMask]] = {
     "tiny64": lambda n: masks.from_cu_seqlens(list(range(0, n + 1, 64)), causal=False),
     "shared_question": _shared_question,
     "prefix_tree": _prefix_tree,
+    "block_sparse": _block_sparse,
 }

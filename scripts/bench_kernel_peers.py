@@ -67,7 +67,7 @@ class Flex:
         return None
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
-        from megatron_magi.core.kernel.torch_flex import block_mask
+        from megatron_magi.core.kernel.flex_mask import block_mask
 
         compiled = _compiled_flex(case)
         blocks = block_mask(case.table, x.q.device)

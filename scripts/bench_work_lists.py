@@ -3,8 +3,9 @@
     python scripts/bench_work_lists.py [--out benchmarks/records/....json]
 
 One core, 64 query and 8 key heads of 128, a GPU of 132 processors. Documents are packed causal ones
-of lognormal lengths (median 1,212 tokens), or one causal document. Each time is the median of all
-rounds; "lists" is one forward list of the plain 128 x 128 tile, for comparison.
+of lognormal lengths (median 1,212 tokens), one causal document, or random blocks (at most 512 x 512
+of at least 128 tokens, of which 20 % are visible). Each time is the median of all rounds. "lists"
+is one forward list of the plain 128 x 128 tile, for comparison; "build" makes and checks the mask.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from bench_planner import HEADS, meta, packed_causal
 
+from megatron_magi import masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.mask import AttnMask
@@ -35,6 +37,19 @@ def documents(total: int) -> AttnMask:
     return packed_causal(lengths)
 
 
+def random_blocks(total: int) -> AttnMask:
+    size = max(128, total // 512)
+    count = -(-total // size)
+    return masks.from_block_mask(np.random.default_rng(0).random((count, count)) < 0.2, size, total)
+
+
+BUILDERS: dict[str, Callable[[int], AttnMask]] = {
+    "packed": documents,
+    "causal": lambda total: packed_causal([total]),
+    "random_blocks": random_blocks,
+}
+
+
 def median_ms(make: Callable[[], object], rounds: int) -> float:
     times = []
     for _ in range(rounds):
@@ -44,12 +59,15 @@ def median_ms(make: Callable[[], object], rounds: int) -> float:
     return round(statistics.median(times) * 1e3, 4)
 
 
-def measure(mask: AttnMask, rounds: int) -> dict[str, Any]:
+def measure(name: str, tokens: int, rounds: int) -> dict[str, Any]:
+    mask = BUILDERS[name](tokens)
     whole = mask.slices, mask.total_seqlen_q, mask.total_seqlen_k
     heads = HEADS.num_heads_q, HEADS.num_heads_kv, HEADS.head_dim, NUM_SMS
     return {
-        "tokens": mask.total_seqlen_q,
+        "mask": name,
+        "tokens": tokens,
         "slices": mask.num_slices,
+        "build_ms": median_ms(lambda: BUILDERS[name](tokens), rounds),
         "forward_ms": median_ms(lambda: solver.choose_fwd(*whole, *heads), rounds),
         "backward_ms": median_ms(lambda: solver.bwd_work_list(*whole, *heads), rounds),
         "lists_ms": median_ms(lambda: solver.fwd_work_list(*whole), rounds),
@@ -64,8 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     rows = []
     for tokens in (int(part) for part in given.tokens.split(",")):
-        for name, mask in (("packed", documents(tokens)), ("causal", packed_causal([tokens]))):
-            rows.append({"mask": name, **measure(mask, given.rounds)})
+        for name in BUILDERS:
+            rows.append(measure(name, tokens, given.rounds))
             print(json.dumps(rows[-1]), flush=True)
     if given.out:
         given.out.write_text(json.dumps({"meta": meta(), "rows": rows}, indent=1) + "\n")

@@ -26,11 +26,15 @@ def builder_masks() -> dict[str, AttnMask]:
         "sliding_window": masks.sliding_window(64, (15, 0)),
         "from_cu_seqlens": masks.from_cu_seqlens(DOCUMENTS),
         "... with a window": masks.from_cu_seqlens(DOCUMENTS, window_size=(7, 0)),
+        "... not causal": masks.from_cu_seqlens(DOCUMENTS, causal=False),
         "global_and_window": masks.global_and_window([0, 64], (7, 0), 6),
         "prefix_lm": masks.prefix_lm(DOCUMENTS, [5, 16, 8]),
         "block_causal": masks.block_causal([[12, 12, 12], [4, 10, 14]]),
+        "... window of 3 blocks": masks.block_causal([8] * 8, window=3),
         "shared_question": masks.shared_question([16, 8], [[8, 12, 6], [6, 8]]),
         "prefix_tree": masks.prefix_tree([14, 10, 8, 12, 10, 10], [-1, 0, 1, 1, 0, 4]),
+        "from_block_mask": masks.from_block_mask(random_blocks(8), 8),
+        "... causal": masks.from_block_mask(random_blocks(8), 8, causal=True),
         "from_dense": masks.from_dense(dilated(64)),
         "padding behind": masks.from_cu_seqlens([0, 20, 48], total_seqlen=64),
     }
@@ -51,6 +55,11 @@ def dilated(length: int) -> Any:
     """Causal, and beyond eight keys only every eighth."""
     q, k = np.arange(length)[:, None], np.arange(length)[None, :]
     return (k <= q) & ((q - k < 8) | (k % 8 == 0))
+
+
+def random_blocks(count: int) -> Any:
+    """[count, count] blocks, of which two in five and the diagonal are visible."""
+    return (np.random.default_rng(1).random((count, count)) < 0.4) | np.eye(count, dtype=bool)
 
 
 def packed_lengths(total: int, seed: int = 3) -> list[int]:

@@ -51,7 +51,13 @@ def transport_choice() -> tuple[str, str]:
         return "none", "torch is not there"
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         version = ".".join(map(str, torch.cuda.nccl.version()))
-        return "nccl", f"all_to_all with uneven splits over NCCL {version}, as tensors are on GPUs"
+        nccl = f"all_to_all with uneven splits over NCCL {version}"
+        if torch.cuda.get_device_capability(0) == (9, 0):
+            return "symm_mem", (
+                f"Hopper GPUs of one host read each other's memory; over several hosts, or if they "
+                f"cannot: {nccl}"
+            )
+        return "nccl", f"{nccl}, as tensors are on GPUs"
     if torch.distributed.is_gloo_available():
         return "gloo", "all_to_all with uneven splits over gloo, as tensors are on the CPU"
     return "none", "this torch has neither NCCL nor gloo; only one rank can run"

@@ -48,6 +48,23 @@ FUNCTIONS = [
         free=(*FLEX_KINDS, "backend", "out_dtype", "return_max_logits", "softcap"),
     ),
     Call(
+        "flex_flash_attn_by_head_group",
+        magi.flex_flash_attn_by_head_group,
+        QKV | {"slices": [MASK]},
+        QKV_KINDS
+        | {
+            "slices": SLICES.also(
+                (None, "slices must be"), (MASK, "slices must be"), ([3], "slices must be")
+            ),
+            "softmax_scale": kind.SCALE,
+            "deterministic": FLAG,
+            "backend": kind.WORD,
+            "out_dtype": DTYPE,
+            "return_max_logits": FLAG,
+            "softcap": kind.SOFTCAP,
+        },
+    ),
+    Call(
         "dist_attn",
         magi.dist_attn,
         QKV | LOCAL,

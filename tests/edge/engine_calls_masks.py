@@ -117,6 +117,27 @@ BUILDERS = [
         },
     ),
     Call(
+        "from_block_mask",
+        masks.from_block_mask,
+        {
+            "blocks": np.eye(4, dtype=bool),
+            "block_size": 1,
+            "total_seqlen_q": 4,
+            "total_seqlen_k": 4,
+        },
+        {
+            "blocks": kind.everything(
+                "blocks must be", 3, None, [[1, 0]], [[True], [True, False]], "ab", [[[True]]]
+            ),
+            "block_size": kind.everything(
+                "block_size must be", 1.5, "11", None, True, 0, (1, 0), (1, 1, 1), (1, 1.5)
+            ),
+            "total_seqlen_q": COUNT.without(None),
+            "total_seqlen_k": COUNT.without(None),
+            "causal": FLAG,
+        },
+    ),
+    Call(
         "from_dense",
         masks.from_dense,
         {"dense": np.ones((2, 2), bool)},

@@ -21,7 +21,8 @@ def test_a_short_run(
     rows = json.loads(out.read_text())["rows"]
     assert rows == [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["mask"], row["tokens"]) for row in rows] == [
-        (mask, tokens) for tokens in (2048, 4096) for mask in ("packed", "causal")
+        (mask, tokens) for tokens in (2048, 4096) for mask in ("packed", "causal", "random_blocks")
     ]
-    assert all(row["forward_ms"] > 0 and row["backward_ms"] > 0 for row in rows)
-    assert [row["slices"] > 1 for row in rows] == [True, False, True, False]
+    for kind in ("build_ms", "forward_ms", "backward_ms", "lists_ms"):
+        assert all(row[kind] > 0 for row in rows)
+    assert [row["slices"] > 1 for row in rows] == 2 * [True, False, True]

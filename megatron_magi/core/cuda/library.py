@@ -57,6 +57,12 @@ class CudaLibrary:
         if code != 0:
             raise CudaKernelError(f"magi_wait_event failed with code {code}")
 
+    def wait_outside_capture(self, event: int) -> None:
+        """Let the host wait for an event while a stream is captured into a CUDA graph."""
+        code = self.handle.magi_wait_outside_capture(c_void_p(event))
+        if code != 0:
+            raise CudaKernelError(f"magi_wait_outside_capture failed with code {code}")
+
 
 @functools.lru_cache(maxsize=1)
 def cuda_library() -> CudaLibrary:

@@ -12,18 +12,33 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron_magi.core.cuda.library import stream_handle
+from megatron_magi.core.cuda.library import cuda_library, stream_handle
 
 
 def upload(host: Tensor, device: torch.device | str) -> Tensor:
     """A copy on the device, through pinned memory. A copy from other memory would make the host
     wait for all work on the stream, and a new mask for every batch needs several copies."""
-    if torch.device(device).type == "cuda" and torch.cuda.is_available() and not host.is_pinned():
-        host = host.pin_memory()
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():
+        refuse_capture()
+        if not host.is_pinned():
+            host = host.pin_memory()
     return host.to(device, non_blocking=True)
 
 
-@dataclass
+def refuse_capture() -> None:
+    """Refuse to upload tables into a CUDA graph, whose replays would copy from freed memory.
+
+    Raises:
+        RuntimeError: the current stream is being captured.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a mask's tables must be on the device before a CUDA graph is captured, and this call "
+            "would upload them; make the same call, and its backward, once before the capture"
+        )
+
+
+@dataclass(eq=False)
 class DeviceBuffer:
     """A tensor that was uploaded on one stream and may be read on others."""
 
@@ -55,10 +70,23 @@ class DeviceBuffer:
         the data alive until they have run."""
         if handle not in self.streams:
             assert self.ready is not None, "there are no streams on the CPU"
+            if torch.cuda.is_current_stream_capturing():
+                return self._use_in_graph()
             stream = torch.cuda.current_stream(self.data.device)
             stream.wait_event(self.ready)
             self.data.record_stream(stream)
             self.streams.add(handle)
+
+    def _use_in_graph(self) -> None:
+        """A graph may be replayed at any time, so the data stays until the process ends."""
+        assert self.ready is not None
+        if self not in _in_graphs:
+            cuda_library().wait_outside_capture(self.ready.cuda_event)
+            _in_graphs.append(self)
+
+
+_in_graphs: list[DeviceBuffer] = []
+"""Buffers that launches of captured CUDA graphs read."""
 
 
 ALIGNMENT = 128
@@ -97,6 +125,8 @@ def upload_together(
     """
     offsets = [0, *accumulate(-(-table.nbytes // ALIGNMENT) * ALIGNMENT for table in tables)]
     is_pinned = device.type == "cuda" and torch.cuda.is_available()
+    if is_pinned:
+        refuse_capture()
     with torch.inference_mode(False):  # so that later calls may save them for their backward
         host = torch.zeros(max(offsets[-1], 1), dtype=torch.uint8, pin_memory=is_pinned)
         for table, offset in zip(tables, offsets, strict=False):

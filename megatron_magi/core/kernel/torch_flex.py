@@ -1,10 +1,9 @@
 """PyTorch's FlexAttention behind the AttnBackend protocol, for GPUs without our own kernels.
 
-The block mask is built directly from the slices, without a dense mask; the test inside a block uses
-the intervals of keys that a row sees. This backend is slower than the CUDA backend. It runs if it
-is chosen explicitly or the GPU is not a Hopper, and ``select_backend`` logs the choice.
+``flex_mask`` makes its block mask. This backend is slower than the CUDA backend. It runs if it is
+chosen explicitly or the GPU is not a Hopper, and ``select_backend`` logs the choice.
 Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and
-their output may have another one), R intervals.
+their output may have another one).
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,14 +26,8 @@ from megatron_magi.core.kernel.backend import (
     put_rows,
     row_delta,
 )
+from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
 from megatron_magi.core.kernel.merge import merge_
-from megatron_magi.core.kernel.slice_table import SliceTable
-
-BLOCK = 128
-"""Side of a block of the block mask, FlexAttention's default."""
-
-MAX_INTERVALS = 32
-"""Limit of slices that meet one row: each costs two comparisons per cell of a partial block."""
 
 MOST_SHAPES = 128
 """Limit of compiled shapes. PyTorch's own limit is 8, after which it silently runs uncompiled."""
@@ -65,7 +56,7 @@ class FlexBackend:
         """See AttnBackend.
 
         Raises:
-            NotImplementedError: a dtype, head_dim or mask that FlexAttention cannot take.
+            NotImplementedError: a dtype or head_dim that FlexAttention cannot take.
         """
         out, lse = self._attend(call)
         if into is not None:
@@ -129,7 +120,7 @@ class FlexBackend:
         rows = slice(0, len(q_THD))
         out, lse = out[0].transpose(0, 1)[rows].to(acc), lse[0].T[rows].to(acc)
         # Rows that see nothing are set below: PyTorch versions differ in what they return there.
-        empty = row_intervals(table, q_THD.device)[2][:, None]
+        empty = empty_rows(table, q_THD.device)[:, None]
         # A row that sees a score of inf, or none but -inf, has no softmax: it becomes nan, and so
         # do its gradients. A row that sees nothing is left out, because its gradient must be 0 and
         # 0 times nan would reach dv.
@@ -205,12 +196,6 @@ def padded(x_THD: Tensor) -> Tensor:
     return torch.nn.functional.pad(x_THD, (0, 0, 0, 0, 0, rounded(len(x_THD)) - len(x_THD)))
 
 
-def rounded(count: int) -> int:
-    """``count`` rounded up to one of eight lengths between powers of two, to compile for few."""
-    step = max(BLOCK, 1 << max(count.bit_length() - 4, 0))
-    return -(-count // step) * step
-
-
 def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
     """Silence the warning that the eager CPU form is slow: it is for tests."""
 
@@ -220,112 +205,3 @@ def _without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
-
-
-def row_intervals(table: SliceTable, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(first [R, T], last [R, T], empty [T]): row q sees keys first[r, q] <= k < last[r, q].
-
-    R is a power of two.
-
-    Raises:
-        NotImplementedError: more than MAX_INTERVALS slices meet one row.
-    """
-    key = ("flex intervals", device)
-    if key not in table.cache:
-        first, last = _intervals(table.slices, table.num_q)
-        empty = (last <= first).all(0)
-        with torch.inference_mode(False):  # later calls may save them for backward
-            table.cache[key] = tuple(torch.from_numpy(x).to(device) for x in (first, last, empty))
-    return table.cache[key]
-
-
-def _intervals(
-    slices: npt.NDArray[np.int32], num_q: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    count = np.zeros(num_q, dtype=np.int64)
-    for q0, q1, *_ in slices.tolist():
-        count[q0:q1] += 1
-    needed = int(count.max(initial=0))
-    if needed > MAX_INTERVALS:
-        raise NotImplementedError(
-            f"the flex backend takes up to {MAX_INTERVALS} slices that meet one query row, got "
-            f"{needed}; merge slices or use backend='reference'"
-        )
-    power_of_two = 1 << max(needed - 1, 0).bit_length()  # so that few variants are compiled
-    first = np.zeros((power_of_two, num_q), dtype=np.int32)
-    last = np.zeros_like(first)
-    count[:] = 0
-    for q0, q1, k0, k1, d_lo, d_hi in slices.tolist():
-        rows = np.arange(q0, q1)
-        first[count[q0:q1], rows] = np.maximum(k0, rows + d_lo)
-        last[count[q0:q1], rows] = np.minimum(k1, rows + d_hi + 1)
-        count[q0:q1] += 1
-    return first, last
-
-
-def block_mask(table: SliceTable, device: torch.device) -> Any:
-    """FlexAttention's BlockMask of the table, built once per device."""
-    key = ("flex block mask", device)
-    if key not in table.cache:
-        with torch.inference_mode(False):
-            table.cache[key] = _make_block_mask(table, device)
-    return table.cache[key]
-
-
-def _make_block_mask(table: SliceTable, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import BlockMask
-
-    num_q, num_k = rounded(table.num_q), rounded(table.num_k)
-    more = (0, num_q - table.num_q)
-    first, last = (torch.nn.functional.pad(x, more) for x in row_intervals(table, device)[:2])
-    num_intervals = first.shape[0]
-
-    def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        seen = (k >= first[0, q]) & (k < last[0, q])
-        for r in range(1, num_intervals):
-            seen = seen | ((k >= first[r, q]) & (k < last[r, q]))
-        return seen
-
-    partial, full = (in_blocks(x, num_q, num_k) for x in block_kinds(table))
-    return BlockMask.from_kv_blocks(
-        *_block_lists(partial, device),
-        *_block_lists(full, device),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=visible,
-        seq_lengths=(num_q, num_k),
-    )
-
-
-def block_kinds(table: SliceTable) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """(partial, full), bool [q blocks, k blocks] each: blocks with some visible cells, and blocks
-    that one slice covers completely."""
-    num_q, num_k = -(-table.num_q // BLOCK), -(-table.num_k // BLOCK)
-    some = np.zeros((num_q, num_k), dtype=np.bool_)
-    full = np.zeros_like(some)
-    for q0, q1, k0, k1, d_lo, d_hi in table.slices.tolist():
-        rows = slice(q0 // BLOCK, -(-q1 // BLOCK))
-        keys = slice(k0 // BLOCK, -(-k1 // BLOCK))
-        q = np.arange(num_q)[rows, None] * BLOCK
-        k = np.arange(num_k)[None, keys] * BLOCK
-        q_first, q_last = np.maximum(q, q0), np.minimum(q + BLOCK, q1) - 1
-        k_first, k_last = np.maximum(k, k0), np.minimum(k + BLOCK, k1) - 1
-        some[rows, keys] |= (k_last - q_first >= d_lo) & (k_first - q_last <= d_hi)
-        inside = (q >= q0) & (q + BLOCK <= q1) & (k >= k0) & (k + BLOCK <= k1)
-        full[rows, keys] |= inside & (k_first - q_last >= d_lo) & (k_last - q_first <= d_hi)
-    return some & ~full, full
-
-
-def in_blocks(blocks: npt.NDArray[np.bool_], num_q: int, num_k: int) -> npt.NDArray[np.bool_]:
-    """``blocks`` padded with empty blocks up to these lengths."""
-    more = num_q // BLOCK - blocks.shape[0], num_k // BLOCK - blocks.shape[1]
-    return np.pad(blocks, ((0, more[0]), (0, more[1])))
-
-
-def _block_lists(blocks: npt.NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Per q block, the number of its k blocks, int32 [1, 1, q blocks], and all k blocks, its own
-    first, int32 [1, 1, q blocks, k blocks]."""
-    order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
-    counts = blocks.sum(1).astype(np.int32)
-    return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(order)[None, None].to(
-        device
-    )

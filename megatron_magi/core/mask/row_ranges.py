@@ -9,13 +9,15 @@ from megatron_magi.core.mask.slices import IntArray
 
 def joined(ranges: IntArray) -> IntArray:
     """The union of ranges in any order: ascending, not touching, read-only."""
-    union: list[list[int]] = []
-    for start, end in sorted(ranges.tolist()):
-        if union and start <= union[-1][1]:
-            union[-1][1] = max(union[-1][1], end)
-        else:
-            union.append([start, end])
-    return _array(union)
+    if len(ranges) == 0:
+        return _array([])
+    ordered = ranges[np.argsort(ranges[:, 0])]
+    reached = np.maximum.accumulate(ordered[:, 1])
+    apart = ordered[1:, 0] > reached[:-1]
+    starts, ends = ordered[np.append(True, apart), 0], reached[np.append(apart, True)]
+    union = np.stack([starts, ends], axis=1).astype(np.int32)
+    union.setflags(write=False)
+    return union
 
 
 def without(ranges: IntArray, others: IntArray) -> IntArray:

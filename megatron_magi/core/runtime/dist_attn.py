@@ -139,6 +139,7 @@ def _attend(
     q, k, v = qkv
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
+    _refuse_capture(q)
     numbers = scale_of(q, scale_and_cap[0]), checked_softcap(scale_and_cap[1])
     refuse_tangents(q, k, v)
     kind = "dist_attn" if max_logits is None else "dist_attn_and_max_logits"
@@ -329,6 +330,15 @@ class _KeyGradients:
             self.mine = self.k.to(self.dtype), self.v.to(self.dtype)  # no rows at all
         dk, dv = add_partials(self.mine, self.pending, self.k.dtype)
         return dk, dv
+
+
+def _refuse_capture(q: Tensor) -> None:
+    """Refuse a CUDA graph: its replays would exchange rows that no rank has compared."""
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise NotImplementedError(
+            "dist_attn must not be captured into a CUDA graph, and the current stream is being "
+            "captured; leave attention out of the graph, or capture flex_flash_attn_func on one GPU"
+        )
 
 
 def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:

@@ -145,14 +145,11 @@ class Builder {
   // Entries of the tile [begin, end) that starts in strip i; result in scratch_.
   void collect(size_t i, int64_t begin, int64_t end) {
     scratch_.clear();
-    members_.clear();
     for (size_t j = i; j < strips_.size() && strips_[j].begin < end; ++j) {
       if (strips_[j].end <= begin) continue;
-      const bool first_strip = members_.empty();
       for (const int32_t s : strips_[j].covering) {
-        if (!first_strip && std::find(members_.begin(), members_.end(), s) != members_.end())
-          continue;
-        members_.push_back(s);
+        // A slice that begins earlier also covers the strip before, and was met there.
+        if (strips_[j].begin > begin && slices_[s].q_start < strips_[j].begin) continue;
         const FwdEntry entry = entry_of(slices_[s], begin, end);
         if (entry.num_tiles == 0) continue;
         if (scratch_.empty() || !join(scratch_.back(), entry, begin, end))
@@ -265,7 +262,6 @@ class Builder {
   const FwdTiling& tiling_;
   std::vector<Strip> strips_;
   std::vector<FwdEntry> scratch_;
-  std::vector<int32_t> members_;
   int64_t done_ = 0;  // rows before this one are already in tiles
   FwdWorkList list_;
 };

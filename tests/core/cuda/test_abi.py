@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +23,14 @@ STRUCTS = {
     "MagiRows": (Rows, "rows/params.h"),
     "MagiGatherParams": (abi.GatherParams, "rows/params.h"),
     "MagiAddParams": (abi.AddParams, "rows/params.h"),
+    "MagiPeerFlags": (abi.PeerFlags, "rows/params.h"),
+    "MagiPull": (abi.Pull, "rows/params.h"),
+    "MagiExchangeParams": (abi.ExchangeParams, "rows/params.h"),
+    "MagiClaimParams": (abi.ClaimParams, "rows/params.h"),
 }
 KINDS = {
     "int32_t": c_int32,
+    "uint32_t": c_uint32,
     "int64_t": c_int64,
     "float": c_float,
     "MagiTensor": TensorView,

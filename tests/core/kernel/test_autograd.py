@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import megatron_magi as magi
 from megatron_magi import flex_flash_attn_func, masks
 from megatron_magi.core.kernel import autograd
+from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
-from megatron_magi.core.kernel.torch_flex import block_mask, row_intervals
 from tests.dense import dense_attention, random_qkv
 
 MASK = masks.from_cu_seqlens([0, 5, 12])
@@ -169,12 +169,12 @@ def test_slices_that_were_made_in_inference_mode(mode: Callable[[], Any]) -> Non
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_flex_fallback_keeps_nothing_that_only_inference_may_use(device: str) -> None:
-    """ "meta": another device than the host's, to which the intervals are copied."""
+    """ "meta": another device than the host's, to which the tables are copied."""
     table = SliceTable(MASK.slices, 12, 12)
     with torch.inference_mode():
-        intervals = row_intervals(table, torch.device(device))
+        empty = empty_rows(table, torch.device(device))
         made = block_mask(table, torch.device(device))
-    assert not any(x.is_inference() for x in intervals)
+    assert not empty.is_inference()
     assert not made.kv_num_blocks.is_inference() and not made.kv_indices.is_inference()
 
 

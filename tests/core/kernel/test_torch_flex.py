@@ -1,31 +1,35 @@
-"""FlexAttention as a backend: block masks against dense ones, results against the reference."""
+"""FlexAttention as a backend: results against the reference and against fp64."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from megatron_magi import masks
 from megatron_magi.core.kernel import torch_flex
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.flex_mask import MOST_COMPARED, strips_of
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.kernel.torch_flex import (
-    BLOCK,
-    MAX_INTERVALS,
-    FlexBackend,
-    block_kinds,
-    row_intervals,
-)
+from megatron_magi.core.kernel.torch_flex import FlexBackend
 from megatron_magi.core.mask import AttnMask
+from tests.dense import NAMES, assert_as_good, gradients, random_qkv, summand_scales
 
 CPU = torch.device("cpu")
+
+
+def comb(count: int) -> AttnMask:
+    """``count`` pairs of keys, each seen by rows of its own: most rows see all pairs, the last rows
+    none. The band cuts corners off."""
+    slices = [[2 * i % 37, 140 - 20 * (i % 2), 3 * i, 3 * i + 2, -120, 280] for i in range(count)]
+    return AttnMask(np.array(slices, np.int32), 150, 3 * count + 5)
+
+
 MASKS = {
     "full": masks.full(200, 300),
     "causal": masks.causal(260),
@@ -36,56 +40,13 @@ MASKS = {
         np.array([[10, 100, 20, 150, -79, 139], [150, 200, 5, 33, -190, -120]], np.int32), 220, 180
     ),
     "nothing": AttnMask(np.zeros((0, 6), np.int32), 20, 30),
+    "33-slices-a-row": comb(33),
+    "100-slices-a-row": comb(100),
 }
 
 
 def table_of(mask: AttnMask) -> SliceTable:
     return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_blocks_and_intervals_are_the_dense_mask(name: str) -> None:
-    mask = MASKS[name]
-    table, dense = table_of(mask), mask.to_dense()
-    first, last, empty = (x.numpy() for x in row_intervals(table, CPU))
-    keys = np.arange(table.num_k)
-    seen = ((keys >= first[..., None]) & (keys < last[..., None])).any(0)
-    np.testing.assert_array_equal(seen, dense)
-    np.testing.assert_array_equal(empty, ~dense.any(1))
-    partial, full = block_kinds(table)
-    assert not (partial & full).any()
-    for i in range(partial.shape[0]):
-        for j in range(partial.shape[1]):
-            block = dense[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK]
-            assert (partial | full)[i, j] == block.any()
-            assert not full[i, j] or block.all()
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.integers(1, 200), min_size=1, max_size=5),
-    st.booleans(),
-    st.sampled_from([(-1, -1), (0, 0), (50, 0), (10, 90)]),
-)
-def test_blocks_of_random_documents(
-    lengths: list[int], causal: bool, window: tuple[int, int]
-) -> None:
-    cu_seqlens = np.cumsum([0, *lengths])
-    mask = masks.from_cu_seqlens(cu_seqlens, causal=causal, window_size=window)
-    partial, full = block_kinds(table_of(mask))
-    dense = mask.to_dense()
-    for i, j in np.ndindex(partial.shape):
-        block = dense[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK]
-        assert (partial | full)[i, j] == block.any()
-        assert not full[i, j] or block.all()
-
-
-@pytest.mark.parametrize("count", [1, 127, 128, 129, 4096, 4097, 8191, 8192, 8193, 100_001])
-def test_lengths_are_rounded_to_few(count: int) -> None:
-    length = torch_flex.rounded(count)
-    assert length % BLOCK == 0 and count <= length <= max(count + BLOCK - 1, count * 9 // 8)
-    octave = {torch_flex.rounded(n) for n in range(length + 1, 2 * length, BLOCK)}
-    assert len(octave) <= 16
 
 
 def test_one_shape_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +165,38 @@ def test_backward_of_a_stage_is_the_reference(
     check_backward(name, CPU, torch.float32, 1e-4, widths, softcap=0.7)
 
 
+def check_against_fp64(
+    mask: AttnMask, device: str, dtype: torch.dtype, before_backward: Callable[[], None]
+) -> None:
+    q, k, v, dout = random_qkv(mask, 4, 2, 32, dtype, 0, device)
+    call = AttnCall(q.detach(), k.detach(), v.detach(), table_of(mask), 32**-0.5)
+    out, lse = FlexBackend().forward(call)
+    before_backward()
+    grads = FlexBackend().backward(call, GradCall(dout, lse, out=out, dtype=dtype))
+    ours = dict(zip(NAMES, (out, lse, *grads), strict=True))
+    exact = gradients(q, k, v, dout, mask, torch.float64)
+    same = gradients(q, k, v, dout, mask, dtype)
+    assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+@pytest.mark.parametrize("count", [33, 100])
+def test_many_slices_a_row_against_fp64(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert strips_of(table_of(comb(count))).most == count > MOST_COMPARED
+
+    def use_dense() -> None:
+        monkeypatch.setattr(torch_flex, "_flex", lambda device_type: dense_flex)
+
+    check_against_fp64(comb(count), "cpu", torch.float32, use_dense)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count", [33, 100])
+def test_many_slices_a_row_on_a_gpu(count: int, dtype: torch.dtype) -> None:
+    check_against_fp64(comb(count), "cuda", dtype, lambda: None)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("widths", [(32, 32), (192, 128)], ids=str)
@@ -228,14 +221,3 @@ def test_what_it_cannot_do_is_refused() -> None:
     for q, v in ((x, x), (wide, x)):
         with pytest.raises(NotImplementedError, match=r"head_dim 16 or more, got 8; pad"):
             FlexBackend().forward(AttnCall(q, q, v, table, 1.0))
-    many = np.array([[0, 4, i, i + 1, i - 3, i] for i in range(0, 2 * MAX_INTERVALS + 2, 2)])
-    with pytest.raises(NotImplementedError, match=r"up to 32 slices .* got 33; merge"):
-        row_intervals(SliceTable(many.astype(np.int32), 4, 100), CPU)
-
-
-def test_a_block_that_just_fits_its_band_is_full() -> None:
-    for low, high, is_full in ((-127, 127, True), (-126, 127, False), (-127, 126, False)):
-        table = SliceTable(np.array([[0, 128, 0, 128, low, high]], np.int32), 128, 128)
-        partial, full = block_kinds(table)
-        assert (partial.tolist(), full.tolist()) == ([[not is_full]], [[is_full]])
-        assert partial.shape == (1, 1)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -130,6 +131,7 @@ NAMED = {
     "sees nothing": AttnMask([], 20, 20),
     "shared question": masks.shared_question([30, 9], [[20, 11, 5], [8]]),
     "block causal": masks.block_causal([[16, 20], [12, 12, 12]]),
+    "block sparse": masks.from_block_mask(np.random.default_rng(0).random((7, 7)) < 0.4, 16, 103),
 }
 
 
@@ -160,6 +162,31 @@ def second_mask(rank: int, cp_size: int) -> None:
         window = masks.sliding_window(80, (9, 0))
         config = magi_config(overlap_degree=1)
         check_against_dense(window, config, group, torch.float64, 1, masks.causal(80))
+
+
+def mask_per_head_group(rank: int, cp_size: int) -> None:
+    """A plan per group of heads on the first one's layout, against one process."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    blocks = np.random.default_rng(1).random((2, 6, 6)) < 0.4
+    chosen = [masks.from_block_mask(x, 16) for x in blocks]
+    first = magi.plan(chosen[0], group, HeadShape(2, 1, 8))
+    plans = [first, magi.plan(chosen[1], group, HeadShape(2, 1, 8), layout=first.layout)]
+    q, k, v, dout = random_qkv(chosen[0], 4, 2, 8, torch.float64, 0)
+    local = [magi.dispatch(x, first, group).split(x.shape[1] // 2, dim=1) for x in (q, k, v)]
+    outs = [
+        magi.dist_attn(*part, plan, group)[0] for *part, plan in zip(*local, plans, strict=True)
+    ]
+    out = magi.undispatch(torch.cat(outs, dim=1), first, group)
+    want, _ = magi.flex_flash_attn_by_head_group(q, k, v, chosen)
+    torch.testing.assert_close(out, want, atol=1e-12, rtol=1e-12)
+    for got, expected in zip(
+        torch.autograd.grad(out, (q, k, v), dout),
+        torch.autograd.grad(want, (q, k, v), dout),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)
 
 
 def equal_bits(rank: int, cp_size: int) -> None:

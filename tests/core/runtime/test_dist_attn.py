@@ -52,6 +52,11 @@ def test_second_mask_on_one_dispatch() -> None:
     pool(WORLD).run(jobs.second_mask, 3)
 
 
+@pytest.mark.parametrize("cp_size", [2, 3])
+def test_groups_of_heads_with_masks_of_their_own(cp_size: int) -> None:
+    pool(WORLD).run(jobs.mask_per_head_group, cp_size)
+
+
 def test_two_runs_give_equal_bits() -> None:
     pool(WORLD).run(jobs.equal_bits, 4)
 

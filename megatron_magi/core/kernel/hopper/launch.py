@@ -91,7 +91,10 @@ _counters: dict[tuple[int, int], Tensor] = {}
 
 
 def tile_counter(device: torch.device, stream: int) -> Tensor:
-    """int32 [2], zero between launches; one per stream, because a launch counts in it."""
+    """int32 [2], zero between launches; one per stream, because a launch counts in it. A launch in
+    a CUDA graph has its own, in the graph's memory, which every replay clears."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.zeros(2, dtype=torch.int32, device=device)
     key = (device.index, stream)
     if key not in _counters:
         # Copied from the host, not filled on the device: initcheck, which is restricted to our
