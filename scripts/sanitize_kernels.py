@@ -40,7 +40,8 @@ OURS = "kernel_substring=magi"
 
 WIDTHS = {f"{w.head_dim}-{w.value_dim}": w for w in COMPILED_WIDTHS}
 
-Sanitized = tuple[AttnMask, Widths, torch.dtype]
+Sanitized = tuple[AttnMask, Widths, torch.dtype, float]
+"""Mask, widths, dtype, softcap."""
 
 
 def cases(chosen: str) -> Iterator[Sanitized]:
@@ -55,10 +56,12 @@ def cases(chosen: str) -> Iterator[Sanitized]:
     all_widths = [WIDTHS[name] for name in chosen.split(",")]
     for mask, widths, dtype in itertools.product(some, all_widths, both):
         if dtype == torch.bfloat16 or mask is some[1]:
-            yield mask, widths, dtype
+            yield mask, widths, dtype, 0.0
+        if mask is some[1]:
+            yield mask, widths, dtype, 2.0
 
 
-def run_case(mask: AttnMask, widths: Widths, dtype: torch.dtype) -> None:
+def run_case(mask: AttnMask, widths: Widths, dtype: torch.dtype, softcap: float) -> None:
     from megatron_magi.core.kernel.hopper import HopperBackend
     from megatron_magi.core.kernel.slice_table import SliceTable
 
@@ -69,7 +72,8 @@ def run_case(mask: AttnMask, widths: Widths, dtype: torch.dtype) -> None:
     # Made on the host: the tools look at our kernels only, so what PyTorch's kernels write counts
     # as uninitialised, while copies are seen.
     q, k, v, dout = (torch.randn(*s).to(dtype).cuda() for s in shapes)
-    backend, call = HopperBackend(q.device, dtype), AttnCall(q, k, v, table, dim**-0.5)
+    backend = HopperBackend(q.device, dtype)
+    call = AttnCall(q, k, v, table, dim**-0.5, softcap=softcap)
     for deterministic in (False, True):
         out, lse = backend.forward(call)
         show("forward")
@@ -94,9 +98,10 @@ def show(step: str) -> None:
 
 def run_cases(chosen: str) -> None:
     torch.manual_seed(0)
-    for mask, widths, dtype in cases(chosen):
-        print(f"{mask.total_seqlen_q} x {mask.total_seqlen_k}, {widths}, {dtype}", flush=True)
-        run_case(mask, widths, dtype)
+    for mask, widths, dtype, softcap in cases(chosen):
+        shape = f"{mask.total_seqlen_q} x {mask.total_seqlen_k}, {widths}"
+        print(f"{shape}, {dtype}, softcap {softcap}", flush=True)
+        run_case(mask, widths, dtype, softcap)
     print("all cases ran")
 
 

@@ -20,13 +20,13 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
 def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: AttnMask, softmax_scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: AttnMask, softmax_scale: float, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """out [T, H, D] and lse [T, H]: softmax over the visible keys, 0 and -inf where none is."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     hidden = ~torch.from_numpy(mask.to_dense()).to(q.device)
-    scores = torch.einsum("thd,shd->hts", q, k) * softmax_scale
+    scores = capped(torch.einsum("thd,shd->hts", q, k) * softmax_scale, softcap)
     scores = scores.masked_fill(hidden, -torch.inf)
     empty = hidden.all(1)
     lse = scores.masked_fill(empty[:, None], 0.0).logsumexp(-1)
@@ -36,22 +36,30 @@ def dense_attention(
     return torch.einsum("hts,shd->thd", probs, v), lse.T
 
 
-def dense_largest(q: Tensor, k: Tensor, mask: AttnMask, scale: float) -> Tensor:
-    """fp64 [H]: the largest visible scaled score."""
+def capped(scores: Tensor, softcap: float) -> Tensor:
+    """Logits from scaled scores; softcap 0: the scores themselves."""
+    return softcap * torch.tanh(scores / softcap) if softcap else scores
+
+
+def dense_largest(
+    q: Tensor, k: Tensor, mask: AttnMask, scale: float, softcap: float = 0.0
+) -> Tensor:
+    """fp64 [H]: the largest visible logit."""
     if 0 in (*q.shape, *k.shape):
         return torch.full((q.shape[1],), -torch.inf, device=q.device, dtype=torch.float64)
     keys = k.detach().double().repeat_interleave(q.shape[1] // k.shape[1], 1)
-    scores = torch.einsum("thd,shd->hts", q.detach().double(), keys) * scale
+    scores = capped(torch.einsum("thd,shd->hts", q.detach().double(), keys) * scale, softcap)
     hidden = ~torch.from_numpy(mask.to_dense()).to(q.device)
     return scores.masked_fill(hidden, -torch.inf).amax((1, 2))
 
 
 def gradients(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, mask: AttnMask, dtype: torch.dtype
-) -> dict[str, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, mask: AttnMask, dtype: torch.dtype,
+    softcap: float = 0.0,
+) -> dict[str, Tensor]:  # fmt: skip
     """All five tensors of the dense formula computed in ``dtype``."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
-    out, lse = dense_attention(q, k, v, mask, q.shape[-1] ** -0.5)
+    out, lse = dense_attention(q, k, v, mask, q.shape[-1] ** -0.5, softcap)
     grads = torch.autograd.grad(out, (q, k, v), dout.to(dtype), allow_unused=True)
     filled = [
         torch.zeros_like(x) if g is None else g for g, x in zip(grads, (q, k, v), strict=True)
@@ -107,14 +115,15 @@ def random_qkv(
 
 
 def compare(
-    mask: AttnMask, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, backend: str = "auto"
-) -> None:
+    mask: AttnMask, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, backend: str = "auto",
+    softcap: float = 0.0,
+) -> None:  # fmt: skip
     """Run our attention forward and backward and hold it to the bound."""
-    out, meta = flex_flash_attn_func(q, k, v, slices=mask, backend=backend)
+    out, meta = flex_flash_attn_func(q, k, v, slices=mask, backend=backend, softcap=softcap)
     grads = torch.autograd.grad(out, (q, k, v), dout)
     ours = dict(zip(NAMES, (out, meta.lse, *grads), strict=True))
-    exact = gradients(q, k, v, dout, mask, torch.float64)
-    same = gradients(q, k, v, dout, mask, q.dtype)
+    exact = gradients(q, k, v, dout, mask, torch.float64, softcap)
+    same = gradients(q, k, v, dout, mask, q.dtype, softcap)
     assert_as_good(ours, exact, same, q.dtype, summand_scales(exact, q, k, v, dout))
 
 

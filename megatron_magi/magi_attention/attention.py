@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from megatron_magi.checks import flag, integer, number
+from megatron_magi.checks import flag, integer
 from megatron_magi.core.kernel.attention import AttnForwardMeta
 from megatron_magi.core.kernel.attention import flex_flash_attn_func as _flex_flash_attn
 from megatron_magi.core.kernel.autograd import one_graph_break
@@ -66,13 +66,13 @@ def flex_flash_attn_func(
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
         return_max_logits: refused where FlexAttention runs.
-        the rest: only their defaults mean something here: ``softcap``, ``index_attn``,
-            ``index_attn_indices`` and block sizes are refused otherwise, ``TUNING_ARGUMENTS`` are
-            ignored.
+        softcap: above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores.
+        the rest: only their defaults mean something here: ``index_attn``, ``index_attn_indices``
+            and block sizes are refused otherwise, ``TUNING_ARGUMENTS`` are ignored.
 
     Returns:
         out: [T, H, D] in q's dtype, 0 where a row sees nothing; AttnForwardMeta with lse [T, H]
-        and max_logits [H] (largest visible scaled score, without the sink) or None.
+        and max_logits [H] (largest visible logit, without the sink) or None.
 
     Raises:
         TypeError, ValueError: inputs that do not fit.
@@ -80,7 +80,6 @@ def flex_flash_attn_func(
     """
     tell_about_environment()
     _refuse_index_attention(index_attn, index_attn_indices, q_block_size, k_block_size)
-    _refuse_softcap(softcap)
     check_layout(sink_layout)
     out, meta = _flex_flash_attn(
         q, k, v, q_ranges, k_ranges, attn_type_map,
@@ -89,6 +88,7 @@ def flex_flash_attn_func(
         # Rounded once, after the sink.
         out_dtype=None if sink is None else acc_dtype(q.dtype),
         return_max_logits=return_max_logits,
+        softcap=softcap,
     )  # fmt: skip
     if sink is None:
         return out, meta
@@ -115,7 +115,7 @@ def calc_attn(
         sink: [s, H] logits, the same on every rank ("sh"). Its gradient is this rank's share: sum
             it over the group, as with any replicated parameter whose tokens are spread.
         softmax_scale: None: 1 / sqrt(D).
-        softcap: only 0.0.
+        softcap: above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores.
         return_max_logits: refused where FlexAttention runs.
 
     Returns:
@@ -124,13 +124,12 @@ def calc_attn(
 
     Raises:
         TypeError, ValueError: tensors that do not fit the key.
-        NotImplementedError: softcap; return_max_logits with FlexAttention.
+        NotImplementedError: return_max_logits with FlexAttention.
         AgreementError: ranks that planned different things.
     """
     check_key(key)
-    _refuse_softcap(softcap)
     remember(key)
-    call, most = (q, k, v, key.plan, key.cp_group, softmax_scale), None
+    call, most = (q, k, v, key.plan, key.cp_group, softmax_scale, softcap), None
     if flag(return_max_logits, "return_max_logits"):
         out, lse, most = dist_attn_and_max_logits(*call)
     else:
@@ -138,13 +137,6 @@ def calc_attn(
     if sink is not None:
         out, lse = apply_sink(out, lse, sink, "sh")
     return out, AttnForwardMeta(lse, most)
-
-
-def _refuse_softcap(softcap: float) -> None:
-    if number(softcap, "softcap"):
-        raise NotImplementedError(
-            f"softcap must be 0.0, got {softcap}; no kernel here caps scores: train without it"
-        )
 
 
 def _refuse_index_attention(

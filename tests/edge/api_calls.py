@@ -45,7 +45,6 @@ WORDS = {"cp_group_or_mesh": "cp_group", "attn_mask_type": "mask"}
 SINK = kind.TENSOR.without(None).also(
     (torch.zeros(3), "[s, H]"), (torch.zeros(1, 2).int(), "float")
 )
-SOFTCAP = kind.FINITE.also((1.0, "softcap must be 0.0"))
 
 FUNCTIONS = [
     Call("magi_attn_varlen_key", api.magi_attn_varlen_key, SUMS | HEADS | GROUP | VARLEN,
@@ -74,7 +73,7 @@ FUNCTIONS = [
          {"x": TENSOR, "key": kind.KEY, "is_partial_grad": FLAG}),
     Call("calc_attn", api.calc_attn, engine.QKV | {"key": KEY},
          engine.QKV_KINDS | {"key": kind.KEY, "sink": SINK, "softmax_scale": kind.SCALE,
-                             "softcap": SOFTCAP, "return_max_logits": FLAG}),
+                             "softcap": kind.SOFTCAP, "return_max_logits": FLAG}),
     *(
         Call(name, getattr(api, name), {"x": X, "shift": 1, "dim": 0, "key": KEY},
              {"x": TENSOR, "shift": INT, "dim": INT.also((2, "dimension 2")), "key": kind.KEY},
@@ -90,7 +89,7 @@ FUNCTIONS = [
              "q_block_size": INT.also((64, "block sizes")),
              "k_block_size": INT.also((64, "block sizes")),
              "sink": SINK, "sink_layout": kind.WORD.also(("shd", "sinks must be")),
-             "softcap": SOFTCAP, "index_attn": FLAG.also((True, "index_attn=True")),
+             "softcap": kind.SOFTCAP, "index_attn": FLAG.also((True, "index_attn=True")),
              "return_max_logits": FLAG,
          }, free=("index_attn_indices", *api.TUNING_ARGUMENTS),
          words={"q_block_size": "", "k_block_size": "", "sink_layout": "sink"}),

@@ -31,7 +31,13 @@ FUNCTIONS = [
         "flex_flash_attn_func",
         magi.flex_flash_attn_func,
         QKV | RANGES,
-        FLEX_KINDS | {"backend": kind.WORD, "out_dtype": DTYPE, "return_max_logits": kind.FLAG},
+        FLEX_KINDS
+        | {
+            "backend": kind.WORD,
+            "out_dtype": DTYPE,
+            "return_max_logits": kind.FLAG,
+            "softcap": kind.SOFTCAP,
+        },
         free=("slices",),
     ),
     Call(
@@ -39,7 +45,7 @@ FUNCTIONS = [
         magi.flex_flash_attn_func,
         QKV,
         {"slices": SLICES},
-        free=(*FLEX_KINDS, "backend", "out_dtype", "return_max_logits"),
+        free=(*FLEX_KINDS, "backend", "out_dtype", "return_max_logits", "softcap"),
     ),
     Call(
         "flex_flash_attn_by_head_group",
@@ -55,13 +61,14 @@ FUNCTIONS = [
             "backend": kind.WORD,
             "out_dtype": DTYPE,
             "return_max_logits": FLAG,
+            "softcap": kind.SOFTCAP,
         },
     ),
     Call(
         "dist_attn",
         magi.dist_attn,
         QKV | LOCAL,
-        QKV_KINDS | LOCAL_KINDS | {"softmax_scale": kind.SCALE},
+        QKV_KINDS | LOCAL_KINDS | {"softmax_scale": kind.SCALE, "softcap": kind.SOFTCAP},
     ),
     Call(
         "dispatch",

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from megatron_magi import magi_attention as api
 from megatron_magi import masks
 from megatron_magi.core.kernel import op
+from megatron_magi.core.kernel.sink import apply_sink
 from megatron_magi.core.kernel.torch_flex import FlexBackend
 from tests.dense import (
     NAMES,
@@ -149,7 +150,6 @@ def test_max_logits_are_refused_below_a_dispatch_mode() -> None:
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ({"softcap": 30.0}, "softcap must be 0.0, got 30.0; "),
         ({"index_attn": True}, "keys must be chosen by ranges, got index_attn=True"),
         ({"index_attn_indices": torch.zeros(4, 2, 1)}, "got index_attn=False, indices"),
         ({"q_block_size": 64}, r"block sizes \(64, 1\); write the chosen keys as q_ranges"),
@@ -163,11 +163,29 @@ def test_refused_with_meaning(arguments: dict[str, Any], text: str) -> None:
         api.flex_flash_attn_func(q, q, q, **arguments)
 
 
-def test_calc_attn_refuses_softcap() -> None:
-    key = varlen_key()
-    q = torch.zeros(16, 4, 8)
-    with pytest.raises(NotImplementedError, match=r"softcap must be 0.0, got 30.0; "):
-        api.calc_attn(q, q[:, :2], q[:, :2], key, softcap=30.0)
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_softcap_against_dense(with_sink: bool) -> None:
+    """In both calls; a sink is a logit and is not capped."""
+    key, documents = varlen_key(), torch.tensor([[0, 5], [5, 16]])
+    q, k, v, dout = random_qkv(key.plan.mask, 4, 2, 8, torch.float64, 4)
+    sink = torch.full((1, 4), 2.0, dtype=torch.float64) if with_sink else None
+    want, lse = dense_attention(q, k, v, key.plan.mask, 0.9, 0.7)
+    if sink is not None:
+        want, lse = apply_sink(want, lse, sink)
+    for out, meta in (
+        api.calc_attn(q, k, v, key, sink, 0.9, 0.7),
+        api.flex_flash_attn_func(
+            q, k, v, documents, documents, sink=sink, softmax_scale=0.9, softcap=0.7
+        ),
+    ):
+        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(meta.lse, lse)
+        for got, x in zip(
+            torch.autograd.grad(out, (q, k, v), dout),
+            torch.autograd.grad(want, (q, k, v), dout, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, x)
 
 
 def test_calc_attn_refuses_a_sink_per_token() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
 """Number of tensors whose rows one call may move: keys and values."""
@@ -45,7 +45,8 @@ class FwdParams(Structure):
         *_fields(c_void_p, "tiles", "entries", "empty_rows", "max_logits", "counter", "stream"),
         *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv"),
         *_fields(c_int32, "head_dim", "value_dim"),
-        *_fields(c_int32, "dtype", "out_dtype", "merge", "num_tiles", "num_entries"),
+        *_fields(c_int32, "dtype", "out_dtype", "merge", "num_tiles"),
+        *_fields(c_float, "softcap"),
         *_fields(c_int32, "num_empty_ranges", "heads_per_section", "pack", "block_m", "block_n"),
         *_fields(c_int32, "num_sms"),
         *_fields(c_float, "softmax_scale"),
@@ -68,7 +69,7 @@ class BwdParams(Structure):
         *_fields(
             c_int32, "clear_dq", "deterministic", "num_row_groups", "heads_inner", "descending"
         ),
-        *_fields(c_float, "softmax_scale"),
+        *_fields(c_float, "softmax_scale", "softcap"),
     ]
 
 

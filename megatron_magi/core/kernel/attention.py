@@ -27,9 +27,9 @@ class AttnForwardMeta:
     """What attention returns besides ``out``."""
 
     lse: Tensor
-    """[T, H] natural log of the sum of exp of scaled scores; -inf where a row sees nothing."""
+    """[T, H] natural log of the sum of exp of logits; -inf where a row sees nothing."""
     max_logits: Tensor | None = None
-    """[H] largest scaled score of every head; None unless asked for."""
+    """[H] largest logit of every head; None unless asked for."""
 
     def __post_init__(self) -> None:
         tensor(self.lse, "lse")
@@ -51,6 +51,7 @@ def flex_flash_attn_func(
     backend: str = "auto",
     out_dtype: torch.dtype | None = None,
     return_max_logits: bool = False,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, AttnForwardMeta]:
     """Attention in which a query sees the keys that the slices show it; differentiable.
 
@@ -70,7 +71,8 @@ def flex_flash_attn_func(
         backend: "auto", "cuda" (Hopper, D and E to 256), "flex" (FlexAttention) or
             "reference" (PyTorch).
         out_dtype: of out; None: as q.
-        return_max_logits: find each head's largest visible scaled score ("cuda", "reference").
+        return_max_logits: find each head's largest visible logit ("cuda", "reference").
+        softcap: above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores.
 
     Returns:
         out: [T, H, E] and AttnForwardMeta with lse [T, H] and max_logits [H] or None, both fp32
@@ -88,7 +90,11 @@ def flex_flash_attn_func(
     scale = scale_of(q, softmax_scale)
     dtype = _float_dtype(q.dtype if out_dtype is None else out_dtype)
     options = Options(
-        scale, dtype, word(backend, "backend", BACKENDS), flag(deterministic, "deterministic")
+        scale,
+        dtype,
+        word(backend, "backend", BACKENDS),
+        flag(deterministic, "deterministic"),
+        checked_softcap(softcap),
     )
     if slices is None:
         slices = _slices_of_ranges(q_ranges, k_ranges, attn_type_map, q.shape[0], k.shape[0])
@@ -156,6 +162,21 @@ def scale_of(q: Tensor, softmax_scale: float | None) -> float:
     if softmax_scale is None:
         return float(q.shape[-1]) ** -0.5
     return number(softmax_scale, "softmax_scale")
+
+
+def checked_softcap(softcap: float) -> float:
+    """A finite number from 0, which means no cap.
+
+    Raises:
+        TypeError, ValueError: anything else.
+    """
+    cap = number(softcap, "softcap")
+    if cap < 0.0:
+        raise ValueError(
+            f"softcap must be 0.0 (logits are not capped) or above, got {cap}; pass the size that "
+            f"logits may reach, such as 50.0"
+        )
+    return cap
 
 
 def _float_dtype(dtype: torch.dtype) -> torch.dtype:

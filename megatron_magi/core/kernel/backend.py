@@ -30,7 +30,9 @@ class AttnCall(NamedTuple):
     softmax_scale: float
     max_logits: Tensor | None = None
     """[H] in the accumulation dtype: a forward raises it in place to each head's largest visible
-    scaled score. Not every backend can."""
+    logit. Not every backend can."""
+    softcap: float = 0.0
+    """0: logits are scaled scores. Otherwise they are softcap * tanh(scaled score / softcap)."""
 
 
 class GradCall(NamedTuple):
@@ -58,7 +60,7 @@ class AttnBackend(Protocol):
     """Attention over the slices of a table.
 
     The accumulation dtype is fp32, or fp64 for fp64 inputs. lse is the natural log of the sum of
-    exp of scaled scores. Where a row sees nothing, lse is -inf and out is 0.
+    exp of logits. Where a row sees nothing, lse is -inf and out is 0.
     """
 
     name: str

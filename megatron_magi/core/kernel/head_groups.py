@@ -19,6 +19,7 @@ def flex_flash_attn_by_head_group(
     slices: Sequence[Tensor | AttnMask],
     *,
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
     deterministic: bool = False,
     backend: str = "auto",
     out_dtype: torch.dtype | None = None,
@@ -35,7 +36,7 @@ def flex_flash_attn_by_head_group(
         v: [S, G, E].
         slices: one AttnMask or int32 [N, 6] per group, all for T queries and S keys. Pass the same
             objects to every call. Their number must divide G.
-        softmax_scale, deterministic, backend, out_dtype, return_max_logits: as there.
+        softmax_scale, softcap, deterministic, backend, out_dtype, return_max_logits: as there.
 
     Returns:
         out: [T, H, E] and AttnForwardMeta with lse [T, H] and max_logits [H] or None.
@@ -55,6 +56,7 @@ def flex_flash_attn_by_head_group(
             *part,
             slices=mask,
             softmax_scale=softmax_scale,
+            softcap=softcap,
             deterministic=deterministic,
             backend=backend,
             out_dtype=out_dtype,

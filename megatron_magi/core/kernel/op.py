@@ -36,11 +36,12 @@ from megatron_magi.core.kernel.widths import widths_of
 _library = torch.library.Library("magi", "DEF")
 _library.define(
     "attn_fwd(Tensor q, Tensor k, Tensor v, Tensor slices, float softmax_scale, "
-    "ScalarType out_dtype, str backend, bool deterministic) -> (Tensor out, Tensor lse)"
+    "ScalarType out_dtype, str backend, bool deterministic, float softcap=0.0) "
+    "-> (Tensor out, Tensor lse)"
 )
 _library.define(
     "attn_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor delta, "
-    "Tensor slices, float softmax_scale, str backend, bool deterministic) "
+    "Tensor slices, float softmax_scale, str backend, bool deterministic, float softcap=0.0) "
     "-> (Tensor dq, Tensor dk, Tensor dv)"
 )
 
@@ -52,6 +53,7 @@ class Options(NamedTuple):
     out_dtype: torch.dtype
     backend: str
     deterministic: bool
+    softcap: float = 0.0
 
 
 def attend(
@@ -82,12 +84,12 @@ def attend(
 
 
 def _asked(
-    q: Tensor, k: Tensor, v: Tensor, slices: Tensor, scale: float, backend: str
+    q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options
 ) -> tuple[AttnBackend, AttnCall]:
     """The backend that computes a call, and the call."""
     table = slice_table(slices, q.shape[0], k.shape[0])
-    kernel = select_backend(backend, q.device, q.dtype, widths_of(q, v))
-    return kernel, AttnCall(q, k, v, table, scale)
+    kernel = select_backend(options.backend, q.device, q.dtype, widths_of(q, v))
+    return kernel, AttnCall(q, k, v, table, options.softmax_scale, softcap=options.softcap)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> OutLse:
@@ -97,9 +99,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> 
 def _eager_forward(
     q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options, max_logits: Tensor | None
 ) -> OutLse:
-    scale, out_dtype, backend, _ = options
-    kernel, call = _asked(q, k, v, slices, scale, backend)
-    return kernel.forward(call._replace(max_logits=max_logits), out_dtype=out_dtype)
+    kernel, call = _asked(q, k, v, slices, options)
+    return kernel.forward(call._replace(max_logits=max_logits), out_dtype=options.out_dtype)
 
 
 class _EagerAttn(torch.autograd.Function):
@@ -120,15 +121,15 @@ class _EagerAttn(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slices, out, lse = ctx.saved_tensors
-        scale, _, backend, deterministic = ctx.options
+        options: Options = ctx.options
         dout = torch.zeros_like(out) if dout is None else dout
         if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
             delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
-            how = scale, backend, deterministic
+            how = _of_backward(options)
             grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
             return *grads, None, None, None
-        kernel, call = _asked(q, k, v, slices, scale, backend)
-        grad = GradCall(dout, lse, out=out, dtype=q.dtype, deterministic=deterministic)
+        kernel, call = _asked(q, k, v, slices, options)
+        grad = GradCall(dout, lse, out=out, dtype=q.dtype, deterministic=options.deterministic)
         if dlse is not None:  # otherwise the kernels compute delta themselves
             delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
             grad = grad._replace(delta=delta, out=None)
@@ -138,11 +139,18 @@ class _EagerAttn(torch.autograd.Function):
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    slices, scale, backend, deterministic = rest
-    kernel, call = _asked(q, k, v, slices, scale, backend)
+    slices, scale, *how = rest
+    options = Options(scale, q.dtype, *how)
+    kernel, call = _asked(q, k, v, slices, options)
     return kernel.backward(
-        call, GradCall(dout, lse, delta, dtype=q.dtype, deterministic=deterministic)
+        call, GradCall(dout, lse, delta, dtype=q.dtype, deterministic=options.deterministic)
     )
+
+
+def _of_backward(options: Options) -> tuple[Any, ...]:
+    """The arguments of ``attn_bwd`` after its tensors."""
+    scale, _, *how = options
+    return scale, *how
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> OutLse:
@@ -157,7 +165,8 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: OutLse) -> None:
-    q, k, v, slices, ctx.softmax_scale, _, ctx.backend, ctx.deterministic = inputs
+    q, k, v, slices, *options = inputs
+    ctx.options = Options(*options)
     ctx.save_for_backward(q, k, v, _saveable(slices), *output)
 
 
@@ -169,10 +178,9 @@ def _saveable(slices: Tensor) -> Tensor:
 def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, slices, out, lse = ctx.saved_tensors
     delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
-    dq, dk, dv = torch.ops.magi.attn_bwd(
-        dout, q, k, v, lse, delta, slices, ctx.softmax_scale, ctx.backend, ctx.deterministic
-    )
-    return dq, dk, dv, None, None, None, None, None
+    how = _of_backward(ctx.options)
+    dq, dk, dv = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
+    return dq, dk, dv, None, None, None, None, None, None
 
 
 _library.impl("attn_fwd", _forward, "CompositeExplicitAutograd")

@@ -62,7 +62,7 @@ class ReferenceBackend:
         into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
-        q_THD, k_SGD, v_SGD, table, softmax_scale, max_logits = call
+        q_THD, v_SGD, table = call.q, call.v, call.table
         acc = acc_dtype(q_THD.dtype)
         out, lse = prev or (
             q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc),
@@ -71,11 +71,11 @@ class ReferenceBackend:
         sees = torch.zeros(len(q_THD), dtype=torch.bool, device=q_THD.device)
         for rows, keys, hidden in _tiles(table, q_THD.shape[1], q_THD.device):
             sees[rows] |= True if hidden is None else ~hidden.all(1)
-            scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
-            if max_logits is not None:
-                torch.maximum(max_logits, scores.amax((2, 3)).flatten(), out=max_logits)
-            tile_lse = scores.logsumexp(-1)
-            probs = (scores - _finite(tile_lse).unsqueeze(-1)).exp_()
+            logits = _logits(call, rows, keys, hidden)
+            if call.max_logits is not None:
+                torch.maximum(call.max_logits, logits.amax((2, 3)).flatten(), out=call.max_logits)
+            tile_lse = logits.logsumexp(-1)
+            probs = (logits - _finite(tile_lse).unsqueeze(-1)).exp_()
             tile_out = torch.einsum("grts,sgd->tgrd", probs, v_SGD[keys].to(acc)).flatten(1, 2)
             merge_(out[rows], lse[rows], tile_out, tile_lse.flatten(0, 1).T)
         _fail_rows_of_infinities(out, lse, sees)
@@ -87,7 +87,7 @@ class ReferenceBackend:
 
     @_without_autocast
     def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
-        q_THD, k_SGD, v_SGD, table, softmax_scale = call[:5]
+        q_THD, k_SGD, v_SGD, table = call[:4]
         acc = acc_dtype(q_THD.dtype)
         delta_TH = final_delta(grad, acc)
         dq = torch.zeros_like(q_THD, dtype=acc) if grad.dq is None else grad.dq
@@ -97,12 +97,14 @@ class ReferenceBackend:
         for rows, keys, hidden in _tiles(table, q_THD.shape[1], q_THD.device):
             q, k, v = _grouped(q_THD[rows], groups, acc), k_SGD[keys].to(acc), v_SGD[keys].to(acc)
             dout = _grouped(grad.dout[rows], groups, acc)
-            scores = _scores(q_THD[rows], k_SGD[keys], softmax_scale, hidden)
-            probs = (scores - _finite(_per_row(grad.lse[rows], groups))).exp_()
+            logits = _logits(call, rows, keys, hidden)
+            probs = (logits - _finite(_per_row(grad.lse[rows], groups))).exp_()
             if hidden is not None:  # a nan row is nan in its visible cells only
                 probs.masked_fill_(hidden, 0.0)
             dprobs = torch.einsum("tgrd,sgd->grts", dout, v)
-            dscores = probs * (dprobs - _per_row(delta_TH[rows], groups)) * softmax_scale
+            dscores = probs * (dprobs - _per_row(delta_TH[rows], groups)) * call.softmax_scale
+            if call.softcap:
+                dscores *= _slopes(logits, call.softcap)
             # Per query head first, then over the group: shorter sums, smaller rounding errors.
             dv[keys] += torch.einsum("grts,tgrd->sgrd", probs, dout).sum(2)
             dk[keys] += torch.einsum("grts,tgrd->sgrd", dscores, q).sum(2)
@@ -134,12 +136,19 @@ def _hidden(rows: slice, keys: slice, band: tuple[int, int], device: torch.devic
     return (diagonal < d_lo) | (diagonal > d_hi)
 
 
-def _scores(q_THD: Tensor, k_SGD: Tensor, softmax_scale: float, hidden: Tensor | None) -> Tensor:
-    """Scaled scores [G, R, T, S] in the accumulation dtype, -inf where hidden."""
-    acc = acc_dtype(q_THD.dtype)
-    q = _grouped(q_THD, k_SGD.shape[1], acc)
-    scores = torch.einsum("tgrd,sgd->grts", q, k_SGD.to(acc)) * softmax_scale
-    return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)
+def _logits(call: AttnCall, rows: slice, keys: slice, hidden: Tensor | None) -> Tensor:
+    """Logits [G, R, T, S] of a tile in the accumulation dtype, -inf where hidden."""
+    acc = acc_dtype(call.q.dtype)
+    q = _grouped(call.q[rows], call.k.shape[1], acc)
+    logits = torch.einsum("tgrd,sgd->grts", q, call.k[keys].to(acc)) * call.softmax_scale
+    if call.softcap:
+        logits = logits.div_(call.softcap).tanh_().mul_(call.softcap)
+    return logits if hidden is None else logits.masked_fill_(hidden, -torch.inf)
+
+
+def _slopes(logits: Tensor, softcap: float) -> Tensor:
+    """The derivative of capped logits by scaled scores, 1 - tanh^2; 0 where they are hidden."""
+    return (1.0 - (logits / softcap).square_()).clamp_(min=0.0)
 
 
 def _fail_rows_of_infinities(out_THD: Tensor, lse_TH: Tensor, sees_T: Tensor) -> None:

@@ -96,8 +96,8 @@ class FlexBackend:
 
     def _attend(self, call: AttnCall) -> OutLse:
         """out [T, H, D] and lse [T, H] in the accumulation dtype, differentiable."""
-        q_THD, k_SGD, v_SGD, table, softmax_scale, max_logits = call
-        if max_logits is not None:
+        q_THD, k_SGD, v_SGD, table = call[:4]
+        if call.max_logits is not None:
             raise NotImplementedError(
                 "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "
                 "which does not keep them; bound the scores by the norms of q and k rows"
@@ -112,8 +112,9 @@ class FlexBackend:
             q,
             k,
             v,
+            score_mod=_cap(call.softcap) if call.softcap else None,
             block_mask=block_mask(table, q_THD.device),
-            scale=softmax_scale,
+            scale=call.softmax_scale,
             enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
             return_lse=True,
         )
@@ -127,6 +128,14 @@ class FlexBackend:
         failed = torch.where(lse.isinf() & ~empty, torch.nan, 1.0)
         out, lse = out * failed.unsqueeze(-1), lse * failed
         return out.masked_fill(empty[:, None], 0.0), lse.masked_fill(empty, -torch.inf)
+
+
+@functools.lru_cache(maxsize=64)  # one function for one softcap, because it is compiled
+def _cap(softcap: float) -> Callable[..., Tensor]:
+    def capped(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
 
 
 def check_inputs(q_THD: Tensor, v_SGD: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Ranks compare what they are about to do before they exchange rows.
 
 Every call that exchanges rows (attention, its backward, undispatch, shift_tokens, ...) has a
-signature of 64 bytes: the call's number, its kind, the plan's digest, shapes, dtype and scale.
+signature of 64 bytes: the call's number, its kind, the plan's digest, shapes, dtype and numbers.
 Ranks gather each other's signatures over a CPU group. A disagreement then raises one error on every
 rank. Without the comparison a mismatched all-to-all would hang, abort or deliver wrong rows.
 

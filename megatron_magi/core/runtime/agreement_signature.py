@@ -55,6 +55,8 @@ class Call(NamedTuple):
     """softmax_scale."""
     extra: int = 0
     """The shift of tokens; for attention, whether a gradient will be asked for."""
+    softcap: float = 0.0
+    """Of attention. It shares a number of the signature with ``extra``."""
 
 
 def signature_of(call: Call, plan: PlanPart, number: int) -> Signature:
@@ -71,16 +73,30 @@ def plan_part(plan: AttnPlan) -> PlanPart:
 
 @lru_cache(maxsize=4096)  # a model makes the same calls again and again
 def _of_call(
-    kind: str, shape: tuple[int, ...], dtype: torch.dtype | None, scale: float, extra: int
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
+    scale: float,
+    extra: int,
+    softcap: float,
 ) -> tuple[int, ...]:
     return (
         KINDS.index(kind),
         _signed(_packed_shape(shape)),
         -1 if dtype is None else DTYPES.index(dtype),
-        # Adding 0.0 turns -0.0 into 0.0: the two are equal, so the cache cannot tell them apart.
-        *struct.unpack("q", struct.pack("d", scale + 0.0)),
-        _signed(extra & 0xFFFFFFFFFFFFFFFF),
+        _bits_of(scale),
+        # A softcap comes with an extra of one bit, and gives it its own last bit.
+        _signed(extra & 0xFFFFFFFFFFFFFFFF) | _bits_of(softcap) & ~1,
     )
+
+
+def _bits_of(number: float) -> int:
+    """Adding 0.0 turns -0.0 into 0.0: the two are equal, so the cache cannot tell them apart."""
+    return int(struct.unpack("q", struct.pack("d", number + 0.0))[0])
+
+
+def _number_of(bits: int) -> float:
+    return float(struct.unpack("d", struct.pack("q", bits))[0])
 
 
 def differing_ranks(signatures: Signatures) -> list[int]:
@@ -132,16 +148,17 @@ def _content(signature: Signatures) -> str:
     parts = [f"row {[d - 1 for d in dims if d]}"]
     if signature[5] >= 0:
         parts.append(str(DTYPES[int(signature[5])]))
-    (scale,) = struct.unpack("d", struct.pack("q", int(signature[6])))
+    scale, kind, extra = _number_of(int(signature[6])), _kind(signature), int(signature[7])
     if scale:
         parts.append(f"softmax_scale {scale:g}")
-    kind = _kind(signature)
+    if "dist_attn" in kind and (softcap := _number_of(extra & ~1)):
+        parts.append(f"softcap {softcap:g}")
     if "shift_tokens" in kind:
-        parts.append(f"shift {int(signature[7])}")
+        parts.append(f"shift {extra}")
     elif "undispatch" in kind:
-        parts.append(f"is_partial_grad {bool(signature[7])}")
+        parts.append(f"is_partial_grad {bool(extra)}")
     elif kind in ("dist_attn", "dist_attn_and_max_logits"):
-        parts.append("a gradient to come" if signature[7] else "no gradient to come")
+        parts.append("a gradient to come" if extra & 1 else "no gradient to come")
     return ", ".join(parts)
 
 

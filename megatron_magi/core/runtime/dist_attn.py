@@ -31,7 +31,12 @@ from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport import Transport
 from megatron_magi.core.comm.transport_choice import transport_for
-from megatron_magi.core.kernel.attention import check_qkv, no_logits, scale_of
+from megatron_magi.core.kernel.attention import (
+    check_qkv,
+    checked_softcap,
+    no_logits,
+    scale_of,
+)
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break, refuse_tangents
 from megatron_magi.core.kernel.backend import (
     AttnBackend,
@@ -63,6 +68,7 @@ def dist_attn(
     plan: AttnPlan,
     cp_group: CpGroup,
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Attention of the dispatched sequence; out and lse are differentiable in q, k and v.
 
@@ -73,6 +79,7 @@ def dist_attn(
         plan: the plan that dispatched them, or one with another mask on the same layout.
         cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
         softmax_scale: None: 1 / sqrt(D).
+        softcap: above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores.
 
     Returns:
         out: [T, H, E] in q's dtype, 0 where a token sees nothing.
@@ -80,8 +87,8 @@ def dist_attn(
 
     Raises:
         ValueError, TypeError: tensors or a group that do not fit the plan.
-        AgreementError: ranks that have different plans, or differ in heads, dtype, scale or in
-            whether a gradient will be asked for.
+        AgreementError: ranks that have different plans, or differ in heads, dtype, scale, softcap
+            or in whether a gradient will be asked for.
         NotImplementedError: inputs with forward-mode tangents.
         RuntimeError: in backward, a second derivative.
 
@@ -89,7 +96,7 @@ def dist_attn(
     again and returns their gradients. The host does not wait for the device. Under torch.compile,
     the call is one graph break.
     """
-    return _attend((q, k, v), plan, cp_group, softmax_scale)
+    return _attend((q, k, v), plan, cp_group, (softmax_scale, softcap))
 
 
 @one_graph_break
@@ -100,8 +107,9 @@ def dist_attn_and_max_logits(
     plan: AttnPlan,
     cp_group: CpGroup,
     softmax_scale: float | None = None,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``dist_attn``, and each head's largest visible scaled score over the whole sequence.
+    """``dist_attn``, and each head's largest visible logit over the whole sequence.
 
     Returns:
         out, lse: as from ``dist_attn``.
@@ -116,7 +124,7 @@ def dist_attn_and_max_logits(
     """
     check_qkv(q, k, v)
     most = no_logits(q)
-    out, lse = _attend((q, k, v), plan, cp_group, softmax_scale, most)
+    out, lse = _attend((q, k, v), plan, cp_group, (softmax_scale, softcap), most)
     group = resolve_group(cp_group)
     if group is not None:
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
@@ -127,7 +135,7 @@ def _attend(
     qkv: tuple[Tensor, Tensor, Tensor],
     plan: AttnPlan,
     cp_group: CpGroup,
-    softmax_scale: float | None,
+    scale_and_cap: tuple[float | None, float],
     max_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``dist_attn``; raises ``max_logits`` to those of this rank's rows."""
@@ -135,10 +143,10 @@ def _attend(
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
     _refuse_capture(q)
-    scale = scale_of(q, softmax_scale)
+    numbers = scale_of(q, scale_and_cap[0]), checked_softcap(scale_and_cap[1])
     refuse_tangents(q, k, v)
     kind = "dist_attn" if max_logits is None else "dist_attn_and_max_logits"
-    comparison = compare(_call(kind, qkv, scale), plan, cp_group, q.device)
+    comparison = compare(_call(kind, qkv, numbers), plan, cp_group, q.device)
     config = plan.config
     group = resolve_group(cp_group)
     ready = prepared_for(plan, group_rank(cp_group), q.device)
@@ -150,7 +158,7 @@ def _attend(
         group,
         transport_for(plan, group, q),
         backend,
-        scale,
+        *numbers,
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
         max_logits,
     )
@@ -158,11 +166,14 @@ def _attend(
     return out, lse
 
 
-def _call(kind: str, qkv: tuple[Tensor, Tensor, Tensor], scale: float) -> Call:
+def _call(
+    kind: str, qkv: tuple[Tensor, Tensor, Tensor], scale_and_cap: tuple[float, float]
+) -> Call:
     """What must be equal on every rank. The others would wait for a rank without a backward."""
     _, k, v = qkv
     will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in qkv))
-    return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward)
+    scale, softcap = scale_and_cap
+    return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward, softcap)
 
 
 class _StageWork(NamedTuple):
@@ -174,6 +185,7 @@ class _StageWork(NamedTuple):
     transport: Transport
     backend: AttnBackend
     softmax_scale: float
+    softcap: float
     wire_dtype: torch.dtype
     """The dtype in which partial gradients are sent to their owners."""
     max_logits: Tensor | None
@@ -225,7 +237,8 @@ class _DistAttn(torch.autograd.Function):
             if so_far is None or stage.sees:
                 if feed.travelling is not None and work.transport.uses_sms:
                     head_start(q.device)
-                call = AttnCall(q, keys, values, stage.table, work.softmax_scale, work.max_logits)
+                numbers = work.softmax_scale, work.max_logits, work.softcap
+                call = AttnCall(q, keys, values, stage.table, *numbers)
                 given = {"prev" if merges else "into": so_far}
                 so_far = work.backend.forward(call, out_dtype=dtype, **given)
                 del call
@@ -242,7 +255,8 @@ class _DistAttn(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         work: _StageWork = ctx.work
-        call = Call("backward of dist_attn", k.shape[1:], k.dtype, work.softmax_scale)
+        scale, softcap = work.softmax_scale, work.softcap
+        call = Call("backward of dist_attn", k.shape[1:], k.dtype, scale, softcap=softcap)
         compare(call, work.plan, work.group, q.device).wait()
         *remote, own = work.ready.backward
         ahead = _may_run_ahead(work, q, v)
@@ -292,7 +306,8 @@ class _Backward:
         grads = self.key_grads.place(stage)
         if stage.sees:
             work = self.work
-            asked = AttnCall(self.q, keys, values, stage.table, work.softmax_scale)
+            numbers = work.softmax_scale, None, work.softcap
+            asked = AttnCall(self.q, keys, values, stage.table, *numbers)
             grad = GradCall(
                 self.dout, self.lse, self.delta, self.out, grads[0].dtype, self.dq, grads,
                 work.plan.config.deterministic,

@@ -23,9 +23,9 @@ struct MagiFwdParams {
   int64_t lse_stride_token;   // elements
   int64_t lse_stride_head;    // elements
   const int32_t* tiles;       // [num_tiles, 8]: struct FwdTile of forward/traits.h, largest first
-  const int32_t* entries;     // [num_entries, 12]: struct FwdEntry of forward/traits.h
+  const int32_t* entries;     // [entries of all tiles, 12]: struct FwdEntry of forward/traits.h
   const int32_t* empty_rows;  // [num_empty_ranges, 2]: rows no slice covers: out 0, lse -inf
-  float* max_logits;          // [H], raised to the largest visible scaled scores; null: not asked
+  float* max_logits;          // [H], raised to the largest visible logits; null: not asked
   int32_t* counter;           // [2], zero before the first launch; the kernel leaves it zero
   void* stream;               // host: cudaStream_t
   int32_t num_q, num_k;       // T, S
@@ -34,7 +34,9 @@ struct MagiFwdParams {
   int32_t dtype;      // MagiDtype of q, k, v
   int32_t out_dtype;  // dtype or kMagiFp32
   int32_t merge;      // 1: out (fp32) and lse hold an earlier result to continue from
-  int32_t num_tiles, num_entries, num_empty_ranges;
+  int32_t num_tiles;
+  float softcap;  // logit = softcap * tanh(softmax_scale * score / softcap); 0: off
+  int32_t num_empty_ranges;
   int32_t heads_per_section;  // kv heads that are worked on together (their K and V fit in L2)
   int32_t pack;     // query heads packed into one tile's rows: power of two, divides H / G
   int32_t block_m;  // query rows per tile: 128 or 192

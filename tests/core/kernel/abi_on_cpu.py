@@ -75,7 +75,7 @@ def forward(p: FwdParams) -> None:
         for x, width in ((p.k, p.head_dim), (p.v, p.value_dim))
     )
     tiles = table(p.tiles, p.num_tiles, TILE)
-    entries = table(p.entries, p.num_entries, ENTRY)
+    entries = table(p.entries, num_entries(p), ENTRY)
     empty = table(p.empty_rows, p.num_empty_ranges, 2)
     ends = [*(out + tokens for _, tokens, _, _, _, out, *_ in tiles.tolist()), *empty[:, 1]]
     rows = max(max(ends, default=0), p.num_q)
@@ -90,14 +90,20 @@ def forward(p: FwdParams) -> None:
         seen = visible(range(q0, q0 + tokens), entries[first : first + number], p)
         if p.max_logits:
             raise_largest(memory(p.max_logits, p.num_heads_q, torch.float32),
-                          scores(q[q0 : q0 + tokens], k, seen, p.softmax_scale))  # fmt: skip
-        made = attend(q[q0 : q0 + tokens], k, v, seen, p.softmax_scale)
+                          logits(q[q0 : q0 + tokens], k, seen, p))  # fmt: skip
+        made = attend(q[q0 : q0 + tokens], k, v, seen, p)
         if p.merge:
             made = merged((out[at : at + tokens], lse[at : at + tokens]), made)
         out[at : at + tokens], lse[at : at + tokens] = made[0].to(out_dtype), made[1].float()
     for begin, end in empty.tolist():
         if not p.merge:
             out[begin:end], lse[begin:end] = 0, -torch.inf
+
+
+def num_entries(p: FwdParams) -> int:
+    """Of all tiles."""
+    tiles = table(p.tiles, p.num_tiles, TILE)
+    return int((tiles[:, 2] + tiles[:, 3]).max(initial=0))
 
 
 def visible(rows: range, entries: np.ndarray, p: FwdParams) -> Tensor:
@@ -111,19 +117,23 @@ def visible(rows: range, entries: np.ndarray, p: FwdParams) -> Tensor:
     return torch.from_numpy(seen)
 
 
-def scores(q: Tensor, k: Tensor, seen: Tensor, scale: float) -> Tensor:
+def logits(q: Tensor, k: Tensor, seen: Tensor, p: FwdParams) -> Tensor:
     keys = k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
-    made = torch.einsum("thd,shd->hts", q.double(), keys) * scale
-    return made.masked_fill(~seen, -torch.inf)
+    made = torch.einsum("thd,shd->hts", q.double(), keys) * p.softmax_scale
+    return capped(made, p.softcap).masked_fill(~seen, -torch.inf)
+
+
+def capped(scores: Tensor, softcap: float) -> Tensor:
+    return softcap * torch.tanh(scores / softcap) if softcap else scores
 
 
 def raise_largest(largest: Tensor, made: Tensor) -> None:
     torch.maximum(largest, made.amax((1, 2)).float(), out=largest)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, p: FwdParams) -> tuple[Tensor, Tensor]:
     values = v.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
-    made = scores(q, k, seen, scale)
+    made = logits(q, k, seen, p)
     lse = made.logsumexp(-1)
     probs = torch.exp(made - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
     return torch.einsum("hts,shd->thd", probs, values), lse.T
@@ -163,7 +173,7 @@ def backward(p: BwdParams) -> None:
         sums = strided(p.delta, rows, strides, torch.float32).double()
     else:
         sums = (view(p.out, *rows, p.value_dim, dtype).double() * dout.double()).sum(-1)
-    grads = gradients(q, k, v, dout, lse, sums, p.softmax_scale)
+    grads = gradients((q, k, v), dout, lse, sums, (p.softmax_scale, p.softcap))
     view(p.dk, *keys, p.head_dim, made).copy_(grads[1])
     view(p.dv, *keys, p.value_dim, made).copy_(grads[2])
     total = view(p.dq_acc, *rows, p.head_dim, torch.float32)
@@ -175,15 +185,21 @@ def backward(p: BwdParams) -> None:
 
 
 def gradients(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lse: Tensor, delta: Tensor, scale: float
+    qkv: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    scale_and_cap: tuple[float, float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in fp64 by the definition, from the final lse."""
+    (q, k, v), (scale, softcap) = qkv, scale_and_cap
     seen, repeat = BWD_MASKS[-1], q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(repeat, 1) for x in (k, v))
     scores = torch.einsum("thd,shd->hts", q.double(), keys) * scale
-    probs = torch.exp(scores - lse.T[..., None]).masked_fill(~seen, 0.0)
+    slopes = 1.0 - torch.tanh(scores / softcap) ** 2 if softcap else 1.0
+    probs = torch.exp(capped(scores, softcap) - lse.T[..., None]).masked_fill(~seen, 0.0)
     dprobs = torch.einsum("thd,shd->hts", dout.double(), values)
-    dscores = (probs * (dprobs - delta.T[..., None])).masked_fill(~seen, 0.0) * scale
+    dscores = (probs * (dprobs - delta.T[..., None])).masked_fill(~seen, 0.0) * slopes * scale
     dq = torch.einsum("hts,shd->thd", dscores, keys)
     dk = torch.einsum("hts,thd->shd", dscores, q.double())
     dv = torch.einsum("hts,thd->shd", probs, dout.double())

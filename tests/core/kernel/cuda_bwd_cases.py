@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ class Case:
     """softmax_scale; None: 1 / sqrt(head_dim)."""
     magnitude: float = 1.0
     """Standard deviation of q."""
+    softcap: float = 0.0
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -86,4 +87,14 @@ SCALES = [
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
     for scale, magnitude in ((1e-6, 1.0), (1e-3, 100.0), (1e-2, 1.0), (1.0, 1.0), (0.5, 4.0))
 ]  # fmt: skip
-CASES = REGULAR + IRREGULAR + CORNER + SCALES
+# Of scores of about 1: almost linear, and far in the bend.
+CAPPED = [
+    replace(case, name=f"{case.name}-softcap-{softcap}", softcap=softcap)
+    for case in (
+        *REGULAR[1:],
+        *(case for case in IRREGULAR if case.name.startswith(("documents", "strided", "group"))),
+        CORNER[3],
+    )
+    for softcap in (30.0, 0.7)
+]
+CASES = REGULAR + IRREGULAR + CORNER + SCALES + CAPPED

@@ -38,6 +38,43 @@ def test_named_masks(name: str, heads: tuple[int, int], dtype: torch.dtype) -> N
     compare(MASKS[name], *random_qkv(MASKS[name], *heads, 8, dtype, seed=len(name)))
 
 
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_capped_logits(name: str, dtype: torch.dtype) -> None:
+    """Scores of about 1 are far in the bend of a cap of 0.7."""
+    qkv_dout = random_qkv(MASKS[name], 4, 2, 8, dtype, seed=len(name))
+    compare(MASKS[name], *qkv_dout, softcap=0.7)
+
+
+def test_the_derivative_of_capped_logits() -> None:
+    """Of out and lse, by differences."""
+    q, k, v, _ = random_qkv(MASKS["pad rows"], 2, 1, 4, torch.float64, 5)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, meta = flex_flash_attn_func(q, k, v, slices=MASKS["pad rows"], softcap=0.7)
+        return out, meta.lse[:8]  # behind them no row sees a key: their lse is -inf
+
+    assert torch.autograd.gradcheck(attention, (q, k, v))
+
+
+def test_a_far_cap_changes_little_and_a_near_one_bounds() -> None:
+    q, k, v, _ = random_qkv(masks.causal(40), 4, 2, 8, torch.float64, 2)
+    asked = {"slices": masks.causal(40), "return_max_logits": True}
+    out, plain = flex_flash_attn_func(q, k, v, **asked)
+    far = flex_flash_attn_func(q, k, v, **asked, softcap=1e6)[0]
+    torch.testing.assert_close(far, out, rtol=1e-9, atol=1e-9)
+    _, near = flex_flash_attn_func(q * 100, k, v, **asked, softcap=0.5)
+    assert plain.max_logits is not None and near.max_logits is not None
+    assert (plain.max_logits > 0.5).all() and (near.max_logits <= 0.5).all()
+
+
+@pytest.mark.parametrize("softcap", [-1.0, math.inf, math.nan])
+def test_a_cap_that_is_none_is_refused(softcap: float) -> None:
+    q = torch.zeros(4, 2, 8)
+    with pytest.raises(ValueError, match=r"softcap must be .*; pass"):
+        flex_flash_attn_func(q, q, q, softcap=softcap)
+
+
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
 def test_random_masks_are_exact_in_fp64(seed: int) -> None:

@@ -18,6 +18,7 @@ from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from megatron_magi.core.mask import AttnMask
 from tests.core.kernel.cuda_bwd_cases import (
+    CAPPED,
     CASES,
     CORNER,
     IRREGULAR,
@@ -26,6 +27,7 @@ from tests.core.kernel.cuda_bwd_cases import (
     docs,
     slices_mask,
 )
+from tests.dense import capped
 
 SUMMAND = 0.1
 """Scale of the terms of a gradient: where they cancel to zero, their rounding is left."""
@@ -69,13 +71,13 @@ class Run:
         self.scale = self.case.scale or self.case.head_dim**-0.5
         table, reference = _table(self.case.mask), ReferenceBackend()
         wide = [x.double() for x in (q, k, v, dout)]
-        exact = AttnCall(*wide[:3], table, self.scale)
+        exact = AttnCall(*wide[:3], table, self.scale, softcap=self.case.softcap)
         out, lse = reference.forward(exact)
         delta = (out * wide[3]).sum(-1)
         self.want = reference.backward(exact, GradCall(wide[3], lse, delta))
-        self.call = AttnCall(q, k, v, table, self.scale)
+        self.call = exact._replace(q=q, k=k, v=v)
         self.grad = GradCall(dout, lse.float(), delta.float())
-        self.eager = _same_dtype_gradients(q, k, v, dout, self.case.mask, self.scale)
+        self.eager = _same_dtype_gradients(self.call, dout, self.case.mask)
 
     def check(self, grads: tuple[Tensor, Tensor, Tensor]) -> None:
         """At most 1.5x the error of PyTorch in the same dtype plus one rounding step."""
@@ -90,15 +92,15 @@ class Run:
             assert error <= 1.5 * usual + step * scale, (name, error, usual)
 
 
-def _same_dtype_gradients(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, mask: AttnMask, scale: float
-) -> list[Tensor]:
+def _same_dtype_gradients(call: AttnCall, dout: Tensor, mask: AttnMask) -> list[Tensor]:
     """Dense attention of PyTorch in the dtype of q."""
+    q, k, v = call[:3]
     visible = torch.from_numpy(mask.to_dense()).cuda()
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     repeat = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(repeat, 1) for x in leaves[1:])
-    scores = torch.einsum("thd,shd->hts", leaves[0], keys) * scale
+    scores = torch.einsum("thd,shd->hts", leaves[0], keys) * call.softmax_scale
+    scores = capped(scores, call.softcap)
     hidden = ~visible & visible.any(-1, keepdim=True)
     probs = scores.masked_fill(hidden, float("-inf")).softmax(-1) * visible.to(q.dtype)
     torch.einsum("hts,shd->thd", probs, values).backward(dout)
@@ -129,7 +131,7 @@ def test_gradients(case: Case, deterministic: bool) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
-@pytest.mark.parametrize("case", REGULAR + IRREGULAR + CORNER, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", REGULAR + IRREGULAR + CORNER + CAPPED, ids=lambda c: c.name)
 def test_gradients_in_the_dtype_of_q_are_the_rounded_sums(case: Case, deterministic: bool) -> None:
     run = Run(case)
     sums = _backward(run, deterministic=deterministic)
@@ -158,7 +160,7 @@ def test_gradients_are_written_where_they_are_wanted(
         _backward(run, dtype=dtype, dkv=(dk, dv.transpose(0, 1).contiguous().transpose(0, 1)[:-1]))
 
 
-@pytest.mark.parametrize("case", REGULAR + IRREGULAR + CORNER, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", REGULAR + IRREGULAR + CORNER + CAPPED, ids=lambda c: c.name)
 def test_delta_may_be_left_to_the_kernel(case: Case) -> None:
     """Made from out on the way: the bits of the separate kernel."""
     from megatron_magi.core.kernel.hopper import HopperBackend
@@ -189,7 +191,7 @@ def test_split_groups_give_gradients_in_the_dtype_of_q(head_dim: int) -> None:
         run.check(_backward(run, deterministic=deterministic, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("case", REGULAR + IRREGULAR, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", REGULAR + IRREGULAR + CAPPED, ids=lambda c: c.name)
 def test_two_deterministic_runs_have_equal_bits(case: Case) -> None:
     run = Run(case)
     first = _backward(run, deterministic=True)
@@ -330,6 +332,7 @@ def random_case(seed: int) -> Case:
         heads=(heads_kv * int(rng.choice([1, 2, 4])), heads_kv),
         **dict(zip(("head_dim", "value_dim"), WIDTHS[rng.integers(len(WIDTHS))], strict=True)),
         dtype=[torch.bfloat16, torch.float16][int(rng.integers(2))],
+        softcap=float(rng.choice([0.0, 0.0, 0.0, 2.0])),
     )
 
 

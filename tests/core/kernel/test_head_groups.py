@@ -48,7 +48,9 @@ def test_every_group_has_its_own_mask(count: int, dtype: torch.dtype) -> None:
 def test_options_and_largest_logits_reach_every_group() -> None:
     chosen = block_masks(2)
     q, k, v, _ = random_qkv(chosen[0], HEADS_Q, HEADS_KV, 16, torch.float32, 1)
-    options: Any = {"softmax_scale": 0.3, "out_dtype": torch.float64, "return_max_logits": True}
+    options: Any = {
+        "softmax_scale": 0.3, "softcap": 0.7, "out_dtype": torch.float64, "return_max_logits": True
+    }  # fmt: skip
     # Slices as tensors are the same masks.
     given: Any = [slices_tensor(chosen[0]), chosen[1]]
     out, meta = flex_flash_attn_by_head_group(q, k, v, given, **options)

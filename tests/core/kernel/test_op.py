@@ -88,11 +88,11 @@ def test_a_forward_asks_for_what_it_is_given(
     way: Attention, width: int | tuple[int, int], backend: Recorder
 ) -> None:
     q, k, v = (x.detach() for x in inputs(BF16, width))
-    out, lse = way(q, k, v, Options(0.7, FP32, "reference", True))
+    out, lse = way(q, k, v, Options(0.7, FP32, "reference", True, 3.0))
     assert (out.dtype, lse.dtype, lse.shape) == (FP32, FP32, (12, 4))
     assert backend.chosen == [("reference", q.device, BF16, (q.shape[2], v.shape[2]))]
     ((call, how),) = backend.calls
-    assert how == {"out_dtype": FP32} and call.softmax_scale == 0.7
+    assert how == {"out_dtype": FP32} and (call.softmax_scale, call.softcap) == (0.7, 3.0)
     assert all(map(torch.equal, call[:3], (q, k, v)))
     assert (call.table.slices == MASK.slices).all()
     assert (call.table.num_q, call.table.num_k) == (12, 12)
@@ -103,14 +103,15 @@ def test_a_forward_asks_for_what_it_is_given(
 def test_a_backward_asks_for_the_same(
     way: Attention, deterministic: bool, backend: Recorder
 ) -> None:
-    """In the dtype of q, with the scale and the backend of its forward."""
+    """In the dtype of q, with the scale, the softcap and the backend of its forward."""
     q, k, v = inputs(BF16)
-    out, _ = way(q, k, v, Options(0.7, FP32, "flex", deterministic))
+    out, _ = way(q, k, v, Options(0.7, FP32, "flex", deterministic, 3.0))
     dq, dk, dv = torch.autograd.grad(out.sum(), (q, k, v))
     assert {x.dtype for x in (dq, dk, dv)} == {BF16}
     assert backend.chosen == [("flex", q.device, BF16, (8, 8))] * 2
     ((call, grad),) = backend.grads
-    assert call.softmax_scale == 0.7 and (call.table.slices == MASK.slices).all()
+    assert (call.softmax_scale, call.softcap) == (0.7, 3.0)
+    assert (call.table.slices == MASK.slices).all()
     assert grad.dtype == BF16 and grad.deterministic is deterministic
 
 
@@ -213,7 +214,7 @@ def test_torch_compile_sees_one_graph() -> None:
     q, k, v = inputs(FP32)
 
     def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flex_flash_attn_func(q * 2, k, v, slices=SLICES)[0] + 1
+        return flex_flash_attn_func(q * 2, k, v, slices=SLICES, softcap=0.7)[0] + 1
 
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     got, want = compiled(q, k, v), step(q, k, v)

@@ -83,6 +83,16 @@ def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
     torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_capped_forward_is_the_reference(name: str) -> None:
+    q, k, v, _ = inputs(MASKS[name], CPU, torch.float32)
+    call = AttnCall(q, k, v, table_of(MASKS[name]), 0.2, softcap=0.7)
+    out, lse = FlexBackend().forward(call)
+    want_out, want_lse = ReferenceBackend().forward(call)
+    torch.testing.assert_close(out, want_out, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("asked", [None, torch.float64, torch.bfloat16])
 def test_out_has_the_dtype_that_is_asked_for(asked: torch.dtype | None) -> None:
     mask = MASKS["causal"]
@@ -104,29 +114,30 @@ def test_forward_continues_in_place() -> None:
 
 
 def check_backward(
-    name: str, device: torch.device, dtype: torch.dtype, tol: float, widths: tuple[int, int]
-) -> None:
+    name: str, device: torch.device, dtype: torch.dtype, tol: float, widths: tuple[int, int],
+    softcap: float = 0.0,
+) -> None:  # fmt: skip
     """One stage of two: its keys are the mask's, the other stage has moved lse and delta."""
     mask = MASKS[name]
     table = table_of(mask)
     q, k, v, dout = inputs(mask, device, dtype, widths)
-    out, lse = ReferenceBackend().forward(AttnCall(q, k, v, table, 0.2), out_dtype=torch.float32)
+    call = AttnCall(q, k, v, table, 0.2, softcap=softcap)
+    out, lse = ReferenceBackend().forward(call, out_dtype=torch.float32)
     merge_(out, lse, torch.randn_like(out), torch.zeros_like(lse))
     delta = (out * dout).sum(-1)
-    want = ReferenceBackend().backward(AttnCall(q, k, v, table, 0.2), GradCall(dout, lse, delta))
+    want = ReferenceBackend().backward(call, GradCall(dout, lse, delta))
     before = torch.randn_like(want[0])
     dq_acc = before.clone()
-    dq, dk, dv = FlexBackend().backward(
-        AttnCall(q, k, v, table, 0.2), GradCall(dout, lse, delta, dq=dq_acc)
-    )
+    dq, dk, dv = FlexBackend().backward(call, GradCall(dout, lse, delta, dq=dq_acc))
     assert dq is dq_acc and dk.dtype == torch.float32
     for got, expected in zip((dq - before, dk, dv), want, strict=True):
         torch.testing.assert_close(got, expected, atol=tol, rtol=tol)
 
 
 def dense_flex(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_mask: Any, scale: float, **_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, score_mod: Any, block_mask: Any,
+    scale: float, **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """What flex_attention computes, differentiable: PyTorch's has no backward on the CPU.
 
     Like it, a row that sees nothing has probabilities of 0, by which its gradients are multiplied.
@@ -136,7 +147,10 @@ def dense_flex(
     repeat = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     empty = ~seen.any(-1, keepdim=True)
-    scores = (q @ k.mT * scale).masked_fill(~seen & ~empty, -torch.inf)
+    scores = q @ k.mT * scale
+    if score_mod is not None:
+        scores = score_mod(scores, 0, 0, rows, keys)
+    scores = scores.masked_fill(~seen & ~empty, -torch.inf)
     lse = scores.logsumexp(-1).masked_fill(empty[:, 0], -torch.inf)
     return scores.softmax(-1).masked_fill(empty, 0.0) @ v, lse
 
@@ -148,6 +162,7 @@ def test_backward_of_a_stage_is_the_reference(
 ) -> None:
     monkeypatch.setattr(torch_flex, "_flex", lambda device_type: dense_flex)
     check_backward(name, CPU, torch.float32, 1e-4, widths)
+    check_backward(name, CPU, torch.float32, 1e-4, widths, softcap=0.7)
 
 
 def check_against_fp64(
@@ -188,6 +203,13 @@ def test_many_slices_a_row_on_a_gpu(count: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", MASKS)
 def test_compiled_backward_on_a_gpu(name: str, widths: tuple[int, int]) -> None:
     check_backward(name, torch.device("cuda"), torch.bfloat16, 5e-2, widths)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["causal", "holes"])
+def test_compiled_backward_of_capped_logits_on_a_gpu(name: str) -> None:
+    check_backward(name, torch.device("cuda"), torch.bfloat16, 5e-2, (32, 32), softcap=0.7)
 
 
 def test_what_it_cannot_do_is_refused() -> None:

@@ -74,6 +74,10 @@ def attention_of_another_scale(plan: AttnPlan, _other: AttnPlan, group: Any, odd
     magi.dist_attn(*_qkv(plan, group), plan, group, softmax_scale=0.5 if odd else 0.25)
 
 
+def attention_of_another_softcap(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
+    magi.dist_attn(*_qkv(plan, group), plan, group, softcap=50.0 if odd else 30.1)
+
+
 def attention_of_another_dtype(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
     dtype = torch.float64 if odd else torch.float32
     magi.dist_attn(*_qkv(plan, group, dtype=dtype), plan, group)

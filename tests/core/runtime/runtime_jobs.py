@@ -29,6 +29,7 @@ from tests.dense import (
     NAMES,
     assert_as_good,
     dense_attention,
+    dense_largest,
     gradients,
     random_mask,
     random_qkv,
@@ -76,6 +77,26 @@ def staged(degree: int | str | None, **knobs: Any) -> MagiConfig:
         return magi_config(overlap_degree=degree, forward_mode="staged", **knobs)
     slow = {"link_gib_s": 2e-3, "kernel_tflops": 1e-3, "memory_gib_s": 2e-3}
     return magi_config(**slow, stage_latency_us=0.0, **knobs)
+
+
+def capped_logits(rank: int, cp_size: int, degree: int) -> None:
+    """Forward, backward and the largest logits with softcap against the dense fp64 answer."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    mask, softcap = NAMED["packed"], 0.7
+    q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float64, 5)
+    plan = magi.plan(mask, group, SHAPE, staged(degree))
+    local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
+    own, own_lse, most = dist_attn.dist_attn_and_max_logits(*local, plan, group, softcap=softcap)
+    assert torch.equal(magi.dist_attn(*local, plan, group, softcap=softcap)[0], own)
+    largest = dense_largest(q, k, mask, 8**-0.5, softcap)
+    torch.testing.assert_close(most, largest)
+    out, lse = magi.undispatch(own, plan, group), magi.undispatch(own_lse, plan, group)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    exact = gradients(q, k, v, dout, mask, torch.float64, softcap)
+    for name, got in zip(NAMES, (out, lse, *grads), strict=True):
+        torch.testing.assert_close(got, exact[name])
 
 
 def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | str | None) -> None:

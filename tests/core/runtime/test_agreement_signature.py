@@ -34,6 +34,9 @@ def test_any_part_of_a_call_makes_another_signature(kind: str) -> None:
         Call(kind, (2, 8, 8), torch.float16, 0.25, 1),
         Call(kind, (2, 8, 8), torch.bfloat16, 0.25 + 2**-50, 1),
         Call(kind, (2, 8, 8), torch.bfloat16, 0.25, -1),
+        Call(kind, (2, 8, 8), torch.bfloat16, 0.25, 1, 30.0),
+        Call(kind, (2, 8, 8), torch.bfloat16, 0.25, 0, 30.0),
+        Call(kind, (2, 8, 8), torch.bfloat16, 0.25, 1, 30.000001),
     ]
     signatures = [signature_of(c, PLAN, 7) for c in (call, *others)]
     assert all(len(signature) == SIGNATURE_LEN for signature in signatures)

@@ -28,6 +28,11 @@ def test_named_masks(name: str, cp_size: int, degree: int | str | None) -> None:
     pool(WORLD).run(jobs.named_mask, cp_size, name, degree, torch.float64)
 
 
+@pytest.mark.parametrize("cp_size, degree", [(2, 0), (3, 2)])
+def test_capped_logits(cp_size: int, degree: int) -> None:
+    pool(WORLD).run(jobs.capped_logits, cp_size, degree)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
     pool(WORLD).run(jobs.named_mask, 4, "packed", 2, dtype)

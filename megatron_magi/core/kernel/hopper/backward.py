@@ -105,6 +105,7 @@ def launch_backward(launch: BwdLaunch, call: AttnCall, grad: GradCall, results: 
     p.grad_dtype = DTYPE_CODES[dk.dtype]
     p.clear_dq = grad.dq is None
     p.softmax_scale = call.softmax_scale
+    p.softcap = call.softcap
     with on_device(q.device):
         cuda_library().call("magi_attn_bwd", p)
 

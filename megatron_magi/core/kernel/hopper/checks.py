@@ -13,6 +13,8 @@ from megatron_magi.core.kernel.widths import Widths, compiled_widths, too_wide, 
 DTYPES = (torch.bfloat16, torch.float16)
 MIN_SCALE = {torch.bfloat16: 1e-30, torch.float16: 1e-6}
 """The backward divides lse by softmax_scale and keeps the quotient in parts of this dtype."""
+SOFTCAPS = (1e-6, 1e6)
+"""Its quotients with usual scales, and its product with log2(e), are normal numbers of fp32."""
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:
@@ -48,7 +50,7 @@ def widths_for(call: AttnCall) -> Widths:
 
 def check_call(call: AttnCall) -> None:
     """Check dtype, lengths and scale."""
-    q, k, _, table, softmax_scale, _ = call
+    q, k, _, table, softmax_scale, *_ = call
     if q.dtype not in DTYPES:
         raise TypeError(f"the CUDA kernels take bf16 and fp16, got {q.dtype}; cast q, k and v")
     if q.shape[0] != table.num_q or k.shape[0] != table.num_k:
@@ -61,6 +63,11 @@ def check_call(call: AttnCall) -> None:
         raise ValueError(
             f"softmax_scale must be at least {least} in {q.dtype} and finite, got {softmax_scale}; "
             f"move the sign or a smaller factor into q"
+        )
+    if call.softcap and not SOFTCAPS[0] <= call.softcap <= SOFTCAPS[1]:
+        raise ValueError(
+            f"softcap must be 0.0 or between {SOFTCAPS[0]} and {SOFTCAPS[1]} in the CUDA kernels, "
+            f"got {call.softcap}; leave it out or use the backend 'reference'"
         )
 
 

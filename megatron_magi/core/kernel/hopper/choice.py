@@ -66,7 +66,6 @@ def upload_forward(
         **_shape(table, key),
         **variant._asdict(),
         num_tiles=len(work.tiles),
-        num_entries=len(work.entries),
         num_empty_ranges=len(empty_rows),
         heads_per_section=heads_per_section,
         num_sms=_num_sms(key),

@@ -110,5 +110,6 @@ def launch_forward(
     if not fill_empty_rows:
         p.num_empty_ranges = 0
     p.softmax_scale = call.softmax_scale
+    p.softcap = call.softcap
     with on_device(device):
         cuda_library().call("magi_attn_fwd", p)

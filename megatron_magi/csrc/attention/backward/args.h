@@ -48,6 +48,8 @@ struct BwdArgs {
   int32_t grad_is_fp32;
   float scale_log2;
   float softmax_scale;
+  float cap_scale;  // softmax_scale / softcap, and softcap * log2(e), where there is one
+  float cap_log2;
 };
 
 // Stats of a row, two kinds: -lse / softmax_scale, which the scores are shifted by, and -delta,
@@ -55,7 +57,8 @@ struct BwdArgs {
 // as eight 16-bit values of which the first three, times these units, sum up to it with the
 // precision of fp32; up to 2e9 in fp16, where the units are all that gives it range. Head-major: a
 // step reads 64 rows of a head. Steps may begin at the last row, so there are 64 rows more than
-// tokens.
+// tokens. With softcap nothing can be added to scores that are not capped yet, and the first number
+// of a row of the first kind is -lse * log2(e) as fp32.
 constexpr float kStatHigh = 32768.f, kStatMiddle = 16.f, kStatLow = 1.f / 128.f;
 constexpr int bwd_stat_rows(int num_q) {
   return (num_q + 65) & ~1;
@@ -89,17 +92,19 @@ struct BwdConvertArgs {
 };
 
 // One launch each; defined in run.cuh, instantiated in ../instantiations/bwd_*.cu.
-template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic>
+template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic, bool kSoftcap>
 cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_blocks,
                          cudaStream_t stream);
-template <int kDtype, int kValueDim>
+template <int kDtype, int kValueDim, bool kSoftcap>
 cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream);
 template <int kDtype, int kValueDim>
 cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream);
 template <int kDtype, int kHeadDim, int kValueDim>
 cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream);
 
-// The kernels of the four.
+// The kernels of the four: the main ones with or without softcap, and the others.
+template <int kDtype, int kHeadDim, int kValueDim, bool kSoftcap>
+void list_bwd_main(KernelList* kernels);
 template <int kDtype, int kHeadDim, int kValueDim>
 void list_bwd(KernelList* kernels);
 

@@ -35,12 +35,18 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
 
     // 1. S^T and dP^T
     float s[32], dp[32];
+    [[maybe_unused]] float shift[16];  // with softcap
     wait_for(bars + T::kBarQFull + 8 * stage, parity);
     const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
+    if constexpr (T::kSoftcap) load_shifts(shift, stats);
     ptx::wgmma_fence();
-    gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
-                                      ptx::smem_descriptor(q_tile), weights,
-                                      ptx::plain_descriptor(stats, T::kStatHalf, 128));
+    if constexpr (T::kSoftcap)
+      gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
+                                        ptx::smem_descriptor(q_tile));
+    else
+      gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
+                                        ptx::smem_descriptor(q_tile), weights,
+                                        ptx::plain_descriptor(stats, T::kStatHalf, 128));
     ptx::wgmma_commit();
     // Here, where the load has come back, and the queue not yet full with products.
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
@@ -54,12 +60,22 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
 
     // 2. P^T
     ptx::wgmma_wait<1>();
-#pragma unroll
-    for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
-    if (partial >> wg & 1) mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
     uint32_t p[16];
+    if constexpr (T::kSoftcap) {
+      capped_probabilities<Element>(args, shift, s, p);
+      if (partial >> wg & 1) {
+        const uint32_t visible = visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg);
+        mask_scores(s, visible);
+        mask_packed(p, visible);
+      }
+    } else {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
+      if (partial >> wg & 1)
+        mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
+#pragma unroll
+      for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(s[2 * i], s[2 * i + 1]);
+    }
 
     // 3. dV
     ptx::wgmma_fence();

@@ -59,6 +59,7 @@ MAGI_DEVICE uint4 split_stat(float x) {
 
 // The shift of a row that sees nothing: finite, so that masked cells stay finite.
 constexpr float kHidden = -3e4f * kStatHigh;
+constexpr float kLog2e = 1.44269504089f;
 
 constexpr int kPrepareTokens = 32;
 constexpr int kPrepareHeads = 8;
@@ -87,7 +88,7 @@ MAGI_DEVICE void make_deltas(const BwdPrepareArgs& args, PrepareDeltas& deltas) 
 
 // A block makes the stats of 32 tokens x 8 heads: numbers are read where heads are neighbours and
 // written where tokens are.
-template <class Element, int kValueDim>
+template <class Element, int kValueDim, bool kSoftcap>
 __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepareArgs args) {
   __shared__ PrepareDeltas deltas;
   if (args.out.data != nullptr) make_deltas<Element, kValueDim>(args, deltas);
@@ -99,7 +100,10 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
   if (token < args.num_q) {
     const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
     const bool sees = lse != -INFINITY;
-    shift = sees ? -lse / args.softmax_scale : kHidden;
+    if constexpr (kSoftcap)
+      shift = sees ? lse * -kLog2e : -INFINITY;
+    else
+      shift = sees ? -lse / args.softmax_scale : kHidden;
     // A row that sees nothing takes no part; its delta may be infinite (a gradient of its lse).
     if (sees)
       delta = args.out.data != nullptr
@@ -107,7 +111,10 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
                   : args.delta[token * args.delta_stride_token + head * args.delta_stride_head];
   }
   const int64_t row = static_cast<int64_t>(head) * args.stat_rows + token;
-  args.stats[row] = split_stat<Element>(shift);
+  if constexpr (kSoftcap)
+    args.stats[row] = {__float_as_uint(shift), 0, 0, 0};
+  else
+    args.stats[row] = split_stat<Element>(shift);
   args.stats[static_cast<int64_t>(args.num_heads_q) * args.stat_rows + row] =
       split_stat<Element>(-delta);
 }

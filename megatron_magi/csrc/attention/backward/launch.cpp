@@ -8,6 +8,8 @@
 namespace magi {
 namespace {
 
+constexpr float kLog2e = 1.4426950408889634f;
+
 Status check(const MagiBwdParams& p) {
   if (p.num_heads_kv <= 0 || p.num_heads_q % p.num_heads_kv != 0)
     return {kInvalidArgument, "query heads must be a multiple of kv heads, got " +
@@ -24,6 +26,9 @@ Status check(const MagiBwdParams& p) {
   if (p.lse == nullptr || (p.delta == nullptr) == (p.out.data == nullptr))
     return {kInvalidArgument,
             "lse and either delta or out are required, got none or both; pass lse and one of them"};
+  if (!(p.softcap >= 0.f))
+    return {kInvalidArgument,
+            "softcap must be 0 (off) or above, got " + std::to_string(p.softcap) + "; pass 0"};
   if (p.grad_dtype != p.dtype && p.grad_dtype != kMagiFp32)
     return {kUnsupported, "grad_dtype must be fp32 or that of q, got code " +
                               std::to_string(p.grad_dtype) + "; cast the result"};
@@ -69,7 +74,9 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.num_heads_q = p.num_heads_q;
   args.num_row_groups = p.num_row_groups;
   args.softmax_scale = p.softmax_scale;
-  args.scale_log2 = p.softmax_scale * 1.4426950408889634f;
+  args.scale_log2 = p.softmax_scale * kLog2e;
+  args.cap_scale = p.softcap > 0.f ? p.softmax_scale / p.softcap : 0.f;
+  args.cap_log2 = p.softcap * kLog2e;
   if (p.num_splits > 1) {  // [num_splits, S, G, D] and [num_splits, S, G, E] fp32
     args.dk_stride_token = int64_t{p.num_heads_kv} * p.head_dim;
     args.dv_stride_token = int64_t{p.num_heads_kv} * p.value_dim;
@@ -118,7 +125,9 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   args.num_heads_q = p.num_heads_q;
   args.stat_rows = bwd_stat_rows(p.num_q);
   args.softmax_scale = p.softmax_scale;
-  return cuda_status(run_bwd_prepare<kDtype, kValueDim>(args, stream), "backward, prepare kernel");
+  const auto run = p.softcap > 0.f ? run_bwd_prepare<kDtype, kValueDim, true>
+                                   : run_bwd_prepare<kDtype, kValueDim, false>;
+  return cuda_status(run(args, stream), "backward, prepare kernel");
 }
 
 template <int kDtype, int kHeadDim, int kValueDim>
@@ -151,6 +160,12 @@ Status convert(const MagiBwdParams& p, cudaStream_t stream) {
                      "backward, convert kernel");
 }
 
+template <int kDtype, int kHeadDim, int kValueDim, bool kSoftcap>
+auto main_kernel(const MagiBwdParams& p) {
+  return p.deterministic ? run_bwd_main<kDtype, kHeadDim, kValueDim, true, kSoftcap>
+                         : run_bwd_main<kDtype, kHeadDim, kValueDim, false, kSoftcap>;
+}
+
 template <int kDtype, int kHeadDim, int kValueDim>
 Status launch(const MagiBwdParams& p) {
   const auto stream = static_cast<cudaStream_t>(p.stream);
@@ -159,12 +174,10 @@ Status launch(const MagiBwdParams& p) {
   if (num_blocks > 0) {
     BwdMaps maps;
     MAGI_RETURN_IF_ERROR(encode_maps(p, &maps));
-    const BwdArgs args = main_args(p);
-    const cudaError_t error =
-        p.deterministic
-            ? run_bwd_main<kDtype, kHeadDim, kValueDim, true>(maps, args, num_blocks, stream)
-            : run_bwd_main<kDtype, kHeadDim, kValueDim, false>(maps, args, num_blocks, stream);
-    MAGI_RETURN_IF_ERROR(cuda_status(error, "backward, main kernel"));
+    const auto run = p.softcap > 0.f ? main_kernel<kDtype, kHeadDim, kValueDim, true>(p)
+                                     : main_kernel<kDtype, kHeadDim, kValueDim, false>(p);
+    MAGI_RETURN_IF_ERROR(
+        cuda_status(run(maps, main_args(p), num_blocks, stream), "backward, main kernel"));
   }
   return convert<kDtype, kHeadDim, kValueDim>(p, stream);
 }
@@ -176,6 +189,13 @@ struct Variant {
   void (*list)(KernelList*);
 };
 
+template <int kDtype, int kHeadDim, int kValueDim>
+void list(KernelList* kernels) {
+  list_bwd_main<kDtype, kHeadDim, kValueDim, false>(kernels);
+  list_bwd_main<kDtype, kHeadDim, kValueDim, true>(kernels);
+  list_bwd<kDtype, kHeadDim, kValueDim>(kernels);
+}
+
 template <int kDtype, int kHeadDim, int kValueDim = kHeadDim>
 constexpr Variant variant() {
   return {kDtype,
@@ -183,7 +203,7 @@ constexpr Variant variant() {
           kValueDim,
           launch<kDtype, kHeadDim, kValueDim>,
           run_bwd_delta<kDtype, kValueDim>,
-          list_bwd<kDtype, kHeadDim, kValueDim>};
+          list<kDtype, kHeadDim, kValueDim>};
 }
 
 // What is launched, and what is loaded ahead.

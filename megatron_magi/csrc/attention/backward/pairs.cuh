@@ -20,13 +20,16 @@
 namespace magi {
 
 // What a consumer warpgroup holds in registers through all steps.
+template <bool kSoftcap>
 struct BwdPairRegs {
   float dk[32], dv[32];
-  float s[32];  // S, then P, of the step ahead
+  float s[32];  // S, then P (softcap: what turns dP into dS), of the step ahead
   float dp[32];
   float dq[32];
   uint32_t k[16];       // this warpgroup's keys, operand A
   uint32_t weights[4];  // operand A of the stats: equal rows, of which three columns are not zero
+  float shift[kSoftcap ? 16 : 1];  // of the step ahead
+  uint32_t p[kSoftcap ? 16 : 1];   // P of the step ahead
 };
 
 // A[64, 64] of a 128-byte-swizzled K-major tile as operand registers, four for every k16.
@@ -45,6 +48,7 @@ struct BwdPairs {
   using T = Traits;
   using Element = typename T::Element;
   using Wgmma = ptx::Wgmma<64, Element>;
+  using Regs = BwdPairRegs<T::kSoftcap>;
   static_assert(T::kHeadDim == 64 && T::kDqCols == 64, "registers suffice for small heads only");
 
   const BwdArgs& args;
@@ -64,24 +68,29 @@ struct BwdPairs {
   MAGI_DEVICE void wait_for_tile(int first_bar, int n) const {
     if (n < num_steps) wait_for(bar(first_bar + 8 * (n % T::kStages)), n / T::kStages & 1);
   }
-  MAGI_DEVICE void start_with_stats(float (&acc)[32], int kind, int n, const BwdPairRegs& r) const {
+  MAGI_DEVICE void start_with_stats(float (&acc)[32], int kind, int n, const Regs& r) const {
     const int tile = 2 * (n % T::kStages) + kind;
     Wgmma::template rs_first<0>(
         acc, r.weights,
         ptx::plain_descriptor(smem + T::kOffStats + tile * T::kStatBytes, T::kStatHalf, 128));
   }
 
-  MAGI_DEVICE void scores(int n, BwdPairRegs& r) const {
+  MAGI_DEVICE void scores(int n, Regs& r) const {
     const uint64_t q = ptx::smem_descriptor(query_tile(T::kOffQ, n));
     wait_for_tile(T::kBarQFull, n);
+    if constexpr (T::kSoftcap)
+      load_shifts(r.shift, smem + T::kOffStats + n % T::kStages * 2 * T::kStatBytes);
     ptx::wgmma_fence();
-    start_with_stats(r.s, 0, n, r);
+    if constexpr (T::kSoftcap)
+      Wgmma::template rs_first<0>(r.s, r.k, q);
+    else
+      start_with_stats(r.s, 0, n, r);
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
+    for (int k = T::kSoftcap ? 1 : 0; k < 4; ++k)
       Wgmma::template rs<0>(r.s, r.k + 4 * k, ptx::descriptor_plus(q, k * 32), 1);
     ptx::wgmma_commit();
   }
-  MAGI_DEVICE void probability_gradients(int n, BwdPairRegs& r) const {
+  MAGI_DEVICE void probability_gradients(int n, Regs& r) const {
     const uint64_t v = ptx::smem_descriptor(smem + T::kOffV + wg * 8192);
     const uint64_t dout = ptx::smem_descriptor(query_tile(T::kOffDo, n));
     wait_for_tile(T::kBarDoFull, n);
@@ -94,14 +103,23 @@ struct BwdPairs {
     ptx::wgmma_commit();
   }
 
-  MAGI_DEVICE void probabilities(int n, BwdPairRegs& r) const {
+  MAGI_DEVICE void probabilities(int n, Regs& r) const {
     const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
     const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
+    if constexpr (T::kSoftcap) {
+      capped_probabilities<Element>(args, r.shift, r.s, r.p);
+      if (partial >> wg & 1) {
+        const uint32_t visible = visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg);
+        mask_scores(r.s, visible);
+        mask_packed(r.p, visible);
+      }
+    } else {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) r.s[i] = ptx::exp2_approx(r.s[i] * args.scale_log2);
-    if (partial >> wg & 1)
-      mask_scores(r.s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
+      for (int i = 0; i < 32; ++i) r.s[i] = ptx::exp2_approx(r.s[i] * args.scale_log2);
+      if (partial >> wg & 1)
+        mask_scores(r.s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg));
+    }
   }
 
   MAGI_DEVICE void store_ds(int n, const uint32_t (&ds)[16]) const {
@@ -115,7 +133,7 @@ struct BwdPairs {
                        ds[4 * j + 3]);
   }
 
-  MAGI_DEVICE void store_dq(int pair, const BwdPairRegs& r) const {
+  MAGI_DEVICE void store_dq(int pair, const Regs& r) const {
     wait_for(bar(T::kBarDqEmpty + 8 * wg), (pair & 1) ^ 1);
     stage_dq<T>(r.dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
                 thread_again() % 32, args.softmax_scale);
@@ -127,11 +145,15 @@ struct BwdPairs {
 
   // Begins with P(n) and dP(n) in registers, ends with P(n + 1) and dP(n + 1).
   template <bool kSecond>
-  MAGI_DEVICE void step(int n, BwdPairRegs& r) const {
+  MAGI_DEVICE void step(int n, Regs& r) const {
     const int stage = n % T::kStages, pair = n / 2;
     uint32_t p[16], ds[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<Element>(r.s[2 * i], r.s[2 * i + 1]);
+    for (int i = 0; i < 16; ++i)
+      if constexpr (T::kSoftcap)
+        p[i] = r.p[i];
+      else
+        p[i] = ptx::pack2<Element>(r.s[2 * i], r.s[2 * i + 1]);
     ptx::wgmma_fence();
     gemm_over_queries<T>(r.dv, p, ptx::smem_descriptor(query_tile(T::kOffDo, n)));
     ptx::wgmma_commit();
@@ -160,7 +182,7 @@ struct BwdPairs {
   }
 
   // dQ of the pair's first step (warpgroup 0) or second step, over all 128 keys.
-  MAGI_DEVICE void gradient_of_queries(int pair, BwdPairRegs& r) const {
+  MAGI_DEVICE void gradient_of_queries(int pair, Regs& r) const {
     wait_for(bar(T::kBarDsFull + 8 * (pair % 2)), pair / 2 & 1);
     const uint32_t ds_tile = smem + T::kOffDs + (2 * pair + wg) % T::kStages * T::kScoreBytes;
     ptx::wgmma_fence();
@@ -174,7 +196,7 @@ MAGI_DEVICE void bwd_consume_pairs(const BwdArgs& args, int num_steps, int wg, u
   using T = Traits;
   using Element = typename T::Element;
   const BwdPairs<T> pairs{args, num_steps, wg, smem};
-  BwdPairRegs r;
+  BwdPairRegs<T::kSoftcap> r;
 #pragma unroll
   for (int i = 0; i < 32; ++i) r.dk[i] = r.dv[i] = 0.f;
   const int column = threadIdx.x % 4;

@@ -42,6 +42,7 @@ struct MagiBwdParams {
   int32_t heads_inner;     // walk order, see BwdArgs
   int32_t descending;
   float softmax_scale;
+  float softcap;  // as in the forward; 0: off
 };
 
 // delta = rowsum(out * dout), the term that every score gradient subtracts.

@@ -22,7 +22,10 @@
 // staging tile for half of its columns, twice: the second half beside the scores of the next step.
 //
 // Shared memory: K 32, V 32, Q 2 x 32, dO 32, dS 2 x 8, P 8, dQ 32, stats 10, rest 1 = 227 KiB.
-// Registers of a consumer: dV or dK 128, then S or dP 32 with half of dQ 32, or dQ 64, of 240.
+// Registers of a consumer: dV or dK 128, then S or dP 32 with half of dQ 32, or dQ 64, of 240; with
+// softcap, lse 16 and P 16 beside S.
+//
+// With softcap, warpgroup 0 hands over P (1 - tanh^2), what turns dP into dS, in place of P.
 #pragma once
 #include "dq.cuh"
 #include "scores.cuh"
@@ -47,27 +50,29 @@ template <class Traits>
 struct BwdRelay : BwdConsumer<Traits> {
   using T = Traits;
   using Element = typename T::Element;
+  using typename BwdConsumer<T>::Probs;
   using BwdConsumer<T>::args, BwdConsumer<T>::wg, BwdConsumer<T>::smem, BwdConsumer<T>::bar,
       BwdConsumer<T>::arrive, BwdConsumer<T>::q_tile, BwdConsumer<T>::stats,
-      BwdConsumer<T>::weights;
+      BwdConsumer<T>::weights, BwdConsumer<T>::wait_for_q;
   static_assert(T::kHeadDim == T::kValueDim && T::kDqCols == 128 && T::kDqParts == 2);
   static_assert(T::kDoStages == 1 && T::kDsStages == 2 && T::kMetaSlots == 8);
 
-  MAGI_DEVICE void wait_for_q(int n) const {
-    wait_for(bar(T::kBarQFull + 8 * (n % T::kStages)), n / T::kStages & 1);
-  }
   MAGI_DEVICE void release_q(int n) const { arrive(T::kBarQEmpty + 8 * (n % T::kStages)); }
   MAGI_DEVICE uint32_t ds_tile(int n) const {
     return smem + T::kOffDs + n % T::kDsStages * T::kScoreBytes;
   }
 
-  // S = K Q^T (kind 0) or dP = V dO^T (kind 1), with the stats of that kind.
-  MAGI_DEVICE void start_scores(int kind, int n, float (&s)[32]) const {
-    const uint32_t keys = smem + (kind == 0 ? T::kOffK : T::kOffV);
-    const uint32_t queries = kind == 0 ? q_tile(n) : smem + T::kOffDo;
+  MAGI_DEVICE void start_scores(int n, float (&s)[32]) const {
     ptx::wgmma_fence();
-    gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(keys), ptx::smem_descriptor(queries),
-                                      weights(), stats(kind, n));
+    this->multiply_scores(n, smem + T::kOffK, s);
+    ptx::wgmma_commit();
+  }
+  // dP = V dO^T, less delta.
+  MAGI_DEVICE void start_dp(int n, float (&dp)[32]) const {
+    ptx::wgmma_fence();
+    gemm_over_columns<T, T::kHeadDim>(dp, ptx::smem_descriptor(smem + T::kOffV),
+                                      ptx::smem_descriptor(smem + T::kOffDo), weights(),
+                                      stats(1, n));
     ptx::wgmma_commit();
   }
   // dV += P^T dO or dK += dS^T Q.
@@ -138,21 +143,23 @@ struct BwdRelay : BwdConsumer<Traits> {
   }
 
   // Warpgroup 0. `second` is a half of dQ(n - 2), which leaves beside the product.
-  MAGI_DEVICE void make_p(int n, const float (&second)[32], uint32_t (&p)[16]) const {
+  MAGI_DEVICE void make_p(int n, const float (&second)[32], Probs& probs) const {
     float s[32];
+    [[maybe_unused]] float shift[16];  // with softcap
     wait_for_q(n);
-    start_scores(0, n, s);
+    start_scores(n, s);
     if (n > 1) store_half(second, 1);
+    if constexpr (T::kSoftcap) load_shifts(shift, this->stat_tile(0, n));
     ptx::wgmma_wait<0>();
     if (n > 1) finish_half();
-    this->to_probabilities(n, 0, s, p);
+    this->to_probabilities(n, 0, shift, s, probs);
     release_q(n);
   }
   // Warpgroup 1; `second` is of dQ(n - 1).
   MAGI_DEVICE void make_ds(int n, const float (&second)[32], uint32_t (&ds)[16]) const {
     float dp[32];
     wait_for(bar(T::kBarDoFull), n & 1);
-    start_scores(1, n, dp);
+    start_dp(n, dp);
     if (n > 0) store_half(second, 1);
     ptx::wgmma_wait<0>();
     arrive(T::kBarDoEmpty);
@@ -167,12 +174,12 @@ struct BwdRelay : BwdConsumer<Traits> {
 
   // Step n of warpgroup 0 without its dQ.
   MAGI_DEVICE void add_to_dv(int n, const float (&second)[32], float (&dv)[128]) const {
-    uint32_t p[16];
-    make_p(n, second, p);
+    Probs probs;
+    make_p(n, second, probs);
     if (n > 0) wait_for(bar(T::kBarDsFull), (n - 1) & 1);
-    give_p(p);
+    give_p(probs.slopes());
     wait_for(bar(T::kBarDoFull), n & 1);
-    start_gradient(p, smem + T::kOffDo, dv);
+    start_gradient(probs.p, smem + T::kOffDo, dv);
     ptx::wgmma_wait<0>();
     arrive(T::kBarDoEmpty);
   }
@@ -194,6 +201,9 @@ struct BwdRelay : BwdConsumer<Traits> {
         start_dq(n - 1, dq);
         ptx::wgmma_wait<0>();
         store_first_half(dq, second);
+      } else if constexpr (T::kSoftcap) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) second[i] = 0.f;  // so the step above has its registers
       }
     }
     if (num_steps > 0) {

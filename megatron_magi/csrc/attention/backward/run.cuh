@@ -8,10 +8,10 @@ namespace magi {
 template <int kDtype>
 using BwdElement = std::conditional_t<kDtype == kMagiBf16, ptx::bf16, ptx::fp16>;
 
-template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic>
+template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic, bool kSoftcap>
 cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_blocks,
                          cudaStream_t stream) {
-  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic, kValueDim>;
+  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic, kValueDim, kSoftcap>;
   const auto kernel = bwd_kernel<Traits>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSmemBytes);
@@ -20,11 +20,12 @@ cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_block
   return cudaGetLastError();
 }
 
-template <int kDtype, int kValueDim>
+template <int kDtype, int kValueDim, bool kSoftcap>
 cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream) {
   const dim3 grid((args.stat_rows + kPrepareTokens - 1) / kPrepareTokens,
                   (args.num_heads_q + kPrepareHeads - 1) / kPrepareHeads);
-  bwd_prepare_kernel<BwdElement<kDtype>, kValueDim><<<grid, kPrepareThreads, 0, stream>>>(args);
+  bwd_prepare_kernel<BwdElement<kDtype>, kValueDim, kSoftcap>
+      <<<grid, kPrepareThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
@@ -49,34 +50,46 @@ cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic>
+template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic, bool kSoftcap>
 Kernel bwd_main_kernel() {
-  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic, kValueDim>;
+  using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic, kValueDim, kSoftcap>;
   return kernel_of(bwd_kernel<Traits>, kDtype, Traits::kSmemBytes);
+}
+
+template <int kDtype, int kHeadDim, int kValueDim, bool kSoftcap>
+void list_bwd_main(KernelList* kernels) {
+  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, kValueDim, false, kSoftcap>());
+  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, kValueDim, true, kSoftcap>());
 }
 
 template <int kDtype, int kHeadDim, int kValueDim>
 void list_bwd(KernelList* kernels) {
   using Element = BwdElement<kDtype>;
-  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, kValueDim, false>());
-  kernels->push_back(bwd_main_kernel<kDtype, kHeadDim, kValueDim, true>());
   kernels->push_back(kernel_of(bwd_convert_kernel<Element, kHeadDim, kValueDim>, kDtype));
   if constexpr (kHeadDim == kValueDim) {  // they know the width of values only
-    kernels->push_back(kernel_of(bwd_prepare_kernel<Element, kValueDim>, kDtype));
+    kernels->push_back(kernel_of(bwd_prepare_kernel<Element, kValueDim, false>, kDtype));
+    kernels->push_back(kernel_of(bwd_prepare_kernel<Element, kValueDim, true>, kDtype));
     kernels->push_back(kernel_of(bwd_delta_kernel<Element, kValueDim>, kDtype));
   }
 }
 
+#define MAGI_INSTANTIATE_BWD_MAIN(dtype, head_dim, value_dim, softcap)           \
+  template cudaError_t run_bwd_main<dtype, head_dim, value_dim, false, softcap>( \
+      const BwdMaps&, const BwdArgs&, int, cudaStream_t);                        \
+  template cudaError_t run_bwd_main<dtype, head_dim, value_dim, true, softcap>(  \
+      const BwdMaps&, const BwdArgs&, int, cudaStream_t);                        \
+  template void list_bwd_main<dtype, head_dim, value_dim, softcap>(KernelList*)
+// All but the main kernels with softcap, which take as long to compile.
 #define MAGI_INSTANTIATE_BWD(dtype, head_dim, value_dim)                                          \
-  template cudaError_t run_bwd_main<dtype, head_dim, value_dim, false>(                           \
-      const BwdMaps&, const BwdArgs&, int, cudaStream_t);                                         \
-  template cudaError_t run_bwd_main<dtype, head_dim, value_dim, true>(                            \
-      const BwdMaps&, const BwdArgs&, int, cudaStream_t);                                         \
+  MAGI_INSTANTIATE_BWD_MAIN(dtype, head_dim, value_dim, false);                                   \
   template cudaError_t run_bwd_convert<dtype, head_dim, value_dim>(BwdConvertArgs, cudaStream_t); \
   template void list_bwd<dtype, head_dim, value_dim>(KernelList*)
 // What depends on the width of values alone.
-#define MAGI_INSTANTIATE_BWD_ROWS(dtype, value_dim)                                            \
-  template cudaError_t run_bwd_prepare<dtype, value_dim>(const BwdPrepareArgs&, cudaStream_t); \
+#define MAGI_INSTANTIATE_BWD_ROWS(dtype, value_dim)                                    \
+  template cudaError_t run_bwd_prepare<dtype, value_dim, false>(const BwdPrepareArgs&, \
+                                                                cudaStream_t);         \
+  template cudaError_t run_bwd_prepare<dtype, value_dim, true>(const BwdPrepareArgs&,  \
+                                                               cudaStream_t);          \
   template cudaError_t run_bwd_delta<dtype, value_dim>(const MagiDeltaParams&, cudaStream_t)
 
 }  // namespace magi

@@ -52,6 +52,20 @@ MAGI_DEVICE void gemm_over_columns(float (&acc)[32], uint64_t a, uint64_t b, uin
   }
 }
 
+// Likewise, without a stat.
+template <class Traits, int kWidth>
+MAGI_DEVICE void gemm_over_columns(float (&acc)[32], uint64_t a, uint64_t b) {
+  using T = Traits;
+  using Wgmma = ptx::Wgmma<T::kTileQ, typename T::Element>;
+  Wgmma::template ss_first<0, 0>(acc, a, b);
+#pragma unroll
+  for (int k = 1; k < kWidth / 16; ++k) {
+    const int in_panel = k % 4 * 32, panel = k / 4;
+    Wgmma::template ss<0, 0>(acc, ptx::descriptor_plus(a, in_panel + panel * T::kKeyPanelBytes),
+                             ptx::descriptor_plus(b, in_panel + panel * T::kQueryPanelBytes), 1);
+  }
+}
+
 // D += A B over query rows [16 kBegin, 16 kEnd): A in registers, B an MN-major query tile.
 template <class Traits, int kBegin = 0, int kEnd = Traits::kTileQ / 16, int kCount>
 MAGI_DEVICE void gemm_over_queries(float (&acc)[kCount], const uint32_t (&a)[Traits::kTileQ / 4],
@@ -106,10 +120,62 @@ MAGI_DEVICE void mask_scores(float (&p)[32], uint32_t visible) {
     p[i] = visible & 1u << (16 * (i >> 1 & 1) + 2 * (i >> 2) + (i & 1)) ? p[i] : 0.f;
 }
 
+// Softcap: -lse * log2(e) of this thread's queries, 2 j + e that of query 8 j + col + e. Read
+// before the scores are multiplied, because loads wait behind products.
+MAGI_DEVICE void load_shifts(float (&shift)[16], uint32_t stats) {
+  const uint32_t first = stats + thread_again() % 4 * 32;
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(shift[i])
+                 : "r"(first + i / 2 * 128 + i % 2 * 16)
+                 : "memory");
+  __syncwarp();  // lane 0 releases the stats for its warp
+}
+
+// Softcap: P in 16 bits, and in place of the scores what turns dP into dS, P * (1 - tanh^2).
+template <class Element>
+MAGI_DEVICE void capped_probabilities(const BwdArgs& args, const float (&shift)[16], float (&s)[32],
+                                      uint32_t (&p)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float prob[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float capped = ptx::tanh_approx(s[2 * i + e] * args.cap_scale);
+      prob[e] = ptx::exp2_approx(fmaf(capped, args.cap_log2, shift[i / 2 * 2 + e]));
+      s[2 * i + e] = prob[e] * fmaf(-capped, capped, 1.f);
+    }
+    p[i] = ptx::pack2<Element>(prob[0], prob[1]);
+  }
+}
+
+// As mask_scores, for pairs of 16-bit values.
+MAGI_DEVICE void mask_packed(uint32_t (&p)[16], uint32_t visible) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int cell = 16 * (i & 1) + 2 * (i >> 1);
+    p[i] &= (visible & 1u << cell ? 0xffffu : 0u) | (visible & 2u << cell ? 0xffff0000u : 0u);
+  }
+}
+
+// P of a step, and what turns dP into dS: P too, or with softcap another number.
+template <bool kSoftcap>
+struct BwdProbs {
+  uint32_t p[16];
+  MAGI_DEVICE uint32_t (&slopes())[16] { return p; }
+};
+template <>
+struct BwdProbs<true> {
+  uint32_t p[16], own_slopes[16];
+  MAGI_DEVICE uint32_t (&slopes())[16] { return own_slopes; }
+};
+
 // What the consumers of wide heads share.
 template <class Traits>
 struct BwdConsumer {
   using T = Traits;
+  using Probs = BwdProbs<T::kSoftcap>;
 
   const BwdArgs& args;
   int wg;
@@ -122,25 +188,50 @@ struct BwdConsumer {
   MAGI_DEVICE uint32_t q_tile(int n) const {
     return smem + T::kOffQ + n % T::kStages * T::kQueryBytes;
   }
+  MAGI_DEVICE uint32_t stat_tile(int kind, int n) const {
+    return smem + T::kOffStats + (2 * (n % T::kStages) + kind) * T::kStatBytes;
+  }
   MAGI_DEVICE uint64_t stats(int kind, int n) const {
-    const int tile = 2 * (n % T::kStages) + kind;
-    return ptx::plain_descriptor(smem + T::kOffStats + tile * T::kStatBytes, T::kStatHalf, 128);
+    return ptx::plain_descriptor(stat_tile(kind, n), T::kStatHalf, 128);
   }
   MAGI_DEVICE uint64_t weights() const {
     return ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
   }
+  MAGI_DEVICE void wait_for_q(int n) const {
+    wait_for(bar(T::kBarQFull + 8 * (n % T::kStages)), n / T::kStages & 1);
+  }
 
-  // Scores of keys [64 key_block, 64 key_block + 64) of the tile to probabilities in 16 bits.
-  MAGI_DEVICE void to_probabilities(int n, int key_block, float (&s)[32], uint32_t (&p)[16]) const {
+  // S of the keys at `keys`, less lse; with softcap, that is subtracted when S is capped.
+  MAGI_DEVICE void multiply_scores(int n, uint32_t keys, float (&s)[32]) const {
+    const uint64_t k = ptx::smem_descriptor(keys), q = ptx::smem_descriptor(q_tile(n));
+    if constexpr (T::kSoftcap)
+      gemm_over_columns<T, T::kHeadDim>(s, k, q);
+    else
+      gemm_over_columns<T, T::kHeadDim>(s, k, q, weights(), stats(0, n));
+  }
+
+  // Scores of keys [64 key_block, 64 key_block + 64) of the tile to probabilities in 16 bits;
+  // `shift` is that of load_shifts.
+  MAGI_DEVICE void to_probabilities(int n, int key_block, const float (&shift)[16], float (&s)[32],
+                                    Probs& probs) const {
     const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
     const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
+    if constexpr (T::kSoftcap) {
+      capped_probabilities<typename T::Element>(args, shift, s, probs.p);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
-    if (partial >> key_block & 1)
-      mask_scores(s, visible_cells(from_lane0(load_by_lane0(meta)), d_hi, key_block));
+      for (int i = 0; i < 32; ++i) s[i] = ptx::exp2_approx(s[i] * args.scale_log2);
+    }
+    if (partial >> key_block & 1) {
+      const uint32_t visible = visible_cells(from_lane0(load_by_lane0(meta)), d_hi, key_block);
+      mask_scores(s, visible);
+      if constexpr (T::kSoftcap) mask_packed(probs.p, visible);
+    }
+    uint32_t (&slopes)[16] = probs.slopes();
 #pragma unroll
-    for (int i = 0; i < 16; ++i) p[i] = ptx::pack2<typename T::Element>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < 16; ++i)
+      slopes[i] = ptx::pack2<typename T::Element>(s[2 * i], s[2 * i + 1]);
   }
 };
 

@@ -21,12 +21,14 @@ struct alignas(16) BwdStepMeta {
 // Named barriers (0 is __syncthreads).
 enum BwdNamedBarrier : int { kBarScores = 1, kBarEpilogue = 2 };
 
-template <class Element_, int kHeadDim_, bool kDeterministic_, int kValueDim_ = kHeadDim_>
+template <class Element_, int kHeadDim_, bool kDeterministic_, int kValueDim_ = kHeadDim_,
+          bool kSoftcap_ = false>
 struct BwdTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of queries and keys
   static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kDeterministic = kDeterministic_;
+  static constexpr bool kSoftcap = kSoftcap_;
   static constexpr int kTileK = bwd_tile_k(kHeadDim);  // 64 per consumer warpgroup, or for both
   static constexpr int kTileQ = kBwdTileQ;
   // Small heads leave room to work on two steps at a time (pairs.cuh).

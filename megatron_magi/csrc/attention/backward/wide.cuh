@@ -23,28 +23,30 @@ template <class Traits>
 struct BwdWide : BwdConsumer<Traits> {
   using T = Traits;
   using Element = typename T::Element;
+  using typename BwdConsumer<T>::Probs;
   using BwdConsumer<T>::args, BwdConsumer<T>::wg, BwdConsumer<T>::smem, BwdConsumer<T>::bar,
       BwdConsumer<T>::arrive, BwdConsumer<T>::q_tile, BwdConsumer<T>::stats,
       BwdConsumer<T>::weights;
   static_assert(T::kDqCols == 96 && T::kDoStages == 1 && T::kDsStages == 1);
 
   MAGI_DEVICE void scores(int n, float (&s)[32]) const {
-    wait_for(bar(T::kBarQFull + 8 * (n % T::kStages)), n / T::kStages & 1);
     ptx::wgmma_fence();
-    gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
-                                      ptx::smem_descriptor(q_tile(n)), weights(), stats(0, n));
+    this->multiply_scores(n, smem + T::kOffK + wg * 8192, s);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
   }
 
-  MAGI_DEVICE void probabilities(int n, uint32_t (&p)[16]) const {
+  MAGI_DEVICE void probabilities(int n, Probs& probs) const {
     float s[32];
+    [[maybe_unused]] float shift[16];  // with softcap
+    this->wait_for_q(n);
+    if constexpr (T::kSoftcap) load_shifts(shift, this->stat_tile(0, n));
     scores(n, s);
-    this->to_probabilities(n, wg, s, p);
+    this->to_probabilities(n, wg, shift, s, probs);
   }
 
   // dP and dV are multiplied; dP becomes dS, in shared memory.
-  MAGI_DEVICE void score_gradients(int n, const uint32_t (&p)[16], float (&dv)[64]) const {
+  MAGI_DEVICE void score_gradients(int n, Probs& probs, float (&dv)[64]) const {
     const uint32_t do_tile = smem + T::kOffDo;
     float dp[32];
     wait_for(bar(T::kBarDoFull), n & 1);
@@ -52,7 +54,7 @@ struct BwdWide : BwdConsumer<Traits> {
     gemm_over_columns<T, T::kValueDim>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
                                        ptx::smem_descriptor(do_tile), weights(), stats(1, n));
     ptx::wgmma_commit();
-    gemm_over_queries<T>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
+    gemm_over_queries<T>(dv, probs.p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     const int thread = thread_again();
@@ -64,7 +66,7 @@ struct BwdWide : BwdConsumer<Traits> {
       uint32_t ds[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 pair = ptx::unpack2(p[4 * j + i], Element{});
+        const float2 pair = ptx::unpack2(probs.slopes()[4 * j + i], Element{});
         ds[i] = ptx::pack2<Element>(pair.x * dp[8 * j + 2 * i], pair.y * dp[8 * j + 2 * i + 1]);
       }
       ptx::stmatrix_x4(row + (swizzle ^ (j * 32)), ds[0], ds[1], ds[2], ds[3]);
@@ -104,9 +106,9 @@ struct BwdWide : BwdConsumer<Traits> {
 
   MAGI_DEVICE void step(int n, float (&dk)[96], float (&dv)[64]) const {
     {
-      uint32_t p[16];
-      probabilities(n, p);
-      score_gradients(n, p, dv);
+      Probs probs;
+      probabilities(n, probs);
+      score_gradients(n, probs, dv);
       ptx::bar_sync(kBarScores, 256);
       ptx::wgmma_wait<0>();  // dV
       arrive(T::kBarDoEmpty);

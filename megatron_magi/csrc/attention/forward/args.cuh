@@ -19,8 +19,9 @@ struct FwdKernelParams {
   int32_t section_units;  // units of one section
   int32_t units_per_kv;
   int32_t pack_shift;  // log2(pack)
-  float scale_log2;    // softmax_scale * log2(e)
+  float scale_log2;    // log2(e) times softmax_scale, or times softcap
   float inverse_scale_log2;
+  float cap_scale;  // softmax_scale / softcap, where there is one
 };
 
 // A position in a ring of kSlots slots and the parity of its current pass.

@@ -30,6 +30,8 @@ Status check(const MagiFwdParams& p) {
     return bad("merging continues from an fp32 output; pass out_dtype fp32");
   if (p.out_dtype != kMagiFp32 && p.out_dtype != p.dtype)
     return bad("out_dtype must be the input dtype or fp32");
+  if (!(p.softcap >= 0.f))
+    return bad("softcap must be 0 (off) or above, got " + std::to_string(p.softcap));
   if (p.num_sms <= 0 || p.heads_per_section <= 0)
     return bad("num_sms and heads_per_section must be positive");
   if (static_cast<int64_t>(p.num_tiles) * p.num_heads_q > INT32_MAX / 2)
@@ -40,9 +42,11 @@ Status check(const MagiFwdParams& p) {
 Status launch_fwd(const MagiFwdParams& params) {
   MAGI_RETURN_IF_ERROR(check(params));
   if (params.num_q == 0) return {};
-  const bool max_logits = params.max_logits != nullptr;
+  const FwdKind kind = params.softcap != 0.f          ? kCapped
+                       : params.max_logits != nullptr ? kWithMaxLogits
+                                                      : kPlain;
   for (const FwdVariant* tiles : kVariants) {
-    const FwdVariant* v = tiles + max_logits;
+    const FwdVariant* v = tiles + kind;
     if (v->dtype == params.dtype && v->head_dim == params.head_dim &&
         v->value_dim == params.value_dim && v->block_m == params.block_m &&
         v->block_n == params.block_n)
@@ -60,7 +64,8 @@ Status launch_fwd(const MagiFwdParams& params) {
 
 void list_fwd_kernels(KernelList* kernels) {
   for (const FwdVariant* tiles : kVariants)
-    for (const FwdVariant* v = tiles; v < tiles + 2; ++v) kernels->push_back(v->kernel());
+    for (const FwdVariant* v = tiles; v < tiles + kNumFwdKinds; ++v)
+      kernels->push_back(v->kernel());
 }
 
 }  // namespace magi

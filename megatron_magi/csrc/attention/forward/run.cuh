@@ -21,8 +21,10 @@ Status run_fwd(const MagiFwdParams& args) {
   p.num_units = args.num_heads_q / args.pack;
   p.section_units = args.heads_per_section * p.units_per_kv;
   p.num_items = args.num_tiles * p.num_units;
-  p.scale_log2 = args.softmax_scale * static_cast<float>(M_LOG2E);
+  p.scale_log2 =
+      (Traits::kSoftcap ? args.softcap : args.softmax_scale) * static_cast<float>(M_LOG2E);
   p.inverse_scale_log2 = 1.f / p.scale_log2;
+  p.cap_scale = Traits::kSoftcap ? args.softmax_scale / args.softcap : 0.f;
 
   if (p.num_items > 0) {
     const bool stage_out = args.out_dtype != kMagiFp32;
@@ -62,14 +64,15 @@ Kernel fwd_main_kernel() {
 
 template <class Traits>
 constexpr FwdVariant fwd_variant() {
-  return {kFwdDtype<Traits>, Traits::kHeadDim,   Traits::kValueDim, Traits::kBlockM,
-          Traits::kBlockN,   Traits::kMaxLogits, run_fwd<Traits>,   fwd_main_kernel<Traits>};
+  return {kFwdDtype<Traits>, Traits::kHeadDim, Traits::kValueDim,      Traits::kBlockM,
+          Traits::kBlockN,   run_fwd<Traits>,  fwd_main_kernel<Traits>};
 }
 
-// Defines both variants of these tiles.
-#define MAGI_DEFINE_FWD(name, element, head_dim, value_dim, block_m, block_n)          \
-  const FwdVariant name[2] = {                                                         \
-      fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, false>>(), \
-      fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, true>>()}
+// Defines the variants of these tiles, in the order of FwdKind.
+#define MAGI_DEFINE_FWD(name, element, head_dim, value_dim, block_m, block_n)                 \
+  const FwdVariant name[kNumFwdKinds] = {                                                     \
+      fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, false, false>>(), \
+      fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, true, false>>(),  \
+      fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, true, true>>()}
 
 }  // namespace magi

@@ -5,6 +5,14 @@
 
 namespace magi {
 
+// Softcap: scores become tanh of themselves, and softcap is what the softmax multiplies them by in
+// place of softmax_scale.
+template <int kScores>
+MAGI_DEVICE void cap_scores(const FwdKernelParams& p, float (&s)[kScores]) {
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) s[j] = tanh_approx(s[j] * p.cap_scale);
+}
+
 // Hides cells outside the band. Each warp votes which side of the interval cuts its rows: mostly
 // one of them, and often none.
 template <class Traits>

@@ -51,12 +51,13 @@ MAGI_DEVICE void atomic_max(float* place, float x) {
 template <class Traits>
 MAGI_DEVICE void raise_max_logits(const FwdRows<Traits>& me, FwdItem item, const float (&top)[2]) {
   const MagiFwdParams& a = me.p.args;
+  const float scale = Traits::kSoftcap ? a.softcap : a.softmax_scale;
   const int pack = 1 << me.p.pack_shift;
   float most[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const auto at = me.address_of(me.row + 8 * h, item);
-    most[h] = quad_max(at.valid ? top[h] * a.softmax_scale : -INFINITY);
+    most[h] = quad_max(at.valid ? top[h] * scale : -INFINITY);
   }
   if (pack <= 8) most[0] = most[1] = fmaxf(most[0], most[1]);  // rows 8 apart have one head
 #pragma unroll
@@ -76,7 +77,9 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item,
                              const SoftmaxState<Traits::kMaxLogits>& state, float (&weight)[2],
                              float (&weight_prev)[2]) {
   const MagiFwdParams& a = me.p.args;
-  if constexpr (Traits::kMaxLogits) raise_max_logits(me, item, state.top);
+  if constexpr (Traits::kMaxLogits) {
+    if (!Traits::kSoftcap || a.max_logits != nullptr) raise_max_logits(me, item, state.top);
+  }
   float prev[2], lse[2];
   float* dst[2];
   bool unsummed[2];

@@ -32,12 +32,13 @@ struct alignas(16) FwdItem {
 };
 
 template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kValueDim_ = kHeadDim_,
-          bool kMaxLogits_ = false>
+          bool kMaxLogits_ = false, bool kSoftcap_ = false>
 struct FwdTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of queries and keys
   static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kMaxLogits = kMaxLogits_;
+  static constexpr bool kSoftcap = kSoftcap_;
   static constexpr int kBlockM = kBlockM_;  // rows of a tile: 64 of each consumer warpgroup
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kConsumers = kBlockM / 64;
@@ -79,6 +80,7 @@ struct FwdTraits {
   static_assert(128 * kProducerRegs + 128 * kConsumers * kConsumerRegs <=
                     65536 / kThreads / 8 * 8 * kThreads,
                 "setmaxnreg may only hand out the registers the launch took");
+  static_assert(kMaxLogits || !kSoftcap, "softcap without max logits is not compiled");
   static_assert(kConsumers == 2 || kConsumers == 3, "register budgets are set for these");
   static_assert(kSharedBytes <= 227 * 1024, "a Hopper block has 227 KB of shared memory");
 };

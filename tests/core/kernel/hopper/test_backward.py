@@ -49,6 +49,18 @@ def test_backward(
     assert library.calls.count("magi_row_delta") == 0, "out in fp32 makes delta in PyTorch"
 
 
+@pytest.mark.parametrize("widths", [(64, 64), (256, 256), (80, 48)], ids=str)
+def test_capped_logits(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
+    call, dout = case(NAMED["packed"], widths=widths)
+    call = call._replace(softcap=0.7)
+    abi_on_cpu.BWD_MASKS.append(torch.from_numpy(NAMED["packed"].to_dense()))
+    out, lse = ReferenceBackend().forward(exact(call))
+    want = ReferenceBackend().backward(exact(call), GradCall(dout.double(), lse, out=out))
+    delta = (out * dout.double()).sum(-1).float()
+    for got, x in zip(backward(call, GradCall(dout, lse.float(), delta)), want, strict=True):
+        torch.testing.assert_close(got.double(), x, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     "widths", [(64, 64), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
 )

@@ -45,6 +45,14 @@ def test_only_hopper_runs_them(
         checks.check_device(gpu, FP32)
 
 
+@pytest.mark.parametrize("softcap", [9e-7, 1.1e6])
+def test_a_softcap_beyond_the_range_of_fp32_is_refused(softcap: float) -> None:
+    for fits in (0.0, 1e-6, 50.0, 1e6):
+        checks.check_call(call_of()._replace(softcap=fits))
+    with pytest.raises(ValueError, match=r"softcap must be 0.0 or between 1e-06 and .*; leave it"):
+        checks.check_call(call_of()._replace(softcap=softcap))
+
+
 @pytest.mark.parametrize("widths", [(320, 320), (257, 256), (64, 264)], ids=str)
 def test_a_call_with_wider_heads_is_refused(widths: tuple[int, int]) -> None:
     q, v = (torch.zeros(4, 2, width, dtype=torch.bfloat16) for width in widths)

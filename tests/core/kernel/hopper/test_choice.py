@@ -59,7 +59,7 @@ def test_a_forward_has_the_chosen_list_and_tiles(name: str, library: abi_on_cpu.
     work = chosen.work
     on_device = [
         abi_on_cpu.table(p.tiles, p.num_tiles, abi_on_cpu.TILE),
-        abi_on_cpu.table(p.entries, p.num_entries, abi_on_cpu.ENTRY),
+        abi_on_cpu.table(p.entries, abi_on_cpu.num_entries(p), abi_on_cpu.ENTRY),
         abi_on_cpu.table(p.empty_rows, p.num_empty_ranges, 2),
     ]
     for got, want in zip(on_device, (work.tiles, work.entries, work.empty_rows), strict=True):

@@ -34,6 +34,17 @@ def test_forward(
 
 
 @pytest.mark.parametrize("widths", [(64, 64), (80, 48)], ids=str)
+def test_capped_logits(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
+    """And the largest of them."""
+    call, _ = case(NAMED["packed"], widths=widths)
+    call, most = call._replace(softcap=0.7), torch.full((4,), -torch.inf)
+    want = most.double()
+    plain = ReferenceBackend().forward(exact(call)._replace(max_logits=want))
+    close(forward(call._replace(max_logits=most)), plain, BF16)
+    torch.testing.assert_close(most.double(), want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (80, 48)], ids=str)
 @pytest.mark.parametrize("name", NAMED)
 def test_largest_logits(name: str, widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
     """Raised in place, where they were smaller."""
