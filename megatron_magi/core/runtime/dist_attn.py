@@ -14,8 +14,7 @@ queries and keys, E of values (another one in multi-latent attention).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +30,7 @@ from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport import Transport
 from megatron_magi.core.comm.transport_choice import transport_for
+from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.attention import (
     check_qkv,
     checked_softcap,
@@ -266,13 +266,13 @@ class _DistAttn(torch.autograd.Function):
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
         walk = _Backward(work, (q, k, v), (out, lse), (dout, dlse))
-        with _running_ahead(q.device) if ahead else nullcontext():
+        with side_stream(q.device).current() if ahead else nullcontext():
             for stage, keys, values in feed:
                 walk.run(stage, keys, values)
                 del keys, values
         if ahead:
             walk.run(own, k, v)
-            _wait_for_stages_ahead(q.device)
+            side_stream(q.device).join()
         dk, dv = walk.key_grads.sums()
         return torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype), dk, dv, None
 
@@ -333,24 +333,6 @@ def _may_run_ahead(work: _StageWork, q: Tensor, v: Tensor) -> bool:
     casts = [stage.cast for stage in remote]
     plain = bool(casts) and own.cast is None and own.sees
     return together and plain and all(isinstance(cast, PreparedCast) for cast in casts)
-
-
-@contextmanager
-def _running_ahead(device: torch.device) -> Iterator[None]:
-    """Work on a stream with priority, after what the current stream has been given so far."""
-    stream = _stream_ahead(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-
-
-def _wait_for_stages_ahead(device: torch.device) -> None:
-    torch.cuda.current_stream(device).wait_stream(_stream_ahead(device))
-
-
-@lru_cache
-def _stream_ahead(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
 
 
 class _KeyGradients:
