@@ -78,7 +78,7 @@ class FlexBackend:
         check_call(call)
         acc = acc_dtype(call.q.dtype)
         wanted = grad.dtype or acc
-        grad = grad._replace(delta=final_delta(grad, acc))
+        grad = grad._replace(delta=final_delta(grad, acc), out=None)
         first, *others = _parts(call)
         total = _part_gradients(first, grad)
         for part in others:
@@ -131,7 +131,7 @@ def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
         empty = empty_rows(part.call.table, q.device)[:, None]
         weight = (lse - grad.lse).masked_fill_(empty, -torch.inf).exp_()
         dout = weight.unsqueeze(-1) * grad.dout
-        dlse = (out * dout).sum(-1) - weight * grad.delta
+        dlse = (out * dout).sum(-1) - weight * final_delta(grad, lse.dtype)
     given = dout.to(out.dtype), dlse.to(lse.dtype)
     return torch.autograd.grad((out, lse), leaves, given)
 
