@@ -172,7 +172,6 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
 
 
 def check_call(call: AttnCall) -> None:
-def check_inputs(q_THD: Tensor, v_SGD: Tensor) -> None:
     """Check what FlexAttention demands beyond attention.check_qkv."""
     if call.max_logits is not None:
         raise NotImplementedError(
