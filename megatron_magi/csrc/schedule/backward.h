@@ -27,7 +27,8 @@ struct BwdWorkList {
   // rows, because a block then does not wait for the others once per head.
   bool heads_inner = false;
   // Whether items that share their first or last rows stand together, longest items first in each
-  // group; otherwise the longest items of the whole list come first.
+  // group; otherwise the longest items of the whole list come first. Only groups of different rows
+  // (documents) are kept together.
   bool grouped = false;
   // Rows of a group, averaged over all steps: for groups whose items differ in length, and for the
   // others.

@@ -234,6 +234,24 @@ def test_items_are_grouped_only_where_lengths_differ_in_a_group(mask: AttnMask) 
     assert not work.grouped and not work.heads_inner
 
 
+@pytest.mark.parametrize("density", [0.05, 0.2, 0.5])
+def test_scattered_blocks_are_not_grouped_by_where_they_end(density: float) -> None:
+    """All of these groups would have nearly all rows, so items of one group would drift apart."""
+    cells = np.random.default_rng(0).random((64, 64)) < density
+    mask = masks.from_block_mask(cells, 128)
+    work = solver.bwd_work_list(mask.slices, 8192, 8192, 64, 8)
+    sizes = work.items[:, 4].tolist()
+    assert not work.grouped and not work.heads_inner
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 1.3 * sizes[-1]
+
+
+def test_branches_of_a_prefix_tree_stand_together() -> None:
+    """Their groups overlap a little: the trunk has the rows of all branches."""
+    mask = masks.prefix_tree([1024] + [512] * 14, [-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6])
+    work = solver.bwd_work_list(mask.slices, 8192, 8192, 64, 8)
+    assert work.grouped and work.heads_inner
+
+
 def test_slices_outside_the_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must lie in 10 queries x 20 keys, got q .*; cut it"):
         solver.bwd_work_list(np.array([[0, 11, 0, 10, -9, 9]], np.int32), 10, 20)
