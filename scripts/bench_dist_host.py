@@ -48,6 +48,7 @@ class NoKernel:
     """An AttnBackend that makes room for its results and does nothing."""
 
     name = "none"
+    adds_atomically = False
 
     def forward(
         self,

@@ -295,7 +295,9 @@ int64_t rows_to_travel(const OwnedLayout& layout, const Int32Array& slices) {
   const magi::Segments segments = magi::make_segments(
       magi::keys_by_block(slices_from(slices), layout->chunk_size, layout->num_chunks()),
       layout->chunk_size);
-  return magi::Traffic(segments, layout->chunk_ranks, layout->cp_size).total();
+  magi::Traffic traffic(segments, layout->cp_size);
+  traffic.assign(layout->chunk_ranks);
+  return traffic.total();
 }
 
 Int32Array shift_transfers(const OwnedLayout& layout, int64_t shift) {

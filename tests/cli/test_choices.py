@@ -45,7 +45,8 @@ def test_kernel_and_transport_of_a_gpu(
     chosen, reason = choices.kernel_choice([LIBRARY])
     assert chosen == name and why in reason and "fp32 and fp64 run on the reference" in reason
     chosen, reason = choices.transport_choice()
-    assert chosen == "nccl" and "all_to_all with uneven splits over NCCL 2.27.3" in reason
+    assert chosen == ("symm_mem" if name == "cuda" else "nccl")
+    assert "all_to_all with uneven splits over NCCL 2.27.3" in reason
 
 
 def test_kernel_and_transport_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from megatron_magi.training.checkpoint.checkpoint_folder import (
     choose_checkpoint,
     finish,
     finish_weights,
+    interrupted_group,
     list_checkpoints,
     open_partial,
     order_changes,
@@ -181,6 +182,52 @@ def test_changed_data_is_noted(config: Callable[..., RunConfig]) -> None:
     assert isinstance(found, Checkpoint)
     assert order_changes(found, later) == ["train.seed: 1234 before, 5 now"]
     assert order_changes(found, dataclasses.replace(later, train=config().train)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "iteration", "is_noted"),
+    [
+        ({"balance_steps": 4}, {"balance_steps": 4}, 3, False),
+        ({"balance_steps": 4}, {"balance_steps": 2}, 3, True),
+        ({"balance_steps": 4}, {}, 3, True),
+        ({}, {"balance_steps": 4}, 3, True),
+        ({"balance_steps": 1}, {}, 3, False),
+        ({"balance_steps": 4}, {"balance_steps": 2}, 4, False),
+        ({"balance_steps": 4}, {"balance_steps": 8}, 4, True),
+    ],
+)
+def test_steps_that_exchanged_samples_are_noted_if_others_do_now(
+    config: Callable[..., RunConfig],
+    before: dict[str, int],
+    now: dict[str, int],
+    iteration: int,
+    is_noted: bool,
+) -> None:
+    write(config(data={"path": "x", **before}), iteration)
+    later = config(data={"path": "x", **now})
+    found = checkpoint_to_load(later)
+    assert isinstance(found, Checkpoint)
+    note = interrupted_group(found, later)
+    assert (note is not None) == is_noted
+    assert note is None or f"{8 * iteration} samples end inside a group" in note
+
+
+def test_another_batch_inside_a_group_of_steps_is_noted(config: Callable[..., RunConfig]) -> None:
+    data = {"path": "x", "balance_steps": 4}
+    write(config(data=data), 3)
+    later = config(data=data, train={"global_batch_size": 4})
+    found = checkpoint_to_load(later)
+    assert isinstance(found, Checkpoint)
+    note = interrupted_group(found, later)
+    assert note is not None and "train.global_batch_size 8 before, 4 and 4 now" in note
+
+
+def test_a_checkpoint_of_an_earlier_version_exchanged_no_samples(
+    config: Callable[..., RunConfig],
+) -> None:
+    change(write(config(), 3), lambda facts: facts["recipe"]["data"].pop("balance_steps"))
+    found = checkpoint_to_load(config())
+    assert isinstance(found, Checkpoint) and interrupted_group(found, config()) is None
 
 
 def write_weights(config: RunConfig, path: Path) -> Path:

@@ -32,6 +32,7 @@ BAD = [
     ),
     Bad("no_block", ("data.mask=block_causal",), ("tokens of a block", "set data.block_tokens")),
     Bad("block", ("data.block_tokens=8",), ("needs data.mask block_causal, got 8 with mask docu",)),
+    Bad("balance", ("data.balance_steps=0",), ("data.balance_steps must be positive, got 0",)),
     Bad("blocks", ("data.block_window=2",), ("data.block_window needs data.mask block_causal",)),
     Bad("empty_block", ("data.mask=block_causal", "data.block_tokens=0"), ("must be positive",)),
     Bad(

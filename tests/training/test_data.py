@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_magi.training.data import data
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.data.data import (
     PackedDataset,
@@ -103,6 +104,30 @@ def test_boundaries_stand_behind_every_eod(prefix: Path) -> None:
         assert len(sample.documents) >= len(sample.cu_seqlens) - 1
         seen_inner += len(inner)
     assert seen_inner > 3
+
+
+@pytest.mark.parametrize("seq_length", [1, 7, 32, 50])
+def test_the_index_alone_gives_the_same_boundaries(prefix: Path, seq_length: int) -> None:
+    dataset = open_dataset(prefix, seq_length)
+    reads: list[int] = []
+    expected = [dataset[i].cu_seqlens for i in range(2 * dataset.samples_per_epoch)]
+    dataset.indexed.get = lambda *_: reads.append(1)  # type: ignore[method-assign, assignment]
+    for i, cu_seqlens in enumerate(expected):
+        found = dataset.boundaries(i)
+        assert found.dtype == np.int32 and np.array_equal(found, cu_seqlens)
+    assert not reads
+
+
+def test_an_empty_document_is_no_boundary_of_its_own(prefix: Path) -> None:
+    dataset = open_dataset(prefix, 50)
+    before = [dataset.boundaries(i).tolist() for i in range(dataset.samples_per_epoch)]
+    dataset.lengths = np.append(dataset.lengths, 0)
+    dataset.documents = np.arange(len(dataset.lengths))
+    data._epoch_order.cache_clear()
+    after = [dataset.boundaries(i).tolist() for i in range(dataset.samples_per_epoch)]
+    assert all(len(set(ends)) == len(ends) for ends in after)
+    assert sum(map(len, before)) - 2 <= sum(map(len, after)) <= sum(map(len, before)) + 2
+    data._epoch_order.cache_clear()
 
 
 def test_the_mask_is_causal_inside_documents(prefix: Path) -> None:

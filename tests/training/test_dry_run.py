@@ -23,6 +23,7 @@ from megatron_magi.training.estimate.memory import (
     rank_memory,
     receive_bytes,
 )
+from megatron_magi.training.estimate.pack_cost import sample_order
 from megatron_magi.training.estimate.parameters import model_parameters, rank_parameters
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import build_config, load_recipe
@@ -206,6 +207,18 @@ def test_plan_work_and_area_are_those_of_the_first_batch(
     assert run.epochs == pytest.approx(6 * 2 / dataset.samples_per_epoch)
     one, three = run.step_seconds(0.5, 100.0), run.step_seconds(0.5, 300.0)
     assert one == pytest.approx(run.flops / (4 * 50e12)) and three == pytest.approx(one / 3)
+
+
+def test_the_first_batch_is_the_one_that_the_run_begins_with(
+    recipes: dict[str, dict[str, Any]],
+) -> None:
+    """With data.balance_steps its samples come from several steps."""
+    plain = {**recipes["plain"], "magi": {"costs": {"tile_q": 8, "tile_k": 8}}}
+    moved = config_of({**plain, "data": {**plain["data"], "balance_steps": 4}})
+    dataset = PackedDataset(moved.data, moved.train.seed)
+    numbers = [sample_order(dataset, moved, 1)(n) for n in range(moved.train.global_batch_size)]
+    areas = [from_cu_seqlens(dataset[n].cu_seqlens, causal=True).area() for n in numbers]
+    assert dry_run(moved).area == sum(areas) != dry_run(config_of(plain)).area
 
 
 def test_without_data_documents_are_assumed(recipes: dict[str, dict[str, Any]]) -> None:

@@ -100,6 +100,10 @@ class Dataset:
         self.taken.append(index)
         return sample(index)
 
+    def boundaries(self, index: int) -> np.ndarray:
+        """Documents of 128 tokens, and one of 1,024 in every third sample."""
+        return np.array([0, 1024] if index % 3 == 0 else range(0, 1025, 128), np.int32)
+
 
 @pytest.fixture
 def second_of_two_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +118,12 @@ def second_of_two_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
 def streams(dataset: Dataset, vpp: int | None = None, **more: Any) -> list[Any]:
     run = RunConfig(
         attention="dense",
-        data=DataConfig("x", seq_length=8, step_order=more.pop("order", "forward")),
+        data=DataConfig(
+            "x",
+            seq_length=8,
+            step_order=more.pop("order", "forward"),
+            balance_steps=more.pop("balance_steps", None),
+        ),
         train=TrainConfig(global_batch_size=4),
         parallel=ParallelConfig(pp=2 if vpp else 1, vpp=vpp),
     )
@@ -129,6 +138,17 @@ def streams(dataset: Dataset, vpp: int | None = None, **more: Any) -> list[Any]:
 )
 def test_a_stream_is_this_replicas_share_of_so_many_batches(order: str, numbers: list[int]) -> None:
     (stream,) = streams(Dataset(), first_sample=8, num_batches=2, order=order)
+    assert [item.sample.index for item in stream] == numbers
+
+
+@pytest.mark.usefixtures("second_of_two_replicas")
+@pytest.mark.parametrize(
+    ("steps", "numbers"), [(1, [8, 10, 14, 15]), (2, [8, 12, 11, 14]), (None, [9, 11, 13, 15])]
+)
+def test_samples_of_equal_cost_share_a_step(steps: int | None, numbers: list[int]) -> None:
+    """Of 8 to 15 the costly ones are 9, 12 and 15: in two steps of their own the other replica has
+    9 and 11, then 12 and 13; exchanged, 8 joins these three, and the other replica has 9 and 15."""
+    (stream,) = streams(Dataset(), first_sample=8, num_batches=2, balance_steps=steps)
     assert [item.sample.index for item in stream] == numbers
 
 

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_magi.core.comm.rows import fill_gather, one_kernel_gathers
 from megatron_magi.core.comm.symmetric_memory import NUM_SLOTS, SymmetricMemory, view_of
-from megatron_magi.core.comm.transport import RowCounts
-from megatron_magi.core.cuda.abi import ClaimParams, ExchangeParams, Pull
+from megatron_magi.core.comm.transport import RowCounts, Sending, gathered
+from megatron_magi.core.cuda.abi import Pull, SendParams
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 
 GROWTH = 1.25
@@ -75,13 +76,14 @@ class CopyEngine:
         memory, peers = self.memory, len(self.memory.peers)
         self._pulls = (Pull * peers)()
         flags = ctypes.addressof(memory.flags)
-        self._claim = ClaimParams(flags=flags, num_peers=peers)
-        self._params = ExchangeParams(
-            flags=flags,
-            pulls=ctypes.addressof(self._pulls),
-            beside=self.stream.cuda_stream,
-            num_peers=peers,
-        )
+        self._send = SendParams()
+        self._claim, self._gather, self._params = (
+            self._send.claim, self._send.gather, self._send.exchange,
+        )  # fmt: skip
+        self._claim.flags = self._params.flags = flags
+        self._claim.num_peers = self._params.num_peers = peers
+        self._params.pulls = ctypes.addressof(self._pulls)
+        self._params.beside = self.stream.cuda_stream
 
     def reserve(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
         """Have slots of so many bytes; all ranks call it with the same number before an exchange.
@@ -110,20 +112,41 @@ class CopyEngine:
         return view_of(self._claim_slot()[dtype], num_rows, columns)
 
     def _claim_slot(self) -> dict[torch.dtype, Tensor]:
-        number = self.number + 1
-        if self._claimed != number and number > NUM_SLOTS:
-            self._claim.stream = stream_handle(self.device)
-            self._claim.number = number - NUM_SLOTS
+        if self._prepare_claim():
             with on_device(self.device):
                 self.library.call("magi_claim_slot", self._claim)
+        return self.memory.slots[self._claimed % NUM_SLOTS]
+
+    def _prepare_claim(self) -> bool:
+        """Describe the claim of the next exchange's slot; False if there is nothing to wait for."""
+        number = self.number + 1
+        held = max(number - NUM_SLOTS, 0) if self._claimed != number else 0
         self._claimed = number
-        return self.memory.slots[number % NUM_SLOTS]
+        self._claim.stream, self._claim.number = stream_handle(self.device), held
+        return held > 0
+
+    def send_rows(
+        self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
+    ) -> Sending:
+        """See Transport; one call of the library, if its kernel takes the rows."""
+        if not one_kernel_gathers(xs):
+            rows = gathered(self, xs, index, len(index))
+            return Sending(None, self.exchange(rows, recv, counts))
+        self._prepare_claim()
+        slot = self.memory.addresses[self._claimed % NUM_SLOTS]
+        fill_gather(self._gather, xs, index, slot)
+        return Sending(None, self._begin("magi_send_rows", self._send, recv, counts, 0))
 
     def exchange(
         self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0
     ) -> _Copies:
         """See Transport."""
         self._claim_slot()  # of a rank that has nothing to fill it with
+        return self._begin("magi_exchange", self._params, recv, counts, first_row)
+
+    def _begin(
+        self, name: str, call: ctypes.Structure, recv: Tensor, counts: RowCounts, first_row: int
+    ) -> _Copies:
         self.number = number = self.number + 1
         self._locate(recv, counts, first_row)
         filled, arrived = self._events.pop() if self._events else self._new_events()
@@ -132,7 +155,7 @@ class CopyEngine:
         params.filled, params.arrived = filled.cuda_event, arrived.cuda_event
         params.number = number
         with on_device(self.device):
-            self.library.call("magi_exchange", params)
+            self.library.call(name, call)
         copies = self._under_way[number] = _Copies(self, arrived, filled, recv, number)
         return copies
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,21 +11,7 @@ from torch import Tensor
 from megatron_magi.core.comm.prepared_cast import PreparedCast
 from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import gather_rows
-from megatron_magi.core.comm.transport import Arrival, Transport
-
-
-class Sending(NamedTuple):
-    """An exchange under way, and the rows that it sends."""
-
-    rows: Tensor
-    """They are kept until the stream that made them waits: torch.distributed drops its reference
-    at the first wait, which may be another stream's, and their memory could then be used again."""
-    work: Arrival | None
-
-    def wait(self) -> None:
-        """Let the current stream wait for what arrives."""
-        if self.work is not None:
-            self.work.wait()
+from megatron_magi.core.comm.transport import Sending, Transport
 
 
 @dataclass
@@ -76,15 +61,6 @@ def group_cast(
     shapes = [x.shape[1:] for x in xs]
     own, end = cast.num_own, cast.num_own + cast.num_recv
     buffer = rows_beside(xs[0], end + room, shapes)
-    sending = send_rows(xs, cast, buffer[own:end] if own or room else buffer, transport)
+    into = buffer[own:end] if own or room else buffer
+    sending = transport.send_rows(xs, cast.send.here(), into, cast.sent)
     return PendingCast(sending, xs, shapes, buffer, cast)
-
-
-def send_rows(
-    xs: Sequence[Tensor], cast: PreparedCast, into: Tensor, transport: Transport
-) -> Sending:
-    """Start to send the cast's rows of ``xs`` and to receive rows side by side in ``into``."""
-    shapes = [x.shape[1:] for x in xs]
-    send = transport.room(xs[0], cast.num_sent, shapes, xs[0].dtype)
-    gather_rows(xs, cast.send.here(), split_columns(send, shapes))
-    return Sending(send, transport.exchange(send, into, cast.sent))

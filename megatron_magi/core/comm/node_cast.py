@@ -18,9 +18,7 @@ from torch import Tensor
 
 from megatron_magi.core.comm.group_cast import (
     PendingCast,
-    Sending,
     group_cast,
-    send_rows,
 )
 from megatron_magi.core.comm.group_reduce import Arriving, PendingReduce, group_reduce
 from megatron_magi.core.comm.prepared_cast import (
@@ -30,7 +28,7 @@ from megatron_magi.core.comm.prepared_cast import (
 )
 from megatron_magi.core.comm.row_buffer import split_columns
 from megatron_magi.core.comm.rows import add_rows
-from megatron_magi.core.comm.transport import Arrival, Transport
+from megatron_magi.core.comm.transport import Arrival, Sending, Transport
 
 
 def cast_rows(
@@ -76,7 +74,8 @@ class PendingNodeCast:
         own, arrived = self.cast.num_own, self.cast.first.num_recv
         rows, rest = self.buffer[own : own + arrived], self.buffer[own + arrived :]
         parts = split_columns(rows, self.first.shapes)
-        self.spreading = send_rows(parts, self.cast.spreading, rest, self.transport)
+        cast = self.cast.spreading
+        self.spreading = self.transport.send_rows(parts, cast.send.here(), rest, cast.sent)
 
     def wait(self) -> tuple[Tensor, ...]:
         """As PendingCast.wait: rows [own | first exchange | second exchange]."""

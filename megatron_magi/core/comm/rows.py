@@ -71,6 +71,25 @@ def gather_rows(
         library.call("magi_gather_rows", params)
 
 
+def one_kernel_gathers(xs: Sequence[Tensor]) -> bool:
+    """Whether the loaded library gathers rows of these tensors in one call."""
+    library = _library_for(xs[0].device, *xs)
+    return library is not None and len(xs) <= MAX_ROW_PARTS and not _has_many_shapes(xs)
+
+
+def fill_gather(params: GatherParams, xs: Sequence[Tensor], index: Tensor, into: int) -> None:
+    """Describe ``gather_rows`` of tensors that one kernel gathers to rows side by side at an
+    address."""
+    row_bytes = xs[0].shape[1:].numel() * xs[0].element_size()
+    params.index = index.data_ptr()
+    params.stream = stream_handle(xs[0].device)
+    params.num_rows, params.row_bytes, params.num_parts = len(index), row_bytes, len(xs)
+    fill_rows(params.src, xs)
+    for i in range(len(xs)):
+        target = params.dst[i]
+        target.data, target.stride = into + i * row_bytes, len(xs) * row_bytes
+
+
 @dataclass(frozen=True)
 class RowSources:
     """Which received rows are added to every owned row, in which order."""

@@ -75,6 +75,9 @@ class SymmetricMemory:
             for slot in range(NUM_SLOTS)
         ]
         """[slot][peer]: addresses."""
+        here = self.buffer.data_ptr() + FLAGS_BYTES
+        self.addresses = [here + slot * self.slot_bytes for slot in range(NUM_SLOTS)]
+        """This rank's slots."""
         slots = self.buffer[FLAGS_BYTES:].view(NUM_SLOTS, self.slot_bytes)
         dtypes = (torch.bfloat16, torch.float16, torch.float32)
         self.slots = [{dtype: row.view(dtype) for dtype in dtypes} for row in slots]

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.row_buffer import rows_beside
+from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.rows import gather_rows
 
 
 class RowCounts(NamedTuple):
@@ -33,6 +34,20 @@ class Arrival(Protocol):
         ...
 
 
+class Sending(NamedTuple):
+    """An exchange under way, and the rows that it sends."""
+
+    rows: Tensor | None
+    """They are kept until the stream that made them waits: torch.distributed drops its reference
+    at the first wait, which may be another stream's, and their memory could then be used again."""
+    work: Arrival | None
+
+    def wait(self) -> None:
+        """Let the current stream wait for what arrives."""
+        if self.work is not None:
+            self.work.wait()
+
+
 class Transport(Protocol):
     """Moves rows; each rank of the group begins the same exchanges in the same order."""
 
@@ -49,6 +64,18 @@ class Transport(Protocol):
     ) -> Tensor:
         """Uninitialised rows [num_rows, C] to be filled and sent by the next exchange; see
         ``rows_beside``. There is one room at a time."""
+        ...
+
+    def send_rows(
+        self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
+    ) -> Sending:
+        """Gather rows of ``xs`` and start to exchange them, side by side.
+
+        Args:
+            xs: [n, ...] each, of one dtype.
+            index: int32 [sum(counts.send)].
+            recv: [sum(counts.recv), C]; see ``exchange``.
+        """
         ...
 
     def exchange(
@@ -84,6 +111,12 @@ class AllToAll:
     ) -> Tensor:
         return rows_beside(like, num_rows, shapes, dtype)
 
+    def send_rows(
+        self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
+    ) -> Sending:
+        rows = gathered(self, xs, index, len(index))
+        return Sending(rows, self.exchange(rows, recv, counts))
+
     def exchange(
         self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0
     ) -> dist.Work | None:
@@ -98,6 +131,14 @@ class AllToAll:
             group=self.group,
             async_op=True,
         )
+
+
+def gathered(transport: Transport, xs: Sequence[Tensor], index: Tensor, num_rows: int) -> Tensor:
+    """Rows of ``xs`` in the transport's room, side by side."""
+    shapes = [x.shape[1:] for x in xs]
+    rows = transport.room(xs[0], num_rows, shapes, xs[0].dtype)
+    gather_rows(xs, index, split_columns(rows, shapes))
+    return rows
 
 
 def _as_bytes(rows: Tensor) -> Tensor:

@@ -151,12 +151,18 @@ class ClaimParams(Structure):
     ]
 
 
+class SendParams(Structure):
+    """MagiSendParams: claims a slot, gathers rows into it and begins their exchange."""
+
+    _fields_ = [("claim", ClaimParams), ("gather", GatherParams), ("exchange", ExchangeParams)]
+
+
 SIZES = {
     "fwd": ctypes.sizeof(FwdParams),
     "bwd": ctypes.sizeof(BwdParams),
     "delta": ctypes.sizeof(DeltaParams),
     "row": ctypes.sizeof(GatherParams) + ctypes.sizeof(AddParams),
-    "exchange": sum(map(ctypes.sizeof, (ExchangeParams, ClaimParams, PeerFlags, Pull))),
+    "exchange": sum(map(ctypes.sizeof, (ExchangeParams, ClaimParams, PeerFlags, Pull, SendParams))),
 }
 """Bytes of the structs, by the names under which the library reports its own sizes."""
 

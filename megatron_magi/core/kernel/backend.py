@@ -64,6 +64,8 @@ class AttnBackend(Protocol):
     """
 
     name: str
+    adds_atomically: bool
+    """Whether two backward calls on different streams may add to one dq at the same time."""
 
     def forward(
         self,

@@ -50,6 +50,7 @@ class ReferenceBackend:
     """The protocol ``AttnBackend`` in PyTorch; bit-identical from run to run on one machine."""
 
     name = "reference"
+    adds_atomically = False
     delta = staticmethod(row_delta)
 
     @_without_autocast

@@ -1,7 +1,8 @@
 """PyTorch's FlexAttention behind the AttnBackend protocol, for GPUs without our own kernels.
 
-``flex_mask`` makes its block mask. This backend is slower than the CUDA backend. It runs if it is
-chosen explicitly or the GPU is not a Hopper, and ``select_backend`` logs the choice.
+``flex_mask`` makes its block mask. A table with many slices a row is computed in the parts that
+``flex_parts`` makes. This backend is slower than the CUDA backend. It runs if it is chosen
+explicitly or the GPU is not a Hopper, and ``select_backend`` logs the choice.
 Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and
 their output may have another one).
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from megatron_magi.core.kernel.backend import (
     row_delta,
 )
 from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
+from megatron_magi.core.kernel.flex_parts import MOST_COMPARED, flex_parts
 from megatron_magi.core.kernel.merge import merge_
 
 MOST_SHAPES = 128
@@ -39,10 +41,11 @@ class FlexBackend:
     """Forward and backward by FlexAttention, compiled on GPUs and eager on the CPU (tests).
 
     A stage's backward recomputes its forward: FlexAttention's backward needs the stage's own out
-    and lse, while the protocol passes the final lse only.
+    and lse, while the protocol passes the final lse only. So the parts of a table are stages too.
     """
 
     name = "flex"
+    adds_atomically = False
     delta = staticmethod(row_delta)
 
     def forward(
@@ -58,7 +61,8 @@ class FlexBackend:
         Raises:
             NotImplementedError: a dtype or head_dim that FlexAttention cannot take.
         """
-        out, lse = self._attend(call)
+        check_call(call)
+        out, lse = _forward(call)
         if into is not None:
             return put_rows((out, lse), call.table, into)
         if prev is None:
@@ -72,61 +76,91 @@ class FlexBackend:
         With w = exp(lse of this stage - final lse), out = sum of w * stage out, so the stage's out
         has the gradient w * dout and its lse has w * (rowsum(stage out * dout) - delta).
         """
+        check_call(call)
         acc = acc_dtype(call.q.dtype)
         wanted = grad.dtype or acc
-        delta = final_delta(grad, acc)
-        q, k, v = leaves = [x.detach().requires_grad_() for x in call[:3]]
-        with torch.enable_grad():
-            own_out, own_lse = self._attend(call._replace(q=q, k=k, v=v))
-        with torch.no_grad():
-            empty = own_lse == -torch.inf
-            weight = (own_lse - grad.lse).masked_fill_(empty, -torch.inf).exp_()
-            dout = weight.unsqueeze(-1) * grad.dout
-            dlse = (own_out * dout).sum(-1) - weight * delta
-        grads: tuple[Tensor | None, ...] = (None, None, None)  # nothing is visible
-        if own_out.requires_grad:
-            given = dout.to(own_out.dtype), dlse.to(own_lse.dtype)
-            grads = torch.autograd.grad((own_out, own_lse), leaves, given, allow_unused=True)
-        dq, dk, dv = (
-            torch.zeros_like(leaf, dtype=wanted) if made is None else made.to(wanted)
-            for leaf, made in zip(leaves, grads, strict=True)
-        )
+        grad = grad._replace(delta=final_delta(grad, acc), out=None)
+        first, *others = _parts(call)
+        total = _part_gradients(first, grad)
+        for part in others:
+            more = _part_gradients(part, grad)
+            total = tuple(x.to(acc).add_(y) for x, y in zip(total, more, strict=True))
+        dq, dk, dv = (x.to(wanted) for x in total)
         return dq if grad.dq is None else grad.dq.add_(dq), *deliver((dk, dv), grad.dkv)
 
-    def _attend(self, call: AttnCall) -> OutLse:
-        """out [T, H, D] and lse [T, H] in the accumulation dtype, differentiable."""
-        q_THD, k_SGD, v_SGD, table = call[:4]
-        if call.max_logits is not None:
-            raise NotImplementedError(
-                "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "
-                "which does not keep them; bound the scores by the norms of q and k rows"
-            )
-        check_inputs(q_THD, v_SGD)
-        acc = acc_dtype(q_THD.dtype)
-        if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
-            out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc)
-            return out, torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device)
-        q, k, v = (padded(x).transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
-        out, lse = _flex(q_THD.device.type)(
-            q,
-            k,
-            v,
-            score_mod=_cap(call.softcap) if call.softcap else None,
-            block_mask=block_mask(table, q_THD.device),
-            scale=call.softmax_scale,
-            enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
-            return_lse=True,
-        )
-        rows = slice(0, len(q_THD))
-        out, lse = out[0].transpose(0, 1)[rows].to(acc), lse[0].T[rows].to(acc)
-        # Rows that see nothing are set below: PyTorch versions differ in what they return there.
-        empty = empty_rows(table, q_THD.device)[:, None]
-        # A row that sees a score of inf, or none but -inf, has no softmax: it becomes nan, and so
-        # do its gradients. A row that sees nothing is left out, because its gradient must be 0 and
-        # 0 times nan would reach dv.
-        failed = torch.where(lse.isinf() & ~empty, torch.nan, 1.0)
-        out, lse = out * failed.unsqueeze(-1), lse * failed
-        return out.masked_fill(empty[:, None], 0.0), lse.masked_fill(empty, -torch.inf)
+
+class Part(NamedTuple):
+    """A call whose table has few slices a row."""
+
+    call: AttnCall
+    least_intervals: int
+    """See ``block_mask``: parts of one table share a compiled kernel."""
+
+
+def _parts(call: AttnCall) -> list[Part]:
+    tables = flex_parts(call.table)
+    least = 1 if len(tables) == 1 else MOST_COMPARED
+    return [Part(call._replace(table=table), least) for table in tables]
+
+
+def _forward(call: AttnCall) -> OutLse:
+    """out [T, H, E] and lse [T, H] in the accumulation dtype, the parts merged.
+
+    A row that sees a score of inf, or none but -inf, has no softmax: it becomes nan. One that has
+    only -inf in a part counts as empty there.
+    """
+    first, *others = _parts(call)
+    out, lse = _attend(first)
+    if others:
+        out.masked_fill_(lse.isneginf().unsqueeze(-1), 0.0)
+    for part in others:
+        more, more_lse = _attend(part)
+        more.masked_fill_(more_lse.isneginf().unsqueeze(-1), 0.0)
+        merge_(out, lse, more, more_lse)
+    failed = lse.isinf() & ~empty_rows(call.table, lse.device)[:, None]
+    return out.masked_fill_(failed.unsqueeze(-1), torch.nan), lse.masked_fill_(failed, torch.nan)
+
+
+def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
+    """(dq, dk, dv) in the dtype of q; ``grad`` has delta."""
+    q, k, v = leaves = [x.detach().requires_grad_() for x in part.call[:3]]
+    with torch.enable_grad():
+        out, lse = _attend(part._replace(call=part.call._replace(q=q, k=k, v=v)))
+    if not out.requires_grad:  # nothing is visible
+        return tuple(torch.zeros_like(x) for x in leaves)
+    with torch.no_grad():
+        empty = empty_rows(part.call.table, q.device)[:, None]
+        weight = (lse - grad.lse).masked_fill_(empty, -torch.inf).exp_()
+        dout = weight.unsqueeze(-1) * grad.dout
+        dlse = (out * dout).sum(-1) - weight * final_delta(grad, lse.dtype)
+    given = dout.to(out.dtype), dlse.to(lse.dtype)
+    return torch.autograd.grad((out, lse), leaves, given)
+
+
+def _attend(part: Part) -> OutLse:
+    """out [T, H, E] and lse [T, H] in the accumulation dtype, differentiable."""
+    q_THD, k_SGD, v_SGD, table, softmax_scale, _, softcap = part.call
+    acc = acc_dtype(q_THD.dtype)
+    if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
+        out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc)
+        return out, torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device)
+    q, k, v = (padded(x).transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
+    out, lse = _flex(q_THD.device.type)(
+        q,
+        k,
+        v,
+        score_mod=_cap(softcap) if softcap else None,
+        block_mask=block_mask(table, q_THD.device, part.least_intervals),
+        scale=softmax_scale,
+        enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
+        return_lse=True,
+    )
+    rows = slice(0, len(q_THD))
+    out, lse = out[0].transpose(0, 1)[rows].to(acc), lse[0].T[rows].to(acc)
+    # PyTorch versions differ in what they return for rows that see nothing. Such a row is left out,
+    # because its gradient must be 0, and 0 times nan would reach dv.
+    empty = empty_rows(table, q_THD.device)[:, None]
+    return out.masked_fill(empty[:, None], 0.0), lse.masked_fill(empty, -torch.inf)
 
 
 @functools.lru_cache(maxsize=64)  # one function for one softcap, because it is compiled
@@ -137,14 +171,19 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
     return capped
 
 
-def check_inputs(q_THD: Tensor, v_SGD: Tensor) -> None:
+def check_call(call: AttnCall) -> None:
     """Check what FlexAttention demands beyond attention.check_qkv."""
-    if q_THD.dtype not in DTYPES:
+    if call.max_logits is not None:
         raise NotImplementedError(
-            f"FlexAttention takes bf16, fp16 and fp32, got {q_THD.dtype}; cast the inputs or use "
+            "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "
+            "which does not keep them; bound the scores by the norms of q and k rows"
+        )
+    if call.q.dtype not in DTYPES:
+        raise NotImplementedError(
+            f"FlexAttention takes bf16, fp16 and fp32, got {call.q.dtype}; cast the inputs or use "
             f"backend='reference'"
         )
-    narrowest = min(q_THD.shape[2], v_SGD.shape[2])
+    narrowest = min(call.q.shape[2], call.v.shape[2])
     if narrowest < 16:
         raise NotImplementedError(
             f"FlexAttention needs head_dim 16 or more, got {narrowest}; pad the heads or use "

@@ -14,6 +14,7 @@ queries and keys, E of values (another one in multi-latent attention).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +24,13 @@ from torch import Tensor
 from megatron_magi.core.comm.group_cast import PendingCast
 from megatron_magi.core.comm.group_reduce import Arriving, add_partials
 from megatron_magi.core.comm.node_cast import PendingNodeCast, cast_rows, reduce_rows
+from megatron_magi.core.comm.prepared_cast import PreparedCast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport import Transport
 from megatron_magi.core.comm.transport_choice import transport_for
+from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.attention import (
     check_qkv,
     checked_softcap,
@@ -44,7 +47,7 @@ from megatron_magi.core.kernel.backend import (
     less_dlse,
 )
 from megatron_magi.core.kernel.select import select_backend
-from megatron_magi.core.kernel.widths import widths_of
+from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_signature import Call
@@ -198,6 +201,9 @@ class _Feed:
     ) -> None:
         self.work, self.stages, self.k, self.v = work, stages, k, v
         self.travelling = self._fetch(0)
+        self.kept: PendingCast | PendingNodeCast | None = None
+        """The first fetch, if stages run on another stream than the one that it was begun on: the
+        memory belongs to that stream."""
 
     def _fetch(self, i: int) -> PendingCast | PendingNodeCast | None:
         if i == len(self.stages) or (cast := self.stages[i].cast) is None:
@@ -252,35 +258,81 @@ class _DistAttn(torch.autograd.Function):
         scale, softcap = work.softmax_scale, work.softcap
         call = Call("backward of dist_attn", k.shape[1:], k.dtype, scale, softcap=softcap)
         compare(call, work.plan, work.group, q.device).wait()
-        feed = _Feed(work, work.ready.backward, k, v)
+        *remote, own = work.ready.backward
+        ahead = _may_run_ahead(work, q, v)
+        feed = _Feed(work, remote if ahead else work.ready.backward, k, v)
+        feed.kept = feed.travelling if ahead else None
         if feed.travelling is not None and work.transport.uses_sms:
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
+        walk = _Backward(work, (q, k, v), (out, lse), (dout, dlse))
+        with side_stream(q.device).current() if ahead else nullcontext():
+            for stage, keys, values in feed:
+                walk.run(stage, keys, values)
+                del keys, values
+        if ahead:
+            walk.run(own, k, v)
+            side_stream(q.device).join()
+        dk, dv = walk.key_grads.sums()
+        return torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype), dk, dv, None
+
+
+class _Backward:
+    """What the backward's stages share, and the sums that they add to."""
+
+    def __init__(
+        self,
+        work: _StageWork,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        result: Pair,
+        gradients: tuple[Tensor, Tensor | None],
+    ) -> None:
+        """``gradients`` are those of ``result``, out and lse."""
+        (q, k, v), (out, self.lse), (self.dout, dlse) = qkv, result, gradients
+        self.work, self.q = work, q
         alone = work.ready.is_alone
-        made_there = alone and dlse is None  # the one kernel call computes delta itself
-        delta = None
-        if not made_there:
-            delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
-        dq = None if alone else q.new_zeros(q.shape, dtype=acc_dtype(q.dtype))
-        key_grads = _KeyGradients(work, k, v, q.dtype if alone else acc_dtype(q.dtype))
-        for stage, keys, values in feed:
-            grads = key_grads.place(stage)
-            if stage.sees:
-                numbers = work.softmax_scale, None, work.softcap
-                asked = AttnCall(q, keys, values, stage.table, *numbers)
-                grad = GradCall(
-                    dout, lse, delta, out if made_there else None, grads[0].dtype, dq, grads,
-                    work.plan.config.deterministic,
-                )  # fmt: skip
-                dq, *_ = work.backend.backward(asked, grad)
-                del asked, grad
-            else:
-                for x in grads:
-                    x.zero_()
-            key_grads.send(stage)
-            del keys, values, grads
-        dk, dv = key_grads.sums()
-        return torch.zeros_like(q) if dq is None else dq.to(q.dtype), dk, dv, None
+        # A single kernel call computes delta itself.
+        self.out = out if alone and dlse is None else None
+        self.delta = None
+        if self.out is None:
+            made = work.backend.delta(out, self.dout, self.lse.dtype)
+            self.delta = less_dlse(made, dlse)
+        dtype = q.dtype if alone else acc_dtype(q.dtype)
+        self.dq = None if alone else q.new_zeros(q.shape, dtype=dtype)
+        self.key_grads = _KeyGradients(work, k, v, dtype)
+
+    def run(self, stage: PreparedStage, keys: Tensor, values: Tensor) -> None:
+        """Add a stage's part of dq, and return the gradients of its keys and values."""
+        grads = self.key_grads.place(stage)
+        if stage.sees:
+            work = self.work
+            numbers = work.softmax_scale, None, work.softcap
+            asked = AttnCall(self.q, keys, values, stage.table, *numbers)
+            grad = GradCall(
+                self.dout, self.lse, self.delta, self.out, grads[0].dtype, self.dq, grads,
+                work.plan.config.deterministic,
+            )  # fmt: skip
+            self.dq, *_ = work.backend.backward(asked, grad)
+        else:
+            for x in grads:
+                x.zero_()
+        self.key_grads.send(stage)
+
+
+def _may_run_ahead(work: _StageWork, q: Tensor, v: Tensor) -> bool:
+    """Whether the stages on received keys may run beside the one on own keys, with priority.
+
+    Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
+    the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,
+    in an order that differs from run to run.
+    """
+    *remote, own = work.ready.backward
+    together = q.is_cuda and not work.plan.config.deterministic
+    # Heads of other widths are padded, and their dq is added in another way.
+    together = together and work.backend.adds_atomically and widths_of(q, v) in COMPILED_WIDTHS
+    casts = [stage.cast for stage in remote]
+    plain = bool(casts) and own.cast is None and own.sees
+    return together and plain and all(isinstance(cast, PreparedCast) for cast in casts)
 
 
 class _KeyGradients:

@@ -30,7 +30,7 @@ MAGI_EXPORT int magi_row_params_bytes() {
 
 MAGI_EXPORT int magi_exchange_params_bytes() {
   return sizeof(MagiExchangeParams) + sizeof(MagiClaimParams) + sizeof(MagiPeerFlags) +
-         sizeof(MagiPull);
+         sizeof(MagiPull) + sizeof(MagiSendParams);
 }
 
 // All kernels of the library, whatever their dtype.

@@ -9,12 +9,11 @@ namespace magi {
 
 Assignment::Assignment(const Segments& segments, std::span<const int64_t> chunk_loads,
                        int64_t cp_size, LoadLimits limits, std::vector<int32_t> ranks)
-    : segments_(&segments),
-      chunk_loads_(chunk_loads),
+    : chunk_loads_(chunk_loads),
       limits_(limits),
       chunks_per_rank_(static_cast<int64_t>(ranks.size()) / cp_size),
       loads_(cp_size),
-      traffic_(segments, ranks, cp_size) {
+      traffic_(segments, cp_size) {
   assign(std::move(ranks));
 }
 
@@ -31,7 +30,7 @@ void Assignment::assign(std::vector<int32_t> ranks) {
     place_[chunk] = next[ranks_[chunk]]++;
     members_[place_[chunk]] = chunk;
   }
-  traffic_ = Traffic(*segments_, ranks_, cp_size());
+  traffic_.assign(ranks_);
   set_limits(limits_);
 }
 

@@ -50,7 +50,6 @@ class Assignment {
  private:
   int64_t misfit_of(int64_t load) const;
 
-  const Segments* segments_;
   std::span<const int64_t> chunk_loads_;
   LoadLimits limits_;
   int64_t chunks_per_rank_;

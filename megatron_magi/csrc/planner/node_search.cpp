@@ -94,7 +94,9 @@ std::vector<int32_t> nodes_to_ranks(const SwapProblem& problem, int64_t ranks_pe
 int64_t rows_that_cross(const SwapProblem& problem, int64_t ranks_per_node,
                         std::vector<int32_t> ranks) {
   for (int32_t& rank : ranks) rank /= static_cast<int32_t>(ranks_per_node);
-  return Traffic(problem.segments, ranks, problem.cp_size / ranks_per_node).total();
+  Traffic traffic(problem.segments, problem.cp_size / ranks_per_node);
+  traffic.assign(ranks);
+  return traffic.total();
 }
 
 }  // namespace

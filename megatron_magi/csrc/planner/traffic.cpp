@@ -1,6 +1,8 @@
 #include "planner/traffic.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 namespace magi {
 namespace {
@@ -18,6 +20,13 @@ void subtract(std::span<const Range> x, std::span<const Range> y, F f) {
     }
     if (start < range.end) f(start, range.end);
   }
+}
+
+// Segments that chunks own or read, summed over the chunks.
+int64_t num_reads(const Segments& segments) {
+  int64_t sum = 0;
+  for (const Range& range : segments.of_chunk.ranges) sum += range.size();
+  return sum;
 }
 
 }  // namespace
@@ -100,44 +109,61 @@ Segments coarsen(const Segments& segments, int64_t parts) {
   return coarse;
 }
 
-Traffic::Traffic(const Segments& segments, std::span<const int32_t> chunk_ranks, int64_t cp_size)
+Traffic::Traffic(const Segments& segments, int64_t cp_size)
     : segments_(&segments),
-      num_segments_(static_cast<int64_t>(segments.rows.size())),
-      readers_(cp_size * num_segments_) {
+      cp_size_(cp_size),
+      row_starts_(segments.rows.size() + 1),
+      readers_(cp_size, static_cast<int64_t>(segments.rows.size()), num_reads(segments)) {
+  std::inclusive_scan(segments.rows.begin(), segments.rows.end(), row_starts_.begin() + 1,
+                      std::plus<>{}, int64_t{0});
+}
+
+template <int32_t kCount>
+int64_t Traffic::rows_with(int32_t rank, Range segments) const {
+  int64_t total = 0;
+  readers_.for_each_piece(rank, segments, [&](Range piece, const int32_t* counts) {
+    if (counts == nullptr) {
+      if (kCount == 0) total += row_starts_[piece.end] - row_starts_[piece.start];
+      return;
+    }
+    const int32_t* rows = segments_->rows.data() + piece.start;
+    const int64_t size = piece.size();
+    int32_t sum = 0;
+    for (int64_t i = 0; i < size; ++i) sum += counts[i] == kCount ? rows[i] : 0;
+    total += sum;
+  });
+  reads_ += segments.size();
+  return total;
+}
+
+void Traffic::assign(std::span<const int32_t> chunk_ranks) {
+  readers_.clear();
   for (size_t c = 0; c < chunk_ranks.size(); ++c) {
     add(chunk_ranks[c], static_cast<int32_t>(c), 1);
   }
-  for (int64_t rank = 0; rank < cp_size; ++rank) {
-    for (int64_t s = 0; s < num_segments_; ++s) {
-      if (readers_[rank * num_segments_ + s] > 0) total_ += segments_->rows[s];
-    }
+  total_ = -row_starts_.back();  // what a rank owns is not transferred
+  const Range all{0, static_cast<int64_t>(segments_->rows.size())};
+  for (int32_t rank = 0; rank < cp_size_; ++rank) {
+    total_ += row_starts_.back() - rows_with<0>(rank, all);
   }
-  for (const int32_t rows : segments_->rows) total_ -= rows;
-  writes_ = 0;
+  reads_ = writes_ = 0;
 }
 
 void Traffic::add(int32_t rank, int32_t chunk, int32_t sign) {
-  int32_t* readers = readers_.data() + rank * num_segments_;
   for (const Range& range : segments_->of_chunk.of(chunk)) {
-    for (int64_t s = range.start; s < range.end; ++s) readers[s] += sign;
+    readers_.add(rank, range, sign);
     writes_ += range.size();
   }
 }
 
 int64_t Traffic::exchange_delta(int32_t rank, int32_t out, int32_t in) const {
-  const int32_t* readers = readers_.data() + rank * num_segments_;
-  const int32_t* rows = segments_->rows.data();
-  const auto rows_with = [&](int64_t start, int64_t end, int32_t count) {
-    int32_t sum = 0;
-    reads_ += end - start;
-    for (int64_t s = start; s < end; ++s) sum += readers[s] == count ? rows[s] : 0;
-    return static_cast<int64_t>(sum);
-  };
   const auto given = segments_->of_chunk.of(out);
   const auto gained = segments_->of_chunk.of(in);
   int64_t delta = 0;
-  subtract(gained, given, [&](int64_t start, int64_t end) { delta += rows_with(start, end, 0); });
-  subtract(given, gained, [&](int64_t start, int64_t end) { delta -= rows_with(start, end, 1); });
+  subtract(gained, given,
+           [&](int64_t start, int64_t end) { delta += rows_with<0>(rank, {start, end}); });
+  subtract(given, gained,
+           [&](int64_t start, int64_t end) { delta -= rows_with<1>(rank, {start, end}); });
   return delta;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "planner/loads.h"
+#include "planner/reader_counts.h"
 
 namespace magi {
 
@@ -28,7 +29,11 @@ Segments coarsen(const Segments& segments, int64_t parts);
 
 class Traffic {
  public:
-  Traffic(const Segments& segments, std::span<const int32_t> chunk_ranks, int64_t cp_size);
+  // `segments` must outlive the object. No chunk has an owner yet.
+  Traffic(const Segments& segments, int64_t cp_size);
+
+  // Gives every chunk its owner, whatever they were before.
+  void assign(std::span<const int32_t> chunk_ranks);
 
   // Number of transferred rows, summed over all ranks.
   int64_t total() const { return total_; }
@@ -39,7 +44,8 @@ class Traffic {
   // Trades the chunks; `delta` is the result of `swap_delta`.
   void swap(int32_t a, int32_t rank_a, int32_t b, int32_t rank_b, int64_t delta);
 
-  // Number of segments that `swap_delta` has read so far: a measure of work that needs no clock.
+  // Number of segments that `swap_delta` has looked at so far: a measure of work that needs no
+  // clock.
   int64_t reads() const { return reads_; }
 
   // Number of counts that `swap` has changed so far: the other part of the work.
@@ -48,11 +54,15 @@ class Traffic {
  private:
   // How the rank's union changes if it loses `out` and gains `in`.
   int64_t exchange_delta(int32_t rank, int32_t out, int32_t in) const;
+  // Rows of those segments that kCount chunks of the rank own or read; 0 or 1.
+  template <int32_t kCount>
+  int64_t rows_with(int32_t rank, Range segments) const;
   void add(int32_t rank, int32_t chunk, int32_t sign);
 
   const Segments* segments_;
-  int64_t num_segments_;
-  std::vector<int32_t> readers_;  // [cp_size * num_segments] chunks of the rank in the segment
+  int64_t cp_size_;
+  std::vector<int64_t> row_starts_;  // [num_segments + 1] rows before each segment
+  ReaderCounts readers_;
   int64_t total_ = 0;
   mutable int64_t reads_ = 0;
   int64_t writes_ = 0;

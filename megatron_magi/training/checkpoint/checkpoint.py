@@ -30,6 +30,7 @@ from megatron_magi.training.checkpoint.checkpoint_folder import (
     checkpoint_folder,
     choose_checkpoint,
     finish,
+    interrupted_group,
     not_written,
     open_partial,
     order_changes,
@@ -119,6 +120,8 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
     changes = order_changes(checkpoint, config)
     if changes:
         lines.append(f"note: sample numbers now mean other tokens ({'; '.join(changes)})")
+    elif (note := interrupted_group(checkpoint, config)) is not None:
+        lines.append(note)
     return [*lines, *choice.notes]
 
 

@@ -131,6 +131,29 @@ def order_changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
     ]
 
 
+def interrupted_group(checkpoint: Checkpoint, config: RunConfig) -> str | None:
+    """What to know if data.balance_steps moved samples among steps of which some are still to come,
+    and those are moved in another way now; None if nothing is lost."""
+    saved = checkpoint.recipe
+    before = saved["data"].get("balance_steps"), saved["train"].get("global_batch_size")
+    now = config.data.balance_steps, config.train.global_batch_size
+    if before == now or not any(
+        _is_inside_group(checkpoint.consumed_samples, *shape) for shape in (before, now)
+    ):
+        return None
+    return (
+        f"note: {checkpoint.consumed_samples} samples end inside a group of steps whose samples "
+        f"change places, and the group is another one now (data.balance_steps {before[0]}, "
+        f"train.global_batch_size {before[1]} before, {now[0]} and {now[1]} now): a few samples "
+        f"are trained twice, and as many left out"
+    )
+
+
+def _is_inside_group(consumed: int, steps: int | None, batch: int | None) -> bool:
+    """Whether a group of so many steps was begun and not completed."""
+    return steps is not None and batch is not None and consumed // batch % steps != 0
+
+
 def open_partial(folder: Path, iteration: int) -> Path:
     """An empty folder to write the checkpoint of `iteration` into (one process calls it).
 

@@ -101,6 +101,19 @@ class PackedDataset:
         cu_seqlens = cu_seqlens_from_eod(np.flatnonzero(is_eod), len(tokens))
         return PackedSample(index, tokens, labels, (~across).astype(np.float32), cu_seqlens, used)
 
+    def boundaries(self, index: int) -> npt.NDArray[np.int32]:
+        """int32 [num_documents + 1]: a sample's `cu_seqlens`, from the index; no token is read.
+
+        An EOD inside a document, which this package's packer refuses, is not seen here.
+        """
+        epoch, number = divmod(index, self.samples_per_epoch)
+        _, starts, samples = _epoch_order(self, epoch)
+        begin = int(samples[number]) * self.config.seq_length
+        end = begin + self.config.seq_length
+        inner = starts[np.searchsorted(starts, begin, "right") : np.searchsorted(starts, end)]
+        ends = np.concatenate([[begin], inner, [end]]) - begin
+        return np.unique(ends).astype(np.int32)  # a document may be empty
+
     def _read(
         self,
         documents: npt.NDArray[np.int64],
@@ -151,22 +164,27 @@ class PackedDataset:
 
 def sample_mask(sample: PackedSample, config: DataConfig) -> AttnMask:
     """The attention mask of a sample, as its recipe wants it."""
+    return mask_of_documents(sample.cu_seqlens, config)
+
+
+def mask_of_documents(cu_seqlens: npt.NDArray[np.int32], config: DataConfig) -> AttnMask:
+    """The attention mask of a sample with these documents, int32 [num_documents + 1]."""
+    num_tokens = int(cu_seqlens[-1])
     if config.mask == "block_causal":
-        return block_causal(_blocks(len(sample.tokens), config), window=config.block_window)
-    cu_seqlens = _boundaries(sample, config)
+        return block_causal(_blocks(num_tokens, config), window=config.block_window)
     if config.mask == "causal" and config.window is None:
-        return causal(len(sample.tokens))
+        return causal(num_tokens)
     if config.mask == "causal":
-        cu_seqlens = np.array([0, len(sample.tokens)], dtype=np.int32)
+        cu_seqlens = np.array([0, num_tokens], dtype=np.int32)
     left = -1 if config.window is None else config.window - 1
-    return from_cu_seqlens(cu_seqlens, causal=True, window_size=(left, 0))
+    return from_cu_seqlens(_boundaries(cu_seqlens, config), causal=True, window_size=(left, 0))
 
 
-def _boundaries(sample: PackedSample, config: DataConfig) -> npt.NDArray[np.int32]:
+def _boundaries(cu_seqlens: npt.NDArray[np.int32], config: DataConfig) -> npt.NDArray[np.int32]:
     """Document boundaries for attention: the sample's, or those of the control."""
     if not config.moved_boundary:
-        return sample.cu_seqlens
-    return move_boundary(sample.cu_seqlens, config.moved_boundary)
+        return cu_seqlens
+    return move_boundary(cu_seqlens, config.moved_boundary)
 
 
 def _blocks(num_tokens: int, config: DataConfig) -> list[int]:
@@ -198,16 +216,18 @@ def document_numbers(sample: PackedSample, config: DataConfig) -> npt.NDArray[np
     """int32 [seq_length]: which document a token attends in; 0 for all under data.mask causal."""
     if config.mask == "causal":
         return np.zeros(len(sample.tokens), dtype=np.int32)
-    lengths = np.diff(_boundaries(sample, config))
+    lengths = np.diff(_boundaries(sample.cu_seqlens, config))
     return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
 
 def microbatch_indices(
     global_batch_size: int, dp_rank: int, dp_size: int, first: int = 0, is_reversed: bool = False
 ) -> Iterator[int]:
-    """Sample numbers of one data-parallel rank; step s takes `batch` from first + s * batch on.
+    """Places of one data-parallel rank in a run; step s has `batch` from first + s * batch on.
 
-    `is_reversed` takes the samples of a step from the last to the first, so that other replicas and
+    The sample at a place has the place as its number, unless a `StepOrder` moved it.
+
+    `is_reversed` takes the places of a step from the last to the first, so that other replicas and
     other microbatches hold them.
     """
     numbers = range(global_batch_size)[:: -1 if is_reversed else 1]

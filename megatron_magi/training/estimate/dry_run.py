@@ -14,6 +14,7 @@ from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_to_lo
 from megatron_magi.training.data.data import PackedDataset, PackedSample, sample_mask
 from megatron_magi.training.estimate.flops import step_flops
 from megatron_magi.training.estimate.memory import RankMemory, rank_memory
+from megatron_magi.training.estimate.pack_cost import sample_order
 from megatron_magi.training.estimate.parameters import model_parameters
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
@@ -65,7 +66,7 @@ def dry_run(config: RunConfig, world_size: int | None = None) -> DryRun:
     """
     p = config.parallel
     dp = data_parallel_size(config, world_size or p.num_processes)
-    samples, data, per_epoch = _first_batch(config)
+    samples, data, per_epoch = _first_batch(config, dp)
     masks = [sample_mask(s, config.data) for s in samples]
     area = sum(mask.area() for mask in masks)
     tokens = config.train.global_batch_size * config.data.seq_length
@@ -93,7 +94,7 @@ def report(run: DryRun, mfu: float, peak_tflops: float) -> str:
     return "\n".join([*lines, *_time(run, mfu, peak_tflops), "dry run: nothing was started"])
 
 
-def _first_batch(config: RunConfig) -> tuple[list[PackedSample], str, int | None]:
+def _first_batch(config: RunConfig, dp: int) -> tuple[list[PackedSample], str, int | None]:
     """Samples of the first global batch, their origin, and the number of samples of an epoch."""
     numbers = range(config.train.global_batch_size)
     if all(Path(config.data.path + suffix).is_file() for suffix in (".bin", ".idx")):
@@ -103,7 +104,9 @@ def _first_batch(config: RunConfig) -> tuple[list[PackedSample], str, int | None
             config.validation.fraction,
             vocab_size=config.model.vocab_size,
         )
-        return [dataset[n] for n in numbers], config.data.path, dataset.samples_per_epoch
+        sample_at = sample_order(dataset, config, dp)
+        samples = [dataset[sample_at(n)] for n in numbers]
+        return samples, config.data.path, dataset.samples_per_epoch
     where = f"assumed documents (no data at {config.data.path})"
     return [assumed_sample(config, n) for n in numbers], where, None
 

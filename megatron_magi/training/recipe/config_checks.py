@@ -115,7 +115,7 @@ def _check_positive(c: RunValues) -> None:
             "rope_scaling_factor",
         ),
         "parallel": ("tp", "pp", "vpp", "cp", "ep", "dp"),
-        "data": ("seq_length", "window", "block_tokens", "block_window"),
+        "data": ("seq_length", "window", "block_tokens", "block_window", "balance_steps"),
         "train": ("iterations", "global_batch_size"),
         "log": ("interval",),
         "validation": ("interval", "batches"),

@@ -31,6 +31,9 @@ class DataConfig:
     step_order: Literal["forward", "reversed"] = "forward"
     """Order in which a step's samples go to replicas and microbatches. It changes the last bits of
     sums alone: "reversed" shows how far rounding moves two equal runs apart."""
+    balance_steps: int | None = None
+    """Steps whose samples change places, so that replicas and pipeline microbatches of a step cost
+    the same; see docs/training.md. 1: every step keeps its samples. None: the sampler's order."""
     prefetch: int = 2
     """Microbatches that a thread reads and plans ahead. 0: none."""
     moved_boundary: int = 0

@@ -23,6 +23,7 @@ from megatron_magi.training.data.data import (
     prefetch,
     sample_mask,
 )
+from megatron_magi.training.estimate.pack_cost import sample_order
 from megatron_magi.training.recipe.config import RunConfig
 
 ROWS = ("tokens", "labels", "loss_mask")
@@ -71,12 +72,13 @@ def microbatch_streams(
         num_batches: number of global batches in the stream. None: endless.
     """
     cp_group = parallel_state.get_context_parallel_group()
-
-    def make(index: int) -> Microbatch:
-        return _make(dataset[index], config, model_config, cp_group, device)
-
     batch, dp = config.train.global_batch_size, parallel_state.get_data_parallel_world_size()
-    indices = microbatch_indices(
+    sample_at = sample_order(dataset, config, dp, first_sample)
+
+    def make(place: int) -> Microbatch:
+        return _make(dataset[sample_at(place)], config, model_config, cp_group, device)
+
+    places = microbatch_indices(
         batch,
         parallel_state.get_data_parallel_rank(),
         dp,
@@ -84,8 +86,8 @@ def microbatch_streams(
         is_reversed=config.data.step_order == "reversed",
     )
     if num_batches is not None:
-        indices = islice(indices, num_batches * batch // dp)
-    stream = prefetch(make, indices, config.data.prefetch)
+        places = islice(places, num_batches * batch // dp)
+    stream = prefetch(make, places, config.data.prefetch)
     return list(tee(stream, config.parallel.vpp or 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ class Validation:
     def __init__(
         self, config: RunConfig, model_config: TransformerConfig, device: torch.device
     ) -> None:
+        if config.data.balance_steps is not None:  # The samples of more steps may be too many.
+            config = replace(config, data=replace(config.data, balance_steps=1))
         self.config = config
         v = config.validation
         self.dataset = PackedDataset(

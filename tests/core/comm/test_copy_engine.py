@@ -21,13 +21,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatron_magi.core.comm import copy_engine, symmetric_memory
+from megatron_magi.core.comm import rows as rows_module
 from megatron_magi.core.comm.copy_engine import CopyEngine
 from megatron_magi.core.comm.symmetric_memory import FLAGS_BYTES, NUM_SLOTS, SymmetricMemory
-from megatron_magi.core.comm.transport import RowCounts
-from megatron_magi.core.cuda.abi import ClaimParams, ExchangeParams, PeerFlags, Pull
+from megatron_magi.core.comm.transport import Arrival, RowCounts, Sending
+from megatron_magi.core.cuda.abi import (
+    ClaimParams,
+    ExchangeParams,
+    GatherParams,
+    PeerFlags,
+    Pull,
+    SendParams,
+)
 from megatron_magi.core.plan.peer_rows import peer_starts
+from tests.core.kernel import abi_on_cpu
 
-COLUMNS, SLOT_ROWS = 4, 64
+COLUMNS, SLOT_ROWS = 8, 64
 CPU = torch.device("cpu")
 Step = tuple[Callable[[], bool], Callable[[], None]]
 """Whether an operation may run, and what it does."""
@@ -40,6 +49,8 @@ class Streams:
         self.queues: dict[int, deque[Step]] = defaultdict(deque)
         self.recorded: dict[int, int] = defaultdict(int)
         """How often each event was recorded by operations that have run."""
+        self.kept: list[Any] = []
+        """What operations in a queue read by address."""
         self.promised: dict[int, int] = defaultdict(int)
         """How often it was recorded by operations in a queue."""
 
@@ -75,10 +86,20 @@ class Library:
         self.streams = streams
 
     def call(self, name: str, p: Any) -> None:
-        {"magi_claim_slot": self.claim, "magi_exchange": self.exchange}[name](p)
+        {
+            "magi_claim_slot": self.claim, "magi_exchange": self.exchange,
+            "magi_send_rows": self.send,
+        }[name](p)  # fmt: skip
 
     def wait_event(self, stream: int, event: int) -> None:
         self.streams.wait(stream, event)
+
+    def send(self, p: SendParams) -> None:
+        if p.claim.number:
+            self.claim(p.claim)
+        gather = GatherParams.from_buffer_copy(p.gather)
+        self.streams.add(gather.stream, lambda: abi_on_cpu.gather(gather))
+        self.exchange(p.exchange)
 
     def claim(self, p: ClaimParams) -> None:
         for peer in self.flags(p):
@@ -124,6 +145,8 @@ class Ranks:
         patch.setattr(copy_engine, "cuda_library", lambda: Library(self.streams))
         patch.setattr(copy_engine, "SymmetricMemory", self.memory)
         patch.setattr(copy_engine, "stream_handle", lambda device: self.current)
+        patch.setattr(copy_engine, "one_kernel_gathers", lambda xs: True)
+        patch.setattr(rows_module, "stream_handle", lambda device: self.current)
         patch.setattr(copy_engine, "on_device", lambda device: torch.no_grad())
         patch.setattr(torch.cuda, "Stream", self.stream)
         patch.setattr(torch.cuda, "Event", self.event)
@@ -186,14 +209,10 @@ def test_rows_arrive_in_any_order_of_events(
 
 def begin(ranks: Ranks, number: int, rows: np.ndarray, checked: list[int]) -> Callable[[], None]:
     """Begin an exchange on ``ranks.rank``; the result waits for it and checks what has arrived."""
-    me, engine, streams = ranks.rank, ranks.engines[ranks.rank], ranks.streams
-    first = number % 3  # rows that are not sent
-    shapes = [torch.Size([COLUMNS])]
-    room = engine.room(torch.empty(0), first + int(rows[me].sum()), shapes, torch.float32)
-    send = room[first:]
-    streams.add(ranks.current, lambda: filled(send, number, me))
+    me, streams = ranks.rank, ranks.streams
     recv = torch.zeros(int(rows[:, me].sum()), COLUMNS)
-    work = engine.exchange(send, recv, counts_of(rows, me), first)
+    send = send_gathered if number % 2 else send_filled
+    work = send(ranks, number, rows, recv)
 
     def finish() -> None:
         work.wait()
@@ -202,13 +221,28 @@ def begin(ranks: Ranks, number: int, rows: np.ndarray, checked: list[int]) -> Ca
     return finish
 
 
-def filled(send: Tensor, number: int, rank: int) -> None:
-    """Every row says which exchange, whose and which row it is."""
-    send[:] = torch.stack([row_of(number, rank, i) for i in range(len(send))]) if len(send) else 0
+def send_filled(ranks: Ranks, number: int, rows: np.ndarray, recv: Tensor) -> Arrival:
+    """Rows that a kernel writes into the slot, behind some that are not sent."""
+    me, engine = ranks.rank, ranks.engines[ranks.rank]
+    first, num_rows = number % 3, int(rows[me].sum())
+    room = engine.room(torch.empty(0), first + num_rows, [torch.Size([COLUMNS])], torch.float32)
+    ranks.streams.add(ranks.current, lambda: room[first:].copy_(rows_of(number, me, num_rows)))
+    return engine.exchange(room[first:], recv, counts_of(rows, me), first)
 
 
-def row_of(number: int, rank: int, row: int) -> Tensor:
-    return torch.tensor([number, rank, row, -1.0])
+def send_gathered(ranks: Ranks, number: int, rows: np.ndarray, recv: Tensor) -> Sending:
+    """Rows of two tensors, in reverse order, gathered by the library."""
+    me, engine, num_rows = ranks.rank, ranks.engines[ranks.rank], int(rows[ranks.rank].sum())
+    index = torch.arange(num_rows, dtype=torch.int32).flip(0)
+    xs = [x.contiguous() for x in rows_of(number, me, num_rows).flip(0).chunk(2, 1)]
+    ranks.streams.kept.append((index, xs))  # the library gets addresses
+    return engine.send_rows(xs, index, recv, counts_of(rows, me))
+
+
+def rows_of(number: int, rank: int, count: int) -> Tensor:
+    """Rows that say which exchange, whose and which row they are, in both halves."""
+    half = torch.tensor([[number, rank, row, -1.0] for row in range(count)]).reshape(count, 4)
+    return torch.cat([half, -half], 1)
 
 
 def counts_of(rows: np.ndarray, rank: int) -> RowCounts:
@@ -218,12 +252,11 @@ def counts_of(rows: np.ndarray, rank: int) -> RowCounts:
 
 
 def check(recv: Tensor, number: int, rows: np.ndarray, me: int, checked: list[int]) -> None:
-    wanted = [
-        row_of(number, src, int(rows[src, :me].sum()) + i)
+    parts = [
+        rows_of(number, src, int(rows[src].sum()))[int(rows[src, :me].sum()) :][: rows[src, me]]
         for src in range(len(rows))
-        for i in range(rows[src, me])
     ]
-    assert recv.tolist() == [row.tolist() for row in wanted], (number, me)
+    assert torch.equal(recv, torch.cat(parts)), (number, me)
     checked.append(me)
 
 

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.group_cast import PendingCast, Sending, group_cast
+from megatron_magi.core.comm.group_cast import PendingCast, group_cast
 from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
 from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import gather_rows
-from megatron_magi.core.comm.transport import AllToAll
+from megatron_magi.core.comm.transport import AllToAll, Sending
 from megatron_magi.core.plan import GroupCastPlan
 from tests.core.comm.cast_cases import casts, index_of
 from tests.core.kernel import abi_on_cpu

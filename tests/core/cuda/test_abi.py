@@ -27,6 +27,7 @@ STRUCTS = {
     "MagiPull": (abi.Pull, "rows/params.h"),
     "MagiExchangeParams": (abi.ExchangeParams, "rows/params.h"),
     "MagiClaimParams": (abi.ClaimParams, "rows/params.h"),
+    "MagiSendParams": (abi.SendParams, "rows/params.h"),
 }
 KINDS = {
     "int32_t": c_int32,
@@ -35,6 +36,9 @@ KINDS = {
     "float": c_float,
     "MagiTensor": TensorView,
     "MagiRows": Rows,
+    "MagiGatherParams": abi.GatherParams,
+    "MagiExchangeParams": abi.ExchangeParams,
+    "MagiClaimParams": abi.ClaimParams,
 }
 
 

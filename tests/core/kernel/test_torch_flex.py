@@ -12,13 +12,21 @@ import torch
 from megatron_magi import masks
 from megatron_magi.core.kernel import torch_flex
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
-from megatron_magi.core.kernel.flex_mask import MOST_COMPARED, strips_of
+from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, strips_of
+from megatron_magi.core.kernel.flex_parts import MOST_COMPARED, flex_parts
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.torch_flex import FlexBackend
 from megatron_magi.core.mask import AttnMask
-from tests.dense import NAMES, assert_as_good, gradients, random_qkv, summand_scales
+from tests.dense import (
+    NAMES,
+    assert_as_good,
+    dense_attention,
+    gradients,
+    random_qkv,
+    summand_scales,
+)
 
 CPU = torch.device("cpu")
 
@@ -26,8 +34,11 @@ CPU = torch.device("cpu")
 def comb(count: int) -> AttnMask:
     """``count`` pairs of keys, each seen by rows of its own: most rows see all pairs, the last rows
     none. The band cuts corners off."""
-    slices = [[2 * i % 37, 140 - 20 * (i % 2), 3 * i, 3 * i + 2, -120, 280] for i in range(count)]
-    return AttnMask(np.array(slices, np.int32), 150, 3 * count + 5)
+    end = 3 * count
+    slices = [
+        [2 * i % 37, 140 - 20 * (i % 2), 3 * i, 3 * i + 2, -120, end - 20] for i in range(count)
+    ]
+    return AttnMask(np.array(slices, np.int32), 150, end + 5)
 
 
 MASKS = {
@@ -41,7 +52,7 @@ MASKS = {
     ),
     "nothing": AttnMask(np.zeros((0, 6), np.int32), 20, 30),
     "33-slices-a-row": comb(33),
-    "100-slices-a-row": comb(100),
+    "300-slices-a-row": comb(300),
 }
 
 
@@ -179,22 +190,106 @@ def check_against_fp64(
     assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
 
 
-@pytest.mark.parametrize("count", [33, 100])
-def test_many_slices_a_row_against_fp64(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count", [33, 100, 300])
+def test_many_slices_a_row_against_fp64(
+    count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert strips_of(table_of(comb(count))).most == count > MOST_COMPARED
 
     def use_dense() -> None:
         monkeypatch.setattr(torch_flex, "_flex", lambda device_type: dense_flex)
 
-    check_against_fp64(comb(count), "cpu", torch.float32, use_dense)
+    check_against_fp64(comb(count), "cpu", dtype, use_dense)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("count", [33, 100])
+@pytest.mark.parametrize("count", [33, 100, 300])
 def test_many_slices_a_row_on_a_gpu(count: int, dtype: torch.dtype) -> None:
     check_against_fp64(comb(count), "cuda", dtype, lambda: None)
+
+
+def two_halves() -> AttnMask:
+    """Rows that see the first keys only, the last keys only, all of them, or nothing."""
+    rows = ((0, 40, 0, 60), (40, 80, 60, 120), (90, 130, 0, 120))
+    slices = [[a, b, 2 * i, 2 * i + 1, -300, 300] for a, b, c, d in rows for i in range(c, d)]
+    return AttnMask(np.array(slices, np.int32), 140, 240)
+
+
+def test_rows_that_see_nothing_in_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And something in another; a row block's first part has the keys of all of its rows."""
+    mask = two_halves()
+    seen = [set(np.flatnonzero(empty)) for empty in map(unseen_rows, flex_parts(table_of(mask)))]
+    assert len(seen) == 4 and seen[0] != seen[-1]
+    assert set.intersection(*seen) == {*range(80, 90), *range(130, 140)}
+
+    def use_dense() -> None:
+        monkeypatch.setattr(torch_flex, "_flex", lambda device_type: dense_flex)
+
+    check_against_fp64(mask, "cpu", torch.float32, use_dense)
+
+
+def unseen_rows(table: SliceTable) -> np.ndarray:
+    return empty_rows(table, CPU).numpy()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_stage_of_several_parts(dtype: torch.dtype) -> None:
+    """Merged into what came before, put into other rows, or returned in the dtype asked for."""
+    table = table_of(two_halves())
+    q, k, v, _ = inputs(two_halves(), CPU, dtype)
+    call, tol = AttnCall(q, k, v, table, 0.2), 1e-5 if dtype == torch.float32 else 2e-2
+    want = ReferenceBackend().forward(call, out_dtype=torch.float32)
+    earlier = torch.randn_like(want[0]), torch.randn_like(want[1])
+    merged, put = ((earlier[0].clone(), earlier[1].clone()) for _ in range(2))
+    assert FlexBackend().forward(call, prev=merged) is merged
+    assert FlexBackend().forward(call, into=put) is put
+    plain = FlexBackend().forward(call, out_dtype=torch.float64)
+    assert (plain[0].dtype, plain[1].dtype) == (torch.float64, torch.float32)
+    rows = ~unseen_rows(table)
+    for got, started, expected in zip(put, earlier, want, strict=True):
+        torch.testing.assert_close(got[rows], expected[rows], atol=tol, rtol=tol)
+        assert torch.equal(got[~rows], started[~rows])
+    merge_(*earlier, *want)
+    torch.testing.assert_close(merged, earlier, atol=tol, rtol=tol)
+    torch.testing.assert_close(plain, want, atol=tol, rtol=tol, check_dtype=False)
+
+
+def test_a_part_of_infinite_scores_is_left_out() -> None:
+    """-inf is a score of weight 0: nan comes if all scores of a row are -inf, or one is inf."""
+    mask = two_halves()
+    q, k, v, _ = inputs(mask, CPU, torch.float32)
+    q[..., 0] = q[..., 0].abs() + 1
+    k[:100, :, 0], k[239, :, 0] = -torch.inf, torch.inf
+    call = AttnCall(q, k, v, table_of(mask), 0.2)
+    out, lse = FlexBackend().forward(call)
+    want = dense_attention(q.double(), k.double(), v.double(), mask, 0.2)
+    assert out[90:130].isfinite().all() and not want[0].isnan().all()
+    torch.testing.assert_close(out.double(), want[0], atol=1e-5, rtol=1e-5, equal_nan=True)
+    torch.testing.assert_close(lse.double(), want[1], atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_parts_share_one_compiled_function() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    ran: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        ran.append(graph)
+        return graph.forward
+
+    compiled = torch_flex._compiled(flex_attention, backend=backend)
+    for count in (100, 300):
+        mask = comb(count)
+        x = [
+            t[None].transpose(1, 2)
+            for t in map(torch_flex.padded, inputs(mask, CPU, torch.float32)[:3])
+        ]
+        for part in flex_parts(table_of(mask)):
+            compiled(*x, block_mask=block_mask(part, CPU, MOST_COMPARED), enable_gqa=True)
+    assert len(ran) == 2
 
 
 @pytest.mark.gpu

@@ -21,6 +21,7 @@ class HopperBackend:
     """
 
     name = "cuda"
+    adds_atomically = True
     forward = staticmethod(forward)
     backward = staticmethod(backward)
     delta = staticmethod(delta)

@@ -72,3 +72,10 @@ struct MagiClaimParams {
   uint32_t number;
   int32_t num_peers;
 };
+
+// Claims a slot, gathers rows into it, and begins the exchange that sends them.
+struct MagiSendParams {
+  MagiClaimParams claim;  // of exchange 0: none, the slot is free
+  MagiGatherParams gather;
+  MagiExchangeParams exchange;
+};

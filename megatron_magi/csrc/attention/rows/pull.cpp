@@ -13,6 +13,8 @@
 #include "../device/export.h"
 #include "params.h"
 
+MAGI_EXPORT int magi_gather_rows(const MagiGatherParams* params, char* message, int message_bytes);
+
 namespace magi {
 namespace {
 
@@ -68,6 +70,7 @@ Status for_peers(int num_peers, void* stream, const OpOf& op_of) {
 }
 
 Status claim(const MagiClaimParams& p) {
+  if (p.number == 0) return {};
   return for_peers(p.num_peers, p.stream,
                    [&](int i) { return wait_of(p.flags[i].taken_here, p.number); });
 }
@@ -101,10 +104,25 @@ MAGI_EXPORT int magi_claim_slot(const MagiClaimParams* params, char* message, in
   return magi::report(magi::claim(*params), message, message_bytes);
 }
 
+MAGI_EXPORT int magi_send_rows(const MagiSendParams* params, char* message, int message_bytes) {
+  const magi::Status claimed = magi::claim(params->claim);
+  if (!claimed.ok()) return magi::report(claimed, message, message_bytes);
+  const int gathered = magi_gather_rows(&params->gather, message, message_bytes);
+  if (gathered != magi::kOk) return gathered;
+  return magi::report(magi::exchange(params->exchange), message, message_bytes);
+}
+
 MAGI_EXPORT int magi_exchange(const MagiExchangeParams* params, char* message, int message_bytes) {
   return magi::report(magi::exchange(*params), message, message_bytes);
 }
 
 MAGI_EXPORT int magi_wait_event(void* stream, void* event) {
   return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
+}
+
+// Lets later work on one stream wait for earlier work on another.
+MAGI_EXPORT int magi_follow(void* later, void* earlier, void* event) {
+  const cudaError_t error =
+      cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(earlier));
+  return error != cudaSuccess ? error : magi_wait_event(later, event);
 }

@@ -1,0 +1,64 @@
+"""A table cut into parts that FlexAttention can take: few slices in every row of each part.
+
+The test of a cell compares the slices of its row one by one. With many of them it would be slow,
+and compiling it would take long. Attention over disjoint keys can be merged, so a table with more
+slices in a row is computed part by part.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megatron_magi.core.kernel.flex_mask import BLOCK, Index, counted_up, strips_of
+from megatron_magi.core.kernel.slice_table import SliceTable
+
+MOST_COMPARED = 32
+"""Slices of a row in one part, at two comparisons for every cell of a partial block each."""
+
+
+def flex_parts(table: SliceTable) -> tuple[SliceTable, ...]:
+    """Tables that share no cell and together have all cells of the table; made once.
+
+    No row meets more than MOST_COMPARED slices of a part. Neighbouring keys are in one part, so
+    that parts have few blocks in common.
+    """
+    key = "flex parts"
+    if key not in table.cache:  # empty if the table is its only part: it must not refer to itself
+        few = strips_of(table).most <= MOST_COMPARED
+        table.cache[key] = () if few else _cut(table)
+    return table.cache[key] or (table,)
+
+
+def _cut(table: SliceTable) -> tuple[SliceTable, ...]:
+    pieces = _pieces(table)
+    part = _part_of(pieces)
+    return tuple(
+        SliceTable(pieces[part == p].astype(np.int32), table.num_q, table.num_k)
+        for p in range(int(part.max()) + 1)
+    )
+
+
+def _pieces(table: SliceTable) -> Index:
+    """int64 [n, 6]: the slices cut at rows of blocks, by these rows and then by their first key."""
+    slices = table.slices.astype(np.int64)
+    member, row = counted_up(slices[:, 0] // BLOCK, -(-slices[:, 1] // BLOCK))
+    pieces = slices[member]
+    pieces[:, 0] = np.maximum(pieces[:, 0], row * BLOCK)
+    pieces[:, 1] = np.minimum(pieces[:, 1], (row + 1) * BLOCK)
+    key = np.maximum(pieces[:, 2], pieces[:, 0] + pieces[:, 4])
+    return pieces[np.lexsort((key, row))]
+
+
+def _part_of(pieces: Index) -> Index:
+    """int64 [n]: in each row of blocks, the next part begins when a row of this one is full."""
+    parts = np.zeros(len(pieces), dtype=np.int64)
+    block, part, counts = -1, 0, np.zeros(BLOCK, dtype=np.int64)
+    for i, (start, end) in enumerate(pieces[:, :2].tolist()):
+        if start // BLOCK != block:
+            block, part, counts[:] = start // BLOCK, 0, 0
+        rows = counts[start - block * BLOCK : end - block * BLOCK]
+        if rows.max() == MOST_COMPARED:
+            part, counts[:] = part + 1, 0
+        rows += 1
+        parts[i] = part
+    return parts
