@@ -18,8 +18,8 @@ from megatron_magi.cli.parser import CommandParser
 MAX_STACK_BYTES = 64
 ALLOWED_SPILLS: dict[str, str] = {
     # "part of a kernel's mangled name": "why its spills are harmless",
-    "Li64ELi192ELi128ELi64ELb1ELb1E": "forward, head_dim 64, softcap: a few registers a step, "
-    "which has some 1500 instructions",
+    "Li64ELi192ELi128ELi64ELb1ELb1E": "forward, head_dim 64, softcap: two registers a step, which "
+    "has some 1300 instructions",
 }
 
 MESSAGE = re.compile(r"\((C75\d\d)\)(.*)")

@@ -205,18 +205,6 @@ MAGI_DEVICE float tanh_approx(float x) {
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// In [0, 1]; nan becomes 0.
-MAGI_DEVICE float saturated_fma(float a, float b, float c) {
-  float y;
-  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
-  return y;
-}
-// As fmaxf, but nan is larger than every number.
-MAGI_DEVICE float max_or_nan(float a, float b) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
 MAGI_DEVICE bool elect_one() {
   uint32_t elected;
   asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));

@@ -21,8 +21,7 @@ struct FwdKernelParams {
   int32_t pack_shift;  // log2(pack)
   float scale_log2;    // log2(e) times softmax_scale, or times softcap
   float inverse_scale_log2;
-  float cap_scale;   // softmax_scale / softcap, where there is one
-  float scale_unit;  // scale_log2 as a part of kUnitRange (softmax.cuh)
+  float cap_scale;  // softmax_scale / softcap, where there is one
 };
 
 // A position in a ring of kSlots slots and the parity of its current pass.

@@ -84,7 +84,7 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     }
     if constexpr (T::kSoftcap) cap_scores(me.p, s);
     if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-    const bool rescale = softmax_step<T>(me.p, s, state, alpha);
+    const bool rescale = softmax_step(me.p, s, state, alpha);
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
 

@@ -25,7 +25,6 @@ Status run_fwd(const MagiFwdParams& args) {
       (Traits::kSoftcap ? args.softcap : args.softmax_scale) * static_cast<float>(M_LOG2E);
   p.inverse_scale_log2 = 1.f / p.scale_log2;
   p.cap_scale = Traits::kSoftcap ? args.softmax_scale / args.softcap : 0.f;
-  p.scale_unit = p.scale_log2 / kUnitRange;
 
   if (p.num_items > 0) {
     const bool stage_out = args.out_dtype != kMagiFp32;

@@ -39,8 +39,6 @@ struct FwdTraits {
   static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kMaxLogits = kMaxLogits_;
   static constexpr bool kSoftcap = kSoftcap_;
-  // Of six exponentials with softcap, how many are multiply-adds (softmax.cuh).
-  static constexpr int kFmaExps = kSoftcap ? 3 : 0;
   static constexpr int kBlockM = kBlockM_;  // rows of a tile: 64 of each consumer warpgroup
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kConsumers = kBlockM / 64;
