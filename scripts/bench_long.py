@@ -8,8 +8,9 @@ Rows of out, lse and dq need one row of scores each, and rows of dk and dv one c
 they can be computed exactly at any length. Columns are weighted with the kernel's own lse, which
 the sampled rows check. Samples lie at both ends, at the middle, and on both sides of element 2^31
 of q. An error is the norm of the difference over the norm of the exact row, the largest of the
-samples; the script ends with 1 if one is above 2^-6 (bf16 rounds by up to 2^-9). A row of dq whose
-summands cancel, as that of a query that sees one key, counts as at least 2^-8 of their sizes.
+samples; the script ends with 1 if one is above 2^-6 of out and lse (bf16 rounds by up to 2^-9) or
+2^-5 of a gradient, most of whose summands cancel. A row of dq all of whose summands cancel, as that
+of a query that sees one key, counts as at least 2^-8 of their sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from megatron_magi import masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 
-MOST_ERROR = 2**-6
+MOST_ERROR = {"out": 2**-6, "lse": 2**-6, "dq": 2**-5, "dk": 2**-5, "dv": 2**-5}
 CHUNK = 1 << 16
 """Query rows of a column that are weighted at a time."""
 
@@ -159,7 +160,7 @@ def main() -> None:
         command = f"python scripts/bench_long.py --tokens {args.tokens}"
         meta = {**describe(command, args.commit), "date": str(datetime.date.today())}
         args.record.write_text(json.dumps({"meta": meta, "rows": [row]}, indent=1) + "\n")
-    if not max(row["errors"].values()) <= MOST_ERROR:
+    if not all(row["errors"][name] <= most for name, most in MOST_ERROR.items()):
         raise SystemExit(1)
 
 

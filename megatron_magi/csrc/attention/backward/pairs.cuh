@@ -30,7 +30,7 @@ struct BwdPairRegs {
   float dq[32];
   uint32_t k[16];       // this warpgroup's keys, operand A
   uint32_t weights[4];  // operand A of the stats: equal rows, of which three columns are not zero
-  int partial;          // of the step ahead, see BwdStepMeta
+  int partial;          // of the step ahead, see BwdStepMeta; of lane 0, see load_by_lane0
   float shift[kSoftcap ? 16 : 1];  // of the step ahead
   uint32_t p[kSoftcap ? 16 : 1];   // P of the step ahead
 };
@@ -78,7 +78,7 @@ struct BwdPairs {
     return smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
   }
   MAGI_DEVICE void load_partial(int n, Regs& r) const {
-    r.partial = load_shared(meta(n) + offsetof(BwdStepMeta, partial));
+    if (thread_again() % 32 == 0) r.partial = load_shared(meta(n) + offsetof(BwdStepMeta, partial));
   }
   MAGI_DEVICE void start_with_stats(float (&acc)[32], int kind, int n, const Regs& r) const {
     const int tile = 2 * (n % T::kStages) + kind;
@@ -120,7 +120,7 @@ struct BwdPairs {
 #pragma unroll
       for (int i = 0; i < 32; ++i) r.s[i] = ptx::exp2_approx(r.s[i] * args.scale_log2);
     }
-    if (r.partial >> wg & 1) {
+    if (from_lane0(r.partial) >> wg & 1) {
       const int d_hi = from_lane0(load_by_lane0(meta(n) + offsetof(BwdStepMeta, d_hi)).x);
       const uint32_t visible = visible_cells(from_lane0(load_by_lane0(meta(n))), d_hi, wg);
       mask_scores(r.s, visible);
@@ -191,7 +191,6 @@ struct BwdPairs {
     }
     load_partial(n + 2, r);
     ptx::wgmma_wait<0>();
-    __syncwarp();  // every lane has read what the loader may now write over
     arrive(T::kBarQEmpty + 8 * stage);
   }
 
@@ -211,6 +210,7 @@ MAGI_DEVICE void bwd_consume_pairs(const BwdArgs& args, int num_steps, int wg, u
   using Element = typename T::Element;
   const BwdPairs<T> pairs{args, num_steps, wg, smem};
   BwdPairRegs<T::kSoftcap> r;
+  r.partial = 0;
 #pragma unroll
   for (int i = 0; i < 32; ++i) r.dk[i] = r.dv[i] = 0.f;
   const int column = threadIdx.x % 4;
