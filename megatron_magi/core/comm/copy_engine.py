@@ -100,6 +100,7 @@ class CopyEngine:
         dist.barrier(group)
         torch.cuda.synchronize(self.device)
         del self.memory
+        torch.cuda.empty_cache()  # symmetric memory does not come from PyTorch's cache
         self._open(group, int(GROWTH * slot_bytes))
 
     def room(

@@ -42,9 +42,9 @@ def rendezvous(group: dist.ProcessGroup, device: torch.device, size: int) -> Sha
     Raises:
         RuntimeError: on every rank, if it fails on any.
     """
-    from torch.distributed import _symmetric_memory as symm_mem
-
     with one_error(group):
+        from torch.distributed import _symmetric_memory as symm_mem
+
         buffer = symm_mem.empty(size, dtype=torch.uint8, device=device)
         buffer[:FLAGS_BYTES].zero_()
         torch.cuda.synchronize(device)  # no peer may see flags of an earlier use
@@ -111,8 +111,8 @@ def one_error(group: dist.ProcessGroup) -> Iterator[None]:
     error: str | None = None
     try:
         yield
-    except RuntimeError as raised:
-        error = str(raised)
+    except Exception as raised:  # PyTorch versions differ in what they raise, or lack
+        error = f"{type(raised).__name__}: {raised}"
     errors: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(errors, error, group=group)
     failed = [f"rank {i}: {text}" for i, text in enumerate(errors) if text is not None]

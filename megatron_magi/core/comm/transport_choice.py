@@ -45,17 +45,27 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
     if engine is None:
         engine = _choose(plan, group, like)
     if isinstance(engine, str):
-        if wanted == "symm_mem":
-            raise RuntimeError(
-                f"transport 'symm_mem' needs GPUs of one host that read each other's memory, got "
-                f"{engine}; set MagiConfig.transport to 'auto' or 'all_to_all'"
-            )
-        return AllToAll(group)
+        return _without_engine(group, wanted, engine)
     reads = reads_peers(plan.config, plan.cp_size, plan.ranks_per_node)
     if not reads or like.dtype not in _DTYPES:
         return AllToAll(group)
-    engine.reserve(group, _slot_bytes(plan, like))
+    try:
+        engine.reserve(group, _slot_bytes(plan, like))
+    except RuntimeError as error:  # on every rank
+        _engines[group] = str(error)
+        logger.warning("transport of attention: all_to_all from now on (%s)", error)
+        return _without_engine(group, wanted, str(error))
     return engine
+
+
+def _without_engine(group: dist.ProcessGroup, wanted: str, why: str) -> AllToAll:
+    """The all-to-all, unless the config requires what cannot be had."""
+    if wanted == "symm_mem":
+        raise RuntimeError(
+            f"transport 'symm_mem' needs GPUs of one host that read each other's memory, got "
+            f"{why}; set MagiConfig.transport to 'auto' or 'all_to_all'"
+        )
+    return AllToAll(group)
 
 
 def engines() -> list[CopyEngine]:
