@@ -39,7 +39,7 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
     before, wait for the other ranks and for the device.
     """
     wanted = plan.config.transport
-    if group is None or wanted == "all_to_all":
+    if group is None or wanted == "all_to_all" or len(plan.transfers) == 0:
         return AllToAll(group)
     engine = _engines.get(group)
     if engine is None:

@@ -79,6 +79,14 @@ def test_gpus_of_one_host_read_each_other(caplog: pytest.LogCaptureFixture) -> N
     assert isinstance(transport_for(plan(transport="all_to_all"), group, LIKE), AllToAll)
 
 
+def test_a_plan_that_exchanges_nothing_opens_nothing() -> None:
+    alone = make_attn_plan(masks.from_cu_seqlens([0, 1024, 2048]), 2, HEADS, MagiConfig())
+    assert len(alone.transfers) == 0
+    group: Any = Group()
+    assert isinstance(transport_for(alone, group, LIKE), AllToAll)
+    assert group not in transport_choice._engines
+
+
 def test_what_cannot_is_said_once_and_refused_if_required(
     opened: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
