@@ -8,6 +8,7 @@ are written to the slot directly.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from megatron_magi.core.comm.transport import RowCounts, Sending, gathered
 from megatron_magi.core.cuda.abi import Pull, SendParams
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 
+READ_S = 5.0
+"""How long a report waits for the flags; other work of a stuck device may stand before the copy."""
 GROWTH = 1.25
 """A buffer that is too small is replaced by one with so much more than what is needed."""
 
@@ -32,17 +35,18 @@ class _Copies:
     """An exchange under way; ``wait`` may be called once."""
 
     engine: CopyEngine
-    arrived: torch.cuda.Event
-    filled: torch.cuda.Event
-    recv: Tensor
-    """Kept until the copies into it have ended."""
     number: int
+    filled: torch.cuda.Event
+    """This rank's rows lie ready."""
+    arrived: torch.cuda.Event
+    recv: Tensor | None
+    """Kept until the copies into it have ended."""
+    is_awaited: bool = False
 
     def wait(self) -> None:
         """Let the current stream wait for the rows."""
-        engine = self.engine
+        engine, self.is_awaited = self.engine, True
         engine.library.wait_event(stream_handle(engine.device), self.arrived.cuda_event)
-        engine.forget(self)
 
 
 class CopyEngine:
@@ -60,15 +64,14 @@ class CopyEngine:
         self.device = device
         self.library = cuda_library()
         self.stream = torch.cuda.Stream(device, priority=-1)
-        self._under_way: dict[int, _Copies] = {}
-        """Exchanges whose rows no stream waits for yet; kept, for copies go into their tensors."""
-        self._marks: deque[tuple[float, int]] = deque()
-        """When the watcher saw which number of exchanges."""
+        self._under_way: deque[_Copies] = deque()
+        """Exchanges of which it is not known that they have ended, in their order."""
+        self._late: tuple[_Copies, float] | None = None
+        """The exchange that the watcher saw waiting for peers, and since when."""
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._open(group, slot_bytes)
 
     def _open(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
-        self._marks.clear()
         self.memory = SymmetricMemory(group, self.device, slot_bytes)
         self.number = 0
         """Of the last exchange that was begun."""
@@ -150,6 +153,7 @@ class CopyEngine:
     ) -> _Copies:
         self.number = number = self.number + 1
         self._locate(recv, counts, first_row)
+        self._collect()
         filled, arrived = self._events.pop() if self._events else self._new_events()
         params = self._params
         params.current = stream_handle(self.device)
@@ -157,8 +161,17 @@ class CopyEngine:
         params.number = number
         with on_device(self.device):
             self.library.call(name, call)
-        copies = self._under_way[number] = _Copies(self, arrived, filled, recv, number)
+        copies = _Copies(self, number, filled, arrived, recv)
+        self._under_way.append(copies)
         return copies
+
+    def _collect(self) -> None:
+        """Let go of what exchanges that have ended had to keep."""
+        while self._under_way and self._under_way[0].arrived.query():
+            ended = self._under_way.popleft()
+            ended.recv = None
+            if ended.is_awaited:
+                self._events.append((ended.filled, ended.arrived))
 
     def _locate(self, recv: Tensor, counts: RowCounts, first_row: int) -> None:
         """Fill in what is read from which peer."""
@@ -181,26 +194,40 @@ class CopyEngine:
             event.record(self.stream)  # which creates it
         return pair
 
-    def forget(self, copies: _Copies) -> None:
-        """A stream waits for the rows, so nothing has to be kept for them any more."""
-        del self._under_way[copies.number]
-        self._events.append((copies.filled, copies.arrived))
-
     def overdue(self, seconds: float) -> str | None:
-        """For a watcher that calls this about every second: what has been awaited for longer."""
-        now = time.monotonic()
-        self._marks.append((now, self.number))
-        if now - self._marks[0][0] < seconds:
+        """For a watcher that calls this about every second: what this rank's device has waited for
+        longer. A device that has other work before it is not late."""
+        waiting = self._waiting_for_peers()
+        if waiting is None or self._late is None or self._late[0] is not waiting:
+            self._late = None if waiting is None else (waiting, time.monotonic())
             return None
-        ready = {peer: ready for peer, (ready, _) in self.memory.numbers().items()}
-        while self._marks and self._marks[0][1] <= min(ready.values()):
-            self._marks.popleft()
-        if not self._marks or now - self._marks[0][0] < seconds:
+        if time.monotonic() - self._late[1] < seconds:
             return None
-        number = self._marks[0][1]
-        absent = [peer for peer, seen in ready.items() if seen < number]
+        absent = self._absent(waiting.number)
         return (
-            f"every rank must begin the same exchanges, and rank(s) {absent} of the group have "
-            f"not begun exchange {number} within {seconds:.0f} s; look for the first error in "
-            f"their logs"
+            f"every rank must begin the same exchanges, and {absent} not begun exchange "
+            f"{waiting.number} within {seconds:.0f} s; look for the first error in their logs"
         )
+
+    def _waiting_for_peers(self) -> _Copies | None:
+        """The oldest exchange that has not ended, if this rank's rows lie ready."""
+        done = self.library.is_done
+        try:
+            first = next((x for x in self._under_way if not done(x.arrived.cuda_event)), None)
+        except RuntimeError:  # another thread begins an exchange at this moment
+            return None
+        return first if first is not None and done(first.filled.cuda_event) else None
+
+    def _absent(self, number: int) -> str:
+        """Which ranks have not begun an exchange, as far as the device still answers."""
+        found: list[int] = []
+        memory = self.memory
+
+        def look() -> None:
+            numbers = memory.numbers().items()
+            found.extend(peer for peer, (ready, _) in numbers if ready < number)
+
+        reader = threading.Thread(target=look, daemon=True)
+        reader.start()
+        reader.join(READ_S)
+        return f"rank(s) {found} of the group have" if found else "some rank of the group has"

@@ -43,14 +43,18 @@ def rendezvous(group: dist.ProcessGroup, device: torch.device, size: int) -> Sha
         RuntimeError: on every rank, if it fails on any.
     """
     with one_error(group):
+        from torch._C._distributed_c10d import _SymmetricMemory
         from torch.distributed import _symmetric_memory as symm_mem
 
-        buffer = symm_mem.empty(size, dtype=torch.uint8, device=device)
+        # Not symm_mem.empty: newer versions keep its memory in a pool, which never returns it.
+        buffer = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
         buffer[:FLAGS_BYTES].zero_()
         torch.cuda.synchronize(device)  # no peer may see flags of an earlier use
     with one_error(group):
         handle: Any = symm_mem.rendezvous(buffer, group)
-    return Shared(buffer, handle, [int(base) for base in handle.buffer_ptrs], dist.get_rank(group))
+    offset = int(getattr(handle, "offset", 0))
+    addresses = [int(base) + offset for base in handle.buffer_ptrs]
+    return Shared(buffer, handle, addresses, dist.get_rank(group))
 
 
 class SymmetricMemory:
@@ -63,7 +67,8 @@ class SymmetricMemory:
             RuntimeError: the ranks' GPUs cannot address each other's memory, or have too little.
         """
         self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-        shared = rendezvous(group, device, FLAGS_BYTES + NUM_SLOTS * self.slot_bytes)
+        with torch.inference_mode(False):  # training may follow an evaluation that opened it
+            shared = rendezvous(group, device, FLAGS_BYTES + NUM_SLOTS * self.slot_bytes)
         self.buffer, self._handle, bases_by_rank, rank = shared
         # Peers in turn, beginning after this rank, so that no two ranks read from one at a time.
         self.rank, size = rank, len(bases_by_rank)
@@ -78,9 +83,10 @@ class SymmetricMemory:
         here = self.buffer.data_ptr() + FLAGS_BYTES
         self.addresses = [here + slot * self.slot_bytes for slot in range(NUM_SLOTS)]
         """This rank's slots."""
-        slots = self.buffer[FLAGS_BYTES:].view(NUM_SLOTS, self.slot_bytes)
-        dtypes = (torch.bfloat16, torch.float16, torch.float32)
-        self.slots = [{dtype: row.view(dtype) for dtype in dtypes} for row in slots]
+        with torch.inference_mode(False):
+            slots = self.buffer[FLAGS_BYTES:].view(NUM_SLOTS, self.slot_bytes)
+            dtypes = (torch.bfloat16, torch.float16, torch.float32)
+            self.slots = [{dtype: row.view(dtype) for dtype in dtypes} for row in slots]
 
     def _flags(self, bases: Sequence[int]) -> ctypes.Array[PeerFlags]:
         here, rank = self.buffer.data_ptr(), self.rank
@@ -95,9 +101,12 @@ class SymmetricMemory:
     def numbers(self) -> dict[int, tuple[int, int]]:
         """For reports: the last exchange that each peer was ready for and the last that it took.
 
-        The host waits for a small copy, on a stream of its own.
+        The host waits for a small copy, on another stream than the one that may be stuck. The
+        device is set, because a thread's first device is GPU 0, on which leaving the stream would
+        create a context.
         """
-        with torch.cuda.stream(torch.cuda.Stream(self.buffer.device)):
+        device = self.buffer.device
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
             flags = self.buffer[:FLAGS_BYTES].view(torch.int32).cpu().tolist()
         return {peer: (flags[2 * peer], flags[2 * peer + 1]) for peer in self.peers}
 

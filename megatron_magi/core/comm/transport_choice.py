@@ -48,7 +48,7 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
         return _without_engine(group, wanted, engine)
     reads = reads_peers(plan.config, plan.cp_size, plan.ranks_per_node)
     if not reads or like.dtype not in _DTYPES:
-        return AllToAll(group)
+        return _without_engine(group, wanted, f"{like.dtype}, or a plan for several nodes")
     try:
         engine.reserve(group, _slot_bytes(plan, like))
     except RuntimeError as error:  # on every rank

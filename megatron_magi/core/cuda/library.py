@@ -64,6 +64,15 @@ class CudaLibrary:
         if code != 0:
             raise CudaKernelError(f"magi_follow failed with code {code}")
 
+    def is_done(self, event: int) -> bool:
+        """Whether an event has been reached; any thread may ask, also while another one captures a
+        CUDA graph."""
+        answer = c_int32(0)
+        code = self.handle.magi_event_is_done(c_void_p(event), ctypes.byref(answer))
+        if code != 0:
+            raise CudaKernelError(f"magi_event_is_done failed with code {code}")
+        return bool(answer.value)
+
     def wait_outside_capture(self, event: int) -> None:
         """Let the host wait for an event while a stream is captured into a CUDA graph."""
         code = self.handle.magi_wait_outside_capture(c_void_p(event))

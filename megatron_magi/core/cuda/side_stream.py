@@ -23,13 +23,18 @@ class SideStream:
         self.stream = torch.cuda.Stream(device, priority=-1)
         self._event = torch.cuda.Event()
         self._event.record(self.stream)  # which creates it
+        self._joined: int | None = None
+        """The stream that joined last: it may still read memory of this one."""
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Work given in this block runs after what the current stream has been given so far."""
         before = torch.cuda.current_stream(self.device)
         handle = self.stream.cuda_stream
-        cuda_library().follow(handle, before.cuda_stream, self._event.cuda_event)
+        follow, event = cuda_library().follow, self._event.cuda_event
+        follow(handle, before.cuda_stream, event)
+        if self._joined not in (None, before.cuda_stream):
+            follow(handle, self._joined, event)
         torch.cuda.set_stream(self.stream)
         try:
             yield
@@ -40,6 +45,7 @@ class SideStream:
         """Let the current stream wait for what this one has been given so far."""
         here = stream_handle(self.device)
         cuda_library().follow(here, self.stream.cuda_stream, self._event.cuda_event)
+        self._joined = here
 
 
 @lru_cache

@@ -68,10 +68,10 @@ class DeviceBuffer:
     def use_on(self, handle: int) -> None:
         """Make launches on the current stream, which has this handle, wait for the upload, and keep
         the data alive until they have run."""
+        if torch.cuda.is_current_stream_capturing():  # also on a stream that was used before
+            return self._use_in_graph()
         if handle not in self.streams:
             assert self.ready is not None, "there are no streams on the CPU"
-            if torch.cuda.is_current_stream_capturing():
-                return self._use_in_graph()
             stream = torch.cuda.current_stream(self.data.device)
             stream.wait_event(self.ready)
             self.data.record_stream(stream)

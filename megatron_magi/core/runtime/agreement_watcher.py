@@ -47,7 +47,11 @@ class Watcher:
 
     def _watch(self) -> None:
         while not self._stopped.wait(PERIOD_S):
-            found = self._errors()
+            try:
+                found = self._errors()
+            except Exception:
+                logger.exception("looking for errors of exchanges failed, and goes on")
+                continue
             if found and not self._stopped.wait(GRACE_S) and self._errors():
                 self._end("; ".join(found))
 

@@ -14,7 +14,7 @@ queries and keys, E of values (another one in multi-latent attention).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -255,6 +255,8 @@ class _DistAttn(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         work: _StageWork = ctx.work
+        # Chosen again: a transport that has run out of memory since then is no longer there.
+        work = work._replace(transport=transport_for(work.plan, work.group, q))
         scale, softcap = work.softmax_scale, work.softcap
         call = Call("backward of dist_attn", k.shape[1:], k.dtype, scale, softcap=softcap)
         compare(call, work.plan, work.group, q.device).wait()
@@ -266,13 +268,13 @@ class _DistAttn(torch.autograd.Function):
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
         walk = _Backward(work, (q, k, v), (out, lse), (dout, dlse))
-        with side_stream(q.device).current() if ahead else nullcontext():
-            for stage, keys, values in feed:
-                walk.run(stage, keys, values)
-                del keys, values
-        if ahead:
-            walk.run(own, k, v)
-            side_stream(q.device).join()
+        with _running_ahead(q.device) if ahead else nullcontext():
+            with side_stream(q.device).current() if ahead else nullcontext():
+                for stage, keys, values in feed:
+                    walk.run(stage, keys, values)
+                    del keys, values
+            if ahead:
+                walk.run(own, k, v)
         dk, dv = walk.key_grads.sums()
         return torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype), dk, dv, None
 
@@ -333,6 +335,16 @@ def _may_run_ahead(work: _StageWork, q: Tensor, v: Tensor) -> bool:
     casts = [stage.cast for stage in remote]
     plain = bool(casts) and own.cast is None and own.sees
     return together and plain and all(isinstance(cast, PreparedCast) for cast in casts)
+
+
+@contextmanager
+def _running_ahead(device: torch.device) -> Iterator[None]:
+    """The current stream waits for the side stream at the end, also after an error: tensors of this
+    frame are freed then, which kernels of the side stream may still use."""
+    try:
+        yield
+    finally:
+        side_stream(device).join()
 
 
 class _KeyGradients:

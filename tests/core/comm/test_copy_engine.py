@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -67,6 +68,9 @@ class Streams:
         number = self.promised[event]
         self.add(stream, lambda: None, lambda: self.recorded[event] >= number)
 
+    def is_done(self, event: int) -> bool:
+        return self.recorded[event] == self.promised[event]
+
     def run(self, order: random.Random) -> None:
         """Everything, in a random order of the streams."""
         while waiting := [queue for queue in self.queues.values() if queue]:
@@ -93,6 +97,9 @@ class Library:
 
     def wait_event(self, stream: int, event: int) -> None:
         self.streams.wait(stream, event)
+
+    def is_done(self, event: int) -> bool:
+        return self.streams.is_done(event)
 
     def send(self, p: SendParams) -> None:
         if p.claim.number:
@@ -141,7 +148,7 @@ class Ranks:
         self.count, self.streams = count, Streams()
         size = FLAGS_BYTES + NUM_SLOTS * symmetric_memory.ALIGNMENT
         self.buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
-        self.handles = iter(range(10**6))
+        self.handles = iter(range(1, 10**6))
         patch.setattr(copy_engine, "cuda_library", lambda: Library(self.streams))
         patch.setattr(copy_engine, "SymmetricMemory", self.memory)
         patch.setattr(copy_engine, "stream_handle", lambda device: self.current)
@@ -151,7 +158,7 @@ class Ranks:
         patch.setattr(torch.cuda, "Stream", self.stream)
         patch.setattr(torch.cuda, "Event", self.event)
         patch.setattr(symmetric_memory, "rendezvous", self.rendezvous)
-        self.engines = []
+        self.engines, self.rank = [], 0
         for self.rank in range(count):
             group: Any = SimpleNamespace(rank=self.rank)
             self.engines.append(CopyEngine(group, CPU, SLOT_ROWS * COLUMNS * 4))
@@ -168,7 +175,12 @@ class Ranks:
         return SimpleNamespace(cuda_stream=1000 + self.rank)
 
     def event(self) -> Any:
-        return SimpleNamespace(cuda_event=next(self.handles), record=lambda stream: None)
+        handle = next(self.handles)
+        return SimpleNamespace(
+            cuda_event=handle,
+            record=lambda stream: None,
+            query=lambda: self.streams.is_done(handle),
+        )
 
     @property
     def current(self) -> int:
@@ -204,7 +216,10 @@ def test_rows_arrive_in_any_order_of_events(
                 pending.popleft()()
         ranks.streams.run(order)
         assert len(checked) == count * num_exchanges
-        assert not any(engine._under_way for engine in ranks.engines)
+        for engine in ranks.engines:
+            assert len(engine._under_way) == num_exchanges, "the host ran ahead of everything"
+            engine._collect()
+            assert not engine._under_way and len(engine._events) == num_exchanges
 
 
 def begin(ranks: Ranks, number: int, rows: np.ndarray, checked: list[int]) -> Callable[[], None]:
@@ -277,25 +292,77 @@ def test_a_slot_is_not_filled_before_the_peers_have_read_it(patch: pytest.Monkey
     assert len(checked) == 2 * (NUM_SLOTS + 2)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 4), st.integers(0, 10**9))
+def test_events_are_used_again_when_their_exchange_has_ended(count: int, seed: int) -> None:
+    """Hosts that keep pace with their devices need few events, and every row still arrives."""
+    rng, order = np.random.default_rng(seed), random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        ranks, checked = Ranks(count, patch), []
+        for number in range(12):
+            rows = rng.integers(0, 4, (count, count)) * (1 - np.eye(count, dtype=int))
+            for ranks.rank in range(count):
+                begin(ranks, number, rows, checked)()
+            if order.random() < 0.7:
+                ranks.streams.run(order)
+        ranks.streams.run(order)
+        assert len(checked) == 12 * count
+        made = {x.filled.cuda_event for engine in ranks.engines for x in engine._under_way}
+        assert len(made) <= 12 * count
+
+
+def test_an_exchange_that_nobody_waits_for_is_let_go(patch: pytest.MonkeyPatch) -> None:
+    """After an error; its events are not used again, because a wait might still come."""
+    ranks, rows = Ranks(2, patch), 1 - np.eye(2, dtype=int)
+    for ranks.rank in range(2):
+        begin(ranks, 0, rows, [])
+    ranks.streams.run(random.Random(0))
+    for engine in ranks.engines:
+        (dropped,) = engine._under_way
+        engine._collect()
+        assert not engine._under_way and dropped.recv is None and not engine._events
+
+
 def test_a_watcher_hears_of_a_rank_that_does_not_come(patch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(3, patch)
     now = 0.0
     patch.setattr(copy_engine.time, "monotonic", lambda: now)
     patch.setattr(SymmetricMemory, "numbers", numbers_on_host)
     rows = 1 - np.eye(3, dtype=int)
+    engine = ranks.engines[0]
+    assert engine.overdue(10) is None
     for ranks.rank in (0, 1):  # rank 2 never comes
         begin(ranks, 0, rows, [])()
+    assert engine.overdue(10) is None
+    now = 100.0  # the device has had other work until now
+    assert engine.overdue(10) is None
     with pytest.raises(AssertionError, match="every stream waits"):
         ranks.streams.run(random.Random(0))
-    assert ranks.engines[0].overdue(10) is None
-    now = 11.0
-    text = ranks.engines[0].overdue(10)
+    assert engine.overdue(10) is None, "the clock begins when this rank's rows lie ready"
+    now = 109.0
+    assert engine.overdue(10) is None
+    now = 111.0
+    text = engine.overdue(10)
     assert text is not None and "rank(s) [2] of the group have not begun exchange 1" in text
     ranks.rank = 2
     begin(ranks, 0, rows, [])()
     ranks.streams.run(random.Random(0))
-    now = 30.0
-    assert ranks.engines[0].overdue(10) is None
+    now = 200.0
+    assert engine.overdue(10) is None
+
+
+def test_a_report_does_not_wait_for_a_stuck_device(patch: pytest.MonkeyPatch) -> None:
+    ranks, stuck = Ranks(2, patch), threading.Event()
+    patch.setattr(SymmetricMemory, "numbers", lambda memory: stuck.wait(60) and {})
+    patch.setattr(copy_engine, "READ_S", 0.05)
+    ranks.rank = 0
+    begin(ranks, 0, 1 - np.eye(2, dtype=int), [])()
+    with pytest.raises(AssertionError, match="every stream waits"):
+        ranks.streams.run(random.Random(0))
+    assert ranks.engines[0].overdue(0) is None
+    text = ranks.engines[0].overdue(0)
+    stuck.set()
+    assert text is not None and "some rank of the group has not begun exchange 1" in text
 
 
 def numbers_on_host(memory: SymmetricMemory) -> dict[int, tuple[int, int]]:

@@ -112,6 +112,15 @@ def test_the_cpu_and_one_rank_have_no_choice(like: torch.Tensor) -> None:
         transport_for(plan(transport="symm_mem"), group, like)
 
 
+def test_a_dtype_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    group: Any = Group()
+    assert isinstance(transport_for(plan(), group, LIKE), Engine)
+    monkeypatch.setattr(OnGpu, "dtype", torch.float32)
+    assert isinstance(transport_for(plan(), group, LIKE), AllToAll)
+    with pytest.raises(RuntimeError, match=r"got torch\.float32, or a plan"):
+        transport_for(plan(transport="symm_mem"), group, LIKE)
+
+
 def test_memory_that_runs_short_leaves_the_all_to_all(caplog: pytest.LogCaptureFixture) -> None:
     group: Any = Group()
     engine: Any = transport_for(plan(), group, LIKE)

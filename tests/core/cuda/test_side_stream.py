@@ -54,3 +54,8 @@ def test_the_streams_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [
         ("follow", (2, 1, 7)), ("set", 2), ("work", 0), ("set", 1), ("follow", (1, 2, 7)),
     ]  # fmt: skip
+    calls.clear()
+    main.cuda_stream = 5  # the memory of the side stream may still be read by the first one
+    with beside.current():
+        pass
+    assert calls == [("follow", (2, 5, 7)), ("follow", (2, 1, 7)), ("set", 2), ("set", 5)]
