@@ -149,7 +149,7 @@ def _expects_attention(chunk: Any) -> bool:
 
 
 def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) -> str:
-    """One line that says what will run, equal on every rank."""
+    """One line that says what will run, equal on every rank; all ranks call it."""
     cp_size = model_config.context_parallel_size
     heads = head_shape(model_config)
     backend = select_backend(

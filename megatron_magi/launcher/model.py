@@ -80,8 +80,9 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
     model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     if launch.model_config is None:
         launch.model_config = config
+        line = _first_line(launch, config)  # on every rank: they choose the transport together
         if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-            print(_first_line(launch, config), flush=True)
+            print(line, flush=True)
 
 
 def _require_causal(model: Any) -> None:
