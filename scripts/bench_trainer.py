@@ -62,6 +62,7 @@ CASES = {
         2, (*CP2, "data.seq_length=16384", "train.global_batch_size=16", "model.fused=off")
     ),
     "cp2_8k_auto": Case(2, CP2),
+    "cp2_8k_all_to_all": Case(2, (*CP2, "magi.transport=all_to_all")),
     "tp2_auto": Case(2, TP2),
     "tp2_off": Case(2, (*TP2, "model.fused=off")),
 }
