@@ -2,6 +2,7 @@
 
     python scripts/bench_dist_attn.py                             # all GPUs, 16k tokens each
     python scripts/bench_dist_attn.py --ranks 4 --tokens 8192,16384 --record dist.json
+    python scripts/bench_dist_attn.py --masks causal,d1:0-6,d2:0-6    # packs: bench_dist_packs.py
     python scripts/bench_dist_attn.py --device cpu --ranks 2 --tokens 64 --heads 4,2 --head-dim 16
 
 One process per rank. Implementations, in random order, round after round; a round starts together
@@ -40,6 +41,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from bench_dist_calls import AllGather, Call, KernelsOnly, OneGpu, Ours, Problem
+from bench_dist_packs import pack, packs
 from bench_dist_peers import Ring, Ulysses
 from bench_dist_zigzag import AllGatherZigzag
 from bench_kernel_masks import MASKS
@@ -71,7 +73,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=int, default=max(torch.cuda.device_count(), 1))
     parser.add_argument("--tokens", type=numbers, default=[16384], help="of every rank")
-    parser.add_argument("--masks", default=DEFAULT_MASKS)
+    parser.add_argument("--masks", default=DEFAULT_MASKS, help="and packs, as d1:0-6")
     parser.add_argument("--impls", help="default: all but the variants of ours")
     parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
     parser.add_argument("--head-dim", type=int, default=128)
@@ -83,9 +85,13 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     divides = args.heads[1] % args.ranks == 0
     usual = [name for name in DEFAULT_IMPLS if name != "ulysses" or divides]
-    args.masks, args.impls = args.masks.split(","), args.impls.split(",") if args.impls else usual
-    if unknown := set(args.masks) - set(MASKS):
-        parser.error(f"--masks takes {', '.join(MASKS)}, got {', '.join(sorted(unknown))}")
+    args.impls = args.impls.split(",") if args.impls else usual
+    args.masks = [name for word in args.masks.split(",") for name in packs(word) or [word]]
+    if unknown := {name for name in args.masks if not packs(name)} - set(MASKS):
+        parser.error(
+            f"--masks takes {', '.join(MASKS)} and packs as d1:0-6, got "
+            f"{', '.join(sorted(unknown))}"
+        )
     if unknown := {name for name in args.impls if not re.fullmatch(IMPLS, name)}:
         parser.error(f"--impls takes names that match {IMPLS}, got {', '.join(sorted(unknown))}")
     if "ulysses" in args.impls and not divides:
@@ -157,7 +163,8 @@ def run_mask(
     name: str, tokens: int, args: argparse.Namespace, device: torch.device
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of one mask (equal on every rank), and what disagreed."""
-    mask = MASKS[name](tokens * args.ranks)
+    total = tokens * args.ranks
+    mask = pack(name, total) if packs(name) else MASKS[name](total)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     like = torch.empty(0, device=device, dtype=dtype)
     x = Problem.random(mask, HeadShape(*args.heads, args.head_dim), like)

@@ -1,7 +1,8 @@
-"""The table of distributed attention, from the records of bench_dist_attn.py."""
+"""The tables of distributed attention, from the records of bench_dist_attn.py."""
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from readme_records import records, source
@@ -28,8 +29,9 @@ def dist_table() -> str:
     """One line per mask and length; a cell: forward / backward in TFLOP/s per GPU."""
     lengths: dict[tuple[int, int], tuple[str, list[Row]]] = {}
     for record in records("dist"):  # oldest first
-        for length in dict.fromkeys((r["ranks"], r["tokens"]) for r in record["rows"]):
-            rows = [r for r in record["rows"] if (r["ranks"], r["tokens"]) == length]
+        named = [r for r in record["rows"] if ":" not in r["mask"]]
+        for length in dict.fromkeys((r["ranks"], r["tokens"]) for r in named):
+            rows = [r for r in named if (r["ranks"], r["tokens"]) == length]
             lengths[length] = source(record), rows
     if not lengths:
         return "No record yet: run `scripts/bench_dist_attn.py` on a host with several GPUs.\n"
@@ -40,6 +42,55 @@ def dist_table() -> str:
         lines += [_line(mask, length, rows) for mask in dict.fromkeys(r["mask"] for r in rows)]
     sources = dict.fromkeys(said for said, _ in lengths.values())
     return "\n".join([*lines, "", NOTE, *sources]) + "\n"
+
+
+RIVALS = ("all_gather", "all_gather_zigzag", "ring", "ulysses")
+PACKS_NOTE = (
+    "Forward and backward together, medians over the packs (lowest and highest). The share of the "
+    "ideal is the time of one GPU with the whole pack, divided by the number of GPUs, over ours. "
+    "The best rival is the fastest other method with our kernel."
+)
+
+
+def packs_table() -> str:
+    """One line per distribution of documents and length, from the newest record that has it."""
+    found: dict[tuple[str, int, int], tuple[str, list[Row]]] = {}
+    for record in records("dist"):  # oldest first
+        groups: dict[tuple[str, int, int], list[Row]] = {}
+        for row in record["rows"]:
+            if ":" in row["mask"]:
+                key = row["mask"].split(":")[0], row["ranks"], row["tokens"]
+                groups.setdefault(key, []).append(row)
+        found |= {key: (source(record), rows) for key, rows in groups.items()}
+    if not found:
+        return "No record yet: run `scripts/bench_dist_attn.py --masks d1:0-6` on several GPUs.\n"
+    lines = ["| documents | GPUs x tokens | packs | share of the ideal | over the best rival |"]
+    lines.append("|---" * 5 + "|")
+    lines += [_packs_line(key, rows) for key, (_, rows) in sorted(found.items())]
+    return "\n".join([*lines, "", PACKS_NOTE, *dict.fromkeys(s for s, _ in found.values())]) + "\n"
+
+
+def _packs_line(key: tuple[str, int, int], rows: list[Row]) -> str:
+    distribution, ranks, tokens = key
+    times: dict[str, dict[str, float]] = {}
+    for row in rows:  # of both directions together
+        of_mask = times.setdefault(row["mask"], {})
+        of_mask[row["impl"]] = of_mask.get(row["impl"], 0.0) + row["ms"]
+    shares = [t["one_gpu"] / ranks / t["ours"] for t in times.values() if "one_gpu" in t]
+    rivals = [
+        min(t[name] for name in RIVALS if name in t) / t["ours"]
+        for t in times.values()
+        if any(name in t for name in RIVALS)
+    ]
+    cells = [_spread(shares), _spread(rivals)]
+    name, size = f"`{distribution}`", f"{ranks} x {tokens // 1024}k"
+    return f"| {name} | {size} | {len(times)} | {cells[0]} | {cells[1]} |"
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def _line(mask: str, length: tuple[int, int], rows: list[Row]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from readme_dist import dist_table
+from readme_dist import dist_table, packs_table
 from readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from readme_memory import memory_table
 from readme_pretrain import agreement_table, speed_table
@@ -52,6 +52,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "host": host_table,
     "planner": planner_table,
     "dist": dist_table,
+    "dist packs": packs_table,
     "memory": memory_table,
     "pretrain agreement": agreement_table,
     "pretrain speed": speed_table,
