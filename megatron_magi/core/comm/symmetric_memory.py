@@ -20,6 +20,8 @@ from megatron_magi.core.cuda.abi import PeerFlags
 NUM_SLOTS = 2
 """One is filled while the peers read the other."""
 FLAGS_BYTES = 4096
+OWN_WORDS = 2048
+"""Where this rank's own words begin, behind the flags of up to 128 peers."""
 ALIGNMENT = 1 << 20
 READY, TAKEN = 0, 4
 """Places of a peer's two numbers in this rank's flags."""
@@ -75,6 +77,9 @@ class SymmetricMemory:
         self.peers = [(rank + i) % size for i in range(1, size)]
         bases = [bases_by_rank[peer] for peer in self.peers]
         self.flags = self._flags(bases)
+        own = self.buffer.data_ptr() + OWN_WORDS
+        self.arrived_word, self.written_word = own, own + 128
+        """Addresses of two words of this rank alone: see MagiExchangeParams."""
         self.peer_slots = [
             [base + FLAGS_BYTES + slot * self.slot_bytes for base in bases]
             for slot in range(NUM_SLOTS)

@@ -136,7 +136,8 @@ class ExchangeParams(Structure):
 
     _fields_ = [
         *_fields(c_void_p, "flags", "pulls", "current", "beside", "filled", "arrived"),
-        *_fields(c_uint32, "number"),
+        *_fields(c_void_p, "arrived_word", "written"),
+        *_fields(c_uint32, "number", "written_count"),
         *_fields(c_int32, "num_peers"),
     ]
 

@@ -18,6 +18,7 @@ from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.work_lists import make_work_lists
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
+from megatron_magi.core.plan.rank_plan import joined_stage
 from megatron_magi.core.tensor_checks import device as checked_device
 
 T = TypeVar("T")
@@ -51,6 +52,9 @@ class PreparedPlan:
     """Whether a query row may attend in several stages of the forward pass."""
     is_alone: bool
     """Whether one kernel call computes all gradients, and none is sent to another rank."""
+    joined: PreparedStage | None
+    """The backward's stages as one, whose keys are [own rows | received rows]; its cast brings the
+    received ones to a buffer of their own. None on the CPU, and where a plan has no such stage."""
 
 
 def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str) -> PreparedPlan:
@@ -77,7 +81,8 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
         rank = group_rank(cp_group)
     ready = prepared_for(plan, rank, _numbered(checked_device(device)))
     attended = [stage.table for i, stage in enumerate(ready.forward) if stage.sees or i == 0]
-    seen = [stage.table for stage in ready.backward if stage.sees]
+    stages = ready.backward if ready.joined is None else [ready.joined]
+    seen = [stage.table for stage in stages if stage.sees]
     make_work_lists(attended, seen, plan.head_shape, plan.config, ready.device)
     return ready
 
@@ -86,7 +91,7 @@ def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPla
     """``prepare`` without its checks and without work lists, which the first launch builds."""
     found: PreparedPlan | None = plan._prepared.get((rank, device))
     if found is None:
-        found = kept_with(plan, (rank, device), lambda: _prepare(plan.rank_plan(rank), device))
+        found = kept_with(plan, (rank, device), lambda: _prepare(plan, rank, device))
     return found
 
 
@@ -105,8 +110,10 @@ def _numbered(device: torch.device) -> torch.device:
     return device
 
 
-def _prepare(view: RankPlan, device: torch.device) -> PreparedPlan:
-    every = dict.fromkeys((*view.forward_stages, *view.stages))
+def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
+    view = plan.rank_plan(rank)
+    joined = joined_stage(plan.mask, plan.layout, view) if device.type == "cuda" else None
+    every = dict.fromkeys((*view.forward_stages, *view.stages, *([joined] if joined else ())))
     casts = dict.fromkeys(stage.cast for stage in every if stage.cast is not None)
     reduced = {stage.cast for stage in view.stages if stage.cast is not None}
     ready = prepare_casts(list(casts), device, reduced)
@@ -128,6 +135,7 @@ def _prepare(view: RankPlan, device: torch.device) -> PreparedPlan:
         tuple(stages[stage] for stage in (*remote, own) if _is_used(stage)),
         view.forward_merges,
         not remote and own.cast is None,
+        None if joined is None else stages[joined],
     )
 
 
