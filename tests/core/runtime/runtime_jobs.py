@@ -85,11 +85,12 @@ def capped_logits(rank: int, cp_size: int, degree: int) -> None:
     if rank >= cp_size:
         return
     mask, softcap = NAMED["packed"], 0.7
+    softmax = magi.Softmax(softcap=softcap)
     q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float64, 5)
     plan = magi.plan(mask, group, SHAPE, staged(degree))
     local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
-    own, own_lse, most = dist_attn.dist_attn_and_max_logits(*local, plan, group, softcap=softcap)
-    assert torch.equal(magi.dist_attn(*local, plan, group, softcap=softcap)[0], own)
+    own, own_lse, most = dist_attn.dist_attn_and_max_logits(*local, plan, group, softmax)
+    assert torch.equal(magi.dist_attn(*local, plan, group, softmax)[0], own)
     largest = dense_largest(q, k, mask, 8**-0.5, softcap)
     torch.testing.assert_close(most, largest)
     out, lse = magi.undispatch(own, plan, group), magi.undispatch(own_lse, plan, group)
