@@ -85,6 +85,15 @@ class DeltaParams(Structure):
     ]
 
 
+class SinkParams(Structure):
+    """MagiSinkParams: the gradient of sinks."""
+
+    _fields_ = [
+        *_fields(c_void_p, "sink_lse", "lse", "delta", "grad", "stream"),
+        *_fields(c_int32, "num_tokens", "num_heads", "num_blocks", "per_token"),
+    ]
+
+
 class Rows(Structure):
     """MagiRows: rows of one tensor, a number of bytes apart."""
 
@@ -163,6 +172,7 @@ SIZES = {
     "fwd": ctypes.sizeof(FwdParams),
     "bwd": ctypes.sizeof(BwdParams),
     "delta": ctypes.sizeof(DeltaParams),
+    "sink": ctypes.sizeof(SinkParams),
     "row": ctypes.sizeof(GatherParams) + ctypes.sizeof(AddParams),
     "exchange": sum(map(ctypes.sizeof, (ExchangeParams, ClaimParams, PeerFlags, Pull, SendParams))),
 }

@@ -30,7 +30,7 @@ from megatron_magi.core.kernel.backend import (
     row_delta,
 )
 from megatron_magi.core.kernel.select import select_backend
-from megatron_magi.core.kernel.sink import sink_gradient
+from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from megatron_magi.core.kernel.slice_table import slice_table
 from megatron_magi.core.kernel.widths import widths_of
 

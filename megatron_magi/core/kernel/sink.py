@@ -10,10 +10,13 @@ T query tokens, H query heads, D head_dim of values, s sinks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from megatron_magi.checks import shown
+from megatron_magi.core.kernel.autograd import differentiable_once, must_dispatch
 from megatron_magi.core.kernel.backend import AttnCall, OutLse, acc_dtype
 from megatron_magi.core.tensor_checks import tensor
 
@@ -36,8 +39,30 @@ def sink_lse_of(sink: Tensor | None, q_THD: Tensor) -> Tensor | None:
         return None
     _check_sink(sink, q_THD)
     logits = sink.to(acc_dtype(q_THD.dtype))
-    # A view in the usual case of one sink: every kernel of a forward or a backward counts.
-    return logits.squeeze(-2) if logits.shape[-2] == 1 else logits.logsumexp(-2)
+    if logits.shape[-2] == 1:
+        return logits.squeeze(-2)
+    if must_dispatch(logits):
+        return logits.logsumexp(-2)
+    total: Tensor = _LogSumExp.apply(logits)
+    return total
+
+
+class _LogSumExp(torch.autograd.Function):
+    """``logsumexp`` over the last dimension but one, in one kernel instead of eight: beside a short
+    attention call they would be seen. It saves what PyTorch's own saves, in the same order, because
+    a checkpoint may run one in the forward and the other when it recomputes."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        total = logits.logcumsumexp(-2).select(-2, -1)
+        ctx.save_for_backward(logits, total)
+        return total
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+        logits, _ = ctx.saved_tensors
+        return (logits.softmax(-2) * grad.unsqueeze(-2),)
 
 
 def join_sink_(out_THD: Tensor, lse_TH: Tensor, call: AttnCall) -> OutLse:
@@ -50,21 +75,6 @@ def join_sink_(out_THD: Tensor, lse_TH: Tensor, call: AttnCall) -> OutLse:
         out_THD.mul_(torch.sigmoid(lse_TH - call.sink_lse).unsqueeze(-1))
         lse_TH.copy_(torch.logaddexp(lse_TH, call.sink_lse))
     return out_THD, lse_TH
-
-
-def sink_gradient(sink_lse: Tensor | None, lse_TH: Tensor, delta_TH: Tensor) -> Tensor | None:
-    """The gradient of ``sink_lse``, in its shape; None without sinks.
-
-    A sink's value is 0, so it is minus its weight times delta, as in the gradient of any logit.
-
-    Args:
-        lse_TH: the final one, which the sinks have joined.
-        delta_TH: the row sum of out * dout, less the gradient of lse.
-    """
-    if sink_lse is None:
-        return None
-    grad_TH = (sink_lse - lse_TH).exp_().mul_(delta_TH).neg_()
-    return grad_TH if sink_lse.ndim == 2 else grad_TH.sum(0)
 
 
 def check_joins(call: AttnCall, prev: OutLse | None) -> None:
@@ -115,6 +125,7 @@ def check_layout(sink_layout: str, sink: Tensor | None = None) -> None:
 
 
 def _check_sink(sink: Tensor, q_THD: Tensor) -> None:
+    tensor(sink, "sink")
     tokens, heads = q_THD.shape[:2]
     fits = sink.ndim in (2, 3) and sink.shape[:-2] in ((), (tokens,)) and sink.shape[-1] == heads
     if not fits or sink.shape[-2] == 0:

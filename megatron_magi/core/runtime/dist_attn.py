@@ -43,7 +43,8 @@ from megatron_magi.core.kernel.backend import (
     less_dlse,
 )
 from megatron_magi.core.kernel.select import select_backend
-from megatron_magi.core.kernel.sink import sink_gradient, sink_lse_of
+from megatron_magi.core.kernel.sink import sink_lse_of
+from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from megatron_magi.core.kernel.softmax import PLAIN_SOFTMAX, Softmax
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.plan import AttnPlan

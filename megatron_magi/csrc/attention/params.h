@@ -27,7 +27,7 @@ struct MagiFwdParams {
   int64_t sink_stride_token;  // elements; 0: the same for all tokens
   const int32_t* tiles;       // [num_tiles, 8]: struct FwdTile of forward/traits.h, largest first
   const int32_t* entries;     // [entries of all tiles, 12]: struct FwdEntry of forward/traits.h
-  const int32_t* empty_rows;  // [num_empty_ranges, 2]: rows no slice covers: out 0, no key
+  const int32_t* empty_rows;  // [num_empty_ranges, 2]: rows that no slice covers
   float* max_logits;          // [H], raised to the largest visible logits; null: not asked
   int32_t* counter;           // [2], zero before the first launch; the kernel leaves it zero
   void* stream;               // host: cudaStream_t

@@ -105,7 +105,9 @@ def launch_forward(
     if call.max_logits is not None:
         p.max_logits = call.max_logits.data_ptr()
     if call.sink_lse is not None:
-        sink_lse = call.sink_lse.contiguous()  # held until the launch
+        sink_lse = call.sink_lse
+        if sink_lse.stride(-1) != 1:
+            sink_lse = sink_lse.contiguous()  # held until the launch
         p.sink_lse = sink_lse.data_ptr()
         p.sink_stride_token = 0 if sink_lse.ndim == 1 else sink_lse.stride(0)
     p.counter = tile_counter(device, stream).data_ptr()
