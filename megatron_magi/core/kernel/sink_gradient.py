@@ -46,7 +46,7 @@ def _by_kernel(library: CudaLibrary, sink_lse: Tensor, lse: Tensor, delta: Tenso
     tokens, heads = lse.shape
     per_token = sink_lse.ndim == 2
     blocks = min(MOST_BLOCKS, -(-tokens // TOKENS_OF_A_BLOCK))
-    grad = torch.empty_like(lse) if per_token else lse.new_empty(blocks, heads)
+    grad = lse.new_empty(tokens if per_token else blocks, heads)
     inputs = [x.contiguous() for x in (sink_lse, lse, delta)]  # held until the launch
     addresses = (x.data_ptr() for x in (*inputs, grad))
     params = SinkParams(*addresses, stream_handle(lse.device), tokens, heads, blocks, per_token)

@@ -133,7 +133,9 @@ def test_a_call_with_an_earlier_result_has_no_sinks() -> None:
     check_joins(call_with(None), attended())
     check_joins(call_with(torch.zeros(3, dtype=FP64)), None)
     check_joins(call_with(torch.zeros(6, 3), torch.bfloat16), None)
-    with pytest.raises(ValueError, match="sinks join the first .* leave it out of the later calls"):
+    with pytest.raises(
+        ValueError, match=r"sinks join the first .* leave it out of the later calls"
+    ):
         check_joins(call_with(torch.zeros(3, dtype=FP64)), attended())
 
 

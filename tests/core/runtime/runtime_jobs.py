@@ -113,8 +113,10 @@ def sinks_on_every_stage(
     ).items():
         q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float64, 5)
         tokens = (len(q),) if per_token else ()
-        sink = torch.randn(*tokens, 3, 4, dtype=torch.float64, requires_grad=True)
-        dlse = torch.randn(dout.shape[:2], dtype=torch.float64)
+        generator = torch.Generator().manual_seed(7)
+        shapes = (*tokens, 3, 4), dout.shape[:2]
+        sink, dlse = (torch.randn(x, generator=generator, dtype=torch.float64) for x in shapes)
+        sink.requires_grad_()
         plan = magi.plan(mask, group, SHAPE, staged(degree))
         local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
         mine = magi.dispatch(sink, plan, group) if per_token else sink

@@ -38,12 +38,12 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    check_joins(call, prev)
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
         made = forward(padded_call(call, widths), out_dtype=padded_dtype(prev, into, out_dtype))
         return deliver_output(made, call, prev, into)
     check_call(call)
-    check_joins(call, prev)
     check_output(call, prev, into, out_dtype)
     launch = forward_launch(call.table, HeadsKey.of(call))
     if launch.num_parts > 1:
