@@ -34,7 +34,12 @@ class Softmax:
             tensor(self.sink, "sink")
 
     def numbers(self, q: Tensor) -> tuple[float, float]:
-        """What the scores of these queries are multiplied by, and softcap."""
+        """What the scores of these queries are multiplied by, and softcap.
+
+        Args:
+            q: [T, H, D].
+        """
+        tensor(q, "q")
         scale = float(q.shape[-1]) ** -0.5 if self.scale is None else float(self.scale)
         return scale, float(self.softcap)
 
