@@ -78,9 +78,10 @@ def check(
     exact = dense(inputs, grads, mask, torch.float64, softcap)
     same = dense(inputs, grads, mask, q.dtype, softcap)
     scales = summand_scales(exact, q, k, v, grads[0])
-    # A sink's gradient is a sum over all rows, of which each is rounded like delta.
-    delta = grads[0].double().abs().sum(-1).max() * v.detach().double().abs().max()
-    scales["dsink"] = delta.item() * (len(q) ** 0.5 if sink.ndim == 2 else 1.0)
+    # A row's share is rounded as out is in delta; the errors of shared sinks' rows add up.
+    share = (exact["out"] * grads[0].double()).norm(dim=-1).max()
+    share = share * len(q) ** 0.5 if sink.ndim == 2 else share
+    scales["dsink"] = max(share.item(), exact["dsink"].abs().max().item())
     for name in ("dq", "dk"):  # the gradient of lse is among their summands
         scales[name] += grads[1].abs().max().item() * max(q.abs().max().item(), 1.0)
     assert_as_good(ours, exact, same, q.dtype, scales)
