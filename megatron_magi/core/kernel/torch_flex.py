@@ -21,10 +21,12 @@ from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
     OutLse,
+    OwnKeysOnly,
     acc_dtype,
     deliver,
     final_delta,
     put_rows,
+    refuse_received,
     row_delta,
 )
 from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
@@ -37,7 +39,7 @@ MOST_SHAPES = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class FlexBackend:
+class FlexBackend(OwnKeysOnly):
     """Forward and backward by FlexAttention, compiled on GPUs and eager on the CPU (tests).
 
     A stage's backward recomputes its forward: FlexAttention's backward needs the stage's own out
@@ -139,7 +141,7 @@ def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
 
 def _attend(part: Part) -> OutLse:
     """out [T, H, E] and lse [T, H] in the accumulation dtype, differentiable."""
-    q_THD, k_SGD, v_SGD, table, softmax_scale, _, softcap = part.call
+    q_THD, k_SGD, v_SGD, table, softmax_scale, _, softcap, _ = part.call
     acc = acc_dtype(q_THD.dtype)
     if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
         out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc)
@@ -173,6 +175,7 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
 
 def check_call(call: AttnCall) -> None:
     """Check what FlexAttention demands beyond attention.check_qkv."""
+    refuse_received(call, "the kernel 'flex'")
     if call.max_logits is not None:
         raise NotImplementedError(
             "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "

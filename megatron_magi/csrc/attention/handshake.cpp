@@ -6,7 +6,7 @@
 #include "params.h"
 #include "rows/params.h"
 
-constexpr int kAbiVersion = 10;
+constexpr int kAbiVersion = 11;
 
 MAGI_EXPORT int magi_abi_version() {
   return kAbiVersion;

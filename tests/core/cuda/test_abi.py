@@ -18,6 +18,7 @@ from megatron_magi.core.cuda.abi import CudaKernelError, Rows, TensorView, fill_
 STRUCTS = {
     "MagiTensor": (TensorView, "params.h"),
     "MagiFwdParams": (abi.FwdParams, "params.h"),
+    "MagiReceivedKeys": (abi.ReceivedKeys, "backward/params.h"),
     "MagiBwdParams": (abi.BwdParams, "backward/params.h"),
     "MagiDeltaParams": (abi.DeltaParams, "backward/params.h"),
     "MagiRows": (Rows, "rows/params.h"),
@@ -35,6 +36,7 @@ KINDS = {
     "int64_t": c_int64,
     "float": c_float,
     "MagiTensor": TensorView,
+    "MagiReceivedKeys": abi.ReceivedKeys,
     "MagiRows": Rows,
     "MagiGatherParams": abi.GatherParams,
     "MagiExchangeParams": abi.ExchangeParams,
