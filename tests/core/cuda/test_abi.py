@@ -135,6 +135,6 @@ def test_a_library_of_other_sources_is_refused(name: str) -> None:
 
 def test_every_struct_that_is_passed_is_compared() -> None:
     """A library reports the rows' two structs as one size."""
-    passed = [s for s, _ in STRUCTS.values() if s not in (TensorView, Rows)]
+    passed = [s for s, _ in STRUCTS.values() if s not in (TensorView, Rows, abi.ReceivedKeys)]
     assert all(issubclass(struct, Structure) for struct in passed)
     assert sum(map(ctypes.sizeof, passed)) == sum(abi.SIZES.values())
