@@ -19,8 +19,12 @@ def make_work_lists(
     heads: HeadShape,
     config: MagiConfig,
     device: torch.device,
+    num_own: int | None = None,
 ) -> None:
     """Choose and upload what calls on these tables will launch; do nothing for another backend.
+
+    Args:
+        num_own: keys of a backward before those that its call has as received ones; None: all.
 
     Cost: milliseconds on the host for each long table, and one upload each; the host does not wait.
     """
@@ -35,7 +39,7 @@ def make_work_lists(
     for table in forward:
         forward_launch(table, key)
     for table in backward:
-        backward_launch(table, key, config.deterministic)
+        backward_launch(table, key, config.deterministic, num_own)
 
 
 def _is_chosen(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:

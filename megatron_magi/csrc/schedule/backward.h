@@ -5,6 +5,9 @@
 // query sees it. One entry is one slice of one item, cut to the tile's keys (or several slices of
 // neighbouring rows that all see the same keys). Its queries are walked in tiles of `tile_q` rows
 // from `q_begin` on, so no rows are wasted wherever a document starts.
+//
+// Keys may come from two places: a rank's own, and behind them those that it received from other
+// ranks. No tile holds keys of both.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +20,11 @@
 namespace magi {
 
 struct BwdWorkList {
-  std::vector<BwdItem> items;     // in launch order, see backward_order.h
+  std::vector<BwdItem> items;  // in launch order, see backward_order.h
+  // The items of received keys stand between own ones: [front_items, front_items + received_items)
+  // of the list. All blocks of one part start before those of the next.
+  int64_t front_items = 0;
+  int64_t received_items = 0;
   std::vector<BwdEntry> entries;  // grouped by item, by ascending rows
   // Whether the entries of an item, and the query tiles of an entry, are walked from the last to
   // the first. It is chosen so that blocks that run together start at the same rows.
@@ -49,8 +56,16 @@ struct BwdTiling {
   int64_t tile_q = kBwdTileQ;
 };
 
-// Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k).
-BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
+// The lengths of a launch. Keys [num_own, num_k) are received ones.
+struct BwdLengths {
+  int64_t num_q = 0;
+  int64_t num_k = 0;
+  int64_t num_own = 0;
+};
+
+// Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k), and for num_own outside
+// [0, num_k].
+BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths& lengths,
                                 const BwdTiling& tiling, bool deterministic);
 
 }  // namespace magi

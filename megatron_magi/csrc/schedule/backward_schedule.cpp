@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "schedule/makespan.h"
@@ -33,10 +34,16 @@ double simulate(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, in
                 int64_t num_splits, int64_t heads_per_section) {
   Makespan makespan(num_sms);
   const double overhead = kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
-  for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section)
-    for (const BwdItem& item : list.items)
-      makespan.add(static_cast<double>(item.steps * (group / num_splits)) + overhead,
-                   heads_per_section * num_splits);
+  const auto add_part = [&](std::span<const BwdItem> items) {
+    for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section)
+      for (const BwdItem& item : items)
+        makespan.add(static_cast<double>(item.steps * (group / num_splits)) + overhead,
+                     heads_per_section * num_splits);
+  };
+  const std::span<const BwdItem> all(list.items);
+  add_part(all.first(list.front_items));
+  add_part(all.subspan(list.front_items, list.received_items));
+  add_part(all.subspan(list.front_items + list.received_items));
   return makespan.last();
 }
 

@@ -5,8 +5,9 @@
 
 namespace magi {
 
-// The order of the blocks: sections of `heads_per_section` kv heads outermost, then items in list
-// order, then the heads of the section, then the splits.
+// The order of the blocks: parts of the list outermost (own items in front, those of received keys,
+// own items behind), then sections of `heads_per_section` kv heads, then items in list order, then
+// the heads of the section, then the splits.
 struct BwdSchedule {
   int64_t num_splits = 1;         // blocks that share the query heads of one kv head
   int64_t heads_per_section = 1;  // divides the kv heads

@@ -34,12 +34,19 @@ def forward_launch(table: SliceTable, key: HeadsKey) -> FwdLaunch:
     return cached
 
 
-def backward_launch(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
-    """The backward of this table, chosen and uploaded when first asked for."""
-    cached = table.cache.get(("bwd", key, deterministic))
+def backward_launch(
+    table: SliceTable, key: HeadsKey, deterministic: bool, num_own: int | None = None
+) -> BwdLaunch:
+    """The backward of this table, chosen and uploaded when first asked for.
+
+    Args:
+        num_own: keys before the received ones; None: all.
+    """
+    own = table.num_k if num_own is None else num_own
+    cached = table.cache.get(("bwd", key, deterministic, own))
     if cached is None:
-        cached = _choose_backward(table, key, deterministic)
-        table.cache["bwd", key, deterministic] = cached
+        cached = _choose_backward(table, key, deterministic, own)
+        table.cache["bwd", key, deterministic, own] = cached
     return cached
 
 
@@ -93,15 +100,21 @@ def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
     }
 
 
-def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
+def _choose_backward(
+    table: SliceTable, key: HeadsKey, deterministic: bool, num_own: int
+) -> BwdLaunch:
+    numbers = table.num_q, table.num_k, *key[:3], _num_sms(key)
     work = solver.bwd_work_list(
-        table.slices, table.num_q, table.num_k, *key[:3], _num_sms(key), deterministic=deterministic
+        table.slices, *numbers, deterministic=deterministic, num_own=num_own
     )
     tables = upload_together([work.items, work.entries, work.visits], key.device)
     params = BwdParams(
         **dict(zip(("items", "entries", "visits"), _addresses(tables), strict=True)),
         **_shape(table, key),
+        num_own=num_own,
         num_items=len(work.items),
+        front_items=work.front_items,
+        received_items=work.received_items,
         num_splits=work.num_splits,
         heads_per_section=work.heads_per_section,
         deterministic=deterministic,
@@ -118,5 +131,6 @@ def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
     gradients = 4 * p.num_k * p.num_heads_kv * (p.head_dim + p.value_dim)
     partial = gradients * p.num_splits if p.num_splits > 1 else 0
     semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_row_groups) if p.deterministic else 0
+    semaphores += 4 * p.received_items * p.num_heads_kv if p.num_splits > 1 else 0
     sizes = [-(-size // 128) * 128 for size in (stats, partial, semaphores)]
     return 0, sizes[0], sum(sizes[:2]), sum(sizes)

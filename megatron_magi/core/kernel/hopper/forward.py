@@ -9,7 +9,7 @@ import torch
 
 from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, TensorView
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
-from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows
+from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows, refuse_received
 from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
 from megatron_magi.core.kernel.hopper.launch import (
@@ -38,6 +38,7 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    refuse_received(call, "a forward")
     check_joins(call, prev)
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):

@@ -13,8 +13,9 @@ namespace magi {
 
 struct BwdMaps {
   CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}; of dO E/64
-  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, bwd_tile_k, D/64, 1}; of V E/64
-  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, bwd_dq_panels, 1}
+  // Of own keys and of received ones.
+  CUtensorMap k[2], v[2];  // {64, S, D/64, G}, box {64, bwd_tile_k, D/64, 1}; of V E/64
+  CUtensorMap dq;          // fp32 {32, T, D/32, H}, box {32, 64, bwd_dq_panels, 1}
 };
 
 // Panels of 32 columns of dQ that are added at a time: half of the columns, but all of head_dim 64
@@ -23,20 +24,45 @@ constexpr int bwd_dq_panels(int head_dim) {
   return head_dim == 64 || head_dim == 256 ? 2 : head_dim / 64;
 }
 
+// dst[t, h, :] = sum over parts of src[part, t, h, :].
+struct BwdConvertJob {
+  MagiTensor src;  // fp32
+  MagiTensor dst;  // dtype or fp32
+  int64_t part_stride;
+  int32_t num_parts;
+  int32_t num_tokens, num_heads, width;
+  int32_t dst_is_fp32;
+  int32_t end_block;  // of the launch; filled in by run_bwd_convert
+};
+
+// Where dk and dv of own keys, or those of received ones, are written.
+struct BwdKeyGradients {
+  void* dk;
+  void* dv;
+  int64_t dk_stride_token, dk_stride_head;
+  int64_t dv_stride_token, dv_stride_head;
+  int64_t dk_split_stride, dv_split_stride;  // elements between the sums of two splits
+  bool is_fp32;
+};
+
 // Kernel arguments that are not tensor maps.
 struct BwdArgs {
   const uint4* stats;        // [2 kinds, H, stat_rows]: see bwd_stat_rows
   int64_t stat_kind_stride;  // H * stat_rows
   const BwdItem* items;
   const BwdEntry* entries;
-  const BwdVisit* visits;  // deterministic mode
-  int32_t* semaphores;     // [0] ticket, then [2 halves][H][row groups]
-  void* dk;
-  void* dv;
-  int64_t dk_stride_token, dk_stride_head;
-  int64_t dv_stride_token, dv_stride_head;
-  int64_t dk_split_stride, dv_split_stride;  // elements between the sums of two splits
+  const BwdVisit* visits;    // deterministic mode
+  int32_t* semaphores;       // [0] ticket, then [2 halves][H][row groups]
+  BwdKeyGradients grads[2];  // of own keys and of received ones
+  const uint32_t* arrival;   // see MagiReceivedKeys
+  uint32_t* done;
+  int32_t* parts_stored;  // with splits: of each tile and kv head of received keys, how many blocks
+  BwdConvertJob received_jobs[2];  // and dk and dv, which the last of them makes of the sums
+  uint32_t arrival_number;
+  int32_t num_own;  // keys before the received ones
   int32_t num_items;
+  int32_t front_items, received_items;  // as in MagiBwdParams
+  int32_t blocks_per_item;
   int32_t num_splits;
   int32_t heads_per_block;    // query heads of one block
   int32_t heads_per_section;  // kv heads that are worked on together
@@ -45,7 +71,6 @@ struct BwdArgs {
   int32_t stat_rows;
   int32_t heads_inner;  // walk order: all heads of a query tile, or all tiles of a head
   int32_t descending;   // query tiles from the last to the first
-  int32_t grad_is_fp32;
   float scale_log2;
   float softmax_scale;
   float cap_scale;  // softmax_scale / softcap, and softcap * log2(e), where there is one
@@ -76,18 +101,8 @@ struct BwdPrepareArgs {
   float softmax_scale;
 };
 
-// dst[t, h, :] = sum over parts of src[part, t, h, :].
-struct BwdConvertJob {
-  MagiTensor src;  // fp32
-  MagiTensor dst;  // dtype or fp32
-  int64_t part_stride;
-  int32_t num_parts;
-  int32_t num_tokens, num_heads, width;
-  int32_t dst_is_fp32;
-  int32_t end_block;  // of the launch; filled in by run_bwd_convert
-};
 struct BwdConvertArgs {
-  BwdConvertJob jobs[3];  // dq, dk, dv as far as they are wanted
+  BwdConvertJob jobs[5];  // dq, dk, dv, and dk, dv of received keys, as far as they are wanted
   int32_t num_jobs;
 };
 

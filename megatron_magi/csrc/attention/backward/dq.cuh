@@ -74,7 +74,7 @@ struct BwdSignals {
   }
   MAGI_DEVICE void signal() {
     if (last == nullptr) return;
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    ptx::fence_async_global();
     add_release(last, 1);
     if (last_count > 1) add_release(last + 1, 1);
     last = nullptr;
@@ -110,7 +110,7 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
         while (!signals.ready(head, visit)) {
         }
       }
-      asm volatile("fence.proxy.async.global;" ::: "memory");
+      ptx::fence_async_global();
     }
     ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q,
                            T::kInPairs ? 0 : (half * T::kDqParts + part) * T::kDqPanels, head);

@@ -119,14 +119,9 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
       split_stat<Element>(-delta);
 }
 
-// Thread `index` of a job makes 8 neighbouring elements of a row.
-template <class Element, int kWidth>
-MAGI_DEVICE void convert_elements(const BwdConvertJob& args, int64_t index) {
-  constexpr int kLanes = kWidth / 8;
-  const int64_t row = index / kLanes;
-  const int64_t token = row / args.num_heads, head = row % args.num_heads;
-  if (token >= args.num_tokens) return;
-  const int col = static_cast<int>(index % kLanes) * 8;
+// Makes 8 neighbouring elements of a row.
+template <class Element>
+MAGI_DEVICE void convert8(const BwdConvertJob& args, int64_t token, int64_t head, int col) {
   const float* src = static_cast<const float*>(args.src.data) + token * args.src.stride_token +
                      head * args.src.stride_head + col;
   float sum[8] = {};
@@ -146,6 +141,16 @@ MAGI_DEVICE void convert_elements(const BwdConvertJob& args, int64_t index) {
         ptx::pack2<Element>(sum[0], sum[1]), ptx::pack2<Element>(sum[2], sum[3]),
         ptx::pack2<Element>(sum[4], sum[5]), ptx::pack2<Element>(sum[6], sum[7])};
   }
+}
+
+// Those of thread `index` of a job.
+template <class Element, int kWidth>
+MAGI_DEVICE void convert_elements(const BwdConvertJob& args, int64_t index) {
+  constexpr int kLanes = kWidth / 8;
+  const int64_t row = index / kLanes;
+  const int64_t token = row / args.num_heads, head = row % args.num_heads;
+  if (token >= args.num_tokens) return;
+  convert8<Element>(args, token, head, static_cast<int>(index % kLanes) * 8);
 }
 
 template <class Element, int kHeadDim, int kValueDim>

@@ -20,6 +20,10 @@
 // With softcap, S^T is the plain product, t = tanh(scale / softcap * S^T), P^T = exp2(softcap *
 // log2(e) * t - lse * log2(e)), dS^T = P^T * (1 - t^2) * dP^T, and lse is read by the consumers.
 //
+// Keys may come from two places: the rank's own, and in other buffers those of other ranks. Blocks
+// of received keys start between two parts of the own ones (walk.cuh). They wait until the rows lie
+// there (load.cuh), and count themselves when the gradients do (finish.cuh).
+//
 // dS is double buffered, so one meeting per step is enough: who passes meeting n + 1 knows that
 // both have finished reading the dS of step n. dQ and dK are scaled when they leave.
 //
@@ -48,6 +52,7 @@
 #pragma once
 #include "consume.cuh"
 #include "dq.cuh"
+#include "finish.cuh"
 #include "load.cuh"
 #include "pairs.cuh"
 #include "relay.cuh"
@@ -134,6 +139,7 @@ __global__ __launch_bounds__(Traits::kThreads,
       bwd_consume_wide<T>(args, num_steps, wg - 1, smem);
     else
       bwd_consume<T>(args, num_steps, wg - 1, smem);
+    if (args.done != nullptr) finish_received<T>(args, smem);
   }
 }
 

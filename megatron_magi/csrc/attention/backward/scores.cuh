@@ -298,21 +298,21 @@ MAGI_DEVICE void store_gradients(const BwdArgs& args, const float (&dk)[Traits::
   // K and V are no longer read: their tiles stage the gradients.
   ptx::bar_sync(kBarEpilogue, 256);
   const int warp = thread_again() % 128 / 32, lane = thread_again() % 32, first_row = 64 * wg;
-  const int grad_bytes = args.grad_is_fp32 ? 4 : 2;
   const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
-  const BwdItem& item = block.item;
-  char* dk_base = static_cast<char*>(args.dk) +
-                  (block.split * args.dk_split_stride + item.k_start * args.dk_stride_token +
-                   block.kv_head * args.dk_stride_head) *
+  const BwdKeyGradients& to = args.grads[block.is_received];
+  const int grad_bytes = to.is_fp32 ? 4 : 2, tile_row = block.first_row(args);
+  char* dk_base = static_cast<char*>(to.dk) +
+                  (block.split * to.dk_split_stride + tile_row * to.dk_stride_token +
+                   block.kv_head * to.dk_stride_head) *
                       grad_bytes;
-  char* dv_base = static_cast<char*>(args.dv) +
-                  (block.split * args.dv_split_stride + item.k_start * args.dv_stride_token +
-                   block.kv_head * args.dv_stride_head) *
+  char* dv_base = static_cast<char*>(to.dv) +
+                  (block.split * to.dv_split_stride + tile_row * to.dv_stride_token +
+                   block.kv_head * to.dv_stride_head) *
                       grad_bytes;
-  store_gradient<T>(dv, smem + T::kOffV + wg * 8192, dv_base, args.dv_stride_token,
-                    args.grad_is_fp32, first_row, item.k_rows, 1.f, warp, lane);
-  store_gradient<T>(dk, smem + T::kOffK + wg * 8192, dk_base, args.dk_stride_token,
-                    args.grad_is_fp32, first_row, item.k_rows, args.softmax_scale, warp, lane);
+  store_gradient<T>(dv, smem + T::kOffV + wg * 8192, dv_base, to.dv_stride_token, to.is_fp32,
+                    first_row, block.item.k_rows, 1.f, warp, lane);
+  store_gradient<T>(dk, smem + T::kOffK + wg * 8192, dk_base, to.dk_stride_token, to.is_fp32,
+                    first_row, block.item.k_rows, args.softmax_scale, warp, lane);
 }
 
 }  // namespace magi

@@ -12,17 +12,37 @@ struct BwdBlock {
   int split;
   int head_begin;
   int num_steps;
+  bool is_received;  // whether the keys are; own ones otherwise
 
   MAGI_DEVICE BwdBlock(const BwdArgs& args, int block) {
-    // Sections of kv heads outermost, then items in list order, then the heads of the section.
+    // Parts of the list outermost: own keys in front, received ones, own keys behind.
+    int first_item = 0, num_items = args.front_items;
+    is_received = false;
+    if (block >= num_items * args.blocks_per_item) {
+      block -= num_items * args.blocks_per_item;
+      first_item = num_items;
+      num_items = args.received_items;
+      is_received = block < num_items * args.blocks_per_item;
+      if (!is_received) {
+        block -= num_items * args.blocks_per_item;
+        first_item += num_items;
+        num_items = args.num_items - first_item;
+      }
+    }
+    // Then sections of kv heads, items in list order, and the heads of the section.
     const int per_item = args.heads_per_section * args.num_splits;
-    const int section = block / (args.num_items * per_item);
-    const int rest = block - section * args.num_items * per_item;
-    item = args.items[rest / per_item];
+    const int section = block / (num_items * per_item);
+    const int rest = block - section * num_items * per_item;
+    item = args.items[first_item + rest / per_item];
     kv_head = section * args.heads_per_section + rest % per_item / args.num_splits;
     split = rest % args.num_splits;
     head_begin = (kv_head * args.num_splits + split) * args.heads_per_block;
     num_steps = item.steps * args.heads_per_block;
+  }
+
+  // The first key's row among the own keys, or among the received ones.
+  MAGI_DEVICE int first_row(const BwdArgs& args) const {
+    return item.k_start - (is_received ? args.num_own : 0);
   }
 
   // Calls f(n, entry, first query row, head, visit) for every step in order.

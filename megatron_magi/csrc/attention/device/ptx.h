@@ -61,6 +61,17 @@ MAGI_DEVICE void mbar_wait(uint32_t bar, uint32_t parity) {
       : "memory");
 }
 
+// ---- numbers in global memory by which the GPU's engines, other GPUs and the host tell each other
+
+MAGI_DEVICE uint32_t load_acquire_sys(const uint32_t* ptr) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(ptr) : "memory");
+  return value;
+}
+MAGI_DEVICE void add_release_sys(uint32_t* ptr, uint32_t value) {
+  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
+}
+
 // ---- named barriers (0 is __syncthreads) and register budgets
 
 MAGI_DEVICE void bar_sync(int id, int threads) {
@@ -81,6 +92,10 @@ MAGI_DEVICE void setmaxnreg_dec() {
 // (a barrier must follow so that the issuing thread is ordered too).
 MAGI_DEVICE void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// Likewise for global memory, whoever wrote it: what this thread has seen, its later TMA reads see.
+MAGI_DEVICE void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 MAGI_DEVICE void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
