@@ -64,6 +64,10 @@ class CostTable:
     tile_k: int = 128
     """Key rows of a kernel tile."""
 
+    num_sms: int = 132
+    """Processors of the GPU (H200: 132), for which the time of a rank's kernels is predicted from
+    their work lists, and made equal. 0: nothing is predicted, and ranks have equal tiles."""
+
     ranks_per_node: int | None = None
     """Context-parallel ranks that share a node, neighbours in the group. A row that several of them
     read then crosses the link to their node once. None: all ranks on one node, or on a network
@@ -76,6 +80,8 @@ class CostTable:
         for name in ("tile_q", "tile_k"):
             _convert(self, name, integer, "an integer")
             _require(1 <= getattr(self, name) <= INT32_MAX, name, f"1 to {INT32_MAX}", self)
+        _convert(self, "num_sms", integer, "an integer")
+        _require(0 <= self.num_sms <= INT32_MAX, "num_sms", f"0 to {INT32_MAX}", self)
         _convert(self, "ranks_per_node", integer, "an integer or None")
         nodes = self.ranks_per_node
         _require(nodes is None or nodes >= 1, "ranks_per_node", ">= 1 or None", self)
