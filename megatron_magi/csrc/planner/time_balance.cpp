@@ -16,7 +16,8 @@
 namespace magi {
 namespace {
 
-constexpr int64_t kMaxRounds = 4;
+constexpr int64_t kMaxRounds = 3;
+constexpr int64_t kChunksPerRank = 16;  // fewer are halved before they are traded
 constexpr Patience kPatience{64, 1};
 constexpr int64_t kMillion = 1'000'000;
 constexpr int64_t kLeastGain = 500;  // the slowest rank gains at least a part in so many
@@ -111,8 +112,13 @@ Dispatch balance_times(const DispatchProblem& problem, const RankClock& clock, D
   found.times = rank_times(problem.slices, layout_of(problem, found), clock);
   if (problem.swap_trials == 0 || problem.cp_size == 1 || problem.ranks_per_node > 0) return found;
   if (imbalance_ppm(found.times) <= problem.max_imbalance_ppm) return found;
+  const Dispatch coarse = found;
+  while (can_halve(problem, found.chunk_size) &&
+         problem.num_local_tokens / found.chunk_size < kChunksPerRank) {
+    halve(found);
+  }
   Trading trading = trading_for(problem, found);
-  Candidate best{found, rows_of(problem, trading, found)};  // `found` may have finer chunks
+  Candidate best{coarse, rows_of(problem, trading, found)};  // `found` may have finer chunks
   for (int64_t round = 0; round < kMaxRounds; ++round) {
     Candidate next = traded(problem, trading, found);
     const TimedChunks before{found.chunk_ranks, found.times};

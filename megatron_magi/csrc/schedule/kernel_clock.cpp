@@ -74,7 +74,7 @@ KernelClock::KernelClock(const FwdHeads& heads, int64_t num_sms)
 
 double KernelClock::forward_steps(std::span<const Slice> slices, int64_t num_q,
                                   int64_t num_k) const {
-  return choose_fwd(slices, num_q, num_k, heads_, num_sms_).cost;
+  return fwd_cost(slices, num_q, num_k, heads_, fwd_variants(heads_).front(), num_sms_);
 }
 
 double KernelClock::backward_steps(std::span<const Slice> slices, int64_t num_q,
