@@ -11,6 +11,8 @@ OF_THE_TABLE = {field.name for field in fields(CostTable)}
 
 
 def magi_config(**knobs: Any) -> MagiConfig:
-    """Tests with small tiles or other rates need many of them."""
+    """Tests with small tiles or other rates need many of them. Loads are tiles, which tests can
+    count, unless ``num_sms`` is given."""
+    knobs.setdefault("num_sms", 0)
     table = {name: knobs.pop(name) for name in OF_THE_TABLE & knobs.keys()}
     return MagiConfig(**knobs, costs=CostTable(**table))

@@ -30,7 +30,9 @@ def timing(head_shape: HeadShape, config: MagiConfig) -> Timing | None:
         return None
     dim = max(head_shape.head_dim, head_shape.value_dim)
     clock = solver.KernelClock(head_shape.num_heads_q, head_shape.num_heads_kv, dim, table.num_sms)
-    row_s = head_shape.kv_row_bytes / (table.link_gib_s * 2**30)
+    # On several nodes any row may cross.
+    link = table.link_gib_s if table.ranks_per_node is None else table.node_link_gib_s
+    row_s = head_shape.kv_row_bytes / (link * 2**30)
     row_s *= 3 if config.dkv_reduce_in_fp32 else 2
     unit_s = STEP_FLOPS * table.num_sms / (table.kernel_tflops * 1e12) / 1000
     return Timing(clock, round(min(row_s / unit_s, LONGEST_ROW)))

@@ -17,6 +17,7 @@ namespace magi {
 namespace {
 
 constexpr int64_t kMaxRounds = 3;
+constexpr int64_t kFewRanks = 16;       // more of them have one round, because each takes long
 constexpr int64_t kChunksPerRank = 16;  // fewer are halved before they are traded
 constexpr Patience kPatience{64, 1};
 constexpr int64_t kMillion = 1'000'000;
@@ -110,7 +111,7 @@ int64_t rows_of(const DispatchProblem& problem, const Trading& trading, const Di
 Dispatch balance_times(const DispatchProblem& problem, const RankClock& clock, Dispatch found) {
   if (!can_time(problem.slices, layout_of(problem, found))) return found;
   found.times = rank_times(problem.slices, layout_of(problem, found), clock);
-  if (problem.swap_trials == 0 || problem.cp_size == 1 || problem.ranks_per_node > 0) return found;
+  if (problem.swap_trials == 0 || problem.cp_size == 1) return found;
   if (imbalance_ppm(found.times) <= problem.max_imbalance_ppm) return found;
   const Dispatch coarse = found;
   while (can_halve(problem, found.chunk_size) &&
@@ -119,7 +120,8 @@ Dispatch balance_times(const DispatchProblem& problem, const RankClock& clock, D
   }
   Trading trading = trading_for(problem, found);
   Candidate best{coarse, rows_of(problem, trading, found)};  // `found` may have finer chunks
-  for (int64_t round = 0; round < kMaxRounds; ++round) {
+  const int64_t rounds = problem.cp_size > kFewRanks ? 1 : kMaxRounds;
+  for (int64_t round = 0; round < rounds; ++round) {
     Candidate next = traded(problem, trading, found);
     const TimedChunks before{found.chunk_ranks, found.times};
     next.dispatch.times =
