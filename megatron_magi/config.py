@@ -110,7 +110,9 @@ class MagiConfig:
     """Tokens per chunk, the smallest piece moved between ranks. None: the planner's cost model."""
 
     max_imbalance: float = 1.01
-    """Highest load (in kernel tiles) of a rank over the mean that the swap search may leave."""
+    """Highest load of a rank over the mean that the planner may leave: of its kernel tiles in the
+    swap search, then of its predicted kernel time (``CostTable.num_sms``), as far as chunks allow.
+    """
 
     swap_trials: int | None = None
     """Budget in trials of the search that trades chunks to cut traffic, after the longest were
