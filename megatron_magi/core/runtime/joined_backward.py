@@ -43,7 +43,7 @@ def joined_backward(work: StageWork, qkv: Inputs, result: Pair, gradients: OutGr
     call, grad = walk.asked(qkv, result, gradients)
     dq, *_ = work.backend.backward(call, grad)
     count = work.backend.done_count(call, grad.deterministic)
-    return dq, *walk.sums(count)
+    return dq.to(qkv[0].dtype), *walk.sums(count)
 
 
 class _Joined:
@@ -74,7 +74,7 @@ class _Joined:
         )  # fmt: skip
         dk, dv = split_columns(self.partials, self.shapes)
         grad = GradCall(
-            dout, lse, delta, out if delta is None else None, self.k.dtype, None, self.own,
+            dout, lse, delta, out if delta is None else None, None, None, self.own,
             work.plan.config.deterministic, (dk, dv), self.engine.written_word,
         )  # fmt: skip
         return call, grad

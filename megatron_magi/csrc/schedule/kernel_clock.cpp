@@ -81,7 +81,8 @@ double KernelClock::backward_steps(std::span<const Slice> slices, int64_t num_q,
                                    int64_t num_k) const {
   BwdTiling tiling;
   tiling.tile_k = bwd_tile_k(static_cast<int>(heads_.head_dim));
-  const BwdWorkList list = build_bwd_work_list(slices, num_q, num_k, tiling, false);
+  const BwdLengths lengths{num_q, num_k, num_k};  // one launch, whose tiles are cut alike
+  const BwdWorkList list = build_bwd_work_list(slices, lengths, tiling, false);
   const int64_t at_a_time = heads_at_a_time(heads_.heads_kv);
   const Blocks blocks{heads_.heads_q / heads_.heads_kv, heads_.heads_kv / at_a_time, at_a_time,
                       num_sms_};
