@@ -14,8 +14,7 @@ from megatron_magi.core.plan import HeadShape
 
 
 def make_work_lists(
-    forward: Iterable[SliceTable],
-    backward: Iterable[SliceTable],
+    tables: tuple[Iterable[SliceTable], Iterable[SliceTable]],
     heads: HeadShape,
     config: MagiConfig,
     device: torch.device,
@@ -24,6 +23,7 @@ def make_work_lists(
     """Choose and upload what calls on these tables will launch; do nothing for another backend.
 
     Args:
+        tables: of forward and of backward calls.
         num_own: keys of a backward before those that its call has as received ones; None: all.
 
     Cost: milliseconds on the host for each long table, and one upload each; the host does not wait.
@@ -36,6 +36,7 @@ def make_work_lists(
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
     key = HeadsKey(heads.num_heads_q, heads.num_heads_kv, *widths, device)
+    forward, backward = tables
     for table in forward:
         forward_launch(table, key)
     for table in backward:

@@ -81,9 +81,11 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
         rank = group_rank(cp_group)
     ready = prepared_for(plan, rank, _numbered(checked_device(device)))
     attended = [stage.table for i, stage in enumerate(ready.forward) if stage.sees or i == 0]
-    stages = ready.backward if ready.joined is None else [ready.joined]
+    joined = ready.joined
+    stages = ready.backward if joined is None else [joined]
     seen = [stage.table for stage in stages if stage.sees]
-    make_work_lists(attended, seen, plan.head_shape, plan.config, ready.device)
+    own = None if joined is None else joined.num_own
+    make_work_lists((attended, seen), plan.head_shape, plan.config, ready.device, own)
     return ready
 
 

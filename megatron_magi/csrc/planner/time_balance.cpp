@@ -39,7 +39,8 @@ int64_t imbalance_ppm(std::span<const int64_t> times) {
 
 bool can_halve(const DispatchProblem& problem, int64_t chunk_size) {
   const int64_t half = chunk_size / 2;
-  return !problem.chunk_size && chunk_size % 2 == 0 && half % problem.tile_q == 0 &&
+  const bool tiled = half % problem.tile_q == 0 || chunk_size % problem.tile_q != 0;
+  return !problem.chunk_size && chunk_size % 2 == 0 && tiled && half >= problem.tile_q &&
          problem.num_local_tokens / half <= kMaxChunksPerRank;
 }
 

@@ -11,7 +11,7 @@ namespace magi {
 namespace {
 
 // Fitted to the forward and backward of 82 rank views on an H200 (64 query and 8 key heads of 128,
-// 4k to 16k tokens a rank): the ratio of two ranks' times is predicted within 1.6 % (root mean
+// 4k to 16k tokens a rank): the ratio of two ranks' times is predicted within 1.5 % (root mean
 // square).
 constexpr double kBackwardStep = 1.39;  // 64 queries x 128 keys, over a forward step
 constexpr double kBlockOverhead = 3.;   // steps of the backward: start, keys, gradients

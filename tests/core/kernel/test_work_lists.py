@@ -32,7 +32,7 @@ def made(
 ) -> list[set[object]]:
     """What the tables of a forward and a backward hold afterwards."""
     forward, backward = (SliceTable(masks.causal(n).slices, n, n) for n in (64, 96))
-    make_work_lists([forward], [backward], heads, config or MagiConfig(), CPU, num_own)
+    make_work_lists(([forward], [backward]), heads, config or MagiConfig(), CPU, num_own)
     return [set(forward.cache), set(backward.cache)]
 
 
