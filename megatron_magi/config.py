@@ -64,6 +64,10 @@ class CostTable:
     tile_k: int = 128
     """Key rows of a kernel tile."""
 
+    num_sms: int = 132
+    """Processors of the GPU (H200: 132), for which the time of a rank's kernels is predicted from
+    their work lists, and made equal. 0: nothing is predicted, and ranks have equal tiles."""
+
     ranks_per_node: int | None = None
     """Context-parallel ranks that share a node, neighbours in the group. A row that several of them
     read then crosses the link to their node once. None: all ranks on one node, or on a network
@@ -76,6 +80,8 @@ class CostTable:
         for name in ("tile_q", "tile_k"):
             _convert(self, name, integer, "an integer")
             _require(1 <= getattr(self, name) <= INT32_MAX, name, f"1 to {INT32_MAX}", self)
+        _convert(self, "num_sms", integer, "an integer")
+        _require(0 <= self.num_sms <= INT32_MAX, "num_sms", f"0 to {INT32_MAX}", self)
         _convert(self, "ranks_per_node", integer, "an integer or None")
         nodes = self.ranks_per_node
         _require(nodes is None or nodes >= 1, "ranks_per_node", ">= 1 or None", self)
@@ -104,7 +110,9 @@ class MagiConfig:
     """Tokens per chunk, the smallest piece moved between ranks. None: the planner's cost model."""
 
     max_imbalance: float = 1.01
-    """Highest load (in kernel tiles) of a rank over the mean that the swap search may leave."""
+    """Highest load of a rank over the mean that the planner may leave: of its kernel tiles in the
+    swap search, then of its predicted kernel time (``CostTable.num_sms``), as far as chunks allow.
+    """
 
     swap_trials: int | None = None
     """Budget in trials of the search that trades chunks to cut traffic, after the longest were

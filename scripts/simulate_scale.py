@@ -139,11 +139,12 @@ def plans_of(
 ) -> Iterator[tuple[str, AttnPlan, float]]:
     """(name, plan, seconds of planning)."""
     per_node = costs.ranks_per_node
-    flat = MagiConfig(costs=replace(costs, ranks_per_node=None))
+    # The rates are measured times over tiles, so plans are balanced in tiles as well.
+    flat = MagiConfig(costs=replace(costs, ranks_per_node=None, num_sms=0))
     configs = {
         "lpt_2048": replace(flat, chunk_size=2048, swap_trials=0),
         "flat": flat,
-        "nodes": MagiConfig(costs=replace(costs, ranks_per_node=per_node)),
+        "nodes": MagiConfig(costs=replace(costs, ranks_per_node=per_node, num_sms=0)),
     }
     for name in PLANS:
         began = time.perf_counter()
@@ -184,7 +185,7 @@ def validate(record: dict[str, Any], costs: CostTable) -> list[dict[str, Any]]:
             r["direction"]: r for r in record["rows"] if (r["mask"], r["impl"]) == (name, "ours")
         }
         one = measured["fwd"]
-        config = MagiConfig(costs=replace(costs, ranks_per_node=None))
+        config = MagiConfig(costs=replace(costs, ranks_per_node=None, num_sms=0))
         plan = make_attn_plan(
             MASKS[name](one["tokens"] * one["ranks"]), one["ranks"], HEADS, config
         )

@@ -14,6 +14,8 @@
 #include "planner/layout.h"
 #include "planner/loads.h"
 #include "planner/nodes.h"
+#include "planner/rank_clock.h"
+#include "planner/rank_times.h"
 #include "planner/rank_view.h"
 #include "planner/remote_rows.h"
 #include "planner/slices.h"
@@ -101,6 +103,10 @@ Int32Array ints_to(const std::vector<int32_t>& values) {
   return Int32Array(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
+Int64Array longs_to(const std::vector<int64_t>& values) {
+  return Int64Array(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
 Int32Array ranges_to(const std::vector<magi::Range>& ranges) {
   Int32Array rows({static_cast<py::ssize_t>(ranges.size()), static_cast<py::ssize_t>(2)});
   int32_t* out = rows.mutable_data();
@@ -170,16 +176,18 @@ class OwnedLayout {
 
 py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int64_t cp_size,
                          int64_t chunk_size, int64_t tile_q, int64_t tile_k,
-                         int64_t max_imbalance_ppm, int64_t swap_trials, int64_t ranks_per_node) {
+                         int64_t max_imbalance_ppm, int64_t swap_trials, int64_t ranks_per_node,
+                         const magi::RankClock* clock, int64_t row_time) {
   const std::vector<magi::Slice> given = slices_from(slices);
   magi::Dispatch dispatch;
   {
     py::gil_scoped_release nogil;
-    dispatch =
-        magi::solve_dispatch({given, num_local_tokens, cp_size, optional_from(chunk_size), tile_q,
-                              tile_k, max_imbalance_ppm, swap_trials, ranks_per_node});
+    dispatch = magi::solve_dispatch({given, num_local_tokens, cp_size, optional_from(chunk_size),
+                                     tile_q, tile_k, max_imbalance_ppm, swap_trials, ranks_per_node,
+                                     clock, row_time});
   }
-  return py::make_tuple(dispatch.chunk_size, ints_to(dispatch.chunk_ranks));
+  return py::make_tuple(dispatch.chunk_size, ints_to(dispatch.chunk_ranks),
+                        longs_to(dispatch.times));
 }
 
 magi::Nodes nodes_from(int64_t ranks_per_node, int64_t cp_size) {
@@ -192,20 +200,43 @@ magi::Nodes nodes_from(int64_t ranks_per_node, int64_t cp_size) {
 
 py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, int64_t tile_q,
                           int64_t tile_k, int64_t degree, int64_t forward,
-                          const magi::StageCosts& costs, int64_t ranks_per_node) {
+                          const magi::StageCosts& costs, int64_t ranks_per_node,
+                          const Int64Array& times) {
   const magi::Nodes nodes = nodes_from(ranks_per_node, layout->cp_size);
   const std::vector<magi::Slice> given = slices_from(slices);
+  if (times.size() != 0 && times.size() != layout->cp_size) {
+    throw std::invalid_argument("times must have one value for each of " +
+                                std::to_string(layout->cp_size) + " ranks or none, got " +
+                                std::to_string(times.size()) + "; pass those of rank_times");
+  }
   magi::TransferPlan plan;
   {
     py::gil_scoped_release nogil;
     std::optional<magi::Forward> chosen;
     if (forward >= 0) chosen = static_cast<magi::Forward>(forward);
-    plan = magi::solve_transfers(
-        {given, *layout, tile_q, tile_k, optional_from(degree), chosen, costs, nodes});
+    plan = magi::solve_transfers({given,
+                                  *layout,
+                                  tile_q,
+                                  tile_k,
+                                  optional_from(degree),
+                                  chosen,
+                                  costs,
+                                  nodes,
+                                  {times.data(), times.data() + times.size()}});
   }
-  const py::array_t<int64_t> loads(static_cast<py::ssize_t>(plan.loads.size()), plan.loads.data());
   return py::make_tuple(plan.staging.degree, static_cast<int>(plan.staging.forward),
-                        transfers_to(plan.transfers), loads);
+                        transfers_to(plan.transfers), longs_to(plan.loads));
+}
+
+Int64Array rank_times(const OwnedLayout& layout, const Int32Array& slices,
+                      const magi::RankClock& clock) {
+  const std::vector<magi::Slice> given = slices_from(slices);
+  std::vector<int64_t> times;
+  {
+    py::gil_scoped_release nogil;
+    if (magi::can_time(given, *layout)) times = magi::rank_times(given, *layout, clock);
+  }
+  return longs_to(times);
 }
 
 // [cp_size, 4]: own tiles, remote tiles, local tiles, remote rows.
@@ -381,8 +412,10 @@ void bind_layout(py::module_& m) {
            py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"))
       .def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("tile_q"),
            py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("costs"),
-           py::arg("ranks_per_node") = 0,
+           py::arg("ranks_per_node") = 0, py::arg("times") = Int64Array(0),
            "Degree, forward mode, transfers and loads (planner/transfers.h).")
+      .def("rank_times", &rank_times, py::arg("slices"), py::arg("clock"),
+           "Every rank's time by the clock (planner/rank_times.h); none if that takes too long.")
       .def("rows_on_link", &rows_on_link, py::arg("transfers"), py::arg("costs"),
            py::arg("ranks_per_node") = 0, "Rows that the model of times counts, by rank.")
       .def("rank_work", &rank_work, py::arg("slices"), py::arg("loads"), py::arg("link_rows"),
@@ -417,10 +450,13 @@ PYBIND11_MODULE(_solver, m) {
   m.def("find_overlap", &find_overlap, py::arg("slices"));
   m.def("solve_dispatch", &solve_dispatch, py::arg("slices"), py::arg("num_local_tokens"),
         py::arg("cp_size"), py::arg("chunk_size"), py::arg("tile_q"), py::arg("tile_k"),
-        py::arg("max_imbalance_ppm"), py::arg("swap_trials"), py::arg("ranks_per_node") = 0);
+        py::arg("max_imbalance_ppm"), py::arg("swap_trials"), py::arg("ranks_per_node") = 0,
+        py::arg("clock") = py::none(), py::arg("row_time") = 0,
+        "Chunk size, the chunks' ranks, and the ranks' times by the clock (planner/chunking.h).");
   m.def("crossing_leg", &crossing_leg, py::arg("transfers"), py::arg("ranks_per_node"),
         "The transfers between nodes, each row once for each node (planner/nodes.h).");
   m.def("hash64", &hash64, py::arg("data"), py::arg("seed") = 0);
+  py::class_<magi::RankClock>(m, "RankClock", "Predicts a rank's time (planner/rank_clock.h).");
   bind_layout(m);
   bind_kernel(m);
 }

@@ -14,6 +14,7 @@ from megatron_magi.checks import INT32_MAX, instance, int_array, integer
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
+from megatron_magi.core.plan.kernel_clock import Timing
 from megatron_magi.core.plan.nodes import ranks_per_node
 
 Int32Array = npt.NDArray[np.int32]
@@ -169,7 +170,25 @@ def num_local_tokens(
 def make_token_layout(
     mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int = 1
 ) -> TokenLayout:
-    """Choose the chunk size and an owner for every chunk.
+    """Choose the chunk size and an owner for every chunk, by tiles alone.
+
+    Raises:
+        ValueError: a fixed chunk_size too large to give every rank a chunk.
+    """
+    return timed_token_layout(mask, cp_size, config, token_multiple)[0]
+
+
+def timed_token_layout(
+    mask: AttnMask,
+    cp_size: int,
+    config: MagiConfig,
+    token_multiple: int = 1,
+    predicted: Timing | None = None,
+) -> tuple[TokenLayout, Int64Array]:
+    """A token layout that also makes the predicted times of the ranks equal, and these times.
+
+    Returns:
+        The layout, and int64 [cp_size] in the clock's unit, or [0] if times were not predicted.
 
     Raises:
         ValueError: a fixed chunk_size too large to give every rank a chunk.
@@ -180,7 +199,7 @@ def make_token_layout(
             f"chunk_size must leave every one of {cp_size} ranks a chunk of the {total} tokens, "
             f"got {config.chunk_size}; use at most {max(1, total // cp_size)}, or None"
         )
-    chunk_size, chunk_ranks = solver.solve_dispatch(
+    chunk_size, chunk_ranks, times = solver.solve_dispatch(
         mask.slices,
         num_local_tokens=num_local_tokens(total, cp_size, config, token_multiple),
         cp_size=cp_size,
@@ -190,5 +209,7 @@ def make_token_layout(
         max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
         swap_trials=-1 if config.swap_trials is None else config.swap_trials,
         ranks_per_node=ranks_per_node(config, cp_size),
+        clock=predicted and predicted.clock,
+        row_time=predicted.row_time if predicted else 0,
     )
-    return TokenLayout(total, chunk_size, cp_size, chunk_ranks)
+    return TokenLayout(total, chunk_size, cp_size, chunk_ranks), times

@@ -50,6 +50,13 @@ double step_cost(int64_t head_dim, const FwdVariant& variant) {
   throw std::invalid_argument("no forward kernel for these tiles");
 }
 
+FwdTiling tiling_of(const FwdVariant& variant) {
+  FwdTiling tiling;
+  tiling.tile_q = variant.block_m / variant.pack;
+  tiling.tile_k = variant.block_n;
+  return tiling;
+}
+
 double work_cost(const FwdWorkList& work, const FwdHeads& heads, const FwdVariant& variant,
                  int64_t num_sms) {
   if (work.tiles.empty()) return 0.;
@@ -119,16 +126,13 @@ FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k
     // Making a list takes most of the time; one that cannot be better is left out.
     const double least = least_cost(total_area, widest, heads, variant, num_sms);
     if (best && least * kRounding > best->cost) continue;
-    FwdTiling tiling;
-    tiling.tile_q = variant.block_m / variant.pack;
-    tiling.tile_k = variant.block_n;
-    FwdWorkList work = build_fwd_work_list(slices, num_q, num_k, tiling);
+    FwdWorkList work = build_fwd_work_list(slices, num_q, num_k, tiling_of(variant));
     const auto steps = steps_of_a_part(work, heads.heads_q / variant.pack, num_sms);
     std::optional<FwdWorkList> parts;
     if (steps) parts = work;
     offer(variant, std::move(work), 0.);
     if (!parts) continue;
-    split_long_walks(*parts, num_q, tiling.tile_k, *steps);
+    split_long_walks(*parts, num_q, variant.block_n, *steps);
     const double merges = kMergeCost * static_cast<double>(parts->num_parts - 1);
     if (parts->num_parts * num_q <= std::numeric_limits<int32_t>::max())
       offer(variant, std::move(*parts), merges);
@@ -137,6 +141,12 @@ FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k
     throw std::invalid_argument("no forward kernel for head_dim " + std::to_string(heads.head_dim));
   best->heads_per_section = heads_that_fit(best->work.active_keys, heads);
   return *std::move(best);
+}
+
+double fwd_cost(std::span<const Slice> slices, int64_t num_q, int64_t num_k, const FwdHeads& heads,
+                const FwdVariant& variant, int64_t num_sms) {
+  const FwdWorkList work = build_fwd_work_list(slices, num_q, num_k, tiling_of(variant));
+  return work_cost(work, heads, variant, num_sms);
 }
 
 int64_t heads_that_fit(int64_t active_keys, const FwdHeads& heads) {

@@ -40,6 +40,10 @@ std::vector<FwdVariant> fwd_variants(const FwdHeads& heads);
 FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                      const FwdHeads& heads, int64_t num_sms);
 
+// The estimated time with one variant, whose walks are not cut.
+double fwd_cost(std::span<const Slice> slices, int64_t num_q, int64_t num_k, const FwdHeads& heads,
+                const FwdVariant& variant, int64_t num_sms);
+
 // The number of kv heads whose K and V fit in the L2 for so many keys, if the heads are spread
 // evenly over the sections.
 int64_t heads_that_fit(int64_t active_keys, const FwdHeads& heads);

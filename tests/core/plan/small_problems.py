@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from megatron_magi import AttnMask
 from megatron_magi.core.plan.token_layout import make_token_layout
-from tests.knobs import magi_config
+from tests.knobs import tile_config
 
 ROWS = 4
 """Rows of a chunk, one tile high; tiles are one key wide, so a load is a number of keys."""
@@ -88,7 +88,7 @@ class SmallProblem:
 
     def owners(self, trials: int | None = None) -> Ints:
         """[num_chunks]: what the planner chooses."""
-        config = magi_config(
+        config = tile_config(
             chunk_size=ROWS, tile_q=ROWS, tile_k=1, max_imbalance=self.max_imbalance,
             swap_trials=trials,
         )  # fmt: skip

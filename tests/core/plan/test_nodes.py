@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
-from megatron_magi.config import CostTable
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, make_attn_plan, predict_times
 from megatron_magi.core.plan.nodes import ranks_per_node
+from tests.knobs import tile_config
 
 HEADS = HeadShape(32, 8, 128)
 
 
 def among(per_node: int | None, **rates: float) -> MagiConfig:
-    return MagiConfig(costs=CostTable(ranks_per_node=per_node, **rates))
+    return tile_config(ranks_per_node=per_node, **rates)
 
 
 @pytest.mark.parametrize(
