@@ -106,6 +106,7 @@ CLASSES = [
         magi.CostTable,
         {},
         {
+            "num_sms": COUNT,
             "tile_q": POSITIVE,
             "tile_k": POSITIVE,
             **dict.fromkeys(

@@ -130,5 +130,17 @@ FUNCTIONS = [
         },
         words={"cp_size": "cp_"},
     ),
+    Call(
+        "measured_costs",
+        magi.measured_costs,
+        {"cp_group": None, "head_shape": SHAPE},
+        {
+            "cp_group": kind.GROUP,
+            "head_shape": kind.HEADS,
+            "config": kind.config("MagiConfig"),
+            "device": kind.DEVICE.without(None),
+        },
+        words={"cp_group": "cp_"},
+    ),
     Call("slices_tensor", magi.slices_tensor, {"mask": MASK}, {"mask": kind.MASK}),
 ]
