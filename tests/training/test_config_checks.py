@@ -33,6 +33,16 @@ BAD = [
     Bad("no_block", ("data.mask=block_causal",), ("tokens of a block", "set data.block_tokens")),
     Bad("block", ("data.block_tokens=8",), ("needs data.mask block_causal, got 8 with mask docu",)),
     Bad("balance", ("data.balance_steps=0",), ("data.balance_steps must be positive, got 0",)),
+    Bad(
+        "long_balance",
+        ("data.balance_steps=101",),
+        ("data.balance_steps must be at most train.iterations 100, got 101",),
+    ),
+    Bad(
+        "many_balanced",
+        ("data.balance_steps=33", "train.global_batch_size=8192"),
+        ("must be at most 262,144 samples", "got 33 * 8,192; lower data.balance_steps"),
+    ),
     Bad("blocks", ("data.block_window=2",), ("data.block_window needs data.mask block_causal",)),
     Bad("empty_block", ("data.mask=block_causal", "data.block_tokens=0"), ("must be positive",)),
     Bad(
