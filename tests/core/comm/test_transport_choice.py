@@ -126,7 +126,7 @@ def test_a_dtype_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -
 def test_a_call_of_another_kernel_decides_for_itself_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two ranks of one host: a first call in fp32 or with "flex" must not cost later ones theirs."""
+    """Two ranks of one host: a first call in fp32 or with "flex" costs later ones nothing."""
     caplog.set_level(logging.INFO, logger="megatron_magi")
     gathers = []
 
