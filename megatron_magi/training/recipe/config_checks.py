@@ -27,6 +27,7 @@ def check_run(config: RunValues) -> None:
         _check_train,
         _check_mask,
         _check_balance,
+        _check_transport,
         _check_validation,
     ):
         check(config)
@@ -264,6 +265,23 @@ def _check_balance(c: RunValues) -> None:
         f"data.balance_steps * train.global_batch_size must be at most {MAX_GROUP:,} samples, "
         f"whose costs are found before the first step, got {steps:,} * "
         f"{c.train.global_batch_size:,}; lower data.balance_steps",
+    )
+
+
+def _check_transport(c: RunValues) -> None:
+    """What the machine lacks is found by the run."""
+    kernel, nodes = c.magi.kernel_backend, c.magi.costs.ranks_per_node
+    if c.attention != "magi" or c.parallel.cp == 1 or c.magi.transport != "symm_mem":
+        return
+    _require(
+        c.train.dtype == "bf16" and kernel in ("auto", "cuda"),
+        f"magi.transport symm_mem needs train.dtype bf16 and magi.kernel_backend auto or cuda, got "
+        f"{c.train.dtype} and {kernel}; set magi.transport=auto",
+    )
+    _require(
+        nodes is None or nodes >= c.parallel.cp,
+        f"magi.transport symm_mem needs the parallel.cp {c.parallel.cp} ranks on one node, got "
+        f"magi.costs.ranks_per_node {nodes}; set magi.transport=auto",
     )
 
 
