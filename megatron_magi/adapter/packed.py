@@ -91,7 +91,7 @@ def make_packed_seq_params(
         cu_seqlens: [num_docs + 1] prefix sums of document lengths in tokens, first 0; the last is
             the length of the packed stream. Pass host data: a CUDA tensor costs a synchronisation.
         model_config: Heads, head dim, TP size, sequence parallelism and window_size are read.
-        cp_group: Context-parallel ProcessGroup or 1-D DeviceMesh; None means size 1.
+        cp_group: Context-parallel ProcessGroup, or 1-D or 2-D DeviceMesh; None means size 1.
         magi_config: Planner and kernel knobs; default `MagiConfig()`.
         mask_kind: Visibility inside a document. `model_config.window_size` narrows it in the
             layers that Megatron calls window layers (window_attn_skip_freq).

@@ -43,12 +43,15 @@ def flex_flash_attn_by_head_group(
 
     Raises:
         ValueError: a number of masks that does not divide the key/value heads.
-        TypeError: one mask that is not in a list; and what ``flex_flash_attn_func`` raises.
+        TypeError: one mask that is not in a list, or None in a list; and what
+            ``flex_flash_attn_func`` raises.
 
     Cost: one call per group, and a copy of out and of each gradient where there are several.
     """
     check_qkv(q, k, v)
     instance(slices, (list, tuple), "slices", "pass one mask per group of heads in a list")
+    for i, mask in enumerate(slices):
+        instance(mask, (AttnMask, Tensor), f"slices[{i}]", "pass a mask for each group of heads")
     _check_count(len(slices), k.shape[1])
     heads = zip(*(x.split(x.shape[1] // len(slices), dim=1) for x in (q, k, v)), strict=True)
     results = [

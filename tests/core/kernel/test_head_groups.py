@@ -71,6 +71,11 @@ def test_options_and_largest_logits_reach_every_group() -> None:
         (block_masks(3), ValueError, "must divide the 4 key/value heads, got 3; pass one"),
         (block_masks(8), ValueError, "must divide the 4 key/value heads, got 8; pass one"),
         (block_masks(1)[0], TypeError, "slices must be a list or tuple, got AttnMask.*; pass one"),
+        (
+            [masks.causal(T), None],
+            TypeError,
+            r"slices\[1\] must be an AttnMask or Tensor, got None; pass",
+        ),
         ([masks.causal(T), masks.causal(9)], ValueError, "must be for q's 90 and k's 90 tokens"),
     ],
 )
