@@ -67,16 +67,16 @@ def test_never_slower_than_by_tiles(seed: int, cp_size: int, local: int, nodes: 
 
 
 @pytest.mark.parametrize(
-    "cp_size, local, most", [(2, 8192, 1.015), (2, 16384, 1.01), (8, 16384, 1.015)]
+    "cp_size, local, most", [(2, 8192, 1.015), (2, 16384, 1.01), (8, 16384, 1.02)]
 )
 def test_packs_are_balanced_in_time(cp_size: int, local: int, most: float) -> None:
     """By tiles, most of these packs end above."""
     by_time, by_tiles = [], []
     for seed in range(1, 9):
         mask = packed(3 * seed + 1, cp_size * local)
-        by_time.append(make_attn_plan(mask, cp_size, HEADS, BY_TIME).imbalance)
-        found = times(make_attn_plan(mask, cp_size, HEADS, BY_TILES))
-        by_tiles.append(found.max() / found.mean())
+        for config, ratios in ((BY_TIME, by_time), (BY_TILES, by_tiles)):
+            found = times(make_attn_plan(mask, cp_size, HEADS, config))
+            ratios.append(found.max() / found.mean())
     assert max(by_time) <= most < max(by_tiles)
 
 
