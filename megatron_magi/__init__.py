@@ -29,6 +29,7 @@ __all__ = [
     "HeadShape",
     "MagiConfig",
     "SliceType",
+    "Softmax",
     "TokenLayout",
     "agree",
     "dispatch",
@@ -50,6 +51,7 @@ try:
     from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
     from megatron_magi.core.kernel.head_groups import flex_flash_attn_by_head_group
     from megatron_magi.core.kernel.slice_table import slices_tensor
+    from megatron_magi.core.kernel.softmax import Softmax
     from megatron_magi.core.mask import AttnMask, AttnSlice, SliceType
     from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout
     from megatron_magi.core.runtime.agreement import AgreementError, agree

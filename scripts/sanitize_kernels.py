@@ -63,6 +63,7 @@ def cases(chosen: str) -> Iterator[Sanitized]:
 
 def run_case(mask: AttnMask, widths: Widths, dtype: torch.dtype, softcap: float) -> None:
     from megatron_magi.core.kernel.hopper import HopperBackend
+    from megatron_magi.core.kernel.sink_gradient import sink_gradient
     from megatron_magi.core.kernel.slice_table import SliceTable
 
     num_q, num_k = mask.total_seqlen_q, mask.total_seqlen_k
@@ -81,7 +82,13 @@ def run_case(mask: AttnMask, widths: Widths, dtype: torch.dtype, softcap: float)
         show("forward with the largest logits")
         backend.forward(call, prev=(out.cpu().float().cuda(), lse))
         show("forward, continued")
+        sink_lse = torch.randn(num_q, 4).cuda()
+        backend.forward(call._replace(sink_lse=sink_lse))
+        show("forward with sinks")
         delta = (out.cpu().float() * dout.cpu().float()).sum(-1).cuda()
+        for sinks in (sink_lse, sink_lse[0]):
+            sink_gradient(sinks, lse, delta)
+        show("gradient of sinks")
         grad = GradCall(dout, lse, delta, deterministic=deterministic)
         dq, _, _ = backend.backward(call, grad)
         show(f"backward, {deterministic=}")

@@ -41,6 +41,12 @@ def capped(scores: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(scores / softcap) if softcap else scores
 
 
+def with_sinks(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Dense (out, lse) after sinks, [s, H] or [T, s, H], joined the sums as keys of value 0."""
+    sums = lse.exp() + sink.to(lse.dtype).exp().sum(-2)
+    return out * (lse.exp() / sums).unsqueeze(-1), sums.log()
+
+
 def dense_largest(
     q: Tensor, k: Tensor, mask: AttnMask, scale: float, softcap: float = 0.0
 ) -> Tensor:

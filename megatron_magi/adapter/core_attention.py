@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megatron_magi.adapter.max_logit import record_max_logits, wants_max_logits
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
-from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset, with_sink
+from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset, softmax_of
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
 
 if TYPE_CHECKING:
@@ -102,13 +102,13 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             x.transpose(0, 1).reshape(rows * batch, x.shape[2], x.shape[3])
             for x in (query, key, value)
         )
-        call = (q_THD, k_SGD, v_SGD, plan, packed.cp_group, self.softmax_scale)
+        softmax = softmax_of(self.softmax_scale, self.softmax_offset)
+        call = (q_THD, k_SGD, v_SGD, plan, packed.cp_group, softmax)
         if wants_max_logits(self.config):
-            out_THD, lse_TH, max_logits_H = dist_attn_and_max_logits(*call)
+            out_THD, _, max_logits_H = dist_attn_and_max_logits(*call)
             record_max_logits(self, max_logits_H)
         else:
-            out_THD, lse_TH = dist_attn(*call)
-        out_THD = with_sink(out_THD, lse_TH, self.softmax_offset)
+            out_THD, _ = dist_attn(*call)
         out = out_THD.reshape(batch, rows, heads * value.shape[3]).transpose(0, 1)
         return out.contiguous()
 

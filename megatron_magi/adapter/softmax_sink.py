@@ -1,8 +1,8 @@
 """Megatron's softmax_type: a logit without a value in every row's softmax.
 
-"off-by-one" has logit 0 for all heads, "learnable" has one parameter for each head. The sink is
-added to the normaliser after attention (`core/kernel/sink.py`), so it works with every kernel and
-every layout. The parameter has the name, shape and checkpoint axis that DotProductAttention and
+"off-by-one" has logit 0 for all heads, "learnable" has one parameter for each head. The sink
+joins the normaliser inside attention (`core/kernel/sink.py`), with every kernel and every layout.
+The parameter has the name, shape and checkpoint axis that DotProductAttention and
 TEDotProductAttention use, so that checkpoints can be exchanged with them in both directions.
 """
 
@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
-from megatron_magi.core.kernel.sink import apply_sink
+from megatron_magi.core.kernel.softmax import Softmax
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -58,11 +58,9 @@ def add_softmax_offset(core: nn.Module, config: TransformerConfig) -> None:
     core.register_parameter("softmax_offset", parameter)
 
 
-def with_sink(out_THD: Tensor, lse_TH: Tensor, softmax_offset: Tensor | None) -> Tensor:
-    """out with the sink added to every row's softmax; `out_THD` itself without a sink."""
-    if softmax_offset is None:
-        return out_THD
-    return apply_sink(out_THD, lse_TH, softmax_offset[None])[0]
+def softmax_of(scale: float, softmax_offset: Tensor | None) -> Softmax:
+    """The softmax of a core attention with this scale and [heads] of sinks, or none."""
+    return Softmax(scale, sink=None if softmax_offset is None else softmax_offset[None])
 
 
 def sharded_offset(core: nn.Module, prefix: str, offsets: Any, metadata: Any) -> dict[str, Any]:

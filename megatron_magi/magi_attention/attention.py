@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from megatron_magi.checks import flag, integer
 from megatron_magi.core.kernel.attention import AttnForwardMeta
 from megatron_magi.core.kernel.attention import flex_flash_attn_func as _flex_flash_attn
 from megatron_magi.core.kernel.autograd import one_graph_break
-from megatron_magi.core.kernel.backend import acc_dtype
-from megatron_magi.core.kernel.sink import apply_sink, check_layout
+from megatron_magi.core.kernel.sink import check_layout
+from megatron_magi.core.kernel.softmax import Softmax
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
 from megatron_magi.magi_attention.environment import tell_about_environment
 from megatron_magi.magi_attention.runtime_key import DistAttnRuntimeKey, check_key, remember
@@ -62,7 +60,7 @@ def flex_flash_attn_func(
             reference backend).
         q_ranges, k_ranges: int32 [N, 2]; all None: full attention.
         attn_type_map: int32 [N], 0 full, 1 causal, 2 inv_causal, 3 bi_causal; None: all full.
-        sink: learnable logits, "sh" [s, H] or "ssh" [T, s, H]; see ``core/kernel/sink.py``.
+        sink: learnable logits that join every row's softmax, "sh" [s, H] or "ssh" [T, s, H].
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
         return_max_logits: refused where FlexAttention runs.
@@ -80,20 +78,15 @@ def flex_flash_attn_func(
     """
     tell_about_environment()
     _refuse_index_attention(index_attn, index_attn_indices, q_block_size, k_block_size)
-    check_layout(sink_layout)
-    out, meta = _flex_flash_attn(
+    check_layout(sink_layout, sink)
+    return _flex_flash_attn(
         q, k, v, q_ranges, k_ranges, attn_type_map,
         softmax_scale=softmax_scale,
         deterministic=deterministic,
-        # Rounded once, after the sink.
-        out_dtype=None if sink is None else acc_dtype(q.dtype),
         return_max_logits=return_max_logits,
         softcap=softcap,
+        sink=sink,
     )  # fmt: skip
-    if sink is None:
-        return out, meta
-    out, lse = apply_sink(out, meta.lse, sink, sink_layout)
-    return out.to(q.dtype), replace(meta, lse=lse)
 
 
 @one_graph_break
@@ -129,13 +122,13 @@ def calc_attn(
     """
     check_key(key)
     remember(key)
-    call, most = (q, k, v, key.plan, key.cp_group, softmax_scale, softcap), None
+    check_layout("sh", sink)
+    call = (q, k, v, key.plan, key.cp_group, Softmax(softmax_scale, softcap, sink))
+    most = None
     if flag(return_max_logits, "return_max_logits"):
         out, lse, most = dist_attn_and_max_logits(*call)
     else:
         out, lse = dist_attn(*call)
-    if sink is not None:
-        out, lse = apply_sink(out, lse, sink, "sh")
     return out, AttnForwardMeta(lse, most)
 
 

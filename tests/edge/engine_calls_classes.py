@@ -50,6 +50,18 @@ CLASSES = [
         {"lse": TENSOR, "max_logits": TENSOR.without(None)},
     ),
     Call(
+        "Softmax",
+        magi.Softmax,
+        {},
+        {"scale": kind.SCALE, "softcap": kind.SOFTCAP, "sink": TENSOR.without(None)},
+    ),
+    Call(
+        "Softmax.numbers",
+        magi.Softmax().numbers,
+        {"q": Q},
+        {"q": TENSOR},
+    ),
+    Call(
         "AttnMask",
         magi.AttnMask,
         {"slices": MASK.slices, "total_seqlen_q": 16, "total_seqlen_k": 16},

@@ -37,6 +37,7 @@ FUNCTIONS = [
             "out_dtype": DTYPE,
             "return_max_logits": kind.FLAG,
             "softcap": kind.SOFTCAP,
+            "sink": TENSOR.without(None).also((torch.zeros(3), "[s, H]")),
         },
         free=("slices",),
     ),
@@ -45,7 +46,7 @@ FUNCTIONS = [
         magi.flex_flash_attn_func,
         QKV,
         {"slices": SLICES},
-        free=(*FLEX_KINDS, "backend", "out_dtype", "return_max_logits", "softcap"),
+        free=(*FLEX_KINDS, "backend", "out_dtype", "return_max_logits", "softcap", "sink"),
     ),
     Call(
         "flex_flash_attn_by_head_group",
@@ -68,7 +69,7 @@ FUNCTIONS = [
         "dist_attn",
         magi.dist_attn,
         QKV | LOCAL,
-        QKV_KINDS | LOCAL_KINDS | {"softmax_scale": kind.SCALE, "softcap": kind.SOFTCAP},
+        QKV_KINDS | LOCAL_KINDS | {"softmax": kind.SOFTMAX},
     ),
     Call(
         "dispatch",

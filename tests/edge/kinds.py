@@ -55,6 +55,7 @@ NUMBER = everything("number", "0.5", True, 1j, np.array([1.0, 2.0]), torch.zeros
 FINITE = NUMBER.also((NAN, "finite"), (INF, "finite"), (-INF, "finite"))
 SCALE = FINITE.without(None)
 SOFTCAP = FINITE.also((-1.0, "softcap must be"))
+SOFTMAX = everything("must be a Softmax", 0.5, {"scale": 1.0}, None)
 FLAG = everything("True or False", 1, 0.0, "no", np.array([True]), None)
 WORD = everything("must be", 3, "nonsense", ["auto"], np.array(["a", "b"]), None)
 DEVICE = everything("must be a torch device", 3.5, "nonsense", ["cpu"], None, "cuda:99")

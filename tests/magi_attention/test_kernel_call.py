@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from megatron_magi import magi_attention as api
 from megatron_magi import masks
 from megatron_magi.core.kernel import op
-from megatron_magi.core.kernel.sink import apply_sink
 from megatron_magi.core.kernel.torch_flex import FlexBackend
 from tests.dense import (
     NAMES,
@@ -19,6 +18,7 @@ from tests.dense import (
     gradients,
     random_qkv,
     summand_scales,
+    with_sinks,
 )
 from tests.magi_attention.one_rank import varlen_key
 from tests.magi_attention.typed_masks import count_cells, random_typed
@@ -171,7 +171,7 @@ def test_softcap_against_dense(with_sink: bool) -> None:
     sink = torch.full((1, 4), 2.0, dtype=torch.float64) if with_sink else None
     want, lse = dense_attention(q, k, v, key.plan.mask, 0.9, 0.7)
     if sink is not None:
-        want, lse = apply_sink(want, lse, sink)
+        want, lse = with_sinks(want, lse, sink)
     for out, meta in (
         api.calc_attn(q, k, v, key, sink, 0.9, 0.7),
         api.flex_flash_attn_func(
@@ -190,5 +190,5 @@ def test_softcap_against_dense(with_sink: bool) -> None:
 
 def test_calc_attn_refuses_a_sink_per_token() -> None:
     q = torch.zeros(16, 4, 8)
-    with pytest.raises(ValueError, match=r"a sink of layout 'sh' must be \[s, H\]"):
+    with pytest.raises(ValueError, match=r"a sink of layout 'sh' must have 2 dimensions"):
         api.calc_attn(q, q[:, :2], q[:, :2], varlen_key(), sink=torch.zeros(16, 1, 4))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
 """Number of tensors whose rows one call may move: keys and values."""
@@ -42,6 +42,8 @@ class FwdParams(Structure):
         *_fields(TensorView, "q", "k", "v", "out"),
         *_fields(c_void_p, "lse"),
         *_fields(c_int64, "lse_stride_token", "lse_stride_head"),
+        *_fields(c_void_p, "sink_lse"),
+        *_fields(c_int64, "sink_stride_token"),
         *_fields(c_void_p, "tiles", "entries", "empty_rows", "max_logits", "counter", "stream"),
         *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv"),
         *_fields(c_int32, "head_dim", "value_dim"),
@@ -80,6 +82,15 @@ class DeltaParams(Structure):
         *_fields(TensorView, "out", "dout"),
         *_fields(c_void_p, "delta", "stream"),
         *_fields(c_int32, "num_tokens", "num_heads", "value_dim", "dtype"),
+    ]
+
+
+class SinkParams(Structure):
+    """MagiSinkParams: the gradient of sinks."""
+
+    _fields_ = [
+        *_fields(c_void_p, "sink_lse", "lse", "delta", "grad", "stream"),
+        *_fields(c_int32, "num_tokens", "num_heads", "num_blocks", "per_token"),
     ]
 
 
@@ -161,6 +172,7 @@ SIZES = {
     "fwd": ctypes.sizeof(FwdParams),
     "bwd": ctypes.sizeof(BwdParams),
     "delta": ctypes.sizeof(DeltaParams),
+    "sink": ctypes.sizeof(SinkParams),
     "row": ctypes.sizeof(GatherParams) + ctypes.sizeof(AddParams),
     "exchange": sum(map(ctypes.sizeof, (ExchangeParams, ClaimParams, PeerFlags, Pull, SendParams))),
 }

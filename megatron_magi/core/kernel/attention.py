@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from megatron_magi.checks import flag, instance, number, word
+from megatron_magi.checks import flag, instance, word
 from megatron_magi.core.kernel.autograd import refuse_tangents
 from megatron_magi.core.kernel.backend import acc_dtype
 from megatron_magi.core.kernel.op import Options, attend
 from megatron_magi.core.kernel.select import BACKENDS
+from megatron_magi.core.kernel.sink import sink_lse_of
 from megatron_magi.core.kernel.slice_table import slices_tensor
+from megatron_magi.core.kernel.softmax import Softmax
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
 from megatron_magi.core.tensor_checks import tensor
@@ -27,7 +29,8 @@ class AttnForwardMeta:
     """What attention returns besides ``out``."""
 
     lse: Tensor
-    """[T, H] natural log of the sum of exp of logits; -inf where a row sees nothing."""
+    """[T, H] natural log of the sum of exp of logits, sinks included; -inf where a row sees nothing
+    and there are no sinks."""
     max_logits: Tensor | None = None
     """[H] largest logit of every head; None unless asked for."""
 
@@ -52,10 +55,12 @@ def flex_flash_attn_func(
     out_dtype: torch.dtype | None = None,
     return_max_logits: bool = False,
     softcap: float = 0.0,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, AttnForwardMeta]:
     """Attention in which a query sees the keys that the slices show it; differentiable.
 
-    Rows that see nothing give out 0, lse -inf and zero gradients. A row that sees a score of nan or
+    Rows that see nothing give out 0, zero gradients and an lse of -inf, or with sinks that of the
+    sinks. A row that sees a score of nan or
     inf, or only scores of -inf, has no softmax: its out and lse are nan (docs/kernel_notes.md).
 
     Args:
@@ -73,6 +78,9 @@ def flex_flash_attn_func(
         out_dtype: of out; None: as q.
         return_max_logits: find each head's largest visible logit ("cuda", "reference").
         softcap: above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores.
+        sink: learnable logits without values that join every row's softmax, finite, any float
+            dtype: [s, H] for all rows, or [T, s, H] per token. They are not capped, and max_logits
+            leaves them out.
 
     Returns:
         out: [T, H, E] and AttnForwardMeta with lse [T, H] and max_logits [H] or None, both fp32
@@ -87,14 +95,16 @@ def flex_flash_attn_func(
     Cost: ranges or slices given as CUDA tensors are copied to the host when first seen.
     """
     check_qkv(q, k, v)
-    scale = scale_of(q, softmax_scale)
+    softmax = Softmax(softmax_scale, softcap, sink)
+    scale, softcap = softmax.numbers(q)
     dtype = _float_dtype(q.dtype if out_dtype is None else out_dtype)
     options = Options(
         scale,
         dtype,
         word(backend, "backend", BACKENDS),
         flag(deterministic, "deterministic"),
-        checked_softcap(softcap),
+        softcap,
+        sink_lse_of(sink, q),
     )
     if slices is None:
         slices = _slices_of_ranges(q_ranges, k_ranges, attn_type_map, q.shape[0], k.shape[0])
@@ -106,7 +116,7 @@ def flex_flash_attn_func(
         _check_lengths(slices, q.shape[0], k.shape[0])
         slices = _tensor_of_mask(slices)
     _check_slices(slices)
-    refuse_tangents(q, k, v)
+    refuse_tangents(q, k, v, *(() if sink is None else (sink,)))
     most = no_logits(q) if flag(return_max_logits, "return_max_logits") else None
     out, lse = attend(q, k, v, slices, options, most)
     return out, AttnForwardMeta(lse, most)
@@ -155,28 +165,6 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} must be contiguous in head_dim, got strides {list(x.stride())}; "
                 f"call .contiguous()"
             )
-
-
-def scale_of(q: Tensor, softmax_scale: float | None) -> float:
-    """What scores are multiplied by: the given number, or 1 / sqrt(D)."""
-    if softmax_scale is None:
-        return float(q.shape[-1]) ** -0.5
-    return number(softmax_scale, "softmax_scale")
-
-
-def checked_softcap(softcap: float) -> float:
-    """A finite number from 0, which means no cap.
-
-    Raises:
-        TypeError, ValueError: anything else.
-    """
-    cap = number(softcap, "softcap")
-    if cap < 0.0:
-        raise ValueError(
-            f"softcap must be 0.0 (logits are not capped) or above, got {cap}; pass the size that "
-            f"logits may reach, such as 50.0"
-        )
-    return cap
 
 
 def _float_dtype(dtype: torch.dtype) -> torch.dtype:

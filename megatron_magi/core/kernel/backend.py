@@ -33,6 +33,10 @@ class AttnCall(NamedTuple):
     logit. Not every backend can."""
     softcap: float = 0.0
     """0: logits are scaled scores. Otherwise they are softcap * tanh(scaled score / softcap)."""
+    sink_lse: Tensor | None = None
+    """[H] or [T, H] in the accumulation dtype: a logit without a value that joins the softmax of
+    every row that the call writes, those that see nothing included. Of several calls whose results
+    merge only the first has it, so ``prev`` must be None; a backward takes no notice of it."""
 
 
 class GradCall(NamedTuple):

@@ -30,14 +30,15 @@ from megatron_magi.core.kernel.backend import (
     row_delta,
 )
 from megatron_magi.core.kernel.select import select_backend
+from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from megatron_magi.core.kernel.slice_table import slice_table
 from megatron_magi.core.kernel.widths import widths_of
 
 _library = torch.library.Library("magi", "DEF")
 _library.define(
     "attn_fwd(Tensor q, Tensor k, Tensor v, Tensor slices, float softmax_scale, "
-    "ScalarType out_dtype, str backend, bool deterministic, float softcap=0.0) "
-    "-> (Tensor out, Tensor lse)"
+    "ScalarType out_dtype, str backend, bool deterministic, float softcap=0.0, "
+    "Tensor? sink_lse=None) -> (Tensor out, Tensor lse)"
 )
 _library.define(
     "attn_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor delta, "
@@ -47,13 +48,15 @@ _library.define(
 
 
 class Options(NamedTuple):
-    """The arguments of ``attn_fwd`` after its tensors, in its order."""
+    """The arguments of ``attn_fwd`` after q, k, v and slices, in its order."""
 
     softmax_scale: float
     out_dtype: torch.dtype
     backend: str
     deterministic: bool
     softcap: float = 0.0
+    sink_lse: Tensor | None = None
+    """See AttnCall; differentiable."""
 
 
 def attend(
@@ -64,20 +67,21 @@ def attend(
     options: Options,
     max_logits: Tensor | None = None,
 ) -> OutLse:
-    """(out [T, H, D], lse [T, H]), differentiable in q, k and v; slices int32 [N, 6].
+    """(out [T, H, D], lse [T, H]), differentiable in q, k, v and sink_lse; slices int32 [N, 6].
 
     Raises:
         NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched.
     """
-    if must_dispatch(q, k, v, slices):
+    sinks = () if options.sink_lse is None else (options.sink_lse,)
+    if must_dispatch(q, k, v, slices, *sinks):
         if max_logits is not None:
             raise NotImplementedError(
                 "the largest logits require an eager call on plain tensors, got a call under "
                 "torch.compile, a dispatch mode or a transform; leave return_max_logits out"
             )
         out, lse = torch.ops.magi.attn_fwd(q, k, v, slices, *options)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _EagerAttn.apply(q, k, v, slices, options, max_logits)
+    elif torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *sinks)):
+        out, lse = _EagerAttn.apply(q, k, v, options.sink_lse, slices, (options, max_logits))
     else:
         out, lse = _eager_forward(q, k, v, slices, options, max_logits)
     return out, lse
@@ -89,7 +93,8 @@ def _asked(
     """The backend that computes a call, and the call."""
     table = slice_table(slices, q.shape[0], k.shape[0])
     kernel = select_backend(options.backend, q.device, q.dtype, widths_of(q, v))
-    return kernel, AttnCall(q, k, v, table, options.softmax_scale, softcap=options.softcap)
+    scale, softcap, sink_lse = options.softmax_scale, options.softcap, options.sink_lse
+    return kernel, AttnCall(q, k, v, table, scale, softcap=softcap, sink_lse=sink_lse)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> OutLse:
@@ -106,34 +111,38 @@ def _eager_forward(
 class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options,
-        max_logits: Tensor | None,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None, slices: Tensor,
+        how: tuple[Options, Tensor | None],
     ) -> OutLse:  # fmt: skip
-        out, lse = _eager_forward(q, k, v, slices, options, max_logits)
+        """``how``: the options, and ``AttnCall.max_logits``."""
+        options = how[0]._replace(sink_lse=sink_lse)
+        out, lse = _eager_forward(q, k, v, slices, options, how[1])
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
         # the forward and the other when it recomputes.
-        ctx.save_for_backward(q, k, v, _saveable(slices), out, lse)
+        ctx.save_for_backward(q, k, v, _saveable(slices), sink_lse, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.options = options
+        ctx.options = options._replace(sink_lse=None)
         return out, lse
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, slices, out, lse = ctx.saved_tensors
+        q, k, v, slices, sink_lse, out, lse = ctx.saved_tensors
+        sink_lse = sink_lse if ctx.needs_input_grad[3] else None
         options: Options = ctx.options
         dout = torch.zeros_like(out) if dout is None else dout
         if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
             delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
             how = _of_backward(options)
             grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
-            return *grads, None, None, None
+            return *grads, sink_gradient(sink_lse, lse, delta), None, None
         kernel, call = _asked(q, k, v, slices, options)
         grad = GradCall(dout, lse, out=out, dtype=q.dtype, deterministic=options.deterministic)
-        if dlse is not None:  # otherwise the kernels compute delta themselves
-            delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
-            grad = grad._replace(delta=delta, out=None)
-        return *kernel.backward(call, grad), None, None, None
+        if dlse is None and sink_lse is None:  # the kernels compute delta themselves
+            return *kernel.backward(call, grad), None, None, None
+        delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
+        grads = kernel.backward(call, grad._replace(delta=delta, out=None))
+        return *grads, sink_gradient(sink_lse, lse, delta), None, None
 
 
 def _backward(
@@ -149,7 +158,7 @@ def _backward(
 
 def _of_backward(options: Options) -> tuple[Any, ...]:
     """The arguments of ``attn_bwd`` after its tensors."""
-    scale, _, *how = options
+    scale, _, *how, _ = options
     return scale, *how
 
 
@@ -165,9 +174,10 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: OutLse) -> None:
-    q, k, v, slices, *options = inputs
-    ctx.options = Options(*options)
-    ctx.save_for_backward(q, k, v, _saveable(slices), *output)
+    q, k, v, slices, *rest = inputs
+    options = Options(*rest)
+    ctx.options = options._replace(sink_lse=None)
+    ctx.save_for_backward(q, k, v, _saveable(slices), options.sink_lse, *output)
 
 
 def _saveable(slices: Tensor) -> Tensor:
@@ -176,11 +186,12 @@ def _saveable(slices: Tensor) -> Tensor:
 
 
 def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, slices, out, lse = ctx.saved_tensors
+    q, k, v, slices, sink_lse, out, lse = ctx.saved_tensors
     delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
     how = _of_backward(ctx.options)
     dq, dk, dv = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
-    return dq, dk, dv, None, None, None, None, None, None
+    rest = (None,) * (len(Options._fields) - 1)  # of the options before sink_lse
+    return dq, dk, dv, None, *rest, sink_gradient(sink_lse, lse, delta)
 
 
 _library.impl("attn_fwd", _forward, "CompositeExplicitAutograd")

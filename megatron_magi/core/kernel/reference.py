@@ -25,6 +25,7 @@ from megatron_magi.core.kernel.backend import (
     row_delta,
 )
 from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.sink import check_joins, join_sink_
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 _TILE_CELLS = 2**22
@@ -62,6 +63,7 @@ class ReferenceBackend:
         into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
+        check_joins(call, prev)
         q_THD, v_SGD, table = call.q, call.v, call.table
         acc = acc_dtype(q_THD.dtype)
         out, lse = prev or (
@@ -79,6 +81,7 @@ class ReferenceBackend:
             tile_out = torch.einsum("grts,sgd->tgrd", probs, v_SGD[keys].to(acc)).flatten(1, 2)
             merge_(out[rows], lse[rows], tile_out, tile_lse.flatten(0, 1).T)
         _fail_rows_of_infinities(out, lse, sees)
+        join_sink_(out, lse, call)
         if into is not None:
             return put_rows((out, lse), table, into)
         if prev is None:

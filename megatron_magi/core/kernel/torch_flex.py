@@ -30,6 +30,7 @@ from megatron_magi.core.kernel.backend import (
 from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
 from megatron_magi.core.kernel.flex_parts import MOST_COMPARED, flex_parts
 from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.sink import check_joins, join_sink_
 
 MOST_SHAPES = 128
 """Limit of compiled shapes. PyTorch's own limit is 8, after which it silently runs uncompiled."""
@@ -62,7 +63,8 @@ class FlexBackend:
             NotImplementedError: a dtype or head_dim that FlexAttention cannot take.
         """
         check_call(call)
-        out, lse = _forward(call)
+        check_joins(call, prev)
+        out, lse = join_sink_(*_forward(call), call)
         if into is not None:
             return put_rows((out, lse), call.table, into)
         if prev is None:
@@ -139,7 +141,8 @@ def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
 
 def _attend(part: Part) -> OutLse:
     """out [T, H, E] and lse [T, H] in the accumulation dtype, differentiable."""
-    q_THD, k_SGD, v_SGD, table, softmax_scale, _, softcap = part.call
+    q_THD, k_SGD, v_SGD, table, softmax_scale = part.call[:5]
+    softcap = part.call.softcap
     acc = acc_dtype(q_THD.dtype)
     if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
         out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_magi.checks import instance
 from megatron_magi.core.comm.group_cast import PendingCast
 from megatron_magi.core.comm.group_reduce import Arriving, add_partials
 from megatron_magi.core.comm.node_cast import PendingNodeCast, cast_rows, reduce_rows
@@ -31,12 +32,7 @@ from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport import Transport
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.cuda.side_stream import side_stream
-from megatron_magi.core.kernel.attention import (
-    check_qkv,
-    checked_softcap,
-    no_logits,
-    scale_of,
-)
+from megatron_magi.core.kernel.attention import check_qkv, no_logits
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break, refuse_tangents
 from megatron_magi.core.kernel.backend import (
     AttnBackend,
@@ -47,6 +43,9 @@ from megatron_magi.core.kernel.backend import (
     less_dlse,
 )
 from megatron_magi.core.kernel.select import select_backend
+from megatron_magi.core.kernel.sink import sink_lse_of
+from megatron_magi.core.kernel.sink_gradient import sink_gradient
+from megatron_magi.core.kernel.softmax import PLAIN_SOFTMAX, Softmax
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
@@ -67,23 +66,24 @@ def dist_attn(
     v: Tensor,
     plan: AttnPlan,
     cp_group: CpGroup,
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
+    softmax: Softmax = PLAIN_SOFTMAX,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of the dispatched sequence; out and lse are differentiable in q, k and v.
+    """Attention of the dispatched sequence; out and lse are differentiable in q, k, v and sinks.
 
     Args:
         q: [T, H, D], this rank's tokens in local order.
         k: [T, G, D].
         v: [T, G, E]; E may differ from D (multi-latent attention).
         plan: the plan that dispatched them, or one with another mask on the same layout.
-        cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
-        softmax_scale: None: 1 / sqrt(D).
-        softcap: above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores.
+        cp_group: the context-parallel group, a 1-D or 2-D mesh, or None for one rank.
+        softmax: scale, softcap and sinks. Sinks are [s, H], the same on every rank, or
+            [T, s, H] of this rank's tokens. The gradient of the former is this rank's share: sum
+            it over the group, as with any replicated parameter whose tokens are spread.
 
     Returns:
         out: [T, H, E] in q's dtype, 0 where a token sees nothing.
-        lse: [T, H] natural log, fp32 (fp64 for fp64 inputs), -inf where a token sees nothing.
+        lse: [T, H] natural log, fp32 (fp64 for fp64 inputs), sinks included; -inf where a token
+            sees nothing and there are no sinks.
 
     Raises:
         ValueError, TypeError: tensors or a group that do not fit the plan.
@@ -96,7 +96,7 @@ def dist_attn(
     again and returns their gradients. The host does not wait for the device. Under torch.compile,
     the call is one graph break.
     """
-    return _attend((q, k, v), plan, cp_group, (softmax_scale, softcap))
+    return _attend((q, k, v), plan, cp_group, softmax)
 
 
 @one_graph_break
@@ -106,15 +106,14 @@ def dist_attn_and_max_logits(
     v: Tensor,
     plan: AttnPlan,
     cp_group: CpGroup,
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
+    softmax: Softmax = PLAIN_SOFTMAX,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``dist_attn``, and each head's largest visible logit over the whole sequence.
 
     Returns:
         out, lse: as from ``dist_attn``.
         max_logits: [H] in the dtype of lse, the same on every rank, not differentiable; -inf if
-            nothing is visible. The kernels "cuda" and "reference" find it.
+            nothing is visible. Sinks do not count. The kernels "cuda" and "reference" find it.
 
     Raises:
         NotImplementedError: the kernel "flex".
@@ -124,7 +123,7 @@ def dist_attn_and_max_logits(
     """
     check_qkv(q, k, v)
     most = no_logits(q)
-    out, lse = _attend((q, k, v), plan, cp_group, (softmax_scale, softcap), most)
+    out, lse = _attend((q, k, v), plan, cp_group, softmax, most)
     group = resolve_group(cp_group)
     if group is not None:
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
@@ -135,7 +134,7 @@ def _attend(
     qkv: tuple[Tensor, Tensor, Tensor],
     plan: AttnPlan,
     cp_group: CpGroup,
-    scale_and_cap: tuple[float | None, float],
+    softmax: Softmax,
     max_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``dist_attn``; raises ``max_logits`` to those of this rank's rows."""
@@ -143,10 +142,12 @@ def _attend(
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
     _refuse_capture(q)
-    numbers = scale_of(q, scale_and_cap[0]), checked_softcap(scale_and_cap[1])
-    refuse_tangents(q, k, v)
+    instance(softmax, Softmax, "softmax", "make one, e.g. Softmax(scale=0.1)")
+    numbers, sink_lse = softmax.numbers(q), sink_lse_of(softmax.sink, q)
+    inputs = qkv if sink_lse is None else (*qkv, sink_lse)
+    refuse_tangents(*inputs)
     kind = "dist_attn" if max_logits is None else "dist_attn_and_max_logits"
-    comparison = compare(_call(kind, qkv, numbers), plan, cp_group, q.device)
+    comparison = compare(_call(kind, inputs, numbers), plan, cp_group, q.device)
     config = plan.config
     group = resolve_group(cp_group)
     ready = prepared_for(plan, group_rank(cp_group), q.device)
@@ -162,16 +163,14 @@ def _attend(
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
         max_logits,
     )
-    out, lse = _DistAttn.apply(q, k, v, work)
+    out, lse = _DistAttn.apply(q, k, v, sink_lse, work)
     return out, lse
 
 
-def _call(
-    kind: str, qkv: tuple[Tensor, Tensor, Tensor], scale_and_cap: tuple[float, float]
-) -> Call:
+def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
     """What must be equal on every rank. The others would wait for a rank without a backward."""
-    _, k, v = qkv
-    will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in qkv))
+    k, v = inputs[1:3]
+    will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
     scale, softcap = scale_and_cap
     return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward, softcap)
 
@@ -226,7 +225,7 @@ class _Feed:
 class _DistAttn(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, work: _StageWork
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None, work: _StageWork
     ) -> tuple[Tensor, Tensor]:
         so_far: Pair | None = None
         # A row with one stage is written in the final dtype directly; several stages accumulate.
@@ -238,14 +237,17 @@ class _DistAttn(torch.autograd.Function):
                 if feed.travelling is not None and work.transport.uses_sms:
                     head_start(q.device)
                 numbers = work.softmax_scale, work.max_logits, work.softcap
-                call = AttnCall(q, keys, values, stage.table, *numbers)
+                # Sinks join a row once: in the first result of several that merge, or where the
+                # one stage that writes the row computes it.
+                sinks = sink_lse if so_far is None or not merges else None
+                call = AttnCall(q, keys, values, stage.table, *numbers, sink_lse=sinks)
                 given = {"prev" if merges else "into": so_far}
                 so_far = work.backend.forward(call, out_dtype=dtype, **given)
                 del call
             del keys, values
         assert so_far is not None, "a plan has at least one stage"
         out, lse = so_far[0].to(q.dtype), so_far[1]
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, sink_lse, out, lse)
         ctx.set_materialize_grads(False)
         ctx.work = work
         return out, lse
@@ -253,7 +255,8 @@ class _DistAttn(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, sink_lse, out, lse = ctx.saved_tensors
+        sink_lse = sink_lse if ctx.needs_input_grad[3] else None
         work: _StageWork = ctx.work
         # Chosen again: a transport that has run out of memory since then is no longer there.
         work = work._replace(transport=transport_for(work.plan, work.group, q))
@@ -267,7 +270,7 @@ class _DistAttn(torch.autograd.Function):
         if feed.travelling is not None and work.transport.uses_sms:
             head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
-        walk = _Backward(work, (q, k, v), (out, lse), (dout, dlse))
+        walk = _Backward(work, (q, k, v), (out, lse), (dout, dlse), sink_lse is not None)
         with _running_ahead(q.device) if ahead else nullcontext():
             with side_stream(q.device).current() if ahead else nullcontext():
                 for stage, keys, values in feed:
@@ -276,7 +279,9 @@ class _DistAttn(torch.autograd.Function):
             if ahead:
                 walk.run(own, k, v)
         dk, dv = walk.key_grads.sums()
-        return torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype), dk, dv, None
+        dsink = None if walk.delta is None else sink_gradient(sink_lse, lse, walk.delta)
+        dq = torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype)
+        return dq, dk, dv, dsink, None
 
 
 class _Backward:
@@ -288,13 +293,18 @@ class _Backward:
         qkv: tuple[Tensor, Tensor, Tensor],
         result: Pair,
         gradients: tuple[Tensor, Tensor | None],
+        keeps_delta: bool,
     ) -> None:
-        """``gradients`` are those of ``result``, out and lse."""
+        """
+        Args:
+            gradients: those of ``result``, out and lse.
+            keeps_delta: somebody else needs delta too.
+        """
         (q, k, v), (out, self.lse), (self.dout, dlse) = qkv, result, gradients
         self.work, self.q = work, q
         alone = work.ready.is_alone
         # A single kernel call computes delta itself.
-        self.out = out if alone and dlse is None else None
+        self.out = out if alone and dlse is None and not keeps_delta else None
         self.delta = None
         if self.out is None:
             made = work.backend.delta(out, self.dout, self.lse.dtype)

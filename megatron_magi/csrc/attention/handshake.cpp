@@ -5,8 +5,9 @@
 #include "device/kernel_list.h"
 #include "params.h"
 #include "rows/params.h"
+#include "sink/params.h"
 
-constexpr int kAbiVersion = 10;
+constexpr int kAbiVersion = 11;
 
 MAGI_EXPORT int magi_abi_version() {
   return kAbiVersion;
@@ -22,6 +23,10 @@ MAGI_EXPORT int magi_bwd_params_bytes() {
 
 MAGI_EXPORT int magi_delta_params_bytes() {
   return sizeof(MagiDeltaParams);
+}
+
+MAGI_EXPORT int magi_sink_params_bytes() {
+  return sizeof(MagiSinkParams);
 }
 
 MAGI_EXPORT int magi_row_params_bytes() {

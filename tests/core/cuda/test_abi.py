@@ -20,6 +20,7 @@ STRUCTS = {
     "MagiFwdParams": (abi.FwdParams, "params.h"),
     "MagiBwdParams": (abi.BwdParams, "backward/params.h"),
     "MagiDeltaParams": (abi.DeltaParams, "backward/params.h"),
+    "MagiSinkParams": (abi.SinkParams, "sink/params.h"),
     "MagiRows": (Rows, "rows/params.h"),
     "MagiGatherParams": (abi.GatherParams, "rows/params.h"),
     "MagiAddParams": (abi.AddParams, "rows/params.h"),

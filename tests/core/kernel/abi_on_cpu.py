@@ -19,6 +19,7 @@ from megatron_magi.core.cuda.abi import (
     FwdParams,
     GatherParams,
     Rows,
+    SinkParams,
     TensorView,
 )
 
@@ -37,7 +38,7 @@ class CpuLibrary:
         self.calls.append(name)
         {
             "magi_attn_fwd": forward, "magi_attn_bwd": backward, "magi_row_delta": delta,
-            "magi_gather_rows": gather, "magi_add_rows": add,
+            "magi_gather_rows": gather, "magi_add_rows": add, "magi_sink_gradient": sink_gradient,
         }[name](params)  # type: ignore[operator]  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def forward(p: FwdParams) -> None:
     assert p.block_m % p.pack == 0 and p.heads_per_section >= 1 and p.num_sms >= 1
     counter = memory(p.counter, 2, torch.int32)
     assert counter.tolist() == [0, 0], "zero between launches"
+    assert not (p.merge and p.sink_lse), "sinks join the first result"
     for q0, tokens, first, number, _, at, *_ in tiles.tolist():
         assert tokens * p.pack <= p.block_m
         seen = visible(range(q0, q0 + tokens), entries[first : first + number], p)
@@ -92,12 +94,28 @@ def forward(p: FwdParams) -> None:
             raise_largest(memory(p.max_logits, p.num_heads_q, torch.float32),
                           logits(q[q0 : q0 + tokens], k, seen, p))  # fmt: skip
         made = attend(q[q0 : q0 + tokens], k, v, seen, p)
+        made = joined(*made, sinks(p, at, at + tokens))
         if p.merge:
             made = merged((out[at : at + tokens], lse[at : at + tokens]), made)
         out[at : at + tokens], lse[at : at + tokens] = made[0].to(out_dtype), made[1].float()
     for begin, end in empty.tolist():
         if not p.merge:
-            out[begin:end], lse[begin:end] = 0, -torch.inf
+            out[begin:end], lse[begin:end] = 0, sinks(p, begin, end).float()
+
+
+def sinks(p: FwdParams, begin: int, end: int) -> Tensor:
+    """The logit that joins each of these rows and its heads; later parts of keys have none."""
+    made = torch.full((end - begin, p.num_heads_q), -torch.inf, dtype=torch.float64)
+    first = max(0, min(end, p.num_q) - begin)
+    if p.sink_lse and first:
+        strides = p.sink_stride_token, 1
+        given = strided(p.sink_lse, (p.num_q, p.num_heads_q), strides, torch.float32)
+        made[:first] = given[begin : begin + first].double()
+    return made
+
+
+def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    return merged((torch.zeros_like(out), sink), (out, lse))
 
 
 def num_entries(p: FwdParams) -> int:
@@ -211,6 +229,21 @@ def delta(p: DeltaParams) -> None:
     out, dout = view(p.out, *shape, dtype), view(p.dout, *shape, dtype)
     made = memory(p.delta, p.num_tokens * p.num_heads, torch.float32)
     made.copy_((out.float() * dout.float()).sum(-1).flatten())
+
+
+def sink_gradient(p: SinkParams) -> None:
+    """Block by block, each with 8 tokens at a time."""
+    shape = p.num_tokens, p.num_heads
+    lse, delta = (memory(x, shape[0] * shape[1], torch.float32).view(shape).double()
+                  for x in (p.lse, p.delta))  # fmt: skip
+    first = shape if p.per_token else (p.num_heads,)
+    sink = memory(p.sink_lse, torch.Size(first).numel(), torch.float32).view(first)
+    made = -torch.exp(sink.double() - lse) * delta
+    if not p.per_token:
+        block = torch.arange(p.num_tokens) // 8 % p.num_blocks
+        shape = p.num_blocks, p.num_heads
+        made = torch.zeros(shape, dtype=torch.float64).index_add_(0, block, made)
+    memory(p.grad, shape[0] * shape[1], torch.float32).view(shape).copy_(made)
 
 
 def rows_at(x: Rows, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:

@@ -187,6 +187,25 @@ def test_a_call_without_gradients_is_the_kernel_alone(monkeypatch: pytest.Monkey
     eager(*(x.detach() for x in inputs()))
 
 
+@pytest.mark.parametrize("shape", [(4,), (12, 4)], ids=str)
+def test_sinks_pass_either_way(shape: tuple[int, ...], backend: Recorder) -> None:
+    """To the forward alone; their gradient needs delta, so the backward is given it."""
+    logit = torch.linspace(-1, 2, torch.Size(shape).numel(), dtype=FP64).view(shape)
+    results = []
+    for way in WAYS:
+        leaves = [*inputs(), logit.clone().requires_grad_()]
+        out, lse = way(*leaves[:3], OPTIONS._replace(sink_lse=leaves[3]))
+        results.append((out, lse, *torch.autograd.grad([out.sin().sum(), lse.sum()], leaves)))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-13, atol=1e-13)
+    assert all(torch.equal(call.sink_lse, logit) for call, _ in backend.calls)
+    assert all(call.sink_lse is None and grad.out is None for call, grad in backend.grads)
+    torch.library.opcheck(
+        torch.ops.magi.attn_fwd.default,
+        (*inputs(), SLICES, *OPTIONS._replace(sink_lse=logit.requires_grad_())),
+    )
+
+
 @pytest.mark.parametrize("width", WIDTHS, ids=str)
 def test_the_ops_keep_the_rules_of_torch_library(width: int | tuple[int, int]) -> None:
     """Schema, fake tensors, autograd and dynamic shapes."""

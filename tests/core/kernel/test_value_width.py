@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from megatron_magi import AttnMask, masks
 from megatron_magi.core.kernel.attention import flex_flash_attn_func
-from megatron_magi.core.kernel.sink import apply_sink
 from tests.dense import compare, random_mask, random_qkv
 
 MASKS = {
@@ -40,7 +39,8 @@ def test_a_sink_joins_values_of_any_width() -> None:
     mask = masks.causal(9)
     q, k, v, _ = random_qkv(mask, 4, 2, (8, 6), torch.float64, 0)
     out, meta = flex_flash_attn_func(q, k, v, slices=mask)
-    with_sink, _ = apply_sink(out, meta.lse, torch.zeros(1, 4, dtype=torch.float64))
+    sink = torch.zeros(1, 4, dtype=torch.float64)
+    with_sink, _ = flex_flash_attn_func(q, k, v, slices=mask, sink=sink)
     weight = meta.lse.exp() / (meta.lse.exp() + 1)
     torch.testing.assert_close(with_sink, out * weight.unsqueeze(-1))
 

@@ -71,11 +71,11 @@ def roll_of_another_dtype(plan: AttnPlan, _other: AttnPlan, group: Any, odd: boo
 
 
 def attention_of_another_scale(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
-    magi.dist_attn(*_qkv(plan, group), plan, group, softmax_scale=0.5 if odd else 0.25)
+    magi.dist_attn(*_qkv(plan, group), plan, group, magi.Softmax(0.5 if odd else 0.25))
 
 
 def attention_of_another_softcap(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
-    magi.dist_attn(*_qkv(plan, group), plan, group, softcap=50.0 if odd else 30.1)
+    magi.dist_attn(*_qkv(plan, group), plan, group, magi.Softmax(softcap=50.0 if odd else 30.1))
 
 
 def attention_of_another_dtype(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
@@ -98,7 +98,7 @@ def gradient_on_some_ranks(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bo
 def largest_logits_of_another_scale(
     plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool
 ) -> None:
-    dist_attn_and_max_logits(*_qkv(plan, group), plan, group, 0.5 if odd else 0.25)
+    dist_attn_and_max_logits(*_qkv(plan, group), plan, group, magi.Softmax(0.5 if odd else 0.25))
 
 
 def largest_logits_on_some_ranks(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:

@@ -34,6 +34,7 @@ from tests.dense import (
     random_mask,
     random_qkv,
     summand_scales,
+    with_sinks,
 )
 from tests.knobs import magi_config
 from tests.process_pool import subgroup
@@ -85,11 +86,12 @@ def capped_logits(rank: int, cp_size: int, degree: int) -> None:
     if rank >= cp_size:
         return
     mask, softcap = NAMED["packed"], 0.7
+    softmax = magi.Softmax(softcap=softcap)
     q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float64, 5)
     plan = magi.plan(mask, group, SHAPE, staged(degree))
     local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
-    own, own_lse, most = dist_attn.dist_attn_and_max_logits(*local, plan, group, softcap=softcap)
-    assert torch.equal(magi.dist_attn(*local, plan, group, softcap=softcap)[0], own)
+    own, own_lse, most = dist_attn.dist_attn_and_max_logits(*local, plan, group, softmax)
+    assert torch.equal(magi.dist_attn(*local, plan, group, softmax)[0], own)
     largest = dense_largest(q, k, mask, 8**-0.5, softcap)
     torch.testing.assert_close(most, largest)
     out, lse = magi.undispatch(own, plan, group), magi.undispatch(own_lse, plan, group)
@@ -97,6 +99,36 @@ def capped_logits(rank: int, cp_size: int, degree: int) -> None:
     exact = gradients(q, k, v, dout, mask, torch.float64, softcap)
     for name, got in zip(NAMES, (out, lse, *grads), strict=True):
         torch.testing.assert_close(got, exact[name])
+
+
+def sinks_on_every_stage(
+    rank: int, cp_size: int, degree: int | str | None, per_token: bool
+) -> None:
+    """out, lse and all gradients with sinks against dense fp64; both results are used."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    for name, mask in (
+        NAMED | {"pad rows": masks.from_cu_seqlens([0, 9, 70], total_seqlen=83)}
+    ).items():
+        q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float64, 5)
+        tokens = (len(q),) if per_token else ()
+        generator = torch.Generator().manual_seed(7)
+        shapes = (*tokens, 3, 4), dout.shape[:2]
+        sink, dlse = (torch.randn(x, generator=generator, dtype=torch.float64) for x in shapes)
+        sink.requires_grad_()
+        plan = magi.plan(mask, group, SHAPE, staged(degree))
+        local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
+        mine = magi.dispatch(sink, plan, group) if per_token else sink
+        parts = magi.dist_attn(*local, plan, group, magi.Softmax(0.3, 0.7, mine))
+        made = [magi.undispatch(x, plan, group) for x in parts]
+        got = [*torch.autograd.grad(made, (q, k, v, sink), (dout, dlse))]
+        if not per_token:  # every rank has the share of its own rows
+            torch.distributed.all_reduce(got[3], group=group)
+        want = with_sinks(*dense_attention(q, k, v, mask, 0.3, 0.7), sink)
+        exact = torch.autograd.grad(want, (q, k, v, sink), (dout, dlse))
+        for which, a, b in zip((*NAMES, "dsink"), (*made, *got), (*want, *exact), strict=True):
+            torch.testing.assert_close(a, b, msg=lambda m, w=which, n=name: f"{w}, {n}: {m}")
 
 
 def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | str | None) -> None:

@@ -5,6 +5,7 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.core.runtime import dist_attn
 from tests.core.runtime import gradient_jobs
 from tests.core.runtime import runtime_jobs as jobs
@@ -31,6 +32,27 @@ def test_named_masks(name: str, cp_size: int, degree: int | str | None) -> None:
 @pytest.mark.parametrize("cp_size, degree", [(2, 0), (3, 2)])
 def test_capped_logits(cp_size: int, degree: int) -> None:
     pool(WORLD).run(jobs.capped_logits, cp_size, degree)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("degree", [0, 1, 3, None, "local_first", "at_once"])
+@pytest.mark.parametrize("cp_size", [1, 2, 3])
+def test_sinks_join_every_row_once(cp_size: int, degree: int | str | None, per_token: bool) -> None:
+    pool(WORLD).run(jobs.sinks_on_every_stage, cp_size, degree, per_token)
+
+
+def test_a_gradient_of_sinks_alone_is_a_backward_on_every_rank() -> None:
+    """And ranks that do not all want it are told so."""
+    plan = make_attn_plan(masks.causal(20), 1, HeadShape(2, 1, 4), MagiConfig())
+    q, k = torch.randn(20, 2, 4), torch.randn(20, 1, 4)
+    numbers = (0.5, 0.0)
+    for needs in (False, True):
+        sink = torch.zeros(1, 2, requires_grad=needs)
+        assert dist_attn._call("dist_attn", (q, k, k, sink), numbers).extra == needs
+        out, lse = magi.dist_attn(q, k, k, plan, None, magi.Softmax(sink=sink))
+        assert out.requires_grad == lse.requires_grad == needs
+    (got,) = torch.autograd.grad(out.sum(), sink)
+    assert (got != 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

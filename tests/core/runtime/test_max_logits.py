@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
+from megatron_magi import AttnMask, HeadShape, MagiConfig, Softmax, masks
 from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from tests.core.runtime import token_jobs as jobs
@@ -22,7 +22,7 @@ def test_one_process_without_a_group() -> None:
     mask = masks.causal(40)
     plan = make_attn_plan(mask, 1, HeadShape(2, 1, 4), MagiConfig())
     q, k, v = torch.randn(40, 2, 4), torch.randn(40, 1, 4), torch.randn(40, 1, 4)
-    most = dist_attn_and_max_logits(q, k, v, plan, None, 0.7)[2]
+    most = dist_attn_and_max_logits(q, k, v, plan, None, Softmax(0.7))[2]
     torch.testing.assert_close(most, jobs.dense_largest(q, k, mask, 0.7))
 
 

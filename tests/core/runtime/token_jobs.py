@@ -57,10 +57,10 @@ def largest_scores(rank: int, cp_size: int, degree: int | None) -> None:
     plan = magi.plan(mask, group, SHAPE, magi_config(overlap_degree=degree))
     q, k, v = torch.randn(30, 2, 4), torch.randn(30, 1, 4), torch.randn(30, 1, 4)
     local = [magi.dispatch(x, plan, group).requires_grad_() for x in (q, k, v)]
-    out, lse, most = dist_attn_and_max_logits(*local, plan, group, 0.7)
+    out, lse, most = dist_attn_and_max_logits(*local, plan, group, magi.Softmax(0.7))
     assert out.requires_grad and not most.requires_grad
     torch.testing.assert_close(most, dense_largest(q, k, mask, 0.7))
-    plain = magi.dist_attn(*local, plan, group, 0.7)
+    plain = magi.dist_attn(*local, plan, group, magi.Softmax(0.7))
     assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
 
 

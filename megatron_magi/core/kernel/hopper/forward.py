@@ -21,6 +21,7 @@ from megatron_magi.core.kernel.hopper.launch import (
 )
 from megatron_magi.core.kernel.hopper.padding import deliver_output, padded_call, padded_dtype
 from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.sink import check_joins
 from megatron_magi.core.kernel.widths import widths_of
 
 
@@ -37,6 +38,7 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    check_joins(call, prev)
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
         made = forward(padded_call(call, widths), out_dtype=padded_dtype(prev, into, out_dtype))
@@ -63,7 +65,7 @@ def _forward_in_parts(
     launch: FwdLaunch, call: AttnCall, prev: OutLse | None, out_dtype: torch.dtype | None
 ) -> OutLse:
     """For few tiles with many keys each: compute parts of the keys in parallel, and merge the parts
-    in a fixed order."""
+    in a fixed order. Sinks have joined the first part (csrc/attention/params.h)."""
     q = call.q
     shape = (launch.num_parts, *out_shape(call))
     out = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -90,7 +92,7 @@ def launch_forward(
     Args:
         result: out [T, H, E] and lse [T, H], or as many of them as there are parts.
         merge: merge into what ``result`` holds.
-        fill_empty_rows: write 0 and -inf to rows that no slice covers.
+        fill_empty_rows: write 0, and -inf or the sinks' lse, to rows that no slice covers.
     """
     (out, lse), device = result, call.q.device
     stream = stream_handle(device)
@@ -102,6 +104,12 @@ def launch_forward(
     p.lse_stride_token, p.lse_stride_head = lse.stride()
     if call.max_logits is not None:
         p.max_logits = call.max_logits.data_ptr()
+    if call.sink_lse is not None:
+        sink_lse = call.sink_lse
+        if sink_lse.stride(-1) != 1:
+            sink_lse = sink_lse.contiguous()  # held until the launch
+        p.sink_lse = sink_lse.data_ptr()
+        p.sink_stride_token = 0 if sink_lse.ndim == 1 else sink_lse.stride(0)
     p.counter = tile_counter(device, stream).data_ptr()
     p.stream = stream
     p.dtype = DTYPE_CODES[q.dtype]

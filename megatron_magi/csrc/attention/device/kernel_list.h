@@ -22,6 +22,7 @@ using KernelList = std::vector<Kernel>;
 void list_fwd_kernels(KernelList* kernels);
 void list_bwd_kernels(KernelList* kernels);
 void list_row_kernels(KernelList* kernels);
+void list_sink_kernels(KernelList* kernels);
 
 template <class... Args>
 Kernel kernel_of(void (*function)(Args...), int dtype, int shared_bytes = 0) {
@@ -33,6 +34,7 @@ inline KernelList all_kernels() {
   list_fwd_kernels(&kernels);
   list_bwd_kernels(&kernels);
   list_row_kernels(&kernels);
+  list_sink_kernels(&kernels);
   return kernels;
 }
 

@@ -28,6 +28,8 @@ Status check(const MagiFwdParams& p) {
                std::to_string(p.pack) + " for groups of " + std::to_string(group));
   if (p.merge && p.out_dtype != kMagiFp32)
     return bad("merging continues from an fp32 output; pass out_dtype fp32");
+  if (p.merge && p.sink_lse != nullptr)
+    return bad("a sink joins the first of several results that merge; pass sink_lse null");
   if (p.out_dtype != kMagiFp32 && p.out_dtype != p.dtype)
     return bad("out_dtype must be the input dtype or fp32");
   if (!(p.softcap >= 0.f))

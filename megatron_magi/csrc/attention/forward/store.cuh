@@ -70,8 +70,16 @@ MAGI_DEVICE void raise_max_logits(const FwdRows<Traits>& me, FwdItem item, const
   }
 }
 
+// The logit of value 0 that joins a row; -inf: none. In later parts of a walk that was cut there is
+// none, because it is in the first part.
+MAGI_DEVICE float sink_of(const MagiFwdParams& a, int64_t token, int64_t head) {
+  const bool joins = a.sink_lse != nullptr && token < a.num_q;
+  return joins ? __ldg(a.sink_lse + token * a.sink_stride_token + head) : -INFINITY;
+}
+
 // The rows of an item are complete except for the last product: writes lse and returns the
-// weights of the accumulators (1 / sum) and of the earlier result (0 unless merging).
+// weights of the accumulators (1 / sum) and of the earlier result (0 unless merging). A sink joins
+// as an earlier result of value 0; a launch has one of the two at most.
 template <class Traits>
 MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item,
                              const SoftmaxState<Traits::kMaxLogits>& state, float (&weight)[2],
@@ -80,6 +88,7 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item,
   if constexpr (Traits::kMaxLogits) {
     if (!Traits::kSoftcap || a.max_logits != nullptr) raise_max_logits(me, item, state.top);
   }
+  const bool joins = a.merge || a.sink_lse != nullptr;
   float prev[2], lse[2];
   float* dst[2];
   bool unsummed[2];
@@ -92,14 +101,14 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item,
     unsummed[h] = sum == 0.f && at.valid;
     dst[h] =
         at.valid ? a.lse + at.token * a.lse_stride_token + at.head * a.lse_stride_head : nullptr;
-    prev[h] = at.valid && a.merge ? *dst[h] : -INFINITY;
+    prev[h] = !at.valid ? -INFINITY : a.merge ? *dst[h] : sink_of(a, at.token, at.head);
   }
   fail_rows(me, item, unsummed, lse, weight);
   __syncwarp();  // all four lanes of a row have read the earlier lse
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float top = fmaxf(prev[h], lse[h]);  // of nan and a number: the number
-    if (a.merge && (top != -INFINITY || isnan(prev[h]))) {
+    if (joins && (top != -INFINITY || isnan(prev[h]))) {
       const float e_prev = __expf(prev[h] - top), e_cur = __expf(lse[h] - top);
       const float inverse = __fdividef(1.f, e_prev + e_cur);
       weight_prev[h] = e_prev * inverse;
@@ -186,7 +195,8 @@ MAGI_DEVICE void store_output(const FwdRows<Traits>& me, const float (&o)[Traits
     store_direct(me, o, item, weight_prev);
 }
 
-// Rows that no slice covers: out = 0, lse = -inf. One warp per (row, head), grid-strided.
+// Rows that no slice covers: out = 0, lse = that of the sink, or -inf. One warp per (row, head),
+// grid-strided.
 template <class Traits>
 MAGI_DEVICE void fill_empty_rows(const FwdKernelParams& p, int warp, int num_warps, int lane) {
   const MagiFwdParams& a = p.args;
@@ -202,7 +212,8 @@ MAGI_DEVICE void fill_empty_rows(const FwdKernelParams& p, int warp, int num_war
       if (lane < chunks) reinterpret_cast<int4*>(out)[lane] = make_int4(0, 0, 0, 0);
       if constexpr (Traits::kValueDim > 128)  // a row of fp32 is two chunks a lane
         if (lane + 32 < chunks) reinterpret_cast<int4*>(out)[lane + 32] = make_int4(0, 0, 0, 0);
-      if (lane == 0) a.lse[row * a.lse_stride_token + head * a.lse_stride_head] = -INFINITY;
+      if (lane == 0)
+        a.lse[row * a.lse_stride_token + head * a.lse_stride_head] = sink_of(a, row, head);
     }
   }
 }

@@ -1,0 +1,52 @@
+"""How scores become weights: what multiplies and caps them, and what else a row's softmax has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from megatron_magi.checks import number
+from megatron_magi.core.tensor_checks import tensor
+
+SOFTCAPS = (1e-30, 1e30)
+"""Caps whose products and quotients with scores stay inside fp32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax:
+    """The softmax of an attention call."""
+
+    scale: float | None = None
+    """What scores are multiplied by; None: 1 / sqrt(D), D being the head_dim of queries."""
+    softcap: float = 0.0
+    """Above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores."""
+    sink: Tensor | None = None
+    """Learnable logits without values, which join the softmax of every row: [s, H] for all rows or
+    [T, s, H] per token, finite, any float dtype. None: there are none."""
+
+    def __post_init__(self) -> None:
+        if self.scale is not None:
+            number(self.scale, "softmax_scale")
+        cap, (least, most) = number(self.softcap, "softcap"), SOFTCAPS
+        if cap and not least <= cap <= most:
+            raise ValueError(
+                f"softcap must be 0.0 (logits are not capped) or between {least} and {most}, got "
+                f"{self.softcap}; pass the size that logits may reach, such as 50.0"
+            )
+        if self.sink is not None:
+            tensor(self.sink, "sink")
+
+    def numbers(self, q: Tensor) -> tuple[float, float]:
+        """What the scores of these queries are multiplied by, and softcap.
+
+        Args:
+            q: [T, H, D].
+        """
+        tensor(q, "q")
+        scale = float(q.shape[-1]) ** -0.5 if self.scale is None else float(self.scale)
+        return scale, float(self.softcap)
+
+
+PLAIN_SOFTMAX = Softmax()
+"""Scores times 1 / sqrt(D), without cap and sinks."""
