@@ -54,8 +54,12 @@ FUNCTIONS = [
         QKV | {"slices": [MASK]},
         QKV_KINDS
         | {
-            "slices": SLICES.also(
-                (None, "slices must be"), (MASK, "slices must be"), ([3], "slices must be")
+            "slices": SLICES.without([[0, 1]]).also(
+                (None, "slices must be"),
+                (MASK, "slices must be"),
+                ([3], "slices[0] must be"),
+                ([None], "slices[0] must be"),
+                ([MASK, [0, 1]], "slices[1] must be"),
             ),
             "softmax_scale": kind.SCALE,
             "deterministic": FLAG,
