@@ -54,7 +54,8 @@ def test_never_slower_than_by_tiles(seed: int, cp_size: int, local: int, nodes: 
     assert sorted(plan.layout.permutation().tolist()) == list(range(plan.layout.padded_seqlen))
     assert plan.layout.num_local_tokens == usual.layout.num_local_tokens
     # What is shown is what was minimised: the mask's tiles in proportion to the times.
-    assert plan.loads.sum() == usual.loads.sum()
+    if plan.layout.chunk_size == usual.layout.chunk_size:  # a tile ends where a chunk does
+        assert plan.loads.sum() == usual.loads.sum()
     share = mine / mine.sum() * plan.loads.sum()
     assert np.abs(plan.loads - share).max() <= 1
     # Rows that are received besides cost less than what the slowest rank gains.
