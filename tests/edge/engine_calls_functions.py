@@ -67,6 +67,7 @@ FUNCTIONS = [
             "out_dtype": DTYPE,
             "return_max_logits": FLAG,
             "softcap": kind.SOFTCAP,
+            "sink": TENSOR.without(None).also((torch.zeros(3), "[s, H]")),
         },
     ),
     Call(
