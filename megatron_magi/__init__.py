@@ -37,6 +37,7 @@ __all__ = [
     "flex_flash_attn_by_head_group",
     "flex_flash_attn_func",
     "masks",
+    "measured_costs",
     "plan",
     "position_ids",
     "shift_tokens",
@@ -54,6 +55,7 @@ try:
     from megatron_magi.core.mask import AttnMask, AttnSlice, SliceType
     from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout
     from megatron_magi.core.runtime.agreement import AgreementError, agree
+    from megatron_magi.core.runtime.calibration import measured_costs
     from megatron_magi.core.runtime.dist_attn import dist_attn
     from megatron_magi.core.runtime.plan_cache import plan_for as plan
     from megatron_magi.core.runtime.shift import shift_tokens

@@ -94,7 +94,7 @@ class Layout:
         forward: int,
         costs: StageCosts,
         ranks_per_node: int = 0,
-        times: _Int64Array = ...,
+        times: _Int64Array | None = None,
     ) -> tuple[int, int, _Int32Array, _Int64Array]: ...
     def rank_times(self, slices: _Int32Array, clock: RankClock) -> _Int64Array: ...
     def rows_on_link(

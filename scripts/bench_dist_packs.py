@@ -20,6 +20,7 @@ import numpy as np
 from bench_planner import packed_causal, sample_lengths
 
 from megatron_magi import AttnMask
+from megatron_magi.cli.parser import UsageError
 
 D2_THOUSANDS = [0, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 D2_SHARES = [0.16, 0.05, 0.04, 0.06, 0.08, 0.21, 0.40, 0.20, 0.05]
@@ -39,6 +40,8 @@ def short_documents(total: int, rng: np.random.Generator) -> list[int]:
 
 def long_documents(total: int, rng: np.random.Generator) -> list[int]:
     """D2, two documents or more."""
+    if total < 2:
+        raise UsageError(f"packs of d2 need at least 2 tokens, got {total}; use more")
     lengths: list[int] = []
     while len(lengths) < 2:
         lengths, left = [], total

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from bench_planner import DISTRIBUTIONS, Setting, meta, packs
 
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser
+from megatron_magi.cli.parser import CommandParser, at_least
 from megatron_magi.training.data.step_order import StepShape, plan_steps
 from megatron_magi.training.estimate.pack_cost import pack_cost
 from megatron_magi.training.recipe.config import RunConfig
@@ -172,7 +172,9 @@ def table(record: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = CommandParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=64, help="of every layout, a multiple of 16")
+    most = max(size for size in GROUPS if size is not None)
+    parser.add_argument("--steps", type=at_least(most, most), default=64,
+                        help=f"of every layout, a multiple of {most}")  # fmt: skip
     parser.add_argument("--out", type=Path, help="record to write")
     parser.add_argument("--table", type=Path, help="print a record as Markdown and stop")
     given = parser.parse_args(argv)

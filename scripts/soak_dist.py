@@ -4,8 +4,8 @@
     python scripts/soak_dist.py --ranks 2 --iterations 10000             # GPUs, NCCL
 
 All ranks draw the same case from its number: a mask of a random kind and length, heads, stages,
-forward mode, transport, deterministic or not; half of the time a plan that was used before. Output
-and gradients of the whole sequence are compared with one rank's attention in every iteration.
+forward mode, transport, deterministic or not; half of the time a plan that was used before. Output,
+lse and gradients of the whole sequence are compared with one rank's attention in every iteration.
 Memory is noted on every rank (of the process on the CPU, of PyTorch and of the whole GPU on a GPU).
 Exit code 1: a result differs, or memory still grows in the second half of the run.
 """
@@ -36,11 +36,13 @@ from torch import Tensor
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser
+from megatron_magi.cli.parser import CommandParser, UsageError, at_least, positive
 from megatron_magi.core.plan import AttnPlan
 
 MOST = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Norm of the difference over the norm; bf16 rounds its results at about 4e-3."""
+LEAST_TOKENS = 16
+"""Of a rank; also the fixed chunk size of some cases, which must leave every rank a chunk."""
 KEPT_PLANS = 8
 SAMPLES = 60
 SHOWN = 10
@@ -62,7 +64,7 @@ class Case:
 def random_case(number: int, ranks: int, most_tokens: int, device: str) -> Case:
     """The case of a number, equal on every rank."""
     rng = random.Random(number)
-    total = rng.randrange(ranks * 16, ranks * most_tokens)
+    total = rng.randrange(ranks * LEAST_TOKENS, ranks * most_tokens)
     kind = rng.choice(KINDS)
     groups = rng.choice((1, 2))
     dim = rng.choice((64, 128)) if device == "cuda" else rng.choice((8, 16))
@@ -72,7 +74,7 @@ def random_case(number: int, ranks: int, most_tokens: int, device: str) -> Case:
         deterministic=rng.random() < 0.25,
         dkv_reduce_in_fp32=rng.random() < 0.7,
         transport=rng.choice(("auto", "auto", "all_to_all")),
-        chunk_size=rng.choice((None, None, 16)),
+        chunk_size=rng.choice((None, None, LEAST_TOKENS)),
     )
     return Case(
         kind,
@@ -159,26 +161,27 @@ class Soak:
         return [like.new_empty(shape).normal_(generator=gen) for shape in shapes]
 
     def _distributed(self, plan: AttnPlan, whole: list[Tensor]) -> tuple[Tensor, ...]:
-        """Out and gradients of the whole sequence, from all ranks."""
+        """Out, lse and gradients of the whole sequence, from all ranks."""
         q, k, v, dout = (magi.dispatch(x, plan, self.group).detach() for x in whole)
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        out, _ = magi.dist_attn(*leaves, plan, self.group)
-        parts = out.detach(), *torch.autograd.grad(out, leaves, dout)
+        out, lse = magi.dist_attn(*leaves, plan, self.group)
+        parts = out.detach(), _finite(lse), *torch.autograd.grad(out, leaves, dout)
         return tuple(magi.undispatch(x, plan, self.group) for x in parts)
 
     def _alone(self, case: Case, whole: list[Tensor]) -> tuple[Tensor, ...]:
         """The same on one rank."""
         *qkv, dout = whole
         leaves = [x.detach().requires_grad_() for x in qkv]
-        out, _ = magi.flex_flash_attn_func(*leaves, slices=case.mask)
-        return out.detach(), *torch.autograd.grad(out, leaves, dout)
+        out, meta = magi.flex_flash_attn_func(*leaves, slices=case.mask)
+        return out.detach(), _finite(meta.lse), *torch.autograd.grad(out, leaves, dout)
 
     def _done(self, number: int, seconds: float) -> float:
         """The share of the run that is over, as rank 0 sees it."""
+        if self.args.seconds is None:
+            return number / self.args.iterations
         if number % 10:
             return 0.0
-        share = seconds / self.args.seconds if self.args.seconds else number / self.args.iterations
-        agreed = torch.tensor([share], device=self.device)
+        agreed = torch.tensor([seconds / self.args.seconds], device=self.device)
         dist.broadcast(agreed, 0)
         return float(agreed)
 
@@ -191,6 +194,12 @@ class Soak:
             allocated = torch.cuda.memory_allocated(self.device)
             used |= {"gpu": (total - free) / 2**20, "allocated": allocated / 2**20}
         return used
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """Rows that see nothing have -inf, of which no difference can be taken."""
+    lse = lse.detach()
+    return lse.masked_fill(lse.isneginf(), 0)
 
 
 def _resident_mib() -> float:
@@ -231,6 +240,8 @@ def serve(rank: int, args: argparse.Namespace, store: str, results: Any) -> None
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(argv)
+    if args.record and not args.record.parent.is_dir():
+        raise UsageError(f"--record needs a folder that exists, got {args.record}; make it first")
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -256,11 +267,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--ranks", type=int, default=max(torch.cuda.device_count(), 2))
+    made.add_argument("--ranks", type=at_least(1), default=max(torch.cuda.device_count(), 2))
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    made.add_argument("--tokens", type=int, default=512, help="most tokens of a rank")
-    made.add_argument("--iterations", type=int, default=1000)
-    made.add_argument("--seconds", type=float, help="instead of a number of iterations")
+    made.add_argument("--tokens", type=at_least(LEAST_TOKENS + 1), default=512,
+                      help="most tokens of a rank")  # fmt: skip
+    made.add_argument("--iterations", type=at_least(1), default=1000)
+    made.add_argument("--seconds", type=positive, help="instead of a number of iterations")
     made.add_argument("--record", type=Path, help="write a JSON record")
     made.add_argument("--commit", help="for the record, where there is no git")
     return made

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
+from megatron_magi.checks import instance, refusing_renamed, word
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.cuda.tables import upload
@@ -74,53 +75,51 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
         return plan
 
 
+@refusing_renamed("make_packed_seq_params", {"mask_kind": "mask"})
 def make_packed_seq_params(
     cu_seqlens: Sequence[int] | np.ndarray | Tensor,
     model_config: TransformerConfig,
     cp_group: Any,
     *,
     magi_config: MagiConfig | None = None,
-    mask_kind: MaskKind = "causal",
-    mask: AttnMask | None = None,
-    restart_positions: bool = True,
+    mask: AttnMask | MaskKind = "causal",
     device: torch.device | str | None = None,
 ) -> MagiPackedSeqParams:
     """Plan one microbatch; every pipeline stage and CP rank calls it with the same arguments.
 
     Args:
         cu_seqlens: [num_docs + 1] prefix sums of document lengths in tokens, first 0; the last is
-            the length of the packed stream. Pass host data: a CUDA tensor costs a synchronisation.
+            the length of the packed stream. RoPE positions start at 0 in every document; with
+            [0, length] they continue over the stream. Pass host data: a CUDA tensor costs a
+            synchronisation.
         model_config: Heads, head dim, TP size, sequence parallelism and window_size are read.
-        cp_group: Context-parallel ProcessGroup or 1-D DeviceMesh; None means size 1.
+        cp_group: Context-parallel ProcessGroup, or 1-D or 2-D DeviceMesh; None means size 1.
         magi_config: Planner and kernel knobs; default `MagiConfig()`.
-        mask_kind: Visibility inside a document. `model_config.window_size` narrows it in the
-            layers that Megatron calls window layers (window_attn_skip_freq).
-        mask: Any other mask over the stream, instead of mask_kind; windows are then refused.
-        restart_positions: RoPE positions start at 0 in every document; False: they continue over
-            the stream.
+        mask: What a token sees in its document, "causal" or "full"; `model_config.window_size`
+            narrows it in the layers that Megatron calls window layers (window_attn_skip_freq). Or
+            any mask over the stream; windows are then refused.
         device: Of `rope_positions`; default: CUDA if available, else CPU.
 
     Raises:
-        ValueError: cu_seqlens that do not increase from 0, or a mask of another length.
+        TypeError: a mask that is neither an AttnMask nor a word.
+        ValueError: cu_seqlens that do not increase from 0, a mask of another length, or another
+            word.
         NotImplementedError: a mask together with sliding-window layers.
     """
     bounds = _host_bounds(cu_seqlens)
-    total = int(bounds[-1])
     config = magi_config or MagiConfig()
     windows = _window_layers(model_config)
-    if mask is not None:
-        _check_mask(mask, total, any(windows))
-    elif not all(windows):
-        mask = builders.from_cu_seqlens(bounds, causal=mask_kind == "causal")
-    plan = None if mask is None else _plan(mask, model_config, cp_group, config, None)
-    window_plan = None
+    _check_mask(mask, int(bounds[-1]), any(windows))
+    plan = window_plan = None
+    if not all(windows):
+        plan = _plan(_mask_of(bounds, mask), model_config, cp_group, config, None)
     if any(windows):
         window_mask = builders.from_cu_seqlens(
-            bounds, causal=mask_kind == "causal", window_size=tuple(model_config.window_size)
+            bounds, causal=mask == "causal", window_size=tuple(model_config.window_size)
         )
         layout = None if plan is None else plan.layout
         window_plan = _plan(window_mask, model_config, cp_group, config, layout)
-    packed = _assemble(plan, window_plan, bounds if restart_positions else None, cp_group, device)
+    packed = _assemble(plan, window_plan, bounds, cp_group, device)
     if getattr(model_config, "mtp_num_layers", None):
         _mark_document_ends(packed, bounds)
     return packed
@@ -216,7 +215,7 @@ def _token_multiple(model_config: TransformerConfig) -> int:
 def _assemble(
     plan: AttnPlan | None,
     window_plan: AttnPlan | None,
-    bounds: npt.NDArray[np.int64] | None,
+    bounds: npt.NDArray[np.int64],
     cp_group: Any,
     device: torch.device | str | None,
 ) -> MagiPackedSeqParams:
@@ -226,10 +225,9 @@ def _assemble(
         qkv_format="sbhd", cp_group=cp_group, plan=plan, window_plan=window_plan
     )
     layout = packed.token_plan.layout
-    positions = position_ids(packed.token_plan, cp_group)
-    if bounds is not None:
-        positions = torch.from_numpy(_document_positions(bounds))[positions]
-    packed.rope_positions = upload(positions, device)
+    rows = position_ids(packed.token_plan, cp_group)
+    positions = torch.from_numpy(_document_positions(bounds))
+    packed.rope_positions = upload(positions[rows], device)
     packed.max_seqlen_q = packed.max_seqlen_kv = layout.padded_seqlen
     for each in (plan, window_plan):
         if each is not None:
@@ -293,7 +291,17 @@ def _document_positions(bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
 
 
-def _check_mask(mask: AttnMask, total: int, has_windows: bool) -> None:
+def _mask_of(bounds: npt.NDArray[np.int64], mask: AttnMask | MaskKind) -> AttnMask:
+    if isinstance(mask, AttnMask):
+        return mask
+    return builders.from_cu_seqlens(bounds, causal=mask == "causal")
+
+
+def _check_mask(mask: AttnMask | MaskKind, total: int, has_windows: bool) -> None:
+    instance(mask, (AttnMask, str), "mask", "pass a mask, 'causal' or 'full'")
+    if isinstance(mask, str):
+        word(mask, "mask", get_args(MaskKind))
+        return
     if mask.total_seqlen_q != total or mask.total_seqlen_k != total:
         raise ValueError(
             f"mask and cu_seqlens must be about one stream, got a mask of "

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -201,10 +202,12 @@ magi::Nodes nodes_from(int64_t ranks_per_node, int64_t cp_size) {
 py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, int64_t tile_q,
                           int64_t tile_k, int64_t degree, int64_t forward,
                           const magi::StageCosts& costs, int64_t ranks_per_node,
-                          const Int64Array& times) {
+                          const std::optional<Int64Array>& rank_times) {
   const magi::Nodes nodes = nodes_from(ranks_per_node, layout->cp_size);
   const std::vector<magi::Slice> given = slices_from(slices);
-  if (times.size() != 0 && times.size() != layout->cp_size) {
+  std::vector<int64_t> times;
+  if (rank_times) times.assign(rank_times->data(), rank_times->data() + rank_times->size());
+  if (!times.empty() && std::ssize(times) != layout->cp_size) {
     throw std::invalid_argument("times must have one value for each of " +
                                 std::to_string(layout->cp_size) + " ranks or none, got " +
                                 std::to_string(times.size()) + "; pass those of rank_times");
@@ -214,15 +217,8 @@ py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, i
     py::gil_scoped_release nogil;
     std::optional<magi::Forward> chosen;
     if (forward >= 0) chosen = static_cast<magi::Forward>(forward);
-    plan = magi::solve_transfers({given,
-                                  *layout,
-                                  tile_q,
-                                  tile_k,
-                                  optional_from(degree),
-                                  chosen,
-                                  costs,
-                                  nodes,
-                                  {times.data(), times.data() + times.size()}});
+    plan = magi::solve_transfers(
+        {given, *layout, tile_q, tile_k, optional_from(degree), chosen, costs, nodes, times});
   }
   return py::make_tuple(plan.staging.degree, static_cast<int>(plan.staging.forward),
                         transfers_to(plan.transfers), longs_to(plan.loads));
@@ -412,7 +408,7 @@ void bind_layout(py::module_& m) {
            py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"))
       .def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("tile_q"),
            py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("costs"),
-           py::arg("ranks_per_node") = 0, py::arg("times") = Int64Array(0),
+           py::arg("ranks_per_node") = 0, py::arg("times") = py::none(),
            "Degree, forward mode, transfers and loads (planner/transfers.h).")
       .def("rank_times", &rank_times, py::arg("slices"), py::arg("clock"),
            "Every rank's time by the clock (planner/rank_times.h); none if that takes too long.")

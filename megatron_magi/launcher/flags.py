@@ -7,6 +7,7 @@ arguments hold nothing that a Megatron without this plugin could not read.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,11 +57,12 @@ class Options:
 def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
     """(options, or None without `--attention-backend magi`; the arguments that are Megatron's).
 
-    A misspelt backend or value ends the process with argparse's one line, as does one of our flags
-    without the switch.
+    A misspelt backend, flag or value ends the process with argparse's one line, as does one of our
+    flags without the switch.
     """
     parser = flag_parser()
     known, rest = parser.parse_known_args(list(argv))
+    _refuse_misspelt(parser, rest)
     given = {name: value for name, value in vars(known).items() if value is not None}
     backend = given.pop("attention_backend", None)
     if backend != "magi":
@@ -77,6 +79,19 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     return options, rest
+
+
+def _refuse_misspelt(parser: argparse.ArgumentParser, rest: list[str]) -> None:
+    """Megatron has no flag that begins like ours, and some scripts ignore flags that they lack."""
+    ours = [action.option_strings[0] for action in parser._actions]
+    for word in rest:
+        if word.startswith("--magi-"):
+            flag = word.partition("=")[0]
+            (nearest,) = difflib.get_close_matches(flag, ours, 1, cutoff=0)
+            parser.error(
+                f"a flag that begins with --magi- must be one of ours, got {flag}; the nearest is "
+                f"{nearest}"
+            )
 
 
 def flag_parser() -> argparse.ArgumentParser:
@@ -101,10 +116,10 @@ def _load(name: str) -> MaskFunction:
     module_name, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # importing runs the module, which may raise anything
         raise ValueError(
-            f"--magi-mask must be package.module:function, got {name!r} ({error}); name a function "
-            f"that Python can import"
+            f"--magi-mask must be package.module:function, got {name!r} "
+            f"({type(error).__name__}: {error}); name a function that Python can import"
         ) from error
     if not callable(found):
         raise ValueError(f"--magi-mask must name a function, got {name!r}; name one")

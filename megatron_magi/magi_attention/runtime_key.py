@@ -156,8 +156,9 @@ def clear_cache(cp_group: CpGroup = None) -> None:
 def flat_group(cp_group_or_mesh: CpGroup) -> dist.ProcessGroup | None:
     """The process group of all ranks of a group or mesh.
 
-    A mesh of several dimensions is flattened, which is a collective call the first time.
+    A mesh of several dimensions is flattened, which is a collective call the first time. Two name
+    the nodes.
     """
-    if isinstance(cp_group_or_mesh, DeviceMesh) and cp_group_or_mesh.ndim > 1:
+    if isinstance(cp_group_or_mesh, DeviceMesh) and cp_group_or_mesh.ndim > 2:
         return cp_group_or_mesh._flatten().get_group()
     return resolve_group(cp_group_or_mesh)

@@ -61,12 +61,29 @@ def test_a_planned_batch_is_prepared_in_the_thread_that_plans_it() -> None:
         assert prepare(plan, None, "cpu") is ready and ready.forward
 
 
-def test_stream_positions_and_full_documents() -> None:
-    packed = make_packed_seq_params(
-        BOUNDS, model(), None, mask_kind="full", restart_positions=False, device="cpu"
-    )
+def test_full_documents() -> None:
+    packed = make_packed_seq_params(BOUNDS, model(), None, mask="full", device="cpu")
     assert packed.token_plan.mask == masks.from_cu_seqlens(BOUNDS, causal=False)
+
+
+def test_positions_of_one_stream_under_a_mask_of_documents() -> None:
+    mask = masks.from_cu_seqlens(BOUNDS)
+    packed = make_packed_seq_params([0, 16], model(), None, mask=mask, device="cpu")
+    assert packed.token_plan.mask == mask
     assert packed.rope_positions.tolist() == list(range(16))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"mask": "Causal"}, ValueError, "'causal' or 'full'"),
+        ({"mask": None}, TypeError, "AttnMask or str"),
+        ({"mask_kind": "full"}, TypeError, "mask=..."),
+    ],
+)
+def test_a_wrong_mask_is_refused(options: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make_packed_seq_params(BOUNDS, model(), None, device="cpu", **options)
 
 
 def test_window_layers_get_their_own_plan_on_the_same_dispatch() -> None:

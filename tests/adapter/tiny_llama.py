@@ -40,6 +40,7 @@ from megatron_magi.adapter import (
 )
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.mask import builders
 
 try:  # the worker has this folder on its path, other tests the repository's root
     from dense_latent import with_dense_attention
@@ -339,12 +340,15 @@ def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) 
     if layout.moved_boundary or layout.moved_boundary_rank == torch.distributed.get_rank():
         bounds[1] += 1
     cp_group = parallel_state.get_context_parallel_group()
+    mask = builders.from_cu_seqlens(bounds)
+    if not layout.restart_positions:
+        bounds = [0, bounds[-1]]
     params = packed.make_packed_seq_params(
         bounds,
         config,
         cp_group,
         magi_config=magi_config(layout),
-        restart_positions=layout.restart_positions,
+        mask="causal" if layout.restart_positions else mask,
     )
     (chunk,) = model_chunks(model)
     has_data = chunk.pre_process or chunk.post_process

@@ -118,6 +118,7 @@ CLASSES = [
         magi.CostTable,
         {},
         {
+            "num_sms": COUNT,
             "tile_q": POSITIVE,
             "tile_k": POSITIVE,
             **dict.fromkeys(

@@ -54,8 +54,12 @@ FUNCTIONS = [
         QKV | {"slices": [MASK]},
         QKV_KINDS
         | {
-            "slices": SLICES.also(
-                (None, "slices must be"), (MASK, "slices must be"), ([3], "slices must be")
+            "slices": SLICES.without([[0, 1]]).also(
+                (None, "slices must be"),
+                (MASK, "slices must be"),
+                ([3], "slices[0] must be"),
+                ([None], "slices[0] must be"),
+                ([MASK, [0, 1]], "slices[1] must be"),
             ),
             "softmax_scale": kind.SCALE,
             "deterministic": FLAG,
@@ -63,6 +67,7 @@ FUNCTIONS = [
             "out_dtype": DTYPE,
             "return_max_logits": FLAG,
             "softcap": kind.SOFTCAP,
+            "sink": TENSOR.without(None).also((torch.zeros(3), "[s, H]")),
         },
     ),
     Call(
@@ -130,6 +135,18 @@ FUNCTIONS = [
             "token_multiple": POSITIVE,
         },
         words={"cp_size": "cp_"},
+    ),
+    Call(
+        "measured_costs",
+        magi.measured_costs,
+        {"cp_group": None, "head_shape": SHAPE},
+        {
+            "cp_group": kind.GROUP,
+            "head_shape": kind.HEADS,
+            "config": kind.config("MagiConfig"),
+            "device": kind.DEVICE.without(None),
+        },
+        words={"cp_group": "cp_"},
     ),
     Call("slices_tensor", magi.slices_tensor, {"mask": MASK}, {"mask": kind.MASK}),
 ]

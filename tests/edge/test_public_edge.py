@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from types import ModuleType
@@ -109,8 +110,16 @@ def public_methods(name: str, cls: type) -> Iterator[tuple[str, Any]]:
 
 def parameters(function: Any) -> set[str]:
     """Of a call, without what Python passes itself."""
-    names = inspect.signature(function).parameters
-    return {n for n in names if n not in ("self", "cls")}
+    found = inspect.signature(function).parameters
+    options = [p for p in found.values() if str(p.annotation).startswith("Unpack[")]
+    names = {name for p in options for name in option_names(function, p)}
+    return names | set(found) - {"self", "cls"} - {p.name for p in options}
+
+
+def option_names(function: Any, options: inspect.Parameter) -> set[str]:
+    """Keys of the TypedDict that a call takes its last arguments as."""
+    name = str(options.annotation).removeprefix("Unpack[").removesuffix("]")
+    return set(vars(sys.modules[function.__module__])[name].__annotations__)
 
 
 @pytest.mark.parametrize("module", TABLE, ids=lambda m: m.__name__)

@@ -88,7 +88,7 @@ def test_without_a_backend_nothing_is_touched() -> None:
         ([*SWITCH, "--magi-chunk-size"], "argument --magi-chunk-size: expected one argument"),
         ([*SWITCH, "--magi-max-imbalance", "0.5"], "max_imbalance must be >= 1.0, got 0.5; leave"),
         ([*SWITCH, "--magi-mask", "no_such_module:mask"], "must be package.module:function, got"),
-        ([*SWITCH, "--magi-mask", "sys:no_such"], "(module 'sys' has no attribute 'no_such')"),
+        ([*SWITCH, "--magi-mask", "sys:no_such"], "module 'sys' has no attribute 'no_such')"),
         ([*SWITCH, "--magi-mask", "sys"], "--magi-mask must be package.module:function, got 'sys'"),
         ([*SWITCH, "--magi-mask", "sys:path"], "--magi-mask must name a function, got 'sys:path'"),
     ],
@@ -136,11 +136,53 @@ def test_our_flags_require_the_switch(
     assert last == f"megatron_magi: error: --attention-backend magi is required beside {words[0]}"
 
 
-def test_shortened_flags_are_not_ours() -> None:
-    """Megatron's parser decides about them."""
-    options, rest = take_flags([*SWITCH, "--magi-chunk", "64"])
-    assert options == Options(MagiConfig())
-    assert rest == ["--magi-chunk", "64"]
+@pytest.mark.parametrize("backend", [[], SWITCH])
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (["--magi-chunksize", "64"], "--magi-chunk-size"),
+        (["--magi-chunk", "64"], "--magi-chunk-size"),
+        (["--magi-kernal=cuda"], "--magi-kernel"),
+        (["--magi-max-inbalance", "1.2"], "--magi-max-imbalance"),
+    ],
+)
+def test_a_misspelt_flag_is_refused_with_the_nearest(
+    backend: list[str], words: list[str], nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that ignores unknown flags would otherwise train with the default."""
+    with pytest.raises(SystemExit) as end:
+        take_flags([*backend, *OF_MEGATRON, *words])
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    got = words[0].partition("=")[0]
+    assert last == (
+        f"megatron_magi: error: a flag that begins with --magi- must be one of ours, got {got}; "
+        f"the nearest is {nearest}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def prefix(:", "(SyntaxError: "),
+        ("x = 1 / 0", "(ZeroDivisionError: division by zero)"),
+        ("import no_such", "(ModuleNotFoundError: No module named 'no_such')"),
+    ],
+)
+def test_a_mask_module_that_fails_is_one_line(
+    source: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken_masks.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        take_flags([*SWITCH, "--magi-mask", "broken_masks:prefix"])
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "must be package.module:function, got 'broken_masks:prefix'" in last and said in last
 
 
 def test_a_mask_function_is_found_by_its_name(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import megatron_magi as magi
@@ -185,5 +185,10 @@ def test_a_mesh_is_one_group(world: dist.ProcessGroup) -> None:
     assert flat_group(line) is line.get_group()
     key = key_of(grid)
     assert key.cp_group is flat and api.get_most_recent_key(grid) is key
+    cube = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pod", "node", "rank"))
+    assert (whole := flat_group(cube)) is not None and whole.size() == 4
+    scattered = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("node", "rank"))
+    with pytest.raises(ValueError, match="must be in the order of its group"):
+        key_of(scattered)
     with pytest.raises(TypeError, match=r"cp_group must be a ProcessGroup, .* got str"):
         flat_group("cp")  # type: ignore[arg-type]

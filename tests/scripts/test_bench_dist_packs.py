@@ -8,6 +8,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from megatron_magi.cli.parser import UsageError
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -34,6 +36,14 @@ def test_long_documents_fit_what_is_left_and_are_never_alone(bench: ModuleType) 
     many = bench.long_documents(1 << 24, np.random.default_rng(0))
     share = np.mean([64_000 <= n < 128_000 for n in many])
     assert 0.25 < share < 0.4, "0.40 of 1.25 while everything fits"
+
+
+@pytest.mark.parametrize("total", [0, 1])
+def test_a_pack_of_two_documents_needs_two_tokens(bench: ModuleType, total: int) -> None:
+    """They would be drawn again for ever."""
+    with pytest.raises(UsageError, match=f"at least 2 tokens, got {total}; use more"):
+        bench.pack("d2:0", total)
+    assert bench.pack("d2:0", 2).total_seqlen_q == 2
 
 
 def test_names(bench: ModuleType) -> None:

@@ -12,6 +12,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from megatron_magi.cli.parser import UsageError
+
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks/records/step_balance_cpu_2026-11-23.json"
 
@@ -50,6 +52,12 @@ def test_calls_of_a_stage_alternate_after_the_warm_up(script: ModuleType) -> Non
     calls = [f"{kind[0]}{number}" for kind, number in script.one_f_one_b(4, 2)]
     assert calls == ["f0", "f1", "f2", "b0", "f3", "b1", "b2", "b3"]
     assert len(list(script.one_f_one_b(2, 5))) == 4
+
+
+@pytest.mark.parametrize("steps", ["0", "10", "-16", "24"])
+def test_steps_that_no_group_divides_are_refused(script: ModuleType, steps: str) -> None:
+    with pytest.raises(UsageError, match=f"16 or more, a multiple of 16, got {steps};"):
+        script.main(["--steps", steps])
 
 
 def test_a_short_run_writes_what_it_printed(

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+
+from megatron_magi.cli.parser import UsageError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -40,7 +43,7 @@ def test_cases_are_equal_on_every_rank_and_of_all_kinds(soak: ModuleType) -> Non
     assert len({case.mask.digest for case in cases}) == 80
 
 
-def test_a_wrong_result_is_found(soak: ModuleType) -> None:
+def test_a_wrong_result_is_found(soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     one = object.__new__(soak.Soak)
     one.args, one.device, one.dtype = (
         soak.parser().parse_args([]),
@@ -55,6 +58,49 @@ def test_a_wrong_result_is_found(soak: ModuleType) -> None:
     one._alone = lambda case, whole: tuple(x + 1e-3 for x in right(case, whole))
     one.step(1)
     assert len(one.wrong) == 1 and "iteration 1" in one.wrong[0]
+    one._alone, attend = right, soak.magi.dist_attn
+
+    def wrong_lse(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attend(*args)
+        return out, lse + 1e-2
+
+    monkeypatch.setattr(soak.magi, "dist_attn", wrong_lse)
+    one.step(2)
+    assert len(one.wrong) == 2, "out and gradients are right"
+
+
+def test_rows_that_see_nothing_are_compared(soak: ModuleType) -> None:
+    lse = torch.tensor([[-torch.inf, 2.0], [torch.nan, 1.0]])
+    right = soak._finite(torch.tensor([[-torch.inf, 2.0], [3.0, 1.0]]))
+    assert right.tolist() == [[0, 2], [3, 1]] and not soak.difference((right,), (right,))
+    assert not soak.difference((soak._finite(lse),), (right,)) < 1e9
+
+
+def test_a_run_of_few_iterations_ends_with_them(soak: ModuleType) -> None:
+    one = object.__new__(soak.Soak)
+    one.args, one.device = soak.parser().parse_args(["--iterations", "5"]), torch.device("cpu")
+    one.memory, steps = [], []
+    one.step = steps.append
+    one.run()
+    assert steps == [0, 1, 2, 3, 4] and one.memory[-1]["iterations"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seconds", "-1"), "must be a number above 0, got -1"),
+        (("--iterations", "0"), "must be a whole number of 1 or more, got 0"),
+        (("--tokens", "16"), "must be a whole number of 17 or more, got 16"),
+        (("--ranks", "0"), "must be a whole number of 1 or more, got 0"),
+        (("--record", "no_such_folder/x.json"), "a folder that exists, got no_such_folder/x.json"),
+    ],
+)
+def test_arguments_are_checked_before_the_run(
+    soak: ModuleType, words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.multiprocessing, "spawn", lambda *_, **__: pytest.fail("it ran"))
+    with pytest.raises(UsageError, match=said):
+        soak.main(["--device", "cpu", *words])
 
 
 def test_growth_is_that_of_the_second_half(soak: ModuleType) -> None:

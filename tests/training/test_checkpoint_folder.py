@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.training.checkpoint.checkpoint_folder import (
     Checkpoint,
     checkpoint_to_load,
@@ -219,7 +220,49 @@ def test_another_batch_inside_a_group_of_steps_is_noted(config: Callable[..., Ru
     found = checkpoint_to_load(later)
     assert isinstance(found, Checkpoint)
     note = interrupted_group(found, later)
-    assert note is not None and "train.global_batch_size 8 before, 4 and 4 now" in note
+    assert note is not None and "(train.global_batch_size: 8 before, 4 now)" in note
+
+
+@pytest.mark.parametrize("steps", [4, 1, None])
+@pytest.mark.parametrize(
+    ("section", "changed", "text"),
+    [
+        ("data", {"mask": "causal"}, "data.mask: document before, causal now"),
+        ("data", {"window": 8}, "data.window: None before, 8 now"),
+        (
+            "data",
+            {"mask": "block_causal", "block_tokens": 8, "block_window": 2},
+            "data.mask: document before, block_causal now; data.block_tokens: None before, 8 now; "
+            "data.block_window: None before, 2 now",
+        ),
+        ("data", {"moved_boundary": 1}, "data.moved_boundary: 0 before, 1 now"),
+        ("magi", {"tile_q": 64}, "magi.costs.tile_q: 128 before, 64 now"),
+        ("magi", {"tile_k": 64}, "magi.costs.tile_k: 128 before, 64 now"),
+        ("magi", {"kernel_tflops": 100.0}, None),
+    ],
+)
+def test_what_changes_the_order_by_cost_is_noted_inside_a_group(
+    config: Callable[..., RunConfig],
+    steps: int | None,
+    section: str,
+    changed: dict[str, Any],
+    text: str | None,
+) -> None:
+    """The costs of samples decide their steps: other costs, other steps."""
+    before = config(data={"path": "x", "balance_steps": steps})
+    write(before, 3)
+    found = checkpoint_to_load(before)
+    assert isinstance(found, Checkpoint) and interrupted_group(found, before) is None
+    if section == "data":
+        later = dataclasses.replace(before, data=dataclasses.replace(before.data, **changed))
+    else:
+        magi = MagiConfig(costs=CostTable(**changed))
+        later = dataclasses.replace(before, magi=magi)
+    note = interrupted_group(found, later)
+    if steps != 4 or text is None:
+        assert note is None
+    else:
+        assert note is not None and f"({text})" in note
 
 
 def test_a_checkpoint_of_an_earlier_version_exchanged_no_samples(

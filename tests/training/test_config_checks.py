@@ -10,6 +10,7 @@ from megatron_magi.training.recipe.config_checks import data_parallel_size
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.small_recipes import MINIMAL, Bad, check_refused, load
 
+SYMM_MEM = ("parallel.cp=4", "magi.transport=symm_mem", "train.dtype=bf16")
 BAD = [
     Bad("zero", ("parallel.cp=0",), ("parallel.cp must be positive, got 0",)),
     Bad("heads", ("model.num_query_groups=3",), ("multiple of model.num_query_groups", "4 and 3")),
@@ -33,6 +34,31 @@ BAD = [
     Bad("no_block", ("data.mask=block_causal",), ("tokens of a block", "set data.block_tokens")),
     Bad("block", ("data.block_tokens=8",), ("needs data.mask block_causal, got 8 with mask docu",)),
     Bad("balance", ("data.balance_steps=0",), ("data.balance_steps must be positive, got 0",)),
+    Bad(
+        "long_balance",
+        ("data.balance_steps=101",),
+        ("data.balance_steps must be at most train.iterations 100, got 101",),
+    ),
+    Bad(
+        "many_balanced",
+        ("data.balance_steps=33", "train.global_batch_size=8192"),
+        ("must be at most 262,144 samples", "got 33 * 8,192; lower data.balance_steps"),
+    ),
+    Bad(
+        "symm_mem_fp32",
+        ("parallel.cp=2", "magi.transport=symm_mem", "train.dtype=fp32"),
+        ("symm_mem needs train.dtype bf16", "got fp32 and auto; set magi.transport=auto"),
+    ),
+    Bad(
+        "symm_mem_kernel",
+        (*SYMM_MEM, "magi.kernel_backend=flex"),
+        ("magi.kernel_backend auto or cuda, got bf16 and flex",),
+    ),
+    Bad(
+        "symm_mem_nodes",
+        (*SYMM_MEM, "magi.costs.ranks_per_node=2"),
+        ("parallel.cp 4 ranks on one node, got magi.costs.ranks_per_node 2",),
+    ),
     Bad("blocks", ("data.block_window=2",), ("data.block_window needs data.mask block_causal",)),
     Bad("empty_block", ("data.mask=block_causal", "data.block_tokens=0"), ("must be positive",)),
     Bad(
@@ -70,6 +96,10 @@ def test_values_on_their_bounds_are_fine(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL, *high, "data.eod_token=256").optimizer.min_lr == 1e-3
     longer = load(tmp_path, MINIMAL, "optimizer.warmup_iters=150", "optimizer.decay_iters=151")
     assert longer.train.iterations == 100
+    assert load(tmp_path, MINIMAL, "data.balance_steps=100").data.balance_steps == 100
+    assert load(tmp_path, MINIMAL, *SYMM_MEM).magi.transport == "symm_mem"
+    assert load(tmp_path, MINIMAL, *SYMM_MEM, "magi.costs.ranks_per_node=4").parallel.cp == 4
+    assert load(tmp_path, MINIMAL, "magi.transport=symm_mem").train.dtype == "fp32"
 
 
 def test_the_world_must_fit_the_layout(tmp_path: Path) -> None:

@@ -221,6 +221,16 @@ def test_the_first_batch_is_the_one_that_the_run_begins_with(
     assert dry_run(moved).area == sum(areas) != dry_run(config_of(plain)).area
 
 
+def test_a_transport_that_not_every_machine_has_is_named(
+    recipes: dict[str, dict[str, Any]],
+) -> None:
+    recipe = {**recipes["plain"], "parallel": {"cp": 2}}
+    recipe["train"] = {**recipe["train"], "dtype": "bf16"}
+    for transport, is_named in (("symm_mem", True), ("auto", False)):
+        run = dry_run(config_of({**recipe, "magi": {"transport": transport}}))
+        assert ("transport symm_mem: needs Hopper" in report(run, 0.4, 989.0)) == is_named
+
+
 def test_without_data_documents_are_assumed(recipes: dict[str, dict[str, Any]]) -> None:
     recipe = {**recipes["plain"], "data": {"path": "nowhere", "seq_length": 4096}}
     run = dry_run(config_of(recipe))

@@ -16,7 +16,8 @@ def resolve_group(cp_group: CpGroup) -> dist.ProcessGroup | None:
     """The process group behind ``cp_group``.
 
     Raises:
-        ValueError: a mesh of more than two dimensions, or of two without names.
+        ValueError: a mesh of more than two dimensions, or of two without names or whose ranks do
+            not ascend.
         TypeError: a value of any other type.
 
     Cost: the first call with a 2-D mesh creates a group of all its ranks, a collective call.
@@ -38,7 +39,20 @@ def resolve_group(cp_group: CpGroup) -> dist.ProcessGroup | None:
             "the dimensions of a cp_group mesh must have names, got none; pass mesh_dim_names to "
             "init_device_mesh"
         )
-    return (cp_group if cp_group.ndim == 1 else cp_group._flatten()).get_group()
+    return cp_group.get_group() if cp_group.ndim == 1 else _flattened(cp_group)
+
+
+def _flattened(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """The group of all ranks of a 2-D mesh; a node must be neighbours in it."""
+    group = mesh._flatten().get_group()
+    ranks, given = dist.get_process_group_ranks(group), mesh.mesh.flatten().tolist()
+    if ranks != given:
+        raise ValueError(
+            f"the ranks of a cp_group mesh of two dimensions must be in the order of its group, "
+            f"{ranks}, node after node, got {given}; give every node neighbouring ranks, or pass "
+            f"a ProcessGroup"
+        )
+    return group
 
 
 def mesh_ranks_per_node(cp_group: CpGroup) -> int | None:

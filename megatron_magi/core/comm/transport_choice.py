@@ -11,16 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_magi.config import KernelBackend
 from megatron_magi.core.comm.copy_engine import CopyEngine
 from megatron_magi.core.comm.transport import AllToAll, Transport
 from megatron_magi.core.cuda.library import loaded_cuda_library
-from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan import AttnPlan, HeadShape
 from megatron_magi.core.plan.peer_rows import reads_peers
 
 logger = logging.getLogger("megatron_magi")
 
 _engines: WeakKeyDictionary[dist.ProcessGroup, CopyEngine | str] = WeakKeyDictionary()
 """A group's copy engine, or why it has none."""
+_Inputs = tuple[torch.dtype, KernelBackend, HeadShape]
+_without_library: WeakKeyDictionary[dist.ProcessGroup, set[_Inputs]] = WeakKeyDictionary()
+"""The calls of a group that have no copy engine because of their kernel, by what decides the kernel
+and is equal on every rank. Other calls of the group may have one."""
 _table_lock = threading.Lock()
 GRAD_BYTES = 4
 
@@ -88,10 +93,16 @@ def _choose(plan: AttnPlan, group: dist.ProcessGroup, like: Tensor) -> CopyEngin
         return "tensors on the CPU"
     if not reads_peers(plan.config, plan.cp_size, plan.ranks_per_node):
         return "ranks on several nodes, or more than one host holds"
+    inputs = like.dtype, plan.config.kernel_backend, plan.head_shape
+    if inputs in _without_library.get(group, ()):
+        return _OTHER_KERNEL
     with torch.cuda.device(like.device):
         engine = _why_not(group, like) or _opened(group, like.device, _slot_bytes(plan, like))
     with _table_lock:
-        _engines[group] = engine
+        if engine == _OTHER_KERNEL:
+            _without_library.setdefault(group, set()).add(inputs)
+        else:
+            _engines[group] = engine
     if dist.get_rank(group) == 0:
         why = f" ({engine})" if isinstance(engine, str) else ""
         used = AllToAll(group) if isinstance(engine, str) else engine
@@ -109,7 +120,7 @@ def _why_not(group: dist.ProcessGroup, like: Tensor) -> str:
     everyone: list[tuple[str, str, bool]] = [("", "", False)] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
     if not all(fits for _, _, fits in everyone):
-        return "another kernel than 'cuda', or a dtype that it does not take"
+        return _OTHER_KERNEL
     if len({host for host, _, _ in everyone}) > 1 or not host:
         return "ranks on several hosts"
     if len({gpu for _, gpu, _ in everyone}) < len(everyone):
@@ -125,3 +136,4 @@ def _opened(group: dist.ProcessGroup, device: torch.device, slot_bytes: int) -> 
 
 
 _DTYPES = (torch.bfloat16, torch.float16)
+_OTHER_KERNEL = "another kernel than 'cuda', or a dtype that it does not take"

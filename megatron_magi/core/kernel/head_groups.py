@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
 
 from megatron_magi.checks import instance
 from megatron_magi.core.kernel.attention import AttnForwardMeta, check_qkv, flex_flash_attn_func
+from megatron_magi.core.kernel.sink import check_sink
 from megatron_magi.core.mask import AttnMask
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class AttnOptions(TypedDict, total=False):
+    """What ``flex_flash_attn_func`` takes beside the tensors and the mask."""
+
+    softmax_scale: float | None
+    deterministic: bool
+    backend: str
+    out_dtype: torch.dtype | None
+    return_max_logits: bool
+    softcap: float
 
 
 def flex_flash_attn_by_head_group(
@@ -18,12 +34,8 @@ def flex_flash_attn_by_head_group(
     v: Tensor,
     slices: Sequence[Tensor | AttnMask],
     *,
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
-    deterministic: bool = False,
-    backend: str = "auto",
-    out_dtype: torch.dtype | None = None,
-    return_max_logits: bool = False,
+    sink: Tensor | None = None,
+    **options: Unpack[AttnOptions],
 ) -> tuple[Tensor, AttnForwardMeta]:
     """``flex_flash_attn_func`` with one mask per group of key/value heads; differentiable.
 
@@ -36,35 +48,39 @@ def flex_flash_attn_by_head_group(
         v: [S, G, E].
         slices: one AttnMask or int32 [N, 6] per group, all for T queries and S keys. Pass the same
             objects to every call. Their number must divide G.
-        softmax_scale, softcap, deterministic, backend, out_dtype, return_max_logits: as there.
+        sink: [s, H] or [T, s, H], as there; None: no sinks.
+        options: softmax_scale, softcap, deterministic, backend, out_dtype and return_max_logits, as
+            there.
 
     Returns:
         out: [T, H, E] and AttnForwardMeta with lse [T, H] and max_logits [H] or None.
 
     Raises:
         ValueError: a number of masks that does not divide the key/value heads.
-        TypeError: one mask that is not in a list; and what ``flex_flash_attn_func`` raises.
+        TypeError: one mask that is not in a list, or None in a list; and what
+            ``flex_flash_attn_func`` raises.
 
     Cost: one call per group, and a copy of out and of each gradient where there are several.
     """
     check_qkv(q, k, v)
     instance(slices, (list, tuple), "slices", "pass one mask per group of heads in a list")
+    for i, mask in enumerate(slices):
+        instance(mask, (AttnMask, Tensor), f"slices[{i}]", "pass a mask for each group of heads")
     _check_count(len(slices), k.shape[1])
     heads = zip(*(x.split(x.shape[1] // len(slices), dim=1) for x in (q, k, v)), strict=True)
+    sinks = _sinks_of_groups(sink, q, len(slices))
     results = [
-        flex_flash_attn_func(
-            *part,
-            slices=mask,
-            softmax_scale=softmax_scale,
-            softcap=softcap,
-            deterministic=deterministic,
-            backend=backend,
-            out_dtype=out_dtype,
-            return_max_logits=return_max_logits,
-        )
-        for part, mask in zip(heads, slices, strict=True)
+        flex_flash_attn_func(*part, slices=mask, sink=of_group, **options)
+        for part, mask, of_group in zip(heads, slices, sinks, strict=True)
     ]
     return _joined(results)
+
+
+def _sinks_of_groups(sink: Tensor | None, q: Tensor, num_groups: int) -> Sequence[Tensor | None]:
+    if sink is None:
+        return [None] * num_groups
+    check_sink(sink, q)
+    return sink.split(q.shape[1] // num_groups, dim=-1)
 
 
 def _joined(results: list[tuple[Tensor, AttnForwardMeta]]) -> tuple[Tensor, AttnForwardMeta]:

@@ -37,7 +37,7 @@ def sink_lse_of(sink: Tensor | None, q_THD: Tensor) -> Tensor | None:
     """
     if sink is None:
         return None
-    _check_sink(sink, q_THD)
+    check_sink(sink, q_THD)
     logits = sink.to(acc_dtype(q_THD.dtype))
     if logits.shape[-2] == 1:
         return logits.squeeze(-2)
@@ -124,7 +124,12 @@ def check_layout(sink_layout: str, sink: Tensor | None = None) -> None:
         )
 
 
-def _check_sink(sink: Tensor, q_THD: Tensor) -> None:
+def check_sink(sink: Tensor, q_THD: Tensor) -> None:
+    """Refuse sinks that are not [s, H] or [T, s, H] of q's tokens, heads and device.
+
+    Raises:
+        TypeError, ValueError: a sink of another shape, device or dtype class.
+    """
     tensor(sink, "sink")
     tokens, heads = q_THD.shape[:2]
     fits = sink.ndim in (2, 3) and sink.shape[:-2] in ((), (tokens,)) and sink.shape[-1] == heads

@@ -9,6 +9,9 @@ from torch import Tensor
 from megatron_magi.checks import number
 from megatron_magi.core.tensor_checks import tensor
 
+SOFTCAPS = (1e-30, 1e30)
+"""Caps whose products and quotients with scores stay inside fp32."""
+
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
@@ -25,10 +28,11 @@ class Softmax:
     def __post_init__(self) -> None:
         if self.scale is not None:
             number(self.scale, "softmax_scale")
-        if number(self.softcap, "softcap") < 0.0:
+        cap, (least, most) = number(self.softcap, "softcap"), SOFTCAPS
+        if cap and not least <= cap <= most:
             raise ValueError(
-                f"softcap must be 0.0 (logits are not capped) or above, got {self.softcap}; pass "
-                f"the size that logits may reach, such as 50.0"
+                f"softcap must be 0.0 (logits are not capped) or between {least} and {most}, got "
+                f"{self.softcap}; pass the size that logits may reach, such as 50.0"
             )
         if self.sink is not None:
             tensor(self.sink, "sink")

@@ -52,7 +52,9 @@ def check_size(
     if num_local * cp_size > MAX_TOKENS:
         raise PlanSizeError(
             f"a plan takes at most {MAX_TOKENS:,} tokens, padding included, got "
-            f"{num_local * cp_size:,}; use a shorter sequence or a smaller token_multiple"
+            f"{num_local * cp_size:,} for a sequence of {mask.total_seqlen_q:,} with "
+            f"MagiConfig.chunk_size {config.chunk_size} and token_multiple {token_multiple}; use a "
+            f"smaller chunk_size or token_multiple, or a shorter sequence"
         )
     _check_chunks(mask, cp_size, config, -(-num_local // chunk_size))
     _check_slices(mask, cp_size, min(chunk_size, config.costs.tile_q))

@@ -195,9 +195,11 @@ def timed_token_layout(
     """
     total = mask.total_seqlen_q
     if config.chunk_size is not None and -(-total // config.chunk_size) < cp_size:
+        most = total // cp_size
+        remedy = f"use at most {most}, or None" if most else "with fewer tokens than ranks use None"
         raise ValueError(
             f"chunk_size must leave every one of {cp_size} ranks a chunk of the {total} tokens, "
-            f"got {config.chunk_size}; use at most {max(1, total // cp_size)}, or None"
+            f"got {config.chunk_size}; {remedy}"
         )
     chunk_size, chunk_ranks, times = solver.solve_dispatch(
         mask.slices,

@@ -58,7 +58,7 @@ def dist_attn(
         k: [T, G, D].
         v: [T, G, E]; E may differ from D (multi-latent attention).
         plan: the plan that dispatched them, or one with another mask on the same layout.
-        cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
+        cp_group: the context-parallel group, a 1-D or 2-D mesh, or None for one rank.
         softmax: scale, softcap and sinks. Sinks are [s, H], the same on every rank, or
             [T, s, H] of this rank's tokens. The gradient of the former is this rank's share: sum
             it over the group, as with any replicated parameter whose tokens are spread.

@@ -64,7 +64,7 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
     any thread, saves the first layer that work, including the work for the backward kernels.
 
     Args:
-        cp_group: the group, a 1-D mesh, None for one rank, or a rank's number.
+        cp_group: the group, a 1-D or 2-D mesh, None for one rank, or a rank's number.
         device: of the tensors that will attend. "cuda" means the thread's current GPU, which is
             the first GPU in a new thread: name the GPU by its number there.
 

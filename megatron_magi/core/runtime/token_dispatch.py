@@ -31,7 +31,7 @@ def dispatch(
     Args:
         x: ``total_seqlen`` tokens in ``dim``, the same on every rank.
         plan: the plan of this sequence.
-        cp_group: the context-parallel group, a 1-D mesh, or None for one rank.
+        cp_group: the context-parallel group, a 1-D or 2-D mesh, or None for one rank.
         pad_value: fills the rows after the end of the sequence.
 
     Returns:

@@ -99,7 +99,7 @@ std::vector<int64_t> shares(std::span<const int64_t> times, int64_t total) {
   int64_t given = 0;  // of the total, to the ranks so far
   for (size_t i = 0; i < times.size() && all > 0; ++i) {
     sum += times[i];
-    const auto until = static_cast<int64_t>(total * sum / all);
+    const auto until = static_cast<int64_t>((2 * total * sum + all) / (2 * all));  // to the nearest
     parts[i] = until - given;
     given = until;
   }

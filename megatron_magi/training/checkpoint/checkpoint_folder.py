@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from megatron_magi.training.checkpoint.checkpoint_facts import (
     FACTS,
@@ -32,6 +33,16 @@ from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 __all__ = ["Checkpoint", "DamagedCheckpointError"]
+
+GROUP_FIELDS = (
+    "data.balance_steps",
+    "train.global_batch_size",
+    *(f"data.{name}" for name in ("mask", "window", "block_tokens", "block_window")),
+    "data.moved_boundary",
+    *(f"magi.costs.{name}" for name in ("tile_q", "tile_k")),
+)
+"""What decides which samples share a step under data.balance_steps: the size of a group, and what
+changes the order of its samples by cost."""
 
 
 @dataclass(frozen=True)
@@ -134,19 +145,29 @@ def order_changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
 def interrupted_group(checkpoint: Checkpoint, config: RunConfig) -> str | None:
     """What to know if data.balance_steps moved samples among steps of which some are still to come,
     and those are moved in another way now; None if nothing is lost."""
-    saved = checkpoint.recipe
-    before = saved["data"].get("balance_steps"), saved["train"].get("global_batch_size")
-    now = config.data.balance_steps, config.train.global_batch_size
+    recipes = checkpoint.recipe, asdict(config)
+    before, now = ([_value(recipe, name) for name in GROUP_FIELDS] for recipe in recipes)
     if before == now or not any(
-        _is_inside_group(checkpoint.consumed_samples, *shape) for shape in (before, now)
+        _is_inside_group(checkpoint.consumed_samples, *values[:2]) for values in (before, now)
     ):
         return None
+    changed = "; ".join(
+        f"{name}: {old} before, {new} now"
+        for name, old, new in zip(GROUP_FIELDS, before, now, strict=True)
+        if old != new
+    )
     return (
         f"note: {checkpoint.consumed_samples} samples end inside a group of steps whose samples "
-        f"change places, and the group is another one now (data.balance_steps {before[0]}, "
-        f"train.global_batch_size {before[1]} before, {now[0]} and {now[1]} now): a few samples "
-        f"are trained twice, and as many left out"
+        f"change places, and they change places in another way now ({changed}): a few samples may "
+        f"be trained twice, and as many left out"
     )
+
+
+def _value(recipe: Any, path: str) -> Any:
+    """What a saved recipe has for section.key; None where an earlier version had no such key."""
+    for name in path.split("."):
+        recipe = recipe.get(name) if isinstance(recipe, dict) else None
+    return recipe
 
 
 def _is_inside_group(consumed: int, steps: int | None, batch: int | None) -> bool:

@@ -201,10 +201,12 @@ def _plan_text(run: DryRun) -> list[str]:
     if plan.cp_size == 1:
         return [text]
     each = ", ".join(f"{n:,}" for n in rows[:16].tolist()) + (", ..." if len(rows) > 16 else "")
-    return [
-        text,
-        f"  key rows received by each rank: {each} (a ring: {ring:,} each)",
-    ]
+    lines = [text, f"  key rows received by each rank: {each} (a ring: {ring:,} each)"]
+    if plan.config.transport == "symm_mem":
+        lines.append(
+            "  transport symm_mem: needs Hopper GPUs of one host, which are not checked here"
+        )
+    return lines
 
 
 def _time(run: DryRun, mfu: float, peak_tflops: float) -> list[str]:

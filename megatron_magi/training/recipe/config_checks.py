@@ -8,6 +8,9 @@ from megatron_magi.training.recipe.field_kinds import misfits
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import RunValues
 
+MAX_GROUP = 2**18
+"""Samples that may change places; their costs take about a minute (docs/training.md)."""
+
 
 def check_run(config: RunValues) -> None:
     """Make every check, types first.
@@ -23,6 +26,8 @@ def check_run(config: RunValues) -> None:
         _check_parallel,
         _check_train,
         _check_mask,
+        _check_balance,
+        _check_transport,
         _check_validation,
     ):
         check(config)
@@ -244,6 +249,40 @@ def _check_mask(c: RunValues) -> None:
             f"data.{name} needs data.mask block_causal, got {value} with mask {d.mask}; "
             f"set data.mask=block_causal or data.{name}=null",
         )
+
+
+def _check_balance(c: RunValues) -> None:
+    steps = c.data.balance_steps
+    if steps is None:
+        return
+    _require(
+        steps <= c.train.iterations,
+        f"data.balance_steps must be at most train.iterations {c.train.iterations}, got {steps}; "
+        f"4 to 16 is usual",
+    )
+    _require(
+        steps * c.train.global_batch_size <= MAX_GROUP,
+        f"data.balance_steps * train.global_batch_size must be at most {MAX_GROUP:,} samples, "
+        f"whose costs are found before the first step, got {steps:,} * "
+        f"{c.train.global_batch_size:,}; lower data.balance_steps",
+    )
+
+
+def _check_transport(c: RunValues) -> None:
+    """What the machine lacks is found by the run."""
+    kernel, nodes = c.magi.kernel_backend, c.magi.costs.ranks_per_node
+    if c.attention != "magi" or c.parallel.cp == 1 or c.magi.transport != "symm_mem":
+        return
+    _require(
+        c.train.dtype == "bf16" and kernel in ("auto", "cuda"),
+        f"magi.transport symm_mem needs train.dtype bf16 and magi.kernel_backend auto or cuda, got "
+        f"{c.train.dtype} and {kernel}; set magi.transport=auto",
+    )
+    _require(
+        nodes is None or nodes >= c.parallel.cp,
+        f"magi.transport symm_mem needs the parallel.cp {c.parallel.cp} ranks on one node, got "
+        f"magi.costs.ranks_per_node {nodes}; set magi.transport=auto",
+    )
 
 
 def _check_validation(c: RunValues) -> None:

@@ -107,13 +107,13 @@ def _make(
     if config.attention != "magi":
         baseline_mask = _baseline_mask(sample, mask, config)
     else:
+        is_stream = config.data.mask != "document"
         packed = make_packed_seq_params(
-            sample.cu_seqlens,
+            [0, len(sample.tokens)] if is_stream else sample.cu_seqlens,
             model_config,
             cp_group,
             magi_config=config.magi,
             mask=mask,
-            restart_positions=config.data.mask == "document",
             device=device,
         )
     return Microbatch(sample, batch, mask.area(), packed, baseline_mask)

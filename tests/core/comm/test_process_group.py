@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megatron_magi.core.comm.process_group import (
@@ -65,6 +65,15 @@ def test_a_mesh_of_nodes_is_one_group(world: dist.ProcessGroup) -> None:
         resolve_group(init_device_mesh("cpu", (2, 2)))
     with pytest.raises(ValueError, match=r"one dimension, or two, .* got 3; pass mesh"):
         resolve_group(init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("a", "b", "c")))
+
+
+def test_a_mesh_whose_nodes_are_no_neighbours_is_refused(world: dist.ProcessGroup) -> None:
+    """Its group counts ranks in ascending order, and would take 0 and 1 for a node."""
+    for ranks in ([[0, 2], [1, 3]], [[3, 2], [1, 0]]):
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("node", "rank"))
+        for ask in (resolve_group, group_size, group_rank):
+            with pytest.raises(ValueError, match=r"order of its group, \[0, 1, 2, 3\], .* pass"):
+                ask(mesh)
 
 
 @pytest.mark.parametrize("bad", [0, "cp", SimpleNamespace(size=lambda: 1, rank=lambda: 0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ class OnGpu:
 
 
 LIKE: Any = OnGpu()
+WHY_NOT = transport_choice._why_not
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +121,39 @@ def test_a_dtype_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(transport_for(plan(), group, LIKE), AllToAll)
     with pytest.raises(RuntimeError, match=r"got torch\.float32, or a plan"):
         transport_for(plan(transport="symm_mem"), group, LIKE)
+
+
+def test_a_call_of_another_kernel_decides_for_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two ranks of one host: a first call in fp32 or with "flex" costs later ones nothing."""
+    caplog.set_level(logging.INFO, logger="megatron_magi")
+    gathers = []
+
+    def gather(everyone: list[Any], mine: tuple[str, str, bool], group: object) -> None:
+        gathers.append(mine)
+        everyone[:] = [mine, (mine[0], "another GPU", mine[2])]
+
+    library: list[object] = [None]
+    monkeypatch.setattr(transport_choice, "_why_not", WHY_NOT)
+    monkeypatch.setattr(transport_choice.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(transport_choice.dist, "all_gather_object", gather)
+    monkeypatch.setattr(transport_choice, "loaded_cuda_library", lambda device: library[0])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda d: SimpleNamespace(uuid="GPU"))
+    group: Any = Group()
+    flex = plan(kernel_backend="flex")
+    for _ in range(2):  # the second call asks no other rank
+        assert isinstance(transport_for(flex, group, LIKE), AllToAll)
+        assert len(gathers) == len(caplog.records) == 1
+    library[0] = object()
+    with monkeypatch.context() as patch:
+        patch.setattr(OnGpu, "dtype", torch.float32)
+        assert isinstance(transport_for(plan(), group, LIKE), AllToAll)
+        with pytest.raises(RuntimeError, match="got another kernel than 'cuda', or a dtype"):
+            transport_for(plan(transport="symm_mem"), group, LIKE)
+    engine = transport_for(plan(transport="symm_mem"), group, LIKE)
+    assert isinstance(engine, Engine) and transport_for(plan(), group, LIKE) is engine
+    assert len(gathers) == 3
 
 
 def test_memory_that_runs_short_leaves_the_all_to_all(caplog: pytest.LogCaptureFixture) -> None:

@@ -68,7 +68,7 @@ def test_a_far_cap_changes_little_and_a_near_one_bounds() -> None:
     assert (plain.max_logits > 0.5).all() and (near.max_logits <= 0.5).all()
 
 
-@pytest.mark.parametrize("softcap", [-1.0, math.inf, math.nan])
+@pytest.mark.parametrize("softcap", [-1.0, 1e-40, 1e31, 1e300, math.inf, math.nan])
 def test_a_cap_that_is_none_is_refused(softcap: float) -> None:
     q = torch.zeros(4, 2, 8)
     with pytest.raises(ValueError, match=r"softcap must be .*; pass"):

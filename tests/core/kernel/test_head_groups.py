@@ -64,6 +64,30 @@ def test_options_and_largest_logits_reach_every_group() -> None:
         assert torch.equal(of_group(meta.max_logits[None], group, 2)[0], want_meta.max_logits)
 
 
+@pytest.mark.parametrize("shape", [(3, HEADS_Q), (T, 2, HEADS_Q)], ids=["sh", "ssh"])
+def test_every_group_has_its_own_heads_of_the_sinks(shape: tuple[int, ...]) -> None:
+    chosen = block_masks(2)
+    q, k, v, dout = random_qkv(chosen[0], HEADS_Q, HEADS_KV, 16, torch.float64, 2)
+    sink = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    out, _ = flex_flash_attn_by_head_group(q, k, v, chosen, sink=sink)
+    (grad,) = torch.autograd.grad(out, sink, dout)
+    heads = [slice(0, HEADS_Q // 2), slice(HEADS_Q // 2, HEADS_Q)]
+    for group, mask in enumerate(chosen):
+        parts: Any = [of_group(x, group, 2) for x in (q, k, v)]
+        own = sink[..., heads[group]].detach().requires_grad_()
+        want, _ = flex_flash_attn_func(*parts, slices=mask, sink=own)
+        (want_grad,) = torch.autograd.grad(want, own, of_group(dout, group, 2))
+        assert torch.equal(of_group(out, group, 2), want)
+        assert torch.equal(grad[..., heads[group]], want_grad)
+
+
+def test_sinks_of_one_group_are_not_sinks_of_all_heads() -> None:
+    chosen = block_masks(2)
+    q, k, v, _ = random_qkv(chosen[0], HEADS_Q, HEADS_KV, 16, torch.float32, 3)
+    with pytest.raises(ValueError, match=f"H = {HEADS_Q}"):
+        flex_flash_attn_by_head_group(q, k, v, chosen, sink=torch.zeros(1, HEADS_Q // 2))
+
+
 @pytest.mark.parametrize(
     "slices, error, text",
     [
@@ -71,6 +95,11 @@ def test_options_and_largest_logits_reach_every_group() -> None:
         (block_masks(3), ValueError, "must divide the 4 key/value heads, got 3; pass one"),
         (block_masks(8), ValueError, "must divide the 4 key/value heads, got 8; pass one"),
         (block_masks(1)[0], TypeError, "slices must be a list or tuple, got AttnMask.*; pass one"),
+        (
+            [masks.causal(T), None],
+            TypeError,
+            r"slices\[1\] must be an AttnMask or Tensor, got None; pass",
+        ),
         ([masks.causal(T), masks.causal(9)], ValueError, "must be for q's 90 and k's 90 tokens"),
     ],
 )

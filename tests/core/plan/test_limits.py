@@ -50,6 +50,12 @@ def test_refused_before_any_work(
 def test_padding_and_given_layouts_count() -> None:
     with pytest.raises(PlanSizeError, match="at most 1,073,741,824 tokens, padding included"):
         make_attn_plan(masks.causal(100), 2, HEADS, magi_config(), token_multiple=10**12)
+    with pytest.raises(
+        PlanSizeError,
+        match=r"got 4,294,967,294 for a sequence of 100 with MagiConfig\.chunk_size 2147483647 and "
+        "token_multiple 1; use a smaller chunk_size or token_multiple",
+    ):
+        make_attn_plan(masks.causal(100), 2, HEADS, magi_config(chunk_size=2**31 - 1))
     layout = TokenLayout(2**17, 1, 8, np.repeat(np.arange(8), 2**14).astype(np.int32))
     with pytest.raises(PlanSizeError, match="8 ranks may have at most 8,192 chunks each"):
         make_attn_plan(masks.causal(2**17), 8, HEADS, magi_config(), layout=layout)

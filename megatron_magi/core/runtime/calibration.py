@@ -1,0 +1,178 @@
+"""The rates of a cost table, measured on the machine that will train."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_magi.checks import instance
+from megatron_magi.config import CostTable, MagiConfig
+from megatron_magi.core.comm.node_cast import cast_rows
+from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.comm.transport_choice import transport_for
+from megatron_magi.core.kernel.attention import flex_flash_attn_func
+from megatron_magi.core.kernel.slice_table import slices_tensor
+from megatron_magi.core.mask import builders
+from megatron_magi.core.plan import HeadShape
+from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.prepared import prepared_for
+from megatron_magi.core.tensor_checks import device as checked_device
+
+TURNS = 5
+DIGITS = 2
+"""Significant ones that are kept: rates vary by percents from run to run, and plans should not."""
+BACKWARD_WORK = 2.5
+"""Of the forward's."""
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much is computed and moved."""
+
+    tokens: int
+    copied_mib: int
+    rows: int
+    """That a rank sends to every other one."""
+
+
+GPU_SIZES = _Sizes(tokens=8192, copied_mib=256, rows=4096)
+CPU_SIZES = _Sizes(tokens=128, copied_mib=4, rows=64)
+
+
+def measured_costs(
+    cp_group: CpGroup,
+    head_shape: HeadShape,
+    config: MagiConfig | None = None,
+    device: torch.device | str | None = None,
+) -> CostTable:
+    """``config.costs`` with the rates of this machine: link, kernel, memory and a stage's latency.
+
+    All ranks of the group call it together, once, and use the result in their MagiConfig; it is
+    part of every plan's digest. A run that must repeat another one bit by bit takes fixed costs
+    instead: measured ones may choose other stages.
+
+    Args:
+        cp_group: the group, a 1-D mesh, or None for one rank, whose link is not measured.
+        head_shape: of one tensor-parallel rank.
+        config: its transport is measured, and its costs' other fields are kept. With
+            ``costs.ranks_per_node`` link and latency are kept too. None: the default.
+        device: that will attend. None: the current GPU, or the CPU without one.
+
+    Returns:
+        Equal tables on all ranks: for each rate the median over the ranks, in two digits.
+
+    Raises:
+        TypeError: no head shape or config.
+
+    Cost: less than a second on a GPU, after the kernels are loaded; each rank sends 4,096 key and
+        value rows to every other one a few times, and the host waits.
+    """
+    instance(
+        head_shape, HeadShape, "head_shape", "pass HeadShape(query heads, key heads, head_dim)"
+    )
+    config = MagiConfig() if config is None else config
+    instance(config, MagiConfig, "config", "pass a MagiConfig or None")
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    probe = _Probe(head_shape, config, _numbered(checked_device(name)))
+    rates = {"kernel_tflops": probe.kernel_tflops(), "memory_gib_s": probe.memory_gib_s()}
+    group = resolve_group(cp_group)
+    if group is not None and dist.get_world_size(group) > 1 and not config.costs.ranks_per_node:
+        rates["stage_latency_us"] = 1e6 * probe.cast_s(cp_group, 1)[0]
+        seconds, received = probe.cast_s(cp_group, probe.sizes.rows)
+        rates["link_gib_s"] = received / seconds / 2**30
+    agreed: dict[str, Any] = dict(_agreed(rates, group))
+    return replace(config.costs, **agreed)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _agreed(rates: dict[str, float], group: dist.ProcessGroup | None) -> dict[str, float]:
+    """Each rate's median over the ranks, rounded; equal on all of them."""
+    everyone = [rates]
+    if group is not None:
+        everyone = [rates] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, rates, group=group)
+    middle = {name: statistics.median_low([one[name] for one in everyone]) for name in rates}
+    return {name: float(f"{rate:.{DIGITS}g}") for name, rate in middle.items()}
+
+
+class _Probe:
+    """Measures on one device."""
+
+    def __init__(self, head_shape: HeadShape, config: MagiConfig, device: torch.device) -> None:
+        self.head_shape, self.config, self.device = head_shape, config, device
+        self.sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
+        self.dtype = DTYPES.get(head_shape.bytes_per_element, torch.float32)
+
+    def kernel_tflops(self) -> float:
+        """Forward and backward over a causal mask together."""
+        shape, mask = self.head_shape, builders.causal(self.sizes.tokens)
+        q, k, v = self._qkv(self.sizes.tokens)
+        slices = slices_tensor(mask)
+
+        def run() -> None:
+            out, _ = flex_flash_attn_func(q, k, v, slices=slices)
+            torch.autograd.grad(out, (q, k, v), out.detach())
+
+        forward = 2 * shape.num_heads_q * (shape.head_dim + shape.value_dim) * mask.area()
+        return (1 + BACKWARD_WORK) * forward / self.seconds(run) / 1e12
+
+    def memory_gib_s(self) -> float:
+        """Of a copy, which reads and writes."""
+        source = torch.zeros(self.sizes.copied_mib << 20, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        return 2 * len(source) / self.seconds(lambda: target.copy_(source)) / 2**30
+
+    def cast_s(self, cp_group: CpGroup, rows: int) -> tuple[float, int]:
+        """Seconds of an exchange in which every rank receives ``rows`` key and value rows of every
+        other one, and the bytes that it receives."""
+        group = resolve_group(cp_group)
+        mask = builders.full(rows * dist.get_world_size(group))
+        transport = self.config.transport
+        staged = MagiConfig(overlap_degree=1, forward_mode="staged", transport=transport)
+        plan = plan_for(mask, cp_group, self.head_shape, staged)
+        ready = prepared_for(plan, group_rank(cp_group), self.device)
+        cast = ready.backward[0].cast
+        assert cast is not None, "every row of a full mask sees every rank's keys"
+        _, k, v = self._qkv(plan.layout.num_local_tokens)
+        mover = transport_for(plan, group, k)
+        taken = self.seconds(lambda: cast_rows((k.detach(), v.detach()), cast, mover).wait())
+        received = int(plan.rows_received[group_rank(cp_group)])
+        return taken, received * self.head_shape.kv_row_bytes
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """The least of a few runs, each waited for."""
+        times = []
+        for _ in range(1 + TURNS):  # the first one builds and allocates
+            self._wait()
+            began = time.perf_counter()
+            run()
+            self._wait()
+            times.append(time.perf_counter() - began)
+        return max(min(times[1:]), 1e-9)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _qkv(self, tokens: int) -> tuple[torch.Tensor, ...]:
+        shape = self.head_shape
+        sizes = (
+            (shape.num_heads_q, shape.head_dim), (shape.num_heads_kv, shape.head_dim),
+            (shape.num_heads_kv, shape.value_dim),
+        )  # fmt: skip
+        return tuple(
+            torch.randn(tokens, *size, dtype=self.dtype, device=self.device, requires_grad=True)
+            for size in sizes
+        )
