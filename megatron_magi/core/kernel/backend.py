@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 OutLse = tuple[Tensor, Tensor]
 Pair = tuple[Tensor, Tensor]
@@ -37,6 +38,8 @@ class Received(NamedTuple):
     """[S2, G, E], likewise."""
     arrival: Arrival | None = None
     """When the rows lie there; None: they do in the order of the stream."""
+    travel: Travel = NO_TRAVEL
+    """How long rows and gradients are predicted to travel: by this the backend orders its work."""
 
 
 class AttnCall(NamedTuple):

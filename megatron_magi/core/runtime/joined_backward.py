@@ -1,8 +1,8 @@
 """The backward in one kernel call, while rows arrive and gradients leave.
 
-The kernel walks own keys first. It waits for a word on the device before it reads keys that another
-rank sends, and raises another one when their gradients are written, so that these return to their
-owners while it works on the last own keys. dq is added up once, and no key is copied. Copy engines
+The kernel waits for a word on the device before it reads keys that another rank sends, and raises
+another one when their gradients are written, so that these return to their owners while it works on
+the last own keys. dq is added up once, and no key is copied. Copy engines
 move the rows: a kernel that waits holds SMs, which an exchange by another kernel might need.
 
 T local tokens, S received rows, G key/value heads, D head_dim of queries and keys, E of values.
@@ -70,7 +70,7 @@ class _Joined:
         keys, values = split_columns(self.fetched.buffer, self.shapes)
         call = AttnCall(
             *qkv, self.table, work.softmax_scale, None, work.softcap,
-            received=Received(keys, values, Arrival(*self.fetched.word())),
+            received=Received(keys, values, Arrival(*self.fetched.word()), work.ready.travel),
         )  # fmt: skip
         dk, dv = split_columns(self.partials, self.shapes)
         grad = GradCall(

@@ -19,6 +19,7 @@ from megatron_magi.core.kernel.work_lists import make_work_lists
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.plan.rank_plan import joined_stage
+from megatron_magi.core.plan.travel import NO_TRAVEL, Travel, travel
 from megatron_magi.core.tensor_checks import device as checked_device
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class PreparedPlan:
     joined: PreparedStage | None
     """The backward's stages as one, whose keys are [own rows | received rows]; its cast brings the
     received ones to a buffer of their own. None on the CPU, and where a plan has no such stage."""
+    travel: Travel
+    """How long the rows that the joined stage receives travel."""
 
 
 def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str) -> PreparedPlan:
@@ -85,7 +88,7 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
     stages = ready.backward if joined is None else [joined]
     seen = [stage.table for stage in stages if stage.sees]
     own = None if joined is None else joined.num_own
-    make_work_lists((attended, seen), plan.head_shape, plan.config, ready.device, own)
+    make_work_lists((attended, seen), plan.head_shape, plan.config, ready.device, own, ready.travel)
     return ready
 
 
@@ -138,7 +141,12 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
         view.forward_merges,
         not remote and own.cast is None,
         None if joined is None else stages[joined],
+        NO_TRAVEL if joined is None else _travel(joined, plan),
     )
+
+
+def _travel(joined: StagePlan, plan: AttnPlan) -> Travel:
+    return travel(joined.num_keys - joined.num_own, plan.head_shape, plan.config)
 
 
 def _is_used(stage: StagePlan) -> bool:

@@ -6,7 +6,6 @@
 
 #include "planner/ceil_div.h"
 #include "schedule/backward_order.h"
-#include "schedule/backward_visits.h"
 
 namespace magi {
 namespace {
@@ -181,13 +180,13 @@ BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths&
     kept.push_back(tight);
   }
   BwdWorkList list;
+  list.num_own = lengths.num_own;
+  for (const Slice& s : kept) list.row_starts.push_back(s.q_start);
   TileCutter cutter(kept, lengths, tiling);
   Range tile;
   std::vector<Slice> cuts;
   while (cutter.next(tile, cuts)) add_item(list, tile, cuts, tiling.tile_q);
   order_items(list, deterministic);
-  put_received_between(list, lengths.num_own);
-  if (deterministic) number_visits(list, kept, lengths.num_q, tiling.tile_q);
   return list;
 }
 

@@ -20,11 +20,7 @@
 namespace magi {
 
 struct BwdWorkList {
-  std::vector<BwdItem> items;  // in launch order, see backward_order.h
-  // The items of received keys stand between own ones: [front_items, front_items + received_items)
-  // of the list. All blocks of one part start before those of the next.
-  int64_t front_items = 0;
-  int64_t received_items = 0;
+  std::vector<BwdItem> items;     // in the order of a launch on one buffer, see backward_order.h
   std::vector<BwdEntry> entries;  // grouped by item, by ascending rows
   // Whether the entries of an item, and the query tiles of an entry, are walked from the last to
   // the first. It is chosen so that blocks that run together start at the same rows.
@@ -41,6 +37,9 @@ struct BwdWorkList {
   // others.
   double uneven_rows = 0.;
   double even_rows = 0.;
+  int64_t num_own = 0;  // items from this key on are those of received keys
+  // First rows of the slices.
+  std::vector<int64_t> row_starts;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
   // row groups of at most `tile_q` rows, so that nearly every step lies in one row group and every
   // step in at most two. A step signals its row groups when it has finished. There is one visit per
@@ -63,8 +62,8 @@ struct BwdLengths {
   int64_t num_own = 0;
 };
 
-// Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k), and for num_own outside
-// [0, num_k].
+// The list but for its visits (backward_visits.h). Throws std::invalid_argument for slices outside
+// [0, num_q) x [0, num_k), and for num_own outside [0, num_k].
 BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths& lengths,
                                 const BwdTiling& tiling, bool deterministic);
 

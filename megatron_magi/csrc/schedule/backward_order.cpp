@@ -12,9 +12,6 @@ namespace {
 // random blocks have 6 to 60.
 constexpr double kMostOverlap = 4.;
 
-// Of the work of a launch: own items behind the received ones, and the most of the own work.
-constexpr double kBehind = 0.3, kMostBehind = 0.4;
-
 struct Rows {
   int32_t first = 0, last = 0;
 };
@@ -161,23 +158,6 @@ void order_items(BwdWorkList& list, bool deterministic) {
                  groups.uneven_share() > 0.5 && groups.overlap() <= kMostOverlap;
   if (list.grouped) sort_by_group(list, groups);
   list.heads_inner = list.grouped;
-}
-
-void put_received_between(BwdWorkList& list, int64_t num_own) {
-  const auto is_own = [&](const BwdItem& item) { return item.k_start < num_own; };
-  const auto first_received = std::stable_partition(list.items.begin(), list.items.end(), is_own);
-  list.front_items = first_received - list.items.begin();
-  list.received_items = list.items.end() - first_received;
-  if (list.received_items == 0) return;
-  double own_steps = 0.;
-  for (auto item = list.items.begin(); item != first_received; ++item) own_steps += item->steps;
-  const double room = std::min(kBehind * static_cast<double>(list.steps), kMostBehind * own_steps);
-  double steps = 0.;
-  auto first_behind = first_received;
-  while (first_behind != list.items.begin() && steps + (first_behind - 1)->steps <= room)
-    steps += (--first_behind)->steps;
-  list.front_items = first_behind - list.items.begin();
-  std::rotate(first_behind, first_received, list.items.end());
 }
 
 }  // namespace magi

@@ -13,10 +13,4 @@ namespace magi {
 // and `even_rows`. Expects the items in key order.
 void order_items(BwdWorkList& list, bool deterministic);
 
-// Puts the items of received keys, [num_own, ...), between own ones, and else keeps the order: the
-// own items in front fill the time until the keys arrive, and those behind the time in which the
-// gradients return to the keys' owners. The last ones in the list stand behind: up to three tenths
-// of the work, but at most four tenths of the own. Sets `front_items` and `received_items`.
-void put_received_between(BwdWorkList& list, int64_t num_own);
-
 }  // namespace magi

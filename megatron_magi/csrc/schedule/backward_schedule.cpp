@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <span>
 #include <vector>
 
 #include "schedule/makespan.h"
@@ -33,29 +32,25 @@ constexpr double kGroupedPenalty = 0.06;
 constexpr double kDeterministicBlocksPerSm = 1.9;
 constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
 
+double block_overhead(int64_t num_splits) {
+  return kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
+}
+
 // The finishing time of the last block, if blocks start in launch order on the first free
 // processor.
 double simulate(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
                 int64_t num_splits, int64_t heads_per_section) {
   Makespan makespan(num_sms);
-  const double overhead = kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
-  const auto add_part = [&](std::span<const BwdItem> items) {
-    for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section)
-      for (const BwdItem& item : items)
-        makespan.add(static_cast<double>(item.steps * (group / num_splits)) + overhead,
-                     heads_per_section * num_splits);
-  };
-  const std::span<const BwdItem> all(list.items);
-  add_part(all.first(list.front_items));
-  add_part(all.subspan(list.front_items, list.received_items));
-  add_part(all.subspan(list.front_items + list.received_items));
+  for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section)
+    for (const BwdItem& item : list.items)
+      makespan.add(bwd_block_cost(item, group, num_splits), heads_per_section * num_splits);
   return makespan.last();
 }
 
 // No launch ends before its longest block, nor before its work is shared equally.
 double least_makespan(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
                       int64_t num_splits) {
-  const double overhead = kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
+  const double overhead = block_overhead(num_splits);
   const double blocks = static_cast<double>(list.items.size() * num_splits);
   const double total = static_cast<double>(list.steps * group) + overhead * blocks;
   int64_t longest = 0;
@@ -114,6 +109,10 @@ BwdSchedule deterministic_schedule(const BwdWorkList& list, int64_t group, int64
 }
 
 }  // namespace
+
+double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits) {
+  return static_cast<double>(item.steps * (group / num_splits)) + block_overhead(num_splits);
+}
 
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,

@@ -5,14 +5,16 @@
 
 namespace magi {
 
-// The order of the blocks: parts of the list outermost (own items in front, those of received keys,
-// own items behind), then sections of `heads_per_section` kv heads, then items in list order, then
-// the heads of the section, then the splits.
+// The order of the blocks: sections of `heads_per_section` kv heads outermost, then items in list
+// order, then the heads of the section, then the splits.
 struct BwdSchedule {
   int64_t num_splits = 1;         // blocks that share the query heads of one kv head
   int64_t heads_per_section = 1;  // divides the kv heads
   double makespan = 0.;           // of the busiest processor, in steps, with the penalties below
 };
+
+// The cost of a block in steps.
+double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits);
 
 // Few kv heads at a time keep Q, dO and dQ in the cache; many let long items of all heads start
 // early, so that no long item is left at the end. Splits cost a pass over partial dK and dV, but

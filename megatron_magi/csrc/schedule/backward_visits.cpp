@@ -65,13 +65,10 @@ bool fits(const BwdWorkList& list, const RowGroups& groups, int64_t tile_q) {
 
 }  // namespace
 
-void number_visits(BwdWorkList& list, std::span<const Slice> slices, int64_t num_q,
-                   int64_t tile_q) {
+void number_visits(BwdWorkList& list, int64_t num_q, int64_t tile_q) {
   // Each slice starts a row group, because documents do not start at multiples of 64. If slices are
   // so short that a step would meet three row groups, all share one grid.
-  std::vector<int64_t> starts;
-  for (const Slice& s : slices) starts.push_back(s.q_start);
-  RowGroups groups(std::move(starts), num_q, tile_q);
+  RowGroups groups(list.row_starts, num_q, tile_q);
   if (!fits(list, groups, tile_q)) groups = RowGroups({}, num_q, tile_q);
   list.num_row_groups = groups.num_row_groups();
   std::vector<int32_t> signals(static_cast<size_t>(list.num_row_groups), 0);

@@ -169,17 +169,17 @@ BWD_MASKS: list[Tensor] = []
 
 
 def check_items(p: BwdParams) -> None:
-    """Every key is in one tile, and a tile fits the kernel of these heads."""
+    """Every key is in one tile, a tile fits the kernel of these heads, and each of its sections
+    starts once."""
     items = table(p.items, p.num_items, ITEM)[:, :2].tolist()
     assert sorted(k for start, rows in items for k in range(start, start + rows)) == list(
         range(p.num_k)
     )
     assert max(rows for _, rows in items) <= (64 if p.head_dim > 192 else 128)
-
-    parts = [p.front_items, p.front_items + p.received_items, p.num_items]
-    for i, (start, rows) in enumerate(items):
-        is_received = parts[0] <= i < parts[1]
-        assert start >= p.num_own if is_received else start + rows <= p.num_own
+    assert all(start >= p.num_own or start + rows <= p.num_own for start, rows in items)
+    if p.order:
+        count = p.num_items * p.num_heads_kv // p.heads_per_section
+        assert sorted(table(p.order, count, 1)[:, 0].tolist()) == list(range(count))
 
 
 def check_arrival(p: BwdParams) -> None:
@@ -191,7 +191,8 @@ def check_arrival(p: BwdParams) -> None:
 
 def count_done(p: BwdParams) -> None:
     if p.received.done:
-        memory(p.received.done, 1, torch.int32).add_(p.received_items * p.num_heads_kv)
+        received = (table(p.items, p.num_items, ITEM)[:, 0] >= p.num_own).sum()
+        memory(p.received.done, 1, torch.int32).add_(int(received) * p.num_heads_kv)
 
 
 def backward(p: BwdParams) -> None:

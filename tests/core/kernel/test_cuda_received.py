@@ -18,6 +18,7 @@ from torch import Tensor
 from megatron_magi import masks
 from megatron_magi.core.kernel.backend import Arrival, AttnCall, GradCall, Pair, Received
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.plan.travel import Travel
 from tests.core.kernel.cuda_bwd_cases import CAPPED, CORNER, IRREGULAR, REGULAR, Case
 from tests.core.kernel.test_cuda_bwd import WIDTHS, Run, random_case
 
@@ -52,12 +53,16 @@ def word(number: int = 0) -> Tensor:
     return torch.tensor([number], dtype=torch.int32, device="cuda")
 
 
+TRAVEL = Travel(3000, 6000)
+"""Long enough that blocks start in another order than on one buffer."""
+
+
 def parted(call: AttnCall, num_own: int, arrival: Arrival | None = None) -> AttnCall:
     """The same keys in two buffers, the received ones side by side as they travel."""
     k, v = (x[:num_own].clone() for x in (call.k, call.v))
     both = torch.cat([call.k[num_own:], call.v[num_own:]], -1)
     k2, v2 = both.split((call.k.shape[2], call.v.shape[2]), -1)
-    return call._replace(k=k, v=v, received=Received(k2, v2, arrival))
+    return call._replace(k=k, v=v, received=Received(k2, v2, arrival, TRAVEL))
 
 
 def places(call: AttnCall, dtype: torch.dtype) -> Pair:
@@ -150,7 +155,8 @@ def test_split_groups_are_added_up_with_and_without_a_counter(
 
     run = Run(Case("split", masks.causal(1000), heads=(64, 4), head_dim=head_dim))
     key = HeadsKey.of(run.call)
-    assert backward_launch(run.call.table, key, deterministic, 700).params.num_splits > 1
+    params = backward_launch(run.call.table, key, deterministic, 700, TRAVEL).params
+    assert params.num_splits > 1
     for received in (FP32, BF16):
         counted = in_two(run, 700, received, deterministic=deterministic)
         plain = in_two(run, 700, received, deterministic=deterministic, dtype=BF16)

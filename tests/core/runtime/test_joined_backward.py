@@ -27,6 +27,7 @@ from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import make_attn_plan
 from megatron_magi.core.plan.rank_plan import joined_stage
+from megatron_magi.core.plan.travel import Travel
 from megatron_magi.core.runtime import joined_backward as module
 from megatron_magi.core.runtime.joined_backward import joined_backward, may_join
 from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage, prepared_for
@@ -36,6 +37,7 @@ from tests.dense import random_mask
 
 HEADS, CPU = HeadShape(4, 2, 8), torch.device("cpu")
 SCALE = HEADS.head_dim**-0.5
+TRAVEL = Travel(30, 60)
 NAN = float("nan")
 
 
@@ -61,6 +63,7 @@ class Kernel:
     def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
         received, own, theirs = call.received, grad.dkv, grad.received_dkv
         assert received is not None and received.arrival is not None
+        assert received.travel == TRAVEL
         assert own is not None and theirs is not None and grad.done is not None
         word, number = received.arrival
         dq = torch.full_like(call.q, NAN)
@@ -113,7 +116,8 @@ def joined(plan: AttnPlan, rank: int) -> PreparedPlan | None:
     table = SliceTable(stage.slices, stage.num_keys - stage.cast.num_recv, stage.num_keys)
     cast = next(s.cast for s in ready.backward if s.cast is not None)
     seen = len(stage.slices) > 0
-    return replace(ready, joined=PreparedStage(table, cast, stage.num_own, seen))
+    both = PreparedStage(table, cast, stage.num_own, seen)
+    return replace(ready, joined=both, travel=TRAVEL)
 
 
 class Whole:

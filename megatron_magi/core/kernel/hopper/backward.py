@@ -46,6 +46,7 @@ from megatron_magi.core.kernel.hopper.padding import (
     padded_grad,
 )
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
+from megatron_magi.core.plan.travel import NO_TRAVEL
 
 VALUE_DIMS = {widths.value_dim for widths in COMPILED_WIDTHS}
 
@@ -88,7 +89,9 @@ def done_count(call: AttnCall, deterministic: bool) -> int:
 
 
 def _launch_of(call: AttnCall, deterministic: bool) -> BwdLaunch:
-    return backward_launch(call.table, HeadsKey.of(call), deterministic, call.k.shape[0])
+    key, received = HeadsKey.of(call), call.received
+    travel = NO_TRAVEL if received is None else received.travel
+    return backward_launch(call.table, key, deterministic, call.k.shape[0], travel)
 
 
 def _in_one_dtype(grad: GradCall, dtype: torch.dtype) -> GradCall:

@@ -55,6 +55,8 @@ class BwdLaunch:
 
     tables: DeviceBuffer
     params: BwdParams
+    received_items: int
+    """Tiles of received keys."""
     scratch_at: tuple[int, int, int, int]
     """Where the parts of a call's scratch memory begin, in bytes: stats, partial sums, semaphores,
     and the fp32 sum of dq where that is not an output."""
@@ -64,13 +66,13 @@ class BwdLaunch:
         """See AttnBackend.done_count: one for each tile of received keys and kv head. Without
         queries nothing is launched."""
         p = self.params
-        return p.received_items * p.num_heads_kv if p.num_q > 0 else 0
+        return self.received_items * p.num_heads_kv if p.num_q > 0 else 0
 
     def __str__(self) -> str:
         p = self.params
         return (
-            f"backward, head_dim {p.head_dim}: {p.num_items} items, {p.received_items} of them of "
-            f"received keys, {p.num_splits} splits, {p.heads_per_section} key heads at a time"
+            f"backward, head_dim {p.head_dim}: {p.num_items} items, {self.received_items} of them "
+            f"of received keys, {p.num_splits} splits, {p.heads_per_section} key heads at a time"
             f"{', deterministic' if p.deterministic else ''}"
         )
 

@@ -52,17 +52,16 @@ struct BwdArgs {
   const BwdItem* items;
   const BwdEntry* entries;
   const BwdVisit* visits;    // deterministic mode
+  const int32_t* order;      // as in MagiBwdParams
   int32_t* semaphores;       // [0] ticket, then [2 halves][H][row groups]
   BwdKeyGradients grads[2];  // of own keys and of received ones
   const uint32_t* arrival;   // see MagiReceivedKeys
   uint32_t* done;
-  int32_t* parts_stored;  // with splits: of each tile and kv head of received keys, how many blocks
+  int32_t* parts_stored;           // with splits: of each item and kv head, how many blocks
   BwdConvertJob received_jobs[2];  // and dk and dv, which the last of them makes of the sums
   uint32_t arrival_number;
   int32_t num_own;  // keys before the received ones
   int32_t num_items;
-  int32_t front_items, received_items;  // as in MagiBwdParams
-  int32_t blocks_per_item;
   int32_t num_splits;
   int32_t heads_per_block;    // query heads of one block
   int32_t heads_per_section;  // kv heads that are worked on together

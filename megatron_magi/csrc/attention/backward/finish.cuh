@@ -29,16 +29,14 @@ MAGI_DEVICE void add_parts(const BwdConvertJob& job, const BwdBlock<Traits>& blo
 template <class Traits>
 MAGI_DEVICE void finish_received(const BwdArgs& args, uint32_t smem) {
   using T = Traits;
-  const int block_idx = load_shared(smem + T::kOffBlock);
-  const BwdBlock<T> block(args, block_idx);
+  const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
   if (!block.is_received) return;
   const bool counts = threadIdx.x == 128;
   __syncwarp();
   ptx::bar_sync(kBarEpilogue, 256);  // so that one thread releases what all have stored
   if (args.num_splits > 1) {
-    const int shared_tile = (block_idx - args.front_items * args.blocks_per_item) / args.num_splits;
     if (counts) {
-      const int others = add_acq_rel(args.parts_stored + shared_tile, 1);
+      const int others = add_acq_rel(args.parts_stored + block.number / args.num_splits, 1);
       asm volatile("st.shared.s32 [%0], %1;" ::"r"(smem + T::kOffBlock), "r"(others) : "memory");
     }
     ptx::bar_sync(kBarEpilogue, 256);

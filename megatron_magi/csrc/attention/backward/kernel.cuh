@@ -21,8 +21,9 @@
 // log2(e) * t - lse * log2(e)), dS^T = P^T * (1 - t^2) * dP^T, and lse is read by the consumers.
 //
 // Keys may come from two places: the rank's own, and in other buffers those of other ranks. Blocks
-// of received keys start between two parts of the own ones (walk.cuh). They wait until the rows lie
-// there (load.cuh), and count themselves when the gradients do (finish.cuh).
+// of received keys wait until the rows lie there (load.cuh), and count themselves when the
+// gradients do (finish.cuh). The launch's order lets own ones start before them as long as they
+// would wait.
 //
 // dS is double buffered, so one meeting per step is enough: who passes meeting n + 1 knows that
 // both have finished reading the dS of step n. dQ and dK are scaled when they leave.

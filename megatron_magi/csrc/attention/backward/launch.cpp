@@ -143,11 +143,9 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.items = reinterpret_cast<const BwdItem*>(p.items);
   args.entries = reinterpret_cast<const BwdEntry*>(p.entries);
   args.visits = reinterpret_cast<const BwdVisit*>(p.visits);
+  args.order = p.order;
   args.semaphores = p.semaphores;
   args.num_items = p.num_items;
-  args.front_items = p.front_items;
-  args.received_items = p.received_items;
-  args.blocks_per_item = p.num_heads_kv * p.num_splits;
   args.num_own = p.num_own;
   args.arrival = p.received.arrival;
   args.arrival_number = p.received.arrival_number;
@@ -178,7 +176,7 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
     MAGI_RETURN_IF_ERROR(
         cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
   }
-  const size_t stored = adds_received_parts(p) ? size_t{1} * p.received_items * p.num_heads_kv : 0;
+  const size_t stored = adds_received_parts(p) ? size_t{1} * p.num_items * p.num_heads_kv : 0;
   const size_t counters = num_semaphores(p) + stored;
   if (counters > 0)
     MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, counters * 4, stream),

@@ -13,8 +13,8 @@ struct MagiReceivedKeys {
   MagiTensor dv;            // [S2, G, E] grad_dtype
   const uint32_t* arrival;  // k and v lie there when it has reached arrival_number, which must come
                             // about without this launch; null: they lie there
-  uint32_t* done;           // raised by received_items * G in all when dk and dv lie written; null:
-                            // not asked
+  uint32_t* done;  // raised by G for each item of received keys when dk and dv lie written;
+                   // null: not asked
   uint32_t arrival_number;  // compared as int32(*arrival - arrival_number) >= 0
   int32_t grad_dtype;       // of dk and dv: dtype or kMagiFp32
 };
@@ -44,8 +44,12 @@ struct MagiBwdParams {
   const int32_t* items;    // [num_items, 8]: struct BwdItem of work_lists.h
   const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
   const int32_t* visits;   // [num_visits, 4], deterministic mode only: struct BwdVisit
+  // [num_items * G / heads_per_section]: which item of which section starts next, as
+  // section * num_items + item; null: section by section in list order. In deterministic mode items
+  // of one section must keep that order.
+  const int32_t* order;
   int32_t* semaphores;   // of any content: in deterministic mode 1 + 2 * H * num_row_groups; then,
-                         // with num_splits > 1, received_items * G
+                         // with num_splits > 1 and received keys, num_items * G
   void* stream;          // host: cudaStream_t
   int32_t num_q, num_k;  // T, S
   int32_t num_own;       // S1
@@ -54,8 +58,6 @@ struct MagiBwdParams {
   int32_t dtype;       // MagiDtype of q, k, v, dout, dq
   int32_t grad_dtype;  // of dk and dv: dtype or kMagiFp32
   int32_t num_items;
-  int32_t front_items;        // own ones that come first
-  int32_t received_items;     // that come after them; the rest are own ones
   int32_t num_splits;         // blocks that share the query heads of one kv head; divides H / G
   int32_t heads_per_section;  // kv heads that are worked on together; divides G
   int32_t clear_dq;           // 1: dq_acc is set to zero first (it must be contiguous)

@@ -8,6 +8,7 @@ namespace magi {
 template <class Traits>
 struct BwdBlock {
   BwdItem item;
+  int number;  // of the block in list order
   int kv_head;
   int split;
   int head_begin;
@@ -15,25 +16,14 @@ struct BwdBlock {
   bool is_received;  // whether the keys are; own ones otherwise
 
   MAGI_DEVICE BwdBlock(const BwdArgs& args, int block) {
-    // Parts of the list outermost: own keys in front, received ones, own keys behind.
-    int first_item = 0, num_items = args.front_items;
-    is_received = false;
-    if (block >= num_items * args.blocks_per_item) {
-      block -= num_items * args.blocks_per_item;
-      first_item = num_items;
-      num_items = args.received_items;
-      is_received = block < num_items * args.blocks_per_item;
-      if (!is_received) {
-        block -= num_items * args.blocks_per_item;
-        first_item += num_items;
-        num_items = args.num_items - first_item;
-      }
-    }
-    // Then sections of kv heads, items in list order, and the heads of the section.
     const int per_item = args.heads_per_section * args.num_splits;
-    const int section = block / (num_items * per_item);
-    const int rest = block - section * num_items * per_item;
-    item = args.items[first_item + rest / per_item];
+    number =
+        args.order == nullptr ? block : args.order[block / per_item] * per_item + block % per_item;
+    // Sections of kv heads outermost, then items in list order, then the heads of the section.
+    const int section = number / (args.num_items * per_item);
+    const int rest = number - section * args.num_items * per_item;
+    item = args.items[rest / per_item];
+    is_received = item.k_start >= args.num_own;
     kv_head = section * args.heads_per_section + rest % per_item / args.num_splits;
     split = rest % args.num_splits;
     head_begin = (kv_head * args.num_splits + split) * args.heads_per_block;

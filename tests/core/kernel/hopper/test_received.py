@@ -101,7 +101,7 @@ def test_counters_of_split_groups_have_room(library: abi_on_cpu.CpuLibrary) -> N
         launch = backward_launch(call.table, key, deterministic, 100)
         assert launch.params.num_splits > 1
         params = launch.params
-        counters = params.received_items * 2
+        counters = params.num_items * 2
         counters += 1 + 2 * 16 * params.num_row_groups if deterministic else 0
         assert launch.scratch_at[3] - launch.scratch_at[2] == -(-4 * counters // 128) * 128
 
