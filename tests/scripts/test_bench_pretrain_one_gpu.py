@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from megatron_magi.cli.parser import UsageError
 from megatron_magi.core.comm import transport_choice
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -39,5 +40,5 @@ def test_every_rank_takes_the_first_gpu_and_gloo_gets_no_device(
 def test_times_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["bench_pretrain.py", "speed", "--one-gpu", "--megatron", "x", "--record", "y"]
     monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
+    with pytest.raises(UsageError, match="times of ranks that share a GPU"):
         bench_pretrain.parse()
