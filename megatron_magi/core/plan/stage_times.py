@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.config import CostTable
 from megatron_magi.core.plan.attn_plan import FORWARD_MODES, AttnPlan, check_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
 
@@ -41,15 +42,20 @@ class StageTimes:
         return float(waiting / receiving) if receiving else 0.0
 
 
-def predict_times(plan: AttnPlan) -> StageTimes:
-    """The planner's own prediction for the plan's degree and mode; see csrc/planner/stages.h."""
+def predict_times(plan: AttnPlan, costs: CostTable | None = None) -> StageTimes:
+    """The planner's own prediction for the plan's degree and mode; see csrc/planner/stages.h.
+
+    Args:
+        costs: other ones than those that the plan was made with; None: the same.
+    """
     check_plan(plan)
-    costs = stage_costs(plan.head_shape, plan.config, plan.layout.num_local_tokens)
+    config = plan.config if costs is None else replace(plan.config, costs=costs)
+    stage = stage_costs(plan.head_shape, config, plan.layout.num_local_tokens)
     native = plan.layout.native
-    rows = native.rows_on_link(plan.transfers, costs, plan.ranks_per_node)
+    rows = native.rows_on_link(plan.transfers, stage, plan.ranks_per_node)
     work = native.rank_work(plan.mask.slices, loads=plan.loads, link_rows=rows)
     mode = FORWARD_MODES.index(plan.forward_mode)
     return StageTimes(
-        costs.forward_stages(work, plan.overlap_degree, mode),
-        costs.backward_times(work, plan.overlap_degree),
+        stage.forward_stages(work, plan.overlap_degree, mode),
+        stage.backward_times(work, plan.overlap_degree),
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,15 +19,15 @@ from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.mask import builders
 from megatron_magi.core.plan import HeadShape
 from megatron_magi.core.runtime.plan_cache import plan_for
-from megatron_magi.core.runtime.prepared import prepared_for
+from megatron_magi.core.runtime.prepared import numbered, prepared_for
+from megatron_magi.core.runtime.random_inputs import random_qkv
+from megatron_magi.core.runtime.stopwatch import least_seconds
 from megatron_magi.core.tensor_checks import device as checked_device
 
-TURNS = 5
 DIGITS = 2
 """Significant ones that are kept: rates vary by percents from run to run, and plans should not."""
 BACKWARD_WORK = 2.5
 """Of the forward's."""
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ def measured_costs(
     head_shape: HeadShape,
     config: MagiConfig | None = None,
     device: torch.device | str | None = None,
+    agreeing: CpGroup = None,
 ) -> CostTable:
     """``config.costs`` with the rates of this machine: link, kernel, memory and a stage's latency.
 
@@ -64,6 +63,8 @@ def measured_costs(
         config: its transport is measured, and its costs' other fields are kept. With
             ``costs.ranks_per_node`` link and latency are kept too. None: the default.
         device: that will attend. None: the current GPU, or the CPU without one.
+        agreeing: all ranks that must have equal plans, which all call; with pipeline stages or
+            tensor parallelism they are more than a context-parallel group. None: ``cp_group``.
 
     Returns:
         Equal tables on all ranks: for each rate the median over the ranks, in two digits.
@@ -80,21 +81,15 @@ def measured_costs(
     config = MagiConfig() if config is None else config
     instance(config, MagiConfig, "config", "pass a MagiConfig or None")
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
-    probe = _Probe(head_shape, config, _numbered(checked_device(name)))
+    probe = _Probe(head_shape, config, numbered(checked_device(name)))
     rates = {"kernel_tflops": probe.kernel_tflops(), "memory_gib_s": probe.memory_gib_s()}
     group = resolve_group(cp_group)
     if group is not None and dist.get_world_size(group) > 1 and not config.costs.ranks_per_node:
         rates["stage_latency_us"] = 1e6 * probe.cast_s(cp_group, 1)[0]
         seconds, received = probe.cast_s(cp_group, probe.sizes.rows)
         rates["link_gib_s"] = received / seconds / 2**30
-    agreed: dict[str, Any] = dict(_agreed(rates, group))
+    agreed: dict[str, Any] = dict(_agreed(rates, resolve_group(agreeing) or group))
     return replace(config.costs, **agreed)
-
-
-def _numbered(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def _agreed(rates: dict[str, float], group: dist.ProcessGroup | None) -> dict[str, float]:
@@ -113,12 +108,12 @@ class _Probe:
     def __init__(self, head_shape: HeadShape, config: MagiConfig, device: torch.device) -> None:
         self.head_shape, self.config, self.device = head_shape, config, device
         self.sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
-        self.dtype = DTYPES.get(head_shape.bytes_per_element, torch.float32)
 
     def kernel_tflops(self) -> float:
         """Forward and backward over a causal mask together."""
         shape, mask = self.head_shape, builders.causal(self.sizes.tokens)
-        q, k, v = self._qkv(self.sizes.tokens)
+        tensors = random_qkv(shape, self.sizes.tokens, self.device)
+        q, k, v = (x.requires_grad_() for x in tensors)
         slices = slices_tensor(mask)
 
         def run() -> None:
@@ -126,13 +121,13 @@ class _Probe:
             torch.autograd.grad(out, (q, k, v), out.detach())
 
         forward = 2 * shape.num_heads_q * (shape.head_dim + shape.value_dim) * mask.area()
-        return (1 + BACKWARD_WORK) * forward / self.seconds(run) / 1e12
+        return (1 + BACKWARD_WORK) * forward / least_seconds(run, self.device) / 1e12
 
     def memory_gib_s(self) -> float:
         """Of a copy, which reads and writes."""
         source = torch.zeros(self.sizes.copied_mib << 20, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
-        return 2 * len(source) / self.seconds(lambda: target.copy_(source)) / 2**30
+        return 2 * len(source) / least_seconds(lambda: target.copy_(source), self.device) / 2**30
 
     def cast_s(self, cp_group: CpGroup, rows: int) -> tuple[float, int]:
         """Seconds of an exchange in which every rank receives ``rows`` key and value rows of every
@@ -145,34 +140,8 @@ class _Probe:
         ready = prepared_for(plan, group_rank(cp_group), self.device)
         cast = ready.backward[0].cast
         assert cast is not None, "every row of a full mask sees every rank's keys"
-        _, k, v = self._qkv(plan.layout.num_local_tokens)
+        _, k, v = random_qkv(self.head_shape, plan.layout.num_local_tokens, self.device)
         mover = transport_for(plan, group, k)
-        taken = self.seconds(lambda: cast_rows((k.detach(), v.detach()), cast, mover).wait())
+        taken = least_seconds(lambda: cast_rows((k, v), cast, mover).wait(), self.device)
         received = int(plan.rows_received[group_rank(cp_group)])
         return taken, received * self.head_shape.kv_row_bytes
-
-    def seconds(self, run: Callable[[], object]) -> float:
-        """The least of a few runs, each waited for."""
-        times = []
-        for _ in range(1 + TURNS):  # the first one builds and allocates
-            self._wait()
-            began = time.perf_counter()
-            run()
-            self._wait()
-            times.append(time.perf_counter() - began)
-        return max(min(times[1:]), 1e-9)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _qkv(self, tokens: int) -> tuple[torch.Tensor, ...]:
-        shape = self.head_shape
-        sizes = (
-            (shape.num_heads_q, shape.head_dim), (shape.num_heads_kv, shape.head_dim),
-            (shape.num_heads_kv, shape.value_dim),
-        )  # fmt: skip
-        return tuple(
-            torch.randn(tokens, *size, dtype=self.dtype, device=self.device, requires_grad=True)
-            for size in sizes
-        )

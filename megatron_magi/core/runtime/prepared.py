@@ -82,7 +82,7 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
         rank = integer(cp_group, "cp_group as a rank", 0, plan.cp_size - 1)
     else:
         rank = group_rank(cp_group)
-    ready = prepared_for(plan, rank, _numbered(checked_device(device)))
+    ready = prepared_for(plan, rank, numbered(checked_device(device)))
     attended = [stage.table for i, stage in enumerate(ready.forward) if stage.sees or i == 0]
     joined = ready.joined
     stages = ready.backward if joined is None else [joined]
@@ -108,7 +108,7 @@ def kept_with(owner: AttnPlan | TokenLayout, key: Hashable, make: Callable[[], T
     return owner._prepared.setdefault(key, make()) if found is None else found
 
 
-def _numbered(device: torch.device) -> torch.device:
+def numbered(device: torch.device) -> torch.device:
     """The device with its number, as tensors have it; "cuda" alone is the thread's current one."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
@@ -136,8 +136,8 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
     return PreparedPlan(
         view,
         device,
-        tuple(stages[stage] for stage in view.forward_stages if _is_used(stage)),
-        tuple(stages[stage] for stage in (*remote, own) if _is_used(stage)),
+        tuple(stages[stage] for stage in view.forward_stages if is_used(stage)),
+        tuple(stages[stage] for stage in (*remote, own) if is_used(stage)),
         view.forward_merges,
         not remote and own.cast is None,
         None if joined is None else stages[joined],
@@ -149,6 +149,6 @@ def _travel(joined: StagePlan, plan: AttnPlan) -> Travel:
     return travel(joined.num_keys - joined.num_own, plan.head_shape, plan.config)
 
 
-def _is_used(stage: StagePlan) -> bool:
+def is_used(stage: StagePlan) -> bool:
     """A stage without keys and without a cast is empty on every rank."""
     return stage.num_keys > 0 or stage.cast is not None
