@@ -9,7 +9,8 @@
 namespace magi {
 namespace {
 
-constexpr double kTolerance = 1.005;
+constexpr double kTolerance = 1.01;
+constexpr int kMostEighths = 16;  // of the longest received block and its gradients' return
 
 using Order = std::vector<int32_t>;
 
@@ -56,13 +57,17 @@ class Launch {
     return order;
   }
 
-  // The last own units, work for so much time, start behind all received ones.
+  // The last own units, work for so much time, start behind all received ones; from there on the
+  // longest come first among own and among received ones.
   Order with_own_last(Order order, double time) const {
     double left = time * static_cast<double>(num_sms_) / static_cast<double>(blocks_);
     auto first = order.end();
     while (first != order.begin() && left > 0.)
       if (const Unit& unit = units_[*--first]; !unit.is_received) left -= unit.cost;
-    std::stable_partition(first, order.end(), [&](int32_t i) { return units_[i].is_received; });
+    std::stable_sort(first, order.end(), [&](int32_t i, int32_t j) {
+      const Unit &a = units_[i], &b = units_[j];
+      return a.is_received != b.is_received ? a.is_received : a.cost > b.cost;
+    });
     return order;
   }
 
@@ -96,9 +101,8 @@ Order best_order(const Launch& launch, const BwdTravel& travel) {
   const double longest = launch.longest_received();
   Order best;
   double least = std::numeric_limits<double>::infinity();
-  // A received block that starts last still has all its steps before it.
-  for (const double behind :
-       {0., travel.departure, travel.departure + longest / 2, travel.departure + longest}) {
+  for (int eighths = 0; eighths <= kMostEighths; ++eighths) {
+    const double behind = eighths / 8. * (travel.departure + longest);
     for (const Order& front : {deferred, listed}) {
       Order order = launch.with_own_last(front, behind);
       const double end = launch.end(order, travel);
@@ -114,7 +118,8 @@ Order best_order(const Launch& launch, const BwdTravel& travel) {
 std::vector<int32_t> launch_order(const BwdWorkList& list, const BwdSchedule& schedule,
                                   const BwdProcessors& processors, const BwdTravel& travel) {
   const auto is_received = [&](const BwdItem& item) { return item.k_start >= list.num_own; };
-  if (std::ranges::none_of(list.items, is_received)) return {};
+  const bool takes_time = travel.arrival > 0. || travel.departure > 0.;
+  if (!takes_time || std::ranges::none_of(list.items, is_received)) return {};
   const Launch launch(list, schedule, processors);
   Order best = best_order(launch, travel);
   return best == launch.listed() ? Order{} : best;

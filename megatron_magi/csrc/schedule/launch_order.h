@@ -28,7 +28,7 @@ struct BwdProcessors {
 // The end is predicted, of the launch and of the return of gradients, for the list's order with and
 // without own items in the place of received ones as long as these have not arrived, and with more
 // or fewer own items behind the last received one, so that the gradients leave while they run. The
-// first order within 0.5 % of a launch on one buffer is taken, or the best.
+// first order within 1 % of a launch on one buffer is taken, or the best.
 std::vector<int32_t> launch_order(const BwdWorkList& list, const BwdSchedule& schedule,
                                   const BwdProcessors& processors, const BwdTravel& travel);
 

@@ -174,7 +174,7 @@ def test_gradients_leave_while_own_tiles_run(deterministic: bool) -> None:
     work = solver.bwd_work_list(mask.slices, *numbers, **options, travel=times)
     made = simulated(work, 4096)
     assert plain.received_end > plain.end - departure
-    assert made.received_end <= made.end - departure + 1 and made.end <= 1.005 * plain.end
+    assert max(made.end, made.received_end + departure) <= 1.01 * plain.end
 
 
 @pytest.mark.parametrize("tokens", [4096, 8192, 16384])
@@ -196,10 +196,9 @@ def test_a_launch_is_hardly_longer_than_on_one_buffer(name: str, tokens: int) ->
         work = solver.bwd_work_list(slices, *numbers, num_own=num_own, travel=times)
         arrival, departure = (max(0.0, x / STEP - hidden(num_own)) for x in times)
         made = simulated(work, num_own, arrival)
-        waits = arrival if len(work.order) == 0 else 0.0
-        assert made.end <= 1.01 * plain.end + waits
+        assert made.end <= 1.01 * plain.end
         returned = max(plain.end, plain.received_end + departure)
-        assert max(made.end, made.received_end + departure) <= 1.005 * returned + arrival
+        assert max(made.end, made.received_end + departure) <= 1.01 * returned
 
 
 @pytest.mark.parametrize("num_own", [0, 700])
