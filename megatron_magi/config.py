@@ -132,7 +132,8 @@ class MagiConfig:
 
     kernel_backend: KernelBackend = "auto"
     """Attention is computed by "cuda" (Hopper), "flex" (FlexAttention) or "reference" (PyTorch).
-    "auto": the first on Hopper, the second on other GPUs, the third on the CPU. It is logged."""
+    "auto": the first on Hopper, the second on other GPUs and for heads wider than 256, the third on
+    the CPU and for fp32 and fp64. It is logged."""
 
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""

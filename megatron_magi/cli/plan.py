@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi.viz.plan_facts import LayoutFacts, Layouts
 
 MAX_ROWS = 16
-"""Ranks shown in tables; the JSON has all."""
+"""Ranks shown in tables and measured; the JSON has all of a plan."""
 MAX_REPORT = 2**32
 """Steps of work in a report, about a minute."""
 
@@ -33,7 +33,9 @@ MAX_REPORT = 2**32
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mask_options(parser)
     parser.add_argument(
-        "--measure", action="store_true", help="time every rank's kernels on this machine's GPU"
+        "--measure",
+        action="store_true",
+        help=f"time the kernels of each rank (the first {MAX_ROWS}) on this machine",
     )
     add_output_options(parser)
 

@@ -25,9 +25,9 @@ from megatron_magi.core.runtime.stopwatch import least_seconds
 from megatron_magi.core.tensor_checks import device as checked_device
 
 DIGITS = 2
-"""Significant ones that are kept: rates vary by percents from run to run, and plans should not."""
+"""Significant digits of a rate: it varies by percents from run to run, and plans should not."""
 BACKWARD_WORK = 2.5
-"""Of the forward's."""
+"""FLOPs of a backward over those of its forward."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,11 @@ class _Sizes:
     """How much is computed and moved."""
 
     tokens: int
+    """Tokens of the attention call."""
     copied_mib: int
+    """MiB of the copy."""
     rows: int
-    """That a rank sends to every other one."""
+    """Rows that a rank sends to every other one."""
 
 
 GPU_SIZES = _Sizes(tokens=8192, copied_mib=256, rows=4096)
@@ -53,27 +55,29 @@ def measured_costs(
 ) -> CostTable:
     """``config.costs`` with the rates of this machine: link, kernel, memory and a stage's latency.
 
-    All ranks of the group call it together, once, and use the result in their MagiConfig; it is
-    part of every plan's digest. A run that must repeat another one bit by bit takes fixed costs
-    instead: measured ones may choose other stages.
+    All ranks call it together, once, and use the result in their MagiConfig; it is part of every
+    plan's digest. A run that must repeat another one bit by bit takes fixed costs instead, because
+    measured costs may lead to other stages.
 
     Args:
         cp_group: the group, a 1-D mesh, or None for one rank, whose link is not measured.
         head_shape: of one tensor-parallel rank.
-        config: its transport is measured, and its costs' other fields are kept. With
-            ``costs.ranks_per_node`` link and latency are kept too. None: the default.
+        config: its transport is measured, with the kernel that "auto" chooses, and its costs'
+            other fields are kept. With ``costs.ranks_per_node`` link and latency are kept too.
+            None: the default.
         device: that will attend. None: the current GPU, or the CPU without one.
-        agreeing: all ranks that must have equal plans, which all call; with pipeline stages or
+        agreeing: all ranks that must have equal plans; all of them call. With pipeline stages or
             tensor parallelism they are more than a context-parallel group. None: ``cp_group``.
 
     Returns:
-        Equal tables on all ranks: for each rate the median over the ranks, in two digits.
+        Equal tables on all ranks: each rate is the median over the ranks, rounded to two
+        significant digits.
 
     Raises:
         TypeError: no head shape or config.
 
-    Cost: less than a second on a GPU, after the kernels are loaded; each rank sends 4,096 key and
-        value rows to every other one a few times, and the host waits.
+    Cost: less than a second on a GPU, after the kernels are loaded. Each rank sends 4,096 key and
+        value rows (64 on the CPU) to every other one six times, and the host waits.
     """
     instance(
         head_shape, HeadShape, "head_shape", "pass HeadShape(query heads, key heads, head_dim)"
@@ -110,7 +114,7 @@ class _Probe:
         self.sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
 
     def kernel_tflops(self) -> float:
-        """Forward and backward over a causal mask together."""
+        """The rate of forward and backward together, over a causal mask."""
         shape, mask = self.head_shape, builders.causal(self.sizes.tokens)
         tensors = random_qkv(shape, self.sizes.tokens, self.device)
         q, k, v = (x.requires_grad_() for x in tensors)
@@ -124,14 +128,14 @@ class _Probe:
         return (1 + BACKWARD_WORK) * forward / least_seconds(run, self.device) / 1e12
 
     def memory_gib_s(self) -> float:
-        """Of a copy, which reads and writes."""
+        """The rate of a copy; the bytes that it reads and those that it writes both count."""
         source = torch.zeros(self.sizes.copied_mib << 20, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         return 2 * len(source) / least_seconds(lambda: target.copy_(source), self.device) / 2**30
 
     def cast_s(self, cp_group: CpGroup, rows: int) -> tuple[float, int]:
-        """Seconds of an exchange in which every rank receives ``rows`` key and value rows of every
-        other one, and the bytes that it receives."""
+        """Seconds of an exchange in which every rank receives ``rows`` key and value rows from
+        every other one, and the bytes that this rank receives."""
         group = resolve_group(cp_group)
         mask = builders.full(rows * dist.get_world_size(group))
         transport = self.config.transport

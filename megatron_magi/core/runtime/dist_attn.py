@@ -1,11 +1,11 @@
 """Distributed attention: one loop over stages, forward and backward.
 
-The keys and values of stage i + 1 are sent while stage i computes. What a stage does differs:
-forward attends and merges (out, lse), own keys first. Backward adds to dq and returns dk and dv to
-their owners while the next stage computes. It takes own keys last, so that a computation also hides
-the return of the last gradients; the first keys arrive while delta is computed and dq is cleared.
-Backward fetches keys and values again instead of keeping them, so memory does not grow with the
-number of ranks.
+The keys and values of stage i + 1 are sent while stage i computes. A stage of the forward attends
+and, if rows attend in several stages, merges (out, lse); own keys come first. A stage of the
+backward adds to dq, and its dk and dv return to their owners while the next stage computes. The
+backward takes own keys last, so that a computation also hides the return of the last gradients; the
+first keys arrive while delta is computed and dq is cleared. It fetches keys and values again
+instead of keeping them, so memory does not grow with the number of ranks.
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
 queries and keys, E of values (another one in multi-latent attention).
@@ -168,7 +168,8 @@ def _attend(
 
 
 def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
-    """What must be equal on every rank. The others would wait for a rank without a backward."""
+    """What must be equal on every rank. Whether a gradient will be asked for is part of it, because
+    the other ranks would wait for a rank without a backward."""
     k, v = inputs[1:3]
     will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
     scale, softcap = scale_and_cap
@@ -298,7 +299,7 @@ class _Backward:
         """
         Args:
             gradients: those of ``result``, out and lse.
-            keeps_delta: somebody else needs delta too.
+            keeps_delta: delta is needed after the stages too, for the gradient of sinks.
         """
         (q, k, v), (out, self.lse), (self.dout, dlse) = qkv, result, gradients
         self.work, self.q = work, q
