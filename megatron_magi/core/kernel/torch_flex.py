@@ -210,15 +210,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     import torch._dynamo as dynamo
 
     compiled = torch.compile(function, dynamic=False, **options)
-    wanted = {
-        "recompile_limit": MOST_SHAPES,
-        "cache_size_limit": MOST_SHAPES,  # the name in PyTorch 2.6
-        "accumulated_recompile_limit": 8 * MOST_SHAPES,
-        "accumulated_cache_size_limit": 8 * MOST_SHAPES,
-        "fail_on_recompile_limit_hit": True,
-        "fail_on_cache_limit_hit": True,
-    }
-    limits = {name: value for name, value in wanted.items() if hasattr(dynamo.config, name)}
+    limits = {name: value for name, value in _limits().items() if hasattr(dynamo.config, name)}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with dynamo.config.patch(limits):
@@ -233,6 +225,18 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
                 ) from error
 
     return call
+
+
+def _limits() -> dict[str, int | bool]:
+    """Settings of PyTorch's compiler, by the names of all versions."""
+    return {
+        "recompile_limit": MOST_SHAPES,
+        "cache_size_limit": MOST_SHAPES,  # the name in PyTorch 2.6
+        "accumulated_recompile_limit": 8 * MOST_SHAPES,
+        "accumulated_cache_size_limit": 8 * MOST_SHAPES,
+        "fail_on_recompile_limit_hit": True,
+        "fail_on_cache_limit_hit": True,
+    }
 
 
 def padded(x_THD: Tensor) -> Tensor:

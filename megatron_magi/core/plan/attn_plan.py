@@ -253,8 +253,12 @@ def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multi
             f"token_multiple must be >= 1, got {token_multiple}; "
             f"pass the tensor-parallel size under sequence parallelism, else 1"
         )
-    if layout is None:
-        return
+    if layout is not None:
+        _check_fit(layout, total, cp_size, token_multiple)
+
+
+def _check_fit(layout: TokenLayout, total: int, cp_size: int, token_multiple: int) -> None:
+    """Check that a given token layout is one of this sequence, group and multiple."""
     for name, got, want in (
         ("total_seqlen", layout.total_seqlen, total),
         ("cp_size", layout.cp_size, cp_size),
