@@ -176,17 +176,24 @@ def make_attn_plan(
         ranks_per_node=ranks_per_node(config, cp_size),
         times=times,
     )
-    field_digests = {
+    digest, of_fields = _digests(mask, layout, head_shape, config)
+    return AttnPlan(
+        mask, layout, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
+        digest, of_fields,
+    )  # fmt: skip
+
+
+def _digests(
+    mask: AttnMask, layout: TokenLayout, head_shape: HeadShape, config: MagiConfig
+) -> tuple[int, dict[str, int]]:
+    """A plan's digest, and those of its fields; see AttnPlan."""
+    of_fields = {
         "mask": mask.digest,
         "token layout": layout.digest,
         "head_shape": _digest(astuple(head_shape)),
         "config": _digest(astuple(config)),
     }
-    digest = _digest((PLANNER_VERSION, cp_size, *field_digests.values()))
-    return AttnPlan(
-        mask, layout, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
-        digest, field_digests,
-    )  # fmt: skip
+    return _digest((PLANNER_VERSION, layout.cp_size, *of_fields.values())), of_fields
 
 
 def check_inputs(
