@@ -41,7 +41,8 @@ def measured_kernels(plan: AttnPlan, num_ranks: int) -> dict[str, Any]:
             f"--measure requires a GPU for more than {MOST_ON_A_CPU:,} visible cells times heads, "
             f"got {cells:,} and no GPU; leave --measure out, or take a smaller mask"
         )
-    alone = replace(plan.config.costs, link_gib_s=FAST_LINK_GIB_S, node_link_gib_s=FAST_LINK_GIB_S)
+    link: dict[str, Any] = dict.fromkeys(("link_gib_s", "node_link_gib_s"), FAST_LINK_GIB_S)
+    alone = replace(plan.config.costs, stage_latency_us=0.0, **link)
     predicted = predict_times(plan, alone)
     ranks = []
     for rank in range(min(plan.cp_size, num_ranks)):

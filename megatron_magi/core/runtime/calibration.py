@@ -12,9 +12,15 @@ import torch.distributed as dist
 from megatron_magi.checks import instance
 from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.core.comm.node_cast import cast_rows
-from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.comm.process_group import (
+    CpGroup,
+    group_rank,
+    mesh_ranks_per_node,
+    resolve_group,
+)
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.attention import flex_flash_attn_func
+from megatron_magi.core.kernel.head_groups import AttnOptions
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.mask import builders
 from megatron_magi.core.plan import HeadShape
@@ -60,10 +66,10 @@ def measured_costs(
     measured costs may lead to other stages.
 
     Args:
-        cp_group: the group, a 1-D mesh, or None for one rank, whose link is not measured.
+        cp_group: the group, a mesh, or None for one rank, whose link is not measured.
         head_shape: of one tensor-parallel rank.
-        config: its transport is measured, with the kernel that "auto" chooses, and its costs'
-            other fields are kept. With ``costs.ranks_per_node`` link and latency are kept too.
+        config: its kernel and transport are measured, and its costs' other fields are kept. With
+            several nodes, by ``costs.ranks_per_node`` or a 2-D mesh, link and latency are kept too.
             None: the default.
         device: that will attend. None: the current GPU, or the CPU without one.
         agreeing: all ranks that must have equal plans; all of them call. With pipeline stages or
@@ -88,7 +94,8 @@ def measured_costs(
     probe = _Probe(head_shape, config, numbered(checked_device(name)))
     rates = {"kernel_tflops": probe.kernel_tflops(), "memory_gib_s": probe.memory_gib_s()}
     group = resolve_group(cp_group)
-    if group is not None and dist.get_world_size(group) > 1 and not config.costs.ranks_per_node:
+    per_node = config.costs.ranks_per_node or mesh_ranks_per_node(cp_group)
+    if group is not None and dist.get_world_size(group) > 1 and not per_node:
         rates["stage_latency_us"] = 1e6 * probe.cast_s(cp_group, 1)[0]
         seconds, received = probe.cast_s(cp_group, probe.sizes.rows)
         rates["link_gib_s"] = received / seconds / 2**30
@@ -118,10 +125,11 @@ class _Probe:
         shape, mask = self.head_shape, builders.causal(self.sizes.tokens)
         tensors = random_qkv(shape, self.sizes.tokens, self.device)
         q, k, v = (x.requires_grad_() for x in tensors)
-        slices = slices_tensor(mask)
+        slices, config = slices_tensor(mask), self.config
+        how: AttnOptions = {"backend": config.kernel_backend, "deterministic": config.deterministic}
 
         def run() -> None:
-            out, _ = flex_flash_attn_func(q, k, v, slices=slices)
+            out, _ = flex_flash_attn_func(q, k, v, slices=slices, **how)
             torch.autograd.grad(out, (q, k, v), out.detach())
 
         forward = 2 * shape.num_heads_q * (shape.head_dim + shape.value_dim) * mask.area()
