@@ -132,7 +132,8 @@ class MagiConfig:
 
     kernel_backend: KernelBackend = "auto"
     """Attention is computed by "cuda" (Hopper), "flex" (FlexAttention) or "reference" (PyTorch).
-    "auto": the first on Hopper, the second on other GPUs, the third on the CPU. It is logged."""
+    "auto": the first on Hopper, the second on other GPUs and for heads wider than 256, the third on
+    the CPU and for fp32 and fp64. It is logged."""
 
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""
@@ -144,9 +145,9 @@ class MagiConfig:
 
     transport: TransportChoice = "auto"
     """How attention moves rows between ranks. "all_to_all": torch.distributed's, with any backend.
-    "symm_mem": the GPUs of one host read each other's symmetric memory with the copy engine, which
-    takes no SM from attention. "auto": the second on CUDA GPUs that can, and the first elsewhere.
-    It is logged."""
+    "symm_mem": Hopper GPUs of one host read each other's symmetric memory with the copy engine,
+    which takes no SM from attention. "auto": the second where that is possible, and the first
+    elsewhere. It is logged."""
 
     agreement_timeout_s: float = 300.0
     """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. Ranks that

@@ -1,9 +1,4 @@
-"""`bench_pretrain_named`, whose ranks share one GPU: for losses where there is no second GPU.
-
-NCCL takes one rank a GPU, so gloo carries everything but the rows of attention, which ranks read
-from each other's memory as on GPUs of their own. Times mean nothing here. Used by `agree
---one-gpu` of bench_pretrain.py.
-"""
+"""`bench_pretrain_named`, whose ranks share one GPU: `agree --one-gpu` of bench_pretrain.py."""
 
 from __future__ import annotations
 
@@ -14,6 +9,7 @@ from typing import Any
 
 import bench_pretrain_named
 import torch.distributed as dist
+from one_gpu_ranks import allow_sharing
 
 
 class _Ended:
@@ -32,7 +28,7 @@ def _one_by_one(*_: Any, **__: Any) -> Iterator[_Ended]:
 def share_a_gpu() -> None:
     """Make this rank one of several on GPU 0."""
     os.environ["LOCAL_RANK"] = "0"
-    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    allow_sharing()
     start = dist.init_process_group
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
@@ -41,9 +37,6 @@ def share_a_gpu() -> None:
 
     dist.init_process_group = init_process_group
     dist._coalescing_manager = _one_by_one
-    from megatron_magi.core.comm import transport_choice
-
-    transport_choice._why_not = lambda group, like: ""
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Options:
 
     config: MagiConfig
     mask_name: str | None = None
-    """`package.module:function` of --magi-mask."""
+    """The value of --magi-mask, `package.module:function`."""
     measures_costs: bool = False
     """--magi-measure-costs: the rates of the cost table come from the machine."""
 

@@ -1,4 +1,4 @@
-"""One run of a pretrain script with the switch on: what its hooks share."""
+"""What the hooks share in one run of a pretrain script with `--attention-backend magi`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Launch:
     _recent: dict[tuple[tuple[int, ...], int | None], MagiPackedSeqParams] = field(
         default_factory=dict, repr=False
     )
-    """By boundaries and mask, the latest last."""
+    """Microbatches by boundaries and digest of the mask; the one that was used last comes last."""
 
     def cp_group(self) -> Any:
         """The context-parallel group; None for one rank."""

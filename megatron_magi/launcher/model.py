@@ -27,7 +27,7 @@ from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.norms import own_norms
 
 NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
-"""What a spec may ask for that a causal plan does not give."""
+"""Mask types of a layer spec that a causal plan does not compute."""
 
 SPECS = (
     "transformer_layer_spec",
@@ -75,7 +75,7 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
     prepare_model(model, launch.options.config)
     if launch.options.mask_name is None:
         _require_causal(model)
-    # Before the checks that prepare_model put there.
+    # It must run before the checks that prepare_model has registered.
     hook = functools.partial(_give_plan, launch)
     model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     if launch.model_config is None:

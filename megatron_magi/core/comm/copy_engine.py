@@ -28,9 +28,9 @@ from megatron_magi.core.cuda.abi import Pull, SendParams
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 
 READ_S = 5.0
-"""How long a report waits for the flags; other work of a stuck device may stand before the copy."""
+"""Seconds that a report waits for the flags: a stuck device may have other work before the copy."""
 GROWTH = 1.25
-"""A buffer that is too small is replaced by one with so much more than what is needed."""
+"""Slots that are too small are replaced by slots of so many times the bytes that are needed."""
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class CopyEngine:
         self._params.arrived_word = memory.arrived_word if self._announces else None
 
     def reserve(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
-        """Have slots of so many bytes; all ranks call it with the same number before an exchange.
+        """Make slots hold so many bytes; all ranks call it with the same number before an exchange.
 
         Raises:
             RuntimeError: too little memory.
@@ -158,7 +158,7 @@ class CopyEngine:
         self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0
     ) -> RowCopies:
         """See Transport."""
-        self._claim_slot()  # of a rank that has nothing to fill it with
+        self._claim_slot()  # a rank that has nothing to send has not claimed it yet
         return self._begin("magi_exchange", self._params, recv, counts, first_row)
 
     def announce(self) -> None:
@@ -234,8 +234,9 @@ class CopyEngine:
         return pair
 
     def overdue(self, seconds: float) -> str | None:
-        """For a watcher that calls this about every second: what this rank's device has waited for
-        longer. A device that has other work before it is not late."""
+        """What to report if this rank's device has waited for its peers for so many seconds; else
+        None. A watcher calls this about once a second. A device that has other work before the
+        exchange is not late."""
         waiting = self._waiting_for_peers()
         if waiting is None or self._late is None or self._late[0] is not waiting:
             self._late = None if waiting is None else (waiting, time.monotonic())
@@ -258,7 +259,7 @@ class CopyEngine:
         return first if first is not None and done(first.filled.cuda_event) else None
 
     def _absent(self, number: int) -> str:
-        """Which ranks have not begun an exchange, as far as the device still answers."""
+        """Which ranks have not begun an exchange, as far as the device still answers, in words."""
         found: list[int] = []
         memory = self.memory
 

@@ -131,19 +131,35 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse tensors that no backend could run, in the order device, dtype, shape, stride."""
     named = (("q", q), ("k", k), ("v", v))
     for name, x in named:
-        tensor(x, name)
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}; move it")
-        if x.dtype != q.dtype or x.dtype not in FLOAT_DTYPES:
-            raise TypeError(
-                f"{name} must be fp16, bf16, fp32 or fp64 and share q's dtype {q.dtype}, got "
-                f"{x.dtype}; cast it"
-            )
-        if x.ndim != 3:
+        _check_kind(name, x, q)
+    _check_heads(q, k, v)
+    for name, x in named:
+        if x.shape[2] > 1 and x.stride(2) != 1:
             raise ValueError(
-                f"{name} must be [tokens, heads, head_dim], got {list(x.shape)}; "
-                f"fold the batch into the tokens (documents become slices)"
+                f"{name} must be contiguous in head_dim, got strides {list(x.stride())}; "
+                f"call .contiguous()"
             )
+
+
+def _check_kind(name: str, x: Tensor, q: Tensor) -> None:
+    """Check device, dtype and number of dimensions."""
+    tensor(x, name)
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}; move it")
+    if x.dtype != q.dtype or x.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"{name} must be fp16, bf16, fp32 or fp64 and share q's dtype {q.dtype}, got "
+            f"{x.dtype}; cast it"
+        )
+    if x.ndim != 3:
+        raise ValueError(
+            f"{name} must be [tokens, heads, head_dim], got {list(x.shape)}; "
+            f"fold the batch into the tokens (documents become slices)"
+        )
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check that the heads of three [tokens, heads, head_dim] fit together."""
     if q.shape[2] == 0 or v.shape[2] == 0:
         raise ValueError(
             f"head_dim must be at least 1, got q of shape {list(q.shape)} and v of shape "
@@ -157,14 +173,8 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"the number of query heads must be a multiple of the key/value heads, got "
-            f"{q.shape[1]} and {k.shape[1]}"
+            f"{q.shape[1]} and {k.shape[1]}; repeat the key/value heads"
         )
-    for name, x in named:
-        if x.shape[2] > 1 and x.stride(2) != 1:
-            raise ValueError(
-                f"{name} must be contiguous in head_dim, got strides {list(x.stride())}; "
-                f"call .contiguous()"
-            )
 
 
 def _float_dtype(dtype: torch.dtype) -> torch.dtype:

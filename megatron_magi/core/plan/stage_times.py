@@ -1,4 +1,4 @@
-"""The times that the planner predicts: what it compares when it chooses degree and mode."""
+"""The times that the planner predicts, and by which it chooses overlap degree and forward mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StageTimes:
     """[cp_size, num_stages, 4]: a stage's (receive_start, receive_end, compute_start, compute_end)
     from the forward's start. Stages receive equal parts of the rows."""
     backward: npt.NDArray[np.float64] = field(repr=False)
-    """[cp_size]."""
+    """[cp_size]: the whole backward of each rank."""
 
     @property
     def forward_us(self) -> float:
@@ -46,7 +46,10 @@ def predict_times(plan: AttnPlan, costs: CostTable | None = None) -> StageTimes:
     """The planner's own prediction for the plan's degree and mode; see csrc/planner/stages.h.
 
     Args:
-        costs: other ones than those that the plan was made with; None: the same.
+        costs: another cost table than the plan's; None: the plan's.
+
+    Raises:
+        TypeError: no plan.
     """
     check_plan(plan)
     config = plan.config if costs is None else replace(plan.config, costs=costs)

@@ -1,12 +1,13 @@
 """Distributed attention: one loop over stages in the forward, one call or a loop in the backward.
 
-The keys and values of stage i + 1 are sent while stage i computes. What a stage does differs:
-forward attends and merges (out, lse), own keys first. Backward (staged_backward.py) adds to dq and
-returns dk and dv to their owners while the next stage computes. It takes own keys last, so that a
-computation also hides the return of the last gradients; the first keys arrive while delta is
-computed and dq is cleared. Where the transport and the kernel allow it, all stages of the backward
-are one kernel call (joined_backward.py). Backward fetches keys and values again instead of keeping
-them, so memory does not grow with the number of ranks.
+The keys and values of stage i + 1 are sent while stage i computes. A stage of the forward attends
+and, if rows attend in several stages, merges (out, lse); own keys come first. A stage of the
+backward (staged_backward.py) adds to dq, and its dk and dv return to their owners while the next
+stage computes. The backward takes own keys last, so that a computation also hides the return of the
+last gradients; the first keys arrive while delta is computed and dq is cleared. Where the transport
+and the kernel allow it, all stages of the backward are one kernel call (joined_backward.py). The
+backward fetches keys and values again instead of keeping them, so memory does not grow with the
+number of ranks.
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
 queries and keys, E of values (another one in multi-latent attention).
@@ -151,7 +152,8 @@ def _attend(
 
 
 def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
-    """What must be equal on every rank. The others would wait for a rank without a backward."""
+    """What must be equal on every rank. Whether a gradient will be asked for is part of it, because
+    the other ranks would wait for a rank without a backward."""
     k, v = inputs[1:3]
     will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
     scale, softcap = scale_and_cap

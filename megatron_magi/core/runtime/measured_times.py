@@ -1,4 +1,4 @@
-"""What a plan's stages take on this machine, to be put beside what the planner predicted."""
+"""The times of a plan's stages on this machine, to be compared with the predicted ones."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class MeasuredTimes:
 
     receive: Times = field(repr=False)
     """[cp_size, num_stages]: the exchange before each stage of the forward, with nothing beside
-    it; 0 without one."""
+    it; 0 where there is none."""
     compute: Times = field(repr=False)
     """[cp_size, num_stages]: each forward stage's kernel, with nothing beside it."""
     forward: Times = field(repr=False)
-    """[cp_size]: the whole, stages overlapping."""
+    """[cp_size]: the whole forward, whose stages overlap."""
     backward: Times = field(repr=False)
-    """[cp_size]: likewise."""
+    """[cp_size]: the whole backward: forward and backward together, less the forward."""
 
     @property
     def forward_us(self) -> float:
@@ -60,7 +60,7 @@ class MeasuredTimes:
 
 
 def measured_times(plan: AttnPlan, cp_group: CpGroup, device: torch.device | str) -> MeasuredTimes:
-    """What one layer of a plan takes on every rank; compare with ``predict_times(plan)``.
+    """The times of one layer of a plan on every rank; compare them with ``predict_times(plan)``.
 
     All ranks of the group call it together.
 
@@ -72,8 +72,8 @@ def measured_times(plan: AttnPlan, cp_group: CpGroup, device: torch.device | str
     Raises:
         TypeError, ValueError: no plan, or a group that does not fit it.
 
-    Cost: seven forward and backward passes of one layer, and as many of each stage alone; the host
-        waits for each.
+    Cost: 13 forward and 6 backward passes of one layer, and 6 runs of each exchange and of each
+        kernel of the forward alone; the host waits for each.
     """
     check_plan(plan)
     where = numbered(checked_device(device))
@@ -90,7 +90,11 @@ def measured_times(plan: AttnPlan, cp_group: CpGroup, device: torch.device | str
 
 def kernel_times(plan: AttnPlan, rank: int, device: torch.device | str) -> tuple[float, float]:
     """Microseconds of all forward and of all backward kernels of a rank, one after the other and
-    without any exchange. No other rank needs to be there."""
+    without any exchange. No other rank needs to be there.
+
+    Raises:
+        TypeError, ValueError: no plan, or a rank outside it.
+    """
     check_plan(plan)
     probe = _Probe(plan, rank, numbered(checked_device(device)))
     return sum(probe.forward_stages()), probe.backward_stages()
@@ -108,7 +112,7 @@ class _Probe:
         )
 
     def receive(self, group: dist.ProcessGroup | None) -> list[float]:
-        """Of each forward stage; collective."""
+        """Microseconds of the exchange before each forward stage. All ranks call it."""
         if group is None:
             return self._of_stages(lambda stage: None)
         mover = transport_for(self.plan, group, self.k)
@@ -121,7 +125,7 @@ class _Probe:
         return self._of_stages(exchange)
 
     def forward_stages(self) -> list[float]:
-        """Of each forward stage, from its keys in a buffer."""
+        """Microseconds of each forward stage's kernel, whose keys lie in a buffer already."""
         dtype = acc_dtype(self.q.dtype) if self.ready.merges else self.q.dtype
 
         def attend(stage: PreparedStage) -> Callable[[], object] | None:
@@ -133,7 +137,7 @@ class _Probe:
         return self._of_stages(attend)
 
     def backward_stages(self) -> float:
-        """All of them, delta included."""
+        """Microseconds of all backward stages' kernels together, delta included."""
         out = torch.zeros_like(self.q[..., :1]).expand(*self.q.shape[:2], self.v.shape[-1])
         out = out.contiguous()
         lse = out.new_full(self.q.shape[:2], 8.0, dtype=acc_dtype(self.q.dtype))
@@ -151,7 +155,7 @@ class _Probe:
         return 1e6 * least_seconds(run, self.device)
 
     def layer(self, cp_group: CpGroup) -> tuple[float, float]:
-        """Forward and backward as they are; collective."""
+        """Microseconds of the whole forward and of the whole backward. All ranks call it."""
         q, k, v = (x.detach().requires_grad_() for x in (self.q, self.k, self.v))
 
         def forward() -> Tensor:
@@ -171,7 +175,7 @@ class _Probe:
     def _of_stages(
         self, work: Callable[[PreparedStage], Callable[[], object] | None]
     ) -> list[float]:
-        """Microseconds of the work of each planned stage; 0 without any."""
+        """Microseconds of the work of each planned stage; 0 for a stage without work."""
         ready = iter(self.ready.forward)
         times = []
         for planned in self.ready.view.forward_stages:

@@ -68,8 +68,8 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
 
     Args:
         cp_group: the group, a 1-D or 2-D mesh, None for one rank, or a rank's number.
-        device: of the tensors that will attend. "cuda" means the thread's current GPU, which is
-            the first GPU in a new thread: name the GPU by its number there.
+        device: of the tensors that will attend. "cuda" means the current GPU of the thread. In a
+            new thread that is the first GPU, so name the GPU by its number there.
 
     Raises:
         ValueError, TypeError: no plan, a rank outside it, or no such device.
@@ -101,9 +101,9 @@ def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPla
 
 
 def kept_with(owner: AttnPlan | TokenLayout, key: Hashable, make: Callable[[], T]) -> T:
-    """What is kept with a plan or a token layout under a key, built when it is first asked for. If
-    two threads build it, both get the first thread's result. It must not refer to its owner, or
-    both would live for ever."""
+    """The value that is kept with a plan or a token layout under a key; ``make`` builds it when it
+    is first asked for. If two threads build it, both get the result that was stored first. The
+    value must not refer to its owner, or both would live for ever."""
     found: T | None = owner._prepared.get(key)
     return owner._prepared.setdefault(key, make()) if found is None else found
 

@@ -8,11 +8,14 @@ from collections.abc import Callable
 import torch
 
 TURNS = 5
+"""Runs that are timed, after one that is not."""
 
 
 def least_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The least of a few runs in seconds, each waited for; one more comes first, which builds and
-    allocates. Above 0, so that a rate follows from it."""
+    """Seconds of the fastest of ``TURNS`` runs; the host waits for the device after each.
+
+    A run before them builds and allocates. The result is above 0, so that a rate can be computed.
+    """
     times = []
     for _ in range(1 + TURNS):
         _wait(device)

@@ -178,7 +178,7 @@ def test_adds_to_dq_and_writes_nothing_beside_its_places() -> None:
     run = Run(Case("placed", masks.causal(1000)))
     total = torch.randn(1000, 4, 128, device="cuda")
     before, call = total.clone(), parted(run.call, 300)
-    room = torch.full((700, 2, 300), 7.0, dtype=BF16, device="cuda")
+    room = torch.full((700, 2, 304), 7.0, dtype=BF16, device="cuda")
     made = room[..., 8:136], room[..., 160:288]
     dq, dk, dv = launch(call, run.grad._replace(dq=total, received_dkv=made))
     assert dq is total

@@ -45,12 +45,12 @@ def made(
 def test_each_direction_has_its_list(backend: str, deterministic: bool) -> None:
     """At the widths to which a call's heads will be padded, in the mode that it will ask for."""
     config = MagiConfig(kernel_backend=backend, deterministic=deterministic)  # type: ignore[arg-type]
-    key = (4, 2, 128, 128, CPU)
+    key = (4, 2, 96, 96, CPU)
     assert made(config=config) == [{("fwd", key)}, {("bwd", key, deterministic, 96, NO_TRAVEL)}]
 
 
 def test_keys_that_will_be_received_have_a_list_of_their_own() -> None:
-    key = (4, 2, 128, 128, CPU)
+    key = (4, 2, 96, 96, CPU)
     travel = Travel(30, 60)
     assert made(num_own=50, travel=travel) == [{("fwd", key)}, {("bwd", key, False, 50, travel)}]
 

@@ -105,12 +105,7 @@ def launch_forward(
     p.lse_stride_token, p.lse_stride_head = lse.stride()
     if call.max_logits is not None:
         p.max_logits = call.max_logits.data_ptr()
-    if call.sink_lse is not None:
-        sink_lse = call.sink_lse
-        if sink_lse.stride(-1) != 1:
-            sink_lse = sink_lse.contiguous()  # held until the launch
-        p.sink_lse = sink_lse.data_ptr()
-        p.sink_stride_token = 0 if sink_lse.ndim == 1 else sink_lse.stride(0)
+    sinks = _give_sinks(p, call.sink_lse)  # held until the launch
     p.counter = tile_counter(device, stream).data_ptr()
     p.stream = stream
     p.dtype = DTYPE_CODES[q.dtype]
@@ -122,3 +117,15 @@ def launch_forward(
     p.softcap = call.softcap
     with on_device(device):
         cuda_library().call("magi_attn_fwd", p)
+    del sinks
+
+
+def _give_sinks(p: FwdParams, sink_lse: torch.Tensor | None) -> torch.Tensor | None:
+    """Pass the sinks to a launch, and return the tensor that must live until then."""
+    if sink_lse is None:
+        return None
+    if sink_lse.stride(-1) != 1:
+        sink_lse = sink_lse.contiguous()
+    p.sink_lse = sink_lse.data_ptr()
+    p.sink_stride_token = 0 if sink_lse.ndim == 1 else sink_lse.stride(0)
+    return sink_lse
