@@ -148,7 +148,8 @@ class Soak:
         else:
             case = random_case(number, self.args.ranks, self.args.tokens, self.device.type)
             if self.args.one_gpu and self.device.type == "cuda":
-                case = replace(case, config=replace(case.config, transport="symm_mem"))
+                transport = ("symm_mem", "symm_mem_joined")[number % 2]
+                case = replace(case, config=replace(case.config, transport=transport))
             plan = magi.plan(case.mask, self.group, case.heads, case.config)
             self.plans.append((case, plan))
         self.seen[case.kind] += 1

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.config import KernelBackend
+from megatron_magi.config import SYMMETRIC_MEMORY, KernelBackend
 from megatron_magi.core.comm.copy_engine import CopyEngine
 from megatron_magi.core.comm.transport import AllToAll, Transport
 from megatron_magi.core.cuda.library import loaded_cuda_library
@@ -68,9 +68,9 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
 
 def _without_engine(group: dist.ProcessGroup, wanted: str, why: str) -> AllToAll:
     """The all-to-all, unless the config requires what cannot be had."""
-    if wanted == "symm_mem":
+    if wanted in SYMMETRIC_MEMORY:
         raise RuntimeError(
-            f"transport 'symm_mem' needs GPUs of one host that read each other's memory, got "
+            f"transport {wanted!r} needs GPUs of one host that read each other's memory, got "
             f"{why}; set MagiConfig.transport to 'auto' or 'all_to_all'"
         )
     return AllToAll(group)

@@ -55,7 +55,8 @@ class PreparedPlan:
     """Whether one kernel call computes all gradients, and none is sent to another rank."""
     joined: PreparedStage | None
     """The backward's stages as one, whose keys are [own rows | received rows]; its cast brings the
-    received ones to a buffer of their own. None on the CPU, and where a plan has no such stage."""
+    received ones to a buffer of their own. None without the transport "symm_mem_joined", on the
+    CPU, and where a plan has no such stage."""
     travel: Travel
     """How long the rows that the joined stage receives travel."""
 
@@ -117,7 +118,8 @@ def numbered(device: torch.device) -> torch.device:
 
 def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
     view = plan.rank_plan(rank)
-    joined = joined_stage(plan.mask, plan.layout, view) if device.type == "cuda" else None
+    may_join = device.type == "cuda" and plan.config.transport == "symm_mem_joined"
+    joined = joined_stage(plan.mask, plan.layout, view) if may_join else None
     every = dict.fromkeys((*view.forward_stages, *view.stages, *([joined] if joined else ())))
     casts = dict.fromkeys(stage.cast for stage in every if stage.cast is not None)
     reduced = {stage.cast for stage in view.stages if stage.cast is not None}

@@ -16,7 +16,7 @@ struct BwdMaps {
   CUtensorMap q, dout;  // {P, T, D/P, H}, box {P, 64, D/P, 1}, panel_cols
   // Of own keys and of received ones.
   CUtensorMap k[2], v[2];  // {P, S, D/P, G}, box {64, bwd_tile_k, D/P, 1}, bwd_key_panel_cols
-  CUtensorMap dq;  // fp32 {P, T, D/P, H}, box {P, 64, bwd_dq_panels, 1}, bwd_dq_panel_cols
+  CUtensorMap dq;          // fp32 {P, T, D/P, H}, box {P, 64, bwd_dq_panels, 1}, bwd_dq_panel_cols
 };
 
 // Columns of a panel of K and V, in 128-byte rows. A warpgroup makes dQ from its half of K's
