@@ -14,7 +14,9 @@ Exit code 1: a result differs, or memory still grows in the second half of the r
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
+import gc
 import json
 import platform
 import random
@@ -46,6 +48,7 @@ MOST = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 LEAST_TOKENS = 16
 """Of a rank; also the fixed chunk size of some cases, which must leave every rank a chunk."""
 KEPT_PLANS = 8
+LIBC = ctypes.CDLL(None)
 SAMPLES = 60
 SHOWN = 10
 """Wrong results that are listed; all are counted."""
@@ -196,7 +199,10 @@ class Soak:
         return float(agreed)
 
     def _used(self, seconds: float, number: int) -> dict[str, float]:
-        """Memory in MiB now."""
+        """Memory in MiB now, without what the C library keeps for later."""
+        gc.collect()
+        if hasattr(LIBC, "malloc_trim"):
+            LIBC.malloc_trim(0)
         used = {"s": round(seconds, 1), "iterations": number, "process": _resident_mib()}
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
