@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from megatron_magi.checks import flag, instance, word
 from megatron_magi.core.kernel.autograd import refuse_tangents
 from megatron_magi.core.kernel.backend import acc_dtype
+from megatron_magi.core.kernel.by_identity import ByIdentity
 from megatron_magi.core.kernel.op import Options, attend
 from megatron_magi.core.kernel.select import BACKENDS
 from megatron_magi.core.kernel.sink import sink_lse_of
@@ -97,7 +98,7 @@ def flex_flash_attn_func(
     check_qkv(q, k, v)
     softmax = Softmax(softmax_scale, softcap, sink)
     scale, softcap = softmax.numbers(q)
-    dtype = _float_dtype(q.dtype if out_dtype is None else out_dtype)
+    dtype = q.dtype if out_dtype is None else _float_dtype(out_dtype)
     options = Options(
         scale,
         dtype,
@@ -205,15 +206,17 @@ def _check_slices(slices: Tensor) -> None:
         )
 
 
-_mask_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_mask_tensors: ByIdentity[Tensor] = ByIdentity()
 _range_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _tensor_of_mask(mask: AttnMask) -> Tensor:
-    if mask not in _mask_tensors:
+    found = _mask_tensors.get(mask)
+    if found is None:
         with torch.inference_mode(False):  # autograd may save it later
-            _mask_tensors[mask] = slices_tensor(mask)
-    return _mask_tensors[mask]
+            found = slices_tensor(mask)
+        _mask_tensors[mask] = found
+    return found
 
 
 def _slices_of_ranges(
