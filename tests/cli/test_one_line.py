@@ -180,6 +180,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
 OTHERWISE = {
     "pretrain": "is `megatron-magi train`",
     "bench_pretrain_named": "stands in for megatron_magi.run",
+    "bench_pretrain_one_gpu": "does too",
     "check_hooks": "runs where the package is not installed",
     "check_install": "installs the package",
 }
