@@ -48,6 +48,7 @@
 #pragma once
 #include "consume.cuh"
 #include "dq.cuh"
+#include "dq_in_order.cuh"
 #include "load.cuh"
 #include "pairs.cuh"
 #include "relay.cuh"
@@ -108,6 +109,7 @@ __global__ __launch_bounds__(Traits::kThreads,
     ptx::mbar_init_fence();
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
+    if (T::kDeterministic) block_slot[1] = block_slot[2] = 0;  // `added` of the storage
   }
   write_constants<T>(smem_ptr);
   __syncthreads();
@@ -118,10 +120,16 @@ __global__ __launch_bounds__(Traits::kThreads,
     ptx::setmaxnreg_dec<T::kProducerRegs>();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     const BwdBlock<T> block(args, block_idx);
-    if (block.num_steps > 0 && threadIdx.x % 32 == 0) {
+    const uint8_t* meta = smem_ptr + T::kOffMeta;
+    const bool all_lanes = T::kDeterministic && warp >= 2;
+    if (block.num_steps > 0 && (threadIdx.x % 32 == 0 || all_lanes)) {
       if (warp == 0) bwd_load<T>(args, block, smem, smem_ptr, maps);
-      if (warp >= 2)
-        bwd_reduce_dq<T>(args, block.num_steps, warp - 2, smem, smem_ptr + T::kOffMeta, &maps.dq);
+      if (warp >= 2) {
+        if constexpr (T::kDeterministic)
+          bwd_reduce_dq_in_order<T>(args, block.num_steps, warp - 2, smem, meta, &maps.dq);
+        else
+          bwd_reduce_dq<T>(block.num_steps, warp - 2, smem, meta, &maps.dq);
+      }
     }
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegs>();
