@@ -146,9 +146,7 @@ def run_in_any_order(
     ends = np.cumsum(work.items[:, 4])
     waiting = [
         Block(steps_of(work, item), part, halves)
-        for item, part in zip(
-            work.items.tolist(), np.split(work.visits(), ends[:-1]), strict=True
-        )
+        for item, part in zip(work.items.tolist(), np.split(work.visits(), ends[:-1]), strict=True)
     ]
     running: list[Block] = []
     while waiting or running:
@@ -265,6 +263,54 @@ def test_deterministic_mode_mixes_heads_or_splits_within_its_memory(length: int)
     assert work.num_splits * work.heads_per_section >= 2
     partial_bytes = 2 * 4 * work.num_splits * length * 8 * 128 * (work.num_splits > 1)
     assert partial_bytes < 1.2e9
+
+
+def lanes(mask: AttnMask) -> int:
+    """Kv heads and splits that run at a time in deterministic mode, of 64 query heads on 8."""
+    tokens = mask.total_seqlen_q, mask.total_seqlen_k
+    work = solver.bwd_work_list(mask.slices, *tokens, 64, 8, deterministic=True)
+    assert work.num_splits * work.heads_per_section <= 8 * 8
+    return work.num_splits * work.heads_per_section
+
+
+def test_more_lanes_run_at_a_time_where_blocks_of_a_head_wait_longer() -> None:
+    """All items of a prefix tree end with the last rows or begin with the first ones, and short
+    ones follow long ones; rows of a long document are far apart soon."""
+    parents = [-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    tree = masks.prefix_tree([2048] + [1024] * 14, parents)
+    assert lanes(tree) >= 4 * lanes(masks.causal(16384))
+    assert lanes(masks.causal(2048)) > lanes(masks.causal(16384))
+
+
+@pytest.mark.parametrize(
+    ("branch", "count", "segments"), [(64, 1, 2), (64, 300, 301), (16, 300, 1)], ids=str
+)
+def test_branches_are_segments_unless_a_step_would_meet_three(
+    branch: int, count: int, segments: int
+) -> None:
+    """Of 300, the trunk's waits are simulated without them, because they would be too many."""
+    mask = masks.shared_question([16384], [[branch] * count])
+    tokens = mask.total_seqlen_q, mask.total_seqlen_k
+    work = solver.bwd_work_list(mask.slices, *tokens, 8, 2, deterministic=True)
+    assert len(work.segments) == segments
+    assert work.num_splits * work.heads_per_section >= 2
+
+
+def test_a_single_head_has_a_schedule_in_deterministic_mode() -> None:
+    """It has no second lane."""
+    work = solver.bwd_work_list(masks.causal(1024).slices, 1024, 1024, 1, 1, deterministic=True)
+    assert (work.num_splits, work.heads_per_section) == (1, 1)
+
+
+def test_documents_stand_together_in_deterministic_mode_where_they_are_few() -> None:
+    mask = masks.from_cu_seqlens([0, 6000, 10000, 16384])
+    fast, ordered = (
+        solver.bwd_work_list(mask.slices, 16384, 16384, 64, 8, deterministic=mode)
+        for mode in (False, True)
+    )
+    ends = [ordered.entries[item[3] - 1][1] for item in ordered.items.tolist()]
+    assert [key for key, _ in itertools.groupby(ends)] == [16384, 6000, 10000]
+    assert ordered.grouped and ordered.heads_inner and fast.steps == ordered.steps
 
 
 def test_few_items_split_the_group_and_many_do_not() -> None:

@@ -7,10 +7,10 @@
 // TMA.
 //
 // Warpgroup 0 gives its registers away: warp 0 loads (load.cuh), warps 2 and 3 add dQ, half of
-// the columns each (dq.cuh). Warpgroups 1 and 2 own 64 keys each (consume.cuh; head_dim 64 works
-// on two steps at a time, pairs.cuh; at head_dim 256 a tile has 64 keys, and the warpgroups divide
-// the work in another way, relay.cuh). A step, one query tile of one head; operands are 16 bit and
-// in shared memory unless marked (r) for registers:
+// the columns each (dq.cuh; in deterministic mode dq_in_order.cuh). Warpgroups 1 and 2 own 64 keys
+// each (consume.cuh; head_dim 64 works on two steps at a time, pairs.cuh; at head_dim 256 a tile
+// has 64 keys, and the warpgroups divide the work in another way, relay.cuh). A step, one query
+// tile of one head; operands are 16 bit and in shared memory unless marked (r) for registers:
 //   1. S^T = K Q^T - lse / scale, dP^T = V dO^T - delta    m64n64; the stats are added as products
 //   2. P^T = exp2(scale * S^T), masked      while dP^T runs
 //   3. dV += P^T(r) dO                      m64nD, in two parts around the store of dS
@@ -109,7 +109,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     ptx::mbar_init_fence();
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
-    if (T::kDeterministic) block_slot[1] = block_slot[2] = 0;  // `added` of the storage
+    if constexpr (T::kDeterministic) {
+      int* added = reinterpret_cast<int*>(smem_ptr + T::kOffAdded);
+      added[0] = added[1] = 0;
+    }
   }
   write_constants<T>(smem_ptr);
   __syncthreads();

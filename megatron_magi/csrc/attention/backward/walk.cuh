@@ -30,25 +30,21 @@ struct BwdBlock {
   MAGI_DEVICE void walk(const BwdArgs& args, F&& f) const {
     const int num_entries = item.entry_end - item.entry_begin;
     const int inner_heads = args.heads_inner ? args.heads_per_block : 1;
-    int outer = 0, inner = 0, e = -1, tile = 0, tiles = 0;
+    int outer = 0, inner = 0, e = -1, tile = 0, tiles = 0, number = 0;
     BwdEntry entry{};
 #pragma unroll 1
     for (int n = 0; n < num_steps; ++n) {
       if (tile == tiles) {  // next entry, perhaps of the next head
         if (++e == num_entries) e = 0, ++outer;
-        entry = args.entries[number_of(args, e)];
+        number = args.descending ? item.entry_end - 1 - e : item.entry_begin + e;
+        entry = args.entries[number];
         tiles = (entry.q_end - entry.q_begin + Traits::kTileQ - 1) / Traits::kTileQ;
         tile = 0;
       }
       const int q = entry.q_begin + (args.descending ? tiles - 1 - tile : tile) * Traits::kTileQ;
-      f(n, entry, number_of(args, e), q, head_begin + outer + inner);
+      f(n, entry, number, q, head_begin + outer + inner);
       if (++inner == inner_heads) inner = 0, ++tile;
     }
-  }
-
-  // The number of the item's entry that is walked as the e-th.
-  MAGI_DEVICE int number_of(const BwdArgs& args, int e) const {
-    return args.descending ? item.entry_end - 1 - e : item.entry_begin + e;
   }
 
   // With the steps that fill the last pair.
