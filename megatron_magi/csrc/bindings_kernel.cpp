@@ -202,7 +202,7 @@ void bind_kernel(py::module_& m) {
       .def_readonly("turns", &BwdArrays::turns)
       .def("visits", &bwd_visits,
            "The step of every item in walk order: first row group, the numbers that it and the "
-           "next one wait for, flags (attention/backward/visit.h).")
+           "next one wait for, what is signalled (attention/backward/visit.h).")
       .def_readonly("num_row_groups", &BwdArrays::num_row_groups)
       .def_readonly("steps", &BwdArrays::steps)
       .def_readonly("partial_steps", &BwdArrays::partial_steps)

@@ -15,6 +15,9 @@ namespace {
 constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
 constexpr double kTolerance = 1.005;
+// Simulated waits are less exact. Of schedules that differ by less than this, those with fewer
+// lanes were mostly faster.
+constexpr double kWaitsTolerance = 1.015;
 constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
 // Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
 // best of them on average (docs/history/kernel_backward.md, step 18).
@@ -91,6 +94,16 @@ bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, i
          kMaxSplitBlocksPerSm * num_sms;
 }
 
+// Of the choices, which come by splits, the first one below the limit; or of those below it the one
+// with the fewest lanes, and of these with the fewest splits.
+BwdSchedule choose(const std::vector<BwdSchedule>& choices, double limit, bool fewest_lanes) {
+  std::optional<BwdSchedule> chosen;
+  const auto lanes = [](const BwdSchedule& c) { return c.num_splits * c.heads_per_section; };
+  for (const BwdSchedule& c : choices)
+    if (c.makespan <= limit && (!chosen || (fewest_lanes && lanes(c) < lanes(*chosen)))) chosen = c;
+  return *chosen;
+}
+
 }  // namespace
 
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
@@ -101,6 +114,7 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
   // Items that share no rows hardly wait and are scheduled as in fast mode.
   std::optional<BwdWaits> waits;
   if (deterministic && list.heads_inner) waits.emplace(list);
+  const double tolerance = waits ? kWaitsTolerance : kTolerance;
   const bool has_lanes = num_heads_kv > 1 || (group % 2 == 0 && may_split(list, 1, num_sms, 2));
   for (int64_t splits = 1; splits <= group; splits *= 2) {
     if (group % splits != 0) break;
@@ -111,7 +125,7 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
       if (waits && has_lanes && splits * heads < kFewestLanes) continue;
       const double factor = cache_factor(list, group, head_bytes, num_q, splits, heads);
       // Simulations take most of the time; one that cannot be near the best is left out.
-      if (least * factor * kRounding > best * kTolerance) continue;
+      if (least * factor * kRounding > best * tolerance) continue;
       const BwdLanes lanes{heads * splits, group / splits, num_heads_kv / heads};
       const double end = waits ? waits->makespan(num_sms, lanes, block_overhead(splits))
                                : simulate(list, num_sms, lanes, block_overhead(splits));
@@ -119,8 +133,7 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
       best = std::min(best, end * factor);
     }
   }
-  return *std::find_if(choices.begin(), choices.end(),
-                       [&](const BwdSchedule& c) { return c.makespan <= best * kTolerance; });
+  return choose(choices, best * tolerance, waits.has_value());
 }
 
 }  // namespace magi

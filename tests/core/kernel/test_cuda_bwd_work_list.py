@@ -93,8 +93,8 @@ def test_every_cell_once_and_every_key_row_once(
     assert work.grouped or sizes == sorted(sizes, reverse=True)
 
 
-TWO, ENDS_FIRST, ENDS_SECOND, CONTINUES = 1, 2, 4, 8
-"""Flags of a visit, as in csrc/attention/backward/visit.h."""
+TWO, ENDS_FIRST, ENDS_SECOND, CONTINUES, ALL_FLAGS = 1, 2, 4, 8, 16
+"""Flags of a visit's signal, as in csrc/attention/backward/visit.h."""
 
 
 class Block:
@@ -113,28 +113,32 @@ class Block:
         n = self.next[half]
         if n >= len(self.walk):
             return False
-        group, first, second, flags = self.visits[n]
+        group, first, second, signal = self.visits[n]
         if first and finished[group] != first:
             return False
-        if flags & TWO and second and finished[group + 1] != second:
+        if second and finished[group + 1] != second:
             return False
-        return not (flags & CONTINUES) or all(m in self.added for m in range(n))
+        return not (signal & CONTINUES) or all(m in self.added for m in range(n))
 
     def add(self, half: int, finished: list[int]) -> tuple[int, int]:
         n = self.next[half]
-        group, _, _, flags = self.visits[n]
-        entry = self.walk[n][0]
-        if flags & ENDS_FIRST:
-            finished[group] = entry + 1
-        if flags & ENDS_SECOND:
-            finished[group + 1] = entry + 1
+        group, _, _, signal = self.visits[n]
+        if signal & ENDS_FIRST:
+            finished[group] = signal // ALL_FLAGS
+        if signal & ENDS_SECOND:
+            finished[group + 1] = signal // ALL_FLAGS
         self.next[half] += len(self.next)
         self.added.add(n)
         return self.walk[n]
 
 
 def run_in_any_order(
-    work: solver.BwdWorkList, num_q: int, rng: random.Random, width: int, halves: int
+    work: solver.BwdWorkList,
+    visits: np.ndarray,
+    num_q: int,
+    rng: random.Random,
+    width: int,
+    halves: int,
 ) -> list[list[int]]:
     """Entries that add to each query row, in the order of a random legal execution.
 
@@ -146,7 +150,7 @@ def run_in_any_order(
     ends = np.cumsum(work.items[:, 4])
     waiting = [
         Block(steps_of(work, item), part, halves)
-        for item, part in zip(work.items.tolist(), np.split(work.visits(), ends[:-1]), strict=True)
+        for item, part in zip(work.items.tolist(), np.split(visits, ends[:-1]), strict=True)
     ]
     running: list[Block] = []
     while waiting or running:
@@ -158,6 +162,16 @@ def run_in_any_order(
         if ready:
             block, half = rng.choice(ready)
             e, q = block.add(half, finished)
+            for row in range(q, min(q + TILE_Q, work.entries[e][1])):
+                order[row].append(e)
+    return order
+
+
+def in_list_order(work: solver.BwdWorkList, num_q: int) -> list[list[int]]:
+    """Entries that add to each query row, in the order of the list."""
+    order: list[list[int]] = [[] for _ in range(num_q)]
+    for item in work.items.tolist():
+        for e, q in steps_of(work, item):
             for row in range(q, min(q + TILE_Q, work.entries[e][1])):
                 order[row].append(e)
     return order
@@ -177,13 +191,8 @@ def test_deterministic_order_is_kept_and_never_deadlocks(
     slices, num_q, num_k = case
     head_dim, halves = kernel
     work = solver.bwd_work_list(slices, num_q, num_k, head_dim=head_dim, deterministic=True)
-    order = run_in_any_order(work, num_q, random.Random(seed), width, halves)
-    in_list_order: list[list[int]] = [[] for _ in range(num_q)]
-    for item in work.items.tolist():
-        for e, q in steps_of(work, item):
-            for row in range(q, min(q + TILE_Q, work.entries[e][1])):
-                in_list_order[row].append(e)
-    assert order == in_list_order
+    order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, halves)
+    assert order == in_list_order(work, num_q)
 
 
 @settings(max_examples=80, deadline=None)
@@ -191,26 +200,42 @@ def test_deterministic_order_is_kept_and_never_deadlocks(
 def test_every_entry_finishes_its_row_groups_once_and_in_the_order_of_the_list(
     case: tuple[np.ndarray, int, int],
 ) -> None:
-    """The counter of a row group runs through the entries; each waits for the one before it."""
+    """The counter of a row group runs through the entries; each waits for the one before it with
+    the first step that meets the row group."""
     slices, num_q, num_k = case
     work = solver.bwd_work_list(slices, num_q, num_k, deterministic=True)
-    visits = iter(work.visits().tolist())
+    walks = [step for item in work.items.tolist() for step in steps_of(work, item)]
     finished = [0] * work.num_row_groups
     touched, ended = set(), []
-    for item in work.items.tolist():
-        for e, _ in steps_of(work, item):
-            group, first, second, flags = next(visits)
-            assert finished[group] == first != e + 1
-            touched.add((e, group))
-            if flags & TWO:
-                assert finished[group + 1] == second != e + 1
-                touched.add((e, group + 1))
-            for i, flag in enumerate((ENDS_FIRST, ENDS_SECOND)):
-                if flags & flag:
-                    finished[group + i] = e + 1
-                    ended.append((e, group + i))
-    assert next(visits, None) is None
+    for (e, _), (group, *after, signal) in zip(walks, work.visits().tolist(), strict=True):
+        assert signal // ALL_FLAGS == e + 1
+        assert signal & TWO or after[1] == 0
+        shared = [(e, group + i) in touched for i in range(2 if signal & TWO else 1)]
+        assert any(shared) == bool(signal & CONTINUES)
+        for i, was_met in enumerate(shared):
+            assert after[i] == (0 if was_met else finished[group + i]) != e + 1
+            touched.add((e, group + i))
+        for i, flag in enumerate((ENDS_FIRST, ENDS_SECOND)):
+            if signal & flag:
+                finished[group + i] = e + 1
+                ended.append((e, group + i))
     assert sorted(touched) == sorted(ended)
+
+
+def test_two_warps_need_to_know_what_the_other_one_has_added() -> None:
+    """Of two steps that share a row group, only the first waits for the entry before. If the other
+    warp added the second one as soon as it could, it would at times come before its turn."""
+    slices = np.array([[0, 300, 0, 128, -400, 400], [10, 300, 128, 256, -400, 400]], np.int32)
+    work = solver.bwd_work_list(slices, 300, 256, head_dim=64, deterministic=True)
+    expected = in_list_order(work, 300)
+    visits = work.visits()
+    lonely = visits & [-1, -1, -1, ~CONTINUES]
+    orders = [
+        [run_in_any_order(work, v, 300, random.Random(seed), 2, 2) for seed in range(40)]
+        for v in (visits, lonely)
+    ]
+    assert all(order == expected for order in orders[0])
+    assert any(order != expected for order in orders[1])
 
 
 def test_turns_of_a_million_tokens_are_few() -> None:

@@ -52,6 +52,7 @@
 #include "load.cuh"
 #include "pairs.cuh"
 #include "relay.cuh"
+#include "visits.cuh"
 #include "wide.cuh"
 
 namespace magi {
@@ -110,6 +111,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
     if constexpr (T::kDeterministic) {
+      for (int i = 0; i < 2; ++i) {
+        ptx::mbar_init(bars + T::kBarVisitsFull + 8 * i, 32);
+        ptx::mbar_init(bars + T::kBarVisitsEmpty + 8 * i, 2);
+      }
       int* added = reinterpret_cast<int*>(smem_ptr + T::kOffAdded);
       added[0] = added[1] = 0;
     }
@@ -124,8 +129,9 @@ __global__ __launch_bounds__(Traits::kThreads,
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     const BwdBlock<T> block(args, block_idx);
     const uint8_t* meta = smem_ptr + T::kOffMeta;
-    const bool all_lanes = T::kDeterministic && warp >= 2;
-    if (block.num_steps > 0 && (threadIdx.x % 32 == 0 || all_lanes)) {
+    if (T::kDeterministic && warp == 1 && block.num_steps > 0)
+      bwd_write_visits<T>(args, block, smem, smem_ptr);
+    if (block.num_steps > 0 && threadIdx.x % 32 == 0) {
       if (warp == 0) bwd_load<T>(args, block, smem, smem_ptr, maps);
       if (warp >= 2) {
         if constexpr (T::kDeterministic)

@@ -11,13 +11,14 @@ struct alignas(16) BwdVisit {
     kTwo = 1,         // also the row group after the first
     kEndsFirst = 2,   // no later step of the entry adds to the first row group
     kEndsSecond = 4,  // likewise the second
-    kContinues = 8,   // an earlier step of the entry has added to a row group that ends here
+    kContinues = 8,   // an earlier step of the entry has added to one of them, which ends here,
+                      // because no row group is longer than a step
     kAllFlags = 16,   // more than all of them
   };
   int32_t row_group = 0;
-  int32_t after_first = 0;   // see BwdTurn
+  int32_t after_first = 0;   // see BwdTurn; 0: need not wait
   int32_t after_second = 0;  // of the second row group; 0 if there is one only
-  int32_t flags = 0;
+  int32_t signal = 0;        // the entry's number plus one, times kAllFlags, plus flags
 };
 
 // Three lists of the host, see work_lists.h.
@@ -63,7 +64,8 @@ struct BwdTurnLists {
     return {segment.row_group + rows / kBwdTileQ, rows % kBwdTileQ == 0};
   }
 
-  // The step of rows [q, q + kBwdTileQ) of an entry.
+  // The step of rows [q, q + kBwdTileQ) of an entry. For a row group that it shares with an earlier
+  // step, that one has waited.
   MAGI_HOST_DEVICE BwdVisit visit(int entry_index, const BwdEntry& entry, int q,
                                   bool descending) const {
     const BwdPlace& place = places[entry_index];
@@ -79,13 +81,14 @@ struct BwdTurnLists {
     // the other one unless a later step shares it.
     const bool ends_first = !shares_next || (two && !descending);
     const bool ends_second = two && (!shares_next || descending);
-    const bool continues = shares_before && (two || !shares_next);
+    const bool waited_second = shares_before && two && descending;
     BwdVisit visit;
     visit.row_group = first.row_group;
-    visit.flags = two * BwdVisit::kTwo + ends_first * BwdVisit::kEndsFirst +
-                  ends_second * BwdVisit::kEndsSecond + continues * BwdVisit::kContinues;
-    visit.after_first = after(place, first.row_group);
-    if (two) visit.after_second = after(place, first.row_group + 1);
+    if (!shares_before || waited_second) visit.after_first = after(place, first.row_group);
+    if (two && !waited_second) visit.after_second = after(place, first.row_group + 1);
+    visit.signal = (entry_index + 1) * BwdVisit::kAllFlags + two * BwdVisit::kTwo +
+                   ends_first * BwdVisit::kEndsFirst + ends_second * BwdVisit::kEndsSecond +
+                   shares_before * BwdVisit::kContinues;
     return visit;
   }
 };
