@@ -1,10 +1,11 @@
 // Deterministic mode: dQ of a step is added when all earlier entries have finished its row groups.
 //
-// A tile's row groups are signalled as soon as it has arrived, or, where the next tile is there
-// already, after that has been issued; but always before a wait that does not pass at once, so that
-// nobody waits in a circle. At head_dim 64 two steps of an entry that share a row group may be
-// added by different warps. The later one, which signals the row group, then waits for the other
-// warp, and that one for earlier steps only.
+// Whether they have is asked while the tile is not there yet, because the answer takes as long as a
+// load from the second-level cache. A tile's row groups are signalled as soon as it has arrived,
+// or, where the next tile is there already, after that has been issued; but always before a wait
+// that does not pass at once, so that nobody waits in a circle. At head_dim 64 two steps of an
+// entry that share a row group may be added by different warps. The later one, which signals the
+// row group, then waits for the other warp, and that one for earlier steps only.
 #pragma once
 #include "dq.cuh"
 
@@ -60,21 +61,24 @@ struct BwdVisits {
   }
 };
 
-// Counters of row groups, [2 halves][H][row groups]: the number of the entry that finished last.
+// Counters of row groups, [H][row groups] for each half of the columns: the number of the entry
+// that finished last.
 template <class Traits>
 struct BwdSignals {
   const BwdArgs& args;
   int half;
+  int32_t* counters;
   uint32_t added;           // for each half of a pair the first step that has not been signalled
   int32_t* last = nullptr;  // first counter of a step that has been issued and not signalled
   int last_signal = 0;
 
-  MAGI_DEVICE int32_t* at(int row_group, int head) const {
-    const int heads = Traits::kInPairs ? head : half * args.num_heads_q + head;
-    return args.semaphores + 1 + static_cast<int64_t>(heads) * args.num_row_groups + row_group;
+  MAGI_DEVICE BwdSignals(const BwdArgs& args, int half, uint32_t smem)
+      : args(args), half(half), added(smem + Traits::kOffAdded) {
+    const int64_t before = Traits::kInPairs ? 0 : half * args.num_heads_q;
+    counters = args.semaphores + 1 + before * args.num_row_groups;
   }
-  MAGI_DEVICE bool ready(int step, int head, const BwdVisit& visit) const {
-    const int32_t* counter = at(visit.row_group, head);
+  MAGI_DEVICE bool ready(int step, const BwdVisit& visit) const {
+    const int32_t* counter = counters + visit.row_group;
     return (visit.after_first == 0 || load_acquire(counter) == visit.after_first) &&
            (visit.after_second == 0 || load_acquire(counter + 1) == visit.after_second) &&
            follows(step, visit);
@@ -85,8 +89,8 @@ struct BwdSignals {
     const bool is_own = args.heads_inner && args.heads_per_block % 2 == 0;  // added by this warp
     return is_own || load_acquire_shared(added + 4 * (1 - half)) >= step;
   }
-  MAGI_DEVICE void pending(int head, const BwdVisit& visit) {
-    last = at(visit.row_group, head);
+  MAGI_DEVICE void pending(const BwdVisit& visit) {
+    last = counters + visit.row_group;
     last_signal = visit.signal;
   }
   // Signals the step that was issued and has arrived.
@@ -109,20 +113,22 @@ MAGI_DEVICE void bwd_reduce_dq_in_order(const BwdArgs& args, int num_steps, int 
   const uint32_t full = smem + T::kOffBars + T::kBarDqFull + 8 * half;
   const uint32_t empty = smem + T::kOffBars + T::kBarDqEmpty + 8 * half;
   const BwdVisits<T> visits{smem + T::kOffBars, smem + T::kOffVisits};
-  BwdSignals<T> signals{args, half, smem + T::kOffAdded};
+  BwdSignals<T> signals(args, half, smem);
 #pragma unroll 1
   for (int n = T::kInPairs ? half : 0, turn = 0; n < num_steps; ++turn) {
     const int part = turn % T::kDqParts;
     const bool is_last_part = part == T::kDqParts - 1;
+    const BwdVisit visit = visits.of(n);
+    bool is_ready = part > 0 || signals.ready(n, visit);
+    while (!is_ready && !is_complete(full, turn & 1)) is_ready = signals.ready(n, visit);
     wait_for(full, turn & 1);
     const volatile BwdStepMeta& m =
         *reinterpret_cast<const BwdStepMeta*>(meta + n % T::kMetaSlots * T::kMetaBytes);
     const int q = m.q_tile, head = m.head;
-    const BwdVisit visit = visits.of(n);
-    if (part == 0 && !signals.ready(n, head, visit)) {
+    if (!is_ready) {
       ptx::bulk_wait<0>();
       signals.signal(n - kStride);
-      while (!signals.ready(n, head, visit)) {
+      while (!signals.ready(n, visit)) {
       }
     }
     fence_async_global();
@@ -134,7 +140,7 @@ MAGI_DEVICE void bwd_reduce_dq_in_order(const BwdArgs& args, int num_steps, int 
     }
     if (is_last_part) {
       visits.was_read(n);
-      signals.pending(head, visit);
+      signals.pending(visit);
       if (!is_complete(full, (turn + 1) & 1)) {
         ptx::bulk_wait<0>();
         signals.signal(n);
