@@ -153,6 +153,8 @@ class BwdWorkList:
     def visits(self) -> _Int32Array:
         """What every step waits for and signals, by item and walk (deterministic mode)."""
     @property
+    def order(self) -> _Int32Array: ...
+    @property
     def num_row_groups(self) -> int: ...
     @property
     def steps(self) -> int: ...
@@ -214,4 +216,6 @@ def bwd_work_list(
     tile_q: int = 64,
     tile_k: int | None = None,
     deterministic: bool = False,
+    num_own: int | None = None,
+    travel: tuple[float, float] = (0.0, 0.0),
 ) -> BwdWorkList: ...

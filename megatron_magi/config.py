@@ -12,7 +12,9 @@ from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, refusin
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
-TransportChoice = Literal["auto", "all_to_all", "symm_mem"]
+TransportChoice = Literal["auto", "all_to_all", "symm_mem", "symm_mem_joined"]
+SYMMETRIC_MEMORY = ("symm_mem", "symm_mem_joined")
+"""The transports that need GPUs which read each other's memory."""
 
 
 def _convert(config: Any, field: str, kind: Callable[[Any, str], Any], what: str) -> None:
@@ -132,7 +134,8 @@ class MagiConfig:
 
     kernel_backend: KernelBackend = "auto"
     """Attention is computed by "cuda" (Hopper), "flex" (FlexAttention) or "reference" (PyTorch).
-    "auto": the first on Hopper, the second on other GPUs, the third on the CPU. It is logged."""
+    "auto": the first on Hopper, the second on other GPUs and for heads wider than 256, the third on
+    the CPU and for fp32 and fp64. It is logged."""
 
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""
@@ -144,9 +147,11 @@ class MagiConfig:
 
     transport: TransportChoice = "auto"
     """How attention moves rows between ranks. "all_to_all": torch.distributed's, with any backend.
-    "symm_mem": the GPUs of one host read each other's symmetric memory with the copy engine, which
-    takes no SM from attention. "auto": the second on CUDA GPUs that can, and the first elsewhere.
-    It is logged."""
+    "symm_mem": Hopper GPUs of one host read each other's symmetric memory with the copy engine,
+    which takes no SM from attention. "symm_mem_joined": likewise, and the backward is one kernel
+    call, which waits for rows and lets gradients leave while it runs; it has not run between two
+    GPUs yet. "auto": "symm_mem" where that is possible, and "all_to_all" elsewhere. It is
+    logged."""
 
     agreement_timeout_s: float = 300.0
     """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. Ranks that

@@ -10,7 +10,7 @@ and counts for its slowest rank, the median of the rounds is reported. The GPUs 
 the host enqueues a round, as by the layers before it in a model; what the host takes is host_ms.
   ours         dist_attn as planned; oursN: overlap degree N, forward and backward
   at_once, local_first, staged: the forward mode of this name, the planner's overlap degree
-  symm_mem, all_to_all: ours with this transport, see MagiConfig
+  symm_mem, symm_mem_joined, all_to_all: ours with this transport, see MagiConfig
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
   all_gather   contiguous tokens, all keys and values to every rank, our kernel
@@ -58,7 +58,10 @@ RIVALS = {
     "ulysses": Ulysses, "one_gpu": OneGpu,
 }  # fmt: skip
 DEFAULT_IMPLS = ("ours", "kernels", *RIVALS)
-IMPLS = r"ours\d*|at_once|local_first|staged|symm_mem|all_to_all|narrow|kernels|" + "|".join(RIVALS)
+IMPLS = (
+    r"ours\d*|at_once|local_first|staged|symm_mem|symm_mem_joined|all_to_all|narrow|kernels|"
+    + "|".join(RIVALS)
+)
 WARM_ROUNDS = 2
 HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
 CYCLES_PER_MS = 2_000_000
@@ -110,7 +113,7 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         return Ours(x, MagiConfig(overlap_degree=int(name[4:]), forward_mode="staged"))
     if name in ("at_once", "local_first", "staged"):
         return Ours(x, MagiConfig(forward_mode=name))
-    if name in ("symm_mem", "all_to_all"):
+    if name in ("symm_mem", "symm_mem_joined", "all_to_all"):
         return Ours(x, MagiConfig(transport=name))
     if name == "narrow":
         return Ours(x, MagiConfig(dkv_reduce_in_fp32=False))

@@ -2,12 +2,14 @@
 
     python scripts/bench_pretrain.py --megatron CHECKOUT agree --record FILE.json
     python scripts/bench_pretrain.py --megatron CHECKOUT speed --record FILE.json --rounds 2
+    python scripts/bench_pretrain.py --megatron CHECKOUT agree --one-gpu --record FILE.json
 
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
 at one rank. `speed`: time of a step of a Llama of about a billion parameters; the peers are what
 Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
 in by a layer spec. Every case is a process of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, in
-random order in every round. The corpus is made of the Python standard library.
+random order in every round. The corpus is made of the Python standard library. With `--one-gpu`
+all ranks of a case share one GPU (bench_pretrain_one_gpu.py).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ Flags = dict[str, Any]
 MAGI: Flags = {"attention-backend": "magi"}
 SDPA: Flags = {"spec": ["bench_pretrain_sdpa", "layer_spec"]}
 ALL_TO_ALL: Flags = {**MAGI, "magi-transport": "all_to_all"}
+JOINED: Flags = {**MAGI, "magi-transport": "symm_mem_joined"}
 DOCUMENTS: Flags = {"dataloader-inter-document-masking": True}
 
 COMMON: Flags = {
@@ -123,6 +126,7 @@ AGREE = [
     Case("magi cp2 documents", 2, {**SMALL, **MAGI, **DOCUMENTS, **layout(cp=2)}),
     Case("magi cp2 all_to_all", 2, {**SMALL, **ALL_TO_ALL, **layout(cp=2)}),
     Case("magi cp2 documents all_to_all", 2, {**SMALL, **ALL_TO_ALL, **DOCUMENTS, **layout(cp=2)}),
+    Case("magi cp2 documents joined", 2, {**SMALL, **JOINED, **DOCUMENTS, **layout(cp=2)}),
     Case("magi cp2 odd", 2, {**SMALL, **MAGI, **layout(cp=2), "seq-length": 2047}),
     Case("stock cp1 odd", 1, {**SMALL, "seq-length": 2047}),
 ]
@@ -149,6 +153,7 @@ def speed_cases() -> list[Case]:
         case("magi cp2", 2, 32768, MAGI, layout(cp=2)),
         case("magi cp2 documents", 2, 32768, MAGI, DOCUMENTS, layout(cp=2)),
         case("magi cp2 documents all_to_all", 2, 32768, ALL_TO_ALL, DOCUMENTS, layout(cp=2)),
+        case("magi cp2 documents joined", 2, 32768, JOINED, DOCUMENTS, layout(cp=2)),
         case("magi cp2 documents", 2, 8192, MAGI, DOCUMENTS, layout(cp=2)),
         case("magi cp2 documents all_to_all", 2, 8192, ALL_TO_ALL, DOCUMENTS, layout(cp=2)),
         case("magi tp2 sp", 2, 32768, MAGI, layout(tp=2)),
@@ -170,7 +175,7 @@ def main() -> None:
             if time.monotonic() > deadline:
                 print("time is up, left out:", number, case.name, flush=True)
                 continue
-            rows.append({"round": number, **run_case(case, options.megatron, data)})
+            rows.append({"round": number, **run_case(case, options, data)})
             print(summary(rows[-1]), flush=True)
             options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
 
@@ -183,8 +188,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=1e9, help="start no case after it")
     parser.add_argument("--only", nargs="*", help="cases whose name has one of these words")
+    parser.add_argument("--one-gpu", action="store_true", help="agree: ranks share a GPU")
     parser.add_argument("--commit")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.one_gpu and options.part != "agree":
+        parser.error("--one-gpu is for losses: times of ranks that share a GPU mean nothing")
+    return options
 
 
 def make_corpus(prefix: Path, megatron: Path) -> Path:
@@ -205,10 +214,13 @@ def make_corpus(prefix: Path, megatron: Path) -> Path:
     return prefix
 
 
-def run_case(case: Case, megatron: Path, data: Path) -> dict[str, Any]:
+def run_case(case: Case, options: argparse.Namespace, data: Path) -> dict[str, Any]:
     """Run the script under torchrun and read its log."""
-    flags = words({**COMMON, **case.flags, "data-path": str(data)})
+    megatron: Path = options.megatron
+    shared: Flags = {"distributed-backend": "gloo"} if options.one_gpu else {}
+    flags = words({**COMMON, **case.flags, **shared, "data-path": str(data)})
     module = "bench_pretrain_named" if case in AGREE else "megatron_magi.run"
+    module = "bench_pretrain_one_gpu" if options.one_gpu else module
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(case.gpus)),
         *("-m", module, str(megatron / "pretrain_gpt.py"), *flags),

@@ -22,6 +22,12 @@ OTHER_FLAGS = {
         "A function that Python can import; it makes the mask of every microbatch, see "
         "[any other mask](#any-other-mask).",
     ),
+    "measure_costs": (
+        "none",
+        "The rates of the cost table are measured when the model is built, agreed by all ranks, "
+        "and logged with a layer's predicted and measured times "
+        "([tuning](tuning.md#stages)).",
+    ),
 }
 """Flags that are no field of MagiConfig or its cost table: (value, what it does)."""
 

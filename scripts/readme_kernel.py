@@ -21,7 +21,7 @@ LEVEL_NOTES = {
         "ran below autograd, and the others (fa3, flex, cuDNN's dense masks) through their "
         "autograd functions, in the same order in every round. The host runs ahead of the GPU, so "
         "its time is not in the figures, but what autograd launches on the GPU is. The benchmark "
-        "now times all at one level and in random order; there is no record of that yet."
+        "times all at one level and in random order; these masks have no record of that yet."
     ),
 }
 """By the level that a record says; None: it is from before there was one."""

@@ -2,6 +2,7 @@
 
     python scripts/soak_dist.py --device cpu --ranks 4 --seconds 3600 --record FILE.json
     python scripts/soak_dist.py --ranks 2 --iterations 10000             # GPUs, NCCL
+    python scripts/soak_dist.py --ranks 2 --one-gpu                      # see one_gpu_ranks.py
 
 All ranks draw the same case from its number: a mask of a random kind and length, heads, stages,
 forward mode, transport, deterministic or not; half of the time a plan that was used before. Output,
@@ -13,7 +14,9 @@ Exit code 1: a result differs, or memory still grows in the second half of the r
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
+import gc
 import json
 import platform
 import random
@@ -22,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ import torch
 import torch.distributed as dist
 from bench_kernel_record import describe
 from bench_kernel_timing import difference
+from one_gpu_ranks import allow_sharing
 from torch import Tensor
 
 import megatron_magi as magi
@@ -44,6 +48,7 @@ MOST = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 LEAST_TOKENS = 16
 """Of a rank; also the fixed chunk size of some cases, which must leave every rank a chunk."""
 KEPT_PLANS = 8
+LIBC = ctypes.CDLL(None)
 SAMPLES = 60
 SHOWN = 10
 """Wrong results that are listed; all are counted."""
@@ -145,6 +150,9 @@ class Soak:
             case, plan = rng.choice(list(self.plans))
         else:
             case = random_case(number, self.args.ranks, self.args.tokens, self.device.type)
+            if self.args.one_gpu and self.device.type == "cuda":
+                transport = ("symm_mem", "symm_mem_joined")[number % 2]
+                case = replace(case, config=replace(case.config, transport=transport))
             plan = magi.plan(case.mask, self.group, case.heads, case.config)
             self.plans.append((case, plan))
         self.seen[case.kind] += 1
@@ -166,14 +174,19 @@ class Soak:
         leaves = [x.requires_grad_() for x in (q, k, v)]
         out, lse = magi.dist_attn(*leaves, plan, self.group)
         parts = out.detach(), _finite(lse), *torch.autograd.grad(out, leaves, dout)
-        return tuple(magi.undispatch(x, plan, self.group) for x in parts)
+        return tuple(magi.undispatch(self._gathered(x), plan, self.group) for x in parts)
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """Where the group can gather it: gloo takes tensors of the CPU."""
+        return x.cpu() if self.args.one_gpu else x
 
     def _alone(self, case: Case, whole: list[Tensor]) -> tuple[Tensor, ...]:
         """The same on one rank."""
         *qkv, dout = whole
         leaves = [x.detach().requires_grad_() for x in qkv]
         out, meta = magi.flex_flash_attn_func(*leaves, slices=case.mask)
-        return out.detach(), _finite(meta.lse), *torch.autograd.grad(out, leaves, dout)
+        parts = out.detach(), _finite(meta.lse), *torch.autograd.grad(out, leaves, dout)
+        return tuple(self._gathered(x) for x in parts)
 
     def _done(self, number: int, seconds: float) -> float:
         """The share of the run that is over, as rank 0 sees it."""
@@ -181,12 +194,15 @@ class Soak:
             return number / self.args.iterations
         if number % 10:
             return 0.0
-        agreed = torch.tensor([seconds / self.args.seconds], device=self.device)
+        agreed = self._gathered(torch.tensor([seconds / self.args.seconds], device=self.device))
         dist.broadcast(agreed, 0)
         return float(agreed)
 
     def _used(self, seconds: float, number: int) -> dict[str, float]:
-        """Memory in MiB now."""
+        """Memory in MiB now, without what the C library keeps for later."""
+        gc.collect()
+        if hasattr(LIBC, "malloc_trim"):
+            LIBC.malloc_trim(0)
         used = {"s": round(seconds, 1), "iterations": number, "process": _resident_mib()}
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -217,12 +233,15 @@ def growth(memory: list[dict[str, float]], name: str) -> float:
 
 def serve(rank: int, args: argparse.Namespace, store: str, results: Any) -> None:
     """One rank; sends what it found."""
-    device = torch.device(args.device, rank) if args.device == "cuda" else torch.device("cpu")
+    gpu = 0 if args.one_gpu else rank
+    device = torch.device(args.device, gpu) if args.device == "cuda" else torch.device("cpu")
+    if args.one_gpu:
+        allow_sharing()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if device.type == "cuda" and not args.one_gpu else "gloo"
     dist.init_process_group(
         backend, init_method=f"file://{store}", rank=rank, world_size=args.ranks
     )
@@ -269,6 +288,7 @@ def parser() -> argparse.ArgumentParser:
     made = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--ranks", type=at_least(1), default=max(torch.cuda.device_count(), 2))
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    made.add_argument("--one-gpu", action="store_true", help="all ranks on the first GPU")
     made.add_argument("--tokens", type=at_least(LEAST_TOKENS + 1), default=512,
                       help="most tokens of a rank")  # fmt: skip
     made.add_argument("--iterations", type=at_least(1), default=1000)

@@ -15,7 +15,7 @@ GLOSSARY = ROOT / "docs" / "words.md"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    ROOT / "megatron_magi" / "csrc" / "attention" / "README.md",
+    *sorted((ROOT / "megatron_magi" / "csrc").rglob("README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MOST_WORDS = 40

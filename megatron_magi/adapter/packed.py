@@ -97,7 +97,7 @@ def make_packed_seq_params(
         magi_config: Planner and kernel knobs; default `MagiConfig()`.
         mask: What a token sees in its document, "causal" or "full"; `model_config.window_size`
             narrows it in the layers that Megatron calls window layers (window_attn_skip_freq). Or
-            any mask over the stream; windows are then refused.
+            any AttnMask over the stream; a model with window layers is then refused.
         device: Of `rope_positions`; default: CUDA if available, else CPU.
 
     Raises:
@@ -161,8 +161,10 @@ def pipeline_seq_length(
 ) -> int:
     """The `seq_length` to pass to Megatron's forward_backward_func: total_seqlen plus padding.
 
-    It is a function of lengths only, never of the mask, so pipeline shapes are fixed for a run. It
-    equals total_seqlen if that is divisible by CP (times TP under sequence parallelism).
+    It is a function of lengths only, never of the mask, so pipeline shapes are fixed for a run.
+    Nothing is padded if CP (times TP under sequence parallelism) divides total_seqlen and a rank's
+    share divides into 8 to 64 chunks; ``num_local_tokens`` of core/plan/token_layout.py has the
+    rule.
     """
     cp_size = model_config.context_parallel_size
     config = magi_config or MagiConfig()
@@ -310,6 +312,6 @@ def _check_mask(mask: AttnMask | MaskKind, total: int, has_windows: bool) -> Non
         )
     if has_windows:
         raise NotImplementedError(
-            "an own mask requires a model without sliding-window layers, got window_size in the "
-            "model config; put the window into the mask and leave window_size out"
+            "a mask of your own requires a model without sliding-window layers, got window_size in "
+            "the model config; put the window into the mask and leave window_size out"
         )

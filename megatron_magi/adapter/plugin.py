@@ -24,8 +24,9 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.widths import Widths
-from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan import AttnPlan, predict_times
 from megatron_magi.core.runtime.agreement import agree
+from megatron_magi.core.runtime.measured_times import measured_times, times_text
 
 STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
 """Prefixes of the class names of Megatron's layers that carry a state along the sequence."""
@@ -158,10 +159,7 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         model_config.params_dtype,
         Widths(heads.head_dim, heads.value_dim),
     )
-    packed = make_packed_seq_params(
-        [0, seq_length], model_config, _cp_group(cp_size), magi_config=magi_config, device="cpu"
-    )
-    plan = packed.token_plan
+    plan = _causal_plan(model_config, magi_config, seq_length)
     transport = _transport(plan, torch.empty(0, dtype=model_config.params_dtype, device=_device()))
     return (
         f"megatron_magi active: kernel {backend.name}, transport {transport}, cp {cp_size}, "
@@ -169,6 +167,26 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         f"chunk {plan.layout.chunk_size}, imbalance {plan.imbalance:.3f} "
         f"(causal, {seq_length} tokens)"
     )
+
+
+def measured_line(model_config: Any, magi_config: MagiConfig, seq_length: int) -> str:
+    """One line that puts measured times of a layer beside the planner's; all ranks call it."""
+    plan = _causal_plan(model_config, magi_config, seq_length)
+    times = measured_times(plan, _cp_group(plan.cp_size), _device())
+    costs = magi_config.costs
+    return (
+        f"megatron_magi measured: kernel {costs.kernel_tflops:g} TFLOP/s, memory "
+        f"{costs.memory_gib_s:g} GiB/s, link {costs.link_gib_s:g} GiB/s, stage latency "
+        f"{costs.stage_latency_us:g} us; a layer (causal, {seq_length} tokens), "
+        f"{times_text(predict_times(plan), times)}"
+    )
+
+
+def _causal_plan(model_config: Any, magi_config: MagiConfig, seq_length: int) -> AttnPlan:
+    group = _cp_group(model_config.context_parallel_size)
+    return make_packed_seq_params(
+        [0, seq_length], model_config, group, magi_config=magi_config, device="cpu"
+    ).token_plan
 
 
 def _transport(plan: AttnPlan, like: torch.Tensor) -> str:

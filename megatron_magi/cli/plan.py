@@ -6,6 +6,7 @@ examples:
   megatron-magi plan --cu-seqlens @documents.txt --cp 64 --quiet
   megatron-magi plan --data runs/data/python_stdlib --seq-length 32768 --cp 8
   megatron-magi plan --recipe recipes/tiny_llama_cpu.yaml parallel.cp=4 --json
+  megatron-magi plan --lengths 32768 --cp 4 --measure              kernel times beside the model's
 """
 
 from __future__ import annotations
@@ -17,19 +18,25 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
 from megatron_magi.cli.parser import UsageError, add_output_options
+from megatron_magi.cli.plan_kernels import kernel_table, measured_kernels
 
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi.core.plan import AttnPlan
     from megatron_magi.viz.plan_facts import LayoutFacts, Layouts
 
 MAX_ROWS = 16
-"""Ranks shown in tables; the JSON has all."""
+"""Ranks shown in tables and measured; the JSON has all of a plan."""
 MAX_REPORT = 2**32
 """Steps of work in a report, about a minute."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mask_options(parser)
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help=f"time the kernels of each rank (the first {MAX_ROWS}) on this machine",
+    )
     add_output_options(parser)
 
 
@@ -41,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
     plan_ms = (time.perf_counter() - began) * 1e3
     _check_report(plan)
     facts = plan_facts(given, plan, make_layouts(given, plan), plan_ms)
+    if options.measure:
+        facts["kernels"] = measured_kernels(plan, MAX_ROWS)
     if options.json:
         print(json.dumps(facts, indent=1))
     elif options.quiet:
@@ -90,63 +99,78 @@ def plan_facts(
     given: PlanInput, plan: AttnPlan, layouts: Layouts, plan_ms: float
 ) -> dict[str, Any]:
     """Everything the report says, as plain values."""
-    from megatron_magi.core.plan import predict_times
-    from megatron_magi.viz.plan_facts import (
-        receive_bytes,
-        ring_rows,
-        rows_between_nodes,
-        stage_rows,
-        traffic_matrix,
-    )
+    from megatron_magi.viz.plan_facts import ring_rows, traffic_matrix
 
-    mask, layout, heads = given.mask, plan.layout, plan.head_shape
-    ring = ring_rows(plan)
-    cells = mask.total_seqlen_q * mask.total_seqlen_k
-    times = predict_times(plan)
-    received, buffers = plan.rows_received, receive_bytes(plan)
-    crossing, readers = rows_between_nodes(plan)
+    heads, ring = plan.head_shape, ring_rows(plan)
     return {
-        "mask": {
-            "text": given.text,
-            "tokens": mask.total_seqlen_q,
-            "slices": mask.num_slices,
-            "visible_cells": mask.area(),
-            "visible_share": mask.area() / cells if cells else 0.0,
-        },
-        "plan": {
-            "cp_size": plan.cp_size,
-            "chunk_size": layout.chunk_size,
-            "tokens_per_rank": layout.num_local_tokens,
-            "padding_tokens": layout.padded_seqlen - layout.total_seqlen,
-            "overlap_degree": plan.overlap_degree,
-            "forward_mode": plan.forward_mode,
-            "imbalance": plan.imbalance,
-            "digest": f"{plan.digest:016x}",
-            "planning_ms": plan_ms,
-            "rows_of_ring": _ratio(plan.rows_received.sum(), ring * plan.cp_size),
-            "ranks_per_node": plan.ranks_per_node,
-            "rows_between_nodes": crossing,
-            "rows_between_nodes_by_reader": readers,
-            "model_forward_us": times.forward_us,
-            "model_backward_us": times.backward_us,
-            "model_exposed_share": times.exposed_share,
-        },
+        "mask": _mask_facts(given),
+        "plan": {**_layout_of_plan(plan, plan_ms), **_exchange_of_plan(plan, ring)},
         "layouts": {name: _layout_facts(one, ring) for name, one in layouts.items()},
         "heads": {"q": heads.num_heads_q, "kv": heads.num_heads_kv, "dim": heads.head_dim,
                   "value_dim": heads.value_dim, "bytes_per_element": heads.bytes_per_element},
         "ring_rows_per_rank": ring,
-        "ranks": [
-            {
-                "tiles": int(plan.loads[rank]),
-                "load": _ratio(plan.loads[rank] * plan.cp_size, plan.loads.sum()),
-                "rows_received": int(received[rank]),
-                "rows_by_stage": rows.tolist(),
-                "receive_buffer_bytes": int(buffers[rank]),
-            }
-            for rank, rows in enumerate(stage_rows(plan))
-        ],
+        "ranks": _rank_facts(plan),
         "rows_from_rank_to_rank": traffic_matrix(plan).tolist(),
     }  # fmt: skip
+
+
+def _mask_facts(given: PlanInput) -> dict[str, Any]:
+    mask = given.mask
+    return {
+        "text": given.text,
+        "tokens": mask.total_seqlen_q,
+        "slices": mask.num_slices,
+        "visible_cells": mask.area(),
+        "visible_share": _ratio(mask.area(), mask.total_seqlen_q * mask.total_seqlen_k),
+    }
+
+
+def _layout_of_plan(plan: AttnPlan, plan_ms: float) -> dict[str, Any]:
+    layout = plan.layout
+    return {
+        "cp_size": plan.cp_size,
+        "chunk_size": layout.chunk_size,
+        "tokens_per_rank": layout.num_local_tokens,
+        "padding_tokens": layout.padded_seqlen - layout.total_seqlen,
+        "overlap_degree": plan.overlap_degree,
+        "forward_mode": plan.forward_mode,
+        "imbalance": plan.imbalance,
+        "digest": f"{plan.digest:016x}",
+        "planning_ms": plan_ms,
+    }
+
+
+def _exchange_of_plan(plan: AttnPlan, ring: int) -> dict[str, Any]:
+    from megatron_magi.core.plan import predict_times
+    from megatron_magi.viz.plan_facts import rows_between_nodes
+
+    times = predict_times(plan)
+    crossing, by_reader = rows_between_nodes(plan)
+    return {
+        "rows_of_ring": _ratio(plan.rows_received.sum(), ring * plan.cp_size),
+        "ranks_per_node": plan.ranks_per_node,
+        "rows_between_nodes": crossing,
+        "rows_between_nodes_by_reader": by_reader,
+        "model_forward_us": times.forward_us,
+        "model_backward_us": times.backward_us,
+        "model_exposed_share": times.exposed_share,
+    }
+
+
+def _rank_facts(plan: AttnPlan) -> list[dict[str, Any]]:
+    from megatron_magi.viz.plan_facts import receive_bytes, stage_rows
+
+    received, buffers = plan.rows_received, receive_bytes(plan)
+    return [
+        {
+            "tiles": int(plan.loads[rank]),
+            "load": _ratio(plan.loads[rank] * plan.cp_size, plan.loads.sum()),
+            "rows_received": int(received[rank]),
+            "rows_by_stage": rows.tolist(),
+            "receive_buffer_bytes": int(buffers[rank]),
+        }
+        for rank, rows in enumerate(stage_rows(plan))
+    ]
 
 
 def _layout_facts(layout: LayoutFacts | None, ring: int) -> dict[str, Any] | None:
@@ -196,6 +220,8 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
     ]
     if plan.cp_size <= MAX_ROWS and plan.cp_size > 1:
         lines += ["", *_traffic_table(facts["rows_from_rank_to_rank"])]
+    if "kernels" in facts:
+        lines += ["", *kernel_table(facts["kernels"])]
     return "\n".join(lines)
 
 

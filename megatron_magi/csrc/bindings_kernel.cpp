@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "arrays.h"
-#include "schedule/backward.h"
-#include "schedule/backward_schedule.h"
+#include "schedule/backward_choice.h"
 #include "schedule/backward_turns.h"
 #include "schedule/forward.h"
 #include "schedule/forward_choice.h"
@@ -102,14 +101,26 @@ FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 
 // What the device reads of a backward, and its schedule.
 struct BwdArrays {
-  Int32Array items, entries, segments, places, turns;
+  Int32Array items, entries, segments, places, turns, order;
   int64_t num_row_groups, steps, partial_steps, num_splits, heads_per_section;
   bool descending, heads_inner, grouped;
 };
 
+BwdArrays arrays_of(const magi::BwdChoice& choice) {
+  const auto& [list, schedule, order] = choice;
+  return {rows_to(list.items),        rows_to(list.entries),
+          rows_to(list.segments),     rows_to(list.places),
+          rows_to(list.turns),        rows_to(order).reshape({-1}),
+          list.num_row_groups,        list.steps,
+          list.partial_steps,         schedule.num_splits,
+          schedule.heads_per_section, list.descending,
+          list.heads_inner,           list.grouped};
+}
+
 BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
                         int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
-                        std::optional<int64_t> asked_tile_k, bool deterministic) {
+                        std::optional<int64_t> asked_tile_k, bool deterministic,
+                        std::optional<int64_t> num_own, std::pair<double, double> travel) {
   const int64_t tile_k = asked_tile_k.value_or(magi::bwd_tile_k(static_cast<int>(head_dim)));
   require_positive({{"heads_q", heads_q},
                     {"heads_kv", heads_kv},
@@ -117,31 +128,17 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
                     {"tile_q", tile_q},
                     {"tile_k", tile_k}});
   const std::vector<magi::Slice> slices = slices_from(rows);
-  magi::BwdWorkList list;
-  magi::BwdSchedule schedule;
+  magi::BwdTiling tiling;
+  tiling.tile_q = tile_q;
+  tiling.tile_k = tile_k;
+  magi::BwdChoice choice;
   {
     py::gil_scoped_release nogil;
-    magi::BwdTiling tiling;
-    tiling.tile_q = tile_q;
-    tiling.tile_k = tile_k;
-    list = magi::build_bwd_work_list(slices, num_q, num_k, tiling, deterministic);
-    const int64_t head_bytes = num_q * head_dim * 8;  // Q, dO in 16 bits, dQ in 32
-    schedule = magi::choose_bwd_schedule(list, heads_q / heads_kv, heads_kv, num_sms, head_bytes,
-                                         num_q, deterministic);
+    choice = magi::choose_bwd(slices, {num_q, num_k, num_own.value_or(num_k)},
+                              {heads_q, heads_kv, head_dim}, num_sms, tiling,
+                              {deterministic, {travel.first, travel.second}});
   }
-  return {rows_to(list.items),
-          rows_to(list.entries),
-          rows_to(list.segments),
-          rows_to(list.places),
-          rows_to(list.turns),
-          list.num_row_groups,
-          list.steps,
-          list.partial_steps,
-          schedule.num_splits,
-          schedule.heads_per_section,
-          list.descending,
-          list.heads_inner,
-          list.grouped};
+  return arrays_of(choice);
 }
 
 template <class Row>
@@ -203,6 +200,7 @@ void bind_kernel(py::module_& m) {
       .def("visits", &bwd_visits,
            "The step of every item in walk order: first row group, the numbers that it and the "
            "next one wait for, what is signalled (attention/backward/visit.h).")
+      .def_readonly("order", &BwdArrays::order)
       .def_readonly("num_row_groups", &BwdArrays::num_row_groups)
       .def_readonly("steps", &BwdArrays::steps)
       .def_readonly("partial_steps", &BwdArrays::partial_steps)
@@ -230,6 +228,8 @@ void bind_kernel(py::module_& m) {
         py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,
         py::arg("num_sms") = 132, py::arg("tile_q") = magi::kBwdTileQ,
         py::arg("tile_k") = py::none(), py::arg("deterministic") = false,
-        "Items, entries, turns and schedule of the backward (schedule/backward.h). tile_k: keys "
-        "of a tile; None: those of the kernel for this head_dim.");
+        py::arg("num_own") = py::none(), py::arg("travel") = std::pair(0., 0.),
+        "Items, entries, turns, order and schedule of the backward (schedule/backward_choice.h). "
+        "tile_k: keys of a tile; None: those of the kernel for this head_dim. num_own: keys before "
+        "the received ones; None: all. travel: of received keys and of their gradients.");
 }

@@ -43,7 +43,16 @@ class Options:
 
     config: MagiConfig
     mask_name: str | None = None
-    """`package.module:function` of --magi-mask."""
+    """The value of --magi-mask, `package.module:function`."""
+    measures_costs: bool = False
+    """--magi-measure-costs: the rates of the cost table come from the machine."""
+
+    def __post_init__(self) -> None:
+        if self.measures_costs and self.config.deterministic:
+            raise ValueError(
+                "--magi-measure-costs must not be given beside --magi-deterministic, got both; a "
+                "run that can be repeated bit by bit needs the same cost table every time"
+            )
 
     def mask_function(self) -> MaskFunction | None:
         """The function itself.
@@ -71,10 +80,10 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
                 f"--attention-backend magi is required beside {_flag_of(next(iter(given)))}"
             )
         return None, list(argv)
-    mask_name = given.pop("mask", None)
+    mask_name, measures = given.pop("mask", None), given.pop("measure_costs", False)
     try:
         costs = CostTable(**{name: given.pop(name) for name in COST_FLAGS if name in given})
-        options = Options(MagiConfig(costs=costs, **given), mask_name)
+        options = Options(MagiConfig(costs=costs, **given), mask_name, measures)
         options.mask_function()
     except (TypeError, ValueError) as error:
         parser.error(str(error))
@@ -104,6 +113,9 @@ def flag_parser() -> argparse.ArgumentParser:
         options = {key: value for key, value in settings.items() if key != "flag"}
         parser.add_argument(_flag_of(name), dest=name, default=None, **options)
     parser.add_argument("--magi-mask", dest="mask", metavar="MODULE:FUNCTION")
+    parser.add_argument(
+        "--magi-measure-costs", dest="measure_costs", action="store_true", default=None
+    )
     return parser
 
 

@@ -1,15 +1,17 @@
-"""One run of a pretrain script with the switch on: what its hooks share."""
+"""What the hooks share in one run of a pretrain script with `--attention-backend magi`."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import parallel_state
 
-from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.adapter.packed import MagiPackedSeqParams, head_shape, make_packed_seq_params
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.runtime.calibration import measured_costs
 from megatron_magi.launcher.flags import Options
 
 NUM_RECENT = 16
@@ -55,13 +57,23 @@ class Launch:
     _recent: dict[tuple[tuple[int, ...], int | None], MagiPackedSeqParams] = field(
         default_factory=dict, repr=False
     )
-    """By boundaries and mask, the latest last."""
+    """Microbatches by boundaries and digest of the mask; the one that was used last comes last."""
 
     def cp_group(self) -> Any:
         """The context-parallel group; None for one rank."""
         if parallel_state.get_context_parallel_world_size() == 1:
             return None
         return parallel_state.get_context_parallel_group()
+
+    def take_model_config(self, config: Any) -> None:
+        """Keep the first model chunk's config. All ranks call it: with --magi-measure-costs they
+        measure the cost table here, the same for the whole world."""
+        self.model_config = config
+        if self.options.measures_costs:
+            magi = self.options.config
+            world = dist.group.WORLD if dist.is_initialized() else None
+            costs = measured_costs(self.cp_group(), head_shape(config), magi, agreeing=world)
+            self.options = replace(self.options, config=replace(magi, costs=costs))
 
     def plan(self, bounds: list[int], mask: AttnMask | None = None) -> MagiPackedSeqParams:
         """Plan a microbatch of documents with these boundaries, and count it.
@@ -77,7 +89,7 @@ class Launch:
                 self.model_config,
                 self.cp_group(),
                 magi_config=self.options.config,
-                mask=mask,
+                mask="causal" if mask is None else mask,
             )
         self._recent[key] = packed
         if len(self._recent) > NUM_RECENT:

@@ -17,7 +17,7 @@ from megatron_magi.adapter.carried_plan import carried_plan, forward_arguments
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.adapter.plugin import prepare_model, startup_line
+from megatron_magi.adapter.plugin import measured_line, prepare_model, startup_line
 from megatron_magi.launcher.documents import (
     bounds_of_cu_seqlens,
     requested_mask,
@@ -27,7 +27,7 @@ from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.norms import own_norms
 
 NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
-"""What a spec may ask for that a causal plan does not give."""
+"""Mask types of a layer spec that a causal plan does not compute."""
 
 SPECS = (
     "transformer_layer_spec",
@@ -75,14 +75,14 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
     prepare_model(model, launch.options.config)
     if launch.options.mask_name is None:
         _require_causal(model)
-    # Before the checks that prepare_model put there.
+    # It must run before the checks that prepare_model has registered.
     hook = functools.partial(_give_plan, launch)
     model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     if launch.model_config is None:
-        launch.model_config = config
-        line = _first_line(launch, config)  # on every rank: they choose the transport together
+        launch.take_model_config(config)
+        lines = _first_lines(launch, config)  # on every rank: they choose the transport together
         if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-            print(line, flush=True)
+            print(lines, flush=True)
 
 
 def _require_causal(model: Any) -> None:
@@ -95,12 +95,15 @@ def _require_causal(model: Any) -> None:
             )
 
 
-def _first_line(launch: Launch, config: Any) -> str:
+def _first_lines(launch: Launch, config: Any) -> str:
     length = launch.args.seq_length * launch.args.micro_batch_size
-    return (
+    line = (
         f"{startup_line(config, launch.options.config, length)}, megatron-core {MEGATRON_VERSION}, "
         f"documents {_documents(launch)}, hooks {' '.join(launch.installed)}"
     )
+    if not launch.options.measures_costs:
+        return line
+    return f"{line}\n{measured_line(config, launch.options.config, length)}"
 
 
 def _documents(launch: Launch) -> str:

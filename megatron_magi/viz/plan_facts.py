@@ -33,7 +33,7 @@ class LayoutFacts:
     row_ranges: tuple[npt.NDArray[np.integer[Any]], ...] = field(repr=False)
     """[n, 2] of every rank: its rows as runs, without padding."""
     loads: npt.NDArray[np.int64]
-    """int64 [cp_size]: kernel tiles."""
+    """int64 [cp_size]: kernel tiles; those of a plan are in proportion to its predicted times."""
     rows_received: npt.NDArray[np.int64]
     """int64 [cp_size]: key rows that a rank receives in this layout, padding included."""
     rows_needed: npt.NDArray[np.int64]

@@ -73,9 +73,9 @@ def lose_partial() -> None:
     """On context-parallel rank 0, sums of dk and dv without what arrives."""
     from megatron.core import parallel_state
 
-    from megatron_magi.core.runtime import dist_attn
+    from megatron_magi.core.runtime import joined_backward, staged_backward
 
-    right = dist_attn.add_partials
+    right = staged_backward.add_partials
 
     def wrong(own, arriving, dtype):
         if parallel_state.get_context_parallel_rank() == 0:
@@ -84,7 +84,7 @@ def lose_partial() -> None:
             arriving = []
         return right(own, arriving, dtype)
 
-    dist_attn.add_partials = wrong
+    staged_backward.add_partials = joined_backward.add_partials = wrong
 
 
 ERRORS = {

@@ -145,8 +145,9 @@ FUNCTIONS = [
             "head_shape": kind.HEADS,
             "config": kind.config("MagiConfig"),
             "device": kind.DEVICE.without(None),
+            "agreeing": kind.GROUP,
         },
-        words={"cp_group": "cp_"},
+        words={"cp_group": "cp_", "agreeing": "cp_"},
     ),
     Call("slices_tensor", magi.slices_tensor, {"mask": MASK}, {"mask": kind.MASK}),
 ]

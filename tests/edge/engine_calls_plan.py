@@ -47,5 +47,10 @@ PLANNING = [
         {"stages": kind.everything("stage", 3, "ab", [1], None)},
         words={"stages": "stage"},
     ),
-    Call("predict_times", planning.predict_times, {"plan": PLAN}, {"plan": kind.PLAN}),
+    Call(
+        "predict_times",
+        planning.predict_times,
+        {"plan": PLAN},
+        {"plan": kind.PLAN, "costs": kind.config("CostTable")},
+    ),
 ]

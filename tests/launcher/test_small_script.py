@@ -54,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("cp2", CP2, VALIDATE, {"log-interval": 1}),
         small("stock odd", ODD),
         small("cp3 odd", CP3, ODD),
-        small("cp2 pp2 odd", CP2_PP2, ODD),
+        small("cp2 pp2 odd", CP2_PP2, ODD, {"magi-measure-costs": True}),
         small("tp2 sp cp2", CP2, TP2_SP),
         small("stock four layers", FOUR_LAYERS),
         small("pp4", PP4, FOUR_LAYERS),
@@ -165,6 +165,12 @@ def test_one_line_says_what_runs(results: dict[str, Any]) -> None:
     assert len(lines) == 2
     assert "megatron_magi" not in second["output"]
     assert "megatron_magi" not in results["stock"]["values"][0]["output"]
+
+
+def test_a_second_line_has_measured_costs_and_times(results: dict[str, Any]) -> None:
+    output = results["cp2 pp2 odd"]["values"][0]["output"]
+    (line,) = [x for x in output.splitlines() if x.startswith("megatron_magi measured: kernel ")]
+    assert "predicted / measured us: forward " in line and "; forward stages of rank " in line
 
 
 def test_figures_are_in_the_log(results: dict[str, Any]) -> None:

@@ -3,6 +3,9 @@
 A rank fills a slot of its symmetric memory, tells its peers, and reads from theirs what is for it,
 on a stream of its own that waits for flags (csrc/attention/rows/pull.cpp). Rows that kernels write
 are written to the slot directly.
+
+A kernel may run meanwhile: it waits for a word before it reads rows that arrive, and raises another
+one when it has written rows that leave, long before its end.
 """
 
 from __future__ import annotations
@@ -20,18 +23,18 @@ from torch import Tensor
 
 from megatron_magi.core.comm.rows import fill_gather, one_kernel_gathers
 from megatron_magi.core.comm.symmetric_memory import NUM_SLOTS, SymmetricMemory, view_of
-from megatron_magi.core.comm.transport import RowCounts, Sending, gathered
+from megatron_magi.core.comm.transport import DeviceWord, RowCounts, Sending, gathered
 from megatron_magi.core.cuda.abi import Pull, SendParams
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 
 READ_S = 5.0
-"""How long a report waits for the flags; other work of a stuck device may stand before the copy."""
+"""Seconds that a report waits for the flags: a stuck device may have other work before the copy."""
 GROWTH = 1.25
-"""A buffer that is too small is replaced by one with so much more than what is needed."""
+"""Slots that are too small are replaced by slots of so many times the bytes that are needed."""
 
 
 @dataclass(eq=False)
-class _Copies:
+class RowCopies:
     """An exchange under way; ``wait`` may be called once."""
 
     engine: CopyEngine
@@ -42,6 +45,12 @@ class _Copies:
     recv: Tensor | None
     """Kept until the copies into it have ended."""
     is_awaited: bool = False
+
+    def word(self) -> DeviceWord:
+        """What a kernel may wait for instead of ``wait``, if the engine announces arrivals."""
+        assert self.engine._announces
+        self.is_awaited = True
+        return DeviceWord(self.engine.memory.arrived_word, self.number)
 
     def wait(self) -> None:
         """Let the current stream wait for the rows."""
@@ -64,9 +73,10 @@ class CopyEngine:
         self.device = device
         self.library = cuda_library()
         self.stream = torch.cuda.Stream(device, priority=-1)
-        self._under_way: deque[_Copies] = deque()
+        self._under_way: deque[RowCopies] = deque()
         """Exchanges of which it is not known that they have ended, in their order."""
-        self._late: tuple[_Copies, float] | None = None
+        self._announces = False
+        self._late: tuple[RowCopies, float] | None = None
         """The exchange that the watcher saw waiting for peers, and since when."""
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._open(group, slot_bytes)
@@ -76,6 +86,8 @@ class CopyEngine:
         self.number = 0
         """Of the last exchange that was begun."""
         self._claimed = -1
+        self._written = 0
+        """What the kernels launched so far raise the word of written rows to."""
         memory, peers = self.memory, len(self.memory.peers)
         self._pulls = (Pull * peers)()
         flags = ctypes.addressof(memory.flags)
@@ -87,9 +99,10 @@ class CopyEngine:
         self._claim.num_peers = self._params.num_peers = peers
         self._params.pulls = ctypes.addressof(self._pulls)
         self._params.beside = self.stream.cuda_stream
+        self._params.arrived_word = memory.arrived_word if self._announces else None
 
     def reserve(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
-        """Have slots of so many bytes; all ranks call it with the same number before an exchange.
+        """Make slots hold so many bytes; all ranks call it with the same number before an exchange.
 
         Raises:
             RuntimeError: too little memory.
@@ -143,14 +156,40 @@ class CopyEngine:
 
     def exchange(
         self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0
-    ) -> _Copies:
+    ) -> RowCopies:
         """See Transport."""
-        self._claim_slot()  # of a rank that has nothing to fill it with
+        self._claim_slot()  # a rank that has nothing to send has not claimed it yet
         return self._begin("magi_exchange", self._params, recv, counts, first_row)
+
+    def announce(self) -> None:
+        """From now on, say by a word when rows have arrived; see ``RowCopies.word``."""
+        self._announces = True
+        self._params.arrived_word = self.memory.arrived_word
+
+    @property
+    def written_word(self) -> int:
+        """Address of the word that a kernel raises when it has written rows that leave."""
+        return self.memory.written_word
+
+    def exchange_written(self, recv: Tensor, counts: RowCounts, count: int) -> RowCopies:
+        """``exchange`` of rows that a kernel writes to ``room``; the kernel may still run then.
+
+        Args:
+            recv: as for ``exchange``, but created before the kernel was launched: memory that
+                PyTorch gives away after the launch may be the kernel's own.
+            count: by how much the kernel raises ``written_word``. It was launched before this call.
+        """
+        self._written = (self._written + count) % (1 << 32)
+        params = self._params
+        params.written, params.written_count = self.written_word, self._written
+        try:
+            return self._begin("magi_exchange", params, recv, counts, 0)
+        finally:
+            params.written = None
 
     def _begin(
         self, name: str, call: ctypes.Structure, recv: Tensor, counts: RowCounts, first_row: int
-    ) -> _Copies:
+    ) -> RowCopies:
         self.number = number = self.number + 1
         self._locate(recv, counts, first_row)
         self._collect()
@@ -161,7 +200,7 @@ class CopyEngine:
         params.number = number
         with on_device(self.device):
             self.library.call(name, call)
-        copies = _Copies(self, number, filled, arrived, recv)
+        copies = RowCopies(self, number, filled, arrived, recv)
         self._under_way.append(copies)
         return copies
 
@@ -195,8 +234,9 @@ class CopyEngine:
         return pair
 
     def overdue(self, seconds: float) -> str | None:
-        """For a watcher that calls this about every second: what this rank's device has waited for
-        longer. A device that has other work before it is not late."""
+        """What to report if this rank's device has waited for its peers for so many seconds; else
+        None. A watcher calls this about once a second. A device that has other work before the
+        exchange is not late."""
         waiting = self._waiting_for_peers()
         if waiting is None or self._late is None or self._late[0] is not waiting:
             self._late = None if waiting is None else (waiting, time.monotonic())
@@ -209,7 +249,7 @@ class CopyEngine:
             f"{waiting.number} within {seconds:.0f} s; look for the first error in their logs"
         )
 
-    def _waiting_for_peers(self) -> _Copies | None:
+    def _waiting_for_peers(self) -> RowCopies | None:
         """The oldest exchange that has not ended, if this rank's rows lie ready."""
         done = self.library.is_done
         try:
@@ -219,7 +259,7 @@ class CopyEngine:
         return first if first is not None and done(first.filled.cuda_event) else None
 
     def _absent(self, number: int) -> str:
-        """Which ranks have not begun an exchange, as far as the device still answers."""
+        """Which ranks have not begun an exchange, as far as the device still answers, in words."""
         found: list[int] = []
         memory = self.memory
 

@@ -116,7 +116,7 @@ class PendingRelay:
     """The first exchange."""
     transport: Transport
     dtype: torch.dtype
-    """In which a relay adds."""
+    """The dtype in which a relay adds."""
     crossing: PendingReduce | None = None
 
     def send_sums(self) -> None:
@@ -167,7 +167,7 @@ def node_reduce(
 
 @contextmanager
 def _beside(*buffers: Tensor) -> Iterator[None]:
-    """Work on buffers in a stream of its own, so that the current one need not wait."""
+    """Work on buffers in the stream of relays, so that the current stream need not wait for it."""
     device = buffers[0].device
     stream = _relay_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -178,8 +178,9 @@ def _beside(*buffers: Tensor) -> Iterator[None]:
 
 
 def _wait(work: Arrival | None, device: torch.device) -> None:
-    """Wait in the current stream, and in that of relays: an exchange that was started there uses
-    its memory, which later work there may not take before the exchange has ended."""
+    """Wait in the current stream and in that of relays. An exchange that was started in the stream
+    of relays uses that stream's memory, which its later work must not take before the exchange has
+    ended."""
     assert work is not None, "a cast among nodes has a group"
     if device.type == "cuda":
         with torch.cuda.stream(_relay_stream(device)):

@@ -153,16 +153,25 @@ def _add(
             _add(own[i : i + 1], received[i : i + 1], sources, peers, targets[i : i + 1])
         return
     fits = len(own) <= MAX_ROW_PARTS and all(x.dtype == torch.float32 for x in own)
-    fits = fits and own[0].shape[1:].numel() % 8 == 0
-    if library is None or not fits:
-        owners = sources.owners.here()
-        for rows in peers:
-            for mine, theirs in zip(own, received, strict=True):
-                mine.index_add_(0, owners[rows], theirs[rows].to(mine.dtype))
-        for mine, target in zip(own, targets, strict=True):
-            if target is not mine:
-                target.copy_(mine)
+    if library is not None and fits and own[0].shape[1:].numel() % 8 == 0:
+        _add_by_kernel(library, own, received, sources, targets)
         return
+    owners = sources.owners.here()
+    for rows in peers:
+        for mine, theirs in zip(own, received, strict=True):
+            mine.index_add_(0, owners[rows], theirs[rows].to(mine.dtype))
+    for mine, target in zip(own, targets, strict=True):
+        if target is not mine:
+            target.copy_(mine)
+
+
+def _add_by_kernel(
+    library: CudaLibrary,
+    own: Sequence[Tensor],
+    received: Sequence[Tensor],
+    sources: RowSources,
+    targets: Sequence[Tensor],
+) -> None:
     params = AddParams(
         begin=sources.begin.here().data_ptr(),
         sources=sources.sources.here().data_ptr(),

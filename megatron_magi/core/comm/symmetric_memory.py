@@ -20,9 +20,13 @@ from megatron_magi.core.cuda.abi import PeerFlags
 NUM_SLOTS = 2
 """One is filled while the peers read the other."""
 FLAGS_BYTES = 4096
+"""Bytes of a buffer before its slots: two int32 for each rank, then this rank's own words."""
+OWN_WORDS = 2048
+"""Where this rank's own words begin, behind the flags of up to 128 peers."""
 ALIGNMENT = 1 << 20
+"""The bytes of a slot are a multiple of this."""
 READY, TAKEN = 0, 4
-"""Places of a peer's two numbers in this rank's flags."""
+"""Byte offsets of a peer's two numbers in its part of the flags."""
 
 
 class Shared(NamedTuple):
@@ -70,11 +74,14 @@ class SymmetricMemory:
         with torch.inference_mode(False):  # training may follow an evaluation that opened it
             shared = rendezvous(group, device, FLAGS_BYTES + NUM_SLOTS * self.slot_bytes)
         self.buffer, self._handle, bases_by_rank, rank = shared
-        # Peers in turn, beginning after this rank, so that no two ranks read from one at a time.
+        # Peers in turn, beginning after this rank: no two ranks read from one peer at a time.
         self.rank, size = rank, len(bases_by_rank)
         self.peers = [(rank + i) % size for i in range(1, size)]
         bases = [bases_by_rank[peer] for peer in self.peers]
         self.flags = self._flags(bases)
+        own = self.buffer.data_ptr() + OWN_WORDS
+        self.arrived_word, self.written_word = own, own + 128
+        """Addresses of two words of this rank alone: see MagiExchangeParams."""
         self.peer_slots = [
             [base + FLAGS_BYTES + slot * self.slot_bytes for base in bases]
             for slot in range(NUM_SLOTS)
@@ -99,7 +106,8 @@ class SymmetricMemory:
         return made
 
     def numbers(self) -> dict[int, tuple[int, int]]:
-        """For reports: the last exchange that each peer was ready for and the last that it took.
+        """For reports: by peer, the number of the last exchange that it was ready for, and of the
+        last one whose rows it took.
 
         The host waits for a small copy, on another stream than the one that may be stuck. The
         device is set, because a thread's first device is GPU 0, on which leaving the stream would

@@ -22,8 +22,16 @@ class RowCounts(NamedTuple):
     recv: list[int]
     """[cp_size]: number of rows received from each rank."""
     starts: list[int] | None = None
-    """[cp_size]: at which of the rows that a rank sends those for this rank begin; None: the plan
-    was made for a transport that does not read its peers' memory."""
+    """[cp_size]: where the rows for this rank begin among the rows that each rank sends; None: the
+    plan was made for a transport that does not read its peers' memory."""
+
+
+class DeviceWord(NamedTuple):
+    """A 32-bit word on the device that grows, and the number that is waited for. Numbers wrap: it
+    has got there when the difference, as a signed number, is not negative."""
+
+    address: int
+    number: int
 
 
 class Arrival(Protocol):
@@ -56,7 +64,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """As a log line says it."""
+        """The name that a log line shows."""
         ...
 
     def room(

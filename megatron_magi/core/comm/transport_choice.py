@@ -11,23 +11,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.config import KernelBackend
+from megatron_magi.config import SYMMETRIC_MEMORY, KernelBackend
 from megatron_magi.core.comm.copy_engine import CopyEngine
 from megatron_magi.core.comm.transport import AllToAll, Transport
 from megatron_magi.core.cuda.library import loaded_cuda_library
 from megatron_magi.core.plan import AttnPlan, HeadShape
-from megatron_magi.core.plan.peer_rows import reads_peers
+from megatron_magi.core.plan.peer_rows import MAX_PEERS, reads_peers
 
 logger = logging.getLogger("megatron_magi")
 
 _engines: WeakKeyDictionary[dist.ProcessGroup, CopyEngine | str] = WeakKeyDictionary()
 """A group's copy engine, or why it has none."""
 _Inputs = tuple[torch.dtype, KernelBackend, HeadShape]
+"""The inputs that decide a call's kernel; they are equal on every rank."""
 _without_library: WeakKeyDictionary[dist.ProcessGroup, set[_Inputs]] = WeakKeyDictionary()
-"""The calls of a group that have no copy engine because of their kernel, by what decides the kernel
-and is equal on every rank. Other calls of the group may have one."""
+"""The calls of a group that have no copy engine because another kernel than ours computes them.
+Other calls of the group may have one."""
 _table_lock = threading.Lock()
 GRAD_BYTES = 4
+"""The most bytes of an element of a gradient that returns: fp32."""
 
 
 def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor) -> Transport:
@@ -37,11 +39,11 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
         like: a tensor of the device and dtype of the rows.
 
     Raises:
-        RuntimeError: on every rank: the config requires "symm_mem" and it is not there, or memory
-            is short. The message says why.
+        RuntimeError: on every rank, if the config requires "symm_mem" and it cannot be had, or too
+            little memory is left for it. The message says why.
 
-    Cost: the first call of a group, and the first with a plan that needs more memory than any plan
-    before, wait for the other ranks and for the device.
+    Cost: the first call of a group waits for the other ranks and for the device, and so does the
+    first call with a plan that needs more memory than any plan before it.
     """
     wanted = plan.config.transport
     if group is None or wanted == "all_to_all" or len(plan.transfers) == 0:
@@ -53,7 +55,8 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
         return _without_engine(group, wanted, engine)
     reads = reads_peers(plan.config, plan.cp_size, plan.ranks_per_node)
     if not reads or like.dtype not in _DTYPES:
-        return _without_engine(group, wanted, f"{like.dtype}, or a plan for several nodes")
+        why = "a plan for several nodes" if like.dtype in _DTYPES else f"rows in {like.dtype}"
+        return _without_engine(group, wanted, why)
     try:
         engine.reserve(group, _slot_bytes(plan, like))
     except RuntimeError as error:  # on every rank
@@ -65,9 +68,9 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
 
 def _without_engine(group: dist.ProcessGroup, wanted: str, why: str) -> AllToAll:
     """The all-to-all, unless the config requires what cannot be had."""
-    if wanted == "symm_mem":
+    if wanted in SYMMETRIC_MEMORY:
         raise RuntimeError(
-            f"transport 'symm_mem' needs GPUs of one host that read each other's memory, got "
+            f"transport {wanted!r} needs GPUs of one host that read each other's memory, got "
             f"{why}; set MagiConfig.transport to 'auto' or 'all_to_all'"
         )
     return AllToAll(group)
@@ -92,7 +95,7 @@ def _choose(plan: AttnPlan, group: dist.ProcessGroup, like: Tensor) -> CopyEngin
     if like.device.type != "cuda":
         return "tensors on the CPU"
     if not reads_peers(plan.config, plan.cp_size, plan.ranks_per_node):
-        return "ranks on several nodes, or more than one host holds"
+        return f"ranks on several nodes, or more than {MAX_PEERS} ranks"
     inputs = like.dtype, plan.config.kernel_backend, plan.head_shape
     if inputs in _without_library.get(group, ()):
         return _OTHER_KERNEL

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from megatron_magi.checks import flag, instance, word
 from megatron_magi.core.kernel.autograd import refuse_tangents
 from megatron_magi.core.kernel.backend import acc_dtype
+from megatron_magi.core.kernel.by_identity import ByIdentity
 from megatron_magi.core.kernel.op import Options, attend
 from megatron_magi.core.kernel.select import BACKENDS
 from megatron_magi.core.kernel.sink import sink_lse_of
@@ -97,7 +98,7 @@ def flex_flash_attn_func(
     check_qkv(q, k, v)
     softmax = Softmax(softmax_scale, softcap, sink)
     scale, softcap = softmax.numbers(q)
-    dtype = _float_dtype(q.dtype if out_dtype is None else out_dtype)
+    dtype = q.dtype if out_dtype is None else _float_dtype(out_dtype)
     options = Options(
         scale,
         dtype,
@@ -131,19 +132,35 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse tensors that no backend could run, in the order device, dtype, shape, stride."""
     named = (("q", q), ("k", k), ("v", v))
     for name, x in named:
-        tensor(x, name)
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}; move it")
-        if x.dtype != q.dtype or x.dtype not in FLOAT_DTYPES:
-            raise TypeError(
-                f"{name} must be fp16, bf16, fp32 or fp64 and share q's dtype {q.dtype}, got "
-                f"{x.dtype}; cast it"
-            )
-        if x.ndim != 3:
+        _check_kind(name, x, q)
+    _check_heads(q, k, v)
+    for name, x in named:
+        if x.shape[2] > 1 and x.stride(2) != 1:
             raise ValueError(
-                f"{name} must be [tokens, heads, head_dim], got {list(x.shape)}; "
-                f"fold the batch into the tokens (documents become slices)"
+                f"{name} must be contiguous in head_dim, got strides {list(x.stride())}; "
+                f"call .contiguous()"
             )
+
+
+def _check_kind(name: str, x: Tensor, q: Tensor) -> None:
+    """Check device, dtype and number of dimensions."""
+    tensor(x, name)
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}; move it")
+    if x.dtype != q.dtype or x.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"{name} must be fp16, bf16, fp32 or fp64 and share q's dtype {q.dtype}, got "
+            f"{x.dtype}; cast it"
+        )
+    if x.ndim != 3:
+        raise ValueError(
+            f"{name} must be [tokens, heads, head_dim], got {list(x.shape)}; "
+            f"fold the batch into the tokens (documents become slices)"
+        )
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check that the heads of three [tokens, heads, head_dim] fit together."""
     if q.shape[2] == 0 or v.shape[2] == 0:
         raise ValueError(
             f"head_dim must be at least 1, got q of shape {list(q.shape)} and v of shape "
@@ -157,14 +174,8 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"the number of query heads must be a multiple of the key/value heads, got "
-            f"{q.shape[1]} and {k.shape[1]}"
+            f"{q.shape[1]} and {k.shape[1]}; repeat the key/value heads"
         )
-    for name, x in named:
-        if x.shape[2] > 1 and x.stride(2) != 1:
-            raise ValueError(
-                f"{name} must be contiguous in head_dim, got strides {list(x.stride())}; "
-                f"call .contiguous()"
-            )
 
 
 def _float_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -195,15 +206,17 @@ def _check_slices(slices: Tensor) -> None:
         )
 
 
-_mask_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_mask_tensors: ByIdentity[Tensor] = ByIdentity()
 _range_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _tensor_of_mask(mask: AttnMask) -> Tensor:
-    if mask not in _mask_tensors:
+    found = _mask_tensors.get(mask)
+    if found is None:
         with torch.inference_mode(False):  # autograd may save it later
-            _mask_tensors[mask] = slices_tensor(mask)
-    return _mask_tensors[mask]
+            found = slices_tensor(mask)
+        _mask_tensors[mask] = found
+    return found
 
 
 def _slices_of_ranges(

@@ -17,9 +17,11 @@ def must_dispatch(*tensors: Tensor) -> bool:
     """Whether something must see ``torch.ops.magi``: torch.compile, tracing, a dispatch mode (fake
     tensors, selective checkpointing, flop counters), a transform, a tensor subclass or a tensor
     without memory."""
+    for x in tensors:
+        if type(x) is not Tensor or x.is_meta:
+            return True
     return (
-        any(type(x) is not Tensor or x.is_meta for x in tensors)
-        or torch.compiler.is_compiling()
+        torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None

@@ -70,7 +70,8 @@ def empty_rows(table: SliceTable, device: torch.device) -> Tensor:
 
 
 def rounded(count: int) -> int:
-    """``count`` rounded up to one of eight lengths between powers of two, to compile for few."""
+    """``count`` rounded up to one of eight lengths between powers of two, so that FlexAttention is
+    compiled for few lengths."""
     step = max(BLOCK, 1 << max(count.bit_length() - 4, 0))
     return -(-count // step) * step
 
@@ -92,7 +93,7 @@ def _make_block_mask(table: SliceTable, device: torch.device, least_intervals: i
 def visible_cells(table: SliceTable, device: torch.device, least_intervals: int = 1) -> Visible:
     """The test of a cell, FlexAttention's ``mask_mod``.
 
-    The sizes of what it reads are rounded, so that few variants are compiled.
+    The sizes of the arrays that it reads are rounded, so that few variants are compiled.
     """
     strips = strips_of(table)
     num_intervals = _power_of_two(max(strips.most, least_intervals))
@@ -178,8 +179,8 @@ def _in_blocks(blocks: Blocks, num_q: int, num_k: int) -> Blocks:
 
 
 def _block_lists(blocks: Blocks, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Per q block, the number of its k blocks, int32 [1, 1, q blocks], and all k blocks, its own
-    first, int32 [1, 1, q blocks, k blocks]."""
+    """The number of k blocks that each q block sees, int32 [1, 1, q blocks], and all k blocks with
+    those that it sees first, int32 [1, 1, q blocks, k blocks]."""
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     counts = blocks.sum(1).astype(np.int32)
     return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(order)[None, None].to(

@@ -13,7 +13,7 @@ from megatron_magi.core.kernel.flex_mask import BLOCK, Index, counted_up, strips
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 MOST_COMPARED = 32
-"""Slices of a row in one part, at two comparisons for every cell of a partial block each."""
+"""The most slices of a row in one part. Each takes two comparisons in a cell of a partial block."""
 
 
 def flex_parts(table: SliceTable) -> tuple[SliceTable, ...]:
@@ -23,7 +23,8 @@ def flex_parts(table: SliceTable) -> tuple[SliceTable, ...]:
     that parts have few blocks in common.
     """
     key = "flex parts"
-    if key not in table.cache:  # empty if the table is its only part: it must not refer to itself
+    if key not in table.cache:
+        # () stands for the table itself: its own cache must not refer to it.
         few = strips_of(table).most <= MOST_COMPARED
         table.cache[key] = () if few else _cut(table)
     return table.cache[key] or (table,)

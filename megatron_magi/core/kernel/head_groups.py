@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AttnOptions(TypedDict, total=False):
-    """What ``flex_flash_attn_func`` takes beside the tensors and the mask."""
+    """The options of ``flex_flash_attn_func``: all but its tensors and its mask."""
 
     softmax_scale: float | None
     deterministic: bool
@@ -39,8 +39,8 @@ def flex_flash_attn_by_head_group(
 ) -> tuple[Tensor, AttnForwardMeta]:
     """``flex_flash_attn_func`` with one mask per group of key/value heads; differentiable.
 
-    Neighbouring heads are a group: of G key/value heads and n masks, the first G / n heads and
-    the query heads that read them get the first mask.
+    A group is a run of neighbouring heads: with G key/value heads and n masks, the first G / n
+    heads and the query heads that read them get the first mask.
 
     Args:
         q: [T, H, D], as ``flex_flash_attn_func`` takes it.

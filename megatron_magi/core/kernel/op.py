@@ -88,13 +88,18 @@ def attend(
 
 
 def _asked(
-    q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slices: Tensor,
+    options: Options,
+    max_logits: Tensor | None = None,
 ) -> tuple[AttnBackend, AttnCall]:
     """The backend that computes a call, and the call."""
+    scale, _, backend, _, softcap, sink_lse = options
     table = slice_table(slices, q.shape[0], k.shape[0])
-    kernel = select_backend(options.backend, q.device, q.dtype, widths_of(q, v))
-    scale, softcap, sink_lse = options.softmax_scale, options.softcap, options.sink_lse
-    return kernel, AttnCall(q, k, v, table, scale, softcap=softcap, sink_lse=sink_lse)
+    kernel = select_backend(backend, q.device, q.dtype, widths_of(q, v))
+    return kernel, AttnCall(q, k, v, table, scale, max_logits, softcap, sink_lse)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> OutLse:
@@ -104,8 +109,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> 
 def _eager_forward(
     q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options, max_logits: Tensor | None
 ) -> OutLse:
-    kernel, call = _asked(q, k, v, slices, options)
-    return kernel.forward(call._replace(max_logits=max_logits), out_dtype=options.out_dtype)
+    kernel, call = _asked(q, k, v, slices, options, max_logits)
+    return kernel.forward(call, out_dtype=options.out_dtype)
 
 
 class _EagerAttn(torch.autograd.Function):
@@ -115,13 +120,15 @@ class _EagerAttn(torch.autograd.Function):
         how: tuple[Options, Tensor | None],
     ) -> OutLse:  # fmt: skip
         """``how``: the options, and ``AttnCall.max_logits``."""
-        options = how[0]._replace(sink_lse=sink_lse)
-        out, lse = _eager_forward(q, k, v, slices, options, how[1])
+        options, max_logits = how
+        if sink_lse is not None:
+            options = options._replace(sink_lse=sink_lse)
+        out, lse = _eager_forward(q, k, v, slices, options, max_logits)
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
         # the forward and the other when it recomputes.
         ctx.save_for_backward(q, k, v, _saveable(slices), sink_lse, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.options = options._replace(sink_lse=None)
+        ctx.options = options if sink_lse is None else options._replace(sink_lse=None)
         return out, lse
 
     @staticmethod

@@ -34,8 +34,8 @@ def choose_backend_name(
 ) -> str:
     """What "auto" means: cuda on Hopper, flex on other GPUs, reference on the CPU.
 
-    float32 and float64 run on the reference everywhere, because the CUDA kernels take bf16 and
-    fp16, and heads up to a width (``widths``); flex takes wider ones.
+    float32 and float64 run on the reference everywhere, because the CUDA kernels take bf16 and fp16
+    only. Heads that are too wide for the CUDA kernels (``widths``) run on flex.
     """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "reference"

@@ -21,7 +21,7 @@ from megatron_magi.core.kernel.backend import AttnCall, OutLse, acc_dtype
 from megatron_magi.core.tensor_checks import tensor
 
 SINK_LAYOUTS = {"sh": 2, "ssh": 3, "shd": 3}
-"""Dimensions of a sink by its layout."""
+"""Number of dimensions of a sink, by the name of its layout; "shd" is known and refused."""
 
 
 def sink_lse_of(sink: Tensor | None, q_THD: Tensor) -> Tensor | None:
@@ -48,9 +48,9 @@ def sink_lse_of(sink: Tensor | None, q_THD: Tensor) -> Tensor | None:
 
 
 class _LogSumExp(torch.autograd.Function):
-    """``logsumexp`` over the last dimension but one, in one kernel instead of eight: beside a short
-    attention call they would be seen. It saves what PyTorch's own saves, in the same order, because
-    a checkpoint may run one in the forward and the other when it recomputes."""
+    """``logsumexp`` over the last dimension but one, in one kernel. PyTorch's own takes eight, a
+    visible part of a short attention call. Both save the same tensors in the same order, because a
+    checkpoint may run one in the forward and the other when it recomputes."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
@@ -66,9 +66,10 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def join_sink_(out_THD: Tensor, lse_TH: Tensor, call: AttnCall) -> OutLse:
-    """(out, lse) after the sinks of a call joined every row, in place; as they are without sinks.
+    """Let the sinks of a call join every row, in place, and return (out, lse). Without sinks both
+    stay as they are.
 
-    A row that sees no key keeps out 0; its lse becomes that of the sinks alone. nan stays.
+    A row that sees no key keeps out 0; its lse becomes that of the sinks alone. nan stays nan.
     """
     if call.sink_lse is not None:
         # The sigmoid is e^lse / (e^lse + e^sink_lse): no -inf - -inf on rows that see nothing.
@@ -103,7 +104,13 @@ def check_joins(call: AttnCall, prev: OutLse | None) -> None:
 
 def check_layout(sink_layout: str, sink: Tensor | None = None) -> None:
     """Refuse a layout that no call computes, before any tensor is looked at, and then a sink whose
-    dimensions are not those of the layout."""
+    dimensions are not those of the layout.
+
+    Raises:
+        TypeError: a sink that is no tensor.
+        ValueError: an unknown layout, or a sink with other dimensions.
+        NotImplementedError: sinks with values.
+    """
     if not isinstance(sink_layout, str) or sink_layout not in SINK_LAYOUTS:
         raise ValueError(
             f"sink_layout must be 'sh' ([s, H]) or 'ssh' ([T, s, H]), got {shown(sink_layout)}; "

@@ -1,4 +1,4 @@
-"""The gradient of sinks, from numbers per row and head: by one kernel on Hopper, else in PyTorch.
+"""The gradient of sinks, from lse and delta: by a kernel of ours on Hopper, else in PyTorch.
 
 T query tokens, H query heads.
 """
@@ -18,19 +18,19 @@ from megatron_magi.core.cuda.library import (
 from megatron_magi.core.kernel.autograd import must_dispatch
 
 MOST_BLOCKS = 128
-"""Sums of shared sinks that one kernel makes, and a second one adds up."""
+"""The most partial sums that the kernel makes for shared sinks; PyTorch adds them up."""
 TOKENS_OF_A_BLOCK = 8
-"""kSinkTokens of csrc/attention/sink."""
+"""Tokens that a block takes at a time: kSinkTokens of csrc/attention/sink/launch.cu."""
 
 
 def sink_gradient(sink_lse: Tensor | None, lse_TH: Tensor, delta_TH: Tensor) -> Tensor | None:
-    """The gradient of ``AttnCall.sink_lse``, in its shape; None without sinks. Equal bits from run
-    to run.
+    """The gradient of ``AttnCall.sink_lse``, in its shape; None without sinks. Its bits are equal
+    from run to run.
 
-    A sink is a logit whose value is 0, so it gets minus its weight times delta.
+    A sink is a logit whose value is 0, so its gradient is minus its weight times delta.
 
     Args:
-        lse_TH: the final one, which the sinks have joined.
+        lse_TH: the final lse, which the sinks have joined.
         delta_TH: the row sum of out * dout, less the gradient of lse.
     """
     if sink_lse is None:

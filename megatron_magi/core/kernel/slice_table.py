@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
+from megatron_magi.core.kernel.by_identity import ByIdentity
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.mask.row_ranges import joined
@@ -40,7 +40,7 @@ class SliceTable:
         return joined(self.slices[:, :2])
 
 
-_by_tensor: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_by_tensor: ByIdentity[tuple[int, int, int, SliceTable]] = ByIdentity()
 
 
 def slice_table(slices: Tensor, num_q: int, num_k: int) -> SliceTable:

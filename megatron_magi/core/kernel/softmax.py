@@ -1,4 +1,4 @@
-"""How scores become weights: what multiplies and caps them, and what else a row's softmax has."""
+"""How scores become weights: their scale, their cap, and the sinks that join a row's softmax."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from megatron_magi.checks import number
 from megatron_magi.core.tensor_checks import tensor
 
 SOFTCAPS = (1e-30, 1e30)
-"""Caps whose products and quotients with scores stay inside fp32."""
+"""The least and the greatest softcap: products and quotients with scores stay inside fp32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """The softmax of an attention call."""
+    """The softmax of an attention call.
+
+    Raises:
+        TypeError: a scale or softcap that is no number, or a sink that is no tensor.
+        ValueError: a softcap that is neither 0 nor between 1e-30 and 1e30.
+    """
 
     scale: float | None = None
-    """What scores are multiplied by; None: 1 / sqrt(D), D being the head_dim of queries."""
+    """The factor of scores; None: 1 / sqrt(D), D being the head_dim of queries."""
     softcap: float = 0.0
     """Above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores."""
     sink: Tensor | None = None
@@ -38,7 +43,7 @@ class Softmax:
             tensor(self.sink, "sink")
 
     def numbers(self, q: Tensor) -> tuple[float, float]:
-        """What the scores of these queries are multiplied by, and softcap.
+        """(the factor of these queries' scores, softcap).
 
         Args:
             q: [T, H, D].

@@ -2,7 +2,8 @@
 
 ``flex_mask`` makes its block mask. A table with many slices a row is computed in the parts that
 ``flex_parts`` makes. This backend is slower than the CUDA backend. It runs if it is chosen
-explicitly or the GPU is not a Hopper, and ``select_backend`` logs the choice.
+explicitly, if the GPU is not a Hopper, or if heads are too wide for our kernels.
+``select_backend`` logs the choice.
 Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and
 their output may have another one).
 """
@@ -21,10 +22,12 @@ from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
     OutLse,
+    OwnKeysOnly,
     acc_dtype,
     deliver,
     final_delta,
     put_rows,
+    refuse_received,
     row_delta,
 )
 from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
@@ -33,16 +36,17 @@ from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.sink import check_joins, join_sink_
 
 MOST_SHAPES = 128
-"""Limit of compiled shapes. PyTorch's own limit is 8, after which it silently runs uncompiled."""
+"""The most shapes that are compiled. PyTorch stops at 8 and then silently runs uncompiled."""
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class FlexBackend:
-    """Forward and backward by FlexAttention, compiled on GPUs and eager on the CPU (tests).
+class FlexBackend(OwnKeysOnly):
+    """Forward and backward by FlexAttention: compiled on GPUs, and eager on the CPU, for tests.
 
     A stage's backward recomputes its forward: FlexAttention's backward needs the stage's own out
-    and lse, while the protocol passes the final lse only. So the parts of a table are stages too.
+    and lse, while the protocol passes the final lse only. The parts of a table are treated as
+    stages, for the same reason.
     """
 
     name = "flex"
@@ -108,8 +112,8 @@ def _parts(call: AttnCall) -> list[Part]:
 def _forward(call: AttnCall) -> OutLse:
     """out [T, H, E] and lse [T, H] in the accumulation dtype, the parts merged.
 
-    A row that sees a score of inf, or none but -inf, has no softmax: it becomes nan. One that has
-    only -inf in a part counts as empty there.
+    A row that sees a score of inf, or only scores of -inf, has no softmax: it becomes nan. A row
+    whose scores in one part are all -inf counts as empty in that part.
     """
     first, *others = _parts(call)
     out, lse = _attend(first)
@@ -176,6 +180,7 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
 
 def check_call(call: AttnCall) -> None:
     """Check what FlexAttention demands beyond attention.check_qkv."""
+    refuse_received(call, "the kernel 'flex'")
     if call.max_logits is not None:
         raise NotImplementedError(
             "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "
@@ -208,15 +213,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
     import torch._dynamo as dynamo
 
     compiled = torch.compile(function, dynamic=False, **options)
-    wanted = {
-        "recompile_limit": MOST_SHAPES,
-        "cache_size_limit": MOST_SHAPES,  # the name in PyTorch 2.6
-        "accumulated_recompile_limit": 8 * MOST_SHAPES,
-        "accumulated_cache_size_limit": 8 * MOST_SHAPES,
-        "fail_on_recompile_limit_hit": True,
-        "fail_on_cache_limit_hit": True,
-    }
-    limits = {name: value for name, value in wanted.items() if hasattr(dynamo.config, name)}
+    limits = {name: value for name, value in _limits().items() if hasattr(dynamo.config, name)}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with dynamo.config.patch(limits):
@@ -231,6 +228,18 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
                 ) from error
 
     return call
+
+
+def _limits() -> dict[str, int | bool]:
+    """Settings of PyTorch's compiler, by the names of all versions."""
+    return {
+        "recompile_limit": MOST_SHAPES,
+        "cache_size_limit": MOST_SHAPES,  # the name in PyTorch 2.6
+        "accumulated_recompile_limit": 8 * MOST_SHAPES,
+        "accumulated_cache_size_limit": 8 * MOST_SHAPES,
+        "fail_on_recompile_limit_hit": True,
+        "fail_on_cache_limit_hit": True,
+    }
 
 
 def padded(x_THD: Tensor) -> Tensor:

@@ -11,16 +11,23 @@ from megatron_magi.core.kernel.select import choose_backend_name
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.widths import Widths, compiled_widths
 from megatron_magi.core.plan import HeadShape
+from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 
 def make_work_lists(
-    forward: Iterable[SliceTable],
-    backward: Iterable[SliceTable],
+    tables: tuple[Iterable[SliceTable], Iterable[SliceTable]],
     heads: HeadShape,
     config: MagiConfig,
     device: torch.device,
+    num_own: int | None = None,
+    travel: Travel = NO_TRAVEL,
 ) -> None:
     """Choose and upload what calls on these tables will launch; do nothing for another backend.
+
+    Args:
+        tables: of forward and of backward calls.
+        num_own: keys of a backward before those that its call has as received ones; None: all.
+        travel: of the received ones.
 
     Cost: milliseconds on the host for each long table, and one upload each; the host does not wait.
     """
@@ -32,10 +39,11 @@ def make_work_lists(
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
     key = HeadsKey(heads.num_heads_q, heads.num_heads_kv, *widths, device)
+    forward, backward = tables
     for table in forward:
         forward_launch(table, key)
     for table in backward:
-        backward_launch(table, key, config.deterministic)
+        backward_launch(table, key, config.deterministic, num_own, travel)
 
 
 def _is_chosen(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:

@@ -176,17 +176,24 @@ def make_attn_plan(
         ranks_per_node=ranks_per_node(config, cp_size),
         times=times,
     )
-    field_digests = {
+    digest, of_fields = _digests(mask, layout, head_shape, config)
+    return AttnPlan(
+        mask, layout, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
+        digest, of_fields,
+    )  # fmt: skip
+
+
+def _digests(
+    mask: AttnMask, layout: TokenLayout, head_shape: HeadShape, config: MagiConfig
+) -> tuple[int, dict[str, int]]:
+    """A plan's digest, and those of its fields; see AttnPlan."""
+    of_fields = {
         "mask": mask.digest,
         "token layout": layout.digest,
         "head_shape": _digest(astuple(head_shape)),
         "config": _digest(astuple(config)),
     }
-    digest = _digest((PLANNER_VERSION, cp_size, *field_digests.values()))
-    return AttnPlan(
-        mask, layout, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
-        digest, field_digests,
-    )  # fmt: skip
+    return _digest((PLANNER_VERSION, layout.cp_size, *of_fields.values())), of_fields
 
 
 def check_inputs(
@@ -253,8 +260,12 @@ def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multi
             f"token_multiple must be >= 1, got {token_multiple}; "
             f"pass the tensor-parallel size under sequence parallelism, else 1"
         )
-    if layout is None:
-        return
+    if layout is not None:
+        _check_fit(layout, total, cp_size, token_multiple)
+
+
+def _check_fit(layout: TokenLayout, total: int, cp_size: int, token_multiple: int) -> None:
+    """Check that a given token layout is one of this sequence, group and multiple."""
     for name, got, want in (
         ("total_seqlen", layout.total_seqlen, total),
         ("cp_size", layout.cp_size, cp_size),

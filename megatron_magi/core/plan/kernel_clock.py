@@ -9,30 +9,32 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 
 STEP_FLOPS = 4 * 128**3
-"""Of a forward step, 128 queries x 128 keys of head_dim 128; the clock's unit is a thousandth."""
+"""FLOPs of a forward step, 128 queries x 128 keys of head_dim 128, on one processor. The clock's
+unit is a thousandth of its time."""
 
 LONGEST_ROW = 2**31
-"""Rows that take longer are as good as endless."""
+"""The longest time of a row, in the clock's unit; a longer one counts as this."""
 
 
 class Timing(NamedTuple):
-    """What the planner predicts times by."""
+    """The clock and the price of a row, by which the planner judges a trade."""
 
     clock: solver.KernelClock
     row_time: int
-    """Of receiving a row and its gradients, in the clock's unit."""
+    """Time to receive a row and to return its gradients, in the clock's unit."""
 
 
 def timing(head_shape: HeadShape, config: MagiConfig) -> Timing | None:
-    """None: the cost table names no processors, so a rank's load is its tiles."""
+    """The clock for these heads. None if the cost table names no processors (``num_sms=0``); then a
+    rank's load is its tiles."""
     table = config.costs
     if table.num_sms == 0:
         return None
     dim = max(head_shape.head_dim, head_shape.value_dim)
     clock = solver.KernelClock(head_shape.num_heads_q, head_shape.num_heads_kv, dim, table.num_sms)
-    # On several nodes any row may cross.
+    # With several nodes any row may cross between them.
     link = table.link_gib_s if table.ranks_per_node is None else table.node_link_gib_s
     row_s = head_shape.kv_row_bytes / (link * 2**30)
-    row_s *= 3 if config.dkv_reduce_in_fp32 else 2
+    row_s *= 3 if config.dkv_reduce_in_fp32 else 2  # gradients in fp32 are twice as wide
     unit_s = STEP_FLOPS * table.num_sms / (table.kernel_tflops * 1e12) / 1000
     return Timing(clock, round(min(row_s / unit_s, LONGEST_ROW)))

@@ -20,10 +20,11 @@ class NodeCastPlan:
     which includes rows that this rank only relays, then what ``spreading`` brings."""
 
     first: GroupCastPlan
-    """To the ranks of the node, and to this rank's relays: the ranks of the same number on other
-    nodes."""
+    """The exchange with the ranks of the node, and with this rank's relays: the ranks of the same
+    number on other nodes."""
     spreading: GroupCastPlan
-    """From the node's other relays; ``send_ranges`` are rows of what ``first`` brings."""
+    """The exchange in which the node's relays spread rows; ``send_ranges`` are rows of what
+    ``first`` brings."""
     recv_ranges: Int32Array = field(repr=False)
     """int32 [n, 2], read-only: global rows in the order of the key buffer."""
 

@@ -11,7 +11,8 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.plan.token_layout import Int32Array, Int64Array
 
 MAX_PEERS = 64
-"""More ranks than share the memory of one host's GPUs today; the table of pairs stays small."""
+"""The most ranks that read each other's memory. No host has more GPUs that can, and the table of
+pairs stays small."""
 
 
 class PeerStarts(NamedTuple):

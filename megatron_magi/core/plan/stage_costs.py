@@ -1,4 +1,4 @@
-"""What stages take under a cost table: the unit in which the planner compares them."""
+"""A cost table in picoseconds, in which the planner compares stages."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 
 LONGEST_PS = 2.0**60
-"""Costs beyond this, 13 days, are as good as endless."""
+"""The longest cost, 13 days; a longer one counts as this."""
 
 
 def stage_costs(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> solver.StageCosts:
     """The cost table in picoseconds; see StageCosts of csrc/planner/stages.h.
 
     Args:
-        num_tokens: Of one rank.
+        num_tokens: rows of one rank.
     """
     table = config.costs
     score_and_out = head_shape.num_heads_q * (head_shape.head_dim + head_shape.value_dim)

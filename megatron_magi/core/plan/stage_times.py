@@ -1,12 +1,13 @@
-"""The times that the planner predicts: what it compares when it chooses degree and mode."""
+"""The times that the planner predicts, and by which it chooses overlap degree and forward mode."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.config import CostTable
 from megatron_magi.core.plan.attn_plan import FORWARD_MODES, AttnPlan, check_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
 
@@ -19,7 +20,7 @@ class StageTimes:
     """[cp_size, num_stages, 4]: a stage's (receive_start, receive_end, compute_start, compute_end)
     from the forward's start. Stages receive equal parts of the rows."""
     backward: npt.NDArray[np.float64] = field(repr=False)
-    """[cp_size]."""
+    """[cp_size]: the whole backward of each rank."""
 
     @property
     def forward_us(self) -> float:
@@ -41,15 +42,23 @@ class StageTimes:
         return float(waiting / receiving) if receiving else 0.0
 
 
-def predict_times(plan: AttnPlan) -> StageTimes:
-    """The planner's own prediction for the plan's degree and mode; see csrc/planner/stages.h."""
+def predict_times(plan: AttnPlan, costs: CostTable | None = None) -> StageTimes:
+    """The planner's own prediction for the plan's degree and mode; see csrc/planner/stages.h.
+
+    Args:
+        costs: another cost table than the plan's; None: the plan's.
+
+    Raises:
+        TypeError: no plan.
+    """
     check_plan(plan)
-    costs = stage_costs(plan.head_shape, plan.config, plan.layout.num_local_tokens)
+    config = plan.config if costs is None else replace(plan.config, costs=costs)
+    stage = stage_costs(plan.head_shape, config, plan.layout.num_local_tokens)
     native = plan.layout.native
-    rows = native.rows_on_link(plan.transfers, costs, plan.ranks_per_node)
+    rows = native.rows_on_link(plan.transfers, stage, plan.ranks_per_node)
     work = native.rank_work(plan.mask.slices, loads=plan.loads, link_rows=rows)
     mode = FORWARD_MODES.index(plan.forward_mode)
     return StageTimes(
-        costs.forward_stages(work, plan.overlap_degree, mode),
-        costs.backward_times(work, plan.overlap_degree),
+        stage.forward_stages(work, plan.overlap_degree, mode),
+        stage.backward_times(work, plan.overlap_degree),
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,22 +12,28 @@ import torch.distributed as dist
 from megatron_magi.checks import instance
 from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.core.comm.node_cast import cast_rows
-from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
+from megatron_magi.core.comm.process_group import (
+    CpGroup,
+    group_rank,
+    mesh_ranks_per_node,
+    resolve_group,
+)
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.attention import flex_flash_attn_func
+from megatron_magi.core.kernel.head_groups import AttnOptions
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.mask import builders
 from megatron_magi.core.plan import HeadShape
 from megatron_magi.core.runtime.plan_cache import plan_for
-from megatron_magi.core.runtime.prepared import prepared_for
+from megatron_magi.core.runtime.prepared import numbered, prepared_for
+from megatron_magi.core.runtime.random_inputs import random_qkv
+from megatron_magi.core.runtime.stopwatch import least_seconds
 from megatron_magi.core.tensor_checks import device as checked_device
 
-TURNS = 5
 DIGITS = 2
-"""Significant ones that are kept: rates vary by percents from run to run, and plans should not."""
+"""Significant digits of a rate: it varies by percents from run to run, and plans should not."""
 BACKWARD_WORK = 2.5
-"""Of the forward's."""
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""FLOPs of a backward over those of its forward."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,11 @@ class _Sizes:
     """How much is computed and moved."""
 
     tokens: int
+    """Tokens of the attention call."""
     copied_mib: int
+    """MiB of the copy."""
     rows: int
-    """That a rank sends to every other one."""
+    """Rows that a rank sends to every other one."""
 
 
 GPU_SIZES = _Sizes(tokens=8192, copied_mib=256, rows=4096)
@@ -51,28 +57,33 @@ def measured_costs(
     head_shape: HeadShape,
     config: MagiConfig | None = None,
     device: torch.device | str | None = None,
+    agreeing: CpGroup = None,
 ) -> CostTable:
     """``config.costs`` with the rates of this machine: link, kernel, memory and a stage's latency.
 
-    All ranks of the group call it together, once, and use the result in their MagiConfig; it is
-    part of every plan's digest. A run that must repeat another one bit by bit takes fixed costs
-    instead: measured ones may choose other stages.
+    All ranks call it together, once, and use the result in their MagiConfig; it is part of every
+    plan's digest. A run that must repeat another one bit by bit takes fixed costs instead, because
+    measured costs may lead to other stages.
 
     Args:
-        cp_group: the group, a 1-D mesh, or None for one rank, whose link is not measured.
+        cp_group: the group, a mesh, or None for one rank, whose link is not measured.
         head_shape: of one tensor-parallel rank.
-        config: its transport is measured, and its costs' other fields are kept. With
-            ``costs.ranks_per_node`` link and latency are kept too. None: the default.
+        config: its kernel and transport are measured, and its costs' other fields are kept. With
+            several nodes, by ``costs.ranks_per_node`` or a 2-D mesh, link and latency are kept too.
+            None: the default.
         device: that will attend. None: the current GPU, or the CPU without one.
+        agreeing: all ranks that must have equal plans; all of them call. With pipeline stages or
+            tensor parallelism they are more than a context-parallel group. None: ``cp_group``.
 
     Returns:
-        Equal tables on all ranks: for each rate the median over the ranks, in two digits.
+        Equal tables on all ranks: each rate is the median over the ranks, rounded to two
+        significant digits.
 
     Raises:
         TypeError: no head shape or config.
 
-    Cost: less than a second on a GPU, after the kernels are loaded; each rank sends 4,096 key and
-        value rows to every other one a few times, and the host waits.
+    Cost: less than a second on a GPU, after the kernels are loaded. Each rank sends 4,096 key and
+        value rows (64 on the CPU) to every other one six times, and the host waits.
     """
     instance(
         head_shape, HeadShape, "head_shape", "pass HeadShape(query heads, key heads, head_dim)"
@@ -80,21 +91,16 @@ def measured_costs(
     config = MagiConfig() if config is None else config
     instance(config, MagiConfig, "config", "pass a MagiConfig or None")
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
-    probe = _Probe(head_shape, config, _numbered(checked_device(name)))
+    probe = _Probe(head_shape, config, numbered(checked_device(name)))
     rates = {"kernel_tflops": probe.kernel_tflops(), "memory_gib_s": probe.memory_gib_s()}
     group = resolve_group(cp_group)
-    if group is not None and dist.get_world_size(group) > 1 and not config.costs.ranks_per_node:
+    per_node = config.costs.ranks_per_node or mesh_ranks_per_node(cp_group)
+    if group is not None and dist.get_world_size(group) > 1 and not per_node:
         rates["stage_latency_us"] = 1e6 * probe.cast_s(cp_group, 1)[0]
         seconds, received = probe.cast_s(cp_group, probe.sizes.rows)
         rates["link_gib_s"] = received / seconds / 2**30
-    agreed: dict[str, Any] = dict(_agreed(rates, group))
+    agreed: dict[str, Any] = dict(_agreed(rates, resolve_group(agreeing) or group))
     return replace(config.costs, **agreed)
-
-
-def _numbered(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def _agreed(rates: dict[str, float], group: dist.ProcessGroup | None) -> dict[str, float]:
@@ -113,30 +119,31 @@ class _Probe:
     def __init__(self, head_shape: HeadShape, config: MagiConfig, device: torch.device) -> None:
         self.head_shape, self.config, self.device = head_shape, config, device
         self.sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
-        self.dtype = DTYPES.get(head_shape.bytes_per_element, torch.float32)
 
     def kernel_tflops(self) -> float:
-        """Forward and backward over a causal mask together."""
+        """The rate of forward and backward together, over a causal mask."""
         shape, mask = self.head_shape, builders.causal(self.sizes.tokens)
-        q, k, v = self._qkv(self.sizes.tokens)
-        slices = slices_tensor(mask)
+        tensors = random_qkv(shape, self.sizes.tokens, self.device)
+        q, k, v = (x.requires_grad_() for x in tensors)
+        slices, config = slices_tensor(mask), self.config
+        how: AttnOptions = {"backend": config.kernel_backend, "deterministic": config.deterministic}
 
         def run() -> None:
-            out, _ = flex_flash_attn_func(q, k, v, slices=slices)
+            out, _ = flex_flash_attn_func(q, k, v, slices=slices, **how)
             torch.autograd.grad(out, (q, k, v), out.detach())
 
         forward = 2 * shape.num_heads_q * (shape.head_dim + shape.value_dim) * mask.area()
-        return (1 + BACKWARD_WORK) * forward / self.seconds(run) / 1e12
+        return (1 + BACKWARD_WORK) * forward / least_seconds(run, self.device) / 1e12
 
     def memory_gib_s(self) -> float:
-        """Of a copy, which reads and writes."""
+        """The rate of a copy; the bytes that it reads and those that it writes both count."""
         source = torch.zeros(self.sizes.copied_mib << 20, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
-        return 2 * len(source) / self.seconds(lambda: target.copy_(source)) / 2**30
+        return 2 * len(source) / least_seconds(lambda: target.copy_(source), self.device) / 2**30
 
     def cast_s(self, cp_group: CpGroup, rows: int) -> tuple[float, int]:
-        """Seconds of an exchange in which every rank receives ``rows`` key and value rows of every
-        other one, and the bytes that it receives."""
+        """Seconds of an exchange in which every rank receives ``rows`` key and value rows from
+        every other one, and the bytes that this rank receives."""
         group = resolve_group(cp_group)
         mask = builders.full(rows * dist.get_world_size(group))
         transport = self.config.transport
@@ -145,34 +152,8 @@ class _Probe:
         ready = prepared_for(plan, group_rank(cp_group), self.device)
         cast = ready.backward[0].cast
         assert cast is not None, "every row of a full mask sees every rank's keys"
-        _, k, v = self._qkv(plan.layout.num_local_tokens)
+        _, k, v = random_qkv(self.head_shape, plan.layout.num_local_tokens, self.device)
         mover = transport_for(plan, group, k)
-        taken = self.seconds(lambda: cast_rows((k.detach(), v.detach()), cast, mover).wait())
+        taken = least_seconds(lambda: cast_rows((k, v), cast, mover).wait(), self.device)
         received = int(plan.rows_received[group_rank(cp_group)])
         return taken, received * self.head_shape.kv_row_bytes
-
-    def seconds(self, run: Callable[[], object]) -> float:
-        """The least of a few runs, each waited for."""
-        times = []
-        for _ in range(1 + TURNS):  # the first one builds and allocates
-            self._wait()
-            began = time.perf_counter()
-            run()
-            self._wait()
-            times.append(time.perf_counter() - began)
-        return max(min(times[1:]), 1e-9)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _qkv(self, tokens: int) -> tuple[torch.Tensor, ...]:
-        shape = self.head_shape
-        sizes = (
-            (shape.num_heads_q, shape.head_dim), (shape.num_heads_kv, shape.head_dim),
-            (shape.num_heads_kv, shape.value_dim),
-        )  # fmt: skip
-        return tuple(
-            torch.randn(tokens, *size, dtype=self.dtype, device=self.device, requires_grad=True)
-            for size in sizes
-        )

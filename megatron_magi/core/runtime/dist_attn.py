@@ -1,10 +1,12 @@
-"""Distributed attention: one loop over stages, forward and backward.
+"""Distributed attention: one loop over stages in the forward, one call or a loop in the backward.
 
-The keys and values of stage i + 1 are sent while stage i computes. What a stage does differs:
-forward attends and merges (out, lse), own keys first. Backward adds to dq and returns dk and dv to
-their owners while the next stage computes. It takes own keys last, so that a computation also hides
-the return of the last gradients; the first keys arrive while delta is computed and dq is cleared.
-Backward fetches keys and values again instead of keeping them, so memory does not grow with the
+The keys and values of stage i + 1 are sent while stage i computes. A stage of the forward attends
+and, if rows attend in several stages, merges (out, lse); own keys come first. A stage of the
+backward (staged_backward.py) adds to dq, and its dk and dv return to their owners while the next
+stage computes. The backward takes own keys last, so that a computation also hides the return of the
+last gradients; the first keys arrive while delta is computed and dq is cleared. Where the transport
+and the kernel allow it, all stages of the backward are one kernel call (joined_backward.py). The
+backward fetches keys and values again instead of keeping them, so memory does not grow with the
 number of ranks.
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
@@ -13,49 +15,31 @@ queries and keys, E of values (another one in multi-latent attention).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magi.checks import instance
-from megatron_magi.core.comm.group_cast import PendingCast
-from megatron_magi.core.comm.group_reduce import Arriving, add_partials
-from megatron_magi.core.comm.node_cast import PendingNodeCast, cast_rows, reduce_rows
-from megatron_magi.core.comm.prepared_cast import PreparedCast
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
-from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import head_start
-from megatron_magi.core.comm.transport import Transport
 from megatron_magi.core.comm.transport_choice import transport_for
-from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.attention import check_qkv, no_logits
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break, refuse_tangents
-from megatron_magi.core.kernel.backend import (
-    AttnBackend,
-    AttnCall,
-    GradCall,
-    Pair,
-    acc_dtype,
-    less_dlse,
-)
+from megatron_magi.core.kernel.backend import AttnCall, Pair, acc_dtype, less_dlse
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.sink import sink_lse_of
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from megatron_magi.core.kernel.softmax import PLAIN_SOFTMAX, Softmax
-from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
+from megatron_magi.core.kernel.widths import widths_of
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_signature import Call
-from megatron_magi.core.runtime.prepared import (
-    PreparedPlan,
-    PreparedStage,
-    kept_with,
-    prepared_for,
-)
+from megatron_magi.core.runtime.joined_backward import joined_backward, may_join
+from megatron_magi.core.runtime.prepared import kept_with, prepared_for
+from megatron_magi.core.runtime.stage_work import Feed, StageWork
+from megatron_magi.core.runtime.staged_backward import staged_backward
 from megatron_magi.core.runtime.token_dispatch import check_group
 
 
@@ -153,7 +137,7 @@ def _attend(
     ready = prepared_for(plan, group_rank(cp_group), q.device)
     backend = select_backend(config.kernel_backend, q.device, q.dtype, widths_of(q, v))
     comparison.wait()  # late, so that the preparation above overlaps with the comparison
-    work = _StageWork(
+    work = StageWork(
         plan,
         ready,
         group,
@@ -168,70 +152,24 @@ def _attend(
 
 
 def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
-    """What must be equal on every rank. The others would wait for a rank without a backward."""
+    """What must be equal on every rank. Whether a gradient will be asked for is part of it, because
+    the other ranks would wait for a rank without a backward."""
     k, v = inputs[1:3]
     will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
     scale, softcap = scale_and_cap
     return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward, softcap)
 
 
-class _StageWork(NamedTuple):
-    """What the loop over stages needs besides tensors."""
-
-    plan: AttnPlan
-    ready: PreparedPlan
-    group: dist.ProcessGroup | None
-    transport: Transport
-    backend: AttnBackend
-    softmax_scale: float
-    softcap: float
-    wire_dtype: torch.dtype
-    """The dtype in which partial gradients are sent to their owners."""
-    max_logits: Tensor | None
-    """See AttnCall; None: not asked for."""
-
-
-class _Feed:
-    """The keys and values of one stage after another. Each stage's are fetched while the stage
-    before it computes; the fetch of the first begins when the object is created."""
-
-    def __init__(
-        self, work: _StageWork, stages: Sequence[PreparedStage], k: Tensor, v: Tensor
-    ) -> None:
-        self.work, self.stages, self.k, self.v = work, stages, k, v
-        self.travelling = self._fetch(0)
-        self.kept: PendingCast | PendingNodeCast | None = None
-        """The first fetch, if stages run on another stream than the one that it was begun on: the
-        memory belongs to that stream."""
-
-    def _fetch(self, i: int) -> PendingCast | PendingNodeCast | None:
-        if i == len(self.stages) or (cast := self.stages[i].cast) is None:
-            return None
-        return cast_rows((self.k, self.v), cast, self.work.transport)
-
-    def __iter__(self) -> Iterator[tuple[PreparedStage, Tensor, Tensor]]:
-        """(stage, keys, values): own rows, received rows, or own and then received ones.
-
-        Two stages' buffers are alive if the caller drops one before it asks for the next.
-        """
-        for i, stage in enumerate(self.stages):
-            arriving, self.travelling = self.travelling, self._fetch(i + 1)
-            pair = (self.k, self.v) if arriving is None else arriving.wait()
-            del arriving
-            yield stage, pair[0], pair[1]
-            del pair
-
-
 class _DistAttn(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None, work: _StageWork
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None, work: StageWork
     ) -> tuple[Tensor, Tensor]:
         so_far: Pair | None = None
         # A row with one stage is written in the final dtype directly; several stages accumulate.
         merges = work.ready.merges
         dtype = acc_dtype(q.dtype) if merges else q.dtype
-        feed = _Feed(work, work.ready.forward, k, v)
+        feed = Feed(work, work.ready.forward, k, v)
         for stage, keys, values in feed:
             if so_far is None or stage.sees:
                 if feed.travelling is not None and work.transport.uses_sms:
@@ -257,153 +195,19 @@ class _DistAttn(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, sink_lse, out, lse = ctx.saved_tensors
         sink_lse = sink_lse if ctx.needs_input_grad[3] else None
-        work: _StageWork = ctx.work
+        work: StageWork = ctx.work
         # Chosen again: a transport that has run out of memory since then is no longer there.
         work = work._replace(transport=transport_for(work.plan, work.group, q))
         scale, softcap = work.softmax_scale, work.softcap
         call = Call("backward of dist_attn", k.shape[1:], k.dtype, scale, softcap=softcap)
         compare(call, work.plan, work.group, q.device).wait()
-        *remote, own = work.ready.backward
-        ahead = _may_run_ahead(work, q, v)
-        feed = _Feed(work, remote if ahead else work.ready.backward, k, v)
-        feed.kept = feed.travelling if ahead else None
-        if feed.travelling is not None and work.transport.uses_sms:
-            head_start(q.device)
         dout = torch.zeros_like(out) if dout is None else dout
-        walk = _Backward(work, (q, k, v), (out, lse), (dout, dlse), sink_lse is not None)
-        with _running_ahead(q.device) if ahead else nullcontext():
-            with side_stream(q.device).current() if ahead else nullcontext():
-                for stage, keys, values in feed:
-                    walk.run(stage, keys, values)
-                    del keys, values
-            if ahead:
-                walk.run(own, k, v)
-        dk, dv = walk.key_grads.sums()
-        dsink = None if walk.delta is None else sink_gradient(sink_lse, lse, walk.delta)
-        dq = torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype)
-        return dq, dk, dv, dsink, None
-
-
-class _Backward:
-    """What the backward's stages share, and the sums that they add to."""
-
-    def __init__(
-        self,
-        work: _StageWork,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        result: Pair,
-        gradients: tuple[Tensor, Tensor | None],
-        keeps_delta: bool,
-    ) -> None:
-        """
-        Args:
-            gradients: those of ``result``, out and lse.
-            keeps_delta: somebody else needs delta too.
-        """
-        (q, k, v), (out, self.lse), (self.dout, dlse) = qkv, result, gradients
-        self.work, self.q = work, q
-        alone = work.ready.is_alone
-        # A single kernel call computes delta itself.
-        self.out = out if alone and dlse is None and not keeps_delta else None
-        self.delta = None
-        if self.out is None:
-            made = work.backend.delta(out, self.dout, self.lse.dtype)
-            self.delta = less_dlse(made, dlse)
-        dtype = q.dtype if alone else acc_dtype(q.dtype)
-        self.dq = None if alone else q.new_zeros(q.shape, dtype=dtype)
-        self.key_grads = _KeyGradients(work, k, v, dtype)
-
-    def run(self, stage: PreparedStage, keys: Tensor, values: Tensor) -> None:
-        """Add a stage's part of dq, and return the gradients of its keys and values."""
-        grads = self.key_grads.place(stage)
-        if stage.sees:
-            work = self.work
-            numbers = work.softmax_scale, None, work.softcap
-            asked = AttnCall(self.q, keys, values, stage.table, *numbers)
-            grad = GradCall(
-                self.dout, self.lse, self.delta, self.out, grads[0].dtype, self.dq, grads,
-                work.plan.config.deterministic,
-            )  # fmt: skip
-            self.dq, *_ = work.backend.backward(asked, grad)
-        else:
-            for x in grads:
-                x.zero_()
-        self.key_grads.send(stage)
-
-
-def _may_run_ahead(work: _StageWork, q: Tensor, v: Tensor) -> bool:
-    """Whether the stages on received keys may run beside the one on own keys, with priority.
-
-    Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
-    the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,
-    in an order that differs from run to run.
-    """
-    *remote, own = work.ready.backward
-    together = q.is_cuda and not work.plan.config.deterministic
-    # Heads of other widths are padded, and their dq is added in another way.
-    together = together and work.backend.adds_atomically and widths_of(q, v) in COMPILED_WIDTHS
-    casts = [stage.cast for stage in remote]
-    plain = bool(casts) and own.cast is None and own.sees
-    return together and plain and all(isinstance(cast, PreparedCast) for cast in casts)
-
-
-@contextmanager
-def _running_ahead(device: torch.device) -> Iterator[None]:
-    """The current stream waits for the side stream at the end, also after an error: tensors of this
-    frame are freed then, which kernels of the side stream may still use."""
-    try:
-        yield
-    finally:
-        side_stream(device).join()
-
-
-class _KeyGradients:
-    """Returns the gradients of a stage's keys and values to the ranks that own the rows."""
-
-    def __init__(self, work: _StageWork, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
-        """``dtype`` is that of the sums of this rank's rows until ``sums`` returns them."""
-        self.work, self.k, self.v, self.dtype = work, k, v, dtype
-        self.shapes = k.shape[1:], v.shape[1:]
-        self.place_of: Tensor | None = None
-        self.mine: Pair | None = None  # gradients of this rank's rows, all from one stage
-        self.pending: list[Arriving] = []
-
-    def place(self, stage: PreparedStage) -> Pair:
-        """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side."""
-        own = stage.num_own
-        if stage.cast is None:
-            shapes = ((own, *x.shape[1:]) for x in (self.k, self.v))
-            dk, dv = (self.k.new_empty(shape, dtype=self.dtype) for shape in shapes)
-        else:
-            dtype = self.dtype if own else self.work.wire_dtype
-            is_sent = dtype == self.work.wire_dtype  # as it is, not rounded first
-            room = self.work.transport.room if is_sent else rows_beside
-            self.place_of = room(self.k, stage.table.num_k, self.shapes, dtype)
-            dk, dv = split_columns(self.place_of, self.shapes)
-        if own:
-            self.mine = (dk, dv) if own == stage.table.num_k else (dk[:own], dv[:own])
-        return dk, dv
-
-    def send(self, stage: PreparedStage) -> None:
-        """Start to send the gradients, once the stage has written them where ``place`` said."""
-        if stage.cast is not None:
-            assert self.place_of is not None
-            own, wire = stage.num_own, self.work.wire_dtype
-            partials = self.place_of[own:] if own else self.place_of
-            if partials.dtype != wire:
-                partials = self.work.transport.room(self.k, len(partials), self.shapes, wire).copy_(
-                    partials
-                )
-                own = 0
-            returning = partials, self.shapes, stage.cast, self.work.transport
-            self.pending.append(reduce_rows(*returning, acc_dtype(self.k.dtype), own))
-
-    def sums(self) -> Pair:
-        """Wait for all partial gradients; dk and dv of this rank's rows, in the dtype of k."""
-        if self.mine is None:
-            self.mine = self.k.to(self.dtype), self.v.to(self.dtype)  # no rows at all
-        dk, dv = add_partials(self.mine, self.pending, self.k.dtype)
-        return dk, dv
+        delta = None  # computed while keys travel, or by the kernel
+        if dlse is not None or sink_lse is not None:
+            delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
+        backward = joined_backward if may_join(work, q, v) else staged_backward
+        grads = backward(work, (q, k, v), (out, lse), (dout, delta))
+        return *grads, None if delta is None else sink_gradient(sink_lse, lse, delta), None
 
 
 def _refuse_capture(q: Tensor) -> None:

@@ -18,6 +18,8 @@ from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.work_lists import make_work_lists
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
+from megatron_magi.core.plan.rank_plan import joined_stage
+from megatron_magi.core.plan.travel import NO_TRAVEL, Travel, travel
 from megatron_magi.core.tensor_checks import device as checked_device
 
 T = TypeVar("T")
@@ -51,6 +53,12 @@ class PreparedPlan:
     """Whether a query row may attend in several stages of the forward pass."""
     is_alone: bool
     """Whether one kernel call computes all gradients, and none is sent to another rank."""
+    joined: PreparedStage | None
+    """The backward's stages as one, whose keys are [own rows | received rows]; its cast brings the
+    received ones to a buffer of their own. None without the transport "symm_mem_joined", on the
+    CPU, and where a plan has no such stage."""
+    travel: Travel
+    """How long the rows that the joined stage receives travel."""
 
 
 def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str) -> PreparedPlan:
@@ -61,8 +69,8 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
 
     Args:
         cp_group: the group, a 1-D or 2-D mesh, None for one rank, or a rank's number.
-        device: of the tensors that will attend. "cuda" means the thread's current GPU, which is
-            the first GPU in a new thread: name the GPU by its number there.
+        device: of the tensors that will attend. "cuda" means the current GPU of the thread. In a
+            new thread that is the first GPU, so name the GPU by its number there.
 
     Raises:
         ValueError, TypeError: no plan, a rank outside it, or no such device.
@@ -75,10 +83,13 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
         rank = integer(cp_group, "cp_group as a rank", 0, plan.cp_size - 1)
     else:
         rank = group_rank(cp_group)
-    ready = prepared_for(plan, rank, _numbered(checked_device(device)))
+    ready = prepared_for(plan, rank, numbered(checked_device(device)))
     attended = [stage.table for i, stage in enumerate(ready.forward) if stage.sees or i == 0]
-    seen = [stage.table for stage in ready.backward if stage.sees]
-    make_work_lists(attended, seen, plan.head_shape, plan.config, ready.device)
+    joined = ready.joined
+    stages = ready.backward if joined is None else [joined]
+    seen = [stage.table for stage in stages if stage.sees]
+    own = None if joined is None else joined.num_own
+    make_work_lists((attended, seen), plan.head_shape, plan.config, ready.device, own, ready.travel)
     return ready
 
 
@@ -86,27 +97,30 @@ def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPla
     """``prepare`` without its checks and without work lists, which the first launch builds."""
     found: PreparedPlan | None = plan._prepared.get((rank, device))
     if found is None:
-        found = kept_with(plan, (rank, device), lambda: _prepare(plan.rank_plan(rank), device))
+        found = kept_with(plan, (rank, device), lambda: _prepare(plan, rank, device))
     return found
 
 
 def kept_with(owner: AttnPlan | TokenLayout, key: Hashable, make: Callable[[], T]) -> T:
-    """What is kept with a plan or a token layout under a key, built when it is first asked for. If
-    two threads build it, both get the first thread's result. It must not refer to its owner, or
-    both would live for ever."""
+    """The value that is kept with a plan or a token layout under a key; ``make`` builds it when it
+    is first asked for. If two threads build it, both get the result that was stored first. The
+    value must not refer to its owner, or both would live for ever."""
     found: T | None = owner._prepared.get(key)
     return owner._prepared.setdefault(key, make()) if found is None else found
 
 
-def _numbered(device: torch.device) -> torch.device:
+def numbered(device: torch.device) -> torch.device:
     """The device with its number, as tensors have it; "cuda" alone is the thread's current one."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
-def _prepare(view: RankPlan, device: torch.device) -> PreparedPlan:
-    every = dict.fromkeys((*view.forward_stages, *view.stages))
+def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
+    view = plan.rank_plan(rank)
+    may_join = device.type == "cuda" and plan.config.transport == "symm_mem_joined"
+    joined = joined_stage(plan.mask, plan.layout, view) if may_join else None
+    every = dict.fromkeys((*view.forward_stages, *view.stages, *([joined] if joined else ())))
     casts = dict.fromkeys(stage.cast for stage in every if stage.cast is not None)
     reduced = {stage.cast for stage in view.stages if stage.cast is not None}
     ready = prepare_casts(list(casts), device, reduced)
@@ -124,13 +138,19 @@ def _prepare(view: RankPlan, device: torch.device) -> PreparedPlan:
     return PreparedPlan(
         view,
         device,
-        tuple(stages[stage] for stage in view.forward_stages if _is_used(stage)),
-        tuple(stages[stage] for stage in (*remote, own) if _is_used(stage)),
+        tuple(stages[stage] for stage in view.forward_stages if is_used(stage)),
+        tuple(stages[stage] for stage in (*remote, own) if is_used(stage)),
         view.forward_merges,
         not remote and own.cast is None,
+        None if joined is None else stages[joined],
+        NO_TRAVEL if joined is None else _travel(joined, plan),
     )
 
 
-def _is_used(stage: StagePlan) -> bool:
+def _travel(joined: StagePlan, plan: AttnPlan) -> Travel:
+    return travel(joined.num_keys - joined.num_own, plan.head_shape, plan.config)
+
+
+def is_used(stage: StagePlan) -> bool:
     """A stage without keys and without a cast is empty on every rank."""
     return stage.num_keys > 0 or stage.cast is not None

@@ -25,8 +25,8 @@ struct MagiFwdParams {
   const float* sink_lse;      // [T, H]: a logit of value 0 that joins every row before num_q (rows
                               // from there on are further parts of its keys); null: there is none
   int64_t sink_stride_token;  // elements; 0: the same for all tokens
-  const int32_t* tiles;       // [num_tiles, 8]: struct FwdTile of forward/traits.h, largest first
-  const int32_t* entries;     // [entries of all tiles, 12]: struct FwdEntry of forward/traits.h
+  const int32_t* tiles;       // [num_tiles, 8]: struct FwdTile of work_lists.h, largest first
+  const int32_t* entries;     // [entries of all tiles, 12]: struct FwdEntry of work_lists.h
   const int32_t* empty_rows;  // [num_empty_ranges, 2]: rows that no slice covers
   float* max_logits;          // [H], raised to the largest visible logits; null: not asked
   int32_t* counter;           // [2], zero before the first launch; the kernel leaves it zero
@@ -43,7 +43,7 @@ struct MagiFwdParams {
   int32_t heads_per_section;  // kv heads that are worked on together (their K and V fit in L2)
   int32_t pack;     // query heads packed into one tile's rows: power of two, divides H / G
   int32_t block_m;  // query rows per tile: 128 or 192
-  int32_t block_n;  // keys per tile: 64, 80 or 128
+  int32_t block_n;  // keys per tile: 64, 80, 96 or 128
   int32_t num_sms;
   float softmax_scale;
 };

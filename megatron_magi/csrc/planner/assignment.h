@@ -45,7 +45,7 @@ class Assignment {
   void swap(int32_t a, int32_t b, int64_t traffic_delta);
 
   void set_limits(LoadLimits limits);
-  // What every rank's load is more than the sum of its chunks' loads, [cp_size], or less.
+  // What is added to the sum of its chunks' loads for every rank, negative or not: [cp_size].
   void set_extra_loads(std::vector<int64_t> extra);
   void assign(std::vector<int32_t> ranks);  // restarts from another assignment
 

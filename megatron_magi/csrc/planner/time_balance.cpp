@@ -17,12 +17,12 @@ namespace magi {
 namespace {
 
 constexpr int64_t kMaxRounds = 3;
-constexpr int64_t kFewRanks = 16;       // more of them have one round, because each takes long
-constexpr int64_t kChunksPerRank = 16;  // fewer are halved before they are traded
+constexpr int64_t kFewRanks = 16;       // with more ranks a round takes long, so there is one
+constexpr int64_t kChunksPerRank = 16;  // if there are fewer, chunks are halved before trades
 constexpr Patience kPatience{64, 1};
 constexpr int64_t kMillion = 1'000'000;
-constexpr int64_t kLeastGain = 500;  // the slowest rank gains at least a part in so many
-constexpr int64_t kPrice = 30;       // of a tile over the cap: rows that an average tile has
+constexpr int64_t kLeastGain = 500;  // the slowest rank must gain its time divided by this
+constexpr int64_t kPrice = 30;       // of a tile over the cap, in rows of an average tile
 
 Layout layout_of(const DispatchProblem& problem, const Dispatch& dispatch) {
   const int64_t rows = problem.num_local_tokens * problem.cp_size;
@@ -120,7 +120,8 @@ Dispatch balance_times(const DispatchProblem& problem, const RankClock& clock, D
     halve(found);
   }
   Trading trading = trading_for(problem, found);
-  Candidate best{coarse, rows_of(problem, trading, found)};  // `found` may have finer chunks
+  // Halving moves no row, so the rows are those of `coarse` too.
+  Candidate best{coarse, rows_of(problem, trading, found)};
   const int64_t rounds = problem.cp_size > kFewRanks ? 1 : kMaxRounds;
   for (int64_t round = 0; round < rounds; ++round) {
     Candidate next = traded(problem, trading, found);

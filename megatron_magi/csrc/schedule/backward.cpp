@@ -15,19 +15,25 @@ namespace {
 // estimate: it moves 96 KiB, and a step moves 8 heads x 64 KiB.
 constexpr double kTileOverhead = 0.5;
 
-void check(const Slice& s, int64_t num_q, int64_t num_k) {
-  if (s.q_start >= 0 && s.q_end <= num_q && s.k_start >= 0 && s.k_end <= num_k) return;
-  throw std::invalid_argument("a slice must lie in " + std::to_string(num_q) + " queries x " +
-                              std::to_string(num_k) + " keys, got q [" + std::to_string(s.q_start) +
-                              ", " + std::to_string(s.q_end) + ") k [" + std::to_string(s.k_start) +
-                              ", " + std::to_string(s.k_end) + "); cut it first");
+void check(const Slice& s, const BwdLengths& n) {
+  if (s.q_start >= 0 && s.q_end <= n.num_q && s.k_start >= 0 && s.k_end <= n.num_k) return;
+  throw std::invalid_argument(
+      "a slice must lie in " + std::to_string(n.num_q) + " queries x " + std::to_string(n.num_k) +
+      " keys, got q [" + std::to_string(s.q_start) + ", " + std::to_string(s.q_end) + ") k [" +
+      std::to_string(s.k_start) + ", " + std::to_string(s.k_end) + "); cut it first");
+}
+
+void check(const BwdLengths& n) {
+  if (n.num_own >= 0 && n.num_own <= n.num_k) return;
+  throw std::invalid_argument("num_own must be between 0 and the " + std::to_string(n.num_k) +
+                              " keys, got " + std::to_string(n.num_own));
 }
 
 // Walks the keys from left to right and keeps the slices that may meet the current tile.
 class TileCutter {
  public:
-  TileCutter(std::vector<Slice> slices, int64_t num_k, const BwdTiling& tiling)
-      : slices_(std::move(slices)), num_k_(num_k), tiling_(tiling) {
+  TileCutter(std::vector<Slice> slices, const BwdLengths& lengths, const BwdTiling& tiling)
+      : slices_(std::move(slices)), lengths_(lengths), tiling_(tiling) {
     std::sort(slices_.begin(), slices_.end(), [](const Slice& a, const Slice& b) {
       return a.k_start != b.k_start ? a.k_start < b.k_start : a.q_start < b.q_start;
     });
@@ -40,8 +46,8 @@ class TileCutter {
 
   // The next tile [start, end) and its slices; false at the end of the keys.
   bool next(Range& tile, std::vector<Slice>& cuts) {
-    if (start_ >= num_k_) return false;
-    activate(std::min(start_ + tiling_.tile_k, num_k_));
+    if (start_ >= lengths_.num_k) return false;
+    activate(longest_end());
     tile = choose();
     cuts = cut_all(tile);
     start_ = tile.end;
@@ -49,6 +55,12 @@ class TileCutter {
   }
 
  private:
+  // Where a tile of all keys that it has room for ends.
+  int64_t longest_end() const {
+    const int64_t end = start_ < lengths_.num_own ? lengths_.num_own : lengths_.num_k;
+    return std::min(start_ + tiling_.tile_k, end);
+  }
+
   void activate(int64_t limit) {
     std::erase_if(active_, [&](const Slice& s) { return s.k_end <= start_; });
     while (next_ < slices_.size() && slices_[next_].k_start < limit) {
@@ -59,7 +71,7 @@ class TileCutter {
   // Chooses a whole tile or one that ends at the last slice boundary inside it, whichever costs
   // less per key. Documents longer than a tile are cut at their ends, and shorter ones share tiles.
   Range choose() const {
-    const Range whole{start_, std::min(start_ + tiling_.tile_k, num_k_)};
+    const Range whole{start_, longest_end()};
     const auto above = std::upper_bound(bounds_.begin(), bounds_.end(), whole.end);
     if (above == bounds_.begin() || *(above - 1) <= start_ || *(above - 1) == whole.end) {
       return whole;
@@ -91,7 +103,7 @@ class TileCutter {
   std::vector<Slice> slices_;
   std::vector<int64_t> bounds_;
   std::vector<Slice> active_;
-  int64_t num_k_;
+  BwdLengths lengths_;
   BwdTiling tiling_;
   int64_t start_ = 0;
   size_t next_ = 0;
@@ -158,26 +170,29 @@ void add_item(BwdWorkList& list, Range tile, const std::vector<Slice>& cuts, int
 
 }  // namespace
 
-BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
+BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths& lengths,
                                 const BwdTiling& tiling, bool deterministic) {
   if (deterministic && tiling.tile_q != kBwdTileQ)
     throw std::invalid_argument("in deterministic mode tile_q must be " +
                                 std::to_string(kBwdTileQ) + ", got " +
                                 std::to_string(tiling.tile_q) + "; leave it out");
+  check(lengths);
   std::vector<Slice> kept;
   for (const Slice& s : slices) {
     const Slice tight = tighten(s);
     if (tight.empty()) continue;
-    check(tight, num_q, num_k);
+    check(tight, lengths);
     kept.push_back(tight);
   }
   BwdWorkList list;
-  TileCutter cutter(kept, num_k, tiling);
+  list.num_own = lengths.num_own;
+  for (const Slice& s : kept) list.row_starts.push_back(s.q_start);
+  TileCutter cutter(kept, lengths, tiling);
   Range tile;
   std::vector<Slice> cuts;
   while (cutter.next(tile, cuts)) add_item(list, tile, cuts, tiling.tile_q);
   order_items(list, deterministic);
-  if (deterministic) number_turns(list, kept, num_q);
+  if (deterministic) cut_row_groups(list, lengths.num_q);
   return list;
 }
 

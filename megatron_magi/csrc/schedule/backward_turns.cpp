@@ -23,6 +23,9 @@ class RowGroups {
     }
   }
 
+  explicit RowGroups(const BwdWorkList& list)
+      : segments_(list.segments), num_row_groups_(list.num_row_groups) {}
+
   // Number of the segment of a row.
   int32_t segment_of(int32_t q) const {
     const auto above = std::ranges::upper_bound(segments_, q, {}, &BwdSegment::q_begin);
@@ -100,15 +103,6 @@ class LastAdded {
   Map numbers_{{0, 0}};
 };
 
-RowGroups choose_groups(const BwdWorkList& list, std::span<const Slice> slices, int64_t num_q) {
-  // Each slice starts a segment, because documents do not start at multiples of 64. If slices are
-  // so short that a step would meet three row groups, all share one grid.
-  std::vector<int64_t> starts;
-  for (const Slice& s : slices) starts.push_back(s.q_start);
-  RowGroups groups(std::move(starts), num_q);
-  return fits(list, groups) ? groups : RowGroups({}, num_q);
-}
-
 // Calls f(entry number) for the entries of an item in walk order.
 template <class F>
 void for_entries(const BwdWorkList& list, const BwdItem& item, F&& f) {
@@ -119,10 +113,17 @@ void for_entries(const BwdWorkList& list, const BwdItem& item, F&& f) {
 
 }  // namespace
 
-void number_turns(BwdWorkList& list, std::span<const Slice> slices, int64_t num_q) {
-  const RowGroups groups = choose_groups(list, slices, num_q);
+void cut_row_groups(BwdWorkList& list, int64_t num_q) {
+  // Each slice starts a segment, because documents do not start at multiples of 64. If slices are
+  // so short that a step would meet three row groups, all share one grid.
+  RowGroups groups(list.row_starts, num_q);
+  if (!fits(list, groups)) groups = RowGroups(std::vector<int64_t>{}, num_q);
   list.num_row_groups = groups.num_row_groups();
   list.segments = groups.segments();
+}
+
+void number_turns(BwdWorkList& list) {
+  const RowGroups groups(list);
   list.places.resize(list.entries.size());
   LastAdded last_added;
   for (const BwdItem& item : list.items) {

@@ -7,14 +7,17 @@
 // of the entries, however many steps these have.
 #pragma once
 
-#include <span>
+#include <vector>
 
 #include "schedule/backward.h"
 
 namespace magi {
 
-// Fills `segments`, `places`, `turns` and `num_row_groups` for the items in launch order.
-void number_turns(BwdWorkList& list, std::span<const Slice> slices, int64_t num_q);
+// Fills `segments` and `num_row_groups`.
+void cut_row_groups(BwdWorkList& list, int64_t num_q);
+
+// Fills `places` and `turns` of a list that has segments, for the items in launch order.
+void number_turns(BwdWorkList& list);
 
 // The visits of all steps, in the order of items and walk, as the kernel computes them.
 std::vector<BwdVisit> visits_of(const BwdWorkList& list);

@@ -13,7 +13,7 @@ namespace magi {
 struct FwdHeads {
   int64_t heads_q = 1;
   int64_t heads_kv = 1;
-  int64_t head_dim = 128;  // of queries, keys and values
+  int64_t head_dim = 128;  // of queries and keys
 };
 
 // How a kernel tiles the rows of a query head group.

@@ -18,7 +18,7 @@ constexpr double kBlockOverhead = 3.;   // steps of the backward: start, keys, g
 constexpr double kSplitOverhead = 3.;   // partial sums of a block, written and read again
 constexpr double kRowOverhead = 1.;     // of 64 query rows: delta, clearing and casting dq
 constexpr int64_t kMaxSplits = 2;       // more do not change which rank is slower
-constexpr int64_t kCompiledDims[] = {64, 128, 192, 256};
+constexpr int64_t kCompiledDims[] = {64, 96, 128, 192, 256};
 
 int64_t compiled_dim(int64_t head_dim) {
   for (const int64_t compiled : kCompiledDims)
@@ -69,6 +69,16 @@ double last_end(const BwdWorkList& list, const Blocks& blocks, int64_t splits) {
 
 }  // namespace
 
+double backward_step_time(int64_t head_dim) {
+  const int64_t dim = compiled_dim(head_dim);
+  const int64_t tile_k = bwd_tile_k(static_cast<int>(dim));
+  return kBackwardStep * static_cast<double>(dim * tile_k) / (128. * 128.);
+}
+
+double row_steps(int64_t num_q, int64_t heads_q) {
+  return kRowOverhead * static_cast<double>(num_q * heads_q) / static_cast<double>(kBwdTileQ * 64);
+}
+
 KernelClock::KernelClock(const FwdHeads& heads, int64_t num_sms)
     : heads_{heads.heads_q, heads.heads_kv, compiled_dim(heads.head_dim)}, num_sms_(num_sms) {}
 
@@ -81,7 +91,8 @@ double KernelClock::backward_steps(std::span<const Slice> slices, int64_t num_q,
                                    int64_t num_k) const {
   BwdTiling tiling;
   tiling.tile_k = bwd_tile_k(static_cast<int>(heads_.head_dim));
-  const BwdWorkList list = build_bwd_work_list(slices, num_q, num_k, tiling, false);
+  const BwdLengths lengths{num_q, num_k, num_k};  // one launch, whose tiles are cut alike
+  const BwdWorkList list = build_bwd_work_list(slices, lengths, tiling, false);
   const int64_t at_a_time = heads_at_a_time(heads_.heads_kv);
   const Blocks blocks{heads_.heads_q / heads_.heads_kv, heads_.heads_kv / at_a_time, at_a_time,
                       num_sms_};
@@ -89,15 +100,12 @@ double KernelClock::backward_steps(std::span<const Slice> slices, int64_t num_q,
   for (int64_t splits = 2; splits <= kMaxSplits && blocks.group % splits == 0; splits *= 2)
     if (least_end(list, blocks, splits) < steps)
       steps = std::min(steps, last_end(list, blocks, splits));
-  const double rows = static_cast<double>(num_q * heads_.heads_q);
-  return steps + kRowOverhead * rows / static_cast<double>(kBwdTileQ * 64);
+  return steps + row_steps(num_q, heads_.heads_q);
 }
 
 int64_t KernelClock::time(std::span<const Slice> slices, int64_t num_q, int64_t num_k) const {
-  const int64_t tile_k = bwd_tile_k(static_cast<int>(heads_.head_dim));
-  const double width = static_cast<double>(heads_.head_dim * tile_k) / (128. * 128.);
   const double steps = forward_steps(slices, num_q, num_k) +
-                       kBackwardStep * width * backward_steps(slices, num_q, num_k);
+                       backward_step_time(heads_.head_dim) * backward_steps(slices, num_q, num_k);
   return std::llround(1000. * steps);
 }
 

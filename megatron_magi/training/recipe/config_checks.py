@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 
+from megatron_magi.config import SYMMETRIC_MEMORY
 from megatron_magi.training.recipe.field_kinds import misfits
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import RunValues
@@ -271,17 +272,17 @@ def _check_balance(c: RunValues) -> None:
 def _check_transport(c: RunValues) -> None:
     """What the machine lacks is found by the run."""
     kernel, nodes = c.magi.kernel_backend, c.magi.costs.ranks_per_node
-    if c.attention != "magi" or c.parallel.cp == 1 or c.magi.transport != "symm_mem":
+    if c.attention != "magi" or c.parallel.cp == 1 or c.magi.transport not in SYMMETRIC_MEMORY:
         return
     _require(
         c.train.dtype == "bf16" and kernel in ("auto", "cuda"),
-        f"magi.transport symm_mem needs train.dtype bf16 and magi.kernel_backend auto or cuda, got "
-        f"{c.train.dtype} and {kernel}; set magi.transport=auto",
+        f"magi.transport {c.magi.transport} needs train.dtype bf16 and magi.kernel_backend auto or "
+        f"cuda, got {c.train.dtype} and {kernel}; set magi.transport=auto",
     )
     _require(
         nodes is None or nodes >= c.parallel.cp,
-        f"magi.transport symm_mem needs the parallel.cp {c.parallel.cp} ranks on one node, got "
-        f"magi.costs.ranks_per_node {nodes}; set magi.transport=auto",
+        f"magi.transport {c.magi.transport} needs the parallel.cp {c.parallel.cp} ranks on one "
+        f"node, got magi.costs.ranks_per_node {nodes}; set magi.transport=auto",
     )
 
 

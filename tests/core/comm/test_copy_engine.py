@@ -113,8 +113,12 @@ class Library:
             self.until(p.stream, peer.taken_here, p.number)
 
     def exchange(self, p: ExchangeParams) -> None:
-        self.streams.record(p.current, p.filled)
-        self.streams.wait(p.beside, p.filled)
+        if p.written:
+            self.until(p.beside, p.written, p.written_count)
+            self.streams.record(p.beside, p.filled)
+        else:
+            self.streams.record(p.current, p.filled)
+            self.streams.wait(p.beside, p.filled)
         peers = self.flags(p)
         for peer in peers:
             self.write(p.beside, peer.ready_there, p.number)
@@ -123,6 +127,8 @@ class Library:
             if pull.bytes:
                 self.until(p.beside, peer.ready_here, p.number)
                 self.streams.add(p.beside, copying(pull.target, pull.source, pull.bytes))
+        if p.arrived_word:
+            self.write(p.beside, p.arrived_word, p.number)
         for peer in peers:
             self.write(p.beside, peer.taken_there, p.number)
         self.streams.record(p.beside, p.arrived)
@@ -144,7 +150,7 @@ def copying(target: int, source: int, size: int) -> Callable[[], None]:
 class Ranks:
     """The engines of all ranks."""
 
-    def __init__(self, count: int, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, count: int, patch: pytest.MonkeyPatch, slot_rows: int = SLOT_ROWS) -> None:
         self.count, self.streams = count, Streams()
         size = FLAGS_BYTES + NUM_SLOTS * symmetric_memory.ALIGNMENT
         self.buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
@@ -161,7 +167,7 @@ class Ranks:
         self.engines, self.rank = [], 0
         for self.rank in range(count):
             group: Any = SimpleNamespace(rank=self.rank)
-            self.engines.append(CopyEngine(group, CPU, SLOT_ROWS * COLUMNS * 4))
+            self.engines.append(CopyEngine(group, CPU, slot_rows * COLUMNS * 4))
 
     def memory(self, group: Any, device: torch.device, slot_bytes: int) -> SymmetricMemory:
         return SymmetricMemory(group, device, slot_bytes)
@@ -273,6 +279,53 @@ def check(recv: Tensor, number: int, rows: np.ndarray, me: int, checked: list[in
     ]
     assert torch.equal(recv, torch.cat(parts)), (number, me)
     checked.append(me)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 6), st.integers(0, 10**9))
+def test_kernels_wait_for_rows_and_say_when_they_have_written_theirs(
+    count: int, num_layers: int, seed: int
+) -> None:
+    """As in a backward pass: a kernel reads rows that arrive while it runs, and writes rows that
+    leave before it ends."""
+    rng, order = np.random.default_rng(seed), random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        ranks, checked = Ranks(count, patch), []
+        for engine in ranks.engines:
+            engine.announce()
+        for layer in range(num_layers):
+            rows = rng.integers(0, 4, (count, count)) * (1 - np.eye(count, dtype=int))
+            for ranks.rank in range(count):
+                run_layer(ranks, 2 * layer, rows, checked)
+            if order.random() < 0.3:
+                ranks.streams.run(order)
+        ranks.streams.run(order)
+        assert len(checked) == 2 * count * num_layers
+
+
+def run_layer(ranks: Ranks, number: int, rows: np.ndarray, checked: list[int]) -> None:
+    """Rows ``number`` arrive at ``ranks.rank``, and rows ``number + 1`` return the other way."""
+    me, streams, engine = ranks.rank, ranks.streams, ranks.engines[ranks.rank]
+    recv, back = (torch.full((int(r[:, me].sum()), COLUMNS), -9.0) for r in (rows, rows.T))
+    sending = send_gathered(ranks, number, rows, recv)
+    assert isinstance(sending.work, copy_engine.RowCopies)
+    word, num_returned = sending.work.word(), int(rows.T[me].sum())
+    room = engine.room(torch.empty(0), num_returned, [torch.Size([COLUMNS])], torch.float32)
+    here, blocks = ranks.current, max(num_returned, 1)
+    streams.add(here, lambda: None, lambda: flag(word.address).value >= word.number)
+    streams.add(here, lambda: check(recv, number, rows, me, checked))
+    for _ in range(blocks - 1):
+        streams.add(here, lambda: raise_word(engine.written_word))
+    streams.add(here, lambda: room.copy_(rows_of(number + 1, me, num_returned)))
+    streams.add(here, lambda: raise_word(engine.written_word))
+    arriving = engine.exchange_written(back, counts_of(rows.T, me), blocks)
+    streams.add(here, lambda: None)  # the rest of the kernel
+    arriving.wait()
+    streams.add(here, lambda: check(back, number + 1, rows.T, me, checked))
+
+
+def raise_word(address: int) -> None:
+    flag(address).value += 1
 
 
 def test_a_slot_is_not_filled_before_the_peers_have_read_it(patch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_a_dtype_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(transport_for(plan(), group, LIKE), Engine)
     monkeypatch.setattr(OnGpu, "dtype", torch.float32)
     assert isinstance(transport_for(plan(), group, LIKE), AllToAll)
-    with pytest.raises(RuntimeError, match=r"got torch\.float32, or a plan"):
+    with pytest.raises(RuntimeError, match=r"got rows in torch\.float32"):
         transport_for(plan(transport="symm_mem"), group, LIKE)
 
 

@@ -18,6 +18,7 @@ from megatron_magi.core.cuda.abi import CudaKernelError, Rows, TensorView, fill_
 STRUCTS = {
     "MagiTensor": (TensorView, "params.h"),
     "MagiFwdParams": (abi.FwdParams, "params.h"),
+    "MagiReceivedKeys": (abi.ReceivedKeys, "backward/params.h"),
     "MagiBwdParams": (abi.BwdParams, "backward/params.h"),
     "MagiDeltaParams": (abi.DeltaParams, "backward/params.h"),
     "MagiSinkParams": (abi.SinkParams, "sink/params.h"),
@@ -36,6 +37,7 @@ KINDS = {
     "int64_t": c_int64,
     "float": c_float,
     "MagiTensor": TensorView,
+    "MagiReceivedKeys": abi.ReceivedKeys,
     "MagiRows": Rows,
     "MagiGatherParams": abi.GatherParams,
     "MagiExchangeParams": abi.ExchangeParams,
@@ -134,6 +136,6 @@ def test_a_library_of_other_sources_is_refused(name: str) -> None:
 
 def test_every_struct_that_is_passed_is_compared() -> None:
     """A library reports the rows' two structs as one size."""
-    passed = [s for s, _ in STRUCTS.values() if s not in (TensorView, Rows)]
+    passed = [s for s, _ in STRUCTS.values() if s not in (TensorView, Rows, abi.ReceivedKeys)]
     assert all(issubclass(struct, Structure) for struct in passed)
     assert sum(map(ctypes.sizeof, passed)) == sum(abi.SIZES.values())

@@ -169,20 +169,45 @@ BWD_MASKS: list[Tensor] = []
 
 
 def check_items(p: BwdParams) -> None:
-    """Every key is in one tile, and a tile fits the kernel of these heads."""
+    """Every key is in one tile, a tile fits the kernel of these heads, and each of its sections
+    starts once."""
     items = table(p.items, p.num_items, ITEM)[:, :2].tolist()
     assert sorted(k for start, rows in items for k in range(start, start + rows)) == list(
         range(p.num_k)
     )
     assert max(rows for _, rows in items) <= (64 if p.head_dim > 192 else 128)
+    assert all(start >= p.num_own or start + rows <= p.num_own for start, rows in items)
+    if p.order:
+        count = p.num_items * p.num_heads_kv // p.heads_per_section
+        assert sorted(table(p.order, count, 1)[:, 0].tolist()) == list(range(count))
+
+
+def check_arrival(p: BwdParams) -> None:
+    """Here nothing arrives while a launch runs."""
+    if p.received.arrival:
+        word = int(memory(p.received.arrival, 1, torch.int32)) - p.received.arrival_number
+        assert ctypes.c_int32(word).value >= 0, "the launch would wait for ever"
+
+
+def count_done(p: BwdParams) -> None:
+    if p.received.done:
+        received = (table(p.items, p.num_items, ITEM)[:, 0] >= p.num_own).sum()
+        memory(p.received.done, 1, torch.int32).add_(int(received) * p.num_heads_kv)
 
 
 def backward(p: BwdParams) -> None:
     check_items(p)
+    check_arrival(p)
     dtype, made = DTYPES[p.dtype], DTYPES[p.grad_dtype]
-    rows, keys = (p.num_q, p.num_heads_q), (p.num_k, p.num_heads_kv)
+    rows, own, others = (p.num_q, p.num_heads_q), p.num_own, p.num_k - p.num_own
     q, dout = view(p.q, *rows, p.head_dim, dtype), view(p.dout, *rows, p.value_dim, dtype)
-    k, v = view(p.k, *keys, p.head_dim, dtype), view(p.v, *keys, p.value_dim, dtype)
+    k, v = (
+        torch.cat([view(x, n, p.num_heads_kv, width, dtype) for x, n in places])
+        for width, *places in (
+            (p.head_dim, (p.k, own), (p.received.k, others)),
+            (p.value_dim, (p.v, own), (p.received.v, others)),
+        )
+    )
     strides = p.lse_stride_token, p.lse_stride_head
     lse = strided(p.lse, rows, strides, torch.float32).double()
     assert bool(p.out.data) != bool(p.delta), "one of them"
@@ -192,8 +217,13 @@ def backward(p: BwdParams) -> None:
     else:
         sums = (view(p.out, *rows, p.value_dim, dtype).double() * dout.double()).sum(-1)
     grads = gradients((q, k, v), dout, lse, sums, (p.softmax_scale, p.softcap))
-    view(p.dk, *keys, p.head_dim, made).copy_(grads[1])
-    view(p.dv, *keys, p.value_dim, made).copy_(grads[2])
+    for at, n, as_dtype, some in (
+        ((p.dk, p.dv), own, made, slice(own)),
+        ((p.received.dk, p.received.dv), others, DTYPES[p.received.grad_dtype], slice(own, None)),
+    ):
+        view(at[0], n, p.num_heads_kv, p.head_dim, as_dtype).copy_(grads[1][some])
+        view(at[1], n, p.num_heads_kv, p.value_dim, as_dtype).copy_(grads[2][some])
+    count_done(p)
     total = view(p.dq_acc, *rows, p.head_dim, torch.float32)
     if p.clear_dq:
         total.zero_()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
-from megatron_magi.core.runtime import dist_attn
+from megatron_magi.core.runtime import staged_backward
 from tests.process_pool import subgroup
 
 
@@ -18,7 +18,7 @@ def dtype_of_sums(rank: int, cp_size: int) -> None:
     group = subgroup(cp_size)
     if rank >= cp_size:
         return
-    asked, home = [], dist_attn._KeyGradients
+    asked, home = [], staged_backward.KeyGradients
 
     def recorded(work: Any, k: Tensor, v: Tensor, dtype: torch.dtype) -> Any:
         asked.append(dtype)
@@ -27,6 +27,6 @@ def dtype_of_sums(rank: int, cp_size: int) -> None:
     plan = magi.plan(masks.causal(32), group, HeadShape(2, 1, 4))
     rows = plan.layout.num_local_tokens
     q, k = (torch.randn(rows, h, 4, dtype=torch.bfloat16, requires_grad=True) for h in (2, 1))
-    with mock.patch.object(dist_attn, "_KeyGradients", recorded):
+    with mock.patch.object(staged_backward, "KeyGradients", recorded):
         magi.dist_attn(q, k, k, plan, group)[0].sum().backward()
     assert asked == [torch.float32] and k.grad is not None and k.grad.dtype == torch.bfloat16

@@ -22,7 +22,7 @@ from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
-from megatron_magi.core.runtime import dist_attn
+from megatron_magi.core.runtime import dist_attn, stage_work, staged_backward
 from megatron_magi.core.runtime.agreement import AgreementError
 from megatron_magi.core.runtime.plan_cache import cached_plan
 from tests.dense import (
@@ -182,7 +182,7 @@ def wire_dtype(
         return reduce_rows(partials, *args)
 
     config = staged(degree, dkv_reduce_in_fp32=in_fp32)
-    with mock.patch.object(dist_attn, "reduce_rows", spy):
+    with mock.patch.object(staged_backward, "reduce_rows", spy):
         check_against_dense(NAMED[name], config, group, dtype, seed=len(name))
     assert seen and set(seen) == {torch.float32 if in_fp32 else dtype}
 
@@ -384,7 +384,7 @@ def key_buffers(rank: int, cp_size: int) -> None:
         magi.dispatch(x, plan, group).detach().requires_grad_()
         for x in random_qkv(mask, 4, 2, 8, torch.float32, 0)[:3]
     ]
-    with mock.patch.object(dist_attn, "cast_rows", spy):
+    with mock.patch.object(stage_work, "cast_rows", spy):
         out, _ = magi.dist_attn(*leaves, plan, group)
         out.sum().backward()
     assert len(made) == 10 and most == 2, (len(made), most)

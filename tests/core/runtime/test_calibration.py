@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import megatron_magi as magi
 from megatron_magi import CostTable, HeadShape, MagiConfig, masks
@@ -19,11 +20,11 @@ HEADS = HeadShape(4, 2, 16, bytes_per_element=4, head_dim_v=8)
 def test_rates_follow_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1e-3, 2e-3])
 
-    def seconds(probe: object, run: Callable[[], object]) -> float:
+    def seconds(run: Callable[[], object], device: torch.device) -> float:
         run()
         return next(times)
 
-    monkeypatch.setattr(calibration._Probe, "seconds", seconds)
+    monkeypatch.setattr(calibration, "least_seconds", seconds)
     given = MagiConfig(costs=CostTable(link_gib_s=33.0, num_sms=100))
     costs = measured_costs(None, HEADS, given, "cpu")
     visible = CPU_SIZES.tokens * (CPU_SIZES.tokens + 1) // 2
@@ -61,6 +62,18 @@ def test_the_median_rank_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration.dist, "get_world_size", lambda group: 3)
     monkeypatch.setattr(calibration.dist, "all_gather_object", gather)
     assert calibration._agreed(measured[0], object()) == {"link_gib_s": 250.0}  # type: ignore[arg-type]
+
+
+def in_pairs(rank: int) -> Any:
+    """Two context-parallel groups of two ranks each, which have equal plans."""
+    world = subgroup(4)
+    pairs = [torch.distributed.new_group(pair) for pair in ([0, 1], [2, 3])]
+    return measured_costs(pairs[rank // 2], HEADS, device="cpu", agreeing=world)
+
+
+def test_more_ranks_than_a_group_can_agree() -> None:
+    first, *others = pool(4).run(in_pairs)
+    assert len(others) == 3 and all(costs == first for costs in others)
 
 
 def nodes_keep_their_links(rank: int, size: int) -> None:

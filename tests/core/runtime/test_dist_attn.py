@@ -6,7 +6,7 @@ import torch
 import megatron_magi as magi
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import make_attn_plan
-from megatron_magi.core.runtime import dist_attn
+from megatron_magi.core.runtime import dist_attn, staged_backward
 from tests.core.runtime import gradient_jobs
 from tests.core.runtime import runtime_jobs as jobs
 from tests.process_pool import ProcessPool, pool
@@ -194,12 +194,12 @@ def test_gradients_that_stay_are_made_in_their_dtype(
     """One kernel call on one rank: no fp32 buffers. Sums over stages are in fp32, see below."""
     asked = []
 
-    class Recorded(dist_attn._KeyGradients):
+    class Recorded(staged_backward.KeyGradients):
         def __init__(self, work: object, k: object, v: object, dtype: torch.dtype) -> None:
             asked.append(dtype)
             super().__init__(work, k, v, dtype)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dist_attn, "_KeyGradients", Recorded)
+    monkeypatch.setattr(staged_backward, "KeyGradients", Recorded)
     plan = magi.plan(masks.causal(16), 1, HeadShape(2, 1, 4))
     q, k = (torch.randn(16, h, 4, dtype=dtype, requires_grad=True) for h in (2, 1))
     magi.dist_attn(q, k, k, plan, None)[0].sum().backward()

@@ -24,6 +24,7 @@ from megatron_magi.core.cuda import tables
 from megatron_magi.core.cuda.tables import DeviceBuffer, DeviceTable
 from megatron_magi.core.kernel import work_lists
 from megatron_magi.core.plan import make_attn_plan
+from megatron_magi.core.plan.travel import NO_TRAVEL
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from megatron_magi.core.runtime.prepared import PreparedPlan, kept_with, prepare
 from tests.core.comm.cast_cases import check_cast
@@ -214,18 +215,20 @@ def test_work_lists_are_made_before_the_first_call(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sms)
     monkeypatch.setattr(work_lists, "choose_backend_name", lambda *_: "cuda")
     config = magi_config(overlap_degree=2, forward_mode="local_first", deterministic=True)
-    for widths, compiled in (((64, 64), (64, 64)), ((80, 80), (128, 128)),
+    for widths, compiled in (((64, 64), (64, 64)), ((80, 80), (96, 96)),
                              ((192, 128), (192, 128)), ((224, 64), (256, 256)),
                              ((320, 64), None)):  # fmt: skip
         heads, is_ours = HeadShape(4, 2, widths[0], head_dim_v=widths[1]), compiled is not None
         plan = make_attn_plan(masks.causal(300), 2, heads, config)
         ready = prepare(plan, 1, CPU)
         shape = (4, 2, *(compiled or widths), CPU)
-        key = ("fwd", shape), ("bwd", shape, True)
         for number, stage in enumerate(ready.forward):
-            assert (key[0] in stage.table.cache) == (is_ours and (stage.sees or number == 0))
+            assert (("fwd", shape) in stage.table.cache) == (
+                is_ours and (stage.sees or number == 0)
+            )
         for stage in ready.backward:
-            assert (key[1] in stage.table.cache) == (is_ours and stage.sees)
+            key = ("bwd", shape, True, stage.table.num_k, NO_TRAVEL)
+            assert (key in stage.table.cache) == (is_ours and stage.sees)
 
 
 def test_other_backends_have_no_work_lists() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from megatron_magi.core.cuda.library import load_kernels
-from megatron_magi.core.kernel.hopper.backward import backward, delta
-from megatron_magi.core.kernel.hopper.checks import check_device
+from megatron_magi.core.kernel.hopper.backward import backward, delta, done_count
+from megatron_magi.core.kernel.hopper.checks import check_device, takes_received
 from megatron_magi.core.kernel.hopper.forward import forward
 
 __all__ = ["HopperBackend"]
@@ -25,6 +25,8 @@ class HopperBackend:
     forward = staticmethod(forward)
     backward = staticmethod(backward)
     delta = staticmethod(delta)
+    takes_received = staticmethod(takes_received)
+    done_count = staticmethod(done_count)
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         check_device(device, dtype)

@@ -9,10 +9,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megatron_magi.core.cuda.abi import DTYPE_CODES, BwdParams, DeltaParams, TensorView
+from megatron_magi.core.cuda.abi import (
+    DTYPE_CODES,
+    BwdParams,
+    DeltaParams,
+    ReceivedKeys,
+    TensorView,
+)
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 from megatron_magi.core.kernel.autograd import must_dispatch
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, row_delta
+from megatron_magi.core.kernel.backend import (
+    AttnCall,
+    GradCall,
+    Pair,
+    Received,
+    refuse_received,
+    row_delta,
+)
 from megatron_magi.core.kernel.hopper.checks import (
     DTYPES,
     check_call,
@@ -33,6 +46,7 @@ from megatron_magi.core.kernel.hopper.padding import (
     padded_grad,
 )
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
+from megatron_magi.core.plan.travel import NO_TRAVEL
 
 VALUE_DIMS = {widths.value_dim for widths in COMPILED_WIDTHS}
 
@@ -42,7 +56,7 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
 
     Returns:
         dq [T, H, D] (``grad.dq`` itself if given), dk [S, G, D] and dv [S, G, E] (``grad.dkv``
-        itself if given).
+        itself if given); those of received keys are in ``grad.received_dkv``.
 
     Raises:
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
@@ -50,6 +64,7 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
     """
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
+        refuse_received(call, f"a backward on heads that are padded to {tuple(widths)}")
         wide = padded_call(call, widths)
         return deliver_gradients(backward(wide, padded_grad(grad, wide)), call, grad)
     check_call(call)
@@ -59,11 +74,24 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
     dtype = grad.dtype or torch.float32
     dk, dv = grad.dkv or (empty_as(k, dtype), empty_as(v, dtype))
     dq = empty_as(q, dtype) if grad.dq is None else grad.dq
-    if q.shape[0] == 0 or k.shape[0] == 0:
-        return dq.zero_() if grad.dq is None else dq, dk.zero_(), dv.zero_()
-    launch = backward_launch(call.table, HeadsKey.of(call), grad.deterministic)
+    if call.table.num_q == 0 or call.table.num_k == 0:
+        for unseen in (dk, dv, *(grad.received_dkv or ())):
+            unseen.zero_()
+        return dq.zero_() if grad.dq is None else dq, dk, dv
+    launch = _launch_of(call, grad.deterministic)
     launch_backward(launch, call, grad, (dq, dk, dv))
     return dq, dk, dv
+
+
+def done_count(call: AttnCall, deterministic: bool) -> int:
+    """See AttnBackend.done_count."""
+    return _launch_of(call, deterministic).done_count
+
+
+def _launch_of(call: AttnCall, deterministic: bool) -> BwdLaunch:
+    key, received = HeadsKey.of(call), call.received
+    travel = NO_TRAVEL if received is None else received.travel
+    return backward_launch(call.table, key, deterministic, call.k.shape[0], travel)
 
 
 def _in_one_dtype(grad: GradCall, dtype: torch.dtype) -> GradCall:
@@ -100,6 +128,8 @@ def launch_backward(launch: BwdLaunch, call: AttnCall, grad: GradCall, results: 
     else:
         p.dq_acc = TensorView(dq_sum, q.shape[1] * q.shape[2], q.shape[2])
         p.dq = TensorView.of(dq)
+    if call.received is not None and grad.received_dkv is not None:
+        p.received = _received_keys(call.received, grad.received_dkv, grad.done)
     p.stream = stream
     p.dtype = DTYPE_CODES[q.dtype]
     p.grad_dtype = DTYPE_CODES[dk.dtype]
@@ -108,6 +138,13 @@ def launch_backward(launch: BwdLaunch, call: AttnCall, grad: GradCall, results: 
     p.softcap = call.softcap
     with on_device(q.device):
         cuda_library().call("magi_attn_bwd", p)
+
+
+def _received_keys(received: Received, dkv: Pair, done: int | None) -> ReceivedKeys:
+    views = map(TensorView.of, (received.k, received.v, *dkv))
+    arrival = received.arrival
+    word, number = (None, 0) if arrival is None else arrival
+    return ReceivedKeys(*views, word, done, number % 2**32, DTYPE_CODES[dkv[0].dtype])
 
 
 def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:

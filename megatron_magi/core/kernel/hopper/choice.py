@@ -13,6 +13,7 @@ from megatron_magi.core.kernel.hopper.launch import BwdLaunch, FwdLaunch, HeadsK
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask.row_ranges import without
 from megatron_magi.core.native import solver
+from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 
 class Variant(NamedTuple):
@@ -34,12 +35,24 @@ def forward_launch(table: SliceTable, key: HeadsKey) -> FwdLaunch:
     return cached
 
 
-def backward_launch(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
-    """The backward of this table, chosen and uploaded when first asked for."""
-    cached = table.cache.get(("bwd", key, deterministic))
+def backward_launch(
+    table: SliceTable,
+    key: HeadsKey,
+    deterministic: bool,
+    num_own: int | None = None,
+    travel: Travel = NO_TRAVEL,
+) -> BwdLaunch:
+    """The backward of this table, chosen and uploaded when first asked for.
+
+    Args:
+        num_own: keys before the received ones; None: all.
+        travel: of the received ones.
+    """
+    own = table.num_k if num_own is None else num_own
+    name = "bwd", key, deterministic, own, travel
+    cached = table.cache.get(name)
     if cached is None:
-        cached = _choose_backward(table, key, deterministic)
-        table.cache["bwd", key, deterministic] = cached
+        cached = table.cache[name] = _choose_backward(table, *name[1:])
     return cached
 
 
@@ -93,15 +106,21 @@ def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
     }
 
 
-def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
+def _choose_backward(
+    table: SliceTable, key: HeadsKey, deterministic: bool, num_own: int, travel: Travel
+) -> BwdLaunch:
+    numbers = table.num_q, table.num_k, *key[:3], _num_sms(key)
     work = solver.bwd_work_list(
-        table.slices, table.num_q, table.num_k, *key[:3], _num_sms(key), deterministic=deterministic
+        table.slices, *numbers, deterministic=deterministic, num_own=num_own, travel=travel
     )
-    names = ("items", "entries", "places", "turns", "segments")
+    names = ["items", "entries", "places", "turns", "segments"]
+    if len(work.order):
+        names.append("order")
     tables = upload_together([getattr(work, name) for name in names], key.device)
     params = BwdParams(
         **dict(zip(names, _addresses(tables), strict=True)),
         **_shape(table, key),
+        num_own=num_own,
         num_items=len(work.items),
         num_splits=work.num_splits,
         heads_per_section=work.heads_per_section,
@@ -110,7 +129,8 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
         heads_inner=work.heads_inner,
         descending=work.descending,
     )
-    return BwdLaunch(tables[0].buffer, params, _scratch_at(params))
+    received = int((work.items[:, 0] >= num_own).sum())
+    return BwdLaunch(tables[0].buffer, params, received, _scratch_at(params))
 
 
 def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
@@ -119,5 +139,7 @@ def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
     gradients = 4 * p.num_k * p.num_heads_kv * (p.head_dim + p.value_dim)
     partial = gradients * p.num_splits if p.num_splits > 1 else 0
     semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_row_groups) if p.deterministic else 0
+    receives = p.num_own < p.num_k
+    semaphores += 4 * p.num_items * p.num_heads_kv if receives and p.num_splits > 1 else 0
     sizes = [-(-size // 128) * 128 for size in (stats, partial, semaphores)]
     return 0, sizes[0], sum(sizes[:2]), sum(sizes)

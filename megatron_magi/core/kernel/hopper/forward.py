@@ -9,7 +9,7 @@ import torch
 
 from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, TensorView
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
-from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows
+from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows, refuse_received
 from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
 from megatron_magi.core.kernel.hopper.launch import (
@@ -38,6 +38,7 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    refuse_received(call, "a forward")
     check_joins(call, prev)
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
@@ -104,12 +105,7 @@ def launch_forward(
     p.lse_stride_token, p.lse_stride_head = lse.stride()
     if call.max_logits is not None:
         p.max_logits = call.max_logits.data_ptr()
-    if call.sink_lse is not None:
-        sink_lse = call.sink_lse
-        if sink_lse.stride(-1) != 1:
-            sink_lse = sink_lse.contiguous()  # held until the launch
-        p.sink_lse = sink_lse.data_ptr()
-        p.sink_stride_token = 0 if sink_lse.ndim == 1 else sink_lse.stride(0)
+    sinks = _give_sinks(p, call.sink_lse)  # held until the launch
     p.counter = tile_counter(device, stream).data_ptr()
     p.stream = stream
     p.dtype = DTYPE_CODES[q.dtype]
@@ -121,3 +117,15 @@ def launch_forward(
     p.softcap = call.softcap
     with on_device(device):
         cuda_library().call("magi_attn_fwd", p)
+    del sinks
+
+
+def _give_sinks(p: FwdParams, sink_lse: torch.Tensor | None) -> torch.Tensor | None:
+    """Pass the sinks to a launch, and return the tensor that must live until then."""
+    if sink_lse is None:
+        return None
+    if sink_lse.stride(-1) != 1:
+        sink_lse = sink_lse.contiguous()
+    p.sink_lse = sink_lse.data_ptr()
+    p.sink_stride_token = 0 if sink_lse.ndim == 1 else sink_lse.stride(0)
+    return sink_lse

@@ -55,15 +55,24 @@ class BwdLaunch:
 
     tables: DeviceBuffer
     params: BwdParams
+    received_items: int
+    """Tiles of received keys."""
     scratch_at: tuple[int, int, int, int]
     """Where the parts of a call's scratch memory begin, in bytes: stats, partial sums, semaphores,
     and the fp32 sum of dq where that is not an output."""
 
+    @property
+    def done_count(self) -> int:
+        """See AttnBackend.done_count: one for each tile of received keys and kv head. Without
+        queries nothing is launched."""
+        p = self.params
+        return self.received_items * p.num_heads_kv if p.num_q > 0 else 0
+
     def __str__(self) -> str:
         p = self.params
         return (
-            f"backward, head_dim {p.head_dim}: {p.num_items} items, {p.num_splits} splits, "
-            f"{p.heads_per_section} key heads at a time"
+            f"backward, head_dim {p.head_dim}: {p.num_items} items, {self.received_items} of them "
+            f"of received keys, {p.num_splits} splits, {p.heads_per_section} key heads at a time"
             f"{', deterministic' if p.deterministic else ''}"
         )
 
@@ -80,11 +89,15 @@ def empty_as(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def aligned(x: Tensor) -> Tensor:
     """``x``, copied only if the copy engine cannot read it (16-byte base and strides)."""
+    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether base and strides are multiples of 16 bytes, and columns neighbours."""
     token, head, column = x.stride()
     step = 16 // x.element_size()
     fits = token % step == 0 and head % step == 0 and x.data_ptr() % 16 == 0
-    fits = fits and token > 0 and head > 0 and column == 1
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+    return fits and token > 0 and head > 0 and column == 1
 
 
 _counters: dict[tuple[int, int], Tensor] = {}

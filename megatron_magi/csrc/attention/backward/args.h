@@ -12,16 +12,51 @@
 namespace magi {
 
 struct BwdMaps {
-  CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}; of dO E/64
-  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, bwd_tile_k, D/64, 1}; of V E/64
-  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, bwd_dq_panels, 1}
+  // P: columns of a panel; of dO and V, E for D.
+  CUtensorMap q, dout;  // {P, T, D/P, H}, box {P, 64, D/P, 1}, panel_cols
+  // Of own keys and of received ones.
+  CUtensorMap k[2], v[2];  // {P, S, D/P, G}, box {64, bwd_tile_k, D/P, 1}, bwd_key_panel_cols
+  CUtensorMap dq;          // fp32 {P, T, D/P, H}, box {P, 64, bwd_dq_panels, 1}, bwd_dq_panel_cols
 };
 
-// Panels of 32 columns of dQ that are added at a time: half of the columns, but all of head_dim 64
-// and a quarter of 256.
+// Columns of a panel of K and V, in 128-byte rows. A warpgroup makes dQ from its half of K's
+// columns, so that half must begin with a panel; 96 columns are two panels that do not fill rows.
+constexpr int bwd_key_panel_cols(int width) {
+  return width % 64 == 0 ? 64 : width / 2;
+}
+
+// Columns of a panel of dQ: 128 bytes of fp32, swizzled, or a warpgroup's half of 96 columns, not
+// swizzled (see stage_dq).
+constexpr int bwd_dq_panel_cols(int head_dim) {
+  return head_dim % 64 == 0 ? 32 : head_dim / 2;
+}
+
+// Panels of dQ that are added at a time: half of the columns, but all of head_dim 64 and a quarter
+// of 256.
 constexpr int bwd_dq_panels(int head_dim) {
   return head_dim == 64 || head_dim == 256 ? 2 : head_dim / 64;
 }
+
+// dst[t, h, :] = sum over parts of src[part, t, h, :].
+struct BwdConvertJob {
+  MagiTensor src;  // fp32
+  MagiTensor dst;  // dtype or fp32
+  int64_t part_stride;
+  int32_t num_parts;
+  int32_t num_tokens, num_heads, width;
+  int32_t dst_is_fp32;
+  int32_t end_block;  // of the launch; filled in by run_bwd_convert
+};
+
+// Where dk and dv of own keys, or those of received ones, are written.
+struct BwdKeyGradients {
+  void* dk;
+  void* dv;
+  int64_t dk_stride_token, dk_stride_head;
+  int64_t dv_stride_token, dv_stride_head;
+  int64_t dk_split_stride, dv_split_stride;  // elements between the sums of two splits
+  bool is_fp32;
+};
 
 // Kernel arguments that are not tensor maps.
 struct BwdArgs {
@@ -29,13 +64,16 @@ struct BwdArgs {
   int64_t stat_kind_stride;  // H * stat_rows
   const BwdItem* items;
   const BwdEntry* entries;
-  const BwdPlace* places;  // deterministic mode, like turns and segments below
-  int32_t* semaphores;     // [0] ticket, then [2 halves][H][row groups]
-  void* dk;
-  void* dv;
-  int64_t dk_stride_token, dk_stride_head;
-  int64_t dv_stride_token, dv_stride_head;
-  int64_t dk_split_stride, dv_split_stride;  // elements between the sums of two splits
+  const BwdPlace* places;    // deterministic mode, like turns and segments below
+  const int32_t* order;      // as in MagiBwdParams
+  int32_t* semaphores;       // [0] ticket, then [2 halves][H][row groups]
+  BwdKeyGradients grads[2];  // of own keys and of received ones
+  const uint32_t* arrival;   // see MagiReceivedKeys
+  uint32_t* done;
+  int32_t* parts_stored;           // with splits: of each item and kv head, how many blocks
+  BwdConvertJob received_jobs[2];  // and dk and dv, which the last of them makes of the sums
+  uint32_t arrival_number;
+  int32_t num_own;  // keys before the received ones
   int32_t num_items;
   int32_t num_splits;
   int32_t heads_per_block;    // query heads of one block
@@ -45,7 +83,6 @@ struct BwdArgs {
   int32_t stat_rows;
   int32_t heads_inner;  // walk order: all heads of a query tile, or all tiles of a head
   int32_t descending;   // query tiles from the last to the first
-  int32_t grad_is_fp32;
   float scale_log2;
   float softmax_scale;
   float cap_scale;  // softmax_scale / softcap, and softcap * log2(e), where there is one
@@ -78,18 +115,8 @@ struct BwdPrepareArgs {
   float softmax_scale;
 };
 
-// dst[t, h, :] = sum over parts of src[part, t, h, :].
-struct BwdConvertJob {
-  MagiTensor src;  // fp32
-  MagiTensor dst;  // dtype or fp32
-  int64_t part_stride;
-  int32_t num_parts;
-  int32_t num_tokens, num_heads, width;
-  int32_t dst_is_fp32;
-  int32_t end_block;  // of the launch; filled in by run_bwd_convert
-};
 struct BwdConvertArgs {
-  BwdConvertJob jobs[3];  // dq, dk, dv as far as they are wanted
+  BwdConvertJob jobs[5];  // dq, dk, dv, and dk, dv of received keys, as far as they are wanted
   int32_t num_jobs;
 };
 

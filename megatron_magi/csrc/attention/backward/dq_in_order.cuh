@@ -35,9 +35,6 @@ MAGI_DEVICE int4 load_shared_row(uint32_t addr) {
                : "memory");
   return row;
 }
-MAGI_DEVICE void fence_async_global() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
-}
 
 // The steps' visits, which warp 1 writes ahead (visits.cuh). Steps are read in order, all of them
 // or every second one.
@@ -96,7 +93,7 @@ struct BwdSignals {
   // Signals the step that was issued and has arrived.
   MAGI_DEVICE void signal(int step) {
     if (last == nullptr) return;
-    fence_async_global();
+    ptx::fence_async_global();
     if constexpr (Traits::kInPairs) store_release_shared(added + 4 * half, step + 1);
     const int number = last_signal / BwdVisit::kAllFlags;
     if (last_signal & BwdVisit::kEndsFirst) store_release(last, number);
@@ -131,7 +128,7 @@ MAGI_DEVICE void bwd_reduce_dq_in_order(const BwdArgs& args, int num_steps, int 
       while (!signals.ready(n, visit)) {
       }
     }
-    fence_async_global();
+    ptx::fence_async_global();
     add_dq_tile<T>(half, part, q, head, smem, map_dq);
     ptx::mbar_arrive(empty);
     if (signals.last != nullptr) {

@@ -21,6 +21,11 @@
 // With softcap, S^T is the plain product, t = tanh(scale / softcap * S^T), P^T = exp2(softcap *
 // log2(e) * t - lse * log2(e)), dS^T = P^T * (1 - t^2) * dP^T, and lse is read by the consumers.
 //
+// Keys may come from two places: the rank's own, and in other buffers those of other ranks. Blocks
+// of received keys wait until the rows lie there (load.cuh), and count themselves when the
+// gradients do (finish.cuh). The launch's order lets own ones start before them as long as they
+// would wait.
+//
 // dS is double buffered, so one meeting per step is enough: who passes meeting n + 1 knows that
 // both have finished reading the dS of step n. dQ and dK are scaled when they leave.
 //
@@ -48,10 +53,14 @@
 //
 // Shared memory, D = 128: K 32, V 32, Q 2 x 16, dO 2 x 16, dS 2 x 16, dQ 32, stats 10, rest 1 =
 // 203 KiB. Registers of a consumer: dK 64, dV 64, S 32, dP (then dQ) 32, P 16, dS 16 of 232.
+// D = 96 is the same with dK, dV 48 and dQ 24 registers. dK and dV need all columns of Q and dO
+// behind one descriptor, and half of dQ needs its 48 columns of K behind one: so Q and dO lie in
+// three panels of 32 columns (64-byte swizzle), K and V in two of 48, in rows of 128 bytes.
 #pragma once
 #include "consume.cuh"
 #include "dq.cuh"
 #include "dq_in_order.cuh"
+#include "finish.cuh"
 #include "load.cuh"
 #include "pairs.cuh"
 #include "relay.cuh"
@@ -103,6 +112,10 @@ __global__ __launch_bounds__(Traits::kThreads,
       ptx::mbar_init(bars + T::kBarDqFull + 8 * i, 4);
       ptx::mbar_init(bars + T::kBarDqEmpty + 8 * i, 1);
       if (T::kInPairs) ptx::mbar_init(bars + T::kBarDsFull + 8 * i, 8);
+      if (T::kDeterministic) {
+        ptx::mbar_init(bars + T::kBarVisitsFull + 8 * i, 32);
+        ptx::mbar_init(bars + T::kBarVisitsEmpty + 8 * i, 2);
+      }
     }
     ptx::mbar_init(bars + T::kBarKv, 1);
     if (T::kWide) ptx::mbar_init(bars + T::kBarDsEmpty, 8);
@@ -114,10 +127,6 @@ __global__ __launch_bounds__(Traits::kThreads,
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
     if constexpr (T::kDeterministic) {
-      for (int i = 0; i < 2; ++i) {
-        ptx::mbar_init(bars + T::kBarVisitsFull + 8 * i, 32);
-        ptx::mbar_init(bars + T::kBarVisitsEmpty + 8 * i, 2);
-      }
       int* added = reinterpret_cast<int*>(smem_ptr + T::kOffAdded);
       added[0] = added[1] = 0;
     }
@@ -154,6 +163,7 @@ __global__ __launch_bounds__(Traits::kThreads,
       bwd_consume_wide<T>(args, num_steps, wg - 1, smem);
     else
       bwd_consume<T>(args, num_steps, wg - 1, smem);
+    if (args.done != nullptr) finish_received<T>(args, smem);
   }
 }
 

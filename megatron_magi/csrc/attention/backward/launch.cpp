@@ -29,10 +29,27 @@ Status check(const MagiBwdParams& p) {
   if (!(p.softcap >= 0.f))
     return {kInvalidArgument,
             "softcap must be 0 (off) or above, got " + std::to_string(p.softcap) + "; pass 0"};
-  if (p.grad_dtype != p.dtype && p.grad_dtype != kMagiFp32)
-    return {kUnsupported, "grad_dtype must be fp32 or that of q, got code " +
-                              std::to_string(p.grad_dtype) + "; cast the result"};
+  if (p.num_own < 0 || p.num_own > p.num_k)
+    return {kInvalidArgument, "num_own must be between 0 and the " + std::to_string(p.num_k) +
+                                  " keys, got " + std::to_string(p.num_own) +
+                                  "; pass both lengths"};
+  const bool receives = p.num_own < p.num_k;
+  for (const int32_t grad_dtype : {p.grad_dtype, receives ? p.received.grad_dtype : p.grad_dtype})
+    if (grad_dtype != p.dtype && grad_dtype != kMagiFp32)
+      return {kUnsupported, "grad_dtype must be fp32 or that of q, got code " +
+                                std::to_string(grad_dtype) + "; cast the result"};
   return {};
+}
+
+// The maps of num_keys rows of keys and values.
+Status encode_keys(const MagiBwdParams& p, const MagiTensor& k, const MagiTensor& v, int num_keys,
+                   CUtensorMap* map_k, CUtensorMap* map_v) {
+  const auto element = p.dtype == kMagiBf16 ? MapElement::kBf16 : MapElement::kFp16;
+  const int tile_k = bwd_tile_k(p.head_dim);
+  MAGI_RETURN_IF_ERROR(encode_panel_tile(map_k, element, k, num_keys, p.num_heads_kv, p.head_dim,
+                                         bwd_key_panel_cols(p.head_dim), tile_k));
+  return encode_panel_tile(map_v, element, v, num_keys, p.num_heads_kv, p.value_dim,
+                           bwd_key_panel_cols(p.value_dim), tile_k);
 }
 
 Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
@@ -41,19 +58,82 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
       encode_head_tile(&maps->q, element, p.q, p.num_q, p.num_heads_q, p.head_dim, kBwdTileQ));
   MAGI_RETURN_IF_ERROR(encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q,
                                         p.value_dim, kBwdTileQ));
-  const int tile_k = bwd_tile_k(p.head_dim);
-  MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv, p.head_dim, tile_k));
-  MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.value_dim, tile_k));
-  const uint64_t dq_dims[4] = {32, static_cast<uint64_t>(p.num_q),
-                               static_cast<uint64_t>(p.head_dim / 32),
+  // A map has at least one row; no block reads through those that are left out.
+  if (p.num_own > 0)
+    MAGI_RETURN_IF_ERROR(encode_keys(p, p.k, p.v, p.num_own, &maps->k[0], &maps->v[0]));
+  if (p.num_own < p.num_k)
+    MAGI_RETURN_IF_ERROR(
+        encode_keys(p, p.received.k, p.received.v, p.num_k - p.num_own, &maps->k[1], &maps->v[1]));
+  const uint32_t cols = bwd_dq_panel_cols(p.head_dim), panels = bwd_dq_panels(p.head_dim);
+  const uint64_t dq_dims[4] = {cols, static_cast<uint64_t>(p.num_q), p.head_dim / cols,
                                static_cast<uint64_t>(p.num_heads_q)};
-  const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4, 128,
+  const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4,
+                                  uint64_t{4} * cols,
                                   static_cast<uint64_t>(p.dq_acc.stride_head) * 4};
-  const uint32_t dq_box[4] = {32, kBwdTileQ, static_cast<uint32_t>(bwd_dq_panels(p.head_dim)), 1};
-  return encode_tensor_map(&maps->dq, MapElement::kFp32, true, p.dq_acc.data, 4, dq_dims,
+  const uint32_t dq_box[4] = {cols, kBwdTileQ, panels, 1};
+  const MapSwizzle swizzle = cols == 32 ? MapSwizzle::k128B : MapSwizzle::kNone;
+  return encode_tensor_map(&maps->dq, MapElement::kFp32, swizzle, p.dq_acc.data, 4, dq_dims,
                            dq_strides, dq_box);
+}
+
+BwdKeyGradients grads_at(const MagiTensor& dk, const MagiTensor& dv, int32_t dtype) {
+  return {dk.data, dv.data, dk.stride_token,   dk.stride_head, dv.stride_token, dv.stride_head,
+          0,       0,       dtype == kMagiFp32};
+}
+
+// Partial sums of the keys from row `first_key` on: all have dk [num_splits, S, G, D] and
+// dv [num_splits, S, G, E] in fp32.
+BwdKeyGradients partial_at(const MagiBwdParams& p, int first_key) {
+  BwdKeyGradients to{};
+  to.dk_stride_token = int64_t{p.num_heads_kv} * p.head_dim;
+  to.dv_stride_token = int64_t{p.num_heads_kv} * p.value_dim;
+  to.dk_stride_head = p.head_dim;
+  to.dv_stride_head = p.value_dim;
+  to.dk_split_stride = p.num_k * to.dk_stride_token;
+  to.dv_split_stride = p.num_k * to.dv_stride_token;
+  to.dk = p.partial + first_key * to.dk_stride_token;
+  to.dv = p.partial + p.num_splits * to.dk_split_stride + first_key * to.dv_stride_token;
+  to.is_fp32 = 1;
+  return to;
+}
+
+// The jobs that make dk and dv of the partial sums of num_keys keys.
+void key_jobs(const MagiBwdParams& p, const BwdKeyGradients& parts, const BwdKeyGradients& to,
+              int num_keys, BwdConvertJob* jobs) {
+  jobs[0] = {{parts.dk, parts.dk_stride_token, parts.dk_stride_head},
+             {to.dk, to.dk_stride_token, to.dk_stride_head},
+             parts.dk_split_stride,
+             p.num_splits,
+             num_keys,
+             p.num_heads_kv,
+             p.head_dim,
+             to.is_fp32};
+  jobs[1] = {{parts.dv, parts.dv_stride_token, parts.dv_stride_head},
+             {to.dv, to.dv_stride_token, to.dv_stride_head},
+             parts.dv_split_stride,
+             p.num_splits,
+             num_keys,
+             p.num_heads_kv,
+             p.value_dim,
+             to.is_fp32};
+}
+void own_jobs(const MagiBwdParams& p, BwdConvertJob* jobs) {
+  key_jobs(p, partial_at(p, 0), grads_at(p.dk, p.dv, p.grad_dtype), p.num_own, jobs);
+}
+void received_jobs(const MagiBwdParams& p, BwdConvertJob* jobs) {
+  const MagiReceivedKeys& r = p.received;
+  key_jobs(p, partial_at(p, p.num_own), grads_at(r.dk, r.dv, r.grad_dtype), p.num_k - p.num_own,
+           jobs);
+}
+
+// Counters of deterministic mode; those of stored parts stand behind them.
+size_t num_semaphores(const MagiBwdParams& p) {
+  return p.deterministic ? 1 + size_t{2} * p.num_heads_q * p.num_row_groups : 0;
+}
+
+// Whether the main kernel adds up the parts of received keys' gradients, so that it can count them.
+bool adds_received_parts(const MagiBwdParams& p) {
+  return p.num_splits > 1 && p.received.done != nullptr;
 }
 
 BwdArgs main_args(const MagiBwdParams& p) {
@@ -68,8 +148,14 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.places = reinterpret_cast<const BwdPlace*>(p.places);
   args.turns = reinterpret_cast<const BwdTurn*>(p.turns);
   args.segments = reinterpret_cast<const BwdSegment*>(p.segments);
+  args.order = p.order;
   args.semaphores = p.semaphores;
   args.num_items = p.num_items;
+  args.num_own = p.num_own;
+  args.arrival = p.received.arrival;
+  args.arrival_number = p.received.arrival_number;
+  args.done = p.received.done;
+  args.parts_stored = p.semaphores + num_semaphores(p);
   args.num_splits = p.num_splits;
   args.heads_per_block = p.num_heads_q / p.num_heads_kv / p.num_splits;
   args.heads_per_section = p.heads_per_section;
@@ -79,25 +165,12 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.scale_log2 = p.softmax_scale * kLog2e;
   args.cap_scale = p.softcap > 0.f ? p.softmax_scale / p.softcap : 0.f;
   args.cap_log2 = p.softcap * kLog2e;
-  if (p.num_splits > 1) {  // [num_splits, S, G, D] and [num_splits, S, G, E] fp32
-    args.dk_stride_token = int64_t{p.num_heads_kv} * p.head_dim;
-    args.dv_stride_token = int64_t{p.num_heads_kv} * p.value_dim;
-    args.dk_stride_head = p.head_dim;
-    args.dv_stride_head = p.value_dim;
-    args.dk_split_stride = p.num_k * args.dk_stride_token;
-    args.dv_split_stride = p.num_k * args.dv_stride_token;
-    args.dk = p.partial;
-    args.dv = p.partial + p.num_splits * args.dk_split_stride;
-    args.grad_is_fp32 = 1;
-  } else {
-    args.dk = p.dk.data;
-    args.dv = p.dv.data;
-    args.dk_stride_token = p.dk.stride_token;
-    args.dv_stride_token = p.dv.stride_token;
-    args.dk_stride_head = p.dk.stride_head;
-    args.dv_stride_head = p.dv.stride_head;
-    args.grad_is_fp32 = p.grad_dtype == kMagiFp32;
-  }
+  const MagiReceivedKeys& received = p.received;
+  const bool in_parts = p.num_splits > 1;
+  args.grads[0] = in_parts ? partial_at(p, 0) : grads_at(p.dk, p.dv, p.grad_dtype);
+  args.grads[1] =
+      in_parts ? partial_at(p, p.num_own) : grads_at(received.dk, received.dv, received.grad_dtype);
+  if (adds_received_parts(p)) received_jobs(p, args.received_jobs);
   return args;
 }
 
@@ -108,11 +181,11 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
     MAGI_RETURN_IF_ERROR(
         cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
   }
-  if (p.deterministic) {
-    const size_t counters = size_t{2} * p.num_heads_q * p.num_row_groups;
-    MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, (counters + 1) * 4, stream),
+  const size_t stored = adds_received_parts(p) ? size_t{1} * p.num_items * p.num_heads_kv : 0;
+  const size_t counters = num_semaphores(p) + stored;
+  if (counters > 0)
+    MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, counters * 4, stream),
                                      "backward, clear semaphores"));
-  }
   BwdPrepareArgs args{};
   args.out = p.out;
   args.dout = p.dout;
@@ -137,25 +210,13 @@ Status convert(const MagiBwdParams& p, cudaStream_t stream) {
   BwdConvertArgs args{};
   if (p.dq.data != nullptr)
     args.jobs[args.num_jobs++] = {p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, p.head_dim, false};
-  if (p.num_splits > 1) {
-    const BwdArgs parts = main_args(p);
-    const bool to_fp32 = p.grad_dtype == kMagiFp32;
-    args.jobs[args.num_jobs++] = {{parts.dk, parts.dk_stride_token, parts.dk_stride_head},
-                                  p.dk,
-                                  parts.dk_split_stride,
-                                  p.num_splits,
-                                  p.num_k,
-                                  p.num_heads_kv,
-                                  p.head_dim,
-                                  to_fp32};
-    args.jobs[args.num_jobs++] = {{parts.dv, parts.dv_stride_token, parts.dv_stride_head},
-                                  p.dv,
-                                  parts.dv_split_stride,
-                                  p.num_splits,
-                                  p.num_k,
-                                  p.num_heads_kv,
-                                  p.value_dim,
-                                  to_fp32};
+  if (p.num_splits > 1 && p.num_own > 0) {
+    own_jobs(p, args.jobs + args.num_jobs);
+    args.num_jobs += 2;
+  }
+  if (p.num_splits > 1 && p.num_own < p.num_k && !adds_received_parts(p)) {
+    received_jobs(p, args.jobs + args.num_jobs);
+    args.num_jobs += 2;
   }
   if (args.num_jobs == 0) return {};
   return cuda_status(run_bwd_convert<kDtype, kHeadDim, kValueDim>(args, stream),
@@ -209,8 +270,9 @@ constexpr Variant variant() {
 }
 
 // What is launched, and what is loaded ahead.
-constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(),       variant<kMagiBf16, 128>(),
-                                 variant<kMagiFp16, 64>(),       variant<kMagiFp16, 128>(),
+constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(),       variant<kMagiBf16, 96>(),
+                                 variant<kMagiBf16, 128>(),      variant<kMagiFp16, 64>(),
+                                 variant<kMagiFp16, 96>(),       variant<kMagiFp16, 128>(),
                                  variant<kMagiBf16, 192, 128>(), variant<kMagiFp16, 192, 128>(),
                                  variant<kMagiBf16, 256>(),      variant<kMagiFp16, 256>()};
 
@@ -222,7 +284,7 @@ Status launch_bwd(const MagiBwdParams& p) {
   return {kUnsupported, "no backward kernel for dtype code " + std::to_string(p.dtype) +
                             ", head_dim " + std::to_string(p.head_dim) + " and value_dim " +
                             std::to_string(p.value_dim) +
-                            "; compiled are bf16 and fp16, head_dim 64, 128 and 256, and 192 "
+                            "; compiled are bf16 and fp16, head_dim 64, 96, 128 and 256, and 192 "
                             "with value_dim 128"};
 }
 
@@ -230,9 +292,10 @@ Status launch_delta(const MagiDeltaParams& p) {
   for (const Variant& v : kVariants)
     if (v.dtype == p.dtype && v.value_dim == p.value_dim)
       return cuda_status(v.delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
-  return {kUnsupported, "delta needs value_dim 64, 128 or 256 and bf16 or fp16, got value_dim " +
-                            std::to_string(p.value_dim) + " and dtype code " +
-                            std::to_string(p.dtype) + "; compute it in PyTorch"};
+  return {kUnsupported,
+          "delta needs value_dim 64, 96, 128 or 256 and bf16 or fp16, got value_dim " +
+              std::to_string(p.value_dim) + " and dtype code " + std::to_string(p.dtype) +
+              "; compute it in PyTorch"};
 }
 
 }  // namespace

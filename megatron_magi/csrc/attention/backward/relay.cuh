@@ -244,15 +244,15 @@ struct BwdRelay : BwdConsumer<Traits> {
     ptx::bar_sync(kBarEpilogue, 256);
     const bool is_dk = wg == 1;
     const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
-    const int64_t split_stride = is_dk ? args.dk_split_stride : args.dv_split_stride;
-    const int64_t token_stride = is_dk ? args.dk_stride_token : args.dv_stride_token;
-    const int64_t head_stride = is_dk ? args.dk_stride_head : args.dv_stride_head;
-    const int64_t first = block.split * split_stride + block.item.k_start * token_stride +
+    const BwdKeyGradients& to = args.grads[block.is_received];
+    const int64_t split_stride = is_dk ? to.dk_split_stride : to.dv_split_stride;
+    const int64_t token_stride = is_dk ? to.dk_stride_token : to.dv_stride_token;
+    const int64_t head_stride = is_dk ? to.dk_stride_head : to.dv_stride_head;
+    const int64_t first = block.split * split_stride + block.first_row(args) * token_stride +
                           block.kv_head * head_stride;
-    char* base =
-        static_cast<char*>(is_dk ? args.dk : args.dv) + first * (args.grad_is_fp32 ? 4 : 2);
-    store_gradient<T>(sum, smem + (is_dk ? T::kOffK : T::kOffV), base, token_stride,
-                      args.grad_is_fp32, 0, block.item.k_rows, is_dk ? args.softmax_scale : 1.f,
+    char* base = static_cast<char*>(is_dk ? to.dk : to.dv) + first * (to.is_fp32 ? 4 : 2);
+    store_gradient<T>(sum, smem + (is_dk ? T::kOffK : T::kOffV), base, token_stride, to.is_fp32, 0,
+                      block.item.k_rows, is_dk ? args.softmax_scale : 1.f,
                       thread_again() % 128 / 32, thread_again() % 32);
   }
 };

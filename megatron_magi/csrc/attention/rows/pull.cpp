@@ -4,8 +4,10 @@
 // Exchange n on one rank, where slot n % slots of its symmetric memory holds the rows it sends:
 //   current: wait until all peers have taken exchange n - slots; fill the slot
 //   beside:  ready(n) to every peer; for each peer: wait for its ready(n), copy its rows;
-//            taken(n) to every peer
-// A rank writes all its ready(n) before it waits for anyone's, so no ring of waits can form.
+//            arrived(n) to this rank's kernels, taken(n) to every peer
+// A rank writes all its ready(n) before it waits for anyone's, so no ring of waits can form. A
+// kernel that fills the slot early in its work says so by a word, and `beside` does not wait for
+// its end.
 #include <cuda.h>
 
 #include <algorithm>
@@ -47,22 +49,22 @@ CUstreamBatchMemOpParams wait_of(uint32_t* flag, uint32_t number) {
   return op;
 }
 
-constexpr int kMaxPeers = 128;  // the driver takes 256 operations at a time
+constexpr int kMaxOps = 128;  // the driver takes 256 at a time
 
 template <class OpOf>
-Status for_peers(int num_peers, void* stream, const OpOf& op_of) {
+Status stream_ops(int num_ops, void* stream, const OpOf& op_of) {
   static const BatchMemOp batch = find_batch_mem_op();
   if (batch == nullptr)
     return {kUnsupported,
             "the CUDA driver has no cuStreamBatchMemOp; a 12.0 or newer driver is "
             "required"};
-  if (num_peers < 0 || num_peers > kMaxPeers)
-    return {kInvalidArgument, "num_peers must be at most " + std::to_string(kMaxPeers) + ", got " +
-                                  std::to_string(num_peers)};
-  if (num_peers == 0) return {};
-  CUstreamBatchMemOpParams ops[kMaxPeers];
-  for (int i = 0; i < num_peers; ++i) ops[i] = op_of(i);
-  const CUresult result = batch(static_cast<CUstream>(stream), num_peers, ops, 0);
+  if (num_ops < 0 || num_ops > kMaxOps)
+    return {kInvalidArgument, "num_peers must be at most " + std::to_string(kMaxOps) + ", got " +
+                                  std::to_string(num_ops)};
+  if (num_ops == 0) return {};
+  CUstreamBatchMemOpParams ops[kMaxOps];
+  for (int i = 0; i < num_ops; ++i) ops[i] = op_of(i);
+  const CUresult result = batch(static_cast<CUstream>(stream), num_ops, ops, 0);
   if (result != CUDA_SUCCESS)
     return {kCudaError,
             "cuStreamBatchMemOp: driver error " + std::to_string(static_cast<int>(result))};
@@ -71,28 +73,42 @@ Status for_peers(int num_peers, void* stream, const OpOf& op_of) {
 
 Status claim(const MagiClaimParams& p) {
   if (p.number == 0) return {};
-  return for_peers(p.num_peers, p.stream,
-                   [&](int i) { return wait_of(p.flags[i].taken_here, p.number); });
+  return stream_ops(p.num_peers, p.stream,
+                    [&](int i) { return wait_of(p.flags[i].taken_here, p.number); });
 }
 
-Status exchange(const MagiExchangeParams& p) {
+// Lets `beside` wait until the slot is filled, and records the event `filled`.
+Status follow_filling(const MagiExchangeParams& p) {
   const auto current = static_cast<cudaStream_t>(p.current);
   const auto beside = static_cast<cudaStream_t>(p.beside);
   const auto filled = static_cast<cudaEvent_t>(p.filled);
+  if (p.written != nullptr) {
+    MAGI_RETURN_IF_ERROR(
+        stream_ops(1, p.beside, [&](int) { return wait_of(p.written, p.written_count); }));
+    return cuda_status(cudaEventRecord(filled, beside), "exchange");
+  }
   MAGI_RETURN_IF_ERROR(cuda_status(cudaEventRecord(filled, current), "exchange"));
-  MAGI_RETURN_IF_ERROR(cuda_status(cudaStreamWaitEvent(beside, filled, 0), "exchange"));
-  MAGI_RETURN_IF_ERROR(for_peers(
+  return cuda_status(cudaStreamWaitEvent(beside, filled, 0), "exchange");
+}
+
+Status exchange(const MagiExchangeParams& p) {
+  const auto beside = static_cast<cudaStream_t>(p.beside);
+  MAGI_RETURN_IF_ERROR(follow_filling(p));
+  MAGI_RETURN_IF_ERROR(stream_ops(
       p.num_peers, p.beside, [&](int i) { return write_of(p.flags[i].ready_there, p.number); }));
   for (int i = 0; i < p.num_peers; ++i) {
     const MagiPull& pull = p.pulls[i];
     if (pull.bytes == 0) continue;
     MAGI_RETURN_IF_ERROR(
-        for_peers(1, p.beside, [&](int) { return wait_of(p.flags[i].ready_here, p.number); }));
+        stream_ops(1, p.beside, [&](int) { return wait_of(p.flags[i].ready_here, p.number); }));
     MAGI_RETURN_IF_ERROR(cuda_status(
         cudaMemcpyAsync(pull.target, pull.source, pull.bytes, cudaMemcpyDeviceToDevice, beside),
         "reading a peer's rows"));
   }
-  MAGI_RETURN_IF_ERROR(for_peers(
+  if (p.arrived_word != nullptr)
+    MAGI_RETURN_IF_ERROR(
+        stream_ops(1, p.beside, [&](int) { return write_of(p.arrived_word, p.number); }));
+  MAGI_RETURN_IF_ERROR(stream_ops(
       p.num_peers, p.beside, [&](int i) { return write_of(p.flags[i].taken_there, p.number); }));
   return cuda_status(cudaEventRecord(static_cast<cudaEvent_t>(p.arrived), beside), "exchange");
 }

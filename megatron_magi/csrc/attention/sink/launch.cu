@@ -1,4 +1,4 @@
-// The kernel of what params.h describes, and its host entry.
+// The kernel of the gradient of sinks (params.h), and its exported function.
 #include "../device/export.h"
 #include "../device/kernel_list.h"
 #include "../device/ptx.h"
@@ -7,8 +7,8 @@
 namespace magi {
 namespace {
 
-constexpr int kSinkHeads = 32;  // of a block: neighbours in memory
-constexpr int kSinkTokens = 8;  // of a block, at a time
+constexpr int kSinkHeads = 32;  // of a block; they are neighbours in memory
+constexpr int kSinkTokens = 8;  // that a block takes at a time
 
 // Blocks: x over tokens, y over heads. The order of the sums depends on the shape alone.
 __global__ __launch_bounds__(kSinkHeads* kSinkTokens) void sink_gradient_kernel(

@@ -1,4 +1,4 @@
-// The gradient of sinks, as it crosses the C ABI; mirrored by ctypes in core/cuda/abi.py.
+// The arguments of the gradient of sinks, as they cross the C ABI; core/cuda/abi.py mirrors them.
 // Conventions and letters are those of ../params.h; all arrays are contiguous.
 #pragma once
 #include "../params.h"

@@ -1,0 +1,73 @@
+"""What the loop over stages needs: the plan's tables, the transport, the kernels, and the keys and
+values of one stage after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magi.core.comm.group_cast import PendingCast
+from megatron_magi.core.comm.node_cast import PendingNodeCast, cast_rows
+from megatron_magi.core.comm.transport import Transport
+from megatron_magi.core.kernel.backend import AttnBackend
+from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""q, k and v."""
+OutGrads = tuple[Tensor, Tensor | None]
+"""The gradient of out, and delta (see GradCall), from which the gradient of lse has been taken;
+None: delta is not known yet, and nobody asked for the gradient of lse."""
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""Of q, k and v."""
+
+
+class StageWork(NamedTuple):
+    """What the loop over stages needs besides tensors."""
+
+    plan: AttnPlan
+    ready: PreparedPlan
+    group: dist.ProcessGroup | None
+    transport: Transport
+    backend: AttnBackend
+    softmax_scale: float
+    softcap: float
+    wire_dtype: torch.dtype
+    """The dtype in which partial gradients are sent to their owners."""
+    max_logits: Tensor | None
+    """See AttnCall; None: not asked for."""
+
+
+class Feed:
+    """The keys and values of one stage after another. Each stage's are fetched while the stage
+    before it computes; the fetch of the first begins when the object is created."""
+
+    def __init__(
+        self, work: StageWork, stages: Sequence[PreparedStage], k: Tensor, v: Tensor
+    ) -> None:
+        self.work, self.stages, self.k, self.v = work, stages, k, v
+        self.travelling = self._fetch(0)
+        self.kept: PendingCast | PendingNodeCast | None = None
+        """The first fetch, if stages run on another stream than the one that it was begun on: the
+        memory belongs to that stream."""
+
+    def _fetch(self, i: int) -> PendingCast | PendingNodeCast | None:
+        if i == len(self.stages) or (cast := self.stages[i].cast) is None:
+            return None
+        return cast_rows((self.k, self.v), cast, self.work.transport)
+
+    def __iter__(self) -> Iterator[tuple[PreparedStage, Tensor, Tensor]]:
+        """(stage, keys, values): own rows, received rows, or own and then received ones.
+
+        Two stages' buffers are alive if the caller drops one before it asks for the next.
+        """
+        for i, stage in enumerate(self.stages):
+            arriving, self.travelling = self.travelling, self._fetch(i + 1)
+            pair = (self.k, self.v) if arriving is None else arriving.wait()
+            del arriving
+            yield stage, pair[0], pair[1]
+            del pair

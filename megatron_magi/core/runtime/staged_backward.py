@@ -1,0 +1,159 @@
+"""The backward in stages: each adds to dq, and returns the gradients of its keys and values to the
+ranks that own the rows while the next one computes.
+
+T local tokens, H query heads, G key/value heads, D head_dim of queries and keys, E of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.comm.group_reduce import Arriving, add_partials
+from megatron_magi.core.comm.node_cast import reduce_rows
+from megatron_magi.core.comm.prepared_cast import PreparedCast
+from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.rows import head_start
+from megatron_magi.core.cuda.side_stream import side_stream
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, Pair, acc_dtype
+from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
+from megatron_magi.core.runtime.prepared import PreparedStage
+from megatron_magi.core.runtime.stage_work import Feed, Gradients, Inputs, OutGrads, StageWork
+
+
+def staged_backward(work: StageWork, qkv: Inputs, result: Pair, gradients: OutGrads) -> Gradients:
+    """dq [T, H, D], dk [T, G, D] and dv [T, G, E], in the dtypes of q, k and v.
+
+    Args:
+        result: out and lse of the forward.
+        gradients: see OutGrads.
+    """
+    q, k, v = qkv
+    *remote, own = work.ready.backward
+    ahead = _may_run_ahead(work, q, v)
+    feed = Feed(work, remote if ahead else work.ready.backward, k, v)
+    feed.kept = feed.travelling if ahead else None
+    if feed.travelling is not None and work.transport.uses_sms:
+        head_start(q.device)
+    walk = _Backward(work, qkv, result, gradients)
+    with _running_ahead(q.device) if ahead else nullcontext():
+        with side_stream(q.device).current() if ahead else nullcontext():
+            for stage, keys, values in feed:
+                walk.run(stage, keys, values)
+                del keys, values
+        if ahead:
+            walk.run(own, k, v)
+    dk, dv = walk.key_grads.sums()
+    return torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype), dk, dv
+
+
+class _Backward:
+    """What the backward's stages share, and the sums that they add to."""
+
+    def __init__(self, work: StageWork, qkv: Inputs, result: Pair, gradients: OutGrads) -> None:
+        """Arguments as of ``staged_backward``."""
+        (q, k, v), (out, self.lse), (self.dout, self.delta) = qkv, result, gradients
+        self.work, self.q = work, q
+        alone = work.ready.is_alone
+        # A single kernel call computes delta itself.
+        self.out = out if alone and self.delta is None else None
+        if self.out is None and self.delta is None:
+            self.delta = work.backend.delta(out, self.dout, self.lse.dtype)
+        dtype = q.dtype if alone else acc_dtype(q.dtype)
+        self.dq = None if alone else q.new_zeros(q.shape, dtype=dtype)
+        self.key_grads = KeyGradients(work, k, v, dtype)
+
+    def run(self, stage: PreparedStage, keys: Tensor, values: Tensor) -> None:
+        """Add a stage's part of dq, and return the gradients of its keys and values."""
+        grads = self.key_grads.place(stage)
+        if stage.sees:
+            work = self.work
+            numbers = work.softmax_scale, None, work.softcap
+            asked = AttnCall(self.q, keys, values, stage.table, *numbers)
+            grad = GradCall(
+                self.dout, self.lse, self.delta, self.out, grads[0].dtype, self.dq, grads,
+                work.plan.config.deterministic,
+            )  # fmt: skip
+            self.dq, *_ = work.backend.backward(asked, grad)
+        else:
+            for x in grads:
+                x.zero_()
+        self.key_grads.send(stage)
+
+
+def _may_run_ahead(work: StageWork, q: Tensor, v: Tensor) -> bool:
+    """Whether the stages on received keys may run beside the one on own keys, with priority.
+
+    Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
+    the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,
+    in an order that differs from run to run.
+    """
+    *remote, own = work.ready.backward
+    together = q.is_cuda and not work.plan.config.deterministic
+    # Heads of other widths are padded, and their dq is added in another way.
+    together = together and work.backend.adds_atomically and widths_of(q, v) in COMPILED_WIDTHS
+    casts = [stage.cast for stage in remote]
+    plain = bool(casts) and own.cast is None and own.sees
+    return together and plain and all(isinstance(cast, PreparedCast) for cast in casts)
+
+
+@contextmanager
+def _running_ahead(device: torch.device) -> Iterator[None]:
+    """The current stream waits for the side stream at the end, also after an error: tensors of this
+    frame are freed then, which kernels of the side stream may still use."""
+    try:
+        yield
+    finally:
+        side_stream(device).join()
+
+
+class KeyGradients:
+    """Returns the gradients of a stage's keys and values to the ranks that own the rows."""
+
+    def __init__(self, work: StageWork, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
+        """``dtype`` is that of the sums of this rank's rows until ``sums`` returns them."""
+        self.work, self.k, self.v, self.dtype = work, k, v, dtype
+        self.shapes = k.shape[1:], v.shape[1:]
+        self.place_of: Tensor | None = None
+        self.mine: Pair | None = None  # gradients of this rank's rows, all from one stage
+        self.pending: list[Arriving] = []
+
+    def place(self, stage: PreparedStage) -> Pair:
+        """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side."""
+        own = stage.num_own
+        if stage.cast is None:
+            shapes = ((own, *x.shape[1:]) for x in (self.k, self.v))
+            dk, dv = (self.k.new_empty(shape, dtype=self.dtype) for shape in shapes)
+        else:
+            dtype = self.dtype if own else self.work.wire_dtype
+            is_sent = dtype == self.work.wire_dtype  # as it is, not rounded first
+            room = self.work.transport.room if is_sent else rows_beside
+            self.place_of = room(self.k, stage.table.num_k, self.shapes, dtype)
+            dk, dv = split_columns(self.place_of, self.shapes)
+        if own:
+            self.mine = (dk, dv) if own == stage.table.num_k else (dk[:own], dv[:own])
+        return dk, dv
+
+    def send(self, stage: PreparedStage) -> None:
+        """Start to send the gradients, once the stage has written them where ``place`` said."""
+        if stage.cast is not None:
+            assert self.place_of is not None
+            own, wire = stage.num_own, self.work.wire_dtype
+            partials = self.place_of[own:] if own else self.place_of
+            if partials.dtype != wire:
+                partials = self.work.transport.room(self.k, len(partials), self.shapes, wire).copy_(
+                    partials
+                )
+                own = 0
+            returning = partials, self.shapes, stage.cast, self.work.transport
+            self.pending.append(reduce_rows(*returning, acc_dtype(self.k.dtype), own))
+
+    def sums(self) -> Pair:
+        """Wait for all partial gradients; dk and dv of this rank's rows, in the dtype of k."""
+        if self.mine is None:
+            self.mine = self.k.to(self.dtype), self.v.to(self.dtype)  # no rows at all
+        dk, dv = add_partials(self.mine, self.pending, self.k.dtype)
+        return dk, dv
