@@ -33,9 +33,6 @@ constexpr double kCacheBytes = 150e6;
 // simulation says.
 constexpr double kGroupedHeads = 32.;
 constexpr double kGroupedPenalty = 0.06;
-// In deterministic mode blocks of a single kv head, all in one queue, took up to a third more time
-// than the simulation says (docs/history/kernel_backward.md, deterministic mode at step 10).
-constexpr int64_t kFewestLanes = 2;
 constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
 
 double block_overhead(int64_t num_splits) {
@@ -94,6 +91,14 @@ bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, i
          kMaxSplitBlocksPerSm * num_sms;
 }
 
+// Kv heads and splits that can run at a time.
+int64_t most_lanes(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms) {
+  int64_t splits = 1;
+  while (group % (2 * splits) == 0 && may_split(list, num_heads_kv, num_sms, 2 * splits))
+    splits *= 2;
+  return splits * num_heads_kv;
+}
+
 // Of the choices, which come by splits, the first one below the limit; or of those below it the one
 // with the fewest lanes, and of these with the fewest splits.
 BwdSchedule choose(const std::vector<BwdSchedule>& choices, double limit, bool fewest_lanes) {
@@ -112,21 +117,22 @@ double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits) {
 
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
-                                bool deterministic) {
+                                int64_t fewest_lanes) {
   std::vector<BwdSchedule> choices;
   double best = std::numeric_limits<double>::infinity();
   // Items that share no rows hardly wait and are scheduled as in fast mode.
   std::optional<BwdWaits> waits;
-  if (deterministic && list.heads_inner) waits.emplace(list);
+  if (fewest_lanes > 0 && list.heads_inner) waits.emplace(list);
   const double tolerance = waits ? kWaitsTolerance : kTolerance;
-  const bool has_lanes = num_heads_kv > 1 || (group % 2 == 0 && may_split(list, 1, num_sms, 2));
+  const int64_t least_lanes =
+      waits ? std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms)) : 1;
   for (int64_t splits = 1; splits <= group; splits *= 2) {
     if (group % splits != 0) break;
     if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
     const double least = least_makespan(list, group, num_heads_kv, num_sms, splits);
     for (int64_t heads = 1; heads <= num_heads_kv; ++heads) {
       if (num_heads_kv % heads != 0) continue;
-      if (waits && has_lanes && splits * heads < kFewestLanes) continue;
+      if (splits * heads < least_lanes) continue;
       const double factor = cache_factor(list, group, head_bytes, num_q, splits, heads);
       // Simulations take most of the time; one that cannot be near the best is left out.
       if (least * factor * kRounding > best * tolerance) continue;

@@ -167,6 +167,7 @@ def test_own_tiles_start_until_rows_arrive(deterministic: bool) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_leave_while_own_tiles_run(deterministic: bool) -> None:
+    """In deterministic mode the head groups are split for that, which costs 1.5 steps a block."""
     mask = masks.full(4096, 8192)
     numbers = 4096, 8192, *HEADS, NUM_SMS
     options = {"deterministic": deterministic, "num_own": 4096}
@@ -176,7 +177,8 @@ def test_gradients_leave_while_own_tiles_run(deterministic: bool) -> None:
     work = solver.bwd_work_list(mask.slices, *numbers, **options, travel=times)
     made = simulated(work, 4096)
     assert plain.received_end > plain.end - departure
-    assert max(made.end, made.received_end + departure) <= 1.01 * plain.end
+    bound = 1.02 if deterministic else 1.01
+    assert max(made.end, made.received_end + departure) <= bound * plain.end
 
 
 @pytest.mark.parametrize("tokens", [4096, 8192, 16384])
