@@ -6,6 +6,7 @@
 
 #include "planner/ceil_div.h"
 #include "schedule/backward_order.h"
+#include "schedule/backward_turns.h"
 
 namespace magi {
 namespace {
@@ -171,6 +172,10 @@ void add_item(BwdWorkList& list, Range tile, const std::vector<Slice>& cuts, int
 
 BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths& lengths,
                                 const BwdTiling& tiling, bool deterministic) {
+  if (deterministic && tiling.tile_q != kBwdTileQ)
+    throw std::invalid_argument("in deterministic mode tile_q must be " +
+                                std::to_string(kBwdTileQ) + ", got " +
+                                std::to_string(tiling.tile_q) + "; leave it out");
   check(lengths);
   std::vector<Slice> kept;
   for (const Slice& s : slices) {
@@ -187,6 +192,7 @@ BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths&
   std::vector<Slice> cuts;
   while (cutter.next(tile, cuts)) add_item(list, tile, cuts, tiling.tile_q);
   order_items(list, deterministic);
+  if (deterministic) cut_row_groups(list, lengths.num_q);
   return list;
 }
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/backward/visit.h"
 #include "attention/work_lists.h"
 #include "planner/slices.h"
 
@@ -41,10 +42,11 @@ struct BwdWorkList {
   // First rows of the slices.
   std::vector<int64_t> row_starts;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
-  // row groups of at most `tile_q` rows, so that nearly every step lies in one row group and every
-  // step in at most two. A step signals its row groups when it has finished. There is one visit per
-  // step, in walk order.
-  std::vector<BwdVisit> visits;
+  // row groups of at most 64 rows, so that nearly every step lies in one row group and every step
+  // in at most two. See attention/work_lists.h and backward_turns.h.
+  std::vector<BwdSegment> segments;
+  std::vector<BwdPlace> places;
+  std::vector<BwdTurn> turns;
   int64_t num_row_groups = 0;
   int64_t steps = 0;          // sum over the items
   int64_t partial_steps = 0;  // those of them with at least one masked cell
@@ -62,8 +64,9 @@ struct BwdLengths {
   int64_t num_own = 0;
 };
 
-// The list but for its visits (backward_visits.h). Throws std::invalid_argument for slices outside
-// [0, num_q) x [0, num_k), and for num_own outside [0, num_k].
+// The list but for its turns (backward_turns.h). Throws std::invalid_argument for slices outside
+// [0, num_q) x [0, num_k), for num_own outside [0, num_k], and in deterministic mode for tiles of
+// another height than the kernel's.
 BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths& lengths,
                                 const BwdTiling& tiling, bool deterministic);
 

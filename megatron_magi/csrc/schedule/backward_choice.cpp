@@ -1,8 +1,9 @@
 #include "schedule/backward_choice.h"
 
 #include <algorithm>
+#include <cmath>
 
-#include "schedule/backward_visits.h"
+#include "schedule/backward_turns.h"
 #include "schedule/kernel_clock.h"
 #include "schedule/launch_order.h"
 
@@ -15,6 +16,20 @@ BwdTravel in_steps(const Travel& travel, const BwdLengths& lengths, const FwdHea
   const double step = backward_step_time(heads.head_dim) * static_cast<double>(num_sms);
   const double rows = row_steps(lengths.num_q, heads.heads_q) / 2.;
   return {std::max(0., travel.keys / step - rows), std::max(0., travel.gradients / step - rows)};
+}
+
+// In deterministic mode blocks of a single kv head, all in one queue, took up to a third more time
+// than the simulation says (docs/history/kernel_backward.md, deterministic mode at step 10).
+constexpr int64_t kFewestLanes = 2;
+// All sections have one order then, so each must keep the processors busy for long enough that own
+// items can run while received keys and gradients travel.
+constexpr double kTravelBlocksPerSm = 1.9;
+
+int64_t fewest_lanes(const BwdWorkList& list, const BwdTravel& travel, int64_t num_sms) {
+  if (travel.arrival <= 0. && travel.departure <= 0.) return kFewestLanes;
+  const double items = static_cast<double>(std::max<size_t>(list.items.size(), 1));
+  const double blocks = kTravelBlocksPerSm * static_cast<double>(num_sms);
+  return std::max(kFewestLanes, static_cast<int64_t>(std::ceil(blocks / items)));
 }
 
 // Puts the items into an order of one section.
@@ -34,13 +49,14 @@ BwdChoice choose_bwd(std::span<const Slice> slices, const BwdLengths& lengths,
   choice.work = build_bwd_work_list(slices, lengths, tiling, mode.deterministic);
   const int64_t head_bytes = lengths.num_q * heads.head_dim * 8;  // Q, dO in 16 bits, dQ in 32
   BwdProcessors processors{num_sms, heads.heads_q / heads.heads_kv, heads.heads_kv};
-  choice.schedule = choose_bwd_schedule(choice.work, processors.group, heads.heads_kv, num_sms,
-                                        head_bytes, lengths.num_q, mode.deterministic);
   const BwdTravel travel = in_steps(mode.travel, lengths, heads, num_sms);
+  const int64_t lanes = mode.deterministic ? fewest_lanes(choice.work, travel, num_sms) : 0;
+  choice.schedule = choose_bwd_schedule(choice.work, processors.group, heads.heads_kv, num_sms,
+                                        head_bytes, lengths.num_q, lanes);
   if (mode.deterministic) {
     processors.num_heads_kv = choice.schedule.heads_per_section;  // the first section, alone
     reorder(choice.work, launch_order(choice.work, choice.schedule, processors, travel));
-    number_visits(choice.work, lengths.num_q, tiling.tile_q);
+    number_turns(choice.work);
   } else {
     choice.order = launch_order(choice.work, choice.schedule, processors, travel);
   }

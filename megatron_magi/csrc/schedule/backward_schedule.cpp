@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "schedule/backward_waits.h"
 #include "schedule/makespan.h"
 
 namespace magi {
@@ -13,6 +15,9 @@ namespace {
 constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
 constexpr double kTolerance = 1.005;
+// Simulated waits are less exact. Of schedules that differ by less than this, those with fewer
+// lanes were mostly faster.
+constexpr double kWaitsTolerance = 1.015;
 constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
 // Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
 // best of them on average (docs/history/kernel_backward.md, step 18).
@@ -28,8 +33,6 @@ constexpr double kCacheBytes = 150e6;
 // simulation says.
 constexpr double kGroupedHeads = 32.;
 constexpr double kGroupedPenalty = 0.06;
-// Measured at 8k and 16k, ten schedules each: within 6 % of the best of them.
-constexpr double kDeterministicBlocksPerSm = 1.9;
 constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
 
 double block_overhead(int64_t num_splits) {
@@ -38,12 +41,11 @@ double block_overhead(int64_t num_splits) {
 
 // The finishing time of the last block, if blocks start in launch order on the first free
 // processor.
-double simulate(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
-                int64_t num_splits, int64_t heads_per_section) {
+double simulate(const BwdWorkList& list, int64_t num_sms, const BwdLanes& lanes, double overhead) {
   Makespan makespan(num_sms);
-  for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section)
+  for (int64_t section = 0; section < lanes.sections; ++section)
     for (const BwdItem& item : list.items)
-      makespan.add(bwd_block_cost(item, group, num_splits), heads_per_section * num_splits);
+      makespan.add(static_cast<double>(item.steps * lanes.heads) + overhead, lanes.count);
   return makespan.last();
 }
 
@@ -89,23 +91,22 @@ bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, i
          kMaxSplitBlocksPerSm * num_sms;
 }
 
-// Blocks of one kv head wait for each other, but blocks of different heads or splits never do. So
-// at least two heads or splits run at a time, and enough that each has about two running blocks.
-// Items that share no rows hardly wait and are scheduled as in fast mode.
-BwdSchedule deterministic_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                   int64_t num_sms, BwdSchedule chosen) {
-  if (!list.heads_inner) return chosen;
-  chosen.num_splits = group % 2 == 0 && may_split(list, num_heads_kv, num_sms, 2) ? 2 : 1;
-  chosen.heads_per_section = 1;
-  const auto enough = [&] {
-    const int64_t lanes = chosen.num_splits * chosen.heads_per_section;
-    return lanes >= 2 && static_cast<double>(static_cast<int64_t>(list.items.size()) * lanes) >=
-                             kDeterministicBlocksPerSm * static_cast<double>(num_sms);
-  };
-  while (chosen.heads_per_section < num_heads_kv &&
-         (num_heads_kv % chosen.heads_per_section != 0 || !enough()))
-    ++chosen.heads_per_section;
-  return chosen;
+// Kv heads and splits that can run at a time.
+int64_t most_lanes(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms) {
+  int64_t splits = 1;
+  while (group % (2 * splits) == 0 && may_split(list, num_heads_kv, num_sms, 2 * splits))
+    splits *= 2;
+  return splits * num_heads_kv;
+}
+
+// Of the choices, which come by splits, the first one below the limit; or of those below it the one
+// with the fewest lanes, and of these with the fewest splits.
+BwdSchedule choose(const std::vector<BwdSchedule>& choices, double limit, bool fewest_lanes) {
+  std::optional<BwdSchedule> chosen;
+  const auto lanes = [](const BwdSchedule& c) { return c.num_splits * c.heads_per_section; };
+  for (const BwdSchedule& c : choices)
+    if (c.makespan <= limit && (!chosen || (fewest_lanes && lanes(c) < lanes(*chosen)))) chosen = c;
+  return *chosen;
 }
 
 }  // namespace
@@ -116,28 +117,33 @@ double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits) {
 
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
-                                bool deterministic) {
+                                int64_t fewest_lanes) {
   std::vector<BwdSchedule> choices;
   double best = std::numeric_limits<double>::infinity();
+  // Items that share no rows hardly wait and are scheduled as in fast mode.
+  std::optional<BwdWaits> waits;
+  if (fewest_lanes > 0 && list.heads_inner) waits.emplace(list);
+  const double tolerance = waits ? kWaitsTolerance : kTolerance;
+  const int64_t least_lanes =
+      waits ? std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms)) : 1;
   for (int64_t splits = 1; splits <= group; splits *= 2) {
     if (group % splits != 0) break;
     if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
     const double least = least_makespan(list, group, num_heads_kv, num_sms, splits);
     for (int64_t heads = 1; heads <= num_heads_kv; ++heads) {
       if (num_heads_kv % heads != 0) continue;
+      if (splits * heads < least_lanes) continue;
       const double factor = cache_factor(list, group, head_bytes, num_q, splits, heads);
       // Simulations take most of the time; one that cannot be near the best is left out.
-      if (least * factor * kRounding > best * kTolerance) continue;
-      const double makespan = simulate(list, group, num_heads_kv, num_sms, splits, heads) * factor;
-      choices.push_back({splits, heads, makespan});
-      best = std::min(best, makespan);
+      if (least * factor * kRounding > best * tolerance) continue;
+      const BwdLanes lanes{heads * splits, group / splits, num_heads_kv / heads};
+      const double end = waits ? waits->makespan(num_sms, lanes, block_overhead(splits))
+                               : simulate(list, num_sms, lanes, block_overhead(splits));
+      choices.push_back({splits, heads, end * factor});
+      best = std::min(best, end * factor);
     }
   }
-  const auto chosen = std::find_if(choices.begin(), choices.end(), [&](const BwdSchedule& c) {
-    return c.makespan <= best * kTolerance;
-  });
-  return deterministic ? deterministic_schedule(list, group, num_heads_kv, num_sms, *chosen)
-                       : *chosen;
+  return choose(choices, best * tolerance, waits.has_value());
 }
 
 }  // namespace magi

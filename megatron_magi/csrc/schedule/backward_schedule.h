@@ -20,11 +20,12 @@ double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits);
 // early, so that no long item is left at the end. Splits cost a pass over partial dK and dV, but
 // keep items of different length from drifting apart. The function simulates the launch on
 // `num_sms` processors, adds the known cost of cache misses, and takes the first choice within 0.5
-// % of the best. `head_bytes` is the size of Q, dO and dQ of one query head. In deterministic mode
-// blocks of one kv head wait for each other, so enough heads are mixed that few blocks of one head
-// run at a time.
+// % of the best. `head_bytes` is the size of Q, dO and dQ of one query head. `fewest_lanes`
+// is 0 in fast mode. In deterministic mode the simulation has the waits, each section has at least
+// so many kv heads times splits, as far as there are so many, and of choices within 1.5 % the one
+// with the fewest of them is taken.
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
-                                bool deterministic);
+                                int64_t fewest_lanes);
 
 }  // namespace magi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from megatron_magi.core.plan.travel import Travel, travel
 from tests.core.kernel.test_cuda_bwd_work_list import (
     TILE_Q,
     dense,
+    in_list_order,
     run_in_any_order,
     slice_grids,
     steps_of,
@@ -113,14 +115,14 @@ def test_every_section_of_an_item_starts_once(
 def test_without_travel_the_list_is_that_of_one_buffer(
     case: tuple[np.ndarray, int, int], tiles: int, deterministic: bool
 ) -> None:
-    """Splits, heads and visits included, where no tile lies across the boundary."""
+    """Splits, heads and turns included, where no tile lies across the boundary."""
     slices, num_q, num_k = case
     numbers = num_q, num_k, 64, 8
     plain = solver.bwd_work_list(slices, *numbers, deterministic=deterministic)
     bounds = sorted(plain.items[:, 0].tolist())
     num_own = bounds[min(tiles, len(bounds) - 1)]
     work = solver.bwd_work_list(slices, *numbers, deterministic=deterministic, num_own=num_own)
-    for name in ("items", "entries", "visits", "order"):
+    for name in ("items", "entries", "segments", "places", "turns", "order"):
         np.testing.assert_array_equal(getattr(work, name), getattr(plain, name))
     for name in ("num_splits", "heads_per_section", "heads_inner", "descending", "grouped"):
         assert getattr(work, name) == getattr(plain, name)
@@ -142,8 +144,8 @@ def test_deterministic_order_is_kept_and_never_deadlocks(
         slices, num_q, num_k, num_sms=2, deterministic=True, num_own=own, travel=times
     )
     assert len(work.order) == 0
-    once = run_in_any_order(work, num_q, seed, width)
-    assert once == run_in_any_order(work, num_q, seed + 1, width)
+    order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, 1)
+    assert order == in_list_order(work, num_q)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -165,6 +167,7 @@ def test_own_tiles_start_until_rows_arrive(deterministic: bool) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_leave_while_own_tiles_run(deterministic: bool) -> None:
+    """In deterministic mode the head groups are split for that, which costs 1.5 steps a block."""
     mask = masks.full(4096, 8192)
     numbers = 4096, 8192, *HEADS, NUM_SMS
     options = {"deterministic": deterministic, "num_own": 4096}
@@ -174,7 +177,8 @@ def test_gradients_leave_while_own_tiles_run(deterministic: bool) -> None:
     work = solver.bwd_work_list(mask.slices, *numbers, **options, travel=times)
     made = simulated(work, 4096)
     assert plain.received_end > plain.end - departure
-    assert max(made.end, made.received_end + departure) <= 1.01 * plain.end
+    bound = 1.02 if deterministic else 1.01
+    assert max(made.end, made.received_end + departure) <= bound * plain.end
 
 
 @pytest.mark.parametrize("tokens", [4096, 8192, 16384])

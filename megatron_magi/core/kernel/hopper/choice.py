@@ -113,12 +113,12 @@ def _choose_backward(
     work = solver.bwd_work_list(
         table.slices, *numbers, deterministic=deterministic, num_own=num_own, travel=travel
     )
-    uploaded = {"items": work.items, "entries": work.entries, "visits": work.visits}
+    names = ["items", "entries", "places", "turns", "segments"]
     if len(work.order):
-        uploaded["order"] = work.order
-    tables = upload_together(list(uploaded.values()), key.device)
+        names.append("order")
+    tables = upload_together([getattr(work, name) for name in names], key.device)
     params = BwdParams(
-        **dict(zip(uploaded, _addresses(tables), strict=True)),
+        **dict(zip(names, _addresses(tables), strict=True)),
         **_shape(table, key),
         num_own=num_own,
         num_items=len(work.items),

@@ -39,11 +39,13 @@ struct MagiBwdParams {
   const float* delta;                         // [T, H] rowsum(out * dout); null: out is given
   int64_t lse_stride_token, lse_stride_head;  // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
-  void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
-  float* partial;          // workspace [num_splits, S, G, D + E] fp32; unused if num_splits is 1
-  const int32_t* items;    // [num_items, 8]: struct BwdItem of work_lists.h
-  const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
-  const int32_t* visits;   // [num_visits, 4], deterministic mode only: struct BwdVisit
+  void* stats;              // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
+  float* partial;           // workspace [num_splits, S, G, D + E] fp32; unused if num_splits is 1
+  const int32_t* items;     // [num_items, 8]: struct BwdItem of work_lists.h
+  const int32_t* entries;   // [num_entries, 8]: struct BwdEntry
+  const int32_t* places;    // [num_entries, 4], deterministic mode only: struct BwdPlace
+  const int32_t* turns;     // [num_turns, 2], likewise: struct BwdTurn
+  const int32_t* segments;  // [num_segments, 2], likewise: struct BwdSegment
   // [num_items * G / heads_per_section]: which item of which section starts next, as
   // section * num_items + item; null: section by section in list order. In deterministic mode items
   // of one section must keep that order.

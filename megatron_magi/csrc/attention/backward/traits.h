@@ -6,6 +6,7 @@
 #include "../device/panels.h"
 #include "../device/watchdog.h"
 #include "args.h"
+#include "visit.h"
 
 namespace magi {
 
@@ -16,7 +17,7 @@ struct alignas(16) BwdStepMeta {
   int32_t d_hi;
   int32_t partial;       // bit w: keys [64 w, 64 w + 64) have masked cells or are not in the tile
   int32_t q_tile, head;  // where dQ goes
-  BwdVisit visit;        // deterministic mode
+  int32_t unused[4];
 };
 
 // Named barriers (0 is __syncthreads).
@@ -42,6 +43,8 @@ struct BwdTraits {
   static constexpr int kDoStages = kWide || kRelay ? 1 : kStages;
   static constexpr int kDsStages = kWide ? 1 : kStages;
   static constexpr int kMetaSlots = (kRelay ? 4 : 2) * kStages;
+  static constexpr int kVisitsAtOnce = kRelay ? 8 : 32;  // as many as there is room for
+  static constexpr int kVisitSlots = kDeterministic ? 2 * kVisitsAtOnce : 1;
   static constexpr int kThreads = 384;
   static constexpr int kProducerRegs = kInPairs || kWide || kRelay ? 24 : 40;
   static constexpr int kConsumerRegs = kInPairs || kWide || kRelay ? 240 : 232;
@@ -85,6 +88,10 @@ struct BwdTraits {
     uint64_t dq_full[2], dq_empty[2];
     uint64_t ds_bars[kInPairs || kRelay ? 2 : 1];
     int32_t block;
+    // Deterministic mode, see visits.cuh and dq_in_order.cuh.
+    BwdVisit visits[kVisitSlots];
+    uint64_t visits_full[2], visits_empty[2];
+    int32_t added[2];  // kInPairs
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
@@ -97,6 +104,7 @@ struct BwdTraits {
   static constexpr int kOffP = kOffDs + kDsStages * kScoreBytes;  // kRelay only
   static constexpr int kOffStats = MAGI_OFFSET(stats), kOffWeights = MAGI_OFFSET(weights);
   static constexpr int kOffMeta = MAGI_OFFSET(meta), kOffBlock = MAGI_OFFSET(block);
+  static constexpr int kOffVisits = MAGI_OFFSET(visits), kOffAdded = MAGI_OFFSET(added);
   static constexpr int kOffBars = MAGI_OFFSET(q_full);
   // Barriers, from the first one.
   static constexpr int kBarQFull = 0, kBarQEmpty = MAGI_OFFSET(q_empty) - kOffBars;
@@ -106,8 +114,10 @@ struct BwdTraits {
   static constexpr int kBarDqFull = MAGI_OFFSET(dq_full) - kOffBars;
   static constexpr int kBarDqEmpty = MAGI_OFFSET(dq_empty) - kOffBars;
   static constexpr int kBarDsFull = MAGI_OFFSET(ds_bars) - kOffBars;  // kInPairs only
-  static constexpr int kBarDsEmpty = kBarDsFull;                      // kWide only
-  static constexpr int kBarPFull = kBarDsFull + 8;                    // kRelay only
+  static constexpr int kBarVisitsFull = MAGI_OFFSET(visits_full) - kOffBars;
+  static constexpr int kBarVisitsEmpty = MAGI_OFFSET(visits_empty) - kOffBars;
+  static constexpr int kBarDsEmpty = kBarDsFull;    // kWide only
+  static constexpr int kBarPFull = kBarDsFull + 8;  // kRelay only
 #undef MAGI_OFFSET
 
   static_assert((kHeadDim == kValueDim &&
