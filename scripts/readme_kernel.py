@@ -17,11 +17,10 @@ LEVEL_NOTES = {
     "autograd": "All implementations ran through autograd, in random order in every round.",
     "op": "All implementations ran below autograd, in random order in every round.",
     None: (
-        "Not all were timed at one level: in these records ours and cuDNN's documents and windows "
-        "ran below autograd, and the others (fa3, flex, cuDNN's dense masks) through their "
-        "autograd functions, in the same order in every round. The host runs ahead of the GPU, so "
-        "its time is not in the figures, but what autograd launches on the GPU is. The benchmark "
-        "times all at one level and in random order; these masks have no record of that yet."
+        "Not all were timed at one level: ours and cuDNN's documents and windows ran below "
+        "autograd, and the others (fa3, flex, cuDNN's dense masks) through their autograd "
+        "functions, in the same order in every round. The host runs ahead of the GPU, so its time "
+        "is not in the figures, but what autograd launches on the GPU is."
     ),
 }
 """By the level that a record says; None: it is from before there was one."""
@@ -162,5 +161,12 @@ def kernel_page(lines: list[str], note: str, *tables: KernelCells) -> str:
 
 def level_note(used: list[Record]) -> str:
     """How the implementations were called in these records."""
-    levels = dict.fromkeys(record["meta"].get("level") for record in used)
-    return " ".join(LEVEL_NOTES[level] for level in levels)
+    days: dict[str | None, list[str]] = {}
+    for record in used:
+        days.setdefault(record["meta"].get("level"), []).append(day(record["file"]))
+    if len(days) == 1:
+        return LEVEL_NOTES[next(iter(days))]
+    return " ".join(
+        f"Records of {', '.join(dict.fromkeys(of))}: {LEVEL_NOTES[level]}"
+        for level, of in days.items()
+    )
