@@ -64,9 +64,14 @@ def number(value: Any, name: str) -> float:
 
 
 def number_or_infinite(value: Any, name: str) -> float:
-    """As `number`; inf and nan pass."""
+    """As `number`; inf and nan pass. A tensor that requires a gradient does not."""
     if type(value) is float:
         return value
+    if getattr(value, "requires_grad", False):
+        raise TypeError(
+            f"{name} must be a number, got a tensor that requires a gradient, which it would not "
+            f"get; pass x.item(), or multiply a tensor by it yourself"
+        )
     try:
         # float() would take text, and an array of one element.
         if isinstance(value, (str, bytes)) or is_bool(value) or getattr(value, "ndim", None):

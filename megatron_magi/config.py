@@ -15,6 +15,8 @@ ForwardMode = Literal["at_once", "local_first", "staged"]
 TransportChoice = Literal["auto", "all_to_all", "symm_mem", "symm_mem_joined"]
 SYMMETRIC_MEMORY = ("symm_mem", "symm_mem_joined")
 """The transports that need GPUs which read each other's memory."""
+MOST_SMS = 2**16
+"""The most processors for which the planner simulates a launch, block by block."""
 
 
 def _convert(config: Any, field: str, kind: Callable[[Any, str], Any], what: str) -> None:
@@ -67,8 +69,9 @@ class CostTable:
     """Key rows of a kernel tile."""
 
     num_sms: int = 132
-    """Processors of the GPU (H200: 132), for which the time of a rank's kernels is predicted from
-    their work lists, and made equal. 0: nothing is predicted, and ranks have equal tiles."""
+    """Processors of the GPU (H200: 132), at most 65536. For them the time of a rank's kernels is
+    predicted from their work lists, and made equal. 0: nothing is predicted, and ranks have equal
+    tiles."""
 
     ranks_per_node: int | None = None
     """Context-parallel ranks that share a node, neighbours in the group. A row that several of them
@@ -83,7 +86,7 @@ class CostTable:
             _convert(self, name, integer, "an integer")
             _require(1 <= getattr(self, name) <= INT32_MAX, name, f"1 to {INT32_MAX}", self)
         _convert(self, "num_sms", integer, "an integer")
-        _require(0 <= self.num_sms <= INT32_MAX, "num_sms", f"0 to {INT32_MAX}", self)
+        _require(0 <= self.num_sms <= MOST_SMS, "num_sms", f"0 to {MOST_SMS}", self)
         _convert(self, "ranks_per_node", integer, "an integer or None")
         nodes = self.ranks_per_node
         _require(nodes is None or nodes >= 1, "ranks_per_node", ">= 1 or None", self)

@@ -30,7 +30,7 @@ from typing import Any
 from bench_kernel_record import describe
 
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser
+from megatron_magi.cli.parser import CommandParser, UsageError, at_least, positive
 
 ROOT = Path(__file__).parent.parent
 Flags = dict[str, Any]
@@ -163,10 +163,8 @@ def speed_cases() -> list[Case]:
 
 def main() -> None:
     options = parse()
+    cases = chosen_cases(options)
     data = make_corpus(Path(tempfile.mkdtemp()) / "corpus", options.megatron)
-    cases = AGREE if options.part == "agree" else speed_cases()
-    if options.only:
-        cases = [case for case in cases if any(word in case.name for word in options.only)]
     rows: list[dict[str, Any]] = []
     meta = {**describe(" ".join(sys.argv), options.commit), "part": options.part}
     deadline = time.monotonic() + options.limit_s
@@ -180,19 +178,38 @@ def main() -> None:
             options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
 
 
+def chosen_cases(options: argparse.Namespace) -> list[Case]:
+    """Those that --only names, or all.
+
+    Raises:
+        UsageError: it names none.
+    """
+    cases = AGREE if options.part == "agree" else speed_cases()
+    wanted = options.only or [""]
+    chosen = [case for case in cases if any(word in case.name for word in wanted)]
+    if not chosen:
+        names = ", ".join(case.name for case in cases)
+        raise UsageError(f"--only must be part of a case's name, got {wanted}; cases: {names}")
+    return chosen
+
+
 def parse() -> argparse.Namespace:
     parser = CommandParser(description=__doc__)
     parser.add_argument("part", choices=("agree", "speed"))
     parser.add_argument("--megatron", type=Path, required=True, help="a Megatron-LM checkout")
     parser.add_argument("--record", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--limit-s", type=float, default=1e9, help="start no case after it")
+    parser.add_argument("--rounds", type=at_least(1), default=1)
+    parser.add_argument("--limit-s", type=positive, default=1e9, help="start no case after it")
     parser.add_argument("--only", nargs="*", help="cases whose name has one of these words")
     parser.add_argument("--one-gpu", action="store_true", help="agree: ranks share a GPU")
     parser.add_argument("--commit")
     options = parser.parse_args()
     if options.one_gpu and options.part != "agree":
         parser.error("--one-gpu is for losses: times of ranks that share a GPU mean nothing")
+    if not (options.megatron / "pretrain_gpt.py").is_file():
+        parser.error(f"--megatron needs a checkout with pretrain_gpt.py, got {options.megatron}")
+    if not options.record.parent.is_dir():
+        parser.error(f"--record needs a folder that exists, got {options.record}")
     return options
 
 

@@ -38,7 +38,7 @@ from bench_kernel_record import describe
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser
+from megatron_magi.cli.parser import CommandParser, UsageError, at_least
 from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall, Received
 from megatron_magi.core.kernel.select import select_backend
@@ -198,8 +198,9 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := {name for name in names if not packs(name)} - set(MASKS):
         raise SystemExit(f"error: --masks takes {', '.join(MASKS)} and packs as d1:0-6, got "
                          f"{', '.join(sorted(unknown))}")  # fmt: skip
+    _check(args)
     rows = []
-    for tokens in map(int, args.tokens.split(",")):
+    for tokens in args.tokens:
         for name in names:
             rows.append(measure(name, tokens, args))
             print(line(rows[-1]), flush=True)
@@ -210,13 +211,27 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Before anything is measured."""
+    if args.record and not args.record.parent.is_dir():
+        raise UsageError(f"--record needs a folder that exists, got {args.record}; make it first")
+    if not args.dry and not torch.cuda.is_available():
+        raise UsageError("kernel times need a GPU, got none; pass --dry for predictions alone")
+
+
+def _lengths(text: str) -> list[int]:
+    return [at_least(1)(word) for word in text.split(",")]
+
+
 def parser() -> argparse.ArgumentParser:
     made = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--masks", default=DEFAULT_MASKS)
-    made.add_argument("--tokens", default="4096,8192,16384", help="of every rank")
-    made.add_argument("--ranks", type=int, default=2)
-    made.add_argument("--turns", type=int, default=10)
-    made.add_argument("--num-sms", type=int, help="CostTable.num_sms; 0: ranks get equal tiles")
+    made.add_argument("--tokens", type=_lengths, default="4096,8192,16384", help="of every rank")
+    made.add_argument("--ranks", type=at_least(1), default=2)
+    made.add_argument("--turns", type=at_least(1), default=10)
+    made.add_argument(
+        "--num-sms", type=at_least(0), help="CostTable.num_sms; 0: ranks get equal tiles"
+    )
     made.add_argument("--dry", action="store_true", help="plan and predict, without a GPU")
     made.add_argument("--record", type=Path, help="write a JSON record")
     made.add_argument("--commit", help="for the record, where there is no git")

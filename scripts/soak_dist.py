@@ -261,6 +261,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.record and not args.record.parent.is_dir():
         raise UsageError(f"--record needs a folder that exists, got {args.record}; make it first")
+    num_gpus = torch.cuda.device_count()
+    if args.device == "cuda" and num_gpus < (1 if args.one_gpu else args.ranks):
+        raise UsageError(
+            f"{args.ranks} ranks need a GPU each, or one with --one-gpu, got {num_gpus}; pass "
+            f"fewer --ranks, or --device cpu"
+        )
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:

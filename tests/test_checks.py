@@ -72,6 +72,14 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
         checks.number(value, "scale")
 
 
+def test_a_number_gets_no_gradient() -> None:
+    """A learnable scale would stay as it is, without a word."""
+    with pytest.raises(
+        TypeError, match=r"^scale must be a number, got a tensor that requires a gr"
+    ):
+        checks.number(torch.nn.Parameter(torch.tensor(0.5)), "scale")
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_only_where_it_is_allowed_a_number_is_infinite(value: float) -> None:
     assert checks.number_or_infinite(value, "fill") is value

@@ -20,7 +20,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from megatron_magi.checks import instance, refusing_renamed, word
+from megatron_magi.checks import instance, int_array, refusing_renamed, word
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.cuda.tables import upload
@@ -29,6 +29,7 @@ from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_
 from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
+from megatron_magi.core.tensor_checks import device as checked_device
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -101,13 +102,14 @@ def make_packed_seq_params(
         device: Of `rope_positions`; default: CUDA if available, else CPU.
 
     Raises:
-        TypeError: a mask that is neither an AttnMask nor a word.
-        ValueError: cu_seqlens that do not increase from 0, a mask of another length, or another
-            word.
+        TypeError: a mask that is neither an AttnMask nor a word, or cu_seqlens that are not
+            integers.
+        ValueError: cu_seqlens that do not increase from 0, a mask of another length, another word,
+            or no such device.
         NotImplementedError: a mask together with sliding-window layers.
     """
     bounds = _host_bounds(cu_seqlens)
-    config = magi_config or MagiConfig()
+    config = MagiConfig() if magi_config is None else magi_config
     windows = _window_layers(model_config)
     _check_mask(mask, int(bounds[-1]), any(windows))
     plan = window_plan = None
@@ -136,23 +138,22 @@ def from_packed_seq_params(
         options: as in `make_packed_seq_params`.
 
     Raises:
+        TypeError: no PackedSeqParams.
         ValueError: not thd, no cu_seqlens, or other boundaries for keys than for queries.
     """
+    instance(stock, PackedSeqParams, "stock", "pass Megatron's packed_seq_params")
     if stock.qkv_format != "thd" or stock.cu_seqlens_q is None:
         raise ValueError(
             f"packed_seq_params must be thd with cu_seqlens_q, got qkv_format="
             f"{stock.qkv_format!r} and cu_seqlens_q={stock.cu_seqlens_q}; set both"
         )
     bounds = _host_bounds(stock.cu_seqlens_q)
-    if stock.cu_seqlens_kv is not None:
-        keys = _host_bounds(stock.cu_seqlens_kv)
-        if not np.array_equal(bounds, keys):
-            raise ValueError(
-                f"self-attention requires equal document boundaries of queries and keys, got "
-                f"{bounds.tolist()} and {keys.tolist()}; pass one cu_seqlens for both"
-            )
+    _check_keys(bounds, stock.cu_seqlens_kv)
+    padded = bounds
     if stock.cu_seqlens_q_padded is not None:
-        bounds = _with_padding(bounds, _host_bounds(stock.cu_seqlens_q_padded))
+        padded = _host_bounds(stock.cu_seqlens_q_padded)
+        bounds = _with_padding(bounds, padded)
+    _check_keys(padded, stock.cu_seqlens_kv_padded)
     return make_packed_seq_params(bounds, model_config, cp_group, **options)
 
 
@@ -167,7 +168,7 @@ def pipeline_seq_length(
     rule.
     """
     cp_size = model_config.context_parallel_size
-    config = magi_config or MagiConfig()
+    config = MagiConfig() if magi_config is None else magi_config
     return cp_size * num_local_tokens(total_seqlen, cp_size, config, _token_multiple(model_config))
 
 
@@ -223,6 +224,7 @@ def _assemble(
 ) -> MagiPackedSeqParams:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    checked_device(device)
     packed = MagiPackedSeqParams(
         qkv_format="sbhd", cp_group=cp_group, plan=plan, window_plan=window_plan
     )
@@ -264,14 +266,32 @@ def _is_window(model_config: TransformerConfig, layer_number: int) -> bool:
 
 
 def _host_bounds(cu_seqlens: npt.ArrayLike | Tensor) -> npt.NDArray[np.int64]:
-    host = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
-    bounds = np.asarray(host, dtype=np.int64).reshape(-1)
-    if len(bounds) < 2 or bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] == 0:
+    host = cu_seqlens.cpu() if isinstance(cu_seqlens, Tensor) else cu_seqlens
+    bounds = int_array(host, "cu_seqlens")
+    bounds = bounds[0] if bounds.ndim == 2 and len(bounds) == 1 else bounds  # a batch of one stream
+    if (
+        bounds.ndim != 1
+        or len(bounds) < 2
+        or bounds[0] != 0
+        or (np.diff(bounds) < 0).any()
+        or bounds[-1] == 0
+    ):
         raise ValueError(
             f"cu_seqlens must be prefix sums of document lengths that begin with 0 and end with "
             f"the stream's length, got {bounds.tolist()[:8]}; pass [0, len0, len0 + len1, ...]"
         )
     return bounds
+
+
+def _check_keys(bounds: npt.NDArray[np.int64], cu_seqlens_kv: Tensor | None) -> None:
+    if cu_seqlens_kv is None:
+        return
+    keys = _host_bounds(cu_seqlens_kv)
+    if not np.array_equal(bounds, keys):
+        raise ValueError(
+            f"self-attention requires equal document boundaries of queries and keys, got "
+            f"{bounds.tolist()} and {keys.tolist()}; pass one cu_seqlens for both"
+        )
 
 
 def _with_padding(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi.core.plan import AttnPlan
 
 MOST_ON_A_CPU = 2**28
-"""Visible cells times query heads that PyTorch's reference computes in a few seconds."""
+"""Cells of kernel tiles times query heads that PyTorch's reference computes in a few seconds."""
 FAST_LINK_GIB_S = 1e9
 """A link so fast that rows take no time; the fixed cost of an exchange stays in the prediction."""
 
@@ -35,10 +35,10 @@ def measured_kernels(plan: AttnPlan, num_ranks: int) -> dict[str, Any]:
     from megatron_magi.core.runtime.measured_times import kernel_times
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    cells = plan.mask.area() * plan.head_shape.num_heads_q
+    cells = _cells(plan) * plan.head_shape.num_heads_q
     if device == "cpu" and cells > MOST_ON_A_CPU:
         raise UsageError(
-            f"--measure requires a GPU for more than {MOST_ON_A_CPU:,} visible cells times heads, "
+            f"--measure requires a GPU for more than {MOST_ON_A_CPU:,} cells times heads, "
             f"got {cells:,} and no GPU; leave --measure out, or take a smaller mask"
         )
     link: dict[str, Any] = dict.fromkeys(("link_gib_s", "node_link_gib_s"), FAST_LINK_GIB_S)
@@ -55,6 +55,14 @@ def measured_kernels(plan: AttnPlan, num_ranks: int) -> dict[str, Any]:
         })  # fmt: skip
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     return {"device": name, "ranks": ranks}
+
+
+def _cells(plan: AttnPlan) -> int:
+    """Of the tiles that the mask touches, and of one for every ``tile_q`` rows at least: rows that
+    see nothing take time and memory too."""
+    costs = plan.config.costs
+    tiles = max(int(plan.loads.sum()), -(-plan.layout.padded_seqlen // costs.tile_q))
+    return tiles * costs.tile_q * costs.tile_k
 
 
 def kernel_table(measured: dict[str, Any]) -> list[str]:

@@ -123,6 +123,35 @@ def test_bad_boundaries(bounds: list[int]) -> None:
         make_packed_seq_params(bounds, model(), None)
 
 
+@pytest.mark.parametrize(
+    "bounds",
+    [[0, 7.5, 16], torch.tensor([0.0, 16.0]), [False, True], [0, "16"], "0,16", None, [0, 2**64]],
+)
+def test_boundaries_are_integers(bounds: Any) -> None:
+    """A fraction would be cut off, and documents would end elsewhere."""
+    with pytest.raises(TypeError, match="cu_seqlens must hold integers, got"):
+        make_packed_seq_params(bounds, model(), None)
+
+
+def test_one_stream_has_one_row_of_boundaries() -> None:
+    packed = make_packed_seq_params(torch.tensor([BOUNDS]), model(), None, device="cpu")
+    assert packed.token_plan.mask == masks.from_cu_seqlens(BOUNDS)
+    with pytest.raises(ValueError, match="cu_seqlens must be prefix sums"):
+        make_packed_seq_params([[0, 5], [9, 16]], model(), None)
+
+
+@pytest.mark.parametrize(
+    "options, error, match",
+    [
+        ({"magi_config": {}}, TypeError, "config must be a MagiConfig, got {}"),
+        ({"device": "gpu"}, ValueError, "device must be a torch device, got 'gpu'"),
+    ],
+)
+def test_wrong_options_are_refused(options: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make_packed_seq_params(BOUNDS, model(), None, **options)
+
+
 def thd(**fields: Any) -> PackedSeqParams:
     tensors = {k: torch.tensor(v, dtype=torch.int32) for k, v in fields.items()}
     return PackedSeqParams(qkv_format="thd", **tensors)
@@ -194,6 +223,11 @@ def test_stock_params_that_are_not_self_attention_over_a_stream() -> None:
         from_packed_seq_params(PackedSeqParams(qkv_format="bshd"), model(), None)
     with pytest.raises(ValueError, match=r"equal document boundaries .* pass one cu_seqlens"):
         from_packed_seq_params(thd(cu_seqlens_q=[0, 4], cu_seqlens_kv=[0, 5]), model(), None)
+    padded = {"cu_seqlens_q_padded": [0, 8], "cu_seqlens_kv_padded": [0, 9]}
+    with pytest.raises(ValueError, match=r"equal document boundaries .* \[0, 8\] and \[0, 9\]"):
+        from_packed_seq_params(thd(cu_seqlens_q=[0, 4], **padded), model(), None)
+    with pytest.raises(TypeError, match=r"stock must be a PackedSeqParams, got None"):
+        from_packed_seq_params(None, model(), None)
     with pytest.raises(ValueError, match=r"must have room for every document"):
         from_packed_seq_params(thd(cu_seqlens_q=[0, 4], cu_seqlens_q_padded=[0, 3]), model(), None)
 

@@ -27,6 +27,14 @@ def test_the_report_has_them_on_request_alone(capsys: Capture) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU measures larger masks")
-def test_large_masks_need_a_gpu(capsys: Capture) -> None:
-    code, _, err = run(capsys, "plan", "--lengths", "65536", "--cp", "2", "--measure")
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ("--lengths", "65536"),
+        ("--lengths", "1000000", "--window", "1"),  # few cells, but many rows
+        ("--lengths", "1", "--total", "100000000"),
+    ],
+)
+def test_large_masks_need_a_gpu(capsys: Capture, mask: tuple[str, ...]) -> None:
+    code, _, err = run(capsys, "plan", *mask, "--cp", "2", "--measure")
     assert code == 2 and "--measure requires a GPU" in err

@@ -27,6 +27,7 @@ def test_equal_configs_have_equal_digests() -> None:
         ("max_imbalance", "1.1", TypeError, "must be a number, got '1.1'"),
         ("agreement_timeout_s", math.inf, ValueError, "must be > 0 and finite, got inf"),
         ("stage_latency_us", math.nan, ValueError, "must be >= 0 and finite, got nan"),
+        ("num_sms", 2**16 + 1, ValueError, "must be 0 to 65536, got 65537"),
         ("chunk_size", 0, ValueError, "must be >= 1 or None, got 0"),
         ("overlap_degree", 65, ValueError, "between 0 and 64, or None, got 65"),
         ("forward_mode", "fast", ValueError, "must be one of .*'local_first'.* got 'fast'"),

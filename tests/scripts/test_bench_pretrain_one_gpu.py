@@ -42,3 +42,38 @@ def test_times_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(UsageError, match="times of ranks that share a GPU"):
         bench_pretrain.parse()
+
+
+@pytest.mark.parametrize(
+    "more, text",
+    [
+        ((), "--megatron needs a checkout with pretrain_gpt.py"),
+        (("--rounds", "0"), "--rounds: must be a whole number of 1 or more, got 0"),
+        (("--limit-s", "nan"), "--limit-s: must be a number above 0, got nan"),
+    ],
+)
+def test_wrong_options_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: tuple[str, ...], text: str
+) -> None:
+    words = ["agree", "--megatron", str(tmp_path), "--record", str(tmp_path / "x.json"), *more]
+    monkeypatch.setattr(sys, "argv", ["bench_pretrain.py", *words])
+    with pytest.raises(UsageError, match=text):
+        bench_pretrain.parse()
+
+
+def test_a_record_needs_its_folder_and_a_word_its_case(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pretrain_gpt.py").touch()
+    words = ["bench_pretrain.py", "agree", "--megatron", str(tmp_path), "--only", "no such case"]
+    monkeypatch.setattr(sys, "argv", [*words, "--record", str(tmp_path / "none" / "x.json")])
+    with pytest.raises(UsageError, match="--record needs a folder that exists"):
+        bench_pretrain.parse()
+    monkeypatch.setattr(sys, "argv", [*words, "--record", str(tmp_path / "x.json")])
+    options = bench_pretrain.parse()
+    with pytest.raises(UsageError, match=r"--only must be part of a case's name, got .*stock cp1"):
+        bench_pretrain.chosen_cases(options)
+    options.only = ["joined"]
+    assert [case.name for case in bench_pretrain.chosen_cases(options)] == [
+        "magi cp2 documents joined"
+    ]

@@ -7,6 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+from megatron_magi.cli.parser import UsageError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -52,3 +55,27 @@ def test_a_line_names_the_slowest_rank(bench: ModuleType) -> None:
 def test_unknown_masks_are_refused(bench: ModuleType) -> None:
     with pytest.raises(SystemExit, match="--masks takes"):
         bench.main(["--dry", "--masks", "d3:0"])
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        (("--tokens", "4096,"), "argument --tokens: must be a whole number of 1 or more"),
+        (("--tokens", "0"), "argument --tokens: must be a whole number of 1 or more, got 0"),
+        (("--ranks", "0"), "argument --ranks: must be"),
+        (("--turns", "0"), "argument --turns: must be"),
+        (("--num-sms", "-1"), "argument --num-sms: "),
+        (("--record", "/nonexistent/x.json"), "--record needs a folder that exists"),
+    ],
+)
+def test_wrong_options_end_before_the_first_measurement(
+    bench: ModuleType, given: tuple[str, ...], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        bench.main(["--dry", "--masks", "causal", *given])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_times_need_a_gpu(bench: ModuleType) -> None:
+    with pytest.raises(UsageError, match="kernel times need a GPU, got none; pass --dry"):
+        bench.main(["--masks", "causal"])

@@ -108,3 +108,10 @@ def test_growth_is_that_of_the_second_half(soak: ModuleType) -> None:
     assert soak.growth(warm, "process") == 0
     leak = [{"process": 100.0 + 8 * i} for i in range(40)]
     assert soak.growth(leak, "process") == 8 * 20
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("more", [[], ["--one-gpu"]])
+def test_ranks_need_their_gpus(soak: ModuleType, more: list[str]) -> None:
+    with pytest.raises(UsageError, match="2 ranks need a GPU each, or one with --one-gpu, got 0"):
+        soak.main(["--ranks", "2", *more])

@@ -72,6 +72,8 @@ def flex_flash_attn_func(
         attn_type_map: integer [N], codes 0 FULL, 1 CAUSAL, 2 INV_CAUSAL, 3 BI_CAUSAL; None: FULL.
         slices: instead of ranges, an AttnMask or int32 [N, 6] (see ``slices_tensor``). Pass the
             same object to every call, so that it is validated and turned into work lists once.
+            Changes in place are noticed, but not writes through numpy or to ``.data``, which torch
+            does not count: after those, pass a clone. The same holds for ranges and types.
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
         backend: "auto", "cuda" (Hopper, D and E to 256), "flex" (FlexAttention) or

@@ -47,7 +47,8 @@ def slice_table(slices: Tensor, num_q: int, num_k: int) -> SliceTable:
     """The table of an int32 [N, 6] tensor, validated when first seen.
 
     A tensor is recognised by its object and version, never by its address, so an in-place change
-    is noticed; equal contents share one table. A CUDA tensor costs one copy to the host when it
+    is noticed, except what torch does not count: writes through numpy, and to ``.data``. Equal
+    contents share one table. A CUDA tensor costs one copy to the host when it
     is first seen.
 
     Raises:

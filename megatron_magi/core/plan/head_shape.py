@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from megatron_magi.checks import INT32_MAX, integer, shown
+from megatron_magi.checks import integer, shown
+
+MOST = 2**16
+"""The most heads, and the widest one. The planner goes through the heads of a launch."""
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,8 @@ class HeadShape:
     Shapes with equal sizes are equal: a ``head_dim_v`` equal to ``head_dim`` becomes None.
 
     Raises:
-        ValueError: a count below 1, or query heads that do not divide over the key heads.
+        ValueError: a count that is not 1 to 65536, or query heads that do not divide over the key
+            heads.
     """
 
     num_heads_q: int
@@ -61,9 +65,9 @@ class HeadShape:
 
 def _count(value: object, name: str) -> int:
     try:
-        return integer(value, name, 1, INT32_MAX)
+        return integer(value, name, 1, MOST)
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"HeadShape.{name} must be an integer >= 1, got {shown(value)}; "
+            f"HeadShape.{name} must be an integer from 1 to {MOST}, got {shown(value)}; "
             f"give the counts of one tensor-parallel rank"
         ) from None

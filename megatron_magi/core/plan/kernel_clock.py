@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from megatron_magi.config import MagiConfig
@@ -34,7 +35,9 @@ def timing(head_shape: HeadShape, config: MagiConfig) -> Timing | None:
     clock = solver.KernelClock(head_shape.num_heads_q, head_shape.num_heads_kv, dim, table.num_sms)
     # With several nodes any row may cross between them.
     link = table.link_gib_s if table.ranks_per_node is None else table.node_link_gib_s
-    row_s = head_shape.kv_row_bytes / (link * 2**30)
-    row_s *= 3 if config.dkv_reduce_in_fp32 else 2  # gradients in fp32 are twice as wide
-    unit_s = STEP_FLOPS * table.num_sms / (table.kernel_tflops * 1e12) / 1000
-    return Timing(clock, round(min(row_s / unit_s, LONGEST_ROW)))
+    row_bytes = head_shape.kv_row_bytes
+    row_bytes *= 3 if config.dkv_reduce_in_fp32 else 2  # gradients in fp32 are twice as wide
+    # Fractions, because rates may be any finite numbers.
+    row_s = row_bytes / (Fraction(link) * 2**30)
+    unit_s = STEP_FLOPS * table.num_sms / (Fraction(table.kernel_tflops) * 10**15)
+    return Timing(clock, round(min(row_s / unit_s, Fraction(LONGEST_ROW))))

@@ -34,6 +34,16 @@ DTYPES = tuple(x for x in vars(torch).values() if isinstance(x, torch.dtype))
 SIGNATURE_LEN = 8
 """int64 values in a signature: number, kind, digest, field hashes, shape, dtype, scale, extra."""
 
+SINK_BITS = 0b110
+"""The bits of attention's ``extra`` that say which sinks it has: the dimensions of
+``AttnCall.sink_lse``, or 0."""
+
+SINKS = {1 << 1: "shared sinks", 2 << 1: "sinks per token"}
+"""What these bits say."""
+
+ATTN_BITS = 1 | SINK_BITS
+"""All bits of attention's ``extra``."""
+
 Signature = tuple[int, ...]
 PlanPart = tuple[int, int]
 Signatures = npt.NDArray[np.int64]
@@ -54,7 +64,8 @@ class Call(NamedTuple):
     scale: float = 0.0
     """softmax_scale."""
     extra: int = 0
-    """The shift of tokens; for attention, whether a gradient will be asked for."""
+    """The shift of tokens; for attention, whether a gradient will be asked for (1), and
+    which sinks there are (SINK_BITS)."""
     softcap: float = 0.0
     """Of attention. It shares a number of the signature with ``extra``."""
 
@@ -85,8 +96,8 @@ def _of_call(
         _signed(_packed_shape(shape)),
         -1 if dtype is None else DTYPES.index(dtype),
         _bits_of(scale),
-        # A softcap comes with an extra of one bit, and gives it its own last bit.
-        _signed(extra & 0xFFFFFFFFFFFFFFFF) | _bits_of(softcap) & ~1,
+        # A softcap comes with an extra of three bits, and gives it its own last ones.
+        _signed(extra & 0xFFFFFFFFFFFFFFFF) | _bits_of(softcap) & ~ATTN_BITS,
     )
 
 
@@ -151,13 +162,15 @@ def _content(signature: Signatures) -> str:
     scale, kind, extra = _number_of(int(signature[6])), _kind(signature), int(signature[7])
     if scale:
         parts.append(f"softmax_scale {scale:g}")
-    if "dist_attn" in kind and (softcap := _number_of(extra & ~1)):
+    if "dist_attn" in kind and (softcap := _number_of(extra & ~ATTN_BITS)):
         parts.append(f"softcap {softcap:g}")
     if "shift_tokens" in kind:
         parts.append(f"shift {extra}")
     elif "undispatch" in kind:
         parts.append(f"is_partial_grad {bool(extra)}")
     elif kind in ("dist_attn", "dist_attn_and_max_logits"):
+        if sinks := SINKS.get(extra & SINK_BITS):
+            parts.append(sinks)
         parts.append("a gradient to come" if extra & 1 else "no gradient to come")
     return ", ".join(parts)
 

@@ -81,6 +81,7 @@ def measured_costs(
 
     Raises:
         TypeError: no head shape or config.
+        ValueError: on every rank, agreeing ranks of which some measured a link and others did not.
 
     Cost: less than a second on a GPU, after the kernels are loaded. Each rank sends 4,096 key and
         value rows (64 on the CPU) to every other one six times, and the host waits.
@@ -109,6 +110,12 @@ def _agreed(rates: dict[str, float], group: dist.ProcessGroup | None) -> dict[st
     if group is not None:
         everyone = [rates] * dist.get_world_size(group)
         dist.all_gather_object(everyone, rates, group=group)
+    if any(one.keys() != rates.keys() for one in everyone):
+        raise ValueError(
+            f"ranks that agree must measure the same rates, got "
+            f"{[sorted(one) for one in everyone]}; use context-parallel groups of one size and "
+            f"equal configs"
+        )
     middle = {name: statistics.median_low([one[name] for one in everyone]) for name in rates}
     return {name: float(f"{rate:.{DIGITS}g}") for name, rate in middle.items()}
 

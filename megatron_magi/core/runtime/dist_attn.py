@@ -71,8 +71,9 @@ def dist_attn(
 
     Raises:
         ValueError, TypeError: tensors or a group that do not fit the plan.
-        AgreementError: ranks that have different plans, or differ in heads, dtype, scale, softcap
-            or in whether a gradient will be asked for.
+        AgreementError: ranks that have different plans, or differ in heads, dtype, scale, softcap,
+            in whether there are sinks, for all tokens or per token, or in whether a gradient will
+            be asked for.
         NotImplementedError: inputs with forward-mode tangents.
         RuntimeError: in backward, a second derivative.
 
@@ -153,11 +154,13 @@ def _attend(
 
 def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
     """What must be equal on every rank. Whether a gradient will be asked for is part of it, because
-    the other ranks would wait for a rank without a backward."""
-    k, v = inputs[1:3]
+    the other ranks would wait for a rank without a backward. Of sinks it is whether there are some,
+    for all tokens or per token."""
+    _, k, v, *sinks = inputs
     will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
+    extra = will_backward | sum(sink_lse.ndim for sink_lse in sinks) << 1
     scale, softcap = scale_and_cap
-    return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, will_backward, softcap)
+    return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, extra, softcap)
 
 
 class _DistAttn(torch.autograd.Function):

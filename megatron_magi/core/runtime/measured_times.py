@@ -29,6 +29,7 @@ from megatron_magi.core.runtime.prepared import (
 )
 from megatron_magi.core.runtime.random_inputs import random_qkv
 from megatron_magi.core.runtime.stopwatch import least_seconds
+from megatron_magi.core.runtime.token_dispatch import check_group
 from megatron_magi.core.tensor_checks import device as checked_device
 
 Times = npt.NDArray[np.float64]
@@ -75,7 +76,7 @@ def measured_times(plan: AttnPlan, cp_group: CpGroup, device: torch.device | str
     Cost: 13 forward and 6 backward passes of one layer, and 6 runs of each exchange and of each
         kernel of the forward alone; the host waits for each.
     """
-    check_plan(plan)
+    check_group(plan, cp_group)
     where = numbered(checked_device(device))
     group = resolve_group(cp_group)
     probe = _Probe(plan, group_rank(cp_group), where)

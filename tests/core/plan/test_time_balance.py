@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from megatron_magi import AttnMask, CostTable, HeadShape, MagiConfig, masks
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
-from megatron_magi.core.plan.kernel_clock import timing
+from megatron_magi.core.plan.kernel_clock import LONGEST_ROW, timing
 
 HEADS = HeadShape(64, 8, 128)
 BY_TIME, BY_TILES = MagiConfig(), MagiConfig(costs=CostTable(num_sms=0))
@@ -124,6 +124,16 @@ def test_the_forward_is_that_of_the_widest_variant() -> None:
     assert (chosen.pack, chosen.block_m) == (8, 192)
     found = CLOCK.forward_steps(mask.slices, 8192, 8192)
     assert chosen.cost <= found <= 1.05 * chosen.cost
+
+
+@pytest.mark.parametrize("link, wanted", [(5e-324, LONGEST_ROW), (1.7e308, 0)])
+@pytest.mark.parametrize("kernel", [5e-324, 1.0, 1.7e308])
+def test_any_finite_rates_have_a_plan(link: float, kernel: float, wanted: int) -> None:
+    costs, heads = CostTable(link_gib_s=link, kernel_tflops=kernel), HeadShape(8, 2, 128)
+    clock = timing(heads, MagiConfig(costs=costs))
+    assert clock is not None and (clock.row_time == wanted or link == kernel)
+    plan = make_attn_plan(masks.causal(2048), 2, heads, MagiConfig(costs=costs))
+    assert plan.cp_size == 2
 
 
 @pytest.mark.parametrize("head_dim", [8, 80, 96, 128, 192, 256, 300])

@@ -78,6 +78,18 @@ def attention_of_another_softcap(plan: AttnPlan, _other: AttnPlan, group: Any, o
     magi.dist_attn(*_qkv(plan, group), plan, group, magi.Softmax(softcap=50.0 if odd else 30.1))
 
 
+def sinks_on_some_ranks(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
+    q, k, v = _qkv(plan, group)
+    sink = None if odd else torch.zeros(1, q.shape[1])
+    magi.dist_attn(q, k, v, plan, group, magi.Softmax(sink=sink))
+
+
+def sinks_per_token_on_some_ranks(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
+    q, k, v = _qkv(plan, group)
+    sink = torch.zeros(len(q) if odd else 1, 1, q.shape[1])
+    magi.dist_attn(q, k, v, plan, group, magi.Softmax(sink=sink if odd else sink[0]))
+
+
 def attention_of_another_dtype(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
     dtype = torch.float64 if odd else torch.float32
     magi.dist_attn(*_qkv(plan, group, dtype=dtype), plan, group)

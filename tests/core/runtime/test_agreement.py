@@ -27,6 +27,10 @@ ODD = {
     "[1, 4, 4], torch.float32, softmax_scale 0.5",
     jobs.attention_of_another_softcap: "softcap 30.1, no gradient to come, rank 2 has row "
     "[1, 4, 4], torch.float32, softmax_scale 0.5, softcap 50, no gradient to come",
+    jobs.sinks_on_some_ranks: "softmax_scale 0.5, shared sinks, no gradient to come, rank 2 has "
+    "row [1, 4, 4], torch.float32, softmax_scale 0.5, no gradient to come",
+    jobs.sinks_per_token_on_some_ranks: "shared sinks, no gradient to come, rank 2 has row "
+    "[1, 4, 4], torch.float32, softmax_scale 0.5, sinks per token, no gradient to come",
     jobs.attention_of_another_dtype: "rank 2 has row [1, 4, 4], torch.float64",
     jobs.attention_of_other_heads: "ranks [2] differ from rank 0 in head_shape",
     jobs.gradient_on_some_ranks: "a gradient to come, rank 2 has row [1, 4, 4], torch.float32, "

@@ -76,6 +76,18 @@ def test_more_ranks_than_a_group_can_agree() -> None:
     assert len(others) == 3 and all(costs == first for costs in others)
 
 
+def of_two_sizes(rank: int) -> None:
+    world = subgroup(3)
+    groups = [torch.distributed.new_group(ranks) for ranks in ([0, 1], [2])]
+    if rank < 3:
+        with pytest.raises(ValueError, match="ranks that agree must measure the same rates"):
+            measured_costs(groups[rank // 2], HEADS, device="cpu", agreeing=world)
+
+
+def test_groups_of_other_sizes_end_in_an_error_on_every_rank() -> None:
+    pool(3).run(of_two_sizes)
+
+
 def nodes_keep_their_links(rank: int, size: int) -> None:
     group = subgroup(size)
     if rank < size:

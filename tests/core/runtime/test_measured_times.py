@@ -52,6 +52,18 @@ def test_ranks_have_the_same_times_of_all(config: MagiConfig) -> None:
     assert first.forward_us == first.forward.max()
 
 
+def with_another_size(rank: int, size: int) -> None:
+    group = subgroup(size)
+    plan = magi.plan(masks.causal(200), size - 1, HEADS)
+    if rank < size:
+        with pytest.raises(ValueError, match="the plan is for 2 context-parallel ranks, got a gr"):
+            measured_times(plan, group, "cpu")
+
+
+def test_a_group_that_does_not_fit_is_refused_on_every_rank() -> None:
+    pool(3).run(with_another_size, 3)
+
+
 def test_one_rank_receives_nothing_and_each_part_is_timed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
