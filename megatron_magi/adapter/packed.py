@@ -76,7 +76,9 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
         return plan
 
 
-@refusing_renamed("make_packed_seq_params", {"mask_kind": "mask"})
+@refusing_renamed(
+    "make_packed_seq_params", {"mask_kind": "mask", "restart_positions": "cu_seqlens"}
+)
 def make_packed_seq_params(
     cu_seqlens: Sequence[int] | np.ndarray | Tensor,
     model_config: TransformerConfig,
