@@ -2,7 +2,7 @@
 
 from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.mask import block_mask, builders
-from megatron_magi.core.mask.render import draw_mask, render_dense
+from megatron_magi.viz.mask_drawing import draw_mask, render_dense
 
 # Made on the host, with numpy, of which torch.compile would make tensors.
 block_causal = one_graph_break(builders.block_causal)

@@ -1,1 +1,1 @@
-"""A plan in numbers and pictures (matplotlib, the optional extra ``viz``)."""
+"""Masks and plans in numbers and pictures (matplotlib, the optional extra ``viz``)."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.mask.render import draw_mask
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.viz.mask_drawing import draw_mask
 from megatron_magi.viz.plan_facts import (
     NO_DOCUMENTS,
     LayoutFacts,

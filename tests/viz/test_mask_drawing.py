@@ -21,7 +21,7 @@ def test_rendering() -> None:
 @pytest.mark.parametrize("band", [(-2, 3), (-100, 0), (0, 100), (-100, 100)])
 def test_polygon_area_is_near_the_number_of_cells(band: tuple[int, int]) -> None:
     from megatron_magi.core.mask import AttnSlice
-    from megatron_magi.core.mask.render import slice_polygon
+    from megatron_magi.viz.mask_drawing import slice_polygon
 
     s = AttnSlice(10, 60, 5, 70, *band)
     corners = np.array(slice_polygon(10, 60, 5, 70, *band))
@@ -33,7 +33,7 @@ def test_polygon_area_is_near_the_number_of_cells(band: tuple[int, int]) -> None
 @pytest.mark.parametrize("edge", ["low", "high"])
 def test_a_polygon_is_cut_from_the_first_hidden_cell_on(edge: str) -> None:
     """A rectangle of rows 10 to 20 and keys 0 to 8; its corners are 19 below and 3 above."""
-    from megatron_magi.core.mask.render import slice_polygon
+    from megatron_magi.viz.mask_drawing import slice_polygon
 
     whole = [(0, 10), (8, 10), (8, 20), (0, 20)]
     for hidden, corners in ((0, 4), (1, 5)):
