@@ -16,7 +16,9 @@ class Widths(NamedTuple):
     """Of values and outputs."""
 
 
-COMPILED_WIDTHS = (Widths(64, 64), Widths(128, 128), Widths(192, 128), Widths(256, 256))
+COMPILED_WIDTHS = (
+    Widths(64, 64), Widths(96, 96), Widths(128, 128), Widths(192, 128), Widths(256, 256),
+)  # fmt: skip
 """What the kernels compute, by cost; the first that hold a call's heads are taken
 (csrc/attention)."""
 

@@ -43,7 +43,7 @@ struct MagiFwdParams {
   int32_t heads_per_section;  // kv heads that are worked on together (their K and V fit in L2)
   int32_t pack;     // query heads packed into one tile's rows: power of two, divides H / G
   int32_t block_m;  // query rows per tile: 128 or 192
-  int32_t block_n;  // keys per tile: 64, 80 or 128
+  int32_t block_n;  // keys per tile: 64, 80, 96 or 128
   int32_t num_sms;
   float softmax_scale;
 };

@@ -23,6 +23,9 @@ struct TileCost {
 constexpr TileCost kTiles[] = {
     {64, 128, 128, 0.70},
     {64, 192, 128, 0.90},
+    // Between those of 64 and 128 by cells of a step, to be measured.
+    {96, 128, 128, 0.85},
+    {96, 192, 96, 0.85},
     {128, 192, 80, 0.85},
     {128, 192, 64, 0.72},
     {128, 128, 128, 1.0},

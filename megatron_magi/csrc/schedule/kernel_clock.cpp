@@ -18,7 +18,7 @@ constexpr double kBlockOverhead = 3.;   // steps of the backward: start, keys, g
 constexpr double kSplitOverhead = 3.;   // partial sums of a block, written and read again
 constexpr double kRowOverhead = 1.;     // of 64 query rows: delta, clearing and casting dq
 constexpr int64_t kMaxSplits = 2;       // more do not change which rank is slower
-constexpr int64_t kCompiledDims[] = {64, 128, 192, 256};
+constexpr int64_t kCompiledDims[] = {64, 96, 128, 192, 256};
 
 int64_t compiled_dim(int64_t head_dim) {
   for (const int64_t compiled : kCompiledDims)

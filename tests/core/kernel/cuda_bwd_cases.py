@@ -47,6 +47,7 @@ REGULAR = [
     Case("causal-fp16", masks.causal(512), dtype=torch.float16),
     Case("causal-192-128", masks.causal(512), (4, 4), 192, 128),
     Case("causal-hd256", masks.causal(512), head_dim=256),
+    Case("causal-hd96", masks.causal(512), head_dim=96),
     Case("window", masks.sliding_window(700, (99, 0))),
 ]
 IRREGULAR = [
@@ -62,6 +63,11 @@ IRREGULAR = [
     Case("odd-lengths-hd256", masks.full(333, 517), (3, 3), 256),
     Case("window-hd256", masks.sliding_window(700, (99, 0)), (8, 1), 256),
     Case("tiny-documents-hd256", docs(*[16] * 20, causal=False), head_dim=256),
+    Case("documents-hd96-fp16", docs(129, 5, 127, 500), (4, 4), 96, dtype=torch.float16),
+    Case("strided-hd96", docs(100, 400), (4, 2), 96, strided=True),
+    Case("odd-lengths-hd96", masks.full(333, 517), (3, 3), 96),
+    Case("window-hd96", masks.sliding_window(700, (99, 0)), (8, 1), 96),
+    Case("tiny-documents-hd96", docs(*[16] * 20, causal=False), head_dim=96),
     Case("tiny-documents", docs(*[16] * 20, causal=False)),
     Case("non-contiguous", docs(100, 400), strided=True),
     Case("group-of-8", masks.causal(500), heads=(8, 1)),
@@ -79,6 +85,10 @@ CORNER = [
     Case("one-key-hd256", masks.full(300, 1), head_dim=256),
     Case("nothing-visible-hd256", slices_mask([], 100, 200), head_dim=256),
     Case("one-cell-hd256", slices_mask([(70, 71, 130, 131, 60, 60)], 200, 200), head_dim=256),
+    Case("one-query-hd96", masks.full(1, 300), head_dim=96),
+    Case("one-key-hd96", masks.full(300, 1), head_dim=96),
+    Case("nothing-visible-hd96", slices_mask([], 100, 200), head_dim=96),
+    Case("one-cell-hd96", slices_mask([(70, 71, 130, 131, 60, 60)], 200, 200), head_dim=96),
 ]
 # The tensor cores add lse / softmax_scale to the scores: large, tiny and wildly different sizes.
 SCALES = [

@@ -32,7 +32,7 @@ from tests.dense import capped
 SUMMAND = 0.1
 """Scale of the terms of a gradient: where they cancel to zero, their rounding is left."""
 
-WIDTHS = [(64, 64), (128, 128), (192, 128), (256, 256)]
+WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
@@ -178,7 +178,7 @@ def test_delta_may_be_left_to_the_kernel(case: Case) -> None:
             _backward(run, **wrong)
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [96, 128, 256])
 def test_split_groups_give_gradients_in_the_dtype_of_q(head_dim: int) -> None:
     """Few keys and many query heads: the parts of a head group are added by another kernel."""
     from megatron_magi.core.kernel.hopper.choice import backward_launch
@@ -200,7 +200,7 @@ def test_two_deterministic_runs_have_equal_bits(case: Case) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [96, 128, 256])
 def test_accumulates_into_dq_in_place(head_dim: int) -> None:
     run = Run(Case("accumulate", docs(100, 400), head_dim=head_dim))
     for grad_dtype in (None, torch.bfloat16):
@@ -212,7 +212,7 @@ def test_accumulates_into_dq_in_place(head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [96, 128, 256])
 def test_scores_in_the_hundreds_of_millions(head_dim: int, dtype: torch.dtype) -> None:
     """lse / softmax_scale reaches 8e8: in fp16 only its split into three parts has that range."""
     run = Run(Case("large", docs(200, 130), head_dim=head_dim, dtype=dtype, scale=1e-6))
@@ -274,7 +274,7 @@ def test_the_op_with_gradients_of_out_and_lse(out_dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("spoiled", ["q", "k", "v", "dout", "lse", "delta"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [96, 128, 256])
 def test_non_finite_inputs_spoil_what_they_spoil_in_the_reference(
     head_dim: int, spoiled: str, value: float
 ) -> None:
@@ -336,7 +336,7 @@ def random_case(seed: int) -> Case:
     )
 
 
-@pytest.mark.parametrize("case", [*REGULAR[1:4], REGULAR[5], IRREGULAR[4]], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [*REGULAR[1:4], *REGULAR[5:7], IRREGULAR[4]], ids=lambda c: c.name)
 def test_row_delta(case: Case) -> None:
     from megatron_magi.core.kernel.hopper.backward import kernel_delta
 

@@ -26,7 +26,7 @@ if hopper:
     from megatron_magi.core.kernel.hopper.forward import launch_forward
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
-WIDTHS = [(64, 64), (128, 128), (192, 128), (256, 256)]
+WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -92,7 +92,12 @@ MASKS = {
 REGULAR = [
     case
     for name in MASKS
-    for case in (Case(name), Case(name, (2, 2), 192, 128), Case(name, (4, 2), 256))
+    for case in (
+        Case(name),
+        Case(name, (2, 2), 192, 128),
+        Case(name, (4, 2), 256),
+        Case(name, (4, 2), 96),
+    )
 ]
 FEATURES = [
     replace(case, mask=name)
@@ -107,6 +112,8 @@ FEATURES = [
         Case("", (4, 4), 192, 128, out_dtype=FP32, strided=True),
         Case("", (16, 2), 256), Case("", (3, 3), 256, dtype=FP16), Case("", (8, 1), 256, stages=2),
         Case("", (4, 4), 256, out_dtype=FP32, strided=True),
+        Case("", (16, 2), 96), Case("", (3, 3), 96, dtype=FP16), Case("", (8, 1), 96, stages=2),
+        Case("", (4, 4), 96, out_dtype=FP32, strided=True), Case("", (8, 2), 96, strided=True),
     )
 ]  # fmt: skip
 
@@ -120,6 +127,7 @@ CAPPED = [
         Case("", (4, 4), dtype=FP16, stages=2), Case("", (8, 2), 192, 128, FP16),
         Case("", (4, 4), 192, 128, strided=True, out_dtype=FP32),
         Case("", (8, 2), 256), Case("", (3, 3), 256, dtype=FP16, stages=2),
+        Case("", (8, 2), 96), Case("", (3, 3), 96, dtype=FP16, stages=2),
     )
 ]  # fmt: skip
 

@@ -131,7 +131,7 @@ def test_parts_of_a_long_walk_that_show_a_row_nothing() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("poisoned", ["q", "k", "v", "dout"])
 def test_nan_reaches_what_sees_it_and_no_further_than_a_tile(poisoned: str, head_dim: int) -> None:
     mask = masks.from_cu_seqlens([0, 300, 350, 900, 1700, 1712, 2400], causal=True)

@@ -107,7 +107,7 @@ def test_against_dense(name: str, shape: tuple[int, ...], kernel: str) -> None:
         check(MASKS[name], *drawn(MASKS[name], shape, dtype, device), kernel, softcap)
 
 
-@pytest.mark.parametrize("width", [64, 128, 256, 80])
+@pytest.mark.parametrize("width", [64, 96, 128, 256, 80])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_widths_of_heads(width: int, deterministic: bool, kernel: str) -> None:
     device, dtypes = CASES[kernel]

@@ -214,7 +214,7 @@ def test_work_lists_are_made_before_the_first_call(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sms)
     monkeypatch.setattr(work_lists, "choose_backend_name", lambda *_: "cuda")
     config = magi_config(overlap_degree=2, forward_mode="local_first", deterministic=True)
-    for widths, compiled in (((64, 64), (64, 64)), ((80, 80), (128, 128)),
+    for widths, compiled in (((64, 64), (64, 64)), ((80, 80), (96, 96)),
                              ((192, 128), (192, 128)), ((224, 64), (256, 256)),
                              ((320, 64), None)):  # fmt: skip
         heads, is_ours = HeadShape(4, 2, widths[0], head_dim_v=widths[1]), compiled is not None

@@ -12,13 +12,26 @@
 namespace magi {
 
 struct BwdMaps {
-  CUtensorMap q, dout;  // {64, T, D/64, H}, box {64, 64, D/64, 1}; of dO E/64
-  CUtensorMap k, v;     // {64, S, D/64, G}, box {64, bwd_tile_k, D/64, 1}; of V E/64
-  CUtensorMap dq;       // fp32 {32, T, D/32, H}, box {32, 64, bwd_dq_panels, 1}
+  // P: columns of a panel; of dO and V, E for D.
+  CUtensorMap q, dout;  // {P, T, D/P, H}, box {P, 64, D/P, 1}, panel_cols
+  CUtensorMap k, v;     // {P, S, D/P, G}, box {64, bwd_tile_k, D/P, 1}, bwd_key_panel_cols
+  CUtensorMap dq;       // fp32 {P, T, D/P, H}, box {P, 64, bwd_dq_panels, 1}, bwd_dq_panel_cols
 };
 
-// Panels of 32 columns of dQ that are added at a time: half of the columns, but all of head_dim 64
-// and a quarter of 256.
+// Columns of a panel of K and V, in 128-byte rows. A warpgroup makes dQ from its half of K's
+// columns, so that half must begin with a panel; 96 columns are two panels that do not fill rows.
+constexpr int bwd_key_panel_cols(int width) {
+  return width % 64 == 0 ? 64 : width / 2;
+}
+
+// Columns of a panel of dQ: 128 bytes of fp32, swizzled, or a warpgroup's half of 96 columns, not
+// swizzled (see stage_dq).
+constexpr int bwd_dq_panel_cols(int head_dim) {
+  return head_dim % 64 == 0 ? 32 : head_dim / 2;
+}
+
+// Panels of dQ that are added at a time: half of the columns, but all of head_dim 64 and a quarter
+// of 256.
 constexpr int bwd_dq_panels(int head_dim) {
   return head_dim == 64 || head_dim == 256 ? 2 : head_dim / 64;
 }

@@ -42,10 +42,10 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     ptx::wgmma_fence();
     if constexpr (T::kSoftcap)
       gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
-                                        ptx::smem_descriptor(q_tile));
+                                        ptx::smem_descriptor<T::kQueryPanelCols>(q_tile));
     else
       gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
-                                        ptx::smem_descriptor(q_tile), weights,
+                                        ptx::smem_descriptor<T::kQueryPanelCols>(q_tile), weights,
                                         ptx::plain_descriptor(stats, T::kStatHalf, 128));
     ptx::wgmma_commit();
     // Here, where the load has come back, and the queue not yet full with products.
@@ -53,8 +53,9 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     wait_for(bars + T::kBarDoFull + 8 * stage, parity);
     ptx::wgmma_fence();
     gemm_over_columns<T, T::kValueDim>(
-        dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192), ptx::smem_descriptor(do_tile),
-        weights, ptx::plain_descriptor(stats + T::kStatBytes, T::kStatHalf, 128));
+        dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
+        ptx::smem_descriptor<T::kQueryPanelCols>(do_tile), weights,
+        ptx::plain_descriptor(stats + T::kStatBytes, T::kStatHalf, 128));
     ptx::wgmma_commit();
     if (n > 0) finish_dq();
 
@@ -79,7 +80,8 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
 
     // 3. dV
     ptx::wgmma_fence();
-    gemm_over_queries<T, 0, 2>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
+    gemm_over_queries<T, 0, 2>(
+        dv, p, ptx::smem_descriptor<T::kQueryPanelCols>(do_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
 
     // 4. dS^T
@@ -97,7 +99,8 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
       ptx::stmatrix_x4(ds_store + stage * T::kScoreBytes + (ds_swizzle ^ (j * 32)), ds[4 * j],
                        ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
     ptx::wgmma_fence();
-    gemm_over_queries<T, 2>(dv, p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
+    gemm_over_queries<T, 2>(dv, p,
+                            ptx::smem_descriptor<T::kQueryPanelCols>(do_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
     ptx::fence_async_shared();
     ptx::bar_sync(kBarScores, 256);
@@ -108,7 +111,8 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     gemm_over_keys<T>(dq, ptx::smem_descriptor(smem + T::kOffDs + stage * T::kScoreBytes),
                       ptx::smem_descriptor(smem + T::kOffK + wg * T::kKeyPanelBytes));
     ptx::wgmma_commit();
-    gemm_over_queries<T>(dk, ds, ptx::smem_descriptor(q_tile, T::kQueryPanelBytes));
+    gemm_over_queries<T>(dk, ds,
+                         ptx::smem_descriptor<T::kQueryPanelCols>(q_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
     ptx::wgmma_wait<2>();  // dV
     arrive(T::kBarDoEmpty + 8 * stage);

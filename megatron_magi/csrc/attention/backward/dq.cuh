@@ -8,8 +8,8 @@ namespace magi {
 // fp32 dQ fragments to the swizzled staging tile. Rows of odd number store column block j ^ 2
 // where even rows store j: without it, rows 2i and 2i + 1 would meet in the same banks.
 template <class Traits, int kCount>
-MAGI_DEVICE void stage_dq(const float (&dq)[kCount], uint32_t tile, int warp, int lane,
-                          float scale) {
+MAGI_DEVICE void stage_dq_swizzled(const float (&dq)[kCount], uint32_t tile, int warp, int lane,
+                                   float scale) {
   using T = Traits;
   const int row = 16 * warp + lane / 4;
   const bool odd = row & 1;
@@ -29,6 +29,43 @@ MAGI_DEVICE void stage_dq(const float (&dq)[kCount], uint32_t tile, int warp, in
                    : "memory");
     }
   }
+}
+
+// The same to a staging tile of one panel that is not swizzled: rows of 192 bytes, one behind the
+// other. Rows 4i + 2 and 4i + 3 store column block j ^ 1 where rows 4i and 4i + 1 store j, for the
+// same reason.
+template <class Traits, int kCount>
+MAGI_DEVICE void stage_dq_rows(const float (&dq)[kCount], uint32_t tile, int warp, int lane,
+                               float scale) {
+  constexpr int kRowBytes = Traits::kDqPanelCols * 4;
+  static_assert(kRowBytes % 128 == 64 && kCount % 8 == 0 && 2 * kCount == Traits::kDqPanelCols);
+  const int row = 16 * warp + lane / 4;
+  const bool swaps = row & 2;
+  const uint32_t base = tile + row * kRowBytes + (lane & 3) * 8;
+  const uint32_t even = base + (swaps ? 32 : 0), odd = base - (swaps ? 32 : 0);
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const int own = 4 * j + 2 * u, other = 4 * (j ^ 1) + 2 * u;
+      const float x = (swaps ? dq[other] : dq[own]) * scale;
+      const float y = (swaps ? dq[other + 1] : dq[own + 1]) * scale;
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"((j & 1 ? odd : even) + j * 32 +
+                                                            u * 8 * kRowBytes),
+                   "f"(x), "f"(y)
+                   : "memory");
+    }
+  }
+}
+
+// dQ fragments of a warpgroup's columns, or of some panels of them, to a staging tile.
+template <class Traits, int kCount>
+MAGI_DEVICE void stage_dq(const float (&dq)[kCount], uint32_t tile, int warp, int lane,
+                          float scale) {
+  if constexpr (Traits::kDqPanelCols == 32)
+    stage_dq_swizzled<Traits>(dq, tile, warp, lane, scale);
+  else
+    stage_dq_rows<Traits>(dq, tile, warp, lane, scale);
 }
 
 // Whether the phase has completed; never suspends the thread.

@@ -34,15 +34,27 @@ MAGI_DEVICE float sum_over_lanes(float sum) {
   return sum;
 }
 
+// Threads of a row of which each has 8 elements: a power of two, because sums go round among them.
+// Of 96 elements the last four have none.
+template <int kWidth>
+constexpr int kRowLanes = kWidth == 96 ? 16 : kWidth / 8;
+
+template <int kWidth>
+MAGI_DEVICE bool has_elements(int lane) {
+  return kWidth == 8 * kRowLanes<kWidth> || 8 * lane < kWidth;
+}
+
 template <class Element, int kValueDim>
 __global__ __launch_bounds__(256) void bwd_delta_kernel(MagiDeltaParams args) {
-  constexpr int kLanes = kValueDim / 8;  // threads per row
+  constexpr int kLanes = kRowLanes<kValueDim>;
   const int64_t row = blockIdx.x * int64_t{256 / kLanes} + threadIdx.x / kLanes;
   const int64_t token = row / args.num_heads, head = row % args.num_heads;
   const int lane = threadIdx.x % kLanes;
   const bool inside = token < args.num_tokens;
-  const float sum = sum_over_lanes<kLanes>(
-      inside ? dot8<Element>(args.out, args.dout, token, head, 8 * lane) : 0.f);
+  const float sum =
+      sum_over_lanes<kLanes>(inside && has_elements<kValueDim>(lane)
+                                 ? dot8<Element>(args.out, args.dout, token, head, 8 * lane)
+                                 : 0.f);
   if (inside && lane == 0) args.delta[row] = sum;
 }
 
@@ -70,7 +82,7 @@ using PrepareDeltas = float[kPrepareHeads][kPrepareTokens + 1];
 // rowsum(out * dout) of the block's rows; heads are neighbours in memory.
 template <class Element, int kValueDim>
 MAGI_DEVICE void make_deltas(const BwdPrepareArgs& args, PrepareDeltas& deltas) {
-  constexpr int kLanes = kValueDim / 8;  // threads per row
+  constexpr int kLanes = kRowLanes<kValueDim>;
   constexpr int kRowsAtOnce = kPrepareThreads / kLanes;
   const int lane = threadIdx.x % kLanes;
 #pragma unroll 4
@@ -79,8 +91,10 @@ MAGI_DEVICE void make_deltas(const BwdPrepareArgs& args, PrepareDeltas& deltas) 
     const int token = blockIdx.x * kPrepareTokens + row / kPrepareHeads;
     const int head = blockIdx.y * kPrepareHeads + row % kPrepareHeads;
     const bool inside = token < args.num_q && head < args.num_heads_q;
-    const float sum = sum_over_lanes<kLanes>(
-        inside ? dot8<Element>(args.out, args.dout, token, head, 8 * lane) : 0.f);
+    const float sum =
+        sum_over_lanes<kLanes>(inside && has_elements<kValueDim>(lane)
+                                   ? dot8<Element>(args.out, args.dout, token, head, 8 * lane)
+                                   : 0.f);
     if (lane == 0) deltas[row % kPrepareHeads][row / kPrepareHeads] = sum;
   }
   __syncthreads();

@@ -45,6 +45,9 @@
 //
 // Shared memory, D = 128: K 32, V 32, Q 2 x 16, dO 2 x 16, dS 2 x 16, dQ 32, stats 10, rest 1 =
 // 203 KiB. Registers of a consumer: dK 64, dV 64, S 32, dP (then dQ) 32, P 16, dS 16 of 232.
+// D = 96 is the same with dK, dV 48 and dQ 24 registers. dK and dV need all columns of Q and dO
+// behind one descriptor, and half of dQ needs its 48 columns of K behind one: so Q and dO lie in
+// three panels of 32 columns (64-byte swizzle), K and V in two of 48, in rows of 128 bytes.
 #pragma once
 #include "consume.cuh"
 #include "dq.cuh"

@@ -42,17 +42,19 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
   MAGI_RETURN_IF_ERROR(encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q,
                                         p.value_dim, kBwdTileQ));
   const int tile_k = bwd_tile_k(p.head_dim);
-  MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv, p.head_dim, tile_k));
-  MAGI_RETURN_IF_ERROR(
-      encode_head_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.value_dim, tile_k));
-  const uint64_t dq_dims[4] = {32, static_cast<uint64_t>(p.num_q),
-                               static_cast<uint64_t>(p.head_dim / 32),
+  MAGI_RETURN_IF_ERROR(encode_panel_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv,
+                                         p.head_dim, bwd_key_panel_cols(p.head_dim), tile_k));
+  MAGI_RETURN_IF_ERROR(encode_panel_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv,
+                                         p.value_dim, bwd_key_panel_cols(p.value_dim), tile_k));
+  const uint32_t cols = bwd_dq_panel_cols(p.head_dim), panels = bwd_dq_panels(p.head_dim);
+  const uint64_t dq_dims[4] = {cols, static_cast<uint64_t>(p.num_q), p.head_dim / cols,
                                static_cast<uint64_t>(p.num_heads_q)};
-  const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4, 128,
+  const uint64_t dq_strides[3] = {static_cast<uint64_t>(p.dq_acc.stride_token) * 4,
+                                  uint64_t{4} * cols,
                                   static_cast<uint64_t>(p.dq_acc.stride_head) * 4};
-  const uint32_t dq_box[4] = {32, kBwdTileQ, static_cast<uint32_t>(bwd_dq_panels(p.head_dim)), 1};
-  return encode_tensor_map(&maps->dq, MapElement::kFp32, true, p.dq_acc.data, 4, dq_dims,
+  const uint32_t dq_box[4] = {cols, kBwdTileQ, panels, 1};
+  const MapSwizzle swizzle = cols == 32 ? MapSwizzle::k128B : MapSwizzle::kNone;
+  return encode_tensor_map(&maps->dq, MapElement::kFp32, swizzle, p.dq_acc.data, 4, dq_dims,
                            dq_strides, dq_box);
 }
 
@@ -207,8 +209,9 @@ constexpr Variant variant() {
 }
 
 // What is launched, and what is loaded ahead.
-constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(),       variant<kMagiBf16, 128>(),
-                                 variant<kMagiFp16, 64>(),       variant<kMagiFp16, 128>(),
+constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(),       variant<kMagiBf16, 96>(),
+                                 variant<kMagiBf16, 128>(),      variant<kMagiFp16, 64>(),
+                                 variant<kMagiFp16, 96>(),       variant<kMagiFp16, 128>(),
                                  variant<kMagiBf16, 192, 128>(), variant<kMagiFp16, 192, 128>(),
                                  variant<kMagiBf16, 256>(),      variant<kMagiFp16, 256>()};
 
@@ -220,7 +223,7 @@ Status launch_bwd(const MagiBwdParams& p) {
   return {kUnsupported, "no backward kernel for dtype code " + std::to_string(p.dtype) +
                             ", head_dim " + std::to_string(p.head_dim) + " and value_dim " +
                             std::to_string(p.value_dim) +
-                            "; compiled are bf16 and fp16, head_dim 64, 128 and 256, and 192 "
+                            "; compiled are bf16 and fp16, head_dim 64, 96, 128 and 256, and 192 "
                             "with value_dim 128"};
 }
 
@@ -228,9 +231,10 @@ Status launch_delta(const MagiDeltaParams& p) {
   for (const Variant& v : kVariants)
     if (v.dtype == p.dtype && v.value_dim == p.value_dim)
       return cuda_status(v.delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
-  return {kUnsupported, "delta needs value_dim 64, 128 or 256 and bf16 or fp16, got value_dim " +
-                            std::to_string(p.value_dim) + " and dtype code " +
-                            std::to_string(p.dtype) + "; compute it in PyTorch"};
+  return {kUnsupported,
+          "delta needs value_dim 64, 96, 128 or 256 and bf16 or fp16, got value_dim " +
+              std::to_string(p.value_dim) + " and dtype code " + std::to_string(p.dtype) +
+              "; compute it in PyTorch"};
 }
 
 }  // namespace

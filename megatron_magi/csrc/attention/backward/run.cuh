@@ -31,7 +31,7 @@ cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream) {
 
 template <int kDtype, int kValueDim>
 cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream) {
-  const int64_t threads = int64_t{args.num_tokens} * args.num_heads * (kValueDim / 8);
+  const int64_t threads = int64_t{args.num_tokens} * args.num_heads * kRowLanes<kValueDim>;
   const int blocks = static_cast<int>((threads + 255) / 256);
   bwd_delta_kernel<BwdElement<kDtype>, kValueDim><<<blocks, 256, 0, stream>>>(args);
   return cudaGetLastError();

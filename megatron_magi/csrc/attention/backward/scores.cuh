@@ -35,6 +35,18 @@ MAGI_DEVICE int4 from_lane0(const int4& x) {
   return {from_lane0(x.x), from_lane0(x.y), from_lane0(x.z), from_lane0(x.w)};
 }
 
+// Columns [16 k, 16 k + 16) of a tile of keys or of queries, from the tile's descriptor.
+template <class Traits>
+MAGI_DEVICE uint64_t key_columns(uint64_t tile, int k) {
+  constexpr int kSteps = Traits::kKeyPanelCols / 16;  // of a panel
+  return ptx::descriptor_plus(tile, k % kSteps * 32 + k / kSteps * Traits::kKeyPanelBytes);
+}
+template <class Traits>
+MAGI_DEVICE uint64_t query_columns(uint64_t tile, int k) {
+  constexpr int kSteps = Traits::kQueryPanelCols / 16;
+  return ptx::descriptor_plus(tile, k % kSteps * 32 + k / kSteps * Traits::kQueryPanelBytes);
+}
+
 // D = A B over kWidth columns, both K-major (A from a 128-row tile, B from a 64-row tile), plus a
 // stat of every query: `weights` x `stats` is a product over 16 columns of which three hold the
 // parts of the stat (see split_stat).
@@ -45,11 +57,8 @@ MAGI_DEVICE void gemm_over_columns(float (&acc)[32], uint64_t a, uint64_t b, uin
   using Wgmma = ptx::Wgmma<T::kTileQ, typename T::Element>;
   Wgmma::template ss_first<0, 0>(acc, weights, stats);
 #pragma unroll
-  for (int k = 0; k < kWidth / 16; ++k) {
-    const int in_panel = k % 4 * 32, panel = k / 4;
-    Wgmma::template ss<0, 0>(acc, ptx::descriptor_plus(a, in_panel + panel * T::kKeyPanelBytes),
-                             ptx::descriptor_plus(b, in_panel + panel * T::kQueryPanelBytes), 1);
-  }
+  for (int k = 0; k < kWidth / 16; ++k)
+    Wgmma::template ss<0, 0>(acc, key_columns<T>(a, k), query_columns<T>(b, k), 1);
 }
 
 // Likewise, without a stat.
@@ -59,11 +68,8 @@ MAGI_DEVICE void gemm_over_columns(float (&acc)[32], uint64_t a, uint64_t b) {
   using Wgmma = ptx::Wgmma<T::kTileQ, typename T::Element>;
   Wgmma::template ss_first<0, 0>(acc, a, b);
 #pragma unroll
-  for (int k = 1; k < kWidth / 16; ++k) {
-    const int in_panel = k % 4 * 32, panel = k / 4;
-    Wgmma::template ss<0, 0>(acc, ptx::descriptor_plus(a, in_panel + panel * T::kKeyPanelBytes),
-                             ptx::descriptor_plus(b, in_panel + panel * T::kQueryPanelBytes), 1);
-  }
+  for (int k = 1; k < kWidth / 16; ++k)
+    Wgmma::template ss<0, 0>(acc, key_columns<T>(a, k), query_columns<T>(b, k), 1);
 }
 
 // D += A B over query rows [16 kBegin, 16 kEnd): A in registers, B an MN-major query tile.
@@ -74,7 +80,7 @@ MAGI_DEVICE void gemm_over_queries(float (&acc)[kCount], const uint32_t (&a)[Tra
 #pragma unroll
   for (int k = kBegin; k < kEnd; ++k)
     ptx::Wgmma<2 * kCount, typename T::Element>::template rs<1>(
-        acc, a + 4 * k, ptx::descriptor_plus(b, k * 2048), 1);
+        acc, a + 4 * k, ptx::descriptor_plus(b, k * 32 * T::kQueryPanelCols), 1);
 }
 
 // D = A B over the 128 keys, both MN-major.
@@ -257,6 +263,7 @@ MAGI_DEVICE void store_gradient(const float (&acc)[kCount], uint32_t tile, void*
     return;
   }
   // Each warp stages and stores its own 16 rows.
+  constexpr int kSteps = T::kKeyPanelCols / 16;  // of a panel
 #pragma unroll
   for (int j = 0; j < kCount / 8; ++j) {
     uint32_t r[4];
@@ -264,8 +271,8 @@ MAGI_DEVICE void store_gradient(const float (&acc)[kCount], uint32_t tile, void*
     for (int i = 0; i < 4; ++i)
       r[i] = ptx::pack2<typename T::Element>(acc[8 * j + 2 * i] * scale,
                                              acc[8 * j + 2 * i + 1] * scale);
-    const uint32_t panel = tile + (j / 4) * T::kKeyPanelBytes;
-    ptx::stmatrix_x4(panel + ptx::swizzle_offset(16 * warp + lane % 16, j % 4 * 2 + lane / 16),
+    const uint32_t panel = tile + (j / kSteps) * T::kKeyPanelBytes;
+    ptx::stmatrix_x4(panel + ptx::swizzle_offset(16 * warp + lane % 16, j % kSteps * 2 + lane / 16),
                      r[0], r[1], r[2], r[3]);
   }
   __syncwarp();
@@ -276,8 +283,8 @@ MAGI_DEVICE void store_gradient(const float (&acc)[kCount], uint32_t tile, void*
 #pragma unroll
   for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
     const int in_warp = i * kRowsAtOnce + lane / kChunks;
-    const uint32_t src = tile + (chunk / 8) * T::kKeyPanelBytes +
-                         ptx::swizzle_offset(16 * warp + in_warp, chunk % 8);
+    const uint32_t src = tile + chunk / (2 * kSteps) * T::kKeyPanelBytes +
+                         ptx::swizzle_offset(16 * warp + in_warp, chunk % (2 * kSteps));
     uint4 value;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)

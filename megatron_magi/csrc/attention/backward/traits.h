@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../device/panels.h"
 #include "../device/watchdog.h"
 #include "args.h"
 
@@ -45,19 +46,22 @@ struct BwdTraits {
   static constexpr int kProducerRegs = kInPairs || kWide || kRelay ? 24 : 40;
   static constexpr int kConsumerRegs = kInPairs || kWide || kRelay ? 240 : 232;
 
-  // Panels of 64 16-bit columns = 128 bytes.
+  // Of 16-bit columns; a panel of K or V has rows of 128 bytes, which 48 columns do not fill.
+  static constexpr int kKeyPanelCols = bwd_key_panel_cols(kHeadDim);
   static constexpr int kKeyPanelBytes = kTileK * 128;
-  static constexpr int kQueryPanelBytes = kTileQ * 128;
-  static constexpr int kKeyBytes = kHeadDim / 64 * kKeyPanelBytes;
-  static constexpr int kValueBytes = kValueDim / 64 * kKeyPanelBytes;
-  static constexpr int kQueryBytes = kHeadDim / 64 * kQueryPanelBytes;
-  static constexpr int kDoBytes = kValueDim / 64 * kQueryPanelBytes;
+  static constexpr int kQueryPanelCols = panel_cols(kHeadDim);
+  static constexpr int kQueryPanelBytes = kTileQ * kQueryPanelCols * 2;
+  static constexpr int kKeyBytes = kHeadDim / kKeyPanelCols * kKeyPanelBytes;
+  static constexpr int kValueBytes = kValueDim / kKeyPanelCols * kKeyPanelBytes;
+  static constexpr int kQueryBytes = kHeadDim / kQueryPanelCols * kQueryPanelBytes;
+  static constexpr int kDoBytes = kValueDim / kQueryPanelCols * kQueryPanelBytes;
   static constexpr int kScoreBytes = kTileK * kTileQ * 2;
   // Of dQ, a consumer warpgroup makes half of the columns, or one step's rows of a pair.
   static constexpr int kDqCols = kInPairs ? kHeadDim : kHeadDim / 2;
   static constexpr int kDqParts = kRelay ? 2 : 1;  // that go through the staging tile one by one
-  static constexpr int kDqPanels = kDqCols / kDqParts / 32;  // of 32 fp32 columns = 128 bytes
-  static constexpr int kDqPanelBytes = kTileQ * 128;
+  static constexpr int kDqPanelCols = bwd_dq_panel_cols(kHeadDim);
+  static constexpr int kDqPanels = kDqCols / kDqParts / kDqPanelCols;
+  static constexpr int kDqPanelBytes = kTileQ * kDqPanelCols * 4;
   static constexpr int kDqBytes = kDqPanels * kDqPanelBytes;
   static constexpr int kStatHalf = kTileQ * 16;     // of one kind: 8 columns, what is loaded
   static constexpr int kStatBytes = 2 * kStatHalf;  // with 8 columns of zeros
@@ -106,7 +110,8 @@ struct BwdTraits {
   static constexpr int kBarPFull = kBarDsFull + 8;                    // kRelay only
 #undef MAGI_OFFSET
 
-  static_assert((kHeadDim == kValueDim && (kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256)) ||
+  static_assert((kHeadDim == kValueDim &&
+                 (kHeadDim == 64 || kHeadDim == 96 || kHeadDim == 128 || kHeadDim == 256)) ||
                     (kHeadDim == 192 && kValueDim == 128),
                 "layouts were verified for these head sizes");
   static_assert(kDqPanels == bwd_dq_panels(kHeadDim), "the host encodes this box");

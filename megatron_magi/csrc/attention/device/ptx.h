@@ -2,7 +2,7 @@
 // about attention. sm_90a only. All shared-memory addresses are 32-bit (`smem_addr`).
 //
 // Layout facts behind the descriptors (128-byte swizzle, panels of 64 16-bit columns, panel base
-// 1024-byte aligned):
+// 1024-byte aligned; with 64-byte swizzle and panels of 32 columns every size but 32 is half):
 //   K-major operand:  stride offset 1024, leading offset unused, next k16 = +32 bytes in a panel.
 //   MN-major operand: stride offset 1024 (8 rows of k), leading offset = bytes from one
 //                     64-column panel to the next, next k16 = +2048 bytes, transpose flag 1.
@@ -157,9 +157,14 @@ MAGI_DEVICE void tma_reduce_add_4d(const CUtensorMap* map, uint32_t src, int c0,
 }
 // ---- registers to shared memory
 
-// Byte offset of 16-byte chunk `chunk` (0-7) of row `row` in a panel of 128-byte rows.
+// Byte offset of 16-byte chunk `chunk` of row `row` in a panel of 64 or 32 columns.
+template <int kPanelCols = 64>
 MAGI_DEVICE uint32_t swizzle_offset(uint32_t row, uint32_t chunk) {
-  return row * 128 + ((chunk ^ (row & 7)) << 4);
+  static_assert(kPanelCols == 64 || kPanelCols == 32, "rows of 128 or 64 bytes");
+  if constexpr (kPanelCols == 64)
+    return row * 128 + ((chunk ^ (row & 7)) << 4);
+  else
+    return row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 MAGI_DEVICE void stmatrix_x4(uint32_t dst, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(dst), "r"(r0),
@@ -235,13 +240,16 @@ MAGI_DEVICE void compute_before_wait(float value, uint32_t any_shared_address) {
       : "memory");
 }
 
-// Descriptor of a 128-byte-swizzled operand whose start is a multiple of 1024 bytes (plus k16
-// steps). `leading_bytes` matters only for an MN-major operand of more than one panel.
-MAGI_DEVICE uint64_t smem_descriptor(uint32_t addr, uint32_t leading_bytes = 0,
-                                     uint32_t stride_bytes = 1024) {
+// Descriptor of a swizzled operand in panels of 64 or 32 columns whose start is a multiple of 1024
+// bytes (plus k16 steps). `leading_bytes` matters only for an MN-major operand of more than one
+// panel.
+template <int kPanelCols = 64>
+MAGI_DEVICE uint64_t smem_descriptor(uint32_t addr, uint32_t leading_bytes = 0) {
+  static_assert(kPanelCols == 64 || kPanelCols == 32, "swizzles of 128 or 64 bytes");
+  constexpr uint64_t kStride = 16 * kPanelCols >> 4, kSwizzle = kPanelCols == 64 ? 1 : 2;
   return static_cast<uint64_t>((addr >> 4) & 0x3fff) |
-         static_cast<uint64_t>((leading_bytes >> 4) & 0x3fff) << 16 |
-         static_cast<uint64_t>((stride_bytes >> 4) & 0x3fff) << 32 | 1ull << 62;
+         static_cast<uint64_t>((leading_bytes >> 4) & 0x3fff) << 16 | kStride << 32 |
+         kSwizzle << 62;
 }
 // Descriptor of a K-major operand without swizzle: blocks of 8 rows x 16 bytes, contiguous;
 // `leading_bytes` to the next 16 bytes of k, `stride_bytes` to the next 8 rows.
@@ -277,8 +285,10 @@ struct Wgmma;
   ",%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define MAGI_R7 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define MAGI_REGS_32 MAGI_R0 MAGI_R1
+#define MAGI_REGS_48 MAGI_REGS_32 MAGI_R2
 #define MAGI_REGS_64 MAGI_REGS_32 MAGI_R2 MAGI_R3
 #define MAGI_REGS_80 MAGI_REGS_64 MAGI_R4
+#define MAGI_REGS_96 MAGI_REGS_80 MAGI_R5
 #define MAGI_REGS_128 MAGI_REGS_80 MAGI_R5 MAGI_R6 MAGI_R7
 #define MAGI_REGS_192 MAGI_REGS_128 MAGI_R8_11
 #define MAGI_REGS_256 MAGI_REGS_192 MAGI_R12_15
@@ -290,14 +300,18 @@ struct Wgmma;
   "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), \
       "=f"(d[i + 6]), "=f"(d[i + 7])
 #define MAGI_NEW_32 MAGI_NEW8(0), MAGI_NEW8(8)
+#define MAGI_NEW_48 MAGI_NEW_32, MAGI_NEW8(16)
 #define MAGI_NEW_64 MAGI_NEW_32, MAGI_NEW8(16), MAGI_NEW8(24)
 #define MAGI_NEW_80 MAGI_NEW_64, MAGI_NEW8(32)
+#define MAGI_NEW_96 MAGI_NEW_80, MAGI_NEW8(40)
 #define MAGI_NEW_128 MAGI_NEW_80, MAGI_NEW8(40), MAGI_NEW8(48), MAGI_NEW8(56)
 #define MAGI_NEW_192 MAGI_NEW_128, MAGI_NEW8(64), MAGI_NEW8(72), MAGI_NEW8(80), MAGI_NEW8(88)
 #define MAGI_NEW_256 MAGI_NEW_192, MAGI_NEW8(96), MAGI_NEW8(104), MAGI_NEW8(112), MAGI_NEW8(120)
 #define MAGI_ACC_32 MAGI_D8(0), MAGI_D8(8)
+#define MAGI_ACC_48 MAGI_ACC_32, MAGI_D8(16)
 #define MAGI_ACC_64 MAGI_ACC_32, MAGI_D8(16), MAGI_D8(24)
 #define MAGI_ACC_80 MAGI_ACC_64, MAGI_D8(32)
+#define MAGI_ACC_96 MAGI_ACC_80, MAGI_D8(40)
 #define MAGI_ACC_128 MAGI_ACC_80, MAGI_D8(40), MAGI_D8(48), MAGI_D8(56)
 #define MAGI_ACC_192 MAGI_ACC_128, MAGI_D8(64), MAGI_D8(72), MAGI_D8(80), MAGI_D8(88)
 #define MAGI_ACC_256 MAGI_ACC_192, MAGI_D8(96), MAGI_D8(104), MAGI_D8(112), MAGI_D8(120)
@@ -346,8 +360,10 @@ struct Wgmma;
   MAGI_WGMMA(N, fp16, "f16", __VA_ARGS__)
 
 MAGI_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)
+MAGI_WGMMA_BOTH(48, 24, 25, 26, 27, 28, 29, 30)
 MAGI_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
 MAGI_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
+MAGI_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53, 54)
 MAGI_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
 MAGI_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
 MAGI_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)

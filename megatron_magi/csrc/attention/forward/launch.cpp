@@ -10,10 +10,13 @@ namespace {
 
 // What is launched, and what is loaded ahead.
 const FwdVariant* const kVariants[] = {
-    kFwdBf16D64M128N128, kFwdBf16D64M192N128,      kFwdBf16D128M128N128,    kFwdBf16D128M192N64,
-    kFwdBf16D128M192N80, kFwdBf16D192E128M128N128, kFwdBf16D192E128M192N80, kFwdBf16D256M128N80,
-    kFwdFp16D64M128N128, kFwdFp16D64M192N128,      kFwdFp16D128M128N128,    kFwdFp16D128M192N64,
-    kFwdFp16D128M192N80, kFwdFp16D192E128M128N128, kFwdFp16D192E128M192N80, kFwdFp16D256M128N80,
+    kFwdBf16D64M128N128,     kFwdBf16D64M192N128,      kFwdBf16D96M128N128,
+    kFwdBf16D96M192N96,      kFwdBf16D128M128N128,     kFwdBf16D128M192N64,
+    kFwdBf16D128M192N80,     kFwdBf16D192E128M128N128, kFwdBf16D192E128M192N80,
+    kFwdBf16D256M128N80,     kFwdFp16D64M128N128,      kFwdFp16D64M192N128,
+    kFwdFp16D96M128N128,     kFwdFp16D96M192N96,       kFwdFp16D128M128N128,
+    kFwdFp16D128M192N64,     kFwdFp16D128M192N80,      kFwdFp16D192E128M128N128,
+    kFwdFp16D192E128M192N80, kFwdFp16D256M128N80,
 };
 
 Status check(const MagiFwdParams& p) {
@@ -54,12 +57,13 @@ Status launch_fwd(const MagiFwdParams& params) {
         v->block_n == params.block_n)
       return v->run(params);
   }
-  return {kUnsupported,
-          "no forward kernel for dtype code " + std::to_string(params.dtype) + ", head_dim " +
-              std::to_string(params.head_dim) + ", value_dim " + std::to_string(params.value_dim) +
-              ", block_m " + std::to_string(params.block_m) + ", block_n " +
-              std::to_string(params.block_n) +
-              "; compiled are bf16 and fp16, head_dim 64, 128 and 256, and 192 with value_dim 128"};
+  return {
+      kUnsupported,
+      "no forward kernel for dtype code " + std::to_string(params.dtype) + ", head_dim " +
+          std::to_string(params.head_dim) + ", value_dim " + std::to_string(params.value_dim) +
+          ", block_m " + std::to_string(params.block_m) + ", block_n " +
+          std::to_string(params.block_n) +
+          "; compiled are bf16 and fp16, head_dim 64, 96, 128 and 256, and 192 with value_dim 128"};
 }
 
 }  // namespace

@@ -130,8 +130,9 @@ MAGI_DEVICE void store_tma(const FwdRows<Traits>& me, const float (&o)[Traits::k
   const uint32_t stage_row = me.thread / 32 * 16 + me.lane % 16;
 #pragma unroll
   for (int j = 0; j < Traits::kValueDim / 16; ++j)
-    stmatrix_x4(stage + j / 4 * Traits::kQPanelBytes +
-                    swizzle_offset(stage_row, j % 4 * 2 + (me.lane >> 4)),
+    stmatrix_x4(stage + j / Traits::kPanelSteps * Traits::kQPanelBytes +
+                    swizzle_offset<Traits::kPanelCols>(
+                        stage_row, j % Traits::kPanelSteps * 2 + (me.lane >> 4)),
                 pack2<Element>(o[8 * j], o[8 * j + 1]), pack2<Element>(o[8 * j + 2], o[8 * j + 3]),
                 pack2<Element>(o[8 * j + 4], o[8 * j + 5]),
                 pack2<Element>(o[8 * j + 6], o[8 * j + 7]));

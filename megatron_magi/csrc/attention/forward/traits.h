@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "../device/panels.h"
 #include "../work_lists.h"
 
 namespace magi {
@@ -58,8 +59,10 @@ struct FwdTraits {
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
   static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh
 
-  static constexpr int kQPanelBytes = 64 * 128;
-  static constexpr int kKVPanelBytes = kBlockN * 128;
+  static constexpr int kPanelCols = panel_cols(kHeadDim);
+  static constexpr int kPanelSteps = kPanelCols / 16;  // of a product over its columns
+  static constexpr int kQPanelBytes = 64 * kPanelCols * 2;
+  static constexpr int kKVPanelBytes = kBlockN * kPanelCols * 2;
 
   struct SharedStorage {
     alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];
@@ -74,7 +77,8 @@ struct FwdTraits {
   };
   static constexpr int kSharedBytes = sizeof(SharedStorage);
 
-  static_assert(kHeadDim % 64 == 0 && kValueDim % 64 == 0, "a swizzled panel is 64 columns wide");
+  static_assert(kHeadDim % 32 == 0 && kPanelCols == panel_cols(kValueDim),
+                "heads are cut into panels of one width");
   static_assert(kKVPanelBytes % 1024 == 0, "panels start on a swizzle atom");
   static_assert(kBlockN % 16 == 0, "P V steps take 16 keys");
   static_assert(128 * kProducerRegs + 128 * kConsumers * kConsumerRegs <=

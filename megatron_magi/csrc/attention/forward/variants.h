@@ -19,6 +19,8 @@ struct FwdVariant {
 
 extern const FwdVariant kFwdBf16D64M128N128[kNumFwdKinds];
 extern const FwdVariant kFwdBf16D64M192N128[kNumFwdKinds];
+extern const FwdVariant kFwdBf16D96M128N128[kNumFwdKinds];
+extern const FwdVariant kFwdBf16D96M192N96[kNumFwdKinds];
 extern const FwdVariant kFwdBf16D128M128N128[kNumFwdKinds];
 extern const FwdVariant kFwdBf16D128M192N64[kNumFwdKinds];
 extern const FwdVariant kFwdBf16D128M192N80[kNumFwdKinds];
@@ -27,6 +29,8 @@ extern const FwdVariant kFwdBf16D192E128M192N80[kNumFwdKinds];
 extern const FwdVariant kFwdBf16D256M128N80[kNumFwdKinds];
 extern const FwdVariant kFwdFp16D64M128N128[kNumFwdKinds];
 extern const FwdVariant kFwdFp16D64M192N128[kNumFwdKinds];
+extern const FwdVariant kFwdFp16D96M128N128[kNumFwdKinds];
+extern const FwdVariant kFwdFp16D96M192N96[kNumFwdKinds];
 extern const FwdVariant kFwdFp16D128M128N128[kNumFwdKinds];
 extern const FwdVariant kFwdFp16D128M192N64[kNumFwdKinds];
 extern const FwdVariant kFwdFp16D128M192N80[kNumFwdKinds];

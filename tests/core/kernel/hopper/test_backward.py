@@ -19,6 +19,8 @@ from tests.core.kernel.hopper.launch_cases import BF16, FP32, NAMED, case, exact
     "asked, widths",
     [
         (None, (64, 64)),
+        (BF16, (96, 96)),
+        (None, (80, 80)),
         (BF16, (192, 128)),
         (BF16, (80, 48)),
         (BF16, (256, 256)),
@@ -49,7 +51,7 @@ def test_backward(
     assert library.calls.count("magi_row_delta") == 0, "out in fp32 makes delta in PyTorch"
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (256, 256), (80, 48)], ids=str)
+@pytest.mark.parametrize("widths", [(64, 64), (96, 96), (256, 256), (80, 48)], ids=str)
 def test_capped_logits(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
     call, dout = case(NAMED["packed"], widths=widths)
     call = call._replace(softcap=0.7)
@@ -62,7 +64,7 @@ def test_capped_logits(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) 
 
 
 @pytest.mark.parametrize(
-    "widths", [(64, 64), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
+    "widths", [(64, 64), (96, 96), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
 )
 def test_gradients_go_where_they_are_wanted(
     widths: tuple[int, int], library: abi_on_cpu.CpuLibrary

@@ -65,6 +65,8 @@ def test_a_call_with_wider_heads_is_refused(widths: tuple[int, int]) -> None:
 def test_narrow_heads_get_the_least_widths_that_hold_them() -> None:
     q, v = torch.zeros(4, 2, 24), torch.zeros(4, 2, 16)
     assert checks.widths_for(AttnCall(q, q, v, TABLE, 0.1)) == (64, 64)
+    wide = torch.zeros(4, 2, 80)
+    assert checks.widths_for(AttnCall(wide, wide, v, TABLE, 0.1)) == (96, 96)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tests.dense import random_mask
 
 SHAPES = [
     (BF16, (64, 64)), (FP16, (128, 128)), (BF16, (192, 128)), (BF16, (256, 256)),
-    (BF16, (80, 80)), (FP16, (12, 9)), (BF16, (64, 128)), (FP16, (160, 40)), (FP16, (96, 200)),
+    (BF16, (96, 96)), (FP16, (96, 96)), (BF16, (80, 80)), (FP16, (12, 9)), (BF16, (64, 128)),
+    (FP16, (160, 40)), (FP16, (96, 200)),
 ]  # fmt: skip
 """Compiled widths, and widths that are padded to those."""
 
@@ -33,7 +34,7 @@ def test_forward(
     close(forward(call, out_dtype=FP32), ReferenceBackend().forward(exact(call)), FP32)
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (80, 48)], ids=str)
+@pytest.mark.parametrize("widths", [(64, 64), (96, 96), (80, 48)], ids=str)
 def test_capped_logits(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
     """And the largest of them."""
     call, _ = case(NAMED["packed"], widths=widths)
@@ -44,7 +45,7 @@ def test_capped_logits(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) 
     torch.testing.assert_close(most.double(), want, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (80, 48)], ids=str)
+@pytest.mark.parametrize("widths", [(64, 64), (96, 96), (80, 48)], ids=str)
 @pytest.mark.parametrize("name", NAMED)
 def test_largest_logits(name: str, widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
     """Raised in place, where they were smaller."""
@@ -63,7 +64,7 @@ def test_forward_of_random_masks(seed: int, library: abi_on_cpu.CpuLibrary) -> N
 
 
 @pytest.mark.parametrize(
-    "widths", [(64, 64), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
+    "widths", [(64, 64), (96, 96), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
 )
 def test_a_forward_continues(widths: tuple[int, int], library: abi_on_cpu.CpuLibrary) -> None:
     """Merged into an earlier result in place, rows that see nothing included."""
@@ -77,7 +78,7 @@ def test_a_forward_continues(widths: tuple[int, int], library: abi_on_cpu.CpuLib
 
 
 @pytest.mark.parametrize(
-    "widths", [(64, 64), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
+    "widths", [(64, 64), (96, 96), (192, 128), (256, 256), (80, 48), (192, 192)], ids=str
 )
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_a_forward_fills_its_rows_of_a_result(

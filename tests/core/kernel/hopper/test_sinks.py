@@ -19,7 +19,7 @@ from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import BF16, FP32, NAMED, case, close, exact
 
-WIDTHS = [(64, 64), (192, 128), (256, 256), (80, 48)]
+WIDTHS = [(64, 64), (96, 96), (192, 128), (256, 256), (80, 48)]
 KINDS = ["shared", "per token", "strided"]
 
 

@@ -1,0 +1,6 @@
+// Own file: variants compile in parallel.
+#include "../backward/run.cuh"
+
+namespace magi {
+MAGI_INSTANTIATE_BWD_MAIN(kMagiFp16, 96, 96, true);
+}  // namespace magi
