@@ -80,7 +80,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     views = (x.transpose(0, 1)[None] for x in (q, k, v))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         out = F.scaled_dot_product_attention(*views, is_causal=causal, enable_gqa=True)
-    return out[0].transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)
 
 
 @functools.lru_cache(maxsize=1)

@@ -62,7 +62,8 @@ class Flash3(Imported):
             rule = {"window_size": (docs.window - 1, 0)}
         if len(docs.lengths) == 1:
             dense = self.package.flash_attn_func
-            return lambda q, k, v: _first(dense(q[None], k[None], v[None], **rule))[0]
+            # squeeze, because the gradient of [0] is cleared and copied.
+            return lambda q, k, v: _first(dense(q[None], k[None], v[None], **rule)).squeeze(0)
         packed, longest = self.package.flash_attn_varlen_func, max(docs.lengths)
         cu = _ints(cu_seqlens(docs.lengths), device)
         sizes = dict(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest)

@@ -74,7 +74,7 @@ class Flex:
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             views = (t.transpose(0, 1)[None] for t in (q, k, v))
-            return compiled(*views, block_mask=blocks, enable_gqa=True)[0].transpose(0, 1)
+            return compiled(*views, block_mask=blocks, enable_gqa=True).squeeze(0).transpose(0, 1)
 
         return autograd_call(attend, case, direction, x)
 
