@@ -5,7 +5,8 @@
 One core, 64 query and 8 key heads of 128, a GPU of 132 processors. Documents are packed causal ones
 of lognormal lengths (median 1,212 tokens), one causal document, or random blocks (at most 512 x 512
 of at least 128 tokens, of which 20 % are visible). Each time is the median of all rounds. "lists"
-is one forward list of the plain 128 x 128 tile, for comparison; "build" makes and checks the mask.
+is one forward list of the plain 128 x 128 tile, for comparison; "build" makes and checks the mask;
+"deterministic" is the backward of that mode, and "order" what its list has in addition.
 """
 
 from __future__ import annotations
@@ -59,6 +60,22 @@ def median_ms(make: Callable[[], object], rounds: int) -> float:
     return round(statistics.median(times) * 1e3, 4)
 
 
+def deterministic(mask: AttnMask) -> solver.BwdWorkList:
+    return solver.bwd_work_list(
+        *(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k),
+        heads_q=HEADS.num_heads_q,
+        heads_kv=HEADS.num_heads_kv,
+        head_dim=HEADS.head_dim,
+        num_sms=NUM_SMS,
+        deterministic=True,
+    )
+
+
+def order_kib(work: solver.BwdWorkList) -> float:
+    """Of the order in which dq is added up."""
+    return round(sum(x.nbytes for x in (work.places, work.turns, work.segments)) / 1024, 1)
+
+
 def measure(name: str, tokens: int, rounds: int) -> dict[str, Any]:
     mask = BUILDERS[name](tokens)
     whole = mask.slices, mask.total_seqlen_q, mask.total_seqlen_k
@@ -71,6 +88,8 @@ def measure(name: str, tokens: int, rounds: int) -> dict[str, Any]:
         "forward_ms": median_ms(lambda: solver.choose_fwd(*whole, *heads), rounds),
         "backward_ms": median_ms(lambda: solver.bwd_work_list(*whole, *heads), rounds),
         "lists_ms": median_ms(lambda: solver.fwd_work_list(*whole), rounds),
+        "deterministic_ms": median_ms(lambda: deterministic(mask), rounds),
+        "order_kib": order_kib(deterministic(mask)),
     }
 
 

@@ -16,6 +16,7 @@
 #include "arrays.h"
 #include "schedule/backward.h"
 #include "schedule/backward_schedule.h"
+#include "schedule/backward_turns.h"
 #include "schedule/forward.h"
 #include "schedule/forward_choice.h"
 #include "schedule/kernel_clock.h"
@@ -101,7 +102,7 @@ FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 
 // What the device reads of a backward, and its schedule.
 struct BwdArrays {
-  Int32Array items, entries, visits;
+  Int32Array items, entries, segments, places, turns;
   int64_t num_row_groups, steps, partial_steps, num_splits, heads_per_section;
   bool descending, heads_inner, grouped;
 };
@@ -128,10 +129,37 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
     schedule = magi::choose_bwd_schedule(list, heads_q / heads_kv, heads_kv, num_sms, head_bytes,
                                          num_q, deterministic);
   }
-  return {
-      rows_to(list.items), rows_to(list.entries), rows_to(list.visits), list.num_row_groups,
-      list.steps,          list.partial_steps,    schedule.num_splits,  schedule.heads_per_section,
-      list.descending,     list.heads_inner,      list.grouped};
+  return {rows_to(list.items),
+          rows_to(list.entries),
+          rows_to(list.segments),
+          rows_to(list.places),
+          rows_to(list.turns),
+          list.num_row_groups,
+          list.steps,
+          list.partial_steps,
+          schedule.num_splits,
+          schedule.heads_per_section,
+          list.descending,
+          list.heads_inner,
+          list.grouped};
+}
+
+template <class Row>
+std::vector<Row> rows_from(const Int32Array& array) {
+  std::vector<Row> rows(static_cast<size_t>(array.shape(0)));
+  if (!rows.empty()) std::memcpy(rows.data(), array.data(), rows.size() * sizeof(Row));
+  return rows;
+}
+
+Int32Array bwd_visits(const BwdArrays& arrays) {
+  magi::BwdWorkList list;
+  list.items = rows_from<magi::BwdItem>(arrays.items);
+  list.entries = rows_from<magi::BwdEntry>(arrays.entries);
+  list.segments = rows_from<magi::BwdSegment>(arrays.segments);
+  list.places = rows_from<magi::BwdPlace>(arrays.places);
+  list.turns = rows_from<magi::BwdTurn>(arrays.turns);
+  list.descending = arrays.descending;
+  return rows_to(magi::visits_of(list));
 }
 
 magi::KernelClock kernel_clock(int64_t heads_q, int64_t heads_kv, int64_t head_dim,
@@ -169,7 +197,12 @@ void bind_kernel(py::module_& m) {
   py::class_<BwdArrays>(m, "BwdWorkList", "A work list of the backward (schedule/backward.h).")
       .def_readonly("items", &BwdArrays::items)
       .def_readonly("entries", &BwdArrays::entries)
-      .def_readonly("visits", &BwdArrays::visits)
+      .def_readonly("segments", &BwdArrays::segments)
+      .def_readonly("places", &BwdArrays::places)
+      .def_readonly("turns", &BwdArrays::turns)
+      .def("visits", &bwd_visits,
+           "The step of every item in walk order: first row group, the numbers that it and the "
+           "next one wait for, flags (attention/backward/visit.h).")
       .def_readonly("num_row_groups", &BwdArrays::num_row_groups)
       .def_readonly("steps", &BwdArrays::steps)
       .def_readonly("partial_steps", &BwdArrays::partial_steps)
@@ -197,6 +230,6 @@ void bind_kernel(py::module_& m) {
         py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,
         py::arg("num_sms") = 132, py::arg("tile_q") = magi::kBwdTileQ,
         py::arg("tile_k") = py::none(), py::arg("deterministic") = false,
-        "Items, entries, visits and schedule of the backward (schedule/backward.h). tile_k: keys "
+        "Items, entries, turns and schedule of the backward (schedule/backward.h). tile_k: keys "
         "of a tile; None: those of the kernel for this head_dim.");
 }

@@ -23,6 +23,6 @@ def test_a_short_run(
     assert [(row["mask"], row["tokens"]) for row in rows] == [
         (mask, tokens) for tokens in (2048, 4096) for mask in ("packed", "causal", "random_blocks")
     ]
-    for kind in ("build_ms", "forward_ms", "backward_ms", "lists_ms"):
+    for kind in ("build_ms", "forward_ms", "backward_ms", "lists_ms", "deterministic_ms"):
         assert all(row[kind] > 0 for row in rows)
     assert [row["slices"] > 1 for row in rows] == 2 * [True, False, True]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
 """Number of tensors whose rows one call may move: keys and values."""
@@ -63,7 +63,8 @@ class BwdParams(Structure):
         *_fields(c_void_p, "lse", "delta"),
         *_fields(c_int64, "lse_stride_token", "lse_stride_head"),
         *_fields(c_int64, "delta_stride_token", "delta_stride_head"),
-        *_fields(c_void_p, "stats", "partial", "items", "entries", "visits", "semaphores"),
+        *_fields(c_void_p, "stats", "partial", "items", "entries"),
+        *_fields(c_void_p, "places", "turns", "segments", "semaphores"),
         *_fields(c_void_p, "stream"),
         *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv"),
         *_fields(c_int32, "head_dim", "value_dim"),

@@ -7,7 +7,7 @@
 #include "rows/params.h"
 #include "sink/params.h"
 
-constexpr int kAbiVersion = 11;
+constexpr int kAbiVersion = 12;
 
 MAGI_EXPORT int magi_abi_version() {
   return kAbiVersion;

@@ -42,9 +42,8 @@ struct alignas(16) BwdItem {
   int32_t k_rows = 0;   // 1..tile_k
   int32_t entry_begin = 0;
   int32_t entry_end = 0;
-  int32_t steps = 0;        // query tiles of all entries, per head
-  int32_t visit_begin = 0;  // first of its visits
-  int32_t unused[2] = {0, 0};
+  int32_t steps = 0;  // query tiles of all entries, per head
+  int32_t unused[3] = {0, 0, 0};
 };
 
 // Backward: the rows [q_begin, q_end) that see something of a key tile through one slice, of which
@@ -59,18 +58,34 @@ struct alignas(16) BwdEntry {
   int32_t unused[2] = {0, 0};
 };
 
-// Backward, deterministic mode: the row groups that a step adds dQ to.
-struct alignas(16) BwdVisit {
-  int32_t row_group = 0;       // of the step's first row
-  int32_t num_row_groups = 0;  // 1 or 2: also the next one
-  // Signals of the two row groups that the step waits for; 0 where an earlier step of the same
-  // entry has waited already (steps of one entry share no row).
-  int32_t wait_first = 0;
-  int32_t wait_second = 0;
+// Backward, deterministic mode. Query rows are cut into segments, and those into row groups of
+// kBwdTileQ rows, which are numbered through. An entry is known by its number plus one. A row group
+// has been finished by an entry when its counter (one for every head) has the entry's number.
+
+// The rows from q_begin up to the next segment.
+struct BwdSegment {
+  int32_t q_begin = 0;
+  int32_t row_group = 0;  // of its first row
+};
+
+// Row groups of an entry, up to last_row_group and above those of the turn before, that must have
+// been finished by the same entry before it; 0: by none.
+struct BwdTurn {
+  int32_t last_row_group = 0;
+  int32_t after = 0;
+};
+
+// The segments and turns of an entry, by ascending rows; each has at least one of both.
+struct alignas(16) BwdPlace {
+  int32_t segment_begin = 0;
+  int32_t segment_end = 0;
+  int32_t turn_begin = 0;
+  int32_t turn_end = 0;
 };
 
 static_assert(sizeof(FwdTile) == 32 && sizeof(FwdEntry) == 48 && sizeof(BwdItem) == 32 &&
-                  sizeof(BwdEntry) == 32 && sizeof(BwdVisit) == 16,
-              "the lists are arrays of int32 rows of 8, 12, 8, 8 and 4");
+                  sizeof(BwdEntry) == 32 && sizeof(BwdSegment) == 8 && sizeof(BwdTurn) == 8 &&
+                  sizeof(BwdPlace) == 16,
+              "the lists are arrays of int32 rows of 8, 12, 8, 8, 2, 2 and 4");
 
 }  // namespace magi

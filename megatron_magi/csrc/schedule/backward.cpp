@@ -6,7 +6,7 @@
 
 #include "planner/ceil_div.h"
 #include "schedule/backward_order.h"
-#include "schedule/backward_visits.h"
+#include "schedule/backward_turns.h"
 
 namespace magi {
 namespace {
@@ -160,6 +160,10 @@ void add_item(BwdWorkList& list, Range tile, const std::vector<Slice>& cuts, int
 
 BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                                 const BwdTiling& tiling, bool deterministic) {
+  if (deterministic && tiling.tile_q != kBwdTileQ)
+    throw std::invalid_argument("in deterministic mode tile_q must be " +
+                                std::to_string(kBwdTileQ) + ", got " +
+                                std::to_string(tiling.tile_q) + "; leave it out");
   std::vector<Slice> kept;
   for (const Slice& s : slices) {
     const Slice tight = tighten(s);
@@ -173,7 +177,7 @@ BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, in
   std::vector<Slice> cuts;
   while (cutter.next(tile, cuts)) add_item(list, tile, cuts, tiling.tile_q);
   order_items(list, deterministic);
-  if (deterministic) number_visits(list, kept, num_q, tiling.tile_q);
+  if (deterministic) number_turns(list, kept, num_q);
   return list;
 }
 

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/backward/visit.h"
 #include "attention/work_lists.h"
 #include "planner/slices.h"
 
@@ -35,10 +36,11 @@ struct BwdWorkList {
   double uneven_rows = 0.;
   double even_rows = 0.;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
-  // row groups of at most `tile_q` rows, so that nearly every step lies in one row group and every
-  // step in at most two. A step signals its row groups when it has finished. There is one visit per
-  // step, in walk order.
-  std::vector<BwdVisit> visits;
+  // row groups of at most 64 rows, so that nearly every step lies in one row group and every step
+  // in at most two. See attention/work_lists.h and backward_turns.h.
+  std::vector<BwdSegment> segments;
+  std::vector<BwdPlace> places;
+  std::vector<BwdTurn> turns;
   int64_t num_row_groups = 0;
   int64_t steps = 0;          // sum over the items
   int64_t partial_steps = 0;  // those of them with at least one masked cell
@@ -49,7 +51,8 @@ struct BwdTiling {
   int64_t tile_q = kBwdTileQ;
 };
 
-// Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k).
+// Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k), and in deterministic
+// mode for tiles of another height than the kernel's.
 BwdWorkList build_bwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                                 const BwdTiling& tiling, bool deterministic);
 

@@ -151,13 +151,13 @@ void order_items(BwdWorkList& list, bool deterministic) {
                    [](const BwdItem& a, const BwdItem& b) { return a.steps > b.steps; });
   list.uneven_rows = groups.uneven_rows();
   list.even_rows = groups.even_rows();
-  if (deterministic) return;
   // Where groups share their rows, as those of scattered blocks do, neighbours of about one length
-  // keep together wherever they start, and a group's own items drift apart.
-  list.grouped = groups.size() > 1 && groups.changes() > 2 * groups.size() &&
+  // keep together wherever they start, and a group's own items drift apart. In deterministic mode
+  // items of few groups wait less if they stand together.
+  list.grouped = groups.size() > 1 && (deterministic || groups.changes() > 2 * groups.size()) &&
                  groups.uneven_share() > 0.5 && groups.overlap() <= kMostOverlap;
   if (list.grouped) sort_by_group(list, groups);
-  list.heads_inner = list.grouped;
+  list.heads_inner = list.grouped || (deterministic && list.heads_inner);
 }
 
 }  // namespace magi

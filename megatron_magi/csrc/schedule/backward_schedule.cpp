@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "schedule/backward_waits.h"
 #include "schedule/makespan.h"
 
 namespace magi {
@@ -28,27 +30,29 @@ constexpr double kCacheBytes = 150e6;
 // simulation says.
 constexpr double kGroupedHeads = 32.;
 constexpr double kGroupedPenalty = 0.06;
-// Measured at 8k and 16k, ten schedules each: within 6 % of the best of them.
-constexpr double kDeterministicBlocksPerSm = 1.9;
+// In deterministic mode blocks of a single kv head, all in one queue, took up to a third more time
+// than the simulation says (docs/history/kernel_backward.md, deterministic mode at step 10).
+constexpr int64_t kFewestLanes = 2;
 constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
+
+double block_overhead(int64_t num_splits) {
+  return kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
+}
 
 // The finishing time of the last block, if blocks start in launch order on the first free
 // processor.
-double simulate(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
-                int64_t num_splits, int64_t heads_per_section) {
+double simulate(const BwdWorkList& list, int64_t num_sms, const BwdLanes& lanes, double overhead) {
   Makespan makespan(num_sms);
-  const double overhead = kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
-  for (int64_t section = 0; section < num_heads_kv / heads_per_section; ++section)
+  for (int64_t section = 0; section < lanes.sections; ++section)
     for (const BwdItem& item : list.items)
-      makespan.add(static_cast<double>(item.steps * (group / num_splits)) + overhead,
-                   heads_per_section * num_splits);
+      makespan.add(static_cast<double>(item.steps * lanes.heads) + overhead, lanes.count);
   return makespan.last();
 }
 
 // No launch ends before its longest block, nor before its work is shared equally.
 double least_makespan(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
                       int64_t num_splits) {
-  const double overhead = kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
+  const double overhead = block_overhead(num_splits);
   const double blocks = static_cast<double>(list.items.size() * num_splits);
   const double total = static_cast<double>(list.steps * group) + overhead * blocks;
   int64_t longest = 0;
@@ -87,25 +91,6 @@ bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, i
          kMaxSplitBlocksPerSm * num_sms;
 }
 
-// Blocks of one kv head wait for each other, but blocks of different heads or splits never do. So
-// at least two heads or splits run at a time, and enough that each has about two running blocks.
-// Items that share no rows hardly wait and are scheduled as in fast mode.
-BwdSchedule deterministic_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                   int64_t num_sms, BwdSchedule chosen) {
-  if (!list.heads_inner) return chosen;
-  chosen.num_splits = group % 2 == 0 && may_split(list, num_heads_kv, num_sms, 2) ? 2 : 1;
-  chosen.heads_per_section = 1;
-  const auto enough = [&] {
-    const int64_t lanes = chosen.num_splits * chosen.heads_per_section;
-    return lanes >= 2 && static_cast<double>(static_cast<int64_t>(list.items.size()) * lanes) >=
-                             kDeterministicBlocksPerSm * static_cast<double>(num_sms);
-  };
-  while (chosen.heads_per_section < num_heads_kv &&
-         (num_heads_kv % chosen.heads_per_section != 0 || !enough()))
-    ++chosen.heads_per_section;
-  return chosen;
-}
-
 }  // namespace
 
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
@@ -113,25 +98,29 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
                                 bool deterministic) {
   std::vector<BwdSchedule> choices;
   double best = std::numeric_limits<double>::infinity();
+  // Items that share no rows hardly wait and are scheduled as in fast mode.
+  std::optional<BwdWaits> waits;
+  if (deterministic && list.heads_inner) waits.emplace(list);
+  const bool has_lanes = num_heads_kv > 1 || (group % 2 == 0 && may_split(list, 1, num_sms, 2));
   for (int64_t splits = 1; splits <= group; splits *= 2) {
     if (group % splits != 0) break;
     if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
     const double least = least_makespan(list, group, num_heads_kv, num_sms, splits);
     for (int64_t heads = 1; heads <= num_heads_kv; ++heads) {
       if (num_heads_kv % heads != 0) continue;
+      if (waits && has_lanes && splits * heads < kFewestLanes) continue;
       const double factor = cache_factor(list, group, head_bytes, num_q, splits, heads);
       // Simulations take most of the time; one that cannot be near the best is left out.
       if (least * factor * kRounding > best * kTolerance) continue;
-      const double makespan = simulate(list, group, num_heads_kv, num_sms, splits, heads) * factor;
-      choices.push_back({splits, heads, makespan});
-      best = std::min(best, makespan);
+      const BwdLanes lanes{heads * splits, group / splits, num_heads_kv / heads};
+      const double end = waits ? waits->makespan(num_sms, lanes, block_overhead(splits))
+                               : simulate(list, num_sms, lanes, block_overhead(splits));
+      choices.push_back({splits, heads, end * factor});
+      best = std::min(best, end * factor);
     }
   }
-  const auto chosen = std::find_if(choices.begin(), choices.end(), [&](const BwdSchedule& c) {
-    return c.makespan <= best * kTolerance;
-  });
-  return deterministic ? deterministic_schedule(list, group, num_heads_kv, num_sms, *chosen)
-                       : *chosen;
+  return *std::find_if(choices.begin(), choices.end(),
+                       [&](const BwdSchedule& c) { return c.makespan <= best * kTolerance; });
 }
 
 }  // namespace magi

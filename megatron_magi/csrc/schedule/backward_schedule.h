@@ -18,8 +18,7 @@ struct BwdSchedule {
 // keep items of different length from drifting apart. The function simulates the launch on
 // `num_sms` processors, adds the known cost of cache misses, and takes the first choice within 0.5
 // % of the best. `head_bytes` is the size of Q, dO and dQ of one query head. In deterministic mode
-// blocks of one kv head wait for each other, so enough heads are mixed that few blocks of one head
-// run at a time.
+// the simulation has the waits, and each section has at least two kv heads or splits.
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
                                 bool deterministic);

@@ -20,6 +20,14 @@ class Makespan {
     }
   }
 
+  // When the next block starts.
+  double next() const { return free_.front(); }
+  // Adds the next block, which ends at this time.
+  void add_until(double end) {
+    replace_first(end);
+    last_ = std::max(last_, end);
+  }
+
   double last() const { return last_; }
 
  private:

@@ -93,52 +93,137 @@ def test_every_cell_once_and_every_key_row_once(
     assert work.grouped or sizes == sorted(sizes, reverse=True)
 
 
-def run_in_any_order(work: dict, num_q: int, seed: int, width: int) -> list[list[int]]:
-    """Items that add to each query row, in the order of a random legal execution.
+TWO, ENDS_FIRST, ENDS_SECOND, CONTINUES = 1, 2, 4, 8
+"""Flags of a visit, as in csrc/attention/backward/visit.h."""
 
-    ``width`` items run at a time, started in list order; a step runs when enough earlier visits of
-    its row groups have signalled, as in BwdCells of csrc/attention/backward/dq.cuh.
+
+class Block:
+    """One running item: ``halves`` threads add its steps in turns, each in its own order."""
+
+    def __init__(self, walk: list[tuple[int, int]], visits: np.ndarray, halves: int) -> None:
+        self.walk, self.visits = walk, visits.tolist()
+        self.next = list(range(halves))
+        self.added: set[int] = set()
+
+    def is_done(self) -> bool:
+        return len(self.added) == len(self.walk)
+
+    def may_add(self, half: int, finished: list[int]) -> bool:
+        """Whether the next step of a half has its turn, as in dq_in_order.cuh."""
+        n = self.next[half]
+        if n >= len(self.walk):
+            return False
+        group, first, second, flags = self.visits[n]
+        if first and finished[group] != first:
+            return False
+        if flags & TWO and second and finished[group + 1] != second:
+            return False
+        return not (flags & CONTINUES) or all(m in self.added for m in range(n))
+
+    def add(self, half: int, finished: list[int]) -> tuple[int, int]:
+        n = self.next[half]
+        group, _, _, flags = self.visits[n]
+        entry = self.walk[n][0]
+        if flags & ENDS_FIRST:
+            finished[group] = entry + 1
+        if flags & ENDS_SECOND:
+            finished[group + 1] = entry + 1
+        self.next[half] += len(self.next)
+        self.added.add(n)
+        return self.walk[n]
+
+
+def run_in_any_order(
+    work: solver.BwdWorkList, num_q: int, rng: random.Random, width: int, halves: int
+) -> list[list[int]]:
+    """Entries that add to each query row, in the order of a random legal execution.
+
+    ``width`` items run at a time, started in list order. Of each, ``halves`` threads add every
+    second step (head_dim 64) or all steps.
     """
-    rng = random.Random(seed)
-    signals = [0] * (work.num_row_groups + 1)
+    finished = [0] * work.num_row_groups
     order: list[list[int]] = [[] for _ in range(num_q)]
-    waiting = list(range(len(work.items)))
-    running: dict[int, int] = {}
-    walks = {i: steps_of(work, item) for i, item in enumerate(work.items.tolist())}
+    ends = np.cumsum(work.items[:, 4])
+    waiting = [
+        Block(steps_of(work, item), part, halves)
+        for item, part in zip(work.items.tolist(), np.split(work.visits(), ends[:-1]), strict=True)
+    ]
+    running: list[Block] = []
     while waiting or running:
         while waiting and len(running) < width:
-            running[waiting.pop(0)] = 0
-        ready = []
-        for i, step in running.items():
-            if step < len(walks[i]):
-                group, _, first, second = work.visits[work.items[i][5] + step].tolist()
-                if signals[group] < first or signals[group + 1] < second:
-                    continue
-            ready.append(i)
-        assert ready, "every running item waits: a deadlock"
-        i = rng.choice(ready)
-        if running[i] == len(walks[i]):
-            del running[i]
-            continue
-        e, q = walks[i][running[i]]
-        for row in range(q, min(q + TILE_Q, work.entries[e][1])):
-            order[row].append(e)
-        group, count, _, _ = work.visits[work.items[i][5] + running[i]].tolist()
-        for touched in range(group, group + count):
-            signals[touched] += 1
-        running[i] += 1
+            running.append(waiting.pop(0))
+        running = [block for block in running if not block.is_done()]
+        ready = [(b, h) for b in running for h in range(halves) if b.may_add(h, finished)]
+        assert ready or not running, "every running item waits: a deadlock"
+        if ready:
+            block, half = rng.choice(ready)
+            e, q = block.add(half, finished)
+            for row in range(q, min(q + TILE_Q, work.entries[e][1])):
+                order[row].append(e)
     return order
 
 
-@settings(max_examples=60, deadline=None)
-@given(slice_grids(), st.integers(0, 2**16), st.integers(1, 6), st.sampled_from([128, 256]))
+@settings(max_examples=80, deadline=None)
+@given(
+    slice_grids(),
+    st.integers(0, 2**16),
+    st.integers(1, 6),
+    st.sampled_from([(128, 1), (256, 1), (64, 2)]),
+)
 def test_deterministic_order_is_kept_and_never_deadlocks(
-    case: tuple[np.ndarray, int, int], seed: int, width: int, head_dim: int
+    case: tuple[np.ndarray, int, int], seed: int, width: int, kernel: tuple[int, int]
 ) -> None:
+    """Every row gets its sums in the order of the list, whoever runs when."""
     slices, num_q, num_k = case
+    head_dim, halves = kernel
     work = solver.bwd_work_list(slices, num_q, num_k, head_dim=head_dim, deterministic=True)
-    once = run_in_any_order(work, num_q, seed, width)
-    assert once == run_in_any_order(work, num_q, seed + 1, 1)
+    order = run_in_any_order(work, num_q, random.Random(seed), width, halves)
+    in_list_order: list[list[int]] = [[] for _ in range(num_q)]
+    for item in work.items.tolist():
+        for e, q in steps_of(work, item):
+            for row in range(q, min(q + TILE_Q, work.entries[e][1])):
+                in_list_order[row].append(e)
+    assert order == in_list_order
+
+
+@settings(max_examples=80, deadline=None)
+@given(slice_grids())
+def test_every_entry_finishes_its_row_groups_once_and_in_the_order_of_the_list(
+    case: tuple[np.ndarray, int, int],
+) -> None:
+    """The counter of a row group runs through the entries; each waits for the one before it."""
+    slices, num_q, num_k = case
+    work = solver.bwd_work_list(slices, num_q, num_k, deterministic=True)
+    visits = iter(work.visits().tolist())
+    finished = [0] * work.num_row_groups
+    touched, ended = set(), []
+    for item in work.items.tolist():
+        for e, _ in steps_of(work, item):
+            group, first, second, flags = next(visits)
+            assert finished[group] == first != e + 1
+            touched.add((e, group))
+            if flags & TWO:
+                assert finished[group + 1] == second != e + 1
+                touched.add((e, group + 1))
+            for i, flag in enumerate((ENDS_FIRST, ENDS_SECOND)):
+                if flags & flag:
+                    finished[group + i] = e + 1
+                    ended.append((e, group + i))
+    assert next(visits, None) is None
+    assert sorted(touched) == sorted(ended)
+
+
+def test_turns_of_a_million_tokens_are_few() -> None:
+    """Their number is about that of the entries, not that of the 67 million steps."""
+    for mask in (masks.causal(1 << 20), masks.sliding_window(1 << 20, (1 << 19, 0))):
+        work = solver.bwd_work_list(mask.slices, 1 << 20, 1 << 20, 64, 8, deterministic=True)
+        assert work.steps > 16 * len(work.entries)
+        assert len(work.turns) < 4 * len(work.entries)
+
+
+def test_deterministic_lists_have_tiles_of_the_kernel() -> None:
+    with pytest.raises(ValueError, match="tile_q must be 64, got 32; leave it out"):
+        solver.bwd_work_list(masks.full(64).slices, 64, 64, tile_q=32, deterministic=True)
 
 
 def test_documents_start_their_own_tiles() -> None:
@@ -178,6 +263,54 @@ def test_deterministic_mode_mixes_heads_or_splits_within_its_memory(length: int)
     assert work.num_splits * work.heads_per_section >= 2
     partial_bytes = 2 * 4 * work.num_splits * length * 8 * 128 * (work.num_splits > 1)
     assert partial_bytes < 1.2e9
+
+
+def lanes(mask: AttnMask) -> int:
+    """Kv heads and splits that run at a time in deterministic mode, of 64 query heads on 8."""
+    tokens = mask.total_seqlen_q, mask.total_seqlen_k
+    work = solver.bwd_work_list(mask.slices, *tokens, 64, 8, deterministic=True)
+    assert work.num_splits * work.heads_per_section <= 8 * 8
+    return work.num_splits * work.heads_per_section
+
+
+def test_more_lanes_run_at_a_time_where_blocks_of_a_head_wait_longer() -> None:
+    """All items of a prefix tree end with the last rows or begin with the first ones, and short
+    ones follow long ones; rows of a long document are far apart soon."""
+    parents = [-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    tree = masks.prefix_tree([2048] + [1024] * 14, parents)
+    assert lanes(tree) >= 4 * lanes(masks.causal(16384))
+    assert lanes(masks.causal(2048)) > lanes(masks.causal(16384))
+
+
+@pytest.mark.parametrize(
+    ("branch", "count", "segments"), [(64, 1, 2), (64, 300, 301), (16, 300, 1)], ids=str
+)
+def test_branches_are_segments_unless_a_step_would_meet_three(
+    branch: int, count: int, segments: int
+) -> None:
+    """Of 300, the trunk's waits are simulated without them, because they would be too many."""
+    mask = masks.shared_question([16384], [[branch] * count])
+    tokens = mask.total_seqlen_q, mask.total_seqlen_k
+    work = solver.bwd_work_list(mask.slices, *tokens, 8, 2, deterministic=True)
+    assert len(work.segments) == segments
+    assert work.num_splits * work.heads_per_section >= 2
+
+
+def test_a_single_head_has_a_schedule_in_deterministic_mode() -> None:
+    """It has no second lane."""
+    work = solver.bwd_work_list(masks.causal(1024).slices, 1024, 1024, 1, 1, deterministic=True)
+    assert (work.num_splits, work.heads_per_section) == (1, 1)
+
+
+def test_documents_stand_together_in_deterministic_mode_where_they_are_few() -> None:
+    mask = masks.from_cu_seqlens([0, 6000, 10000, 16384])
+    fast, ordered = (
+        solver.bwd_work_list(mask.slices, 16384, 16384, 64, 8, deterministic=mode)
+        for mode in (False, True)
+    )
+    ends = [ordered.entries[item[3] - 1][1] for item in ordered.items.tolist()]
+    assert [key for key, _ in itertools.groupby(ends)] == [16384, 6000, 10000]
+    assert ordered.grouped and ordered.heads_inner and fast.steps == ordered.steps
 
 
 def test_few_items_split_the_group_and_many_do_not() -> None:

@@ -97,9 +97,10 @@ def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> B
     work = solver.bwd_work_list(
         table.slices, table.num_q, table.num_k, *key[:3], _num_sms(key), deterministic=deterministic
     )
-    tables = upload_together([work.items, work.entries, work.visits], key.device)
+    names = ("items", "entries", "places", "turns", "segments")
+    tables = upload_together([getattr(work, name) for name in names], key.device)
     params = BwdParams(
-        **dict(zip(("items", "entries", "visits"), _addresses(tables), strict=True)),
+        **dict(zip(names, _addresses(tables), strict=True)),
         **_shape(table, key),
         num_items=len(work.items),
         num_splits=work.num_splits,

@@ -42,7 +42,7 @@ struct BwdArgs {
   int64_t stat_kind_stride;  // H * stat_rows
   const BwdItem* items;
   const BwdEntry* entries;
-  const BwdVisit* visits;  // deterministic mode
+  const BwdPlace* places;  // deterministic mode, like turns and segments below
   int32_t* semaphores;     // [0] ticket, then [2 halves][H][row groups]
   void* dk;
   void* dv;
@@ -63,6 +63,8 @@ struct BwdArgs {
   float softmax_scale;
   float cap_scale;  // softmax_scale / softcap, and softcap * log2(e), where there is one
   float cap_log2;
+  const BwdTurn* turns;
+  const BwdSegment* segments;
 };
 
 // Stats of a row, two kinds: -lse / softmax_scale, which the scores are shifted by, and -delta,

@@ -80,56 +80,25 @@ MAGI_DEVICE bool is_complete(uint32_t bar, uint32_t parity) {
   return done != 0;
 }
 
-MAGI_DEVICE int load_acquire(const int32_t* ptr) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(ptr) : "memory");
-  return value;
-}
-MAGI_DEVICE void add_release(int32_t* ptr, int value) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
-}
-
-// Counters of finished visits: [2 halves][H][row groups].
-struct BwdSignals {
-  const BwdArgs& args;
-  int half;
-  int32_t* last = nullptr;  // first counter of a visit that has not been signalled
-  int last_count = 0;
-
-  MAGI_DEVICE int32_t* at(int row_group, int head) const {
-    return args.semaphores + 1 +
-           (static_cast<int64_t>(half) * args.num_heads_q + head) * args.num_row_groups + row_group;
-  }
-  MAGI_DEVICE bool ready(int head, const BwdVisit& visit) const {
-    const int32_t* counter = at(visit.row_group, head);
-    return (visit.wait_first == 0 || load_acquire(counter) >= visit.wait_first) &&
-           (visit.wait_second == 0 || load_acquire(counter + 1) >= visit.wait_second);
-  }
-  MAGI_DEVICE void pending(int head, const BwdVisit& visit) {
-    last = at(visit.row_group, head);
-    last_count = visit.num_row_groups;
-  }
-  MAGI_DEVICE void signal() {
-    if (last == nullptr) return;
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-    add_release(last, 1);
-    if (last_count > 1) add_release(last + 1, 1);
-    last = nullptr;
-  }
-};
-
-// Deterministic mode: a tile is added when all earlier visits of its rows have finished. It is
-// signalled as soon as it has arrived, or, where the next tile is there already, after that has
-// been issued; but always before a wait that does not pass at once, so that nobody waits in a
-// circle.
+// Adds a staging tile to dQ, and returns when it has been read.
 template <class Traits>
-MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uint32_t smem,
-                               const uint8_t* meta, const CUtensorMap* map_dq) {
+MAGI_DEVICE void add_dq_tile(int half, int part, int q, int head, uint32_t smem,
+                             const CUtensorMap* map_dq) {
+  using T = Traits;
+  ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q,
+                         T::kInPairs ? 0 : (half * T::kDqParts + part) * T::kDqPanels, head);
+  ptx::bulk_commit();
+  ptx::bulk_wait_read<0>();
+}
+
+// Adds the steps' dQ as they come. A turn is one staging tile: a step's dQ, or a part of its
+// columns.
+template <class Traits>
+MAGI_DEVICE void bwd_reduce_dq(int num_steps, int half, uint32_t smem, const uint8_t* meta,
+                               const CUtensorMap* map_dq) {
   using T = Traits;
   const uint32_t full = smem + T::kOffBars + T::kBarDqFull + 8 * half;
   const uint32_t empty = smem + T::kOffBars + T::kBarDqEmpty + 8 * half;
-  BwdSignals signals{args, T::kInPairs ? 0 : half};
-  // A turn is one staging tile: a step's dQ, or a part of its columns.
 #pragma unroll 1
   for (int n = T::kInPairs ? half : 0, turn = 0; n < num_steps; ++turn) {
     const int part = turn % T::kDqParts;
@@ -138,39 +107,11 @@ MAGI_DEVICE void bwd_reduce_dq(const BwdArgs& args, int num_steps, int half, uin
     const volatile BwdStepMeta& m =
         *reinterpret_cast<const BwdStepMeta*>(meta + n % T::kMetaSlots * T::kMetaBytes);
     const int q = m.q_tile, head = m.head;
-    BwdVisit visit;
-    if constexpr (T::kDeterministic) {
-      visit = {m.visit.row_group, m.visit.num_row_groups, m.visit.wait_first, m.visit.wait_second};
-      if (part == 0 && !signals.ready(head, visit)) {
-        ptx::bulk_wait<0>();
-        signals.signal();
-        while (!signals.ready(head, visit)) {
-        }
-      }
-      asm volatile("fence.proxy.async.global;" ::: "memory");
-    }
-    ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q,
-                           T::kInPairs ? 0 : (half * T::kDqParts + part) * T::kDqPanels, head);
-    ptx::bulk_commit();
-    ptx::bulk_wait_read<0>();
+    add_dq_tile<T>(half, part, q, head, smem, map_dq);
     ptx::mbar_arrive(empty);
-    if constexpr (T::kDeterministic) {
-      if (signals.last != nullptr) {
-        ptx::bulk_wait<1>();
-        signals.signal();
-      }
-      if (is_last_part) {
-        signals.pending(head, visit);
-        if (!is_complete(full, (turn + 1) & 1)) {
-          ptx::bulk_wait<0>();
-          signals.signal();
-        }
-      }
-    }
     if (is_last_part) n += T::kInPairs ? 2 : 1;
   }
   ptx::bulk_wait<0>();
-  if constexpr (T::kDeterministic) signals.signal();
 }
 
 }  // namespace magi

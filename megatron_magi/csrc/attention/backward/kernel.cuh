@@ -7,10 +7,10 @@
 // TMA.
 //
 // Warpgroup 0 gives its registers away: warp 0 loads (load.cuh), warps 2 and 3 add dQ, half of
-// the columns each (dq.cuh). Warpgroups 1 and 2 own 64 keys each (consume.cuh; head_dim 64 works
-// on two steps at a time, pairs.cuh; at head_dim 256 a tile has 64 keys, and the warpgroups divide
-// the work in another way, relay.cuh). A step, one query tile of one head; operands are 16 bit and
-// in shared memory unless marked (r) for registers:
+// the columns each (dq.cuh; in deterministic mode dq_in_order.cuh). Warpgroups 1 and 2 own 64 keys
+// each (consume.cuh; head_dim 64 works on two steps at a time, pairs.cuh; at head_dim 256 a tile
+// has 64 keys, and the warpgroups divide the work in another way, relay.cuh). A step, one query
+// tile of one head; operands are 16 bit and in shared memory unless marked (r) for registers:
 //   1. S^T = K Q^T - lse / scale, dP^T = V dO^T - delta    m64n64; the stats are added as products
 //   2. P^T = exp2(scale * S^T), masked      while dP^T runs
 //   3. dV += P^T(r) dO                      m64nD, in two parts around the store of dS
@@ -51,6 +51,7 @@
 #pragma once
 #include "consume.cuh"
 #include "dq.cuh"
+#include "dq_in_order.cuh"
 #include "load.cuh"
 #include "pairs.cuh"
 #include "relay.cuh"
@@ -111,6 +112,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     ptx::mbar_init_fence();
     // A ticket makes sure that the blocks a block waits for have started.
     *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
+    if constexpr (T::kDeterministic) {
+      int* added = reinterpret_cast<int*>(smem_ptr + T::kOffAdded);
+      added[0] = added[1] = 0;
+    }
   }
   write_constants<T>(smem_ptr);
   __syncthreads();
@@ -121,10 +126,16 @@ __global__ __launch_bounds__(Traits::kThreads,
     ptx::setmaxnreg_dec<T::kProducerRegs>();
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
     const BwdBlock<T> block(args, block_idx);
-    if (block.num_steps > 0 && threadIdx.x % 32 == 0) {
+    const uint8_t* meta = smem_ptr + T::kOffMeta;
+    const bool all_lanes = T::kDeterministic && warp >= 2;
+    if (block.num_steps > 0 && (threadIdx.x % 32 == 0 || all_lanes)) {
       if (warp == 0) bwd_load<T>(args, block, smem, smem_ptr, maps);
-      if (warp >= 2)
-        bwd_reduce_dq<T>(args, block.num_steps, warp - 2, smem, smem_ptr + T::kOffMeta, &maps.dq);
+      if (warp >= 2) {
+        if constexpr (T::kDeterministic)
+          bwd_reduce_dq_in_order<T>(args, block.num_steps, warp - 2, smem, meta, &maps.dq);
+        else
+          bwd_reduce_dq<T>(block.num_steps, warp - 2, smem, meta, &maps.dq);
+      }
     }
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegs>();

@@ -67,7 +67,9 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.descending = p.descending;
   args.items = reinterpret_cast<const BwdItem*>(p.items);
   args.entries = reinterpret_cast<const BwdEntry*>(p.entries);
-  args.visits = reinterpret_cast<const BwdVisit*>(p.visits);
+  args.places = reinterpret_cast<const BwdPlace*>(p.places);
+  args.turns = reinterpret_cast<const BwdTurn*>(p.turns);
+  args.segments = reinterpret_cast<const BwdSegment*>(p.segments);
   args.semaphores = p.semaphores;
   args.num_items = p.num_items;
   args.num_splits = p.num_splits;

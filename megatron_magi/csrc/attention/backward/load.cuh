@@ -5,8 +5,8 @@
 namespace magi {
 
 template <class Traits>
-MAGI_DEVICE void write_step_meta(const BwdArgs& args, const BwdItem& item, const BwdEntry& entry,
-                                 int q, int head, int visit, BwdStepMeta& m) {
+MAGI_DEVICE void write_step_meta(const BwdItem& item, const BwdEntry& entry, int number, int q,
+                                 int head, BwdStepMeta& m) {
   using T = Traits;
   const Band band =
       Band{q, entry.q_end, entry.k_lo, entry.k_hi, entry.d_lo, entry.d_hi}.relative_to(
@@ -23,7 +23,7 @@ MAGI_DEVICE void write_step_meta(const BwdArgs& args, const BwdItem& item, const
   m.partial = is_partial(0) | is_partial(64) << 1;
   m.q_tile = q;
   m.head = head;
-  if (T::kDeterministic) m.visit = args.visits[visit];
+  if (T::kDeterministic) m.entry = number;
 }
 
 template <class Traits>
@@ -37,7 +37,7 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
                    ptx::kEvictFirst);
   ptx::tma_load_4d(smem + T::kOffV, &maps.v, bars + T::kBarKv, 0, k_start, 0, block.kv_head,
                    ptx::kEvictFirst);
-  const auto load_step = [&](int n, const BwdEntry& entry, int q, int head, int visit) {
+  const auto load_step = [&](int n, const BwdEntry& entry, int number, int q, int head) {
     const int stage = n % T::kStages;
     const uint32_t parity = (n / T::kStages + 1) & 1;
     const uint32_t q_full = bars + T::kBarQFull + 8 * stage;
@@ -46,7 +46,7 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
     const uint32_t stats = smem + T::kOffStats + stage * 2 * T::kStatBytes;
     const int64_t row = static_cast<int64_t>(head) * args.stat_rows + q;
     wait_for(bars + T::kBarQEmpty + 8 * stage, parity);
-    write_step_meta<T>(args, block.item, entry, q, head, visit,
+    write_step_meta<T>(block.item, entry, number, q, head,
                        *reinterpret_cast<BwdStepMeta*>(smem_ptr + T::kOffMeta +
                                                        n % T::kMetaSlots * T::kMetaBytes));
     ptx::mbar_arrive_expect_tx(q_full, T::kQueryBytes + T::kStatHalf);
@@ -65,14 +65,14 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
     return;
   }
   BwdEntry last{};
-  int last_q = 0, last_head = 0, last_visit = 0;
-  block.walk(args, [&](int n, const BwdEntry& entry, int q, int head, int visit) {
-    load_step(n, entry, q, head, visit);
-    last = entry, last_q = q, last_head = head, last_visit = visit;
+  int last_q = 0, last_head = 0;
+  block.walk(args, [&](int n, const BwdEntry& entry, int number, int q, int head) {
+    load_step(n, entry, number, q, head);
+    last = entry, last_q = q, last_head = head;
   });
   if (block.num_whole_steps() > block.num_steps) {  // the last step again, with no visible row
     last.q_end = last_q;
-    load_step(block.num_steps, last, last_q, last_head, last_visit);
+    load_step(block.num_steps, last, 0, last_q, last_head);  // its dQ is dropped
   }
 }
 

@@ -21,14 +21,16 @@ struct MagiBwdParams {
   const float* delta;  // [T, H] rowsum(out * dout); null: out is given
   int64_t lse_stride_token, lse_stride_head;      // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
-  void* stats;             // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
-  float* partial;          // workspace [num_splits, S, G, D + E] fp32; unused if num_splits is 1
-  const int32_t* items;    // [num_items, 8]: struct BwdItem of work_lists.h
-  const int32_t* entries;  // [num_entries, 8]: struct BwdEntry
-  const int32_t* visits;   // [num_visits, 4], deterministic mode only: struct BwdVisit
-  int32_t* semaphores;     // deterministic mode only: 1 + 2 * H * num_row_groups, any content
-  void* stream;            // host: cudaStream_t
-  int32_t num_q, num_k;    // T, S
+  void* stats;              // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
+  float* partial;           // workspace [num_splits, S, G, D + E] fp32; unused if num_splits is 1
+  const int32_t* items;     // [num_items, 8]: struct BwdItem of work_lists.h
+  const int32_t* entries;   // [num_entries, 8]: struct BwdEntry
+  const int32_t* places;    // [num_entries, 4], deterministic mode only: struct BwdPlace
+  const int32_t* turns;     // [num_turns, 2], likewise: struct BwdTurn
+  const int32_t* segments;  // [num_segments, 2], likewise: struct BwdSegment
+  int32_t* semaphores;      // deterministic mode only: 1 + 2 * H * num_row_groups, any content
+  void* stream;             // host: cudaStream_t
+  int32_t num_q, num_k;     // T, S
   int32_t num_heads_q, num_heads_kv;
   int32_t head_dim, value_dim;
   int32_t dtype;       // MagiDtype of q, k, v, dout, dq

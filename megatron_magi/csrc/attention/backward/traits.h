@@ -16,7 +16,8 @@ struct alignas(16) BwdStepMeta {
   int32_t d_hi;
   int32_t partial;       // bit w: keys [64 w, 64 w + 64) have masked cells or are not in the tile
   int32_t q_tile, head;  // where dQ goes
-  BwdVisit visit;        // deterministic mode
+  int32_t entry;         // its number, in deterministic mode
+  int32_t unused[3];
 };
 
 // Named barriers (0 is __syncthreads).
@@ -85,6 +86,7 @@ struct BwdTraits {
     uint64_t dq_full[2], dq_empty[2];
     uint64_t ds_bars[kInPairs || kRelay ? 2 : 1];
     int32_t block;
+    int32_t added[2];  // kInPairs in deterministic mode, see dq_in_order.cuh
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
@@ -97,6 +99,7 @@ struct BwdTraits {
   static constexpr int kOffP = kOffDs + kDsStages * kScoreBytes;  // kRelay only
   static constexpr int kOffStats = MAGI_OFFSET(stats), kOffWeights = MAGI_OFFSET(weights);
   static constexpr int kOffMeta = MAGI_OFFSET(meta), kOffBlock = MAGI_OFFSET(block);
+  static constexpr int kOffAdded = MAGI_OFFSET(added);
   static constexpr int kOffBars = MAGI_OFFSET(q_full);
   // Barriers, from the first one.
   static constexpr int kBarQFull = 0, kBarQEmpty = MAGI_OFFSET(q_empty) - kOffBars;

@@ -25,24 +25,25 @@ struct BwdBlock {
     num_steps = item.steps * args.heads_per_block;
   }
 
-  // Calls f(n, entry, first query row, head, visit) for every step in order.
+  // Calls f(n, entry, its number, first query row, head) for every step in order.
   template <class F>
   MAGI_DEVICE void walk(const BwdArgs& args, F&& f) const {
     const int num_entries = item.entry_end - item.entry_begin;
     const int inner_heads = args.heads_inner ? args.heads_per_block : 1;
-    int outer = 0, inner = 0, e = -1, tile = 0, tiles = 0, visit = item.visit_begin;
+    int outer = 0, inner = 0, e = -1, tile = 0, tiles = 0, number = 0;
     BwdEntry entry{};
 #pragma unroll 1
     for (int n = 0; n < num_steps; ++n) {
       if (tile == tiles) {  // next entry, perhaps of the next head
-        if (++e == num_entries) e = 0, ++outer, visit = item.visit_begin;
-        entry = args.entries[args.descending ? item.entry_end - 1 - e : item.entry_begin + e];
+        if (++e == num_entries) e = 0, ++outer;
+        number = args.descending ? item.entry_end - 1 - e : item.entry_begin + e;
+        entry = args.entries[number];
         tiles = (entry.q_end - entry.q_begin + Traits::kTileQ - 1) / Traits::kTileQ;
         tile = 0;
       }
       const int q = entry.q_begin + (args.descending ? tiles - 1 - tile : tile) * Traits::kTileQ;
-      f(n, entry, q, head_begin + outer + inner, visit);
-      if (++inner == inner_heads) inner = 0, ++tile, ++visit;
+      f(n, entry, number, q, head_begin + outer + inner);
+      if (++inner == inner_heads) inner = 0, ++tile;
     }
   }
 
