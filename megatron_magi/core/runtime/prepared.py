@@ -118,8 +118,7 @@ def numbered(device: torch.device) -> torch.device:
 
 def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
     view = plan.rank_plan(rank)
-    may_join = device.type == "cuda" and plan.config.transport == "symm_mem_joined"
-    joined = joined_stage(plan.mask, plan.layout, view) if may_join else None
+    joined = _joined(plan, view, device)
     every = dict.fromkeys((*view.forward_stages, *view.stages, *([joined] if joined else ())))
     casts = dict.fromkeys(stage.cast for stage in every if stage.cast is not None)
     reduced = {stage.cast for stage in view.stages if stage.cast is not None}
@@ -145,6 +144,12 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
         None if joined is None else stages[joined],
         NO_TRAVEL if joined is None else _travel(joined, plan),
     )
+
+
+def _joined(plan: AttnPlan, view: RankPlan, device: torch.device) -> StagePlan | None:
+    if device.type != "cuda" or plan.config.transport != "symm_mem_joined":
+        return None
+    return joined_stage(plan.mask, plan.layout, view)
 
 
 def _travel(joined: StagePlan, plan: AttnPlan) -> Travel:

@@ -29,6 +29,7 @@ from megatron_magi.core.plan.attn_plan import make_attn_plan
 from megatron_magi.core.plan.rank_plan import joined_stage
 from megatron_magi.core.plan.travel import Travel
 from megatron_magi.core.runtime import joined_backward as module
+from megatron_magi.core.runtime import prepared
 from megatron_magi.core.runtime.joined_backward import joined_backward, may_join
 from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage, prepared_for
 from megatron_magi.core.runtime.stage_work import StageWork
@@ -228,3 +229,13 @@ def test_keys_of_the_joined_stage_are_those_of_both_stages() -> None:
             AttnMask(s.slices, plan.layout.num_local_tokens, s.num_keys).area() for s in view.stages
         )
         assert AttnMask(stage.slices, plan.layout.num_local_tokens, stage.num_keys).area() == area
+
+
+@pytest.mark.parametrize("transport", ["auto", "symm_mem", "all_to_all", "symm_mem_joined"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_one_transport_alone_joins_the_stages(transport: Any, device: str) -> None:
+    config = MagiConfig(overlap_degree=1, chunk_size=8, transport=transport)
+    plan = make_attn_plan(random_mask(5, 128, 128), 2, HEADS, config)
+    assert len(plan.transfers)
+    stage = prepared._joined(plan, plan.rank_plan(0), torch.device(device))
+    assert (stage is not None) == (transport == "symm_mem_joined" and device == "cuda")
