@@ -55,3 +55,12 @@ def test_a_tensor_is_recognised_after_autograd_alone_has_held_it() -> None:
     gc.collect()
     out.sum().backward()
     assert found == ["kept"]
+
+
+def test_the_entry_of_a_dead_object_is_not_that_of_one_with_its_id() -> None:
+    """The dead one's entry may still be there, if its end was not reported yet."""
+    kept: ByIdentity[int] = ByIdentity()
+    dead, alive = masks.causal(4), masks.causal(4)
+    kept[dead] = 1
+    kept._entries[id(alive)] = kept._entries[id(dead)]
+    assert kept.get(alive) is None and kept.get(dead) == 1
