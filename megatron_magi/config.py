@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, refusing_renamed, shown
+from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
@@ -40,9 +40,17 @@ def _require(holds: bool, field: str, rule: str, config: Any) -> None:
         )
 
 
+def _check_count(config: Any, field: str, least: int) -> None:
+    """A number from ``least`` to what an int32 holds, or None."""
+    value = getattr(config, field)
+    _require(value is None or value >= least, field, f">= {least} or None", config)
+    _require((value or 0) <= INT32_MAX, field, f"<= {INT32_MAX}", config)
+
+
 @dataclass(frozen=True)
 class CostTable:
-    """What the planner counts work in, and the rates by which it chooses chunks and stages.
+    """What the planner counts work in, the rates by which it chooses chunks and stages, and how
+    long it may search.
 
     Raises:
         TypeError: a field that is no number.
@@ -81,6 +89,11 @@ class CostTable:
     node_link_gib_s: float = 45.0
     """Bytes a rank receives from other nodes per second, in GiB/s (400 Gbit/s are 46.6)."""
 
+    swap_trials: int | None = None
+    """What planning itself may cost: trials of the search that trades chunks to cut traffic, after
+    the longest were given to the least loaded ranks. None: grows with the number of chunks. 0: no
+    search."""
+
     def __post_init__(self) -> None:
         for name in ("tile_q", "tile_k"):
             _convert(self, name, integer, "an integer")
@@ -88,6 +101,8 @@ class CostTable:
         _convert(self, "num_sms", integer, "an integer")
         _require(0 <= self.num_sms <= MOST_SMS, "num_sms", f"0 to {MOST_SMS}", self)
         _convert(self, "ranks_per_node", integer, "an integer or None")
+        _convert(self, "swap_trials", integer, "an integer or None")
+        _check_count(self, "swap_trials", 0)
         nodes = self.ranks_per_node
         _require(nodes is None or nodes >= 1, "ranks_per_node", ">= 1 or None", self)
         rates = ("link_gib_s", "kernel_tflops", "memory_gib_s", "node_link_gib_s")
@@ -119,10 +134,6 @@ class MagiConfig:
     swap search, then of its predicted kernel time (``CostTable.num_sms``), as far as chunks allow.
     """
 
-    swap_trials: int | None = None
-    """Budget in trials of the search that trades chunks to cut traffic, after the longest were
-    given to the least loaded ranks. None: grows with the number of chunks. 0: no search."""
-
     overlap_degree: int | None = None
     """Remote stages of the backward, and of a staged forward. 0: receive everything, then one
     kernel. None: the planner's cost model."""
@@ -148,6 +159,10 @@ class MagiConfig:
     the inputs, which is half the bytes for bf16 and one more rounding for every rank that reads a
     row; the sums are fp32 either way."""
 
+    keep_received_keys: bool = False
+    """The forward keeps the keys and values that it receives until the backward has read them, so
+    that no rank sends them again: less traffic for more memory. False: they are sent again."""
+
     transport: TransportChoice = "auto"
     """How attention moves rows between ranks. "all_to_all": torch.distributed's, with any backend.
     "symm_mem": Hopper GPUs of one host read each other's symmetric memory with the copy engine,
@@ -162,19 +177,16 @@ class MagiConfig:
 
     def __post_init__(self) -> None:
         # Equal configs must have equal digests on every rank: 1 becomes 1.0, numpy's 128 Python's.
-        for name in ("chunk_size", "swap_trials", "overlap_degree"):
+        for name in ("chunk_size", "overlap_degree"):
             _convert(self, name, integer, "an integer")
         for name in ("max_imbalance", "agreement_timeout_s"):
             _convert(self, name, number_or_infinite, "a number")
         for name, values in _CHOICES.items():
             _check_choice(self, name, values)
-        for name in ("deterministic", "dkv_reduce_in_fp32"):
+        for name in ("deterministic", "dkv_reduce_in_fp32", "keep_received_keys"):
             _require(isinstance(getattr(self, name), bool), name, "True or False", self)
         _require(isinstance(self.costs, CostTable), "costs", "a CostTable", self)
-        for name, least in (("chunk_size", 1), ("swap_trials", 0)):
-            value = getattr(self, name)
-            _require(value is None or value >= least, name, f">= {least} or None", self)
-            _require((value or 0) <= INT32_MAX, name, f"<= {INT32_MAX}", self)
+        _check_count(self, "chunk_size", 1)
         degree = self.overlap_degree
         _require(
             degree is None or 0 <= degree <= 64, "overlap_degree", "between 0 and 64, or None", self
@@ -189,29 +201,30 @@ _CHOICES = {
     "kernel_backend": get_args(KernelBackend),
     "transport": get_args(TransportChoice),
 }
-_MOVED = tuple(field.name for field in fields(CostTable))
-RENAMED = {"dispatch": "swap_trials", "balancer": "swap_trials"}
-"""Fields of MagiConfig by the names that they had before."""
+IN_COSTS = {field.name: field.name for field in fields(CostTable)} | {
+    "dispatch": "swap_trials",
+    "balancer": "swap_trials",
+}
+"""Names that MagiConfig had before, and the field of its cost table that took their place."""
 
 
 def _refusing_moved(plain: Callable[..., None]) -> Callable[..., None]:
-    """Fields that are the cost table's by now end in an error that says so."""
+    """Names of before end in an error that says where their field is."""
 
     @functools.wraps(plain)
     def init(self: MagiConfig, *args: Any, **given: Any) -> None:
-        for name in _MOVED:
+        for name, field in IN_COSTS.items():
             if name in given:
                 raise TypeError(
-                    f"{name} must be given in the cost table, got MagiConfig({name}=...); pass "
-                    f"MagiConfig(costs=CostTable({name}=...))"
+                    f"{field} must be given in the cost table, got MagiConfig({name}=...); pass "
+                    f"MagiConfig(costs=CostTable({field}=...))"
                 )
         plain(self, *args, **given)
 
     return init
 
 
-_init = refusing_renamed("MagiConfig", RENAMED)(_refusing_moved(MagiConfig.__init__))
-MagiConfig.__init__ = _init  # type: ignore[method-assign]
+MagiConfig.__init__ = _refusing_moved(MagiConfig.__init__)  # type: ignore[method-assign]
 
 
 def _check_choice(config: MagiConfig, name: str, values: tuple[str | None, ...]) -> None:

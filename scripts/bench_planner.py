@@ -26,7 +26,7 @@ import numpy as np
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.config import MagiConfig
+from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
 from megatron_magi.core.plan.token_layout import make_token_layout
@@ -125,8 +125,8 @@ def summarise(plans: list[AttnPlan], times_ms: list[float]) -> dict[str, Any]:
 def measure_quality(setting: Setting, count: int, fine: int) -> dict[str, Any]:
     """LPT with large and fine chunks, the swap search with fine chunks and with its own choice."""
     configs = {
-        "lpt_2048": MagiConfig(swap_trials=0, chunk_size=2048),
-        "lpt_fine": MagiConfig(swap_trials=0, chunk_size=fine),
+        "lpt_2048": MagiConfig(chunk_size=2048, costs=CostTable(swap_trials=0)),
+        "lpt_fine": MagiConfig(chunk_size=fine, costs=CostTable(swap_trials=0)),
         "swap_fine": MagiConfig(chunk_size=fine),
         "swap_auto": MagiConfig(),
     }
@@ -149,7 +149,7 @@ def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[
     """Where the time of a plan goes: token layout, whole plan, one rank's view."""
     row: dict[str, Any] = {"what": "speed", **asdict(setting), "packs": count}
     for balancer, trials in (("lpt", 0), ("swap", None)):
-        config = MagiConfig(swap_trials=trials, chunk_size=chunk_size)
+        config = MagiConfig(chunk_size=chunk_size, costs=CostTable(swap_trials=trials))
         cells: dict[str, list[float]] = {"dispatch": [], "plan": [], "rank_view": []}
         plans = []
         for mask in packs(setting, count):
@@ -176,7 +176,7 @@ def measure_budget(setting: Setting, count: int, fine: int) -> dict[str, Any]:
     row: dict[str, Any] = {"what": "budget", **asdict(setting), "packs": count, "fine": fine}
     masks = list(packs(setting, count))
     for trials in (0, 2_000, 20_000, None, 1_000_000):
-        config = MagiConfig(chunk_size=fine, swap_trials=trials)
+        config = MagiConfig(chunk_size=fine, costs=CostTable(swap_trials=trials))
         made = [
             timed(lambda m=mask, c=config: make_attn_plan(m, setting.cp_size, HEADS, c))
             for mask in masks

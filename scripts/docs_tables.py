@@ -17,19 +17,20 @@ import numpy as np
 from docs_figures import HEADS, packed_lengths
 from docs_text import fill_tables
 
-from megatron_magi import AttnMask, MagiConfig, masks
+from megatron_magi import AttnMask, CostTable, MagiConfig, masks
 from megatron_magi.cli import main as command_line
 from megatron_magi.core.plan import AttnPlan, make_attn_plan, predict_times
 from megatron_magi.viz.plan_facts import receive_bytes
 
 TOTAL, CP_SIZE = 131072, 8
 LENGTHS = packed_lengths(TOTAL, seed=5)
+NO_SEARCH = CostTable(swap_trials=0)
 CHUNK_SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "`chunk_size=1024`": {"chunk_size": 1024},
     "`chunk_size=512`": {"chunk_size": 512},
     "`chunk_size=256`": {"chunk_size": 256},
-    "`chunk_size=512, swap_trials=0`": {"chunk_size": 512, "swap_trials": 0},
+    "`chunk_size=512, costs=CostTable(swap_trials=0)`": {"chunk_size": 512, "costs": NO_SEARCH},
     "`chunk_size=512, max_imbalance=1.05`": {"chunk_size": 512, "max_imbalance": 1.05},
     "`chunk_size=512, max_imbalance=1.2`": {"chunk_size": 512, "max_imbalance": 1.2},
 }

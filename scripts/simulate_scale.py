@@ -142,7 +142,7 @@ def plans_of(
     # The rates are measured times over tiles, so plans are balanced in tiles as well.
     flat = MagiConfig(costs=replace(costs, ranks_per_node=None, num_sms=0))
     configs = {
-        "lpt_2048": replace(flat, chunk_size=2048, swap_trials=0),
+        "lpt_2048": replace(flat, chunk_size=2048, costs=replace(flat.costs, swap_trials=0)),
         "flat": flat,
         "nodes": MagiConfig(costs=replace(costs, ranks_per_node=per_node, num_sms=0)),
     }

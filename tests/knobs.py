@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from megatron_magi.config import CostTable, MagiConfig
@@ -22,3 +22,8 @@ def magi_config(**knobs: Any) -> MagiConfig:
 def tile_config(**knobs: Any) -> MagiConfig:
     """``magi_config`` without predicted times: a rank's load is its tiles, as tests count them."""
     return magi_config(**{"num_sms": 0, **knobs})
+
+
+def with_trials(config: MagiConfig, swap_trials: int | None) -> MagiConfig:
+    """The same config with another budget of the search."""
+    return replace(config, costs=replace(config.costs, swap_trials=swap_trials))

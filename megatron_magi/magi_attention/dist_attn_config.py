@@ -127,7 +127,7 @@ class DispatchConfig:
     uneven_shard: bool = False
     """Only False: every rank holds equally many tokens, the end is padded inside."""
     alg: DispatchAlg = field(default_factory=MinHeapDispatchAlg)
-    """Without effect; ``MagiConfig.swap_trials`` sets how long ours searches."""
+    """Without effect; ``CostTable.swap_trials`` sets how long ours searches."""
 
     def __post_init__(self) -> None:
         chunk_size = optional_integer(self.chunk_size, "DispatchConfig.chunk_size")

@@ -125,6 +125,7 @@ CLASSES = [
                 ("link_gib_s", "node_link_gib_s", "kernel_tflops", "memory_gib_s"), RATE
             ),
             "ranks_per_node": POSITIVE.without(None),
+            "swap_trials": COUNT.without(None),
             "stage_latency_us": kind.NUMBER.also((NAN, "finite"), (INF, "finite"), (-1, "-1")),
         },
     ),
@@ -136,7 +137,6 @@ CLASSES = [
             "chunk_size": POSITIVE.without(None).also((2**40, "2147483647")),
             "transport": kind.WORD,
             "max_imbalance": kind.NUMBER.also((NAN, ">= 1.0"), (0.5, ">= 1.0")),
-            "swap_trials": COUNT.without(None),
             "overlap_degree": COUNT.without(None),
             "forward_mode": kind.WORD.without(None),
             "costs": kind.config("CostTable").also((None, "must be a CostTable")),
@@ -144,6 +144,7 @@ CLASSES = [
             "kernel_backend": kind.WORD,
             "deterministic": FLAG,
             "dkv_reduce_in_fp32": FLAG,
+            "keep_received_keys": FLAG,
         },
     ),
 ]

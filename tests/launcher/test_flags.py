@@ -29,6 +29,7 @@ GIVEN = {
     "transport": (["--magi-transport", "all_to_all"], "all_to_all"),
     "deterministic": (["--magi-deterministic"], True),
     "dkv_reduce_in_fp32": (["--magi-dkv-in-input-dtype"], False),
+    "keep_received_keys": (["--magi-keep-received-keys"], True),
     "agreement_timeout_s": (["--magi-timeout-s", "12.5"], 12.5),
     "ranks_per_node": (["--magi-ranks-per-node", "4"], 4),
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
+from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask.builders import from_cu_seqlens
 from megatron_magi.core.plan import HeadShape, make_attn_plan
 from megatron_magi.training.estimate.dry_run import dry_run
@@ -17,6 +18,7 @@ from megatron_magi.training.estimate.memory import (
     activation_bytes,
     chunks_in_flight,
     head_bytes,
+    kept_key_bytes,
     layer_bytes,
     rank_memory,
     receive_bytes,
@@ -126,6 +128,29 @@ def test_memory_counts_the_widths_of_the_plan() -> None:
     a, b, c = (rank_memory(config, plan, 1, 0).attention_workspace for plan in plans)
     tokens = plans[0].layout.num_local_tokens
     assert (a, b, c) == tuple(4 * tokens * 4 * width for width in (3 * 64, 2 * 96 + 64, 3 * 96))
+
+
+def test_kept_keys_are_those_of_every_layer_that_waits_for_its_backward() -> None:
+    def config_of(keeps: bool, **train: Any) -> RunConfig:
+        return RunConfig(
+            data=DataConfig("x", seq_length=128),
+            parallel=ParallelConfig(cp=4),
+            train=TrainConfig(**train),
+            magi=MagiConfig(keep_received_keys=keeps, forward_mode="at_once"),
+        )
+
+    config = config_of(True)
+    shape, mask = HeadShape(4, 4, 64, 4), from_cu_seqlens([0, 50, 128])
+    plan = make_attn_plan(mask, 4, shape, config.magi)
+    (stage,) = max(
+        (plan.rank_plan(r).forward_stages for r in range(4)), key=lambda s: s[0].num_keys
+    )
+    layer = stage.num_keys * 4 * 2 * 64 * (4 if config.train.dtype == "fp32" else 2)
+    assert kept_key_bytes(config, plan, 1, 0) == config.model.num_layers * layer > 0
+    assert kept_key_bytes(config_of(True, recompute="full"), plan, 1, 0) == layer
+    assert kept_key_bytes(config_of(False), plan, 1, 0) == 0
+    kept, plain = (rank_memory(config_of(k), plan, 1, 0).receive_buffers for k in (True, False))
+    assert kept - plain == config.model.num_layers * layer
 
 
 def test_a_baseline_has_the_whole_sample_and_receives_nothing() -> None:

@@ -67,7 +67,9 @@ BAD = [
     Bad("typo_in_section", ("optimiser.lr=1",), ("got 'optimiser'", "did you mean 'optimizer'")),
     Bad("magi_typo", ("magi.chunksize=1",), ("did you mean 'magi.chunk_size'",)),
     Bad(
-        "magi_renamed", ("magi.dispatch=lpt",), ("got 'magi.dispatch'", "mean 'magi.swap_trials'?")
+        "magi_renamed",
+        ("magi.dispatch=lpt",),
+        ("got 'magi.dispatch'", "mean 'magi.costs.swap_trials'?"),
     ),
     Bad("hopeless_key", ("model.zzz=1",), ("known here: model.num_layers",)),
     Bad("section_as_value", ("model=3",), ("'model' must be a section",)),

@@ -40,8 +40,7 @@ class PendingCast:
         """
         rows = split_columns(self.buffer, self.shapes)
         if self.cast.num_own:
-            index = None if self.cast.own is None else self.cast.own.here()
-            gather_rows(self.xs, index, rows, self.cast.num_own)
+            gather_rows(self.xs, self.cast.own_rows(), rows, self.cast.num_own)
         self.sending.wait()
         return rows
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from megatron_magi.core.comm.rows import RowSources, source_tables
 from megatron_magi.core.comm.transport import RowCounts
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
+from megatron_magi.core.mask.row_ranges import rows_of
 from megatron_magi.core.plan import GroupCastPlan, NodeCastPlan
 from megatron_magi.core.plan.token_layout import Int32Array
 
@@ -38,6 +39,10 @@ class PreparedCast:
     peers: list[slice]
     """Each peer's part of the returned partial sums; a peer sends a row at most once."""
 
+    def own_rows(self) -> Tensor | None:
+        """``own``, for launches on the current stream; None: the first ``num_own`` rows."""
+        return None if self.own is None else self.own.here()
+
     @property
     def reduce_sources(self) -> RowSources:
         """``sources`` of a cast whose rows a group_reduce returns."""
@@ -55,6 +60,10 @@ class PreparedNodeCast:
     @property
     def num_own(self) -> int:
         return self.first.num_own
+
+    def own_rows(self) -> Tensor | None:
+        """As of PreparedCast."""
+        return self.first.own_rows()
 
 
 AnyCastPlan: TypeAlias = "GroupCastPlan | NodeCastPlan"
@@ -121,10 +130,3 @@ def _assemble(cast: GroupCastPlan, made: dict[_Key, DeviceTable]) -> PreparedCas
         None if begin is None else RowSources(rows, begin, made["sources", ranges]),
         [slice(*pair) for pair in pairwise([0, *accumulate(cast.send_counts)])],
     )
-
-
-def rows_of(ranges: Int32Array) -> Int32Array:
-    """int32 [num_rows]: every row in int32 [n, 2] ranges."""
-    lengths = (ranges[:, 1] - ranges[:, 0]).astype(np.int64)
-    first = np.repeat(ranges[:, 0] - lengths.cumsum() + lengths, lengths)
-    return (first + np.arange(len(first))).astype(np.int32)

@@ -39,6 +39,13 @@ def without(ranges: IntArray, others: IntArray) -> IntArray:
     return _array(kept)
 
 
+def rows_of(ranges: IntArray) -> IntArray:
+    """int32 [num_rows]: every row in ranges of any order."""
+    lengths = (ranges[:, 1] - ranges[:, 0]).astype(np.int64)
+    first = np.repeat(ranges[:, 0] - lengths.cumsum() + lengths, lengths)
+    return (first + np.arange(len(first))).astype(np.int32)
+
+
 def _array(ranges: list[list[int]]) -> IntArray:
     made = np.array(ranges, np.int32).reshape(-1, 2)
     made.setflags(write=False)

@@ -58,9 +58,10 @@ def check_size(
         )
     _check_chunks(mask, cp_size, config, -(-num_local // chunk_size))
     _check_slices(mask, cp_size, min(chunk_size, config.costs.tile_q))
-    if config.swap_trials is not None and config.swap_trials > MAX_TRIALS:
+    trials = config.costs.swap_trials or 0
+    if trials > MAX_TRIALS:
         raise PlanSizeError(
-            f"MagiConfig.swap_trials must be at most {MAX_TRIALS:,}, got {config.swap_trials:,}; "
+            f"CostTable.swap_trials must be at most {MAX_TRIALS:,}, got {trials:,}; "
             f"leave it out for a budget that grows with the chunks"
         )
 

@@ -201,6 +201,7 @@ def timed_token_layout(
             f"chunk_size must leave every one of {cp_size} ranks a chunk of the {total} tokens, "
             f"got {config.chunk_size}; {remedy}"
         )
+    trials = config.costs.swap_trials
     chunk_size, chunk_ranks, times = solver.solve_dispatch(
         mask.slices,
         num_local_tokens=num_local_tokens(total, cp_size, config, token_multiple),
@@ -209,7 +210,7 @@ def timed_token_layout(
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
         max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
-        swap_trials=-1 if config.swap_trials is None else config.swap_trials,
+        swap_trials=-1 if trials is None else trials,
         ranks_per_node=ranks_per_node(config, cp_size),
         clock=predicted and predicted.clock,
         row_time=predicted.row_time if predicted else 0,

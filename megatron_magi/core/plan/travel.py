@@ -33,7 +33,10 @@ def travel(num_rows: int, head_shape: HeadShape, config: MagiConfig) -> Travel:
     """
     table = config.costs
     keys_s = num_rows * head_shape.kv_row_bytes / (table.link_gib_s * 2**30)
-    times = keys_s, keys_s * (2 if config.dkv_reduce_in_fp32 else 1)
+    gradients_s = keys_s * (2 if config.dkv_reduce_in_fp32 else 1)
     steps_per_s = table.kernel_tflops * 1e12 / STEP_FLOPS
     latency_s = table.stage_latency_us / 1e6
-    return Travel(*(round(min((latency_s + s) * steps_per_s, LONGEST)) for s in times))
+    keys, gradients = (
+        round(min((latency_s + s) * steps_per_s, LONGEST)) for s in (keys_s, gradients_s)
+    )
+    return Travel(0 if config.keep_received_keys else keys, gradients)

@@ -6,8 +6,8 @@ backward (staged_backward.py) adds to dq, and its dk and dv return to their owne
 stage computes. The backward takes own keys last, so that a computation also hides the return of the
 last gradients; the first keys arrive while delta is computed and dq is cleared. Where the transport
 and the kernel allow it, all stages of the backward are one kernel call (joined_backward.py). The
-backward fetches keys and values again instead of keeping them, so memory does not grow with the
-number of ranks.
+backward fetches keys and values again, so that memory does not grow with the number of ranks; with
+``MagiConfig.keep_received_keys`` it reads those that the forward has received (kept_keys.py).
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
 queries and keys, E of values (another one in multi-latent attention).
@@ -37,6 +37,7 @@ from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_signature import Call
 from megatron_magi.core.runtime.joined_backward import joined_backward, may_join
+from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import kept_with, prepared_for
 from megatron_magi.core.runtime.stage_work import Feed, StageWork
 from megatron_magi.core.runtime.staged_backward import staged_backward
@@ -81,8 +82,8 @@ def dist_attn(
         RuntimeError: in backward, a second derivative.
 
     Cost: forward receives each key/value row that this rank needs once; backward receives them
-    again and returns their gradients. The host does not wait for the device. Under torch.compile,
-    the call is one graph break.
+    again, unless the forward has kept them, and returns their gradients. The host does not wait for
+    the device. Under torch.compile, the call is one graph break.
     """
     return _attend((q, k, v), plan, cp_group, softmax)
 
@@ -151,6 +152,7 @@ def _attend(
         *numbers,
         acc_dtype(q.dtype) if config.dkv_reduce_in_fp32 else q.dtype,
         max_logits,
+        config.keep_received_keys and will_backward(inputs),
     )
     out, lse = _DistAttn.apply(q, k, v, sink_lse, work)
     return out, lse
@@ -161,10 +163,14 @@ def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, flo
     the other ranks would wait for a rank without a backward. Of sinks it is whether there are some,
     for all tokens or per token."""
     _, k, v, *sinks = inputs
-    will_backward = int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs))
-    extra = will_backward | sum(sink_lse.ndim for sink_lse in sinks) << 1
+    extra = int(will_backward(inputs)) | sum(sink_lse.ndim for sink_lse in sinks) << 1
     scale, softcap = scale_and_cap
     return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, extra, softcap)
+
+
+def will_backward(inputs: tuple[Tensor, ...]) -> bool:
+    """Whether a gradient may be asked for."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 class _DistAttn(torch.autograd.Function):
@@ -192,7 +198,7 @@ class _DistAttn(torch.autograd.Function):
             del keys, values
         assert so_far is not None, "a plan has at least one stage"
         out, lse = so_far[0].to(q.dtype), so_far[1]
-        ctx.save_for_backward(q, k, v, sink_lse, out, lse)
+        ctx.save_for_backward(q, k, v, sink_lse, out, lse, *feed.buffers)
         ctx.set_materialize_grads(False)
         ctx.work = work
         return out, lse
@@ -200,7 +206,7 @@ class _DistAttn(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, sink_lse, out, lse = ctx.saved_tensors
+        q, k, v, sink_lse, out, lse, *buffers = ctx.saved_tensors
         sink_lse = sink_lse if ctx.needs_input_grad[3] else None
         work: StageWork = ctx.work
         # Chosen again: a transport that has run out of memory since then is no longer there.
@@ -213,7 +219,8 @@ class _DistAttn(torch.autograd.Function):
         if dlse is not None or sink_lse is not None:
             delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
         backward = joined_backward if may_join(work, q, v) else staged_backward
-        grads = backward(work, (q, k, v), (out, lse), (dout, delta))
+        kept = KeptKeys(buffers, k, v) if work.keeps else None
+        grads = backward(work, (q, k, v), (out, lse), (dout, delta), kept)
         return *grads, None if delta is None else sink_gradient(sink_lse, lse, delta), None
 
 

@@ -27,6 +27,7 @@ from megatron_magi.core.kernel.backend import (
     acc_dtype,
 )
 from megatron_magi.core.kernel.widths import widths_of
+from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.stage_work import Gradients, Inputs, OutGrads, StageWork
 
 
@@ -37,9 +38,11 @@ def may_join(work: StageWork, q: Tensor, v: Tensor) -> bool:
     return moves_beside and has_stage and work.backend.takes_received(widths_of(q, v))
 
 
-def joined_backward(work: StageWork, qkv: Inputs, result: Pair, gradients: OutGrads) -> Gradients:
+def joined_backward(
+    work: StageWork, qkv: Inputs, result: Pair, gradients: OutGrads, kept: KeptKeys | None
+) -> Gradients:
     """As ``staged_backward``, in one kernel call; see ``may_join``."""
-    walk = _Joined(work, qkv[1], qkv[2])
+    walk = _Joined(work, qkv[1], qkv[2], kept)
     call, grad = walk.asked(qkv, result, gradients)
     dq, *_ = work.backend.backward(call, grad)
     count = work.backend.done_count(call, grad.deterministic)
@@ -49,15 +52,21 @@ def joined_backward(work: StageWork, qkv: Inputs, result: Pair, gradients: OutGr
 class _Joined:
     """The rows that arrive and leave during one kernel call."""
 
-    def __init__(self, work: StageWork, k: Tensor, v: Tensor) -> None:
-        """Begin to fetch keys and values, and create what the kernel writes to."""
+    def __init__(self, work: StageWork, k: Tensor, v: Tensor, kept: KeptKeys | None) -> None:
+        """Begin to fetch keys and values if none are kept, and create what the kernel writes to."""
         engine, stage = work.transport, work.ready.joined
         assert isinstance(engine, CopyEngine) and stage is not None
         assert isinstance(stage.cast, PreparedCast)
         self.work, self.engine, self.table, self.cast = work, engine, stage.table, stage.cast
         self.k, self.shapes = k, (k.shape[1:], v.shape[1:])
-        engine.announce()
-        self.fetched = group_cast((k, v), self.cast, engine)
+        if kept is None:
+            engine.announce()
+            fetched = group_cast((k, v), self.cast, engine)
+            keys, values = split_columns(fetched.buffer, self.shapes)
+            arrival = Arrival(*fetched.word())
+        else:
+            (keys, values), arrival = kept.of(stage), None
+        self.received = Received(keys, values, arrival, work.ready.travel)
         # Before the launch: the kernel may still run when rows are written there.
         self.returned = rows_beside(k, self.cast.num_sent, self.shapes, work.wire_dtype)
         self.partials = engine.room(k, self.cast.num_recv, self.shapes, work.wire_dtype)
@@ -67,11 +76,8 @@ class _Joined:
     def asked(self, qkv: Inputs, result: Pair, gradients: OutGrads) -> tuple[AttnCall, GradCall]:
         """The call of the kernel."""
         work, (out, lse), (dout, delta) = self.work, result, gradients
-        keys, values = split_columns(self.fetched.buffer, self.shapes)
-        call = AttnCall(
-            *qkv, self.table, work.softmax_scale, None, work.softcap,
-            received=Received(keys, values, Arrival(*self.fetched.word()), work.ready.travel),
-        )  # fmt: skip
+        numbers = work.softmax_scale, None, work.softcap
+        call = AttnCall(*qkv, self.table, *numbers, received=self.received)
         dk, dv = split_columns(self.partials, self.shapes)
         grad = GradCall(
             dout, lse, delta, out if delta is None else None, None, None, self.own,

@@ -14,15 +14,26 @@ import torch
 from megatron_magi.checks import integer, is_integer_like
 from megatron_magi.core.comm.prepared_cast import AnyPreparedCast, prepare_casts
 from megatron_magi.core.comm.process_group import CpGroup, group_rank
+from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.work_lists import make_work_lists
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
+from megatron_magi.core.plan.kept_rows import kept_rows
 from megatron_magi.core.plan.rank_plan import joined_stage
 from megatron_magi.core.plan.travel import NO_TRAVEL, Travel, travel
 from megatron_magi.core.tensor_checks import device as checked_device
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class KeptBuffer:
+    """KeptRows on one device."""
+
+    number: int
+    start: int
+    index: DeviceTable | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,6 +48,9 @@ class PreparedStage:
     """Number of own rows in the key buffer; they come first."""
     sees: bool
     """Whether there is a slice at all."""
+    kept: KeptBuffer | None
+    """Where a backward finds the key buffer of this stage if its forward keeps what it receives;
+    None without ``MagiConfig.keep_received_keys`` and in a stage that receives nothing."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -124,12 +138,16 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
     reduced = {stage.cast for stage in view.stages if stage.cast is not None}
     ready = prepare_casts(list(casts), device, reduced)
     cast_of = dict(zip(casts, ready, strict=True))
+    kept = _kept(view, device) if plan.config.keep_received_keys else {}
+    if joined is not None and kept:
+        kept[joined] = kept[view.stages[1]]
     stages = {
         stage: PreparedStage(
             SliceTable(stage.slices, view.num_local_tokens, stage.num_keys, stage.left_rows),
             None if stage.cast is None else cast_of[stage.cast],
             stage.num_own,
             len(stage.slices) > 0,
+            kept.get(stage),
         )
         for stage in every
     }
@@ -144,6 +162,16 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
         None if joined is None else stages[joined],
         NO_TRAVEL if joined is None else _travel(joined, plan),
     )
+
+
+def _kept(view: RankPlan, device: torch.device) -> dict[StagePlan, KeptBuffer]:
+    places = kept_rows(view)
+    indices = [place.index for place in places.values() if place.index is not None]
+    tables = iter(upload_together(indices, device) if indices else ())
+    return {
+        stage: KeptBuffer(place.buffer, place.start, None if place.index is None else next(tables))
+        for stage, place in places.items()
+    }
 
 
 def _joined(plan: AttnPlan, view: RankPlan, device: torch.device) -> StagePlan | None:

@@ -15,6 +15,7 @@ from megatron_magi.core.comm.node_cast import PendingNodeCast, cast_rows
 from megatron_magi.core.comm.transport import Transport
 from megatron_magi.core.kernel.backend import AttnBackend
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -40,6 +41,8 @@ class StageWork(NamedTuple):
     """The dtype in which partial gradients are sent to their owners."""
     max_logits: Tensor | None
     """See AttnCall; None: not asked for."""
+    keeps: bool
+    """Whether the forward keeps the keys and values that it receives for a backward."""
 
 
 class Feed:
@@ -47,16 +50,20 @@ class Feed:
     before it computes; the fetch of the first begins when the object is created."""
 
     def __init__(
-        self, work: StageWork, stages: Sequence[PreparedStage], k: Tensor, v: Tensor
-    ) -> None:
-        self.work, self.stages, self.k, self.v = work, stages, k, v
+        self, work: StageWork, stages: Sequence[PreparedStage], k: Tensor, v: Tensor,
+        kept: KeptKeys | None = None,
+    ) -> None:  # fmt: skip
+        """``kept``: received rows that a forward has kept; then nothing is fetched."""
+        self.work, self.stages, self.k, self.v, self.kept = work, stages, k, v, kept
+        self.buffers: list[Tensor] = []
+        """The key buffers of the stages so far that received rows, if the forward keeps them."""
         self.travelling = self._fetch(0)
-        self.kept: PendingCast | PendingNodeCast | None = None
+        self.held: PendingCast | PendingNodeCast | None = None
         """The first fetch, if stages run on another stream than the one that it was begun on: the
         memory belongs to that stream."""
 
     def _fetch(self, i: int) -> PendingCast | PendingNodeCast | None:
-        if i == len(self.stages) or (cast := self.stages[i].cast) is None:
+        if i == len(self.stages) or self.kept or (cast := self.stages[i].cast) is None:
             return None
         return cast_rows((self.k, self.v), cast, self.work.transport)
 
@@ -67,7 +74,15 @@ class Feed:
         """
         for i, stage in enumerate(self.stages):
             arriving, self.travelling = self.travelling, self._fetch(i + 1)
-            pair = (self.k, self.v) if arriving is None else arriving.wait()
+            if arriving is not None:
+                pair = arriving.wait()
+                if self.work.keeps and self.kept is None:
+                    self.buffers.append(arriving.buffer)
+            elif stage.cast is None:
+                pair = self.k, self.v
+            else:
+                assert self.kept is not None
+                pair = self.kept.of(stage)
             del arriving
             yield stage, pair[0], pair[1]
             del pair

@@ -20,22 +20,26 @@ from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, Pair, acc_dtype
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
+from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import PreparedStage
 from megatron_magi.core.runtime.stage_work import Feed, Gradients, Inputs, OutGrads, StageWork
 
 
-def staged_backward(work: StageWork, qkv: Inputs, result: Pair, gradients: OutGrads) -> Gradients:
+def staged_backward(
+    work: StageWork, qkv: Inputs, result: Pair, gradients: OutGrads, kept: KeptKeys | None
+) -> Gradients:
     """dq [T, H, D], dk [T, G, D] and dv [T, G, E], in the dtypes of q, k and v.
 
     Args:
         result: out and lse of the forward.
         gradients: see OutGrads.
+        kept: the keys and values that the forward received; None: they are fetched again.
     """
     q, k, v = qkv
     *remote, own = work.ready.backward
     ahead = _may_run_ahead(work, q, v)
-    feed = Feed(work, remote if ahead else work.ready.backward, k, v)
-    feed.kept = feed.travelling if ahead else None
+    feed = Feed(work, remote if ahead else work.ready.backward, k, v, kept)
+    feed.held = feed.travelling if ahead else None
     if feed.travelling is not None and work.transport.uses_sms:
         head_start(q.device)
     walk = _Backward(work, qkv, result, gradients)

@@ -78,7 +78,9 @@ def rank_memory(
         optimizer=moments // shards,
         activations=activation_bytes(config, tokens, dp, stage, fused),
         output_workspace=_output_workspace(config, tokens, fused) if last else 0,
-        receive_buffers=0 if plan is None else receive_bytes(config, plan),
+        receive_buffers=0
+        if plan is None
+        else receive_bytes(config, plan) + kept_key_bytes(config, plan, dp, stage),
         attention_workspace=4 * tokens * _qkv_elements(config, plan),
     )
 
@@ -153,6 +155,21 @@ def receive_bytes(config: RunConfig, plan: AttnPlan) -> int:
         backward = element * most_buffered_rows([*remote, own]) + on_wire * received
         worst = max(worst, row * max(backward, element * most_buffered_rows(view.forward_stages)))
     return worst
+
+
+def kept_key_bytes(config: RunConfig, plan: AttnPlan, dp: int, stage: int) -> int:
+    """Received keys and values that a rank's layers keep for their backward, where they are kept.
+
+    Where activations are recomputed, one layer at a time has them.
+    """
+    if not config.magi.keep_received_keys:
+        return 0
+    views = [plan.rank_plan(rank).forward_stages for rank in range(plan.cp_size)]
+    rows = max(sum(s.num_keys for s in stages if s.cast is not None) for stages in views)
+    p, is_recomputed = config.parallel, config.train.recompute in ("full", "attention")
+    layers = config.model.num_layers // (p.pp * (p.vpp or 1))
+    at_once = 1 if is_recomputed else layers * chunks_in_flight(config, dp, stage)
+    return at_once * rows * plan.head_shape.kv_row_elements * _element(config)
 
 
 def _element(config: RunConfig) -> int:

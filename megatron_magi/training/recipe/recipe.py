@@ -11,7 +11,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from megatron_magi.config import RENAMED
+from megatron_magi.config import IN_COSTS
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.recipe_folder import find_recipe
@@ -170,7 +170,7 @@ def _leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _suggest(key: str, schema: Mapping[str, bool]) -> str:
     leaf = key.rsplit(".", 1)[-1]
-    leaf = RENAMED.get(leaf, leaf) if key.startswith("magi.") else leaf
+    leaf = IN_COSTS.get(leaf, leaf) if key.startswith("magi.") else leaf
     same_leaf = [k for k in schema if k.rsplit(".", 1)[-1] == leaf]
     as_deep = [k for k in schema if k.count(".") == key.count(".")]
     near = same_leaf or get_close_matches(key, as_deep, n=1, cutoff=0.7)

@@ -21,7 +21,7 @@ from megatron_magi.core.plan import (
     num_local_tokens,
 )
 from tests.core.plan.plan_checks import check
-from tests.knobs import tile_config
+from tests.knobs import tile_config, with_trials
 
 HEADS = HeadShape(8, 2, 64)
 SMALL_TILES = tile_config(tile_q=8, tile_k=8)
@@ -142,7 +142,7 @@ def test_fragments_are_joined():
     assert len(plan.rank_plan(0).stages[0].slices) == 1
     # Late rows read all early ones: owners alternate, the rectangle is one slice in the buffer.
     mask = AttnMask(np.array([(48, 64, 0, 48, *OPEN)], np.int32), 64, 64)
-    plan = make_attn_plan(mask, 4, HEADS, replace(config, swap_trials=0, overlap_degree=1))
+    plan = make_attn_plan(mask, 4, HEADS, with_trials(replace(config, overlap_degree=1), 0))
     assert [len(s.slices) for r in range(4) for s in plan.rank_plan(r).stages] == [1] * 8
 
 
@@ -204,7 +204,7 @@ def test_search_keeps_the_load_cap_and_moves_fewer_rows(cp_size):
 def test_trades_balance_what_lpt_cannot():
     """LPT ends above the cap, trades bring it below; without trades the plan says so."""
     mask, config = long_tailed(3, 3 * 4096), tile_config(chunk_size=512)
-    assert make_attn_plan(mask, 3, HEADS, replace(config, swap_trials=0)).imbalance > 1.02
+    assert make_attn_plan(mask, 3, HEADS, with_trials(config, 0)).imbalance > 1.02
     assert make_attn_plan(mask, 3, HEADS, config).imbalance <= 1.01
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -14,7 +13,7 @@ from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import TokenLayout, make_attn_plan, num_local_tokens
 from megatron_magi.core.plan.token_layout import make_token_layout
 from tests.dense import random_mask
-from tests.knobs import tile_config
+from tests.knobs import tile_config, with_trials
 
 HEADS = HeadShape(8, 2, 64)
 BORDER_ROWS = 128
@@ -109,7 +108,7 @@ def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
 @settings(max_examples=100, deadline=None)
 def test_the_chosen_size_keeps_the_promised_local_length(**given: float) -> None:
     mask, cp_size, config = problem(**given)
-    config = replace(config, swap_trials=None)
+    config = with_trials(config, None)
     plan = make_token_layout(mask, cp_size, config)
     assert plan.num_local_tokens == num_local_tokens(mask.total_seqlen_q, cp_size, config)
 

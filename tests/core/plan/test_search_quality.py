@@ -15,7 +15,7 @@ import pytest
 from megatron_magi import AttnMask, MagiConfig
 from megatron_magi.core.plan import make_attn_plan
 from scripts.bench_planner import DISTRIBUTIONS, HEADS, Setting, packed_causal, packs
-from tests.knobs import tile_config
+from tests.knobs import tile_config, with_trials
 
 FINE = tile_config(chunk_size=512)
 
@@ -48,8 +48,8 @@ CASES = [
     Case("cp 4", 4, 16384, FINE, 4, 0.120),
     Case("cp 8", 8, 16384, FINE, 4, 0.179),
     Case("cp 64", 64, 8192, FINE, 1, 0.388),
-    Case("few trials", 8, 8192, replace(FINE, swap_trials=500), 6, 0.425),
-    Case("strict cap", 8, 8192, replace(FINE, swap_trials=5000, max_imbalance=1.001), 6, 0.410),
+    Case("few trials", 8, 8192, with_trials(FINE, 500), 6, 0.425),
+    Case("strict cap", 8, 8192, with_trials(replace(FINE, max_imbalance=1.001), 5000), 6, 0.410),
 ]
 
 
@@ -57,7 +57,7 @@ CASES = [
 def test_the_search_stays_as_good_as_it_was(case: Case) -> None:
     lpt_rows = swap_rows = 0
     for mask in case.masks():
-        lpt = make_attn_plan(mask, case.cp_size, HEADS, replace(case.config, swap_trials=0))
+        lpt = make_attn_plan(mask, case.cp_size, HEADS, with_trials(case.config, 0))
         swap = make_attn_plan(mask, case.cp_size, HEADS, case.config)
         assert swap.imbalance <= max(case.config.max_imbalance, lpt.imbalance)
         lpt_rows += int(lpt.rows_received.sum())

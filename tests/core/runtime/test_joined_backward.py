@@ -24,6 +24,7 @@ from megatron_magi.core.kernel.backend import AttnCall, GradCall, Pair, less_dls
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.core.mask.row_ranges import rows_of
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import make_attn_plan
 from megatron_magi.core.plan.rank_plan import joined_stage
@@ -31,7 +32,13 @@ from megatron_magi.core.plan.travel import Travel
 from megatron_magi.core.runtime import joined_backward as module
 from megatron_magi.core.runtime import prepared
 from megatron_magi.core.runtime.joined_backward import joined_backward, may_join
-from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage, prepared_for
+from megatron_magi.core.runtime.kept_keys import KeptKeys
+from megatron_magi.core.runtime.prepared import (
+    KeptBuffer,
+    PreparedPlan,
+    PreparedStage,
+    prepared_for,
+)
 from megatron_magi.core.runtime.stage_work import StageWork
 from tests.core.comm.test_copy_engine import Ranks, flag, raise_word
 from tests.dense import random_mask
@@ -63,10 +70,9 @@ class Kernel:
 
     def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
         received, own, theirs = call.received, grad.dkv, grad.received_dkv
-        assert received is not None and received.arrival is not None
-        assert received.travel == TRAVEL
+        assert received is not None and received.travel == TRAVEL
         assert own is not None and theirs is not None and grad.done is not None
-        word, number = received.arrival
+        arrival = received.arrival
         dq = torch.full_like(call.q, NAN)
         made: list[Tensor] = []
 
@@ -85,7 +91,9 @@ class Kernel:
             put((dq, *own), [made[0], *(x[: len(call.k)] for x in made[1:])])
 
         add, done = self.ranks.streams.add, grad.done
-        add(self.stream, lambda: None, lambda: flag(word).value >= number)
+        if arrival is not None:
+            word, number = arrival
+            add(self.stream, lambda: None, lambda: flag(word).value >= number)
         self.work()
         add(self.stream, compute)
         for part in range(max(self.count, 1)):
@@ -117,7 +125,7 @@ def joined(plan: AttnPlan, rank: int) -> PreparedPlan | None:
     table = SliceTable(stage.slices, stage.num_keys - stage.cast.num_recv, stage.num_keys)
     cast = next(s.cast for s in ready.backward if s.cast is not None)
     seen = len(stage.slices) > 0
-    both = PreparedStage(table, cast, stage.num_own, seen)
+    both = PreparedStage(table, cast, stage.num_own, seen, KeptBuffer(0, 0, None))
     return replace(ready, joined=both, travel=TRAVEL)
 
 
@@ -149,11 +157,12 @@ class Whole:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(2, 4), st.integers(0, 3), st.booleans(), st.integers(0, 10**6))
+@given(st.integers(2, 4), st.integers(0, 3), st.booleans(), st.integers(0, 10**6), st.booleans())
 def test_gradients_in_any_order_of_events(
-    count: int, done_count: int, with_lse: bool, seed: int
+    count: int, done_count: int, with_lse: bool, seed: int, keeps: bool
 ) -> None:
-    """The kernel tells in ``done_count`` steps that gradients lie written; 0: it does not."""
+    """The kernel tells in ``done_count`` steps that gradients lie written; 0: it does not. The
+    forward has kept what it received, or keys are fetched again."""
     mask = random_mask(seed, 96, 96)
     plan = make_attn_plan(mask, count, HEADS, MagiConfig(overlap_degree=1, chunk_size=8))
     if len(plan.transfers) == 0:
@@ -165,7 +174,7 @@ def test_gradients_in_any_order_of_events(
         results = []
         for _ in range(2):  # layers
             for ranks.rank in range(count):
-                results.append(run(ranks, plan, whole, done_count))
+                results.append(run(ranks, plan, whole, done_count, keeps))
         ranks.streams.run(random.Random(seed))
     for rank, grads in enumerate(results):
         rank %= count
@@ -176,19 +185,31 @@ def test_gradients_in_any_order_of_events(
             torch.testing.assert_close(got[:real], want[:real], rtol=1e-4, atol=1e-4)
 
 
-def run(ranks: Ranks, plan: AttnPlan, whole: Whole, done_count: int) -> tuple[Tensor, ...]:
+def run(
+    ranks: Ranks, plan: AttnPlan, whole: Whole, done_count: int, keeps: bool
+) -> tuple[Tensor, ...]:
     """One rank's backward, as far as the host goes."""
     rank = ranks.rank
     ready = joined(plan, rank)
     assert ready is not None
     engine, kernel = ranks.engines[rank], Kernel(ranks, done_count)
-    work = StageWork(plan, ready, None, engine, kernel, SCALE, 0.0, torch.float32, None)  # type: ignore[arg-type]
+    how = SCALE, 0.0, torch.float32, None, keeps
+    work = StageWork(plan, ready, None, engine, kernel, *how)  # type: ignore[arg-type]
     q, k, v, out, lse, dout, dlse = whole.of(
         plan, rank, *whole.qkv, *whole.result, whole.dout, whole.dlse
     )
     assert may_join(work, q, v)
     delta = None if dlse is None else less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
-    return joined_backward(work, (q, k, v), (out, lse), (dout, delta))
+    kept = KeptKeys([received_rows(plan, rank, whole)], k, v) if keeps else None
+    return joined_backward(work, (q, k, v), (out, lse), (dout, delta), kept)
+
+
+def received_rows(plan: AttnPlan, rank: int, whole: Whole) -> Tensor:
+    """[rows, C]: what the forward's key buffer would hold."""
+    cast = plan.rank_plan(rank).stages[1].cast
+    assert cast is not None
+    rows = torch.from_numpy(rows_of(cast.recv_ranges)).long()
+    return torch.cat([x.detach()[rows].flatten(1).float() for x in whole.qkv[1:]], dim=1)
 
 
 def in_turn(ranks: Ranks) -> Any:

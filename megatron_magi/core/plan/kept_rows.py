@@ -1,0 +1,45 @@
+"""Where a backward finds the rows that its forward has received and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from megatron_magi.core.mask.row_ranges import rows_of
+from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan
+from megatron_magi.core.plan.token_layout import Int32Array
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows:
+    """The rows of a backward stage among those of a forward's key buffers."""
+
+    buffer: int
+    """Number of the forward's key buffer, of those that received rows."""
+    start: int
+    """The stage's key buffer is so far inside that one, unless there is an index."""
+    index: Int32Array | None = field(default=None, repr=False)
+    """int32 [n], read-only: the received rows of the stage, as rows of the forward's buffer. Own
+    rows come before them and are not kept. None: the stage's key buffer lies there as a whole."""
+
+
+def kept_rows(view: RankPlan) -> dict[StagePlan, KeptRows]:
+    """For every stage of a backward that receives rows, where its forward has kept them."""
+    buffers = [stage for stage in view.forward_stages if stage.cast is not None]
+    return {stage: _find(stage, buffers) for stage in view.stages if stage.cast is not None}
+
+
+def _find(stage: StagePlan, buffers: list[StagePlan]) -> KeptRows:
+    if stage in buffers:
+        return KeptRows(buffers.index(stage), 0)
+    (received,) = buffers  # another forward than the staged one receives all rows at once
+    assert stage.cast is not None and received.cast is not None
+    there, here = rows_of(received.cast.recv_ranges), rows_of(stage.cast.recv_ranges)
+    order = np.argsort(there, kind="stable")
+    index = (order[np.searchsorted(there, here, sorter=order)] + received.num_own).astype(np.int32)
+    start = int(index[0]) if len(index) else 0
+    if stage.num_own == 0 and np.array_equal(index, np.arange(start, start + len(index))):
+        return KeptRows(0, start)
+    index.setflags(write=False)
+    return KeptRows(0, 0, index)

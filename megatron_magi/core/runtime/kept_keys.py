@@ -1,0 +1,55 @@
+"""The keys and values that a forward received and kept, so that no rank sends them again.
+
+T local tokens, S rows of a stage's key buffer, G key/value heads, D head_dim, E width of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.rows import gather_rows
+from megatron_magi.core.kernel.backend import Pair
+from megatron_magi.core.runtime.prepared import PreparedStage
+
+
+@dataclass(frozen=True)
+class KeptKeys:
+    """What a backward reads in place of keys and values that would arrive."""
+
+    buffers: Sequence[Tensor]
+    """The forward's key buffers that received rows, [rows, G * (D + E)] each."""
+    k: Tensor
+    """[T, G, D]: own keys."""
+    v: Tensor
+    """[T, G, E]"""
+
+    def of(self, stage: PreparedStage) -> Pair:
+        """Keys [S, G, D] and values [S, G, E] of a stage of the backward that receives rows.
+
+        They are views of what is kept, wherever the stage's rows lie there side by side.
+        """
+        place, shapes = stage.kept, self._shapes
+        assert place is not None and stage.cast is not None
+        buffer, num_keys = self.buffers[place.number], stage.table.num_k
+        if place.index is None:
+            return _pair(buffer[place.start : place.start + num_keys], shapes)
+        made = _pair(rows_beside(self.k, num_keys, shapes), shapes)
+        if stage.num_own:
+            gather_rows((self.k, self.v), stage.cast.own_rows(), made, stage.num_own)
+        received = [x[stage.num_own :] for x in made]
+        gather_rows(split_columns(buffer, shapes), place.index.here(), received)
+        return made
+
+    @property
+    def _shapes(self) -> list[torch.Size]:
+        return [self.k.shape[1:], self.v.shape[1:]]
+
+
+def _pair(rows: Tensor, shapes: Sequence[torch.Size]) -> Pair:
+    keys, values = split_columns(rows, shapes)
+    return keys, values
