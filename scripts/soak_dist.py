@@ -80,6 +80,7 @@ def random_case(number: int, ranks: int, most_tokens: int, device: str) -> Case:
         dkv_reduce_in_fp32=rng.random() < 0.7,
         transport=rng.choice(("auto", "auto", "all_to_all")),
         chunk_size=rng.choice((None, None, LEAST_TOKENS)),
+        keep_received_keys=rng.random() < 0.3,
     )
     return Case(
         kind,
