@@ -4,6 +4,8 @@
     python scripts/bench_kernel.py --masks causal,swa1024 --seqlens 8192,65536 --impls ours,fa3
     python scripts/bench_kernel.py --directions bwd --seconds 240 --record kernel.json
     python scripts/bench_kernel.py --level op --impls ours,cudnn
+    python scripts/bench_kernel.py --head-dim 192 --value-dim 128 --heads 16,16 --impls ours,fa3,fa4
+    python scripts/bench_kernel.py --softcap 30 --impls ours,fa3,fa4
 
 Columns are what can be imported of: ours, cudnn, flex, fa3, fa4, ffa; what is left out says why.
 TFLOP/s count the visible area only: forward 4 * area * head_dim * heads, backward 2.5 times that
@@ -59,6 +61,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--value-dim", type=int, help="of values, if not as wide as queries and keys"
     )
+    parser.add_argument("--softcap", type=float, default=0.0, help="of the logits; 0: none")
     parser.add_argument("--rounds", type=int, default=7, help="at most; never fewer than 3")
     parser.add_argument("--cell-seconds", type=float, default=3.0, help="to spend on rounds, about")
     parser.add_argument("--seconds", type=float, help="begin no cell after this time")
@@ -143,7 +146,7 @@ def cells(args: argparse.Namespace) -> Iterator[tuple[Case, Direction, list[Inpu
     for seqlen in args.seqlens:
         inputs = [Inputs.random(seqlen, tuple(args.heads), widths(args)) for _ in range(INPUT_SETS)]
         for name in args.masks:
-            case = Case(name, seqlen, args.level)
+            case = Case(name, seqlen, args.level, args.softcap)
             for direction in args.directions:
                 yield case, direction, inputs
 
@@ -182,7 +185,8 @@ def compile_flex(args: argparse.Namespace, peers: dict[str, Peer]) -> None:
     if not args.compile_jobs or "flex" not in peers:
         return
     begin, lengths = time.monotonic(), args.flex_seqlens or args.seqlens
-    todo = [(name, n) for n in lengths if n in args.seqlens for name in args.masks]
+    found = [(name, n) for n in lengths if n in args.seqlens for name in args.masks]
+    todo = [Case(name, n, softcap=args.softcap) for name, n in found]
     compile_ahead(todo, (args.heads[0], args.heads[1]), widths(args), args.compile_jobs)
     print(f"flex compiled for {len(todo)} cases in {time.monotonic() - begin:.0f} s", flush=True)
 

@@ -32,11 +32,15 @@ Call = Callable[[], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A mask at a length, and the level at which it is timed."""
+    """A mask at a length, the level at which it is timed, and what else is asked for."""
 
     name: str
     seqlen: int
     level: Level = DEFAULT_LEVEL
+    softcap: float = 0.0
+    """0: logits are scaled scores. Otherwise they are softcap * tanh(scaled score / softcap)."""
+    deterministic: bool = False
+    """Whether gradients must have equal bits from run to run."""
 
     @cached_property
     def mask(self) -> AttnMask:

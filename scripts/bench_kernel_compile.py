@@ -13,20 +13,19 @@ from bench_kernel_peers import Flex
 from megatron_magi.core.kernel.widths import Widths
 
 
-def compile_ahead(
-    cases: list[tuple[str, int]], heads: tuple[int, int], widths: Widths, jobs: int
-) -> None:
+def compile_ahead(cases: list[Case], heads: tuple[int, int], widths: Widths, jobs: int) -> None:
     """Failures are printed; the benchmark will meet them again."""
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        pending = {case: pool.submit(_compile, *case, heads, widths) for case in cases}
+        pending = {case: pool.submit(_compile, case, heads, widths) for case in cases}
         for case, done in pending.items():
             if error := done.exception():
-                print(f"flex {case}: not compiled ahead: {error}"[:300], file=sys.stderr)
+                said = f"flex {case.name} {case.seqlen}: not compiled ahead: {error}"
+                print(said[:300], file=sys.stderr)
 
 
-def _compile(name: str, seqlen: int, heads: tuple[int, int], widths: Widths) -> None:
+def _compile(case: Case, heads: tuple[int, int], widths: Widths) -> None:
     """The backward's call has run the forward."""
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1  # no pool of workers in each of the processes
-    Flex().call(Case(name, seqlen), "bwd", Inputs.random(seqlen, heads, widths))()
+    Flex().call(case, "bwd", Inputs.random(case.seqlen, heads, widths))()

@@ -16,6 +16,8 @@ from bench_kernel_masks import Documents, cu_seqlens
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from megatron_magi.core.kernel.widths import Widths, widths_of
+
 
 class Cudnn:
     """Two doors to one library; SDPA costs nothing above the frontend on dense masks."""
@@ -28,6 +30,10 @@ class Cudnn:
     def refuses(self, case: Case, direction: Direction) -> str | None:
         if case.documents is None:
             return "no documents in this mask"
+        if case.softcap:
+            return "no softcap"
+        if case.deterministic:
+            return "its deterministic backward is not asked for here"
         if _is_dense(case.documents) and case.level == "op":
             return "dense masks go through SDPA, which is autograd's"
         if _is_dense(case.documents) or importlib.util.find_spec("cudnn"):
@@ -39,11 +45,11 @@ class Cudnn:
         if _is_dense(case.documents):
             causal = case.documents.causal
             return autograd_call(lambda *qkv: _sdpa(*qkv, causal), case, direction, x)
-        graphs = _graphs(case, x.q.shape, x.k.shape)
+        graphs = _graphs(case, (x.q.shape[1], x.k.shape[1]), widths_of(x.q, x.v))
         if case.level == "autograd":
             return autograd_call(lambda *qkv: _Packed.apply(*qkv, graphs), case, direction, x)
         q, k, v = ({n: t} for n, t in (("q", x.q), ("k", x.k), ("v", x.v)))
-        saved = {"o": torch.empty_like(x.q), "stats": graphs.new_stats()}
+        saved = {"o": torch.empty_like(x.dout), "stats": graphs.new_stats()}
         forward = functools.partial(graphs.forward.run, {**q, **k, **v, **saved})
         if direction == "fwd":
             return lambda: (forward(), (saved["o"],))[1]
@@ -58,7 +64,7 @@ class _Packed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, graphs: Graphs) -> Tensor:
-        out, stats = torch.empty_like(q), graphs.new_stats()
+        out, stats = q.new_empty(*q.shape[:2], v.shape[2]), graphs.new_stats()
         graphs.forward.run({"q": q, "k": k, "v": v, "o": out, "stats": stats})
         ctx.save_for_backward(q, k, v, out, stats)
         ctx.graphs = graphs
@@ -84,9 +90,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1)
-def _graphs(case: Case, q_shape: torch.Size, k_shape: torch.Size) -> Graphs:
+def _graphs(case: Case, heads: tuple[int, int], widths: Widths) -> Graphs:
     assert case.documents is not None
-    return Graphs(case.documents, q_shape, k_shape)
+    return Graphs(case.documents, heads, widths)
 
 
 @dataclass
@@ -108,22 +114,24 @@ class Graphs:
     """Forward and backward over ragged tensors. Dimensions are [documents, heads, longest document,
     D]; where a document begins comes from offsets, counted in elements."""
 
-    def __init__(self, docs: Documents, q_shape: torch.Size, k_shape: torch.Size) -> None:
+    def __init__(self, docs: Documents, heads: tuple[int, int], widths: Widths) -> None:
         import cudnn
 
         self.cudnn, self.docs, self.longest = cudnn, docs, max(docs.lengths)
-        self.tokens, self.dim = q_shape[0], q_shape[2]
-        self.heads = {n: (q_shape if n in ("q", "o", "do", "dq") else k_shape)[1] for n in NAMES}
+        self.tokens, self.scale = sum(docs.lengths), widths.head_dim**-0.5
+        self.shapes = row_shapes(heads, widths)
         self.handle = cudnn.create_handle()
         cudnn.set_stream(self.handle, torch.cuda.current_stream().cuda_stream)
         starts = torch.tensor(cu_seqlens(docs.lengths), dtype=torch.int64, device="cuda")
         counts = torch.tensor(docs.lengths, dtype=torch.int32, device="cuda")
         fixed = {"counts_q": counts, "counts_k": counts.clone()}
-        fixed |= {f"offsets_{n}": starts * self.heads[n] * self.dim for n in ("q", "k")}
+        rows = {heads * dim for heads, dim in self.shapes.values()}
+        fixed |= {f"offsets_{row}": starts * row for row in rows}
         self.fixed = {n: t.view(-1, 1, 1, 1) for n, t in fixed.items()}
 
     def new_stats(self) -> Tensor:
-        return torch.empty(len(self.docs.lengths), self.heads["q"], self.longest, 1, device="cuda")
+        count, (heads, _) = len(self.docs.lengths), self.shapes["q"]
+        return torch.empty(count, heads, self.longest, 1, device="cuda")
 
     @functools.cached_property
     def forward(self) -> Graph:
@@ -171,7 +179,7 @@ class Graphs:
         )
 
     def _rule(self) -> dict[str, Any]:
-        rule: dict[str, Any] = {"use_padding_mask": True, "attn_scale": self.dim**-0.5}
+        rule: dict[str, Any] = {"use_padding_mask": True, "attn_scale": self.scale}
         if self.docs.causal:
             rule["diagonal_alignment"] = self.cudnn.diagonal_alignment.TOP_LEFT
             rule["diagonal_band_right_bound"] = 0
@@ -181,12 +189,13 @@ class Graphs:
 
     def _layout(self, name: str) -> tuple[list[int], list[int]]:
         """dim and stride."""
-        row = self.heads[name] * self.dim
-        dims = [len(self.docs.lengths), self.heads[name], self.longest, self.dim]
-        return dims, [self.longest * row, self.dim, row, 1]
+        heads, dim = self.shapes[name]
+        dims = [len(self.docs.lengths), heads, self.longest, dim]
+        return dims, [self.longest * heads * dim, dim, heads * dim, 1]
 
     def _offsets(self, nodes: dict[str, Any], name: str) -> Any:
-        return nodes["offsets_q" if self.heads[name] == self.heads["q"] else "offsets_k"]
+        heads, dim = self.shapes[name]
+        return nodes[f"offsets_{heads * dim}"]
 
     def _outputs(self, nodes: dict[str, Any], *names: str) -> None:
         for n in names:
@@ -204,4 +213,10 @@ class Graphs:
         return Graph(graph, self.handle, nodes, self.fixed, workspace)
 
 
-NAMES = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+def row_shapes(heads: tuple[int, int], widths: Widths) -> dict[str, tuple[int, int]]:
+    """Heads and columns of a token in every tensor of the graphs."""
+    heads_q, heads_kv = heads
+    queries = dict.fromkeys(("q", "dq"), (heads_q, widths.head_dim))
+    keys = dict.fromkeys(("k", "dk"), (heads_kv, widths.head_dim))
+    values = dict.fromkeys(("v", "dv"), (heads_kv, widths.value_dim))
+    return queries | keys | values | dict.fromkeys(("o", "do"), (heads_q, widths.value_dim))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class Imported:
     module: str
     levels: tuple[Level, ...] = ("autograd",)
 
-    @cached_property
+    @functools.cached_property
     def package(self) -> Any:
         return importlib.import_module(self.module)
 
@@ -48,7 +48,7 @@ class Flash3(Imported):
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
         if case.documents is None:
             blocks, function = block_causal(case.seqlen), self.package.flash_attn_varlen_func
-            arguments = _block_arguments(blocks, x.q.device)
+            arguments = _block_arguments(blocks, x.q.device) | _asked_for(case)
             return autograd_call(
                 lambda q, k, v: _first(function(q, k, v, **arguments)), case, direction, x
             )
@@ -60,6 +60,7 @@ class Flash3(Imported):
         rule: dict[str, Any] = {"causal": docs.causal}
         if docs.window is not None:
             rule = {"window_size": (docs.window - 1, 0)}
+        rule |= _asked_for(case)
         if len(docs.lengths) == 1:
             dense = self.package.flash_attn_func
             # squeeze, because the gradient of [0] is cleared and copied.
@@ -89,8 +90,13 @@ class Ffa(Imported):
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
         ranges = [_ints(part, x.q.device) for part in typed_ranges(case.mask)]
-        function = self.package.flex_flash_attn_func
+        function = functools.partial(self.package.flex_flash_attn_func, **_asked_for(case))
         return autograd_call(lambda q, k, v: _first(function(q, k, v, *ranges)), case, direction, x)
+
+
+def _asked_for(case: Case) -> dict[str, Any]:
+    """All three packages have these names for it."""
+    return {"softcap": case.softcap, "deterministic": case.deterministic}
 
 
 def _first(result: Any) -> Tensor:

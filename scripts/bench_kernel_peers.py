@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from bench_kernel_cell import LEVELS, Call, Case, Direction, Inputs, Level, Peer, autograd_call
 from bench_kernel_cudnn import Cudnn
 from bench_kernel_flash import Ffa, Flash3, Flash4
@@ -31,21 +33,23 @@ class Ours:
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
         if case.level == "op":
             return self._below_autograd(case, direction, x)
-        attend = functools.partial(flex_flash_attn_func, slices=case.mask, backend=self.backend)
+        attend = functools.partial(
+            flex_flash_attn_func, slices=case.mask, backend=self.backend,
+            softcap=case.softcap, deterministic=case.deterministic,
+        )  # fmt: skip
         return autograd_call(lambda q, k, v: attend(q, k, v)[0], case, direction, x)
 
     def _below_autograd(self, case: Case, direction: Direction, x: Inputs) -> Call:
         kernel = select_backend(self.backend, x.q.device, x.q.dtype, widths_of(x.q, x.v))
-        table, scale = case.table, x.q.shape[-1] ** -0.5
+        scale, cap = x.q.shape[-1] ** -0.5, case.softcap
+        asked = AttnCall(x.q, x.k, x.v, case.table, scale, softcap=cap)
         if direction == "fwd":
-            return lambda: kernel.forward(AttnCall(x.q, x.k, x.v, table, scale))[:1]
-        out, lse = kernel.forward(AttnCall(x.q, x.k, x.v, table, scale))
+            return lambda: kernel.forward(asked)[:1]
+        out, lse = kernel.forward(asked)
 
         def backward() -> tuple[Tensor, ...]:
-            return kernel.backward(
-                AttnCall(x.q, x.k, x.v, table, scale),
-                GradCall(x.dout, lse, out=out, dtype=x.q.dtype),
-            )
+            how = {"dtype": x.q.dtype, "deterministic": case.deterministic}
+            return kernel.backward(asked, GradCall(x.dout, lse, out=out, **how))
 
         return backward
 
@@ -64,19 +68,31 @@ class Flex:
     def refuses(self, case: Case, direction: Direction) -> str | None:
         if self.seqlens is not None and case.seqlen not in self.seqlens:
             return f"compiling takes long: only at {', '.join(map(str, self.seqlens))} tokens"
-        return None
+        return "it has no deterministic mode to ask for" if case.deterministic else None
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
         from megatron_magi.core.kernel.flex_mask import block_mask
 
         compiled = _compiled_flex(case)
-        blocks = block_mask(case.table, x.q.device)
+        blocks, cap = block_mask(case.table, x.q.device), _cap(case.softcap)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             views = (t.transpose(0, 1)[None] for t in (q, k, v))
-            return compiled(*views, block_mask=blocks, enable_gqa=True).squeeze(0).transpose(0, 1)
+            out = compiled(*views, score_mod=cap, block_mask=blocks, enable_gqa=True)
+            return out.squeeze(0).transpose(0, 1)
 
         return autograd_call(attend, case, direction, x)
+
+
+def _cap(softcap: float) -> Callable[..., Tensor] | None:
+    """A score_mod of FlexAttention; None: scores stay as they are."""
+    if not softcap:
+        return None
+
+    def cap(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
 
 
 @functools.lru_cache(maxsize=1)

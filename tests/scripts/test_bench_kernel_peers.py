@@ -27,24 +27,31 @@ from bench_kernel_peers import Flex, Ours, all_peers
 from bench_kernel_timing import Budget, difference, rounds, row
 
 from megatron_magi import AttnMask
+from megatron_magi.core.kernel.backend import GradCall
+from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.mask.slices import slices_from_ranges
 
 SEQLEN = 2048
+ASKED: list[bool] = []
+"""Whether the calls of the stand-ins were asked for equal bits."""
 DOCUMENT_MASKS = ["full", "causal", "packed_full", "packed_causal", "swa1024", "tiny64"]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float = 0.0) -> Tensor:
     """Dense attention of [T, H, D] in fp32."""
     q, k, v = (x.transpose(0, 1).float() for x in (q, k, v))
     k, v = (x.repeat_interleave(len(q) // len(k), 0) for x in (k, v))
     scores = (q @ k.transpose(1, 2)) * q.shape[-1] ** -0.5
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
     return (weights @ v).transpose(0, 1)
 
 
-def expected(case: Case, x: Inputs) -> Tensor:
-    return attend(x.q, x.k, x.v, torch.from_numpy(case.mask.to_dense()))
+def expected(case: Case, direction: str, x: Inputs) -> tuple[Tensor, ...]:
+    leaves = x.leaves()
+    out = attend(*leaves, torch.from_numpy(case.mask.to_dense()), case.softcap)
+    return (out,) if direction == "fwd" else torch.autograd.grad(out, leaves, x.dout)
 
 
 def upstream_rule(num_q: int, num_k: int, causal: bool, window: tuple[int, int]) -> Tensor:
@@ -57,33 +64,38 @@ def upstream_rule(num_q: int, num_k: int, causal: bool, window: tuple[int, int])
 
 
 def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1)
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0, deterministic: bool = False,
+) -> Tensor:  # fmt: skip
+    ASKED.append(deterministic)
     seen = upstream_rule(q.shape[1], k.shape[1], causal, window_size)
-    return torch.stack([attend(*one, seen) for one in zip(q, k, v, strict=True)])
+    return torch.stack([attend(*one, seen, softcap) for one in zip(q, k, v, strict=True)])
 
 
 def flash_attn_varlen_func(
     q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
     max_seqlen_q: int, max_seqlen_k: int, seqused_k: Tensor | None = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, deterministic: bool = False,
 ) -> tuple[Tensor, None]:  # fmt: skip
+    ASKED.append(deterministic)
     parts = []
     used = cu_seqlens_k.diff() if seqused_k is None else seqused_k
     for i, (begin, end) in enumerate(pairwise(cu_seqlens_q)):
         assert end - begin <= max_seqlen_q and used[i] <= max_seqlen_k
         keys = slice(int(cu_seqlens_k[i]), int(cu_seqlens_k[i] + used[i]))
         seen = upstream_rule(int(end - begin), int(used[i]), causal, window_size)
-        parts.append(attend(q[begin:end], k[keys], v[keys], seen))
+        parts.append(attend(q[begin:end], k[keys], v[keys], seen, softcap))
     return torch.cat(parts), None
 
 
 def flex_flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, q_ranges: Tensor, k_ranges: Tensor, attn_type_map: Tensor
-) -> tuple[Tensor, None]:
+    q: Tensor, k: Tensor, v: Tensor, q_ranges: Tensor, k_ranges: Tensor, attn_type_map: Tensor,
+    softcap: float = 0.0, deterministic: bool = False,
+) -> tuple[Tensor, None]:  # fmt: skip
+    ASKED.append(deterministic)
     slices = slices_from_ranges(q_ranges.numpy(), k_ranges.numpy(), attn_type_map.numpy())
     seen = AttnMask(slices, len(q), len(k)).to_dense()
-    return attend(q, k, v, torch.from_numpy(seen)), None
+    return attend(q, k, v, torch.from_numpy(seen), softcap), None
 
 
 STAND_IN = SimpleNamespace(
@@ -102,19 +114,51 @@ def peer(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("name", sorted(MASKS))
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_a_peer_computes_the_mask_or_refuses(peer: Any, name: str, direction: Any) -> None:
-    case, x = Case(name, SEQLEN), Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+@pytest.mark.parametrize("softcap", [0.0, 0.5])
+def test_a_peer_computes_the_mask_or_refuses(
+    peer: Any, name: str, direction: Any, softcap: float
+) -> None:
+    case = Case(name, SEQLEN, softcap=softcap)
+    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 8), "cpu")
     if peer.refuses(case, direction) is not None:
         assert name not in DOCUMENT_MASKS
         return
     got = peer.call(case, direction, x)()
-    want = expected(case, x)
-    if direction == "bwd":
-        leaves = x.leaves()
-        out = attend(*leaves, torch.from_numpy(case.mask.to_dense()))
-        assert difference(got, torch.autograd.grad(out, leaves, x.dout)) < 1e-2
-    else:
-        assert difference(got, (want,)) < 1e-2
+    assert difference(got, expected(case, direction, x)) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["causal", "packed_causal"])
+def test_a_peer_is_asked_for_equal_bits(peer: Any, name: str) -> None:
+    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+    for deterministic in (False, True):
+        ASKED.clear()
+        peer.call(Case(name, SEQLEN, deterministic=deterministic), "bwd", x)()
+        assert len(ASKED) == 1 and ASKED[0] is deterministic
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_ours_is_asked_for_equal_bits(
+    level: Any, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, backward = [], ReferenceBackend.backward
+
+    def watched(self: Any, call: Any, grad: GradCall) -> Any:
+        asked.append(grad.deterministic)
+        return backward(self, call, grad)
+
+    monkeypatch.setattr(Ours, "backend", "reference")
+    monkeypatch.setattr(ReferenceBackend, "backward", watched)
+    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+    Ours().call(Case("causal", SEQLEN, level, deterministic=deterministic), "bwd", x)()
+    assert asked == [deterministic]
+
+
+def test_who_cannot_be_asked_refuses() -> None:
+    for peer in (Flex(), bench_kernel_cudnn.Cudnn()):
+        assert "deterministic" in str(peer.refuses(Case("full", 64, deterministic=True), "bwd"))
+    assert "softcap" in str(bench_kernel_cudnn.Cudnn().refuses(Case("full", 64, softcap=9), "fwd"))
+    assert Flex().refuses(Case("full", 64, softcap=9), "fwd") is None
 
 
 def test_flash3_takes_block_causal_documents_forward_only() -> None:
@@ -145,13 +189,16 @@ def test_typed_ranges_are_the_mask(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MASKS))
-def test_flex_takes_every_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("softcap", [0.0, 0.5])
+def test_flex_takes_every_mask(name: str, softcap: float, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     monkeypatch.setattr(bench_kernel_peers, "_compiled_flex", lambda case: flex_attention)
     monkeypatch.setattr(Inputs, "leaves", lambda x: [x.q, x.k, x.v])  # no gradient on the CPU
-    case, x = Case(name, SEQLEN), Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
-    assert difference(Flex().call(case, "fwd", x)(), (expected(case, x),)) < 1e-2
+    case = Case(name, SEQLEN, softcap=softcap)
+    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+    want = attend(x.q, x.k, x.v, torch.from_numpy(case.mask.to_dense()), softcap)
+    assert difference(Flex().call(case, "fwd", x)(), (want,)) < 1e-2
 
 
 def test_flex_can_be_kept_to_some_lengths() -> None:
@@ -250,21 +297,16 @@ def test_rows_have_the_records_fields() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("softcap", [0.0, 0.5])
 def test_ours_computes_the_mask_at_both_levels(
-    level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
+    level: Any, direction: Any, softcap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ours, "backend", "reference")
-    case, x = (
-        Case("packed_causal", SEQLEN, level),
-        Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu"),
-    )
+    case = Case("packed_causal", SEQLEN, level, softcap)
+    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
     got = Ours().call(case, direction, x)()
     assert [t.requires_grad for t in got] == [level == "autograd" and direction == "fwd"] * len(got)
-    leaves = x.leaves()
-    want = (attend(*leaves, torch.from_numpy(case.mask.to_dense())),)
-    if direction == "bwd":
-        want = torch.autograd.grad(want, leaves, x.dout)
-    assert difference(got, want) < 1e-2
+    assert difference(got, expected(case, direction, x)) < 1e-2
 
 
 def test_every_implementation_has_the_default_level() -> None:
@@ -292,10 +334,11 @@ def test_levels_are_not_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
 
 
-def test_the_level_reaches_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_level_and_the_softcap_reach_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Inputs, "random", lambda *_: None)
-    args = bench_kernel.options(["--masks", "full", "--level", "op"])
-    assert [case.level for case, _, _ in bench_kernel.cells(args)] == ["op"] * 2
+    args = bench_kernel.options(["--masks", "full", "--level", "op", "--softcap", "30"])
+    made = [(case.level, case.softcap) for case, _, _ in bench_kernel.cells(args)]
+    assert made == [("op", 30.0)] * 2
 
 
 def test_every_round_has_an_order_of_its_own() -> None:
@@ -337,18 +380,29 @@ class DenseGraphs:
 def test_cudnns_graphs_run_at_both_levels(
     level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case, x = (
-        Case("packed_causal", SEQLEN, level),
-        Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu"),
-    )
+    case = Case("packed_causal", SEQLEN, level)
+    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 8), "cpu")
     monkeypatch.setattr(bench_kernel_cudnn, "_graphs", lambda case, *_: DenseGraphs(case))
     got = bench_kernel_cudnn.Cudnn().call(case, direction, x)()
-    leaves = x.leaves()
-    want = (attend(*leaves, torch.from_numpy(case.mask.to_dense())),)
-    if direction == "bwd":
-        want = torch.autograd.grad(want, leaves, x.dout)
-    assert difference(got, want) < 1e-2
+    assert difference(got, expected(case, direction, x)) < 1e-2
     assert got[0].requires_grad == (level == "autograd" and direction == "fwd")
+
+
+def test_cudnns_graphs_know_every_row() -> None:
+    """Each tensor has the heads and columns of the tensors that a call is given."""
+    x = Inputs.random(8, (6, 2), Widths(24, 16), "cpu")
+    rows = {
+        "q": x.q,
+        "dq": x.q,
+        "k": x.k,
+        "dk": x.k,
+        "v": x.v,
+        "dv": x.v,
+        "o": x.dout,
+        "do": x.dout,
+    }
+    shapes = bench_kernel_cudnn.row_shapes((6, 2), Widths(24, 16))
+    assert shapes == {name: tuple(t.shape[1:]) for name, t in rows.items()}
 
 
 def test_cudnns_dense_masks_have_no_level_below_autograd() -> None:
