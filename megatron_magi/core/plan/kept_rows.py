@@ -18,7 +18,8 @@ class KeptRows:
     buffer: int
     """Number of the forward's key buffer, of those that received rows."""
     start: int
-    """The stage's key buffer is so far inside that one, unless there is an index."""
+    num_rows: int
+    """The stage's key buffer is so many rows of that one, unless there is an index."""
     index: Int32Array | None = field(default=None, repr=False)
     """int32 [n], read-only: the received rows of the stage, as rows of the forward's buffer. Own
     rows come before them and are not kept. None: the stage's key buffer lies there as a whole."""
@@ -32,7 +33,7 @@ def kept_rows(view: RankPlan) -> dict[StagePlan, KeptRows]:
 
 def _find(stage: StagePlan, buffers: list[StagePlan]) -> KeptRows:
     if stage in buffers:
-        return KeptRows(buffers.index(stage), 0)
+        return KeptRows(buffers.index(stage), 0, stage.num_keys)
     (received,) = buffers  # another forward than the staged one receives all rows at once
     assert stage.cast is not None and received.cast is not None
     there, here = rows_of(received.cast.recv_ranges), rows_of(stage.cast.recv_ranges)
@@ -40,6 +41,6 @@ def _find(stage: StagePlan, buffers: list[StagePlan]) -> KeptRows:
     index = (order[np.searchsorted(there, here, sorter=order)] + received.num_own).astype(np.int32)
     start = int(index[0]) if len(index) else 0
     if stage.num_own == 0 and np.array_equal(index, np.arange(start, start + len(index))):
-        return KeptRows(0, start)
+        return KeptRows(0, start, len(index))
     index.setflags(write=False)
-    return KeptRows(0, 0, index)
+    return KeptRows(0, 0, 0, index)

@@ -29,16 +29,17 @@ class KeptKeys:
     """[T, G, E]"""
 
     def of(self, stage: PreparedStage) -> Pair:
-        """Keys [S, G, D] and values [S, G, E] of a stage of the backward that receives rows.
+        """Keys [S, G, D] and values [S, G, E] of a stage of the backward that receives rows; of the
+        joined stage, the received ones.
 
         They are views of what is kept, wherever the stage's rows lie there side by side.
         """
         place, shapes = stage.kept, self._shapes
         assert place is not None and stage.cast is not None
-        buffer, num_keys = self.buffers[place.number], stage.table.num_k
+        buffer = self.buffers[place.number]
         if place.index is None:
-            return _pair(buffer[place.start : place.start + num_keys], shapes)
-        made = _pair(rows_beside(self.k, num_keys, shapes), shapes)
+            return _pair(buffer[place.rows], shapes)
+        made = _pair(rows_beside(self.k, stage.table.num_k, shapes), shapes)
         if stage.num_own:
             gather_rows((self.k, self.v), stage.cast.own_rows(), made, stage.num_own)
         received = [x[stage.num_own :] for x in made]

@@ -32,7 +32,7 @@ class KeptBuffer:
     """KeptRows on one device."""
 
     number: int
-    start: int
+    rows: slice
     index: DeviceTable | None
 
 
@@ -168,10 +168,11 @@ def _kept(view: RankPlan, device: torch.device) -> dict[StagePlan, KeptBuffer]:
     places = kept_rows(view)
     indices = [place.index for place in places.values() if place.index is not None]
     tables = iter(upload_together(indices, device) if indices else ())
-    return {
-        stage: KeptBuffer(place.buffer, place.start, None if place.index is None else next(tables))
-        for stage, place in places.items()
-    }
+    made = {}
+    for stage, place in places.items():
+        rows = slice(place.start, place.start + place.num_rows)
+        made[stage] = KeptBuffer(place.buffer, rows, None if place.index is None else next(tables))
+    return made
 
 
 def _joined(plan: AttnPlan, view: RankPlan, device: torch.device) -> StagePlan | None:

@@ -42,7 +42,7 @@ def check(view: RankPlan) -> None:
     for stage, place in places.items():
         buffer, wanted = buffers[place.buffer], global_rows(view, stage)
         if place.index is None:
-            found = buffer[place.start : place.start + stage.num_keys]
+            found = buffer[place.start : place.start + place.num_rows]
         else:
             assert place.index.dtype == np.int32 and not place.index.flags.writeable
             found = np.concatenate([wanted[: stage.num_own], buffer[place.index]])

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megatron_magi import AttnMask, HeadShape, MagiConfig, flex_flash_attn_func
+from megatron_magi import AttnMask, HeadShape, MagiConfig, flex_flash_attn_func, masks
 from megatron_magi.core.comm import group_reduce
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, Pair, less_dlse
 from megatron_magi.core.kernel.reference import ReferenceBackend
@@ -125,7 +125,7 @@ def joined(plan: AttnPlan, rank: int) -> PreparedPlan | None:
     table = SliceTable(stage.slices, stage.num_keys - stage.cast.num_recv, stage.num_keys)
     cast = next(s.cast for s in ready.backward if s.cast is not None)
     seen = len(stage.slices) > 0
-    both = PreparedStage(table, cast, stage.num_own, seen, KeptBuffer(0, 0, None))
+    both = PreparedStage(table, cast, stage.num_own, seen, KeptBuffer(0, slice(3, None), None))
     return replace(ready, joined=both, travel=TRAVEL)
 
 
@@ -205,11 +205,12 @@ def run(
 
 
 def received_rows(plan: AttnPlan, rank: int, whole: Whole) -> Tensor:
-    """[rows, C]: what the forward's key buffer would hold."""
+    """[3 + rows, C]: what the forward's key buffer would hold, behind own rows that it needs."""
     cast = plan.rank_plan(rank).stages[1].cast
     assert cast is not None
     rows = torch.from_numpy(rows_of(cast.recv_ranges)).long()
-    return torch.cat([x.detach()[rows].flatten(1).float() for x in whole.qkv[1:]], dim=1)
+    received = torch.cat([x.detach()[rows].flatten(1).float() for x in whole.qkv[1:]], dim=1)
+    return torch.cat([received.new_full((3, received.shape[1]), NAN), received])
 
 
 def in_turn(ranks: Ranks) -> Any:
@@ -260,3 +261,26 @@ def test_one_transport_alone_joins_the_stages(transport: Any, device: str) -> No
     assert len(plan.transfers)
     stage = prepared._joined(plan, plan.rank_plan(0), torch.device(device))
     assert (stage is not None) == (transport == "symm_mem_joined" and device == "cuda")
+
+
+def test_a_rank_that_receives_nothing_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own keys of the forward's buffer are not taken for received ones."""
+    monkeypatch.setattr(
+        prepared, "_joined", lambda plan, view, _: joined_stage(plan.mask, plan.layout, view)
+    )
+    config = MagiConfig(
+        overlap_degree=1, forward_mode="at_once", chunk_size=16, transport="symm_mem_joined",
+        keep_received_keys=True,
+    )  # fmt: skip
+    plan = make_attn_plan(masks.from_cu_seqlens([0, 48, 64]), 2, HEADS, config)
+    counts = []
+    for rank in range(2):
+        ready = prepared_for(plan, rank, CPU)
+        stage = ready.joined
+        assert stage is not None and stage.cast is not None and stage.kept is not None
+        buffer = torch.zeros(ready.forward[-1].table.num_k, HEADS.kv_row_elements)
+        k = torch.zeros(32, HEADS.num_heads_kv, HEADS.head_dim)
+        keys, values = KeptKeys([buffer], k, k).of(stage)
+        assert len(keys) == len(values) == stage.cast.num_recv
+        counts.append(len(keys))
+    assert min(counts) == 0 < max(counts)
