@@ -12,7 +12,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
   const uint32_t bars = smem + T::kOffBars;
   const uint64_t weights = ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
   const auto arrive = [&](int bar) __attribute__((always_inline)) {
-    if (thread_again() % 32 == 0) ptx::mbar_arrive(bars + bar);
+    if (ptx::thread_again() % 32 == 0) ptx::mbar_arrive(bars + bar);
   };
   const auto finish_dq = [&]() __attribute__((always_inline)) {
     ptx::fence_async_shared();
@@ -90,7 +90,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       ds[i] = ptx::pack2<Element>(s[2 * i] * dp[2 * i], s[2 * i + 1] * dp[2 * i + 1]);
-    const int thread = thread_again();
+    const int thread = ptx::thread_again();
     const uint32_t ds_store =
         smem + T::kOffDs + (64 * wg + thread % 128 / 32 * 16 + thread % 16) * 128;
     const uint32_t ds_swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
@@ -118,8 +118,8 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     arrive(T::kBarDoEmpty + 8 * stage);
     ptx::wgmma_wait<1>();  // dQ
     wait_for(bars + T::kBarDqEmpty + 8 * wg, (n & 1) ^ 1);
-    stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
-                thread_again() % 32, args.softmax_scale);
+    stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
+                ptx::thread_again() % 32, args.softmax_scale);
     ptx::wgmma_wait<0>();  // dK
     arrive(T::kBarQEmpty + 8 * stage);
   }

@@ -61,7 +61,7 @@ struct BwdPairs {
 
   MAGI_DEVICE uint32_t bar(int offset) const { return smem + T::kOffBars + offset; }
   MAGI_DEVICE void arrive(int offset) const {
-    if (thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
+    if (ptx::thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
   }
   MAGI_DEVICE uint32_t query_tile(int offset, int n) const {
     return smem + offset + n % T::kStages * T::kQueryBytes;
@@ -72,13 +72,14 @@ struct BwdPairs {
     if (n < num_steps) wait_for(bar(first_bar + 8 * (n % T::kStages)), n / T::kStages & 1);
   }
   MAGI_DEVICE bool has_arrived(int first_bar, int n) const {
-    return is_complete(bar(first_bar + 8 * (n % T::kStages)), n / T::kStages & 1);
+    return ptx::mbar_test_wait(bar(first_bar + 8 * (n % T::kStages)), n / T::kStages & 1);
   }
   MAGI_DEVICE uint32_t meta(int n) const {
     return smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
   }
   MAGI_DEVICE void load_partial(int n, Regs& r) const {
-    if (thread_again() % 32 == 0) r.partial = load_shared(meta(n) + offsetof(BwdStepMeta, partial));
+    if (ptx::thread_again() % 32 == 0)
+      r.partial = ptx::load_shared_volatile(meta(n) + offsetof(BwdStepMeta, partial));
   }
   MAGI_DEVICE void start_with_stats(float (&acc)[32], int kind, int n, const Regs& r) const {
     const int tile = 2 * (n % T::kStages) + kind;
@@ -129,7 +130,7 @@ struct BwdPairs {
   }
 
   MAGI_DEVICE void store_ds(int n, const uint32_t (&ds)[16]) const {
-    const int thread = thread_again();
+    const int thread = ptx::thread_again();
     const uint32_t row = smem + T::kOffDs + n % T::kStages * T::kScoreBytes +
                          (64 * wg + thread % 128 / 32 * 16 + thread % 16) * 128;
     const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
@@ -141,8 +142,8 @@ struct BwdPairs {
 
   MAGI_DEVICE void store_dq(int pair, const Regs& r) const {
     wait_for(bar(T::kBarDqEmpty + 8 * wg), (pair & 1) ^ 1);
-    stage_dq<T>(r.dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
-                thread_again() % 32, args.softmax_scale);
+    stage_dq<T>(r.dq, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
+                ptx::thread_again() % 32, args.softmax_scale);
   }
   MAGI_DEVICE void finish_stores() const {
     ptx::fence_async_shared();
@@ -221,7 +222,8 @@ MAGI_DEVICE void bwd_consume_pairs(const BwdArgs& args, int num_steps, int wg, u
   r.weights[2] = r.weights[3] = 0;
   if (num_steps > 0) {
     wait_for(pairs.bar(T::kBarKv), 0);
-    load_operand(r.k, smem + T::kOffK + wg * 8192, thread_again() % 128 / 32, thread_again() % 32);
+    load_operand(r.k, smem + T::kOffK + wg * 8192, ptx::thread_again() % 128 / 32,
+                 ptx::thread_again() % 32);
     for (int n = 0; n < 2; ++n) {
       pairs.wait_for_tile(T::kBarQFull, n);
       pairs.wait_for_tile(T::kBarDoFull, n);

@@ -32,20 +32,6 @@
 
 namespace magi {
 
-MAGI_DEVICE void store_shared(uint32_t addr, uint4 x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(x.x), "r"(x.y), "r"(x.z),
-               "r"(x.w)
-               : "memory");
-}
-MAGI_DEVICE uint4 load_shared_16(uint32_t addr) {
-  uint4 x;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(addr)
-               : "memory");
-  return x;
-}
-
 template <class Traits>
 struct BwdRelay : BwdConsumer<Traits> {
   using T = Traits;
@@ -93,8 +79,8 @@ struct BwdRelay : BwdConsumer<Traits> {
   // The staging tile has gone when this half of dQ comes to it.
   MAGI_DEVICE void store_half(const float (&half)[32], int which) const {
     wait_for(bar(T::kBarDqEmpty + 8 * wg), which ^ 1);
-    stage_dq<T>(half, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
-                thread_again() % 32, 1.f);
+    stage_dq<T>(half, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
+                ptx::thread_again() % 32, 1.f);
   }
   MAGI_DEVICE void finish_half() const {
     ptx::fence_async_shared();
@@ -115,11 +101,12 @@ struct BwdRelay : BwdConsumer<Traits> {
   }
 
   // A thread of warpgroup 1 reads what the thread of the same number in warpgroup 0 has written.
-  MAGI_DEVICE uint32_t own_p() const { return smem + T::kOffP + thread_again() % 128 * 16; }
+  MAGI_DEVICE uint32_t own_p() const { return smem + T::kOffP + ptx::thread_again() % 128 * 16; }
   MAGI_DEVICE void give_p(const uint32_t (&p)[16]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      store_shared(own_p() + j * 2048, {p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]});
+      ptx::store_shared(own_p() + j * 2048,
+                        make_uint4(p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]));
     __syncwarp();
     arrive(T::kBarPFull);
   }
@@ -127,13 +114,13 @@ struct BwdRelay : BwdConsumer<Traits> {
     wait_for(bar(T::kBarPFull), n & 1);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const uint4 x = load_shared_16(own_p() + j * 2048);
+      const uint4 x = ptx::load_shared_16(own_p() + j * 2048);
       p[4 * j] = x.x, p[4 * j + 1] = x.y, p[4 * j + 2] = x.z, p[4 * j + 3] = x.w;
     }
   }
 
   MAGI_DEVICE void store_ds(int n, const uint32_t (&ds)[16]) const {
-    const int thread = thread_again();
+    const int thread = ptx::thread_again();
     const uint32_t row = ds_tile(n) + (thread % 128 / 32 * 16 + thread % 16) * 128;
     const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
 #pragma unroll
@@ -243,7 +230,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     // K and V are no longer read: their tiles stage the gradients.
     ptx::bar_sync(kBarEpilogue, 256);
     const bool is_dk = wg == 1;
-    const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
+    const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
     const BwdKeyGradients& to = args.grads[block.is_received];
     const int64_t split_stride = is_dk ? to.dk_split_stride : to.dv_split_stride;
     const int64_t token_stride = is_dk ? to.dk_stride_token : to.dv_stride_token;
@@ -253,7 +240,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     char* base = static_cast<char*>(is_dk ? to.dk : to.dv) + first * (to.is_fp32 ? 4 : 2);
     store_gradient<T>(sum, smem + (is_dk ? T::kOffK : T::kOffV), base, token_stride, to.is_fp32, 0,
                       block.item.k_rows, is_dk ? args.softmax_scale : 1.f,
-                      thread_again() % 128 / 32, thread_again() % 32);
+                      ptx::thread_again() % 128 / 32, ptx::thread_again() % 32);
   }
 };
 

@@ -1,31 +1,15 @@
 // What the consumer warpgroups are made of: products, masks, and the stores of dK and dV.
 #pragma once
-#include "dq.cuh"
+#include "../device/wgmma.h"
+#include "walk.cuh"
 
 namespace magi {
-
-// Registers are what this warpgroup lacks: what is cheap to make again is made again in every step.
-// `volatile` keeps the compiler from hoisting it out of the loop.
-MAGI_DEVICE int thread_again() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-MAGI_DEVICE int load_shared(uint32_t addr) {
-  int x;
-  asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(x) : "r"(addr) : "memory");
-  return x;
-}
 
 // Lane 0 arrives for its warp. So that its arrival covers every read of what the loader writes with
 // ordinary stores, only lane 0 reads that, and hands it round.
 MAGI_DEVICE int4 load_by_lane0(uint32_t addr) {
   int4 x{};
-  if (thread_again() % 32 == 0)
-    asm volatile("ld.volatile.shared.v4.s32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(addr)
-                 : "memory");
+  if (ptx::thread_again() % 32 == 0) ptx::load_shared_volatile_16(addr, x);
   return x;
 }
 MAGI_DEVICE int from_lane0(int x) {
@@ -106,7 +90,7 @@ MAGI_DEVICE int cells_before(int c, int col) {
 // 16 u + 2 j + e is key row + 8 u and query 8 j + col + e. A key sees one interval of the queries.
 MAGI_DEVICE uint32_t visible_cells(int4 limits, int d_hi, int wg) {
   const Band band{0, limits.x, limits.y, limits.z, limits.w, d_hi};
-  const int thread = thread_again();
+  const int thread = ptx::thread_again();
   const int row = 64 * wg + thread % 128 / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
   uint32_t bits = 0;
 #pragma unroll
@@ -129,13 +113,9 @@ MAGI_DEVICE void mask_scores(float (&p)[32], uint32_t visible) {
 // Softcap: -lse * log2(e) of this thread's queries, 2 j + e that of query 8 j + col + e. Read
 // before the scores are multiplied, because loads wait behind products.
 MAGI_DEVICE void load_shifts(float (&shift)[16], uint32_t stats) {
-  const uint32_t first = stats + thread_again() % 4 * 32;
+  const uint32_t first = stats + ptx::thread_again() % 4 * 32;
 #pragma unroll
-  for (int i = 0; i < 16; ++i)
-    asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(shift[i])
-                 : "r"(first + i / 2 * 128 + i % 2 * 16)
-                 : "memory");
+  for (int i = 0; i < 16; ++i) shift[i] = ptx::load_shared_float(first + i / 2 * 128 + i % 2 * 16);
   __syncwarp();  // lane 0 releases the stats for its warp
 }
 
@@ -189,7 +169,7 @@ struct BwdConsumer {
 
   MAGI_DEVICE uint32_t bar(int offset) const { return smem + T::kOffBars + offset; }
   MAGI_DEVICE void arrive(int offset) const {
-    if (thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
+    if (ptx::thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
   }
   MAGI_DEVICE uint32_t q_tile(int n) const {
     return smem + T::kOffQ + n % T::kStages * T::kQueryBytes;
@@ -285,11 +265,7 @@ MAGI_DEVICE void store_gradient(const float (&acc)[kCount], uint32_t tile, void*
     const int in_warp = i * kRowsAtOnce + lane / kChunks;
     const uint32_t src = tile + chunk / (2 * kSteps) * T::kKeyPanelBytes +
                          ptx::swizzle_offset(16 * warp + in_warp, chunk % (2 * kSteps));
-    uint4 value;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "r"(src)
-                 : "memory");
+    const uint4 value = ptx::load_shared_16(src);
     const int row = first_row + 16 * warp + in_warp;
     if (row < k_rows)
       *reinterpret_cast<uint4*>(static_cast<typename T::Element*>(base) + row * stride_token +
@@ -304,8 +280,9 @@ MAGI_DEVICE void store_gradients(const BwdArgs& args, const float (&dk)[Traits::
   using T = Traits;
   // K and V are no longer read: their tiles stage the gradients.
   ptx::bar_sync(kBarEpilogue, 256);
-  const int warp = thread_again() % 128 / 32, lane = thread_again() % 32, first_row = 64 * wg;
-  const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
+  const int warp = ptx::thread_again() % 128 / 32, lane = ptx::thread_again() % 32,
+            first_row = 64 * wg;
+  const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
   const BwdKeyGradients& to = args.grads[block.is_received];
   const int grad_bytes = to.is_fp32 ? 4 : 2, tile_row = block.first_row(args);
   char* dk_base = static_cast<char*>(to.dk) +
