@@ -39,7 +39,7 @@ struct BwdRelay : BwdConsumer<Traits> {
   using typename BwdConsumer<T>::Probs;
   using BwdConsumer<T>::args, BwdConsumer<T>::wg, BwdConsumer<T>::smem, BwdConsumer<T>::bar,
       BwdConsumer<T>::arrive, BwdConsumer<T>::q_tile, BwdConsumer<T>::stats,
-      BwdConsumer<T>::weights, BwdConsumer<T>::wait_for_q;
+      BwdConsumer<T>::weights, BwdConsumer<T>::wait_for_q, BwdConsumer<T>::finish_dq;
   static_assert(T::kHeadDim == T::kValueDim && T::kDqCols == 128 && T::kDqParts == 2);
   static_assert(T::kDoStages == 1 && T::kDsStages == 2 && T::kMetaSlots == 8);
 
@@ -82,11 +82,6 @@ struct BwdRelay : BwdConsumer<Traits> {
     stage_dq<T>(half, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
                 ptx::thread_again() % 32, 1.f);
   }
-  MAGI_DEVICE void finish_half() const {
-    ptx::fence_async_shared();
-    __syncwarp();
-    arrive(T::kBarDqFull + 8 * wg);
-  }
   // The first half leaves, the second half stays in registers: in others than those of the product,
   // or ptxas makes the next product wait.
   MAGI_DEVICE void store_first_half(const float (&dq)[64], float (&second)[32]) const {
@@ -97,7 +92,7 @@ struct BwdRelay : BwdConsumer<Traits> {
       second[i] = dq[32 + i] * args.softmax_scale;
     }
     store_half(first, 0);
-    finish_half();
+    finish_dq();
   }
 
   // A thread of warpgroup 1 reads what the thread of the same number in warpgroup 0 has written.
@@ -119,16 +114,6 @@ struct BwdRelay : BwdConsumer<Traits> {
     }
   }
 
-  MAGI_DEVICE void store_ds(int n, const uint32_t (&ds)[16]) const {
-    const int thread = ptx::thread_again();
-    const uint32_t row = ds_tile(n) + (thread % 128 / 32 * 16 + thread % 16) * 128;
-    const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      ptx::stmatrix_x4(row + (swizzle ^ (j * 32)), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2],
-                       ds[4 * j + 3]);
-  }
-
   // Warpgroup 0. `second` is a half of dQ(n - 2), which leaves beside the product.
   MAGI_DEVICE void make_p(int n, const float (&second)[32], Probs& probs) const {
     float s[32];
@@ -138,7 +123,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     if (n > 1) store_half(second, 1);
     if constexpr (T::kSoftcap) load_shifts(shift, this->stat_tile(0, n));
     ptx::wgmma_wait<0>();
-    if (n > 1) finish_half();
+    if (n > 1) finish_dq();
     this->to_probabilities(n, 0, shift, s, probs);
     release_q(n);
   }
@@ -150,7 +135,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     if (n > 0) store_half(second, 1);
     ptx::wgmma_wait<0>();
     arrive(T::kBarDoEmpty);
-    if (n > 0) finish_half();
+    if (n > 0) finish_dq();
     take_p(n, ds);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -179,7 +164,7 @@ struct BwdRelay : BwdConsumer<Traits> {
       } else if (n > 0) {
         if (n > 1) {
           store_half(second, 1);
-          finish_half();
+          finish_dq();
         }
         wait_for(bar(T::kBarDsFull), (n - 1) & 1);
       }
@@ -195,7 +180,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     }
     if (num_steps > 0) {
       store_half(second, 1);
-      finish_half();
+      finish_dq();
     }
   }
 
@@ -205,7 +190,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     for (int n = 0; n < num_steps; ++n) {
       uint32_t ds[16];
       make_ds(n, second, ds);
-      store_ds(n, ds);
+      store_ds_rows(ds, ds_tile(n), 0);
       wait_for_q(n);
       start_gradient(ds, q_tile(n), dk);
       ptx::fence_async_shared();
@@ -221,7 +206,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     }
     if (num_steps > 0) {
       store_half(second, 1);
-      finish_half();
+      finish_dq();
     }
   }
 

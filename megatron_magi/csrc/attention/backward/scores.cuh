@@ -1,22 +1,16 @@
 // What the consumer warpgroups are made of: products, masks, and the stores of dK and dV.
 #pragma once
+#include "../device/lanes.h"
 #include "../device/wgmma.h"
 #include "walk.cuh"
 
 namespace magi {
 
-// Lane 0 arrives for its warp. So that its arrival covers every read of what the loader writes with
-// ordinary stores, only lane 0 reads that, and hands it round.
+// What the loader writes with ordinary stores; lane 0 arrives for its warp, and hands it round.
 MAGI_DEVICE int4 load_by_lane0(uint32_t addr) {
   int4 x{};
   if (ptx::thread_again() % 32 == 0) ptx::load_shared_volatile_16(addr, x);
   return x;
-}
-MAGI_DEVICE int from_lane0(int x) {
-  return __shfl_sync(0xffffffff, x, 0);
-}
-MAGI_DEVICE int4 from_lane0(const int4& x) {
-  return {from_lane0(x.x), from_lane0(x.y), from_lane0(x.z), from_lane0(x.w)};
 }
 
 // Columns [16 k, 16 k + 16) of a tile of keys or of queries, from the tile's descriptor.
@@ -136,6 +130,19 @@ MAGI_DEVICE void capped_probabilities(const BwdArgs& args, const float (&shift)[
   }
 }
 
+// dS of a warpgroup's 64 keys to rows of a tile, from `first_row` on; `offset`, of the tile from
+// `base`, is added last.
+MAGI_DEVICE void store_ds_rows(const uint32_t (&ds)[16], uint32_t base, int first_row,
+                               uint32_t offset = 0) {
+  const int thread = ptx::thread_again();
+  const uint32_t row = base + (first_row + thread % 128 / 32 * 16 + thread % 16) * 128;
+  const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    ptx::stmatrix_x4(row + offset + (swizzle ^ (j * 32)), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2],
+                     ds[4 * j + 3]);
+}
+
 // As mask_scores, for pairs of 16-bit values.
 MAGI_DEVICE void mask_packed(uint32_t (&p)[16], uint32_t visible) {
 #pragma unroll
@@ -157,7 +164,7 @@ struct BwdProbs<true> {
   MAGI_DEVICE uint32_t (&slopes())[16] { return own_slopes; }
 };
 
-// What the consumers of wide heads share.
+// What the consumers share.
 template <class Traits>
 struct BwdConsumer {
   using T = Traits;
@@ -171,8 +178,18 @@ struct BwdConsumer {
   MAGI_DEVICE void arrive(int offset) const {
     if (ptx::thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
   }
+  // dQ is in its staging tile.
+  MAGI_DEVICE void finish_dq() const {
+    ptx::fence_async_shared();
+    __syncwarp();
+    arrive(T::kBarDqFull + 8 * wg);
+  }
   MAGI_DEVICE uint32_t q_tile(int n) const {
     return smem + T::kOffQ + n % T::kStages * T::kQueryBytes;
+  }
+  // What the step is, a BwdStepMeta.
+  MAGI_DEVICE uint32_t meta(int n) const {
+    return smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
   }
   MAGI_DEVICE uint32_t stat_tile(int kind, int n) const {
     return smem + T::kOffStats + (2 * (n % T::kStages) + kind) * T::kStatBytes;
@@ -200,7 +217,7 @@ struct BwdConsumer {
   // `shift` is that of load_shifts.
   MAGI_DEVICE void to_probabilities(int n, int key_block, const float (&shift)[16], float (&s)[32],
                                     Probs& probs) const {
-    const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
+    const uint32_t meta = this->meta(n);
     const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
     if constexpr (T::kSoftcap) {

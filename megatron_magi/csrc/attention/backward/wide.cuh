@@ -132,9 +132,7 @@ struct BwdWide : BwdConsumer<Traits> {
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     store_dq(dq, 2 - 2 * wg);
-    ptx::fence_async_shared();
-    __syncwarp();
-    arrive(T::kBarDqFull + 8 * wg);
+    this->finish_dq();
     ptx::wgmma_wait<0>();  // dK
     arrive(T::kBarDsEmpty);
     arrive(T::kBarQEmpty + 8 * (n % T::kStages));

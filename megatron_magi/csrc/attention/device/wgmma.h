@@ -70,51 +70,40 @@ MAGI_DEVICE uint64_t descriptor_plus(uint64_t desc, uint32_t bytes) {
 template <int N, class Element>
 struct Wgmma;
 
-#define MAGI_R0 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define MAGI_R1 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define MAGI_R2 ",%16,%17,%18,%19,%20,%21,%22,%23"
-#define MAGI_R3 ",%24,%25,%26,%27,%28,%29,%30,%31"
-#define MAGI_R4 ",%32,%33,%34,%35,%36,%37,%38,%39"
-#define MAGI_R5 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define MAGI_R6 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define MAGI_R7 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define MAGI_R8_11                                                           \
+// The operands of N / 2 accumulators.
+#define MAGI_REGS_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define MAGI_REGS_48 MAGI_REGS_32 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define MAGI_REGS_64 MAGI_REGS_48 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define MAGI_REGS_80 MAGI_REGS_64 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define MAGI_REGS_96 MAGI_REGS_80 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define MAGI_REGS_128 \
+  MAGI_REGS_96        \
+  ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define MAGI_REGS_192                                                        \
+  MAGI_REGS_128                                                              \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81" \
   ",%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define MAGI_R12_15                                                                   \
+#define MAGI_REGS_256                                                                 \
+  MAGI_REGS_192                                                                       \
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112" \
   ",%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define MAGI_REGS_32 MAGI_R0 MAGI_R1
-#define MAGI_REGS_48 MAGI_REGS_32 MAGI_R2
-#define MAGI_REGS_64 MAGI_REGS_32 MAGI_R2 MAGI_R3
-#define MAGI_REGS_80 MAGI_REGS_64 MAGI_R4
-#define MAGI_REGS_96 MAGI_REGS_80 MAGI_R5
-#define MAGI_REGS_128 MAGI_REGS_80 MAGI_R5 MAGI_R6 MAGI_R7
-#define MAGI_REGS_192 MAGI_REGS_128 MAGI_R8_11
-#define MAGI_REGS_256 MAGI_REGS_192 MAGI_R12_15
 
-#define MAGI_D8(i)                                                                            \
+// Eight accumulators from d[i] on: added to, or overwritten.
+#define MAGI_ADD8(i)                                                                          \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MAGI_NEW8(i)                                                                          \
   "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), \
       "=f"(d[i + 6]), "=f"(d[i + 7])
-#define MAGI_NEW_32 MAGI_NEW8(0), MAGI_NEW8(8)
-#define MAGI_NEW_48 MAGI_NEW_32, MAGI_NEW8(16)
-#define MAGI_NEW_64 MAGI_NEW_32, MAGI_NEW8(16), MAGI_NEW8(24)
-#define MAGI_NEW_80 MAGI_NEW_64, MAGI_NEW8(32)
-#define MAGI_NEW_96 MAGI_NEW_80, MAGI_NEW8(40)
-#define MAGI_NEW_128 MAGI_NEW_80, MAGI_NEW8(40), MAGI_NEW8(48), MAGI_NEW8(56)
-#define MAGI_NEW_192 MAGI_NEW_128, MAGI_NEW8(64), MAGI_NEW8(72), MAGI_NEW8(80), MAGI_NEW8(88)
-#define MAGI_NEW_256 MAGI_NEW_192, MAGI_NEW8(96), MAGI_NEW8(104), MAGI_NEW8(112), MAGI_NEW8(120)
-#define MAGI_ACC_32 MAGI_D8(0), MAGI_D8(8)
-#define MAGI_ACC_48 MAGI_ACC_32, MAGI_D8(16)
-#define MAGI_ACC_64 MAGI_ACC_32, MAGI_D8(16), MAGI_D8(24)
-#define MAGI_ACC_80 MAGI_ACC_64, MAGI_D8(32)
-#define MAGI_ACC_96 MAGI_ACC_80, MAGI_D8(40)
-#define MAGI_ACC_128 MAGI_ACC_80, MAGI_D8(40), MAGI_D8(48), MAGI_D8(56)
-#define MAGI_ACC_192 MAGI_ACC_128, MAGI_D8(64), MAGI_D8(72), MAGI_D8(80), MAGI_D8(88)
-#define MAGI_ACC_256 MAGI_ACC_192, MAGI_D8(96), MAGI_D8(104), MAGI_D8(112), MAGI_D8(120)
+// All N / 2 of them, where X is one of the two.
+#define MAGI_ACC_32(X) X(0), X(8)
+#define MAGI_ACC_48(X) MAGI_ACC_32(X), X(16)
+#define MAGI_ACC_64(X) MAGI_ACC_48(X), X(24)
+#define MAGI_ACC_80(X) MAGI_ACC_64(X), X(32)
+#define MAGI_ACC_96(X) MAGI_ACC_80(X), X(40)
+#define MAGI_ACC_128(X) MAGI_ACC_96(X), X(48), X(56)
+#define MAGI_ACC_192(X) MAGI_ACC_128(X), X(64), X(72), X(80), X(88)
+#define MAGI_ACC_256(X) MAGI_ACC_192(X), X(96), X(104), X(112), X(120)
 
 // i0..i6 are the operand numbers that follow the N/2 accumulators.
 #define MAGI_WGMMA(N, Element, TYPE, i0, i1, i2, i3, i4, i5, i6)                                   \
@@ -126,14 +115,14 @@ struct Wgmma;
                    ", 0;\n"                                                                        \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
                    " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}"       \
-                   : MAGI_ACC_##N                                                                  \
+                   : MAGI_ACC_##N(MAGI_ADD8)                                                       \
                    : "l"(a), "l"(b), "r"(accumulate), "n"(kTransA), "n"(kTransB));                 \
     }                                                                                              \
     template <int kTransA, int kTransB>                                                            \
     static MAGI_DEVICE void ss_first(float (&d)[N / 2], uint64_t a, uint64_t b) {                  \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
                    " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", 0, 1, 1, %" #i2 ", %" #i3 ";"        \
-                   : MAGI_NEW_##N                                                                  \
+                   : MAGI_ACC_##N(MAGI_NEW8)                                                       \
                    : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));                                  \
     }                                                                                              \
     template <int kTransB>                                                                         \
@@ -141,7 +130,7 @@ struct Wgmma;
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
                    " {" MAGI_REGS_##N "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4            \
                                       ", 0, 1, 1, %" #i5 ";"                                       \
-                   : MAGI_NEW_##N                                                                  \
+                   : MAGI_ACC_##N(MAGI_NEW8)                                                       \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));            \
     }                                                                                              \
     template <int kTransB>                                                                         \
@@ -151,7 +140,7 @@ struct Wgmma;
           ", 0;\n"                                                                                 \
           "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MAGI_REGS_##N       \
           "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4 ", p, 1, 1, %" #i6 ";}"                \
-          : MAGI_ACC_##N                                                                           \
+          : MAGI_ACC_##N(MAGI_ADD8)                                                                \
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransB));    \
     }                                                                                              \
   };
