@@ -11,31 +11,6 @@
 
 namespace magi {
 
-MAGI_DEVICE int load_acquire(const int32_t* ptr) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(ptr) : "memory");
-  return value;
-}
-MAGI_DEVICE void store_release(int32_t* ptr, int value) {
-  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
-}
-MAGI_DEVICE int load_acquire_shared(uint32_t addr) {
-  int value;
-  asm volatile("ld.acquire.cta.shared::cta.b32 %0, [%1];" : "=r"(value) : "r"(addr) : "memory");
-  return value;
-}
-MAGI_DEVICE void store_release_shared(uint32_t addr, int value) {
-  asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" ::"r"(addr), "r"(value) : "memory");
-}
-MAGI_DEVICE int4 load_shared_row(uint32_t addr) {
-  int4 row;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(row.x), "=r"(row.y), "=r"(row.z), "=r"(row.w)
-               : "r"(addr)
-               : "memory");
-  return row;
-}
-
 // The steps' visits, which warp 1 writes ahead (visits.cuh). Steps are read in order, all of them
 // or every second one.
 template <class Traits>
@@ -48,9 +23,10 @@ struct BwdVisits {
     const int batch = n / T::kVisitsAtOnce;
     if (n % T::kVisitsAtOnce < kStride)
       wait_for(bars + T::kBarVisitsFull + 8 * (batch % 2), batch / 2 & 1);
-    const int4 slot =
-        load_shared_row(slots + n % T::kVisitSlots * static_cast<int>(sizeof(BwdVisit)));
-    return {slot.x, slot.y, slot.z, slot.w};
+    const uint4 slot =
+        ptx::load_shared_16(slots + n % T::kVisitSlots * static_cast<int>(sizeof(BwdVisit)));
+    return {static_cast<int>(slot.x), static_cast<int>(slot.y), static_cast<int>(slot.z),
+            static_cast<int>(slot.w)};
   }
   MAGI_DEVICE void was_read(int n) const {
     if (n % T::kVisitsAtOnce >= T::kVisitsAtOnce - kStride)
@@ -76,15 +52,15 @@ struct BwdSignals {
   }
   MAGI_DEVICE bool ready(int step, const BwdVisit& visit) const {
     const int32_t* counter = counters + visit.row_group;
-    return (visit.after_first == 0 || load_acquire(counter) == visit.after_first) &&
-           (visit.after_second == 0 || load_acquire(counter + 1) == visit.after_second) &&
+    return (visit.after_first == 0 || ptx::load_acquire_gpu(counter) == visit.after_first) &&
+           (visit.after_second == 0 || ptx::load_acquire_gpu(counter + 1) == visit.after_second) &&
            follows(step, visit);
   }
   // Whether the other warp has added what it shares with this step.
   MAGI_DEVICE bool follows(int step, const BwdVisit& visit) const {
     if (!Traits::kInPairs || (visit.signal & BwdVisit::kContinues) == 0) return true;
     const bool is_own = args.heads_inner && args.heads_per_block % 2 == 0;  // added by this warp
-    return is_own || load_acquire_shared(added + 4 * (1 - half)) >= step;
+    return is_own || ptx::load_acquire_cta(added + 4 * (1 - half)) >= step;
   }
   MAGI_DEVICE void pending(const BwdVisit& visit) {
     last = counters + visit.row_group;
@@ -94,10 +70,10 @@ struct BwdSignals {
   MAGI_DEVICE void signal(int step) {
     if (last == nullptr) return;
     ptx::fence_async_global();
-    if constexpr (Traits::kInPairs) store_release_shared(added + 4 * half, step + 1);
+    if constexpr (Traits::kInPairs) ptx::store_release_cta(added + 4 * half, step + 1);
     const int number = last_signal / BwdVisit::kAllFlags;
-    if (last_signal & BwdVisit::kEndsFirst) store_release(last, number);
-    if (last_signal & BwdVisit::kEndsSecond) store_release(last + 1, number);
+    if (last_signal & BwdVisit::kEndsFirst) ptx::store_release_gpu(last, number);
+    if (last_signal & BwdVisit::kEndsSecond) ptx::store_release_gpu(last + 1, number);
     last = nullptr;
   }
 };
@@ -117,7 +93,7 @@ MAGI_DEVICE void bwd_reduce_dq_in_order(const BwdArgs& args, int num_steps, int 
     const bool is_last_part = part == T::kDqParts - 1;
     const BwdVisit visit = visits.of(n);
     bool is_ready = part > 0 || signals.ready(n, visit);
-    while (!is_ready && !is_complete(full, turn & 1)) is_ready = signals.ready(n, visit);
+    while (!is_ready && !ptx::mbar_test_wait(full, turn & 1)) is_ready = signals.ready(n, visit);
     wait_for(full, turn & 1);
     const volatile BwdStepMeta& m =
         *reinterpret_cast<const BwdStepMeta*>(meta + n % T::kMetaSlots * T::kMetaBytes);
@@ -138,7 +114,7 @@ MAGI_DEVICE void bwd_reduce_dq_in_order(const BwdArgs& args, int num_steps, int 
     if (is_last_part) {
       visits.was_read(n);
       signals.pending(visit);
-      if (!is_complete(full, (turn + 1) & 1)) {
+      if (!ptx::mbar_test_wait(full, (turn + 1) & 1)) {
         ptx::bulk_wait<0>();
         signals.signal(n);
       }

@@ -23,8 +23,7 @@ struct alignas(16) BwdStepMeta {
 // Named barriers (0 is __syncthreads).
 enum BwdNamedBarrier : int { kBarScores = 1, kBarEpilogue = 2 };
 
-template <class Element_, int kHeadDim_, bool kDeterministic_, int kValueDim_ = kHeadDim_,
-          bool kSoftcap_ = false>
+template <class Element_, int kHeadDim_, bool kDeterministic_, int kValueDim_, bool kSoftcap_>
 struct BwdTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of queries and keys
@@ -113,7 +112,7 @@ struct BwdTraits {
   static constexpr int kBarKv = MAGI_OFFSET(kv) - kOffBars;
   static constexpr int kBarDqFull = MAGI_OFFSET(dq_full) - kOffBars;
   static constexpr int kBarDqEmpty = MAGI_OFFSET(dq_empty) - kOffBars;
-  static constexpr int kBarDsFull = MAGI_OFFSET(ds_bars) - kOffBars;  // kInPairs only
+  static constexpr int kBarDsFull = MAGI_OFFSET(ds_bars) - kOffBars;  // kInPairs and kRelay
   static constexpr int kBarVisitsFull = MAGI_OFFSET(visits_full) - kOffBars;
   static constexpr int kBarVisitsEmpty = MAGI_OFFSET(visits_empty) - kOffBars;
   static constexpr int kBarDsEmpty = kBarDsFull;    // kWide only
