@@ -38,9 +38,11 @@ constexpr TileCost kTiles[] = {
 constexpr double kTileCost = 0.3;     // starting a tile and writing it out
 constexpr double kMaskedCost = 0.07;  // a masked step over an unmasked one
 constexpr double kMergeCost = 30.;    // of merging two parts: a few small launches, about 50 us
-constexpr int64_t kFewItems = 8;      // items per processor below which the last wave matters
-constexpr int64_t kMaxParts = 8;      // of a split key walk
-constexpr int64_t kLeastSteps = 8;    // the fewest steps of a part
+// Items per processor below which the last wave matters: those of a launch, and of a section of
+// heads (measured with 8 to 32 kv heads, docs/kernel_notes.md).
+constexpr int64_t kFewItems = 8;
+constexpr int64_t kMaxParts = 8;    // of a split key walk
+constexpr int64_t kLeastSteps = 8;  // the fewest steps of a part
 constexpr int64_t kMaxPack = 64;
 constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
 constexpr int64_t kL2Budget = 32 << 20;  // bytes of K and V walked together; the L2 has 50 MiB
@@ -142,7 +144,7 @@ FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k
   }
   if (!best)
     throw std::invalid_argument("no forward kernel for head_dim " + std::to_string(heads.head_dim));
-  best->heads_per_section = heads_that_fit(best->work.active_keys, heads);
+  best->heads_per_section = heads_per_section(best->work, heads, best->variant, num_sms);
   return *std::move(best);
 }
 
@@ -152,10 +154,15 @@ double fwd_cost(std::span<const Slice> slices, int64_t num_q, int64_t num_k, con
   return work_cost(work, heads, variant, num_sms);
 }
 
-int64_t heads_that_fit(int64_t active_keys, const FwdHeads& heads) {
-  const int64_t head_bytes = std::max<int64_t>(active_keys, 1) * heads.head_dim * 2 * 2;
-  const int64_t fit = std::min(std::max<int64_t>(kL2Budget / head_bytes, 1), heads.heads_kv);
-  return ceil_div(heads.heads_kv, ceil_div(heads.heads_kv, fit));
+int64_t heads_per_section(const FwdWorkList& work, const FwdHeads& heads, const FwdVariant& variant,
+                          int64_t num_sms) {
+  const int64_t head_bytes = std::max<int64_t>(work.active_keys, 1) * heads.head_dim * 2 * 2;
+  const int64_t fit = std::max<int64_t>(kL2Budget / head_bytes, 1);
+  const int64_t tiles = std::max<int64_t>(static_cast<int64_t>(work.tiles.size()), 1);
+  const int64_t items = tiles * (heads.heads_q / heads.heads_kv / variant.pack);  // of a kv head
+  const int64_t filling = ceil_div(kFewItems * num_sms, items);
+  const int64_t together = std::min(std::max(fit, filling), heads.heads_kv);
+  return ceil_div(heads.heads_kv, ceil_div(heads.heads_kv, together));
 }
 
 }  // namespace magi

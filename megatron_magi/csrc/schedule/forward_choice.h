@@ -44,8 +44,11 @@ FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k
 double fwd_cost(std::span<const Slice> slices, int64_t num_q, int64_t num_k, const FwdHeads& heads,
                 const FwdVariant& variant, int64_t num_sms);
 
-// The number of kv heads whose K and V fit in the L2 for so many keys, if the heads are spread
-// evenly over the sections.
-int64_t heads_that_fit(int64_t active_keys, const FwdHeads& heads);
+// The number of kv heads that are walked together, spread evenly over the sections: those whose K
+// and V fit in the L2, and more where these would give the processors too few items, because a
+// section's longest items are followed by its shortest ones, which fill the end of the launch
+// alone.
+int64_t heads_per_section(const FwdWorkList& work, const FwdHeads& heads, const FwdVariant& variant,
+                          int64_t num_sms);
 
 }  // namespace magi

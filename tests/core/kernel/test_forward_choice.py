@@ -100,9 +100,21 @@ def test_heads_are_packed_as_far_as_they_can_be_or_not_at_all() -> None:
 @pytest.mark.parametrize("keys, together", [(1000, 8), (16384, 4), (10**7, 1)])
 def test_heads_walked_together_fit_in_the_cache(keys: int, together: int) -> None:
     """32 MiB of keys and values, in sections of equally many heads."""
-    mask = masks.from_ranges([[0, 8]], [[0, keys]], [0], total_seqlen_q=8, total_seqlen_k=keys)
-    chosen = solver.choose_fwd(mask.slices, 8, keys, 8, 8, 128, 132)
+    mask = masks.from_ranges(
+        [[0, 40000]], [[0, keys]], [0], total_seqlen_q=40000, total_seqlen_k=keys
+    )
+    chosen = solver.choose_fwd(mask.slices, 40000, keys, 64, 8, 128, 132)
     assert chosen.heads_per_section == together
+
+
+@pytest.mark.parametrize("tokens, together", [(16384, 8), (65536, 4), (2**20, 1)])
+def test_heads_walked_together_fill_the_processors(tokens: int, together: int) -> None:
+    """Few tiles of a head: eight items for every processor, or half as many where the heads of two
+    sections are equally many, whatever the cache holds."""
+    chosen = solver.choose_fwd(masks.causal(tokens).slices, tokens, tokens, 16, 16, 192, 132)
+    items = len(chosen.work.tiles) * together
+    assert chosen.heads_per_section == together
+    assert items >= 8 * 132 / 2 and (together == 1 or items < 2 * 8 * 132)
 
 
 def test_another_head_dim_has_no_kernel() -> None:
