@@ -103,7 +103,8 @@ def model(plan: AttnPlan, rates: Rates, per_node: int, *, once: bool) -> Modelle
 
 
 def with_tiles(costs: solver.StageCosts, tile_ps: float) -> solver.StageCosts:
-    names = ("row_ps", "grad_row_ps", "exchange_ps", "call_ps", "pass_ps", "crossing_row_ps")
+    names = ("row_ps", "grad_row_ps", "exchange_ps", "call_ps", "pass_ps", "crossing_row_ps",
+             "keeps_rows")  # fmt: skip
     return solver.StageCosts(
         tile_ps=round(tile_ps), **{name: getattr(costs, name) for name in names}
     )

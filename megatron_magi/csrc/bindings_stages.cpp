@@ -66,9 +66,10 @@ py::array_t<double> backward_times(const magi::StageCosts& costs, const Int64Arr
 
 void bind_stages(py::module_& m) {
   py::class_<magi::StageCosts>(m, "StageCosts", "What stages take, in picoseconds.")
-      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), py::kw_only(),
-           py::arg("row_ps"), py::arg("grad_row_ps"), py::arg("tile_ps"), py::arg("exchange_ps"),
-           py::arg("call_ps"), py::arg("pass_ps"), py::arg("crossing_row_ps") = 0)
+      .def(py::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>(),
+           py::kw_only(), py::arg("row_ps"), py::arg("grad_row_ps"), py::arg("tile_ps"),
+           py::arg("exchange_ps"), py::arg("call_ps"), py::arg("pass_ps"),
+           py::arg("crossing_row_ps") = 0, py::arg("keeps_rows") = false)
       .def_readonly("row_ps", &magi::StageCosts::row_ps)
       .def_readonly("grad_row_ps", &magi::StageCosts::grad_row_ps)
       .def_readonly("tile_ps", &magi::StageCosts::tile_ps)
@@ -76,6 +77,7 @@ void bind_stages(py::module_& m) {
       .def_readonly("call_ps", &magi::StageCosts::call_ps)
       .def_readonly("pass_ps", &magi::StageCosts::pass_ps)
       .def_readonly("crossing_row_ps", &magi::StageCosts::crossing_row_ps)
+      .def_readonly("keeps_rows", &magi::StageCosts::keeps_rows)
       .def("forward_stages", &forward_stages, py::arg("work"), py::arg("degree"),
            py::arg("forward"), "Every rank's stages on the modelled time line, in microseconds.")
       .def("backward_times", &backward_times, py::arg("work"), py::arg("degree"),

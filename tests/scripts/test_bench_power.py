@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from bench_power import Samples, parse, row  # noqa: E402
+from bench_power import Samples, parse, row
 
 
 def test_lines_are_parsed_without_the_first_tenth_and_a_cut_one() -> None:

@@ -32,4 +32,5 @@ def stage_costs(head_shape: HeadShape, config: MagiConfig, num_tokens: int) -> s
         "pass_ps": pass_s * 1e12,
         "crossing_row_ps": head_shape.kv_row_bytes / (table.node_link_gib_s * 2**30) * 1e12,
     }
-    return solver.StageCosts(**{name: round(min(t, LONGEST_PS)) for name, t in times.items()})
+    rounded = {name: round(min(t, LONGEST_PS)) for name, t in times.items()}
+    return solver.StageCosts(**rounded, keeps_rows=config.keep_received_keys)

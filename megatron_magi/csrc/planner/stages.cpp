@@ -43,7 +43,8 @@ TimePs backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree
   const TimePs own = TimePs{work.own_tiles} * costs.tile_ps / 2 * 5;
   const TimePs remote = TimePs{work.remote_tiles} * costs.tile_ps / 2 * 5;
   const int64_t parts = std::max<int64_t>(degree, 1);
-  const TimePs receive = exchange_ps(work, costs, costs.row_ps, parts);
+  const TimePs receive =
+      costs.keeps_rows ? TimePs{0} : exchange_ps(work, costs, costs.row_ps, parts);
   const TimePs grads = exchange_ps(work, costs, costs.grad_row_ps, parts);
   const TimePs first = std::max<TimePs>(receive, costs.pass_ps);
   if (degree == 0) return first + own + remote + grads;

@@ -21,6 +21,7 @@ struct StageCosts {
   int64_t call_ps = 0;          // fixed cost of one more kernel call
   int64_t pass_ps = 0;          // to read or write 8 bytes for every element of a rank's out
   int64_t crossing_row_ps = 0;  // to receive one row from another node
+  bool keeps_rows = false;      // the backward reads the rows that the forward has received
 };
 
 // The work of one rank.
@@ -66,8 +67,8 @@ TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
                        const Staging& staging);
 
 // Modelled backward time of the slowest rank. The first rows arrive while sums are prepared (one
-// pass). Then come the remote stages, each of whose gradients are sent while the next stage
-// computes, and own keys last.
+// pass), unless they were kept. Then come the remote stages, each of whose gradients are sent while
+// the next stage computes, and own keys last.
 TimePs backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
 
 // The degree in 0..kMaxAutoDegree and the forward with the least modelled time, and the lower ones

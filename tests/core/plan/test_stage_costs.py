@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from megatron_magi import HeadShape
@@ -41,6 +42,16 @@ def test_gradients_in_fp32_are_twice_as_heavy_on_their_way_home() -> None:
     )
     assert half.grad_row_ps == half.row_ps == full.row_ps
     assert full.grad_row_ps == pytest.approx(2 * half.grad_row_ps)
+
+
+def test_kept_rows_are_not_received_again() -> None:
+    again, kept = (
+        stage_costs(PLAIN, magi_config(keep_received_keys=keeps), 4096) for keeps in (False, True)
+    )
+    work = np.array([[100, 100, 50, 4096]])
+    assert not again.keeps_rows and kept.keeps_rows
+    assert kept.forward_stages(work, 1, 2).tolist() == again.forward_stages(work, 1, 2).tolist()
+    assert kept.backward_times(work, 1) < again.backward_times(work, 1)
 
 
 def test_no_cost_is_beyond_the_longest() -> None:

@@ -27,6 +27,7 @@ CASES = {
     "window": (masks.sliding_window(2**16, (4096, 0)), 8, {"memory_gib_s": 100.0}),
     "no_exchange": (masks.from_cu_seqlens([*range(0, 65537, 8192)]), 8, {}),
     "one_rank": (PACKED, 1, {}),
+    "kept": (masks.causal(2**16), 4, {"link_gib_s": 25.0, "keep_received_keys": True}),
 }
 all_cases = pytest.mark.parametrize("mask, cp_size, costs", CASES.values(), ids=CASES)
 
@@ -62,6 +63,7 @@ def documented(plan: AttnPlan) -> tuple[float, float]:
         else:
             forward = max(part, own) + (n - 1) * max(part, remote // n) + remote // n
             forward += n * c.call_ps + (n + 1) * c.pass_ps
+        part = 0 if plan.config.keep_received_keys else part  # again, for the backward
         home = exchange(c.grad_row_ps, parts)
         own, remote = (t * c.tile_ps // 2 * 5 for t in (own_tiles, remote_tiles))
         backward = max(part, c.pass_ps)
