@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
+from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_mtp_block_spec,
@@ -38,13 +38,15 @@ Rule = Callable[[Any, str, Any], Any]
 """(owner, field name, value) -> the value to put there."""
 
 
-class MagiSpecProvider(BackendSpecProvider):  # type: ignore[misc]
+class MagiSpecProvider:
     """Provides our core attention (and a local RMSNorm); all other modules come from `fallback`.
 
     It is for the spec builders that take a provider (`get_mlp_module_spec_for_backend`,
-    `get_moe_module_spec_for_backend`, `get_mtp_layer_spec_for_backend`). Signatures are open
-    because they grow between Megatron versions.
+    `get_moe_module_spec_for_backend`, `get_mtp_layer_spec_for_backend`), whose protocol grows
+    between Megatron versions.
     """
+
+    fallback: Any = None  # while the object is copied
 
     def __init__(self, fallback: Any = None) -> None:
         self.fallback = fallback or LocalSpecProvider()
@@ -58,33 +60,9 @@ class MagiSpecProvider(BackendSpecProvider):  # type: ignore[misc]
         norm = self.fallback.layer_norm(rms_norm=rms_norm, for_qk=for_qk, **kwargs)
         return RMSNorm if rms_norm and norm is WrappedTorchNorm else norm
 
-    def linear(self) -> Any:
-        """Fallback's."""
-        return self.fallback.linear()
-
-    def column_parallel_linear(self) -> Any:
-        """Fallback's."""
-        return self.fallback.column_parallel_linear()
-
-    def row_parallel_linear(self) -> Any:
-        """Fallback's."""
-        return self.fallback.row_parallel_linear()
-
-    def fuse_layernorm_and_linear(self) -> bool:
-        """Fallback's."""
-        return self.fallback.fuse_layernorm_and_linear()
-
-    def column_parallel_layer_norm_linear(self) -> Any:
-        """Fallback's."""
-        return self.fallback.column_parallel_layer_norm_linear()
-
-    def grouped_mlp_modules(self, *args: Any, **kwargs: Any) -> Any:
-        """Fallback's."""
-        return self.fallback.grouped_mlp_modules(*args, **kwargs)
-
-    def activation_func(self) -> Any:
-        """Fallback's."""
-        return self.fallback.activation_func()
+    def __getattr__(self, name: str) -> Any:
+        """All other modules are the fallback's."""
+        return getattr(self.fallback, name)
 
 
 def with_magi_attention(spec: Any) -> Any:

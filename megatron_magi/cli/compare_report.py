@@ -4,29 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from megatron_magi.training.parity.compare import Comparison, RunCurves
-
-
-class Report(Protocol):
-    """A finished comparison."""
-
-    @property
-    def passed(self) -> bool:
-        """Every run passes and every control fails."""
-
-    def table(self) -> list[str]:
-        """Lines for people."""
-
-    def verdicts(self) -> list[str]:
-        """One line a run."""
-
-    def facts(self) -> dict[str, Any]:
-        """All of it, for programs."""
-
-    def draw(self) -> Any:
-        """The figure; raises ImportError without matplotlib."""
 
 
 @dataclass(frozen=True)

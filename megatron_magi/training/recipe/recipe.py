@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -56,11 +56,6 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def known_keys() -> list[str]:
-    """Every key a recipe may have, dotted, in the order of the dataclasses."""
-    return [key for key, is_section in _walk_schema(RunConfig) if not is_section]
-
-
 def _read_yaml(path: Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
@@ -97,13 +92,12 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _walk_schema(cls: type, prefix: str = "") -> Iterator[tuple[str, bool]]:
-    hints = get_type_hints(cls)
-    for f in fields(cls):
-        nested = is_dataclass(hints[f.name])
-        yield prefix + f.name, nested
-        if nested:
-            yield from _walk_schema(hints[f.name], f"{prefix}{f.name}.")
+def schema_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of all sections and fields, with their types, in the dataclasses' order."""
+    for name, kind in get_type_hints(cls).items():
+        yield prefix + name, kind
+        if is_dataclass(kind):
+            yield from schema_of(cast(type, kind), f"{prefix}{name}.")
 
 
 def _walk_keys(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, bool]]:
@@ -115,7 +109,7 @@ def _walk_keys(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _check_keys(part: DictConfig) -> None:
-    schema = dict(_walk_schema(RunConfig))
+    schema = dict(schema_of(RunConfig))
     plain = cast("dict[Any, Any]", OmegaConf.to_container(part))
     for key, nested in _walk_keys(plain):
         if key not in schema:
@@ -123,7 +117,7 @@ def _check_keys(part: DictConfig) -> None:
                 f"every key of a recipe must be a field of RunConfig, got {key!r}; "
                 f"{_suggest(key, schema)}"
             )
-        if schema[key] and not nested:
+        if is_dataclass(schema[key]) and not nested:
             raise RecipeError(
                 f"{key!r} must be a section with keys below it, got a bare value; "
                 f"set one of {', '.join(_children(key, schema))}"
@@ -135,7 +129,7 @@ def _with_words(part: DictConfig) -> DictConfig:
 
     YAML 1.1 reads on, off, yes and no as booleans. As other text they would silently become "True".
     """
-    for key, kind in _leaves(RunConfig):
+    for key, kind in schema_of(RunConfig):
         value = OmegaConf.select(part, key)
         if isinstance(value, bool) and kind in (str, str | None):
             raise RecipeError(
@@ -159,16 +153,7 @@ def _check_row(key: str, row: ListConfig) -> None:
             )
 
 
-def _leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of all fields with their types."""
-    for name, kind in get_type_hints(cls).items():
-        if is_dataclass(kind):
-            yield from _leaves(cast(type, kind), f"{prefix}{name}.")
-        else:
-            yield prefix + name, kind
-
-
-def _suggest(key: str, schema: Mapping[str, bool]) -> str:
+def _suggest(key: str, schema: Mapping[str, Any]) -> str:
     leaf = key.rsplit(".", 1)[-1]
     leaf = RENAMED.get(leaf, leaf) if key.startswith("magi.") else leaf
     same_leaf = [k for k in schema if k.rsplit(".", 1)[-1] == leaf]
@@ -183,7 +168,7 @@ def _suggest(key: str, schema: Mapping[str, bool]) -> str:
     return f"known here: {', '.join(_children(parent, schema))}"
 
 
-def _children(parent: str, schema: Mapping[str, bool]) -> list[str]:
+def _children(parent: str, schema: Mapping[str, Any]) -> list[str]:
     return [k for k in schema if k.rpartition(".")[0] == parent]
 
 
