@@ -14,10 +14,9 @@ import argparse
 import json
 from dataclasses import asdict, dataclass
 
-from megatron_magi.cli.choices import kernel_choice, layer_choice, transport_choice
 from megatron_magi.cli.parser import add_output_options
-from megatron_magi.cli.smoke_test import smoke_test
-from megatron_magi.cli.system_checks import Check, all_checks
+from megatron_magi.cli.system_checks import Check, all_checks, has_gpu, torch_or_none
+from megatron_magi.requirements import MissingRequirement, check_package, check_requirements
 
 REQUIRABLE = ("megatron", "cuda", "gpu")
 MARKS = {"ok": "ok", "absent": "--", "problem": "!!"}
@@ -97,3 +96,99 @@ def _lines(checks: object) -> list[str]:
         if check.advice:
             lines.append(f"{'':<25}-> {check.advice}")
     return lines
+
+
+def layer_choice(checks: list[Check]) -> tuple[str, str]:
+    """Which layer specs a model has here, as Megatron's --transformer-impl calls them, and why."""
+    found = {c.name for c in checks if c.status == "ok"}
+    if "transformer-engine" in found:
+        return "transformer_engine", (
+            "TransformerEngine's norms and linear layers, our core attention in place of its own"
+        )
+    norms = "apex's norms" if "apex" in found else "torch's norms (ours under sequence parallelism)"
+    return "local", (
+        f"Megatron's linear layers and {norms}, as there is no TransformerEngine: pass "
+        f"--transformer-impl local; hybrid models: --spec megatron_magi.adapter.hybrid_spec "
+        f"hybrid_local_spec"
+    )
+
+
+def kernel_choice(checks: list[Check]) -> tuple[str, str]:
+    """What kernel_backend "auto" runs for bf16 on this machine, and why."""
+    try:
+        check_requirements()
+    except MissingRequirement as error:
+        return "none", str(error)
+    torch = check_package("torch")
+    if not torch.cuda.is_available():
+        return "reference", "blockwise PyTorch on the CPU, because torch has no GPU"
+    from megatron_magi.core.kernel.select import choose_backend_name
+
+    device = torch.device("cuda", 0)
+    name = choose_backend_name(device, torch.bfloat16)
+    capability = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    library = next(c for c in checks if c.name == "CUDA library")
+    reasons = {
+        "cuda": f"our Hopper kernel, because the GPU is {capability}; library: {library.found}",
+        "flex": f"torch FlexAttention, because the GPU is {capability} and ours needs sm_90",
+        "reference": "blockwise PyTorch",
+    }
+    return name, f"{reasons[name]} (fp32 and fp64 run on the reference)"
+
+
+def transport_choice() -> tuple[str, str]:
+    """What carries key rows between ranks."""
+    torch = torch_or_none()
+    if torch is None:
+        return "none", "torch is not there"
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        nccl = f"all_to_all with uneven splits over NCCL {version}"
+        if torch.cuda.get_device_capability(0) == (9, 0):
+            return "symm_mem", (
+                f"Hopper GPUs of one host read each other's memory; over several hosts, or if they "
+                f"cannot: {nccl}"
+            )
+        return "nccl", f"{nccl}, as tensors are on GPUs"
+    if torch.distributed.is_gloo_available():
+        return "gloo", "all_to_all with uneven splits over gloo, as tensors are on the CPU"
+    return "none", "this torch has neither NCCL nor gloo; only one rank can run"
+
+
+def smoke_test() -> Check:
+    """Plan a small causal attention and compare it with torch's own; never builds anything."""
+    try:
+        check_requirements()
+    except MissingRequirement:
+        return Check("attention", "absent", "not tried without what is missing above")
+    on_gpu = has_gpu()
+    try:
+        worst = _difference_to_torch("cuda" if on_gpu else "cpu")
+    except Exception as error:  # the command is there to report whatever is broken
+        return Check("attention", "problem", f"{type(error).__name__}: {error}", "see the message")
+    if worst < 1e-4:
+        where = "cuda" if on_gpu else "cpu"
+        return Check("attention", "ok", f"planned and tried on the {where}: forward and "
+                     f"backward agree with torch's to {worst:.0e}")  # fmt: skip
+    return Check("attention", "problem", f"differs from torch's by {worst:.1e}", "report this")
+
+
+def _difference_to_torch(device: str) -> float:
+    """Largest difference of a small causal attention, forward and backward."""
+    import torch
+
+    from megatron_magi import HeadShape, MagiConfig, flex_flash_attn_func
+    from megatron_magi.core.plan import make_attn_plan
+    from megatron_magi.masks import causal
+
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(64, 2, 64, generator=generator).to(device) for _ in range(4)]
+    q, k, v = (x.clone().requires_grad_() for x in made[:3])
+    make_attn_plan(causal(64), 4, HeadShape(2, 2, 64), MagiConfig())
+    out, _ = flex_flash_attn_func(q, k, v, slices=causal(64), backend="reference")
+    got = [out, *torch.autograd.grad(out, (q, k, v), made[3])]
+    want_out = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), is_causal=True
+    ).transpose(0, 1)
+    want = [want_out, *torch.autograd.grad(want_out, (q, k, v), made[3])]
+    return max(float((a - b).detach().abs().max()) for a, b in zip(got, want, strict=True))

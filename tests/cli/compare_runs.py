@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from megatron_magi.training.run.gradient_folder import finish, open_partial, write_gradient
-from megatron_magi.training.run.step_record import StepRecord
+from megatron_magi.training.run.steps_file import StepRecord
 from tests.cli.command import Capture, run
 
 STEPS = 120

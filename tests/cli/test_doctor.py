@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.cli import doctor, smoke_test
+from megatron_magi.cli import doctor
 from megatron_magi.cli.system_checks import Check
 from tests.cli.command import Capture, run
 
@@ -46,7 +46,7 @@ def test_doctor_finds_broken_attention(capsys: Capture, monkeypatch: pytest.Monk
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such op")
 
-    monkeypatch.setattr(smoke_test, "_difference_to_torch", broken)
+    monkeypatch.setattr(doctor, "_difference_to_torch", broken)
     code, out, _ = run(capsys, "doctor", "-q")
     assert code == 1 and "not ready: attention: RuntimeError: no such op" in out
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_magi.training.recipe.config import DataConfig, LogConfig, RunConfig
-from megatron_magi.training.run.step_record import StepRecord
+from megatron_magi.training.run.steps_file import StepRecord
 
 
 def record(

@@ -16,7 +16,7 @@ from megatron_magi.training.recipe.config import (
     RunConfig,
     TrainConfig,
 )
-from megatron_magi.training.recipe.field_kinds import misfits
+from megatron_magi.training.recipe.config_checks import misfits
 from megatron_magi.training.recipe.recipe import schema_of
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.small_recipes import MINIMAL, Bad, check_refused, load

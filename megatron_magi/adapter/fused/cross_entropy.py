@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 BLOCK = 4096
@@ -138,3 +139,19 @@ def _logits_gradient(  # type: ignore[no-untyped-def]
         x = tl.load(at, mask=column < width, other=float("-inf")).to(tl.float32)
         p = tl.exp(x - shift) - tl.where(column == label, 1.0, 0.0)
         tl.store(at, p * scale, mask=column < width)
+
+
+class FusedLossGPTModel(GPTModel):  # type: ignore[misc]
+    """GPTModel with the same parameters. The backward pass overwrites the logits, so each forward
+    pass allows one backward pass."""
+
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Megatron's: labels [batch, rows], logits [rows, batch, vocabulary of this rank].
+
+        Returns:
+            float32 [batch, rows], nats.
+        """
+        losses = cross_entropy(
+            logits.contiguous(), labels.transpose(0, 1).contiguous(), self.pg_collection.tp
+        )
+        return losses.transpose(0, 1).contiguous()

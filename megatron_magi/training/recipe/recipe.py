@@ -14,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from megatron_magi.config import RENAMED
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
-from megatron_magi.training.recipe.recipe_folder import find_recipe
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -176,3 +175,37 @@ def _type_error(error: OmegaConfBaseException) -> str:
     reason = str(error.msg or error).splitlines()[0]
     key = error.full_key or "a key"
     return f"{key} must have the type of its field, got: {reason}; see training/recipe/"
+
+
+PACKAGE = Path(__file__).parents[2]
+
+
+def find_recipe(wanted: str | Path) -> Path:
+    """The file that `wanted` means: a path as it is, a bare name one of the packaged recipes.
+
+    Raises:
+        RecipeError: an unknown name (with the nearest known one), or a path without a file.
+    """
+    path = Path(wanted)
+    if path.is_file():
+        return path
+    packaged = packaged_recipes()
+    if str(wanted) in packaged:
+        return packaged[str(wanted)]
+    near = [name for name in packaged if name.startswith(path.stem)]
+    near += get_close_matches(path.stem, packaged, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise RecipeError(
+        f"the recipe must be a YAML file or the name of a packaged one, got {wanted}, which is "
+        f"neither; {hint}known: {', '.join(packaged)}"
+    )
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """Paths by name, sorted.
+
+    A wheel has them inside the package (setup.py copies them); a checkout beside it.
+    """
+    folders = (PACKAGE / "recipes", PACKAGE.parent / "recipes")
+    folder = next((f for f in folders if f.is_dir()), folders[0])
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

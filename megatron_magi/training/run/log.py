@@ -19,8 +19,7 @@ from megatron_magi.adapter.fused.parts import choose_parts
 from megatron_magi.training.process.whole_files import cannot_write, written_whole
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import to_yaml
-from megatron_magi.training.run.step_record import StepRecord
-from megatron_magi.training.run.steps_file import STEPS, steps_until
+from megatron_magi.training.run.steps_file import STEPS, StepRecord, steps_until
 from megatron_magi.training.run.tensorboard import TensorBoard
 
 if TYPE_CHECKING:

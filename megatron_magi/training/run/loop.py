@@ -31,7 +31,7 @@ from megatron_magi.training.run.model import build_model, transformer_config
 from megatron_magi.training.run.optimizer import build_optimizer
 from megatron_magi.training.run.overwrite import check_overwrite
 from megatron_magi.training.run.step import BatchSums, StepSchedule, TrainingStopped
-from megatron_magi.training.run.step_record import StepRecord
+from megatron_magi.training.run.steps_file import StepRecord
 from megatron_magi.training.run.validation import Validation
 
 

@@ -142,7 +142,7 @@ def _model_class(config: RunConfig) -> type[GPTModel]:
     """The fused loss needs Triton, so it is imported where it is used."""
     if choose_parts(config.model.fused).cross_entropy != "triton":
         return GPTModel
-    from megatron_magi.adapter.fused.model import FusedLossGPTModel
+    from megatron_magi.adapter.fused.cross_entropy import FusedLossGPTModel
 
     return FusedLossGPTModel
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.training.run.step_record import StepRecord
+from megatron_magi.training.run.steps_file import StepRecord
 
 TAGS = {
     "lm_loss": "lm loss",
