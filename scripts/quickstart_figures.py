@@ -15,7 +15,8 @@ from megatron_magi import HeadShape
 from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.training.data.data import PackedDataset, PackedSample, sample_mask
 from megatron_magi.training.parity.compare import Comparison
-from megatron_magi.training.recipe.config import DataConfig, RunConfig
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import DataConfig
 from megatron_magi.viz.plan_facts import PER_SEQUENCE, Layouts, compare_layouts, zigzag_layout
 from megatron_magi.viz.plan_figures import fill_shares, layouts_there
 from megatron_magi.viz.style import GRID, INK, MUTED

@@ -14,7 +14,8 @@ from megatron_magi.config import ForwardMode, MagiConfig
 
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
-    from megatron_magi.training.recipe.config import DataConfig, RunConfig
+    from megatron_magi.training.recipe.config import RunConfig
+    from megatron_magi.training.recipe.run_values import DataConfig
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def _from_ranges(path: Path) -> tuple[AttnMask, str]:
 
 
 def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
-    from megatron_magi.training.recipe.config import DataConfig
+    from megatron_magi.training.recipe.run_values import DataConfig
 
     if options.seq_length is None:
         raise UsageError("--data needs --seq-length, the tokens of a packed sample")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_magi.training.data.data import PackedSample, sample_mask
-from megatron_magi.training.recipe.config import DataConfig
+from megatron_magi.training.recipe.run_values import DataConfig
 
 RELATIVE = 2e-5
 BLOCKS: dict[str, dict[str, Any]] = {

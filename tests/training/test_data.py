@@ -19,8 +19,8 @@ from megatron_magi.training.data.data import (
     prefetch,
     sample_mask,
 )
-from megatron_magi.training.recipe.config import DataConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import DataConfig
 
 EOD = 256
 LENGTHS = (5, 40, 1, 17, 64, 3, 90, 2, 33)

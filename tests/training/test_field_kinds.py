@@ -9,16 +9,16 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from megatron_magi.training.recipe.config import (
-    DataConfig,
-    LogConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainConfig,
-)
+from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import misfits
 from megatron_magi.training.recipe.recipe import schema_of
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import (
+    DataConfig,
+    LogConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
 from tests.training.small_recipes import MINIMAL, Bad, check_refused, load
 
 

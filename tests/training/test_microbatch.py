@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from megatron_magi.training.data.data import PackedSample, sample_mask
-from megatron_magi.training.recipe.config import (
-    DataConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import DataConfig, ParallelConfig, TrainConfig
 from megatron_magi.training.run import microbatch
 from megatron_magi.training.run.microbatch import Microbatch, microbatch_streams
 

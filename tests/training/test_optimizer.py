@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_magi.training.recipe.config import (
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import (
     DataConfig,
     OptimizerConfig,
     ParallelConfig,
-    RunConfig,
     TrainConfig,
 )
 from megatron_magi.training.run import optimizer

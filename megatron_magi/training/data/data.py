@@ -28,8 +28,8 @@ from megatron_magi.core.mask.builders import (
 )
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.data.index_file import IndexFile
-from megatron_magi.training.recipe.config import DataConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import DataConfig
 
 T = TypeVar("T")
 

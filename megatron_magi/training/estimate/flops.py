@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_magi.training.recipe.config import ModelConfig
+from megatron_magi.training.recipe.run_values import ModelConfig
 
 DENSE_BF16_TFLOPS = {"H100": 989.4, "H200": 989.4, "H800": 989.4}
 """Rates of SXM modules from data sheets, by a word of the device's name."""

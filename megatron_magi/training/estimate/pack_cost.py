@@ -12,7 +12,8 @@ from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.training.data.data import PackedDataset, mask_of_documents
 from megatron_magi.training.data.step_order import StepOrder, StepShape
 from megatron_magi.training.estimate.flops import step_flops
-from megatron_magi.training.recipe.config import ModelConfig, RunConfig
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import ModelConfig
 
 BACKWARD_TILES = 2.5
 """A backward tile takes as long as 5/2 forward tiles, in the planner's model too."""
