@@ -9,6 +9,7 @@ documents.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -25,7 +26,7 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, builders
-from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_tokens
+from megatron_magi.core.plan import AttnPlan, HeadShape, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
@@ -114,15 +115,21 @@ def make_packed_seq_params(
     config = MagiConfig() if magi_config is None else magi_config
     windows = _window_layers(model_config)
     _check_mask(mask, int(bounds[-1]), any(windows))
+    planned = functools.partial(
+        plan_for,
+        cp_size=cp_group,
+        head_shape=head_shape(model_config),
+        config=config,
+        token_multiple=_token_multiple(model_config),
+    )
     plan = window_plan = None
     if not all(windows):
-        plan = _plan(_mask_of(bounds, mask), model_config, cp_group, config, None)
+        plan = planned(_mask_of(bounds, mask))
     if any(windows):
         window_mask = builders.from_cu_seqlens(
             bounds, causal=mask == "causal", window_size=tuple(model_config.window_size)
         )
-        layout = None if plan is None else plan.layout
-        window_plan = _plan(window_mask, model_config, cp_group, config, layout)
+        window_plan = planned(window_mask, layout=None if plan is None else plan.layout)
     packed = _assemble(plan, window_plan, bounds, cp_group, device)
     if getattr(model_config, "mtp_num_layers", None):
         _mark_document_ends(packed, bounds)
@@ -189,23 +196,6 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
         head_dim=head_dim,
         bytes_per_element=torch.finfo(model_config.params_dtype).bits // 8,
         head_dim_v=head_dim_v,
-    )
-
-
-def _plan(
-    mask: AttnMask,
-    model_config: TransformerConfig,
-    cp: Any,
-    config: MagiConfig,
-    layout: TokenLayout | None,
-) -> AttnPlan:
-    return plan_for(
-        mask,
-        cp,
-        head_shape(model_config),
-        config,
-        layout=layout,
-        token_multiple=_token_multiple(model_config),
     )
 
 

@@ -99,7 +99,8 @@ def plan_facts(
     given: PlanInput, plan: AttnPlan, layouts: Layouts, plan_ms: float
 ) -> dict[str, Any]:
     """Everything the report says, as plain values."""
-    from megatron_magi.viz.plan_facts import ring_rows, traffic_matrix
+    from megatron_magi.core.plan.peer_rows import rows_between
+    from megatron_magi.viz.plan_facts import ring_rows
 
     heads, ring = plan.head_shape, ring_rows(plan)
     return {
@@ -110,7 +111,7 @@ def plan_facts(
                   "value_dim": heads.value_dim, "bytes_per_element": heads.bytes_per_element},
         "ring_rows_per_rank": ring,
         "ranks": _rank_facts(plan),
-        "rows_from_rank_to_rank": traffic_matrix(plan).tolist(),
+        "rows_from_rank_to_rank": rows_between(plan.transfers, plan.cp_size).tolist(),
     }  # fmt: skip
 
 

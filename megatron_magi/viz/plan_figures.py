@@ -8,13 +8,13 @@ import numpy as np
 
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan.peer_rows import rows_between
 from megatron_magi.viz.mask_drawing import draw_mask
 from megatron_magi.viz.plan_facts import (
     NO_DOCUMENTS,
     LayoutFacts,
     Layouts,
     ring_rows,
-    traffic_matrix,
 )
 from megatron_magi.viz.style import (
     GRID,
@@ -98,7 +98,7 @@ def fill_shares(panels: Any, drawn: Drawn) -> None:
 
 def traffic_figure(plan: AttnPlan) -> Any:
     """Key rows from rank to rank, and what a ring would move."""
-    rows = traffic_matrix(plan)
+    rows = rows_between(plan.transfers, plan.cp_size)
     cp_size = plan.cp_size
     figure, (axes, side) = new_figure(
         1, 2, max(8.5, 0.42 * cp_size + 5), max(4.2, 0.32 * cp_size + 1.8), width_ratios=[1.15, 1]

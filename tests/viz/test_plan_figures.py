@@ -9,6 +9,7 @@ import pytest
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.core.plan.peer_rows import rows_between
 from megatron_magi.viz.plan_facts import (
     OURS,
     PER_DOCUMENT,
@@ -16,7 +17,6 @@ from megatron_magi.viz.plan_facts import (
     Layouts,
     compare_layouts,
     ring_rows,
-    traffic_matrix,
     zigzag_layout,
 )
 from megatron_magi.viz.plan_figures import (
@@ -109,7 +109,7 @@ def test_a_layout_that_the_mask_does_not_have_is_named_above() -> None:
 def test_traffic_is_the_plans_matrix_and_its_share_of_a_ring() -> None:
     p = plan(4)
     axes, side, _ = traffic_figure(p).axes
-    rows = traffic_matrix(p)
+    rows = rows_between(p.transfers, p.cp_size)
     written = {(t.get_position()[1], t.get_position()[0]): t.get_text() for t in axes.texts}
     assert written == {(i, j): short(rows[i, j]) for i in range(4) for j in range(4) if i != j}
     (image,) = axes.images

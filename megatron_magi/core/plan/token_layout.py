@@ -167,17 +167,6 @@ def num_local_tokens(
     return max(1, -(-total_seqlen // (cp_size * unit))) * unit
 
 
-def make_token_layout(
-    mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int = 1
-) -> TokenLayout:
-    """Choose the chunk size and an owner for every chunk, by tiles alone.
-
-    Raises:
-        ValueError: a fixed chunk_size too large to give every rank a chunk.
-    """
-    return timed_token_layout(mask, cp_size, config, token_multiple)[0]
-
-
 def timed_token_layout(
     mask: AttnMask,
     cp_size: int,
@@ -185,7 +174,10 @@ def timed_token_layout(
     token_multiple: int = 1,
     predicted: Timing | None = None,
 ) -> tuple[TokenLayout, Int64Array]:
-    """A token layout that also makes the predicted times of the ranks equal, and these times.
+    """Choose the chunk size and an owner for every chunk, by tiles and then by predicted times.
+
+    Args:
+        predicted: the clock of these times; None: by tiles alone.
 
     Returns:
         The layout, and int64 [cp_size] in the clock's unit, or [0] if times were not predicted.
