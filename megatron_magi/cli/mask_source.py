@@ -237,7 +237,7 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
     from megatron_magi import HeadShape
-    from megatron_magi.training.data.data import PackedDataset, sample_mask
+    from megatron_magi.training.data.data import PackedDataset, mask_of_documents
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)
     for name in ("full", "window", "global_tokens", "total", "seq_length", "eod_token"):
@@ -249,7 +249,7 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
     sample = PackedDataset(run.data, run.train.seed, vocab_size=run.model.vocab_size)[
         options.sample
     ]
-    mask = sample_mask(sample, run.data)
+    mask = mask_of_documents(sample.cu_seqlens, run.data)
     parallel, model = run.parallel, run.model
     heads = HeadShape(
         model.num_attention_heads // parallel.tp,

@@ -25,8 +25,8 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from megatron_magi.adapter.adam_state import finish_loading, prepare_to_load
 from megatron_magi.adapter.model_chunks import model_chunks
+from megatron_magi.training.checkpoint.checkpoint_facts import Checkpoint
 from megatron_magi.training.checkpoint.checkpoint_folder import (
-    Checkpoint,
     checkpoint_folder,
     choose_checkpoint,
     finish,

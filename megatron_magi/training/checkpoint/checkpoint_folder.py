@@ -32,8 +32,6 @@ from megatron_magi.training.process.whole_files import (
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
-__all__ = ["Checkpoint", "DamagedCheckpointError"]
-
 GROUP_FIELDS = (
     "data.balance_steps",
     "train.global_batch_size",
@@ -77,11 +75,6 @@ def find_checkpoint(path: Path) -> Choice:
     checkpoint = read_facts(path)
     check_files(checkpoint)
     return Choice(checkpoint)
-
-
-def checkpoint_to_load(config: RunConfig) -> Checkpoint | None:
-    """The checkpoint of `choose_checkpoint`."""
-    return choose_checkpoint(config).checkpoint
 
 
 def choose_checkpoint(config: RunConfig) -> Choice:

@@ -162,11 +162,6 @@ class PackedDataset:
         ]
 
 
-def sample_mask(sample: PackedSample, config: DataConfig) -> AttnMask:
-    """The attention mask of a sample, as its recipe wants it."""
-    return mask_of_documents(sample.cu_seqlens, config)
-
-
 def mask_of_documents(cu_seqlens: npt.NDArray[np.int32], config: DataConfig) -> AttnMask:
     """The attention mask of a sample with these documents, int32 [num_documents + 1]."""
     num_tokens = int(cu_seqlens[-1])

@@ -11,8 +11,8 @@ import numpy as np
 from megatron_magi.config import SYMMETRIC_MEMORY
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
-from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_to_load
-from megatron_magi.training.data.data import PackedDataset, PackedSample, sample_mask
+from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
+from megatron_magi.training.data.data import PackedDataset, PackedSample, mask_of_documents
 from megatron_magi.training.estimate.flops import step_flops
 from megatron_magi.training.estimate.memory import RankMemory, rank_memory
 from megatron_magi.training.estimate.pack_cost import sample_order
@@ -68,11 +68,11 @@ def dry_run(config: RunConfig, world_size: int | None = None) -> DryRun:
     p = config.parallel
     dp = data_parallel_size(config, world_size or p.num_processes)
     samples, data, per_epoch = _first_batch(config, dp)
-    masks = [sample_mask(s, config.data) for s in samples]
+    masks = [mask_of_documents(s.cu_seqlens, config.data) for s in samples]
     area = sum(mask.area() for mask in masks)
     tokens = config.train.global_batch_size * config.data.seq_length
     plan = _plan(config, masks[0])
-    checkpoint = checkpoint_to_load(config)
+    checkpoint = choose_checkpoint(config).checkpoint
     used = config.train.iterations * config.train.global_batch_size
     return DryRun(
         config=config,

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from megatron_magi.adapter.fused.parts import choose_parts
@@ -124,12 +123,7 @@ class RunLog:
             remedy = "make room or set log.dir, and go on from the last checkpoint"
             raise cannot_write("the log of a run", self.folder, error, remedy) from error
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._clear_bar()
         # Closing tries again to write what could not be written; the first error is enough.
         with self._writing() if error is None else contextlib.suppress(OSError):

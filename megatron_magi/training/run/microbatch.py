@@ -19,9 +19,9 @@ from megatron_magi.training.data.data import (
     PackedDataset,
     PackedSample,
     document_numbers,
+    mask_of_documents,
     microbatch_indices,
     prefetch,
-    sample_mask,
 )
 from megatron_magi.training.estimate.pack_cost import sample_order
 from megatron_magi.training.recipe.config import RunConfig
@@ -98,7 +98,7 @@ def _make(
     cp_group: Any,
     device: torch.device,
 ) -> Microbatch:
-    mask = sample_mask(sample, config.data)
+    mask = mask_of_documents(sample.cu_seqlens, config.data)
     rows = {name: torch.from_numpy(getattr(sample, name))[None] for name in ROWS}
     if device.type == "cuda":
         rows = {name: x.pin_memory() for name, x in rows.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_to_load
+from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import to_yaml
 from megatron_magi.training.recipe.recipe_error import RecipeError
@@ -18,7 +18,7 @@ def check_overwrite(config: RunConfig) -> None:
     Raises:
         RecipeError: it would, or checkpoint.load names something and there is nothing to load.
     """
-    resumed = checkpoint_to_load(config) is not None
+    resumed = choose_checkpoint(config).checkpoint is not None
     if resumed or config.log.overwrite or not config.log.csv:
         return
     path = config.folder / STEPS

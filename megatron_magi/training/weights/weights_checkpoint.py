@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from megatron_magi.training.checkpoint.checkpoint import sharded_weights
+from megatron_magi.training.checkpoint.checkpoint_facts import Checkpoint
 from megatron_magi.training.checkpoint.checkpoint_folder import (
-    Checkpoint,
     find_checkpoint,
     finish_weights,
 )
