@@ -131,7 +131,7 @@ def llama_layer_spec(
 
 def with_own_norms(spec: Any) -> Any:
     """The same spec with our RMSNorm in place of torch's, which refuses sequence parallelism."""
-    return _rewrite(spec, _own_norm)
+    return _rewrite(spec, lambda _, __, value: RMSNorm if value is WrappedTorchNorm else value)
 
 
 def with_fused_parts(spec: Any, parts: FusedParts) -> Any:
@@ -194,10 +194,6 @@ def llama_mtp_spec(
     if block is None or attention == "stock":
         return block
     return with_magi_attention(with_own_norms(block))
-
-
-def _own_norm(owner: Any, name: str, value: Any) -> Any:
-    return RMSNorm if value is WrappedTorchNorm else value
 
 
 def _rewrite(node: Any, rule: Rule) -> Any:

@@ -181,8 +181,9 @@ def _loss_by_stream_counts(stock: Function) -> Function:
         rows = given.get("labels")
         rows = given.get("input_ids") if rows is None else rows
         if isinstance(packed, MagiPackedSeqParams) and rows is not None:
-            if given.get("loss_mask") is None:
-                given["loss_mask"] = _every_token(rows, packed)
+            if given.get("loss_mask") is None:  # Megatron assumes 1 for every token, 0 for padding
+                assert packed.is_token is not None, "made with last_rows"
+                given["loss_mask"] = packed.is_token.to(rows.dtype).expand_as(rows)
             if given["config"].calculate_per_token_loss:
                 derived = given.get("labels") is None
                 given["config"] = _scaled_by_count(
@@ -191,12 +192,6 @@ def _loss_by_stream_counts(stock: Function) -> Function:
         return stock(*call.args, **call.kwargs)
 
     return process_mtp_loss
-
-
-def _every_token(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
-    """The loss mask that Megatron assumes if none is given: 1 for every token, 0 for padding."""
-    assert packed.is_token is not None, "made with last_rows"
-    return packed.is_token.to(rows.dtype).expand_as(rows)
 
 
 def _scaled_by_count(

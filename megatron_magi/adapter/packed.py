@@ -123,11 +123,14 @@ def make_packed_seq_params(
         token_multiple=_token_multiple(model_config),
     )
     plan = window_plan = None
+    is_causal = mask == "causal"
     if not all(windows):
-        plan = planned(_mask_of(bounds, mask))
+        if not isinstance(mask, AttnMask):
+            mask = builders.from_cu_seqlens(bounds, causal=is_causal)
+        plan = planned(mask)
     if any(windows):
         window_mask = builders.from_cu_seqlens(
-            bounds, causal=mask == "causal", window_size=tuple(model_config.window_size)
+            bounds, causal=is_causal, window_size=tuple(model_config.window_size)
         )
         window_plan = planned(window_mask, layout=None if plan is None else plan.layout)
     packed = _assemble(plan, window_plan, bounds, cp_group, device)
@@ -222,8 +225,8 @@ def _assemble(
     )
     layout = packed.token_plan.layout
     rows = position_ids(packed.token_plan, cp_group)
-    positions = torch.from_numpy(_document_positions(bounds))
-    packed.rope_positions = upload(positions[rows], device)
+    in_document = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
+    packed.rope_positions = upload(torch.from_numpy(in_document)[rows], device)
     packed.max_seqlen_q = packed.max_seqlen_kv = layout.padded_seqlen
     for each in (plan, window_plan):
         if each is not None:
@@ -298,17 +301,6 @@ def _with_padding(
         )
     ends = padded[:-1] + lengths
     return np.unique(np.concatenate([padded, ends]))
-
-
-def _document_positions(bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """int64 [stream length]: distance of each token from the start of its document."""
-    return np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
-
-
-def _mask_of(bounds: npt.NDArray[np.int64], mask: AttnMask | MaskKind) -> AttnMask:
-    if isinstance(mask, AttnMask):
-        return mask
-    return builders.from_cu_seqlens(bounds, causal=mask == "causal")
 
 
 def _check_mask(mask: AttnMask | MaskKind, total: int, has_windows: bool) -> None:

@@ -46,12 +46,8 @@ class NoiseReport:
         for judged in [*self.runs, *self.controls]:
             lines += ["", f"{judged.run.name}: {self._verdict(judged)}"]
             lines += [_gate_line(r) for r in judged.results]
-        return [*lines, *self._speed()]
-
-    def _speed(self) -> list[str]:
-        f = self.floor
         others = [j.run for j in [*self.runs, *self.controls]]
-        return speed_lines([f.baseline.curves, *(n.curves for n in f.noises), *others])
+        return [*lines, *speed_lines([baseline, *(n.curves for n in f.noises), *others])]
 
     def _verdict(self, judged: Judged) -> str:
         skipped = [r.name for r in judged.results if r.passed is None]

@@ -15,7 +15,6 @@ from megatron_magi.config import ForwardMode, MagiConfig
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
     from megatron_magi.training.recipe.config import RunConfig
-    from megatron_magi.training.recipe.run_values import DataConfig
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,9 @@ def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
     if options.lengths:
         cu_seqlens = np.cumsum([0, *numbers(options.lengths)])
     elif options.cu_seqlens:
-        cu_seqlens = np.array(_numbers_or_file(options.cu_seqlens))
+        given = options.cu_seqlens
+        text = _text_of(Path(given[1:])) if given.startswith("@") else given
+        cu_seqlens = np.array(numbers(text))
     else:
         raise UsageError(
             "a mask is needed, got none; pass --lengths, --cu-seqlens, --data, --recipe or --ranges"
@@ -175,10 +176,6 @@ def _window(options: argparse.Namespace) -> tuple[int, int] | None:
     return left, right
 
 
-def _numbers_or_file(text: str) -> list[int]:
-    return numbers(_text_of(Path(text[1:]))) if text.startswith("@") else numbers(text)
-
-
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -203,6 +200,7 @@ def _from_ranges(path: Path) -> tuple[AttnMask, str]:
 
 
 def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
+    from megatron_magi.training.data.data import PackedDataset
     from megatron_magi.training.recipe.run_values import DataConfig
 
     if options.seq_length is None:
@@ -212,7 +210,7 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
     if eod is None:
         eod = _eod_token(stats) if stats.is_file() else 256
     data = DataConfig(path=options.data, seq_length=options.seq_length, eod_token=eod, prefetch=0)
-    return _documents(_cu_seqlens(data, 1234, options.sample), options)
+    return _documents(PackedDataset(data, 1234)[options.sample].cu_seqlens, options)
 
 
 def _eod_token(stats: Path) -> int:
@@ -223,12 +221,6 @@ def _eod_token(stats: Path) -> int:
             f"{stats} must be what prepare_data.py writes, with an eod_token, got {error!r}; pass "
             f"--eod-token, or make the data anew"
         ) from error
-
-
-def _cu_seqlens(data: DataConfig, seed: int, sample: int) -> Any:
-    from megatron_magi.training.data.data import PackedDataset
-
-    return PackedDataset(data, seed)[sample].cu_seqlens
 
 
 def _from_recipe(options: argparse.Namespace) -> PlanInput:

@@ -53,7 +53,9 @@ def wrap_model_init(original: Callable[..., None], launch: Launch) -> Callable[.
         config = given.arguments["config"]
         for name in SPECS:
             spec = given.arguments.get(name)
-            if spec is not None and not _is_empty(spec):
+            # A pipeline stage that only embeds has no layers.
+            is_empty = isinstance(spec, TransformerBlockSubmodules) and not spec.layer_specs
+            if spec is not None and not is_empty:
                 given.arguments[name] = own_norms(with_magi_attention(spec), config)
         original(*given.args, **given.kwargs)
         _take_model(launch, self, config)
@@ -64,11 +66,6 @@ def wrap_model_init(original: Callable[..., None], launch: Launch) -> Callable[.
 def keep_forward(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
     """`GPTModel.forward` stays; the table checks the arguments that our pre-hook reads."""
     return original
-
-
-def _is_empty(spec: Any) -> bool:
-    """A pipeline stage without layers, e.g. one that only embeds."""
-    return isinstance(spec, TransformerBlockSubmodules) and not spec.layer_specs
 
 
 def _take_model(launch: Launch, model: Any, config: Any) -> None:

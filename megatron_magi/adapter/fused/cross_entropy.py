@@ -46,8 +46,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, tp_group: Any = None) -> Tenso
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, tp_group: Any) -> Tensor:
-        rows, first = logits.flatten(0, -2), _first_id(logits, tp_group)
-        own_labels = labels.flatten() - first
+        rows, own_labels = logits.flatten(0, -2), labels.flatten()
+        if tp_group is not None:
+            own_labels = own_labels - dist.get_rank(tp_group) * logits.shape[-1]
         lse, picked = _row_sums(rows, own_labels)
         if tp_group is not None:
             lse, picked = _over_ranks(lse, picked, tp_group)
@@ -69,10 +70,6 @@ class _CrossEntropy(torch.autograd.Function):
             rows, own_labels, lse, grad.float().contiguous(), rows.shape[1], BLOCK, num_warps=16
         )
         return rows.view(*grad.shape, rows.shape[1]), None, None
-
-
-def _first_id(logits: Tensor, tp_group: Any) -> int:
-    return 0 if tp_group is None else dist.get_rank(tp_group) * logits.shape[-1]
 
 
 def _row_sums(rows: Tensor, own_labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,8 @@ def from_block_mask(
     d_hi = BAND_MAX
     if flag(causal, "causal"):
         d_hi = total_k - total_q
-        seen = _extended(seen, _diagonal(total_q, size_q, size_k, d_hi))
+        ends = np.minimum(np.arange(size_q, total_q + size_q, size_q), total_q)
+        seen = _extended(seen, (ends - 1 + d_hi) // size_k)
     rectangles = _rectangles(seen)
     _check_count(len(rectangles), seen)
     slices = np.empty((len(rectangles), 6), dtype=np.int32)
@@ -66,14 +67,12 @@ def from_block_mask(
     return AttnMask(slices, total_q, total_k)
 
 
-def _diagonal(total_q: int, size_q: int, size_k: int, offset: int) -> Index:
-    """[num_q_blocks]: the last block that a causal row of blocks may see, -1 for none."""
-    ends = np.minimum(np.arange(size_q, total_q + size_q, size_q), total_q)
-    return (ends - 1 + offset) // size_k
-
-
 def _extended(seen: Blocks, diagonal: Index) -> Blocks:
-    """Blocks above the diagonal take the value of the one on it, so that rows have equal runs."""
+    """Blocks above the diagonal take the value of the one on it, so that rows have equal runs.
+
+    Args:
+        diagonal: [num_q_blocks], the last block that a causal row of blocks may see, -1 for none.
+    """
     if seen.size == 0:
         return seen
     on_diagonal = np.take_along_axis(seen, np.maximum(diagonal, 0)[:, None], axis=1)

@@ -171,7 +171,7 @@ def make_attn_plan(
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
-        forward=_wanted_forward(config),
+        forward=-1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode),
         costs=stage_costs(head_shape, config, layout.num_local_tokens),
         ranks_per_node=ranks_per_node(config, cp_size),
         times=times,
@@ -232,11 +232,6 @@ def _check_fields(plan: AttnPlan) -> None:
                 f"{name} must be integers of the plan's shape, got {shown(array)}; "
                 f"plan with make_attn_plan"
             )
-
-
-def _wanted_forward(config: MagiConfig) -> int:
-    """The number of the forward mode, or -1 if the planner chooses."""
-    return -1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode)
 
 
 def _digest(values: tuple[object, ...]) -> int:

@@ -239,7 +239,8 @@ def _newest(folder: Path) -> Choice:
         error = _damage(found)
         if error is None:
             assert isinstance(found, Checkpoint)
-            return Choice(found, tuple(_passed_over(p, e) for p, e in damaged))
+            note = "note: damaged checkpoint passed over"
+            return Choice(found, tuple(f"{note}: {p}, where {e.damage}" for p, e in damaged))
         damaged.append((path, error))
     if damaged:
         raise damaged[0][1]
@@ -279,10 +280,6 @@ def _damage(found: Checkpoint | DamagedCheckpointError) -> DamagedCheckpointErro
     except DamagedCheckpointError as error:
         return error
     return None
-
-
-def _passed_over(path: Path, error: DamagedCheckpointError) -> str:
-    return f"note: damaged checkpoint passed over: {path}, where {error.damage}"
 
 
 def _later(folder: Path, iteration: int) -> tuple[str, ...]:

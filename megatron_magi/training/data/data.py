@@ -166,7 +166,10 @@ def mask_of_documents(cu_seqlens: npt.NDArray[np.int32], config: DataConfig) -> 
     """The attention mask of a sample with these documents, int32 [num_documents + 1]."""
     num_tokens = int(cu_seqlens[-1])
     if config.mask == "block_causal":
-        return block_causal(_blocks(num_tokens, config), window=config.block_window)
+        assert config.block_tokens is not None, "checked with the recipe"
+        whole, rest = divmod(num_tokens, config.block_tokens)
+        blocks = [config.block_tokens] * whole + [rest] * (rest > 0)
+        return block_causal(blocks, window=config.block_window)
     if config.mask == "causal" and config.window is None:
         return causal(num_tokens)
     if config.mask == "causal":
@@ -180,13 +183,6 @@ def _boundaries(cu_seqlens: npt.NDArray[np.int32], config: DataConfig) -> npt.ND
     if not config.moved_boundary:
         return cu_seqlens
     return move_boundary(cu_seqlens, config.moved_boundary)
-
-
-def _blocks(num_tokens: int, config: DataConfig) -> list[int]:
-    """Lengths of a sample's blocks, the last one perhaps shorter."""
-    assert config.block_tokens is not None, "checked with the recipe"
-    whole, rest = divmod(num_tokens, config.block_tokens)
-    return [config.block_tokens] * whole + [rest] * (rest > 0)
 
 
 def move_boundary(cu_seqlens: npt.NDArray[np.int32], shift: int) -> npt.NDArray[np.int32]:

@@ -51,18 +51,15 @@ def megatron_line(record: StepRecord, config: RunConfig, now: datetime) -> str:
 
 def magi_line(record: StepRecord, seconds_left: float) -> str:
     """Our line, with the figures that Megatron's lacks."""
+    mfu = "" if record.mfu is None else f" MFU: {100 * record.mfu:.1f} % |"
     return (
         f" magi | tokens/s: {record.tokens_per_second:.0f} |"
         f" TFLOP/s per rank: {record.tflops_per_rank:.4g} |"
-        f"{_mfu(record)}"
+        f"{mfu}"
         f" peak memory: {record.memory_gib:.2f} GiB |"
         f" CP balance (max/mean): {record.cp_imbalance:.3f} |"
         f" ETA: {timedelta(seconds=round(seconds_left))} |"
     )
-
-
-def _mfu(record: StepRecord) -> str:
-    return "" if record.mfu is None else f" MFU: {100 * record.mfu:.1f} % |"
 
 
 def validation_line(record: StepRecord) -> str:
@@ -137,21 +134,18 @@ class RunLog:
         if self.config.attention != "magi":
             self._say(BASELINES[self.config.attention])
         self._say(f"fused: {choose_parts(self.config.model.fused)}")
-        p = self.config.parallel
+        p, number = self.config.parallel, len(dataset.lengths) - len(dataset.documents)
+        held_out = f"; {number:,} documents held out" if number else ""
         self._say(
             f"data: {self.config.data.path}, {len(dataset.documents):,} documents, "
             f"{dataset.num_tokens:,} tokens, {dataset.samples_per_epoch:,} samples of "
             f"{self.config.data.seq_length} tokens per epoch"
-            f"{self._held_out(dataset)}\n"
+            f"{held_out}\n"
             f"world: {world_size} processes, tp {p.tp} pp {p.pp} cp {p.cp} "
             f"dp {world_size // p.model_size}; output in {self.folder}"
         )
         for line in news:
             self._say(line)
-
-    def _held_out(self, dataset: PackedDataset) -> str:
-        number = len(dataset.lengths) - len(dataset.documents)
-        return f"; {number:,} documents held out" if number else ""
 
     def step(self, record: StepRecord) -> None:
         """Record one iteration."""

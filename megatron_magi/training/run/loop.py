@@ -86,7 +86,9 @@ def train(config: RunConfig) -> list[StepRecord]:
 
 def rank_device() -> torch.device:
     """The device of this rank: the CPU, or its GPU by number, since threads may have another."""
-    return torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def train_step(
@@ -108,7 +110,8 @@ def train_step(
     step_sums = schedule(streams)
     if gradients is not None:
         gradients.write_if_due(state.chunks, iteration)
-    learning_rate = _learning_rate(state.optimizer)
+    groups = state.optimizer.param_groups
+    learning_rate = float(next(group["lr"] for group in groups if group["params"]))
     _, grad_norm, _ = state.optimizer.step()
     sums = step_sums.read(dataset, iteration)
     _check_grad_norm(grad_norm, iteration, sums)
@@ -132,7 +135,7 @@ def _finish_step(
     tokens = config.train.global_batch_size * config.data.seq_length
     num_processes = dist.get_world_size()
     tflops = step_flops(config.model, tokens, int(sums.area)) / (seconds * num_processes * 1e12)
-    peak = peak_tflops(torch.cuda.get_device_name()) if _on_gpu() else None
+    peak = peak_tflops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     record = StepRecord(
         iteration=state.iteration,
         lm_loss=sums.mean_loss,
@@ -156,7 +159,7 @@ def _largest(*values: int) -> list[float]:
     if dist.get_world_size() == 1:
         return [float(value) for value in values]
     facts = torch.tensor(values, dtype=torch.float64)
-    facts = facts.cuda() if _on_gpu() else facts
+    facts = facts.cuda() if torch.cuda.is_available() else facts
     dist.all_reduce(facts, op=dist.ReduceOp.MAX)
     return facts.tolist()
 
@@ -177,16 +180,8 @@ def _check_grad_norm(grad_norm: Any, iteration: int, sums: BatchSums) -> None:
         )
 
 
-def _learning_rate(optimizer: Any) -> float:
-    return float(next(group["lr"] for group in optimizer.param_groups if group["params"]))
-
-
-def _on_gpu() -> bool:
-    return torch.cuda.is_available()
-
-
 def _memory_bytes() -> int:
     """Peak memory: of the CUDA allocator, or resident on the CPU."""
-    if _on_gpu():
+    if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -76,7 +76,8 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
     """
     parts = choose_parts(config.model.fused)
     parts.install()
-    model_chunks = [_gpt_model(config, model_config, stage) for stage in _virtual_stages(config)]
+    stages = [None] if config.parallel.vpp is None else range(config.parallel.vpp)
+    model_chunks = [_gpt_model(config, model_config, stage) for stage in stages]
     if parts.embedding == "rows":
         for chunk in model_chunks:
             take_rows(chunk)
@@ -113,10 +114,6 @@ def ddp_config(config: RunConfig) -> DistributedDataParallelConfig:
         overlap_param_gather=p.overlap_param_gather,
         use_distributed_optimizer=p.distributed_optimizer,
     )
-
-
-def _virtual_stages(config: RunConfig) -> list[int | None]:
-    return [None] if config.parallel.vpp is None else list(range(config.parallel.vpp))
 
 
 def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | None) -> GPTModel:

@@ -79,7 +79,8 @@ def import_weights(folder: Path, config: RunConfig, out: Path) -> Converted:
     dtype = common_dtype(tensors)
     with one_process():
         weights = _Weights(config.model, dtype)
-        check_tensors({n: t.shape for n, t in tensors.items()}, weights.hf_shapes())
+        wanted = {name: hf_shape(view) for name, view in weights.views.items()}
+        check_tensors({n: t.shape for n, t in tensors.items()}, wanted)
         weights.fill(tensors)
         with filled_folder(out) as partial:
             save_tensors(sharded_weights([weights.gpt]), partial)
@@ -123,9 +124,6 @@ class _Weights:
         self.gpt = undrawn_model(_run_of(model), dtype)
         self.ours = {name: p.detach() for name, p in self.gpt.named_parameters()}
         self.views = hf_views(self.ours, model)
-
-    def hf_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: hf_shape(view) for name, view in self.views.items()}
 
     def fill(self, tensors: Mapping[str, HfTensor]) -> None:
         """Copy from the files; rows of the padded vocabulary become 0."""
