@@ -156,6 +156,26 @@ def int_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def refusing(errors: dict[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: a keyword argument that is no longer taken ends in a TypeError.
+
+    Args:
+        errors: What to say, by the arguments' names.
+    """
+
+    def decorate(plain: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(plain)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name in errors:
+                    raise TypeError(errors[name])
+            return plain(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
 def refusing_renamed(
     call: str, renamed: dict[str, str]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -165,21 +185,10 @@ def refusing_renamed(
         call: What the caller calls the function, for the error.
         renamed: The new names by the old ones.
     """
-
-    def decorate(plain: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(plain)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name, new in renamed.items():
-                if name in kwargs:
-                    raise TypeError(
-                        f"{name} must be given as {new}, got {call}({name}=...); pass "
-                        f"{call}({new}=...)"
-                    )
-            return plain(*args, **kwargs)
-
-        return run
-
-    return decorate
+    return refusing({
+        old: f"{old} must be given as {new}, got {call}({old}=...); pass {call}({new}=...)"
+        for old, new in renamed.items()
+    })  # fmt: skip
 
 
 def shown(value: Any) -> str:

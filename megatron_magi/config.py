@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, refusing_renamed, shown
+from megatron_magi.checks import (
+    INT32_MAX,
+    integer,
+    number_or_infinite,
+    refusing,
+    refusing_renamed,
+    shown,
+)
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
@@ -189,28 +195,16 @@ _CHOICES = {
     "kernel_backend": get_args(KernelBackend),
     "transport": get_args(TransportChoice),
 }
-_MOVED = tuple(field.name for field in fields(CostTable))
 RENAMED = {"dispatch": "swap_trials", "balancer": "swap_trials"}
 """Fields of MagiConfig by the names that they had before."""
 
 
-def _refusing_moved(plain: Callable[..., None]) -> Callable[..., None]:
-    """Fields that are the cost table's by now end in an error that says so."""
-
-    @functools.wraps(plain)
-    def init(self: MagiConfig, *args: Any, **given: Any) -> None:
-        for name in _MOVED:
-            if name in given:
-                raise TypeError(
-                    f"{name} must be given in the cost table, got MagiConfig({name}=...); pass "
-                    f"MagiConfig(costs=CostTable({name}=...))"
-                )
-        plain(self, *args, **given)
-
-    return init
-
-
-_init = refusing_renamed("MagiConfig", RENAMED)(_refusing_moved(MagiConfig.__init__))
+_MOVED = {
+    name: f"{name} must be given in the cost table, got MagiConfig({name}=...); pass "
+    f"MagiConfig(costs=CostTable({name}=...))"
+    for name in (field.name for field in fields(CostTable))
+}
+_init = refusing_renamed("MagiConfig", RENAMED)(refusing(_MOVED)(MagiConfig.__init__))
 MagiConfig.__init__ = _init  # type: ignore[method-assign]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
@@ -12,11 +15,6 @@ from megatron_magi.adapter.max_logit import record_max_logits, wants_max_logits
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
 from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset, softmax_of
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
-
-if TYPE_CHECKING:
-    from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.transformer import TransformerConfig
-    from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 
 
 class MagiCoreAttention(MegatronModule):  # type: ignore[misc]

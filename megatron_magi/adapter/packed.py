@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
@@ -31,9 +32,6 @@ from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 from megatron_magi.core.tensor_checks import device as checked_device
-
-if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
 
 MaskKind = Literal["causal", "full"]
 """What a token sees in its document: "causal" (itself and all tokens before it) or "full"."""

@@ -8,18 +8,16 @@ TEDotProductAttention use, so that checkpoints can be exchanged with them in bot
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from megatron_magi.core.kernel.softmax import Softmax
-
-if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
 
 SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
 PARTITIONED = {"softmax_offset": 0}

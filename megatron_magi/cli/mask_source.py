@@ -228,8 +228,8 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
         from megatron_magi.training.recipe.recipe import load_recipe
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
-    from megatron_magi import HeadShape
     from megatron_magi.training.data.data import PackedDataset, mask_of_documents
+    from megatron_magi.training.estimate.dry_run import heads_of
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)
     for name in ("full", "window", "global_tokens", "total", "seq_length", "eod_token"):
@@ -242,18 +242,11 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
         options.sample
     ]
     mask = mask_of_documents(sample.cu_seqlens, run.data)
-    parallel, model = run.parallel, run.model
-    heads = HeadShape(
-        model.num_attention_heads // parallel.tp,
-        max(1, model.num_query_groups // parallel.tp),
-        model.kv_channels,
-        2 if run.train.dtype == "bf16" else 4,
-    )
+    parallel = run.parallel
     text = _describe(
         len(sample.cu_seqlens) - 1, mask, f"sample {options.sample} of {options.recipe}"
     )
-    multiple = parallel.tp if parallel.sequence_parallel else 1
-    return PlanInput(mask, text, parallel.cp, heads, run.magi, multiple)
+    return PlanInput(mask, text, parallel.cp, heads_of(run), run.magi, parallel.token_multiple)
 
 
 def _describe(count: int, mask: AttnMask, kind: str, noun: str = "document") -> str:

@@ -71,20 +71,16 @@ def _check_report(plan: AttnPlan) -> None:
         )
 
 
-def make_plan(given: PlanInput) -> AttnPlan:
-    """Our plan of the input."""
-    return _planned(given)
-
-
 def make_layouts(given: PlanInput, plan: AttnPlan) -> Layouts:
     """Our plan beside the usual layouts of the same mask."""
     from megatron_magi.viz.plan_facts import compare_layouts, zigzag_layout
 
     usual = zigzag_layout(given.mask.total_seqlen_q, given.cp_size)
-    return compare_layouts(plan, _planned(given, layout=usual))
+    return compare_layouts(plan, make_plan(given, layout=usual))
 
 
-def _planned(given: PlanInput, **layout: Any) -> AttnPlan:
+def make_plan(given: PlanInput, **layout: Any) -> AttnPlan:
+    """The plan of the input, on a token layout of our choice or on this one."""
     from megatron_magi.core.plan import make_attn_plan
 
     if not layout:

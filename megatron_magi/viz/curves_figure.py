@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from megatron_magi.training.parity.compare import Comparison
-from megatron_magi.viz.style import GRID, INK, MUTED, new_figure, rank_colors, title
+from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_colors, title
 
 FLOOR = 1e-9
 """Smaller differences are drawn here: a logarithmic axis has no zero."""
@@ -46,8 +46,5 @@ def curves_figure(comparisons: list[Comparison]) -> Any:
         (norm_gap, "|grad norm / baseline - 1|"),
     ):
         title(axes, text)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color=GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(labelcolor=MUTED)
+        plain_panel(axes)
     return figure

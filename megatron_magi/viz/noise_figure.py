@@ -10,7 +10,7 @@ import numpy as np
 
 from megatron_magi.training.parity.compare import Curve
 from megatron_magi.training.parity.noise_gates import Judged
-from megatron_magi.viz.style import GRID, INK, MUTED, new_figure, rank_colors, title
+from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_colors, title
 
 FAILED = "#c0392b"
 BAND = "#9aa5b1"
@@ -139,7 +139,4 @@ def _steps(judged: Judged) -> Curve:
 def _finish(axes: Any, heading: str, unit: str) -> None:
     title(axes, heading)
     axes.set_ylabel(unit, color=MUTED)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelcolor=MUTED)
+    plain_panel(axes)

@@ -54,6 +54,14 @@ def title(axes: Any, text: str) -> None:
     axes.set_title(text, loc="left", color=INK, fontweight="bold", fontsize=11)
 
 
+def plain_panel(axes: Any) -> None:
+    """No frame above and at the right; pale lines across."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelcolor=MUTED)
+
+
 def heading(figure: Any, text: str) -> None:
     """One sentence above all panels."""
     figure.suptitle(text, x=0.012, ha="left", color=INK, fontsize=12)

@@ -129,15 +129,15 @@ def assumed_sample(config: RunConfig, number: int) -> PackedSample:
 def _plan(config: RunConfig, mask: AttnMask) -> AttnPlan | None:
     if config.attention != "magi":
         return None
-    m, p = config.model, config.parallel
-    heads = HeadShape(
-        m.num_attention_heads // p.tp,
-        m.num_query_groups // p.tp,
-        m.kv_channels,
-        4 if config.train.dtype == "fp32" else 2,
-    )
-    multiple = p.tp if p.sequence_parallel else 1
-    return make_attn_plan(mask, p.cp, heads, config.magi, token_multiple=multiple)
+    heads, multiple = heads_of(config), config.parallel.token_multiple
+    return make_attn_plan(mask, config.parallel.cp, heads, config.magi, token_multiple=multiple)
+
+
+def heads_of(config: RunConfig) -> HeadShape:
+    """Attention heads of a run on one tensor-parallel rank."""
+    m, tp = config.model, config.parallel.tp
+    heads, groups = m.num_attention_heads // tp, m.num_query_groups // tp
+    return HeadShape(heads, groups, m.kv_channels, 4 if config.train.dtype == "fp32" else 2)
 
 
 def _layout(run: DryRun) -> list[str]:

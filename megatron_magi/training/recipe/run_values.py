@@ -88,6 +88,11 @@ class ParallelConfig:
         return self.tp * self.pp * self.cp
 
     @property
+    def token_multiple(self) -> int:
+        """The number that the rows of a rank must be divisible by."""
+        return self.tp if self.sequence_parallel else 1
+
+    @property
     def num_processes(self) -> int:
         """Processes of a run that no launcher started: one replica where dp is not given."""
         return self.model_size * (self.dp or 1)

@@ -70,13 +70,15 @@ def train(config: RunConfig) -> list[StepRecord]:
             begin = time.perf_counter()
             sums = train_step(schedule, streams, dataset, state, gradients)
             record, signal_number = _finish_step(config, state, sums, begin, stop)
-            if validation is not None and validation.is_due(state.iteration):
+            if validation is not None and _is_due(
+                config.validation.interval, state.iteration, config
+            ):
                 with parameters_gathered(chunks, config):
                     loss = validation.loss(schedule, chunks, state.iteration)
                 record = replace(record, validation_loss=loss)
             records.append(record)
             log.step(record)
-            if signal_number or _is_save_due(state.iteration, config):
+            if signal_number or _is_due(config.checkpoint.interval, state.iteration, config):
                 log.saved(save(state, config), state.iteration)
             if signal_number:
                 log.stopped(signal.Signals(signal_number).name, state.iteration)
@@ -164,8 +166,8 @@ def _largest(*values: int) -> list[float]:
     return facts.tolist()
 
 
-def _is_save_due(iteration: int, config: RunConfig) -> bool:
-    interval = config.checkpoint.interval
+def _is_due(interval: int | None, iteration: int, config: RunConfig) -> bool:
+    """Whether `iteration` is one of every `interval`, or the last; None: never."""
     if interval is None:
         return False
     return iteration % interval == 0 or iteration == config.train.iterations

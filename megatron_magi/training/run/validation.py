@@ -48,12 +48,6 @@ class Validation:
             microbatch_streams, self.dataset, config, model_config, device, num_batches=v.batches
         )
 
-    def is_due(self, iteration: int) -> bool:
-        """Every `interval` iterations and after the last."""
-        interval = self.config.validation.interval
-        assert interval is not None
-        return iteration % interval == 0 or iteration == self.config.train.iterations
-
     def loss(self, schedule: StepSchedule, chunks: list[Any], iteration: int) -> float:
         """Mean loss of the counted tokens, nats; every rank calls it and gets the same."""
         streams = self._streams()
