@@ -136,13 +136,8 @@ def int_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     """
     import numpy as np
 
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:  # ragged, on a GPU, needs a gradient
-        raise TypeError(
-            f"{name} must hold integers, got {shown(values)} ({str(error).splitlines()[0]}); "
-            f"pass a list, an array or a CPU tensor of integers"
-        ) from None
+    remedy = "pass a list, an array or a CPU tensor of integers"
+    array = as_array(values, f"{name} must hold integers", remedy)
     if array.size == 0 and array.ndim and array.dtype != np.bool_:
         array = array.astype(np.int64)
     if not np.issubdtype(array.dtype, np.integer) or _has_bool(values):
@@ -154,6 +149,17 @@ def int_array(values: Any, name: str) -> npt.NDArray[np.int64]:
             f"perhaps a negative number was stored as uint64"
         )
     return array.astype(np.int64)
+
+
+def as_array(values: Any, required: str, remedy: str) -> npt.NDArray[Any]:
+    """An array of a list, array or CPU tensor; ``required`` and ``remedy`` are for the error."""
+    import numpy as np
+
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged, on a GPU, needs a gradient
+        why = str(error).splitlines()[0]
+        raise TypeError(f"{required}, got {shown(values)} ({why}); {remedy}") from None
 
 
 def refusing(errors: dict[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -163,7 +163,7 @@ def test_the_environment_is_read_by_four_modules_only() -> None:
         if module_of(path) not in (
             "debug",
             "build",
-            "training.process.launched",
+            "training.process.processes",
             "magi_attention.environment",
         ):
             text = path.read_text()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from megatron_magi.cli.parser import add_output_options
 from megatron_magi.cli.system_checks import Check, all_checks, has_gpu, torch_or_none
@@ -20,14 +20,6 @@ from megatron_magi.requirements import MissingRequirement, check_package, check_
 
 REQUIRABLE = ("megatron", "cuda", "gpu")
 MARKS = {"ok": "ok", "absent": "--", "problem": "!!"}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether training can start here."""
-
-    ok: bool
-    text: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,28 +38,28 @@ def run(options: argparse.Namespace) -> int:
     transport, transport_why = transport_choice()
     layers, layers_why = layer_choice(checks)
     tried = smoke_test()
-    verdict = judge([*checks, tried], kernel, options.require)
+    ok, verdict = judge([*checks, tried], kernel, options.require)
     if options.json:
         print(json.dumps({
-            "ok": verdict.ok, "verdict": verdict.text,
+            "ok": ok, "verdict": verdict,
             "kernel": {"name": kernel, "why": kernel_why},
             "transport": {"name": transport, "why": transport_why},
             "layers": {"name": layers, "why": layers_why},
             "checks": [asdict(c) for c in [*checks, tried]],
         }, indent=1))  # fmt: skip
     elif options.quiet:
-        print("\n".join([*_lines(c for c in checks if c.status == "problem"), verdict.text]))
+        print("\n".join([*_lines(c for c in checks if c.status == "problem"), verdict]))
     else:
         print("\n".join(_lines([*checks, tried])))
         print(f"\nkernel     {kernel}: {kernel_why}")
         print(f"transport  {transport}: {transport_why}")
         print(f"layers     {layers}: {layers_why}")
-        print(f"\n{verdict.text}")
-    return 0 if verdict.ok else 1
+        print(f"\n{verdict}")
+    return 0 if ok else 1
 
 
-def judge(checks: list[Check], kernel: str, required: list[str]) -> Verdict:
-    """The verdict: problems first, then what is required and missing."""
+def judge(checks: list[Check], kernel: str, required: list[str]) -> tuple[bool, str]:
+    """Whether training can start here, and why: problems first, then what is required."""
     found = {c.name: c for c in checks}
     failed = [f"{c.name}: {c.found}; {c.advice}" for c in checks if c.status == "problem"]
     met = {
@@ -83,10 +75,10 @@ def judge(checks: list[Check], kernel: str, required: list[str]) -> Verdict:
             check = found[where[name]]
             failed.append(f"--require {name}: {check.found}; {check.advice or 'see above'}")
     if failed:
-        return Verdict(False, "not ready: " + "\n           ".join(failed))
+        return (False, "not ready: " + "\n           ".join(failed))
     if not met["megatron"]:
-        return Verdict(True, "ready for attention; training needs megatron-core (see above)")
-    return Verdict(True, f"ready: trains here with the {kernel} kernel")
+        return (True, "ready for attention; training needs megatron-core (see above)")
+    return (True, f"ready: trains here with the {kernel} kernel")
 
 
 def _lines(checks: object) -> list[str]:

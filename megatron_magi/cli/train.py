@@ -18,8 +18,13 @@ import time
 from functools import partial
 
 from megatron_magi.cli.parser import UsageError, positive
-from megatron_magi.training.process.launched import launched_place
-from megatron_magi.training.process.processes import Place, check_devices, process_groups, run_local
+from megatron_magi.training.process.processes import (
+    Place,
+    check_devices,
+    launched_place,
+    process_groups,
+    run_local,
+)
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
 from megatron_magi.training.recipe.recipe_error import RecipeError

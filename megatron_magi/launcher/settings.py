@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_magi.adapter import MEGATRON_VERSION
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.launch import Launch, hook
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,17 @@ HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
 """Megatron's modules of hybrid specs, which are made of TransformerEngine's layers."""
 
 
-def wrap_validate_args(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def wrap_validate_args(launch: Launch, original: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
     """For `validate_args`: our refusals come first, then our settings, then Megatron's checks."""
-
-    @functools.wraps(original)
-    def validate_args(args: Any, *rest: Any, **kwargs: Any) -> Any:
-        refuse_arguments(args)
-        said = change_settings(args)
-        with any_seq_length(args):
-            result = original(args, *rest, **kwargs)
-        launch.args = args
-        if said and args.rank == 0:
-            print(f"megatron_magi: {said}", flush=True)
-        return result
-
-    return validate_args
+    refuse_arguments(args)
+    said = change_settings(args)
+    with any_seq_length(args):
+        result = original(args, *rest, **kwargs)
+    launch.args = args
+    if said and args.rank == 0:
+        print(f"megatron_magi: {said}", flush=True)
+    return result
 
 
 def refuse_arguments(args: Any) -> None:

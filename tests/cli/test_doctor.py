@@ -54,6 +54,6 @@ def test_doctor_finds_broken_attention(capsys: Capture, monkeypatch: pytest.Monk
 def test_training_alone_needs_megatron() -> None:
     checks = [Check("megatron-core", "absent", "none"), Check("CUDA library", "absent", "")]
     ready = doctor.judge(checks, "reference", [])
-    assert ready.ok and "training needs megatron-core" in ready.text
+    assert ready[0] and "training needs megatron-core" in ready[1]
     refused = doctor.judge(checks, "reference", ["megatron"])
-    assert not refused.ok and "--require megatron" in refused.text
+    assert not refused[0] and "--require megatron" in refused[1]

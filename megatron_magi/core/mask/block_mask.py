@@ -11,7 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.checks import flag, integer, is_integer_like, optional_integer, pair, shown
+from megatron_magi.checks import (
+    as_array,
+    flag,
+    integer,
+    is_integer_like,
+    optional_integer,
+    pair,
+)
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN
 
@@ -135,13 +142,8 @@ def _total(given: int | None, default: int | None, count: int, size: int, name: 
 
 
 def _matrix(blocks: npt.ArrayLike) -> Blocks:
-    try:
-        matrix = np.asarray(blocks)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"blocks must be a boolean matrix on the CPU, got {shown(blocks)} "
-            f"({str(error).splitlines()[0]}); call .cpu(), and pass rows of equal length"
-        ) from None
+    required = "blocks must be a boolean matrix on the CPU"
+    matrix = as_array(blocks, required, "call .cpu(), and pass rows of equal length")
     if matrix.dtype != np.bool_:
         raise TypeError(
             f"blocks must be boolean, got {matrix.dtype} {list(matrix.shape)}; compare it with 0"

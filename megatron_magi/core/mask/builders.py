@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.checks import flag, int_array, integer, integers, pair, shown
+from megatron_magi.checks import as_array, flag, int_array, integer, integers, pair, shown
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.mask.slices import (
     BAND_MAX,
@@ -276,7 +276,8 @@ def from_ranges(
 
 def from_dense(dense: npt.ArrayLike) -> AttnMask:
     """A mask of any boolean [q, k] matrix, cut into rectangles; for small masks and tests."""
-    cells = _matrix(dense)
+    required = "a dense mask must be a boolean [q, k] matrix"
+    cells = as_array(dense, required, "pass rows of equal length on the CPU")
     if cells.ndim != 2 or cells.dtype != np.bool_:
         raise ValueError(
             f"a dense mask must be a boolean [q, k] matrix, got {cells.dtype} {list(cells.shape)}; "
@@ -352,13 +353,3 @@ def _rows(rows: Sequence[Sequence[int]], name: str) -> list[list[int]]:
             f"put the rows in a list"
         )
     return [integers(row, f"each row of {name}") for row in rows]
-
-
-def _matrix(dense: npt.ArrayLike) -> npt.NDArray[np.generic]:
-    try:
-        return np.asarray(dense)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"a dense mask must be a boolean [q, k] matrix, got {shown(dense)} "
-            f"({str(error).splitlines()[0]}); pass rows of equal length on the CPU"
-        ) from None

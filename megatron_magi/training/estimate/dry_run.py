@@ -13,10 +13,9 @@ from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
 from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
 from megatron_magi.training.data.data import PackedDataset, PackedSample, mask_of_documents
-from megatron_magi.training.estimate.flops import step_flops
+from megatron_magi.training.estimate.flops import model_parameters, step_flops
 from megatron_magi.training.estimate.memory import RankMemory, rank_memory
 from megatron_magi.training.estimate.pack_cost import sample_order
-from megatron_magi.training.estimate.parameters import model_parameters
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
 

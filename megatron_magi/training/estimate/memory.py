@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_magi.core.plan import AttnPlan, most_buffered_rows
-from megatron_magi.training.estimate.parameters import rank_parameters
+from megatron_magi.training.estimate.flops import rank_parameters
 from megatron_magi.training.recipe.config import RunConfig
 
 MASKS_KEPT = 8

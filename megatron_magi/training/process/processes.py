@@ -40,6 +40,17 @@ class Place:
     """CPU threads of this process. None: torch's choice."""
 
 
+def launched_place() -> Place | None:
+    """This process's place by torchrun's variables, as srun may set them too; None when alone."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    return Place(
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+    )
+
+
 @contextmanager
 def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
     """torch.distributed (nccl with CUDA, else gloo) and Megatron's groups, torn down at the end."""

@@ -70,9 +70,7 @@ def train(config: RunConfig) -> list[StepRecord]:
             begin = time.perf_counter()
             sums = train_step(schedule, streams, dataset, state, gradients)
             record, signal_number = _finish_step(config, state, sums, begin, stop)
-            if validation is not None and _is_due(
-                config.validation.interval, state.iteration, config
-            ):
+            if validation and _is_due(config.validation.interval, state.iteration, config):
                 with parameters_gathered(chunks, config):
                     loss = validation.loss(schedule, chunks, state.iteration)
                 record = replace(record, validation_loss=loss)
