@@ -114,13 +114,7 @@ def llama_layer_spec(
     attention="stock" keeps Megatron's layers and norms as they are, for the dense baseline.
     Use: `GPTModel(transformer_layer_spec=llama_layer_spec(config, vp_stage=i), vp_stage=i, ...)`.
     """
-    layer = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
-        moe_grouped_gemm=config.moe_grouped_gemm,
-        qk_layernorm=config.qk_layernorm,
-        multi_latent_attention=config.multi_latent_attention,
-        normalization="RMSNorm",
-    )
+    layer = _local_layer(config, multi_latent_attention=config.multi_latent_attention)
     norm: Any = WrappedTorchNorm
     if attention == "magi":
         norm = RMSNorm
@@ -184,16 +178,21 @@ def llama_mtp_spec(
     (config.mtp_num_layers). Use:
     `GPTModel(..., mtp_block_spec=llama_mtp_spec(config, vp_stage=i))`.
     """
-    layer = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
-        moe_grouped_gemm=config.moe_grouped_gemm,
-        qk_layernorm=config.qk_layernorm,
-        normalization="RMSNorm",
-    )
+    layer = _local_layer(config)
     block = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False, vp_stage=vp_stage)
     if block is None or attention == "stock":
         return block
     return with_magi_attention(with_own_norms(block))
+
+
+def _local_layer(config: TransformerConfig, **more: Any) -> Any:
+    return get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+        **more,
+    )
 
 
 def _rewrite(node: Any, rule: Rule) -> Any:

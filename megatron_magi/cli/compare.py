@@ -24,8 +24,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.cli.compare_report import PlainReport
-from megatron_magi.cli.compare_report_noise import NoiseReport
+from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.training.parity.compare import Gates, compare, read_run
 from megatron_magi.training.parity.evidence import read_evidence

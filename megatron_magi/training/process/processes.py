@@ -148,12 +148,12 @@ def quiet_megatron() -> None:
         "full scope is deprecated",
         "absl.logging is not installed",
         "MimoModelConfig is experimental",
+        # Megatron uses deprecated names of torch's checkpoints in 0.16; 0.19 reads in one process.
+        "Please use DTensor instead",
+        "`load_state_dict` is deprecated",
     ):
         warnings.filterwarnings("ignore", message=message)
-    # Megatron uses deprecated names of torch's checkpoints in 0.16; 0.19 reads in one process.
     warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
-    warnings.filterwarnings("ignore", message="Please use DTensor instead")
-    warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated")
     logging.getLogger("megatron").setLevel(logging.ERROR)
     # It raises what it logs, and that is reported.
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
