@@ -173,7 +173,11 @@ class MagiConfig:
         for name in ("max_imbalance", "agreement_timeout_s"):
             _convert(self, name, number_or_infinite, "a number")
         for name, values in _CHOICES.items():
-            _check_choice(self, name, values)
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, str), name, "a word", self)
+            words = tuple(word for word in values if word is not None)
+            rule = f"one of {words}" + (" or None" if None in values else "")
+            _require(value in values, name, rule, self)
         for name in ("deterministic", "dkv_reduce_in_fp32"):
             _require(isinstance(getattr(self, name), bool), name, "True or False", self)
         _require(isinstance(self.costs, CostTable), "costs", "a CostTable", self)
@@ -206,11 +210,3 @@ _MOVED = {
 }
 _init = refusing_renamed("MagiConfig", RENAMED)(refusing(_MOVED)(MagiConfig.__init__))
 MagiConfig.__init__ = _init  # type: ignore[method-assign]
-
-
-def _check_choice(config: MagiConfig, name: str, values: tuple[str | None, ...]) -> None:
-    value = getattr(config, name)
-    _require(value is None or isinstance(value, str), name, "a word", config)
-    words = tuple(word for word in values if word is not None)
-    rule = f"one of {words}" + (" or None" if None in values else "")
-    _require(value in values, name, rule, config)

@@ -50,13 +50,11 @@ def tell_about_environment() -> None:
         return
     _told = True
     found = sorted(name for name in os.environ if name.startswith(PREFIX))
-    if found:
-        warnings.warn(_message(found), UserWarning, stacklevel=3)
-
-
-def _message(found: list[str]) -> str:
     parts = [f"{name} ({INSTEAD.get(name[len(PREFIX) :], 'no effect')})" for name in found]
-    return (
-        f"megatron_magi reads no {PREFIX}* variable, got {', '.join(parts)}; unset them, and pass "
-        f"DistAttnConfig(magi_config=MagiConfig(...)) where something is to change"
-    )
+    if found:
+        warnings.warn(
+            f"megatron_magi reads no {PREFIX}* variable, got {', '.join(parts)}; unset them, and "
+            f"pass DistAttnConfig(magi_config=MagiConfig(...)) where something is to change",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -19,12 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from megatron_magi.training.process.stop import SIGNALS
-
-if TYPE_CHECKING:
-    from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,6 @@ def one_process() -> Iterator[None]:
 def check_devices(num_processes: int) -> None:
     """Raise RecipeError where this machine has GPUs, but fewer than one for each process."""
     import torch
-
-    from megatron_magi.training.recipe.recipe_error import RecipeError
 
     num_gpus = torch.cuda.device_count()
     if 0 < num_gpus < num_processes:

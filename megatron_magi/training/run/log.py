@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from megatron_magi.adapter.fused.parts import choose_parts
+from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.process.whole_files import cannot_write, written_whole
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import to_yaml
@@ -64,9 +65,6 @@ class TensorBoard:
         if self.writer is not None:
             self.writer.close()
 
-
-if TYPE_CHECKING:
-    from megatron_magi.training.data.data import PackedDataset
 
 BAR_WIDTH = 30
 BASELINES = {
