@@ -93,7 +93,8 @@ def instance(value: Any, kind: type | tuple[type, ...], name: str, remedy: str) 
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
-        raise TypeError(f"{name} must be {_article(wanted)}, got {shown(value)}; {remedy}")
+        article = "an" if wanted[0] in "AEIOU" else "a"
+        raise TypeError(f"{name} must be {article} {wanted}, got {shown(value)}; {remedy}")
 
 
 def word(value: Any, name: str, choices: tuple[str, ...]) -> str:
@@ -231,7 +232,3 @@ def _bounds(low: int | None, high: int | None) -> str:
     if high is None:
         return f"at least {low}"
     return f"at most {high}" if low is None else f"between {low} and {high}"
-
-
-def _article(wanted: str) -> str:
-    return f"{'an' if wanted[0] in 'AEIOU' else 'a'} {wanted}"

@@ -145,20 +145,17 @@ def _shift_by_plan(stock: Function) -> Function:
             return stock(tensor, *args, **kwargs)
         if tensor is None:
             return None, None
-        _check_shift(given.get("shifts", -1))
+        shifts = given.get("shifts", -1)
+        if shifts != -1:
+            raise NotImplementedError(
+                f"a roll of dispatched tokens must be by one to the left (shifts=-1), got "
+                f"{shifts}; roll several times"
+            )
         shifted = next_tokens(tensor, packed, given.get("dims", -1))
         _LastCount.num_ranks = group_size(packed.cp_group)
         return shifted, _sum(shifted, packed) if given.get("return_sum", True) else None
 
     return roll_tensor
-
-
-def _check_shift(shifts: int) -> None:
-    if shifts != -1:
-        raise NotImplementedError(
-            f"a roll of dispatched tokens must be by one to the left (shifts=-1), got {shifts}; "
-            f"roll several times"
-        )
 
 
 def _sum(x: Tensor, packed: MagiPackedSeqParams) -> Tensor:

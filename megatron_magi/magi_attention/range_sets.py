@@ -16,15 +16,10 @@ from megatron_magi.magi_attention.range import NaiveRange
 Pairs = list[NaiveRange]
 
 
-def by_start(pairs: Sequence[NaiveRange]) -> Pairs:
-    """Ascending; equal starts keep their order."""
-    return sorted(pairs, key=lambda pair: pair[0])
-
-
 def merged(pairs: Sequence[NaiveRange]) -> Pairs:
     """The union, merged."""
     union: Pairs = []
-    for start, end in by_start(pairs):
+    for start, end in sorted(pairs):
         if union and start <= union[-1][1]:
             union[-1] = (union[-1][0], max(union[-1][1], end))
         else:

@@ -69,7 +69,7 @@ class AttnRanges(RangeList):
 
     def sort(self) -> AttnRanges:
         """The ranges by start; equal starts keep their order."""
-        return AttnRanges.from_ranges(range_sets.by_start(self.to_naive_ranges()))
+        return AttnRanges.from_ranges(sorted(self.to_naive_ranges(), key=lambda pair: pair[0]))
 
     def merge(self) -> AttnRanges:
         """The union, as ascending ranges that do not touch."""

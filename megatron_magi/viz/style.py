@@ -67,14 +67,11 @@ def heading(figure: Any, text: str) -> None:
     figure.suptitle(text, x=0.012, ha="left", color=INK, fontsize=12)
 
 
-def token_ticks(axes: Any, total: int, which: str = "xy") -> None:
-    """Four ticks in tokens along the axes of a mask."""
+def token_ticks(axes: Any, total: int, which: str) -> None:
+    """Four ticks in tokens along the "x" or "y" axis of a mask."""
     ticks = [round(total * i / 4) for i in range(5)] if total >= 8 else list(range(total + 1))
     labels = [short(t) for t in ticks]
-    if "x" in which:
-        axes.set_xticks(ticks, labels)
-    if "y" in which:
-        axes.set_yticks(ticks, labels)
+    getattr(axes, f"set_{which}ticks")(ticks, labels)
     axes.tick_params(length=0, labelcolor=MUTED)
     axes.spines[:].set_color(GRID)
 

@@ -128,16 +128,6 @@ class TextSource:
             yield Document(name, text)
 
 
-def limit_bytes(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:
-    """Documents until their text reaches `max_bytes`."""
-    taken = 0
-    for document in documents:
-        if max_bytes is not None and taken >= max_bytes:
-            return
-        taken += len(document.text)
-        yield document
-
-
 def _input_files(root: Path, selection: Selection) -> Iterator[InputFile]:
     if root.is_file():
         yield InputFile(root, root.name, root.name.endswith(ARCHIVES))
