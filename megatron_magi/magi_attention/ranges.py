@@ -69,7 +69,8 @@ class AttnRanges(RangeList):
 
     def sort(self) -> AttnRanges:
         """The ranges by start; equal starts keep their order."""
-        return AttnRanges.from_ranges(sorted(self.to_naive_ranges(), key=lambda pair: pair[0]))
+        ordered = sorted(self, key=lambda r: r.start)
+        return AttnRanges.from_ranges(ordered)
 
     def merge(self) -> AttnRanges:
         """The union, as ascending ranges that do not touch."""

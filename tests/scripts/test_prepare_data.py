@@ -15,11 +15,11 @@ import pytest
 from megatron_magi.training.data.index_file import IndexFile
 from megatron_magi.training.data.text_source import Document
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from prepare_data import limit_bytes
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "prepare_data.py"
 ENDLESS = """
 import sys, time
