@@ -8,13 +8,13 @@ own. A document's last token is its EOD; the label after it belongs to the next 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TypeVar
 
 import numpy as np
@@ -233,13 +233,10 @@ def prefetch(make: Callable[[int], T], indices: Iterator[int], depth: int) -> It
         yield from map(make, indices)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="microbatch") as pool:
-        queue: SimpleQueue[Future[T]] = SimpleQueue()
-        for index in islice(indices, depth):
-            queue.put(pool.submit(make, index))
-        while not queue.empty():
-            ready = queue.get().result()
-            for index in islice(indices, 1):
-                queue.put(pool.submit(make, index))
+        pending = deque(pool.submit(make, index) for index in islice(indices, depth))
+        while pending:
+            ready = pending.popleft().result()
+            pending.extend(pool.submit(make, index) for index in islice(indices, 1))
             yield ready
 
 

@@ -47,11 +47,9 @@ def data_parallel_size(config: RunValues, world_size: int) -> int:
     layout = f"tp {p.tp} * pp {p.pp} * cp {p.cp}"
     dp, rest = divmod(world_size, p.model_size)
     if rest or (p.dp is not None and p.dp != dp):
-        want = (
-            f"a multiple of {layout} = {p.model_size}"
-            if p.dp is None
-            else (f"{layout} * dp {p.dp} = {p.model_size * p.dp}")
-        )
+        want = f"a multiple of {layout} = {p.model_size}"
+        if p.dp is not None:
+            want = f"{layout} * dp {p.dp} = {p.model_size * p.dp}"
         raise RecipeError(
             f"the number of processes must be {want}, got {world_size}; "
             f"start that many, or change parallel.*"
