@@ -227,7 +227,7 @@ class NoiseReport:
 
     def draw(self) -> Any:
         """Curves above, differences with the noise band below."""
-        from megatron_magi.viz.noise_figure import noise_figure
+        from megatron_magi.viz.curves_figure import noise_figure
 
         return noise_figure(self.runs, self.controls)
 

@@ -16,7 +16,6 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.kernel_clock import timing
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
-from megatron_magi.core.plan.nodes import ranks_per_node
 from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
@@ -25,6 +24,7 @@ from megatron_magi.core.plan.token_layout import (
     Int64Array,
     TokenLayout,
     check_layout,
+    ranks_per_node,
     timed_token_layout,
 )
 

@@ -27,8 +27,7 @@ from megatron_magi.training.recipe.config_checks import data_parallel_size
 from megatron_magi.training.run.gradients import GradientDump
 from megatron_magi.training.run.log import RunLog
 from megatron_magi.training.run.microbatch import microbatch_streams
-from megatron_magi.training.run.model import build_model, transformer_config
-from megatron_magi.training.run.optimizer import build_optimizer
+from megatron_magi.training.run.model import build_model, build_optimizer, transformer_config
 from megatron_magi.training.run.overwrite import check_overwrite
 from megatron_magi.training.run.step import BatchSums, StepSchedule, TrainingStopped
 from megatron_magi.training.run.steps_file import StepRecord
