@@ -4,7 +4,7 @@ Compiled from csrc/bindings.cpp and csrc/bindings_kernel.cpp.
 
 Arrays are int32 and contiguous, slices [N, 6], ranges [n, 2], transfers [M, 5] (stage, dst, src,
 start, end). An int64 array is a TypeError, what does not fit together a ValueError. Functions that
-take long release the GIL. Attributes are read-only.
+take long release the GIL.
 """
 
 import numpy as np
@@ -62,13 +62,20 @@ class StageCosts:
         pass_ps: int,
         crossing_row_ps: int = 0,
     ) -> None: ...
-    row_ps: int
-    grad_row_ps: int
-    tile_ps: int
-    exchange_ps: int
-    call_ps: int
-    pass_ps: int
-    crossing_row_ps: int
+    @property
+    def row_ps(self) -> int: ...
+    @property
+    def grad_row_ps(self) -> int: ...
+    @property
+    def tile_ps(self) -> int: ...
+    @property
+    def exchange_ps(self) -> int: ...
+    @property
+    def call_ps(self) -> int: ...
+    @property
+    def pass_ps(self) -> int: ...
+    @property
+    def crossing_row_ps(self) -> int: ...
     def forward_stages(self, work: _Int64Array, degree: int, forward: int) -> _Float64Array: ...
     def backward_times(self, work: _Int64Array, degree: int) -> _Float64Array: ...
 
@@ -115,43 +122,70 @@ class Layout:
 class FwdWorkList:
     """The forward's records, as csrc/schedule/forward.h has them, and their counts."""
 
-    tiles: _Int32Array
-    entries: _Int32Array
-    empty_rows: _Int32Array
-    steps: int
-    masked_steps: int
-    active_keys: int
-    num_parts: int
+    @property
+    def tiles(self) -> _Int32Array: ...
+    @property
+    def entries(self) -> _Int32Array: ...
+    @property
+    def empty_rows(self) -> _Int32Array: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def masked_steps(self) -> int: ...
+    @property
+    def active_keys(self) -> int: ...
+    @property
+    def num_parts(self) -> int: ...
 
 class BwdWorkList:
     """The backward's records, as csrc/schedule/backward.h has them, and its schedule."""
 
-    items: _Int32Array
-    entries: _Int32Array
-    segments: _Int32Array
-    places: _Int32Array
-    turns: _Int32Array
+    @property
+    def items(self) -> _Int32Array: ...
+    @property
+    def entries(self) -> _Int32Array: ...
+    @property
+    def segments(self) -> _Int32Array: ...
+    @property
+    def places(self) -> _Int32Array: ...
+    @property
+    def turns(self) -> _Int32Array: ...
     def visits(self) -> _Int32Array:
         """What every step waits for and signals, by item and walk (deterministic mode)."""
-    order: _Int32Array
-    num_row_groups: int
-    steps: int
-    partial_steps: int
-    num_splits: int
-    heads_per_section: int
-    descending: bool
-    heads_inner: bool
-    grouped: bool
+    @property
+    def order(self) -> _Int32Array: ...
+    @property
+    def num_row_groups(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def partial_steps(self) -> int: ...
+    @property
+    def num_splits(self) -> int: ...
+    @property
+    def heads_per_section(self) -> int: ...
+    @property
+    def descending(self) -> bool: ...
+    @property
+    def heads_inner(self) -> bool: ...
+    @property
+    def grouped(self) -> bool: ...
 
 class FwdChoice:
     """A forward that runs: its kernel and its work list."""
 
-    pack: int
-    block_m: int
-    block_n: int
-    heads_per_section: int
-    cost: float
-    work: FwdWorkList
+    @property
+    def pack(self) -> int: ...
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def block_n(self) -> int: ...
+    @property
+    def heads_per_section(self) -> int: ...
+    @property
+    def cost(self) -> float: ...
+    @property
+    def work(self) -> FwdWorkList: ...
 
 def choose_fwd(
     slices: _Int32Array,

@@ -164,7 +164,7 @@ def test_the_environment_is_read_by_four_modules_only() -> None:
             "debug",
             "build",
             "training.process.processes",
-            "magi_attention.environment",
+            "magi_attention.replaced",
         ):
             text = path.read_text()
             assert "os.environ" not in text and "getenv" not in text, path

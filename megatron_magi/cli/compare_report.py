@@ -10,6 +10,8 @@ from megatron_magi.training.parity.compare import Comparison, RunCurves
 from megatron_magi.training.parity.noise_floor import NoiseFloor
 from megatron_magi.training.parity.noise_gates import GateResult, Judged
 
+WORDS = {True: "pass", False: "FAIL", None: "skip"}
+
 
 @dataclass(frozen=True)
 class PlainReport:
@@ -56,8 +58,8 @@ class PlainReport:
         if c is self.runs[0]:
             return "baseline"
         if any(c is control for control in self.controls):
-            return control_verdict(not c.passed)
-        return run_verdict(c.passed)
+            return "NOT CAUGHT" if c.passed else "CAUGHT"
+        return "PASS" if c.passed else "FAIL"
 
     def verdicts(self) -> list[str]:
         """One line a run."""
@@ -86,16 +88,6 @@ class PlainReport:
         from megatron_magi.viz.curves_figure import curves_figure
 
         return curves_figure([*self.runs, *self.controls])
-
-
-def run_verdict(passed: bool) -> str:
-    """The verdict on a run that should pass."""
-    return "PASS" if passed else "FAIL"
-
-
-def control_verdict(caught: bool) -> str:
-    """The verdict on a run that should fail."""
-    return "CAUGHT" if caught else "NOT CAUGHT"
 
 
 def number(value: float) -> float | None:
@@ -157,9 +149,6 @@ def _ratio(run: RunCurves, baseline: RunCurves) -> float | None:
     return run.median_tokens_per_second / speed if speed else None
 
 
-WORDS = {True: "pass", False: "FAIL", None: "skip"}
-
-
 @dataclass(frozen=True)
 class NoiseReport:
     """Runs that should pass, and controls that should not, beside baseline and noise runs."""
@@ -195,8 +184,8 @@ class NoiseReport:
         note = f" (skipped: {', '.join(skipped)})" if skipped else ""
         if any(judged is control for control in self.controls):
             by = f" by {', '.join(judged.caught_by)}" if judged.caught_by else ""
-            return f"{control_verdict(bool(judged.caught_by))}{by}{note}"
-        return f"{run_verdict(judged.passed)}{note}"
+            return f"{'CAUGHT' if judged.caught_by else 'NOT CAUGHT'}{by}{note}"
+        return f"{'PASS' if judged.passed else 'FAIL'}{note}"
 
     def verdicts(self) -> list[str]:
         """One line a run."""

@@ -195,6 +195,7 @@ def _one_line(facts: dict[str, Any]) -> str:
 def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
     mask, head, p = facts["mask"], facts["heads"], facts["plan"]
     buffer = max(rank["receive_buffer_bytes"] for rank in facts["ranks"])
+    values = "" if head["value_dim"] == head["dim"] else f", values of {head['value_dim']}"
     lines = [
         f"mask      {mask['text']}",
         f"          {mask['slices']:,} slice{'s' * (mask['slices'] != 1)}, "
@@ -206,7 +207,8 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
         *_nodes_text(p),
         f"stages    {_stages_text(p)}",
         f"memory    receive buffers up to {buffer / 2**20:.1f} MiB a rank "
-        f"(heads {_heads_text(head)}, {head['bytes_per_element']} bytes)",
+        f"(heads {head['q']}/{head['kv']} of {head['dim']}{values}, "
+        f"{head['bytes_per_element']} bytes)",
         f"model     forward {p['model_forward_us']:.0f} us a layer, "
         f"{p['model_exposed_share']:.0%} of its transfer time exposed; backward "
         f"{p['model_backward_us']:.0f} us (cost table, not measured)",
@@ -247,11 +249,6 @@ def _layout_table(layouts: dict[str, Any]) -> list[str]:
     if layouts[OURS]["rows_received"] > layouts[PER_SEQUENCE]["rows_needed"]:
         lines.append(f"({OURS} receives more than {PER_SEQUENCE} needs. {WHY_MORE_ROWS})")
     return lines
-
-
-def _heads_text(head: dict[str, Any]) -> str:
-    values = "" if head["value_dim"] == head["dim"] else f", values of {head['value_dim']}"
-    return f"{head['q']}/{head['kv']} of {head['dim']}{values}"
 
 
 def _nodes_text(p: dict[str, Any]) -> list[str]:

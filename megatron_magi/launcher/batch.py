@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -105,16 +106,6 @@ def wrap_sft_dataset(launch: Launch, original: Any, self: Any, *args: Any, **kwa
     original(*given.args, **given.kwargs)
 
 
-class _OneRank:
-    """A group of one, where Megatron asks a group for its size and rank."""
-
-    def size(self) -> int:
-        return 1
-
-    def rank(self) -> int:
-        return 0
-
-
 @hook
 def replace_scheduled_batch(
     launch: Launch,
@@ -133,7 +124,8 @@ def replace_scheduled_batch(
     if launch.sequences is None:
         return original(data_iterator, *args, pg_collection=pg_collection, **kwargs)
     groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(["tp", "pp"])
-    alone = ProcessGroupCollection(tp=groups.tp, pp=groups.pp, cp=_OneRank())
+    one_rank = SimpleNamespace(size=lambda: 1, rank=lambda: 0)  # what Megatron asks a group for
+    alone = ProcessGroupCollection(tp=groups.tp, pp=groups.pp, cp=one_rank)
     tokens, labels, loss_mask, _, position_ids, params, padding = original(
         data_iterator, *args, pg_collection=alone, **kwargs
     )

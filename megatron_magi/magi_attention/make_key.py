@@ -14,7 +14,6 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import HeadShape
 from megatron_magi.core.runtime.plan_cache import plan_for, with_nodes_of
 from megatron_magi.magi_attention.dist_attn_config import DistAttnConfig
-from megatron_magi.magi_attention.environment import tell_about_environment
 from megatron_magi.magi_attention.mask_inference import (
     CuSeqlens,
     cu_seqlens_slices,
@@ -22,6 +21,7 @@ from megatron_magi.magi_attention.mask_inference import (
 )
 from megatron_magi.magi_attention.mask_type import GeneralAttnMaskType, mask_from_typed
 from megatron_magi.magi_attention.ranges import AttnRanges
+from megatron_magi.magi_attention.replaced import tell_about_environment
 from megatron_magi.magi_attention.runtime_key import (
     DistAttnRuntimeKey,
     check_config,

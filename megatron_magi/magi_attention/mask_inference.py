@@ -20,7 +20,6 @@ from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray
 from megatron_magi.core.native import solver
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import tensor
-from megatron_magi.magi_attention.environment import tell_about_environment
 from megatron_magi.magi_attention.mask_type import (
     AttnMaskType,
     GeneralAttnMaskType,
@@ -30,6 +29,7 @@ from megatron_magi.magi_attention.mask_type import (
 )
 from megatron_magi.magi_attention.range import AttnRange
 from megatron_magi.magi_attention.ranges import AttnRanges, check_ranges
+from megatron_magi.magi_attention.replaced import tell_about_environment
 
 CuSeqlens = Tensor | Sequence[int]
 """Prefix sums; a host list or CPU tensor saves a copy from the device."""

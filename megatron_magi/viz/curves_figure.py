@@ -15,6 +15,13 @@ from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_co
 FLOOR = 1e-9
 """Smaller differences are drawn here: a logarithmic axis has no zero."""
 FAILED = "#c0392b"
+BAND = "#9aa5b1"
+LABEL_HEIGHT = 0.06
+"""Least distance of two labels, as a part of a panel's height."""
+SMALLEST = 1e-7
+"""A band narrower than this many percent is drawn as if it were as wide."""
+SMOOTHED_SHARE = 20
+"""A smoothed curve is a mean over this part of the run (1/20), centred."""
 
 
 def curves_figure(comparisons: list[Comparison]) -> Any:
@@ -51,15 +58,6 @@ def curves_figure(comparisons: list[Comparison]) -> Any:
         title(axes, text)
         plain_panel(axes)
     return figure
-
-
-BAND = "#9aa5b1"
-LABEL_HEIGHT = 0.06
-"""Least distance of two labels, as a part of a panel's height."""
-SMALLEST = 1e-7
-"""A band narrower than this many percent is drawn as if it were as wide."""
-SMOOTHED_SHARE = 20
-"""A smoothed curve is a mean over this part of the run (1/20), centred."""
 
 
 @dataclass(frozen=True)

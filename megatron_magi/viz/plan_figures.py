@@ -38,23 +38,9 @@ def mask_figure(mask: AttnMask, text: str = "") -> Any:
     """The visible cells."""
     figure, axes = new_figure(1, 1, 4.6, 4.8)
     draw_mask(mask, axes)
-    _mask_axes(axes, mask)
+    mask_axes(axes, mask)
     if text:
         title(axes, text)
-    return figure
-
-
-def masks_figure(named: dict[str, AttnMask], columns: int = 4) -> Any:
-    """Several small masks in one sheet."""
-    rows = -(-len(named) // columns)
-    figure, grid = new_figure(rows, columns, 2.5 * columns, 2.75 * rows, squeeze=False)
-    for axes, (name, mask) in zip(grid.flat, named.items(), strict=False):
-        draw_mask(mask, axes)
-        _mask_axes(axes, mask)
-        axes.set(xlabel="", ylabel="")
-        title(axes, name)
-    for axes in grid.flat[len(named) :]:
-        axes.set_visible(False)
     return figure
 
 
@@ -90,7 +76,7 @@ def fill_shares(panels: Any, drawn: Drawn) -> None:
             for start, end in ranges
         ]
         draw_mask(layout.mask, axes, row_bands=bands)
-        _mask_axes(axes, layout.mask)
+        mask_axes(axes, layout.mask)
         title(axes, name)
     _rank_legend(panels[0], next(iter(drawn.values())).cp_size)
     _load_bars(panels[-1], drawn)
@@ -125,7 +111,8 @@ def traffic_figure(plan: AttnPlan) -> Any:
     return figure
 
 
-def _mask_axes(axes: Any, mask: AttnMask) -> None:
+def mask_axes(axes: Any, mask: AttnMask) -> None:
+    """Ticks in tokens, and names of both axes."""
     token_ticks(axes, mask.total_seqlen_k, "x")
     token_ticks(axes, mask.total_seqlen_q, "y")
     axes.set_xlabel("key", color=MUTED)

@@ -22,7 +22,6 @@ from megatron_magi.viz.plan_facts import (
 from megatron_magi.viz.plan_figures import (
     layouts_there,
     mask_figure,
-    masks_figure,
     shares_figure,
     traffic_figure,
 )
@@ -53,14 +52,6 @@ def test_a_mask_has_its_name_and_its_tokens() -> None:
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 30), (12, 0))
     assert axes.get_xticks()[-1] == 30 and axes.get_yticks()[-1] == 12
     assert mask_figure(MASK).axes[0].get_title(loc="left") == ""
-
-
-def test_a_sheet_has_a_panel_a_mask_and_hides_the_rest() -> None:
-    named = {name: masks.causal(n) for n, name in enumerate("abcde", start=8)}
-    panels = masks_figure(named, columns=3).axes
-    assert len(panels) == 6
-    assert [p.get_title(loc="left") for p in panels if p.get_visible()] == list(named)
-    assert [p.get_xlim()[1] for p in panels[:5]] == [8, 9, 10, 11, 12]
 
 
 def test_rows_have_the_color_of_their_rank() -> None:

@@ -26,6 +26,13 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 
 __all__ = ["ByteTokenizer", "CorpusStats", "Document", "pack"]
 
+HISTOGRAM_EDGES = (50, 100, 200, 500, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Upper ends, in tokens, of the length histogram; a last bin takes what is longer."""
+BATCH_BYTES = 1 << 20
+"""Bytes of text that a process gets at a time; a longer document is sent alone."""
+POOL_FROM_BATCHES = 8
+"""For less text, starting processes takes longer than they save."""
+
 
 def pack(
     documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer, workers: int = 1
@@ -95,10 +102,6 @@ def _sha256(path: Path) -> str:  # hashlib.file_digest needs Python 3.11
     return digest.hexdigest()
 
 
-HISTOGRAM_EDGES = (50, 100, 200, 500, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Upper ends, in tokens, of the length histogram; a last bin takes what is longer."""
-
-
 @dataclass(frozen=True)
 class CorpusStats:
     """What was packed; also written to PREFIX.json."""
@@ -151,12 +154,6 @@ def corpus_stats(lengths: npt.NDArray[np.int64], tokenizer: Tokenizer, sha256: s
         length_histogram=dict(zip(labels[: last + 1], counts[: last + 1], strict=True)),
         sha256=sha256,
     )
-
-
-BATCH_BYTES = 1 << 20
-"""Bytes of text that a process gets at a time; a longer document is sent alone."""
-POOL_FROM_BATCHES = 8
-"""For less text, starting processes takes longer than they save."""
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,13 @@ def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judg
     theirs = np.stack([_relative(noise, baseline) for noise in noises])
     judged = Judged(curves, baseline, ours, theirs, [])
     results = [
-        _finite(run),
-        _step_1(judged, floor),
+        _gate("finite", run.num_not_finite, 0, "losses, norms and gradients that are inf or nan"),
+        _gate(
+            "step_1_loss",
+            abs(float(ours[0])),
+            floor.gates.step_1_loss,
+            f"relative difference at step {curves.first_iteration}",
+        ),
         _gradients(run, floor),
         *_means(judged, floor),
         _last_steps(judged, noises, floor),
@@ -98,16 +103,6 @@ def _gate(name: str, value: float, limit: float, text: str) -> GateResult:
 
 def _skipped(name: str, why: str) -> GateResult:
     return GateResult(name, None, math.nan, math.nan, why)
-
-
-def _finite(run: Evidence) -> GateResult:
-    return _gate("finite", run.num_not_finite, 0, "losses, norms and gradients that are inf or nan")
-
-
-def _step_1(judged: Judged, floor: NoiseFloor) -> GateResult:
-    value = abs(float(judged.difference[0]))
-    text = f"relative difference at step {judged.run.first_iteration}"
-    return _gate("step_1_loss", value, floor.gates.step_1_loss, text)
 
 
 def _gradients(run: Evidence, floor: NoiseFloor) -> GateResult:

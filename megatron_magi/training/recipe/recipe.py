@@ -15,6 +15,8 @@ from megatron_magi.config import RENAMED
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
+PACKAGE = Path(__file__).parents[2]
+
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe, apply `overrides` ("section.key=value") and check every value.
@@ -175,9 +177,6 @@ def _type_error(error: OmegaConfBaseException) -> str:
     reason = str(error.msg or error).splitlines()[0]
     key = error.full_key or "a key"
     return f"{key} must have the type of its field, got: {reason}; see training/recipe/"
-
-
-PACKAGE = Path(__file__).parents[2]
 
 
 def find_recipe(wanted: str | Path) -> Path:

@@ -104,7 +104,8 @@ def export_weights(path: Path, out: Path, max_file_bytes: int) -> Converted:
             f"an export needs a whole checkpoint, got none in {path}; name a folder iter_NNNNNNN, "
             f"a run's checkpoints or imported weights"
         )
-    model = _saved_model(checkpoint)
+    saved = checkpoint.recipe["model"]
+    model = ModelConfig(**{f.name: saved[f.name] for f in fields(ModelConfig) if f.name in saved})
     with one_process():
         weights = _Weights(model, saved_dtype(checkpoint.path, EMBEDDING))
         weights.load(checkpoint.path)
@@ -121,7 +122,9 @@ class _Weights:
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
-        self.gpt = undrawn_model(_run_of(model), dtype)
+        no_data = DataConfig(path="none", eod_token=0)
+        run = RunConfig(name="weights", model=replace(model, fused="off"), data=no_data)
+        self.gpt = undrawn_model(run, dtype)
         self.ours = {name: p.detach() for name, p in self.gpt.named_parameters()}
         self.views = hf_views(self.ours, model)
 
@@ -134,18 +137,6 @@ class _Weights:
     def load(self, path: Path) -> None:
         loaded = load_tensors(sharded_weights([self.gpt]), path)
         self.gpt.load_state_dict(loaded["model"])
-
-
-def _run_of(model: ModelConfig) -> RunConfig:
-    """A run with only a model."""
-    no_data = DataConfig(path="none", eod_token=0)
-    return RunConfig(name="weights", model=replace(model, fused="off"), data=no_data)
-
-
-def _saved_model(checkpoint: Checkpoint) -> ModelConfig:
-    known = {f.name for f in fields(ModelConfig)}
-    saved = checkpoint.recipe["model"]
-    return ModelConfig(**{name: value for name, value in saved.items() if name in known})
 
 
 def _hf_config(checkpoint: Checkpoint, weights: _Weights) -> dict[str, Any]:
