@@ -11,6 +11,7 @@ from typing import Any
 
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
+from typing_extensions import Self
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 
@@ -22,7 +23,7 @@ class RowPositions:
     """int64 [rows], the position of each local row; None: the stock angles."""
 
     @classmethod
-    def from_stock(cls, stock: Any) -> Any:
+    def from_stock(cls, stock: Any) -> Self:
         """An embedding with the same frequencies and scaling; `stock` itself if it is ours."""
         if isinstance(stock, cls):
             return stock
