@@ -46,9 +46,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, tp_group: Any = None) -> Tenso
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, tp_group: Any) -> Tensor:
-        rows, own_labels = logits.flatten(0, -2), labels.flatten()
-        if tp_group is not None:
-            own_labels = own_labels - dist.get_rank(tp_group) * logits.shape[-1]
+        first = 0 if tp_group is None else dist.get_rank(tp_group) * logits.shape[-1]
+        rows, own_labels = logits.flatten(0, -2), labels.flatten() - first
         lse, picked = _row_sums(rows, own_labels)
         if tp_group is not None:
             lse, picked = _over_ranks(lse, picked, tp_group)
