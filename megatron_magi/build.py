@@ -79,7 +79,7 @@ def library_path() -> Path:
         if ready is None:
             raise
         return ready
-    name = f"libmagi_attention-{_sources_key()}-{_key(_version(compiler))}.so"
+    name = f"libmagi_attention-{_sources_key()}-{_key(_run([compiler, '--version']))}.so"
     for directory in _directories():
         if (directory / name).exists():
             return directory / name
@@ -142,10 +142,6 @@ def _sources_key() -> str:
     for path in files:
         parts += [str(path.relative_to(SOURCE_DIR)), path.read_bytes()]
     return _key(*parts)
-
-
-def _version(compiler: str) -> str:
-    return _run([compiler, "--version"])
 
 
 def _directories() -> list[Path]:

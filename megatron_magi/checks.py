@@ -93,7 +93,8 @@ def instance(value: Any, kind: type | tuple[type, ...], name: str, remedy: str) 
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
-        raise TypeError(f"{name} must be {_article(wanted)}, got {shown(value)}; {remedy}")
+        article = "an" if wanted[0] in "AEIOU" else "a"
+        raise TypeError(f"{name} must be {article} {wanted}, got {shown(value)}; {remedy}")
 
 
 def word(value: Any, name: str, choices: tuple[str, ...]) -> str:
@@ -136,13 +137,8 @@ def int_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     """
     import numpy as np
 
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:  # ragged, on a GPU, needs a gradient
-        raise TypeError(
-            f"{name} must hold integers, got {shown(values)} ({str(error).splitlines()[0]}); "
-            f"pass a list, an array or a CPU tensor of integers"
-        ) from None
+    remedy = "pass a list, an array or a CPU tensor of integers"
+    array = as_array(values, f"{name} must hold integers", remedy)
     if array.size == 0 and array.ndim and array.dtype != np.bool_:
         array = array.astype(np.int64)
     if not np.issubdtype(array.dtype, np.integer) or _has_bool(values):
@@ -156,6 +152,37 @@ def int_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def as_array(values: Any, required: str, remedy: str) -> npt.NDArray[Any]:
+    """An array of a list, array or CPU tensor; ``required`` and ``remedy`` are for the error."""
+    import numpy as np
+
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged, on a GPU, needs a gradient
+        why = str(error).splitlines()[0]
+        raise TypeError(f"{required}, got {shown(values)} ({why}); {remedy}") from None
+
+
+def refusing(errors: dict[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: a keyword argument that is no longer taken ends in a TypeError.
+
+    Args:
+        errors: What to say, by the arguments' names.
+    """
+
+    def decorate(plain: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(plain)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name in errors:
+                    raise TypeError(errors[name])
+            return plain(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
 def refusing_renamed(
     call: str, renamed: dict[str, str]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -165,21 +192,10 @@ def refusing_renamed(
         call: What the caller calls the function, for the error.
         renamed: The new names by the old ones.
     """
-
-    def decorate(plain: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(plain)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name, new in renamed.items():
-                if name in kwargs:
-                    raise TypeError(
-                        f"{name} must be given as {new}, got {call}({name}=...); pass "
-                        f"{call}({new}=...)"
-                    )
-            return plain(*args, **kwargs)
-
-        return run
-
-    return decorate
+    return refusing({
+        old: f"{old} must be given as {new}, got {call}({old}=...); pass {call}({new}=...)"
+        for old, new in renamed.items()
+    })  # fmt: skip
 
 
 def shown(value: Any) -> str:
@@ -216,7 +232,3 @@ def _bounds(low: int | None, high: int | None) -> str:
     if high is None:
         return f"at least {low}"
     return f"at most {high}" if low is None else f"between {low} and {high}"
-
-
-def _article(wanted: str) -> str:
-    return f"{'an' if wanted[0] in 'AEIOU' else 'a'} {wanted}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, shown
+from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, refusing, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
@@ -182,7 +181,11 @@ class MagiConfig:
         for name in ("max_imbalance", "agreement_timeout_s"):
             _convert(self, name, number_or_infinite, "a number")
         for name, values in _CHOICES.items():
-            _check_choice(self, name, values)
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, str), name, "a word", self)
+            words = tuple(word for word in values if word is not None)
+            rule = f"one of {words}" + (" or None" if None in values else "")
+            _require(value in values, name, rule, self)
         for name in ("deterministic", "dkv_reduce_in_fp32", "keep_received_keys"):
             _require(isinstance(getattr(self, name), bool), name, "True or False", self)
         _require(isinstance(self.costs, CostTable), "costs", "a CostTable", self)
@@ -207,29 +210,9 @@ IN_COSTS = {field.name: field.name for field in fields(CostTable)} | {
 }
 """Names that MagiConfig had before, and the field of its cost table that took their place."""
 
-
-def _refusing_moved(plain: Callable[..., None]) -> Callable[..., None]:
-    """Names of before end in an error that says where their field is."""
-
-    @functools.wraps(plain)
-    def init(self: MagiConfig, *args: Any, **given: Any) -> None:
-        for name, field in IN_COSTS.items():
-            if name in given:
-                raise TypeError(
-                    f"{field} must be given in the cost table, got MagiConfig({name}=...); pass "
-                    f"MagiConfig(costs=CostTable({field}=...))"
-                )
-        plain(self, *args, **given)
-
-    return init
-
-
-MagiConfig.__init__ = _refusing_moved(MagiConfig.__init__)  # type: ignore[method-assign]
-
-
-def _check_choice(config: MagiConfig, name: str, values: tuple[str | None, ...]) -> None:
-    value = getattr(config, name)
-    _require(value is None or isinstance(value, str), name, "a word", config)
-    words = tuple(word for word in values if word is not None)
-    rule = f"one of {words}" + (" or None" if None in values else "")
-    _require(value in values, name, rule, config)
+_MOVED = {
+    name: f"{field} must be given in the cost table, got MagiConfig({name}=...); pass "
+    f"MagiConfig(costs=CostTable({field}=...))"
+    for name, field in IN_COSTS.items()
+}
+MagiConfig.__init__ = refusing(_MOVED)(MagiConfig.__init__)  # type: ignore[method-assign]

@@ -62,13 +62,13 @@ def train_and_measure(config: RunConfig) -> Facts:
     """Bytes on this rank's GPU: what is held, the peak of each phase, the peak of all."""
     from megatron_magi.training.checkpoint.checkpoint import TrainingState
     from megatron_magi.training.data.data import PackedDataset
-    from megatron_magi.training.run import loop, microbatch, model, optimizer, step
+    from megatron_magi.training.run import loop, microbatch, model, step
 
     device = loop.rank_device()
     model_config = model.transformer_config(config)
     chunks = model.build_model(config, model_config)
     built = torch.cuda.memory_allocated()
-    state = TrainingState(chunks, *optimizer.build_optimizer(config, chunks))
+    state = TrainingState(chunks, *model.build_optimizer(config, chunks))
     dataset = PackedDataset(config.data, config.train.seed)
     streams = microbatch.microbatch_streams(dataset, config, model_config, device)
     schedule = step.StepSchedule(config, model_config, chunks, device)

@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from bench_kernel_record import describe
+from script_options import at_least
 
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser, UsageError, at_least, positive
+from megatron_magi.cli.parser import CommandParser, UsageError, positive
 
 ROOT = Path(__file__).parent.parent
 Flags = dict[str, Any]

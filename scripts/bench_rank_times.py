@@ -35,10 +35,11 @@ import torch
 from bench_dist_packs import pack, packs
 from bench_kernel_masks import MASKS
 from bench_kernel_record import describe
+from script_options import at_least
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser, UsageError, at_least
+from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall, Received
 from megatron_magi.core.kernel.select import select_backend

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from bench_planner import DISTRIBUTIONS, Setting, meta, packs
+from script_options import at_least
 
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser, at_least
+from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.data.step_order import StepShape, plan_steps
 from megatron_magi.training.estimate.pack_cost import pack_cost
 from megatron_magi.training.recipe.config import RunConfig

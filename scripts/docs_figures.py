@@ -9,13 +9,28 @@ import numpy as np
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.viz.mask_drawing import draw_mask
 from megatron_magi.viz.plan_facts import Layouts, compare_layouts, zigzag_layout
-from megatron_magi.viz.plan_figures import masks_figure, shares_figure, traffic_figure
-from megatron_magi.viz.style import save
+from megatron_magi.viz.plan_figures import mask_axes, shares_figure, traffic_figure
+from megatron_magi.viz.style import new_figure, save, title
 from megatron_magi.viz.timeline_figure import timeline_figure
 
 HEADS = HeadShape(32, 8, 128)
 DOCUMENTS = [0, 12, 40, 64]
+
+
+def masks_figure(named: dict[str, AttnMask], columns: int = 4) -> Any:
+    """Several small masks in one sheet."""
+    rows = -(-len(named) // columns)
+    figure, grid = new_figure(rows, columns, 2.5 * columns, 2.75 * rows, squeeze=False)
+    for axes, (name, mask) in zip(grid.flat, named.items(), strict=False):
+        draw_mask(mask, axes)
+        mask_axes(axes, mask)
+        axes.set(xlabel="", ylabel="")
+        title(axes, name)
+    for axes in grid.flat[len(named) :]:
+        axes.set_visible(False)
+    return figure
 
 
 def builder_masks() -> dict[str, AttnMask]:

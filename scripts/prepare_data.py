@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from types import FrameType
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.data.corpus import Document, pack
-from megatron_magi.training.data.text_source import Selection, TextSource, limit_bytes
+from megatron_magi.training.data.text_source import Selection, TextSource
 from megatron_magi.training.data.tokenizers import load_tokenizer
 from megatron_magi.training.process.processes import num_cpus, quiet_megatron
 from megatron_magi.training.recipe.recipe_error import RecipeError
@@ -57,6 +57,16 @@ def main(arguments: list[str] | None = None) -> int:
         f"model.vocab_size={stats.vocab_size}"
     )
     return 0
+
+
+def limit_bytes(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:
+    """Documents until their text reaches `max_bytes`."""
+    taken = 0
+    for document in documents:
+        if max_bytes is not None and taken >= max_bytes:
+            return
+        taken += len(document.text)
+        yield document
 
 
 def with_bar(source: TextSource) -> Iterator[Document]:

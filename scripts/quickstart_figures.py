@@ -13,9 +13,10 @@ import numpy as np
 
 from megatron_magi import HeadShape
 from megatron_magi.core.plan import make_attn_plan
-from megatron_magi.training.data.data import PackedDataset, PackedSample, sample_mask
+from megatron_magi.training.data.data import PackedDataset, PackedSample, mask_of_documents
 from megatron_magi.training.parity.compare import Comparison
-from megatron_magi.training.recipe.config import DataConfig, RunConfig
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import DataConfig
 from megatron_magi.viz.plan_facts import PER_SEQUENCE, Layouts, compare_layouts, zigzag_layout
 from megatron_magi.viz.plan_figures import fill_shares, layouts_there
 from megatron_magi.viz.style import GRID, INK, MUTED
@@ -135,7 +136,7 @@ def typical_sample(config: RunConfig) -> tuple[PackedSample, Layouts]:
     layout = zigzag_layout(PICTURE_TOKENS, PICTURE_CP)
     candidates = []
     for i in range(min(PICTURE_CANDIDATES, dataset.samples_per_epoch)):
-        mask = sample_mask(dataset[i], data)
+        mask = mask_of_documents(dataset[i].cu_seqlens, data)
         plan = make_attn_plan(mask, PICTURE_CP, heads, config.magi, layout=layout)
         candidates.append((plan.imbalance, i, plan))
     _, index, zigzag = sorted(candidates, key=lambda c: c[:2])[len(candidates) // 2]

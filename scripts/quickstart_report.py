@@ -22,7 +22,7 @@ from quickstart_figures import draw_both, draw_losses, draw_shares, share_facts
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.parity.compare import Comparison, compare, did_train, read_run
+from megatron_magi.training.parity.compare import Comparison, RunCurves, compare, read_run
 from megatron_magi.training.process.processes import quiet_megatron
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
@@ -62,6 +62,11 @@ def main() -> int:
         written.append(write_record(comparisons, config, args.record))
     print("wrote " + ", ".join(str(path) for path in written))
     return 0 if passed and caught else 1
+
+
+def did_train(run: RunCurves, drop: float = 0.5) -> bool:
+    """Whether the loss fell by `drop` nats or more; runs that learn nothing prove nothing."""
+    return bool(run.loss[-5:].mean() < run.loss[0] - drop)
 
 
 def table(comparisons: list[Comparison], verdicts: tuple[str, ...]) -> str:

@@ -35,12 +35,13 @@ import torch.distributed as dist
 from bench_kernel_record import describe
 from bench_kernel_timing import difference
 from one_gpu_ranks import allow_sharing
+from script_options import at_least
 from torch import Tensor
 
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser, UsageError, at_least, positive
+from megatron_magi.cli.parser import CommandParser, UsageError, positive
 from megatron_magi.core.plan import AttnPlan
 
 MOST = {torch.float32: 1e-4, torch.bfloat16: 3e-2}

@@ -164,8 +164,8 @@ def test_the_environment_is_read_by_four_modules_only() -> None:
         if module_of(path) not in (
             "debug",
             "build",
-            "training.process.launched",
-            "magi_attention.environment",
+            "training.process.processes",
+            "magi_attention.replaced",
         ):
             text = path.read_text()
             assert "os.environ" not in text and "getenv" not in text, path

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from megatron_magi.adapter.max_logit import record_max_logits, wants_max_logits
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
-from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset, softmax_of
+from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset
+from megatron_magi.core.kernel.softmax import Softmax
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
-
-if TYPE_CHECKING:
-    from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.transformer import TransformerConfig
-    from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 
 
 class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
@@ -102,7 +101,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             x.transpose(0, 1).reshape(rows * batch, x.shape[2], x.shape[3])
             for x in (query, key, value)
         )
-        softmax = softmax_of(self.softmax_scale, self.softmax_offset)
+        sink = None if self.softmax_offset is None else self.softmax_offset[None]
+        softmax = Softmax(self.softmax_scale, sink=sink)
         call = (q_THD, k_SGD, v_SGD, plan, packed.cp_group, softmax)
         if wants_max_logits(self.config):
             out_THD, _, max_logits_H = dist_attn_and_max_logits(*call)

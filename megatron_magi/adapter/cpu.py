@@ -16,7 +16,7 @@ Nothing of this is active if `torch.cuda.is_available()`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,11 +88,6 @@ class _NoStream:
         return lambda *args, **kwargs: None
 
 
-@contextlib.contextmanager
-def _no_stream_context(stream: Any = None) -> Iterator[None]:
-    yield
-
-
 def _patch_torch_cuda() -> None:
     generator = torch.Generator(device="cpu")
     replacements: dict[str, Any] = {
@@ -101,7 +96,7 @@ def _patch_torch_cuda() -> None:
         "synchronize": lambda device=None: None,
         "current_stream": lambda device=None: _NoStream(),
         "default_stream": lambda device=None: _NoStream(),
-        "stream": _no_stream_context,
+        "stream": contextlib.nullcontext,
         "Stream": _NoStream,
         "Event": _NoStream,
         "manual_seed": generator.manual_seed,

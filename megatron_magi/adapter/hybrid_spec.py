@@ -49,28 +49,23 @@ class LocalHybridStack(HybridStack):  # type: ignore[misc]
             self.final_norm = LocalNorm(config, config.hidden_size, eps=config.layernorm_epsilon)
 
 
-def _attention_alone(layer: ModuleSpec) -> ModuleSpec:
-    parts = dataclasses.replace(
-        layer.submodules,
-        input_layernorm=LocalNorm,
-        pre_mlp_layernorm=IdentityOp,
-        mlp=IdentityOp,
-        mlp_bda=IdentityFuncOp,
-    )
-    return dataclasses.replace(layer, submodules=parts)
+def _with(layer: ModuleSpec, **parts: Any) -> ModuleSpec:
+    """The layer with other submodules in these places."""
+    return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **parts))
 
 
-def _mlp_alone(layer: ModuleSpec) -> ModuleSpec:
-    parts = dataclasses.replace(
-        layer.submodules,
-        input_layernorm=IdentityOp,
-        self_attention=IdentityOp,
-        self_attn_bda=IdentityFuncOp,
-        pre_mlp_layernorm=LocalNorm,
-    )
-    return dataclasses.replace(layer, submodules=parts)
-
-
+ATTENTION_ALONE = {
+    "input_layernorm": LocalNorm,
+    "pre_mlp_layernorm": IdentityOp,
+    "mlp": IdentityOp,
+    "mlp_bda": IdentityFuncOp,
+}
+MLP_ALONE = {
+    "input_layernorm": IdentityOp,
+    "self_attention": IdentityOp,
+    "self_attn_bda": IdentityFuncOp,
+    "pre_mlp_layernorm": LocalNorm,
+}
 _dense = get_gpt_layer_local_spec()
 # The number of experts comes from the config.
 _moe = get_gpt_layer_local_spec(num_experts=1, moe_grouped_gemm=False)
@@ -78,8 +73,8 @@ _moe = get_gpt_layer_local_spec(num_experts=1, moe_grouped_gemm=False)
 hybrid_local_spec = ModuleSpec(
     module=LocalHybridStack,
     submodules=HybridStackSubmodules(
-        attention_layer=_attention_alone(_dense),
-        mlp_layer=dataclasses.replace(_mlp_alone(_dense), module=MLPLayer),
-        moe_layer=_mlp_alone(_moe),
+        attention_layer=_with(_dense, **ATTENTION_ALONE),
+        mlp_layer=dataclasses.replace(_with(_dense, **MLP_ALONE), module=MLPLayer),
+        moe_layer=_with(_moe, **MLP_ALONE),
     ),
 )

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
+from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_mtp_block_spec,
@@ -38,13 +38,15 @@ Rule = Callable[[Any, str, Any], Any]
 """(owner, field name, value) -> the value to put there."""
 
 
-class MagiSpecProvider(BackendSpecProvider):  # type: ignore[misc]
+class MagiSpecProvider:
     """Provides our core attention (and a local RMSNorm); all other modules come from `fallback`.
 
     It is for the spec builders that take a provider (`get_mlp_module_spec_for_backend`,
-    `get_moe_module_spec_for_backend`, `get_mtp_layer_spec_for_backend`). Signatures are open
-    because they grow between Megatron versions.
+    `get_moe_module_spec_for_backend`, `get_mtp_layer_spec_for_backend`), whose protocol grows
+    between Megatron versions.
     """
+
+    fallback: Any = None  # while the object is copied
 
     def __init__(self, fallback: Any = None) -> None:
         self.fallback = fallback or LocalSpecProvider()
@@ -58,33 +60,9 @@ class MagiSpecProvider(BackendSpecProvider):  # type: ignore[misc]
         norm = self.fallback.layer_norm(rms_norm=rms_norm, for_qk=for_qk, **kwargs)
         return RMSNorm if rms_norm and norm is WrappedTorchNorm else norm
 
-    def linear(self) -> Any:
-        """Fallback's."""
-        return self.fallback.linear()
-
-    def column_parallel_linear(self) -> Any:
-        """Fallback's."""
-        return self.fallback.column_parallel_linear()
-
-    def row_parallel_linear(self) -> Any:
-        """Fallback's."""
-        return self.fallback.row_parallel_linear()
-
-    def fuse_layernorm_and_linear(self) -> bool:
-        """Fallback's."""
-        return self.fallback.fuse_layernorm_and_linear()
-
-    def column_parallel_layer_norm_linear(self) -> Any:
-        """Fallback's."""
-        return self.fallback.column_parallel_layer_norm_linear()
-
-    def grouped_mlp_modules(self, *args: Any, **kwargs: Any) -> Any:
-        """Fallback's."""
-        return self.fallback.grouped_mlp_modules(*args, **kwargs)
-
-    def activation_func(self) -> Any:
-        """Fallback's."""
-        return self.fallback.activation_func()
+    def __getattr__(self, name: str) -> Any:
+        """All other modules are the fallback's."""
+        return getattr(self.fallback, name)
 
 
 def with_magi_attention(spec: Any) -> Any:
@@ -136,13 +114,7 @@ def llama_layer_spec(
     attention="stock" keeps Megatron's layers and norms as they are, for the dense baseline.
     Use: `GPTModel(transformer_layer_spec=llama_layer_spec(config, vp_stage=i), vp_stage=i, ...)`.
     """
-    layer = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
-        moe_grouped_gemm=config.moe_grouped_gemm,
-        qk_layernorm=config.qk_layernorm,
-        multi_latent_attention=config.multi_latent_attention,
-        normalization="RMSNorm",
-    )
+    layer = _local_layer(config, multi_latent_attention=config.multi_latent_attention)
     norm: Any = WrappedTorchNorm
     if attention == "magi":
         norm = RMSNorm
@@ -153,7 +125,7 @@ def llama_layer_spec(
 
 def with_own_norms(spec: Any) -> Any:
     """The same spec with our RMSNorm in place of torch's, which refuses sequence parallelism."""
-    return _rewrite(spec, _own_norm)
+    return _rewrite(spec, lambda _, __, value: RMSNorm if value is WrappedTorchNorm else value)
 
 
 def with_fused_parts(spec: Any, parts: FusedParts) -> Any:
@@ -206,20 +178,21 @@ def llama_mtp_spec(
     (config.mtp_num_layers). Use:
     `GPTModel(..., mtp_block_spec=llama_mtp_spec(config, vp_stage=i))`.
     """
-    layer = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
-        moe_grouped_gemm=config.moe_grouped_gemm,
-        qk_layernorm=config.qk_layernorm,
-        normalization="RMSNorm",
-    )
+    layer = _local_layer(config)
     block = get_gpt_mtp_block_spec(config, layer, use_transformer_engine=False, vp_stage=vp_stage)
     if block is None or attention == "stock":
         return block
     return with_magi_attention(with_own_norms(block))
 
 
-def _own_norm(owner: Any, name: str, value: Any) -> Any:
-    return RMSNorm if value is WrappedTorchNorm else value
+def _local_layer(config: TransformerConfig, **more: Any) -> Any:
+    return get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+        **more,
+    )
 
 
 def _rewrite(node: Any, rule: Rule) -> Any:

@@ -7,13 +7,9 @@ calculate_per_token_loss=True divides the summed gradient once by the global tok
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
 
 
 def per_token_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -6,16 +6,14 @@ Megatron's `optimizer/qk_clip.py` and `Attention.clip_qk` read it from the core 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import select_backend
-
-if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
 
 SETTINGS = ("qk_clip", "log_max_attention_logit")
 

@@ -26,25 +26,7 @@ from megatron.core.transformer.multi_latent_attention import MultiLatentAttentio
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-
-
-class RowPositions:
-    """A mixin that lets a rotary embedding follow given positions."""
-
-    positions: Tensor | None = None
-    """int64 [rows], the position of each local row; None: the stock angles."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """[rows, 1, 1, dim] angles, with their scale in YaRN; they are not cached, because
-        positions change with every microbatch."""
-        if self.positions is None:
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        # An angle is the position times a frequency, and the frequency is the angle of position 1.
-        stock = super().get_emb(2)  # type: ignore[misc]
-        angles, *scale = stock if isinstance(stock, tuple) else (stock,)
-        positions = self.positions.to(angles.device, angles.dtype)
-        rows = positions[:, None, None, None] * angles[1]
-        return (rows, *scale) if scale else rows
+from megatron_magi.adapter.rope import RowPositions
 
 
 class MlaRotaryEmbedding(RowPositions, RotaryEmbedding):  # type: ignore[misc]
@@ -87,10 +69,7 @@ def rotary_by_row(stock: Any) -> Any:
             f"multi-latent attention requires rope_type 'rope' or 'yarn', got a "
             f"{type(stock).__name__}; set one of them"
         )
-    kind = ROTARY_OF[type(stock)]
-    ours = kind.__new__(kind)
-    ours.__dict__.update(stock.__dict__)
-    return ours
+    return ROTARY_OF[type(stock)].from_stock(stock)
 
 
 def _prepare(layer: Any) -> None:

@@ -145,20 +145,17 @@ def _shift_by_plan(stock: Function) -> Function:
             return stock(tensor, *args, **kwargs)
         if tensor is None:
             return None, None
-        _check_shift(given.get("shifts", -1))
+        shifts = given.get("shifts", -1)
+        if shifts != -1:
+            raise NotImplementedError(
+                f"a roll of dispatched tokens must be by one to the left (shifts=-1), got "
+                f"{shifts}; roll several times"
+            )
         shifted = next_tokens(tensor, packed, given.get("dims", -1))
         _LastCount.num_ranks = group_size(packed.cp_group)
         return shifted, _sum(shifted, packed) if given.get("return_sum", True) else None
 
     return roll_tensor
-
-
-def _check_shift(shifts: int) -> None:
-    if shifts != -1:
-        raise NotImplementedError(
-            f"a roll of dispatched tokens must be by one to the left (shifts=-1), got {shifts}; "
-            f"roll several times"
-        )
 
 
 def _sum(x: Tensor, packed: MagiPackedSeqParams) -> Tensor:
@@ -181,8 +178,9 @@ def _loss_by_stream_counts(stock: Function) -> Function:
         rows = given.get("labels")
         rows = given.get("input_ids") if rows is None else rows
         if isinstance(packed, MagiPackedSeqParams) and rows is not None:
-            if given.get("loss_mask") is None:
-                given["loss_mask"] = _every_token(rows, packed)
+            if given.get("loss_mask") is None:  # Megatron assumes 1 for every token, 0 for padding
+                assert packed.is_token is not None, "made with last_rows"
+                given["loss_mask"] = packed.is_token.to(rows.dtype).expand_as(rows)
             if given["config"].calculate_per_token_loss:
                 derived = given.get("labels") is None
                 given["config"] = _scaled_by_count(
@@ -191,12 +189,6 @@ def _loss_by_stream_counts(stock: Function) -> Function:
         return stock(*call.args, **call.kwargs)
 
     return process_mtp_loss
-
-
-def _every_token(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
-    """The loss mask that Megatron assumes if none is given: 1 for every token, 0 for padding."""
-    assert packed.is_token is not None, "made with last_rows"
-    return packed.is_token.to(rows.dtype).expand_as(rows)
 
 
 def _scaled_by_count(

@@ -9,14 +9,16 @@ documents.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
@@ -25,14 +27,11 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, builders
-from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_tokens
+from megatron_magi.core.plan import AttnPlan, HeadShape, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 from megatron_magi.core.tensor_checks import device as checked_device
-
-if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
 
 MaskKind = Literal["causal", "full"]
 """What a token sees in its document: "causal" (itself and all tokens before it) or "full"."""
@@ -114,15 +113,24 @@ def make_packed_seq_params(
     config = MagiConfig() if magi_config is None else magi_config
     windows = _window_layers(model_config)
     _check_mask(mask, int(bounds[-1]), any(windows))
+    planned = functools.partial(
+        plan_for,
+        cp_size=cp_group,
+        head_shape=head_shape(model_config),
+        config=config,
+        token_multiple=_token_multiple(model_config),
+    )
     plan = window_plan = None
+    is_causal = mask == "causal"
     if not all(windows):
-        plan = _plan(_mask_of(bounds, mask), model_config, cp_group, config, None)
+        if not isinstance(mask, AttnMask):
+            mask = builders.from_cu_seqlens(bounds, causal=is_causal)
+        plan = planned(mask)
     if any(windows):
         window_mask = builders.from_cu_seqlens(
-            bounds, causal=mask == "causal", window_size=tuple(model_config.window_size)
+            bounds, causal=is_causal, window_size=tuple(model_config.window_size)
         )
-        layout = None if plan is None else plan.layout
-        window_plan = _plan(window_mask, model_config, cp_group, config, layout)
+        window_plan = planned(window_mask, layout=None if plan is None else plan.layout)
     packed = _assemble(plan, window_plan, bounds, cp_group, device)
     if getattr(model_config, "mtp_num_layers", None):
         _mark_document_ends(packed, bounds)
@@ -192,23 +200,6 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
     )
 
 
-def _plan(
-    mask: AttnMask,
-    model_config: TransformerConfig,
-    cp: Any,
-    config: MagiConfig,
-    layout: TokenLayout | None,
-) -> AttnPlan:
-    return plan_for(
-        mask,
-        cp,
-        head_shape(model_config),
-        config,
-        layout=layout,
-        token_multiple=_token_multiple(model_config),
-    )
-
-
 def _token_multiple(model_config: TransformerConfig) -> int:
     """The number that a rank's rows must be divisible by: sequence parallelism splits them once
     more over its tensor-parallel group."""
@@ -232,8 +223,8 @@ def _assemble(
     )
     layout = packed.token_plan.layout
     rows = position_ids(packed.token_plan, cp_group)
-    positions = torch.from_numpy(_document_positions(bounds))
-    packed.rope_positions = upload(positions[rows], device)
+    in_document = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
+    packed.rope_positions = upload(torch.from_numpy(in_document)[rows], device)
     packed.max_seqlen_q = packed.max_seqlen_kv = layout.padded_seqlen
     for each in (plan, window_plan):
         if each is not None:
@@ -308,17 +299,6 @@ def _with_padding(
         )
     ends = padded[:-1] + lengths
     return np.unique(np.concatenate([padded, ends]))
-
-
-def _document_positions(bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """int64 [stream length]: distance of each token from the start of its document."""
-    return np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
-
-
-def _mask_of(bounds: npt.NDArray[np.int64], mask: AttnMask | MaskKind) -> AttnMask:
-    if isinstance(mask, AttnMask):
-        return mask
-    return builders.from_cu_seqlens(bounds, causal=mask == "causal")
 
 
 def _check_mask(mask: AttnMask | MaskKind, total: int, has_windows: bool) -> None:

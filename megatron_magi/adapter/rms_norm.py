@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
 
 
 class RMSNorm(torch.nn.Module):

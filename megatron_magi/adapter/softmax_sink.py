@@ -8,18 +8,14 @@ TEDotProductAttention use, so that checkpoints can be exchanged with them in bot
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
-from torch import Tensor, nn
-
-from megatron_magi.core.kernel.softmax import Softmax
-
-if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
+from torch import nn
 
 SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
 PARTITIONED = {"softmax_offset": 0}
@@ -56,11 +52,6 @@ def add_softmax_offset(core: nn.Module, config: TransformerConfig) -> None:
     # count the heads of one rank only.
     set_tensor_model_parallel_attributes(parameter, True, 0, 1)
     core.register_parameter("softmax_offset", parameter)
-
-
-def softmax_of(scale: float, softmax_offset: Tensor | None) -> Softmax:
-    """The softmax of a core attention with this scale and [heads] of sinks, or none."""
-    return Softmax(scale, sink=None if softmax_offset is None else softmax_offset[None])
 
 
 def sharded_offset(core: nn.Module, prefix: str, offsets: Any, metadata: Any) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.cli.compare_report import PlainReport, Report
-from megatron_magi.cli.compare_report_noise import NoiseReport
+from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.training.parity.compare import Gates, compare, read_run
 from megatron_magi.training.parity.evidence import read_evidence
@@ -120,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-def _plain(options: argparse.Namespace) -> Report:
+def _plain(options: argparse.Namespace) -> PlainReport:
     gates = Gates(**_given(options, {f: name for f, (name, _) in PLAIN.items()}))
     baseline = read_run(options.runs[0])
     runs, controls = (
@@ -130,7 +129,7 @@ def _plain(options: argparse.Namespace) -> Report:
     return PlainReport(runs, controls)
 
 
-def _with_noise(options: argparse.Namespace) -> Report:
+def _with_noise(options: argparse.Namespace) -> NoiseReport:
     gates = NoiseGates(**_given(options, {name: name for name in NOISE}))
     if gates.last_steps < 1:
         raise UsageError(
@@ -170,7 +169,7 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _figure(report: Report, options: argparse.Namespace) -> list[str]:
+def _figure(report: PlainReport | NoiseReport, options: argparse.Namespace) -> list[str]:
     try:
         from megatron_magi.viz.style import save
 

@@ -1,32 +1,16 @@
-"""The report of a comparison: a table, verdicts, facts for programs, and speed without a gate."""
+"""Reports of comparisons: a table, verdicts, facts for programs, and speed without a gate."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from megatron_magi.training.parity.compare import Comparison, RunCurves
+from megatron_magi.training.parity.noise_floor import NoiseFloor
+from megatron_magi.training.parity.noise_gates import GateResult, Judged
 
-
-class Report(Protocol):
-    """A finished comparison."""
-
-    @property
-    def passed(self) -> bool:
-        """Every run passes and every control fails."""
-
-    def table(self) -> list[str]:
-        """Lines for people."""
-
-    def verdicts(self) -> list[str]:
-        """One line a run."""
-
-    def facts(self) -> dict[str, Any]:
-        """All of it, for programs."""
-
-    def draw(self) -> Any:
-        """The figure; raises ImportError without matplotlib."""
+WORDS = {True: "pass", False: "FAIL", None: "skip"}
 
 
 @dataclass(frozen=True)
@@ -74,8 +58,8 @@ class PlainReport:
         if c is self.runs[0]:
             return "baseline"
         if any(c is control for control in self.controls):
-            return control_verdict(not c.passed)
-        return run_verdict(c.passed)
+            return "NOT CAUGHT" if c.passed else "CAUGHT"
+        return "PASS" if c.passed else "FAIL"
 
     def verdicts(self) -> list[str]:
         """One line a run."""
@@ -104,16 +88,6 @@ class PlainReport:
         from megatron_magi.viz.curves_figure import curves_figure
 
         return curves_figure([*self.runs, *self.controls])
-
-
-def run_verdict(passed: bool) -> str:
-    """The verdict on a run that should pass."""
-    return "PASS" if passed else "FAIL"
-
-
-def control_verdict(caught: bool) -> str:
-    """The verdict on a run that should fail."""
-    return "CAUGHT" if caught else "NOT CAUGHT"
 
 
 def number(value: float) -> float | None:
@@ -173,3 +147,96 @@ def _processes(num_processes: int) -> str:
 def _ratio(run: RunCurves, baseline: RunCurves) -> float | None:
     speed = baseline.median_tokens_per_second
     return run.median_tokens_per_second / speed if speed else None
+
+
+@dataclass(frozen=True)
+class NoiseReport:
+    """Runs that should pass, and controls that should not, beside baseline and noise runs."""
+
+    floor: NoiseFloor
+    runs: list[Judged]
+    controls: list[Judged]
+
+    @property
+    def passed(self) -> bool:
+        """Every run passes and every control is caught."""
+        return all(j.passed for j in self.runs) and all(j.caught_by for j in self.controls)
+
+    def table(self) -> list[str]:
+        """Every gate of every run, then the verdicts and the speeds."""
+        f = self.floor
+        baseline = f.baseline.curves
+        lines = [
+            f"baseline {baseline.name}: {len(baseline.loss)} steps, loss "
+            f"{baseline.loss[0]:.4f} -> {baseline.loss[-1]:.4f}, {f.dtype}",
+            *(_noise_line(noise.curves) for noise in f.noises),
+            f"noise counts as at least one rounding step: {f.gradient_floor:.1e} of a gradient, "
+            f"{f.loss_floor:.1e} of a loss",
+        ]
+        for judged in [*self.runs, *self.controls]:
+            lines += ["", f"{judged.run.name}: {self._verdict(judged)}"]
+            lines += [_gate_line(r) for r in judged.results]
+        others = [j.run for j in [*self.runs, *self.controls]]
+        return [*lines, *speed_lines([baseline, *(n.curves for n in f.noises), *others])]
+
+    def _verdict(self, judged: Judged) -> str:
+        skipped = [r.name for r in judged.results if r.passed is None]
+        note = f" (skipped: {', '.join(skipped)})" if skipped else ""
+        if any(judged is control for control in self.controls):
+            by = f" by {', '.join(judged.caught_by)}" if judged.caught_by else ""
+            return f"{'CAUGHT' if judged.caught_by else 'NOT CAUGHT'}{by}{note}"
+        return f"{'PASS' if judged.passed else 'FAIL'}{note}"
+
+    def verdicts(self) -> list[str]:
+        """One line a run."""
+        return [f"{self._verdict(j).split(' (')[0]} {j.run.name}"
+                for j in [*self.runs, *self.controls]]  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, for programs; a number that is inf, nan or not there is null."""
+        f, baseline = self.floor, self.floor.baseline.curves
+        return {
+            "passed": self.passed,
+            "baseline": run_facts(baseline, baseline),
+            "noise": [run_facts(noise.curves, baseline) for noise in f.noises],
+            "thresholds": asdict(f.gates),
+            "dtype": f.dtype,
+            "gradient_floor": f.gradient_floor,
+            "loss_floor": f.loss_floor,
+            "runs": [self._facts(j, False) for j in self.runs],
+            "controls": [self._facts(j, True) for j in self.controls],
+        }
+
+    def _facts(self, judged: Judged, is_control: bool) -> dict[str, Any]:
+        outcome: dict[str, Any] = {"passed": judged.passed}
+        if is_control:
+            outcome["caught_by"] = judged.caught_by
+        speed = run_facts(judged.run, self.floor.baseline.curves)
+        return speed | outcome | {"gates": [_gate_facts(r) for r in judged.results]}
+
+    def draw(self) -> Any:
+        """Curves above, differences with the noise band below."""
+        from megatron_magi.viz.curves_figure import noise_figure
+
+        return noise_figure(self.runs, self.controls)
+
+
+def _noise_line(noise: RunCurves) -> str:
+    steps = f"{len(noise.loss)} step" + ("s" if len(noise.loss) > 1 else "")
+    return f"noise     {noise.name}: {steps}, loss {noise.loss[0]:.4f} -> {noise.loss[-1]:.4f}"
+
+
+def _gate_line(result: GateResult) -> str:
+    numbers = f"{'':>24}"
+    if result.passed is not None:
+        sign = ">=" if result.name == "loss_drop" else "<="
+        numbers = f"{result.value:>10.3g} {sign} {result.limit:<10.3g}"
+    return f"  {WORDS[result.passed]}  {result.name:<12}{numbers}  {result.text}"
+
+
+def _gate_facts(result: GateResult) -> dict[str, Any]:
+    facts = asdict(result)
+    facts |= {name: number(facts[name]) for name in ("value", "limit")}
+    value, limit = facts["value"], facts["limit"]
+    facts["ratio"] = value / limit if value is not None and limit else None
+    return facts

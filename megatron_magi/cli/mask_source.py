@@ -14,7 +14,7 @@ from megatron_magi.config import ForwardMode, MagiConfig
 
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
-    from megatron_magi.training.recipe.config import DataConfig, RunConfig
+    from megatron_magi.training.recipe.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
     if options.lengths:
         cu_seqlens = np.cumsum([0, *numbers(options.lengths)])
     elif options.cu_seqlens:
-        cu_seqlens = np.array(_numbers_or_file(options.cu_seqlens))
+        given = options.cu_seqlens
+        text = _text_of(Path(given[1:])) if given.startswith("@") else given
+        cu_seqlens = np.array(numbers(text))
     else:
         raise UsageError(
             "a mask is needed, got none; pass --lengths, --cu-seqlens, --data, --recipe or --ranges"
@@ -174,10 +176,6 @@ def _window(options: argparse.Namespace) -> tuple[int, int] | None:
     return left, right
 
 
-def _numbers_or_file(text: str) -> list[int]:
-    return numbers(_text_of(Path(text[1:]))) if text.startswith("@") else numbers(text)
-
-
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -202,7 +200,8 @@ def _from_ranges(path: Path) -> tuple[AttnMask, str]:
 
 
 def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
-    from megatron_magi.training.recipe.config import DataConfig
+    from megatron_magi.training.data.data import PackedDataset
+    from megatron_magi.training.recipe.run_values import DataConfig
 
     if options.seq_length is None:
         raise UsageError("--data needs --seq-length, the tokens of a packed sample")
@@ -211,7 +210,7 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
     if eod is None:
         eod = _eod_token(stats) if stats.is_file() else 256
     data = DataConfig(path=options.data, seq_length=options.seq_length, eod_token=eod, prefetch=0)
-    return _documents(_cu_seqlens(data, 1234, options.sample), options)
+    return _documents(PackedDataset(data, 1234)[options.sample].cu_seqlens, options)
 
 
 def _eod_token(stats: Path) -> int:
@@ -224,19 +223,13 @@ def _eod_token(stats: Path) -> int:
         ) from error
 
 
-def _cu_seqlens(data: DataConfig, seed: int, sample: int) -> Any:
-    from megatron_magi.training.data.data import PackedDataset
-
-    return PackedDataset(data, seed)[sample].cu_seqlens
-
-
 def _from_recipe(options: argparse.Namespace) -> PlanInput:
     try:
         from megatron_magi.training.recipe.recipe import load_recipe
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
-    from megatron_magi import HeadShape
-    from megatron_magi.training.data.data import PackedDataset, sample_mask
+    from megatron_magi.training.data.data import PackedDataset, mask_of_documents
+    from megatron_magi.training.estimate.dry_run import heads_of
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)
     for name in ("full", "window", "global_tokens", "total", "seq_length", "eod_token"):
@@ -248,19 +241,12 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
     sample = PackedDataset(run.data, run.train.seed, vocab_size=run.model.vocab_size)[
         options.sample
     ]
-    mask = sample_mask(sample, run.data)
-    parallel, model = run.parallel, run.model
-    heads = HeadShape(
-        model.num_attention_heads // parallel.tp,
-        max(1, model.num_query_groups // parallel.tp),
-        model.kv_channels,
-        2 if run.train.dtype == "bf16" else 4,
-    )
+    mask = mask_of_documents(sample.cu_seqlens, run.data)
+    parallel = run.parallel
     text = _describe(
         len(sample.cu_seqlens) - 1, mask, f"sample {options.sample} of {options.recipe}"
     )
-    multiple = parallel.tp if parallel.sequence_parallel else 1
-    return PlanInput(mask, text, parallel.cp, heads, run.magi, multiple)
+    return PlanInput(mask, text, parallel.cp, heads_of(run), run.magi, parallel.token_multiple)
 
 
 def _describe(count: int, mask: AttnMask, kind: str, noun: str = "document") -> str:

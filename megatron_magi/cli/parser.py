@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -105,20 +105,6 @@ def positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return value
-
-
-def at_least(low: int, multiple_of: int = 1) -> Callable[[str], int]:
-    """A whole number of ``low`` or more, for an option."""
-
-    def whole(text: str) -> int:
-        if not text.isdecimal() or int(text) < low or int(text) % multiple_of:
-            of = f", a multiple of {multiple_of}" if multiple_of > 1 else ""
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number of {low} or more{of}, got {text}"
-            )
-        return int(text)
-
-    return whole
 
 
 MOST_NUMBERS = 2**20

@@ -71,20 +71,16 @@ def _check_report(plan: AttnPlan) -> None:
         )
 
 
-def make_plan(given: PlanInput) -> AttnPlan:
-    """Our plan of the input."""
-    return _planned(given)
-
-
 def make_layouts(given: PlanInput, plan: AttnPlan) -> Layouts:
     """Our plan beside the usual layouts of the same mask."""
     from megatron_magi.viz.plan_facts import compare_layouts, zigzag_layout
 
     usual = zigzag_layout(given.mask.total_seqlen_q, given.cp_size)
-    return compare_layouts(plan, _planned(given, layout=usual))
+    return compare_layouts(plan, make_plan(given, layout=usual))
 
 
-def _planned(given: PlanInput, **layout: Any) -> AttnPlan:
+def make_plan(given: PlanInput, **layout: Any) -> AttnPlan:
+    """The plan of the input, on a token layout of our choice or on this one."""
     from megatron_magi.core.plan import make_attn_plan
 
     if not layout:
@@ -99,7 +95,8 @@ def plan_facts(
     given: PlanInput, plan: AttnPlan, layouts: Layouts, plan_ms: float
 ) -> dict[str, Any]:
     """Everything the report says, as plain values."""
-    from megatron_magi.viz.plan_facts import ring_rows, traffic_matrix
+    from megatron_magi.core.plan.peer_rows import rows_between
+    from megatron_magi.viz.plan_facts import ring_rows
 
     heads, ring = plan.head_shape, ring_rows(plan)
     return {
@@ -110,7 +107,7 @@ def plan_facts(
                   "value_dim": heads.value_dim, "bytes_per_element": heads.bytes_per_element},
         "ring_rows_per_rank": ring,
         "ranks": _rank_facts(plan),
-        "rows_from_rank_to_rank": traffic_matrix(plan).tolist(),
+        "rows_from_rank_to_rank": rows_between(plan.transfers, plan.cp_size).tolist(),
     }  # fmt: skip
 
 
@@ -198,6 +195,7 @@ def _one_line(facts: dict[str, Any]) -> str:
 def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
     mask, head, p = facts["mask"], facts["heads"], facts["plan"]
     buffer = max(rank["receive_buffer_bytes"] for rank in facts["ranks"])
+    values = "" if head["value_dim"] == head["dim"] else f", values of {head['value_dim']}"
     lines = [
         f"mask      {mask['text']}",
         f"          {mask['slices']:,} slice{'s' * (mask['slices'] != 1)}, "
@@ -209,7 +207,8 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
         *_nodes_text(p),
         f"stages    {_stages_text(p)}",
         f"memory    receive buffers up to {buffer / 2**20:.1f} MiB a rank "
-        f"(heads {_heads_text(head)}, {head['bytes_per_element']} bytes)",
+        f"(heads {head['q']}/{head['kv']} of {head['dim']}{values}, "
+        f"{head['bytes_per_element']} bytes)",
         f"model     forward {p['model_forward_us']:.0f} us a layer, "
         f"{p['model_exposed_share']:.0%} of its transfer time exposed; backward "
         f"{p['model_backward_us']:.0f} us (cost table, not measured)",
@@ -250,11 +249,6 @@ def _layout_table(layouts: dict[str, Any]) -> list[str]:
     if layouts[OURS]["rows_received"] > layouts[PER_SEQUENCE]["rows_needed"]:
         lines.append(f"({OURS} receives more than {PER_SEQUENCE} needs. {WHY_MORE_ROWS})")
     return lines
-
-
-def _heads_text(head: dict[str, Any]) -> str:
-    values = "" if head["value_dim"] == head["dim"] else f", values of {head['value_dim']}"
-    return f"{head['q']}/{head['kv']} of {head['dim']}{values}"
 
 
 def _nodes_text(p: dict[str, Any]) -> list[str]:

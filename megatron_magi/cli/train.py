@@ -18,8 +18,13 @@ import time
 from functools import partial
 
 from megatron_magi.cli.parser import UsageError, positive
-from megatron_magi.training.process.launched import launched_place
-from megatron_magi.training.process.processes import Place, check_devices, process_groups, run_local
+from megatron_magi.training.process.processes import (
+    Place,
+    check_devices,
+    launched_place,
+    process_groups,
+    run_local,
+)
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
 from megatron_magi.training.recipe.recipe_error import RecipeError
@@ -73,17 +78,16 @@ def run_rank(config: RunConfig, place: Place) -> None:
 
         try:
             train(config)
+            return
         except (RecipeError, TrainingStopped) as error:
-            print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
-            sys.exit(1)
+            text = str(error)
         except OSError as error:
-            print(
-                f"error: rank {place.rank}: files and streams of a run must be readable and "
-                f"writable, got {error!r}; see to permissions and room",
-                file=sys.stderr,
-                flush=True,
+            text = (
+                f"files and streams of a run must be readable and writable, got {error!r}; see to "
+                f"permissions and room"
             )
-            sys.exit(1)
+        print(f"error: rank {place.rank}: {text}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 def _config(options: argparse.Namespace) -> RunConfig:

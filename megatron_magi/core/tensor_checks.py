@@ -12,8 +12,7 @@ from megatron_magi.checks import flag, instance, integer, number_or_infinite, sh
 
 def tensor(value: Any, name: str) -> None:
     """Require a torch Tensor."""
-    if not isinstance(value, Tensor):
-        instance(value, Tensor, name, "convert it, e.g. with torch.as_tensor")
+    instance(value, Tensor, name, "convert it, e.g. with torch.as_tensor")
 
 
 def device(value: Any, name: str = "device") -> torch.device:

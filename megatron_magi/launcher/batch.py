@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -20,7 +19,7 @@ from megatron_magi.launcher.documents import (
     requested_mask,
     sequence_bounds,
 )
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.launch import Launch, hook
 
 ROWS = ("tokens", "labels", "loss_mask", "position_ids")
 """Entries of a Megatron batch that hold one value per token."""
@@ -71,96 +70,77 @@ def _bounds(launch: Launch, batch: dict[str, Any], rows: Tensor) -> list[int]:
     return sequence_bounds((rows.shape[0], rows.shape[1]))
 
 
-def replace_cp_batch(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def replace_cp_batch(
+    launch: Launch, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
     """For `get_batch_on_this_cp_rank` of every version."""
-
-    @functools.wraps(original)
-    def get_batch_on_this_cp_rank(batch: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return dispatch_dict(launch, batch)
-
-    return get_batch_on_this_cp_rank
+    return dispatch_dict(launch, batch)
 
 
-def replace_thd_batch(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def replace_thd_batch(
+    launch: Launch,
+    original: Any,
+    batch: dict[str, Any],
+    cu_seqlens: Tensor,
+    cu_seqlens_padded: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """For `get_thd_batch_on_this_cp_rank` of 0.16 and 0.17: (batch, packed_seq_params)."""
-
-    @functools.wraps(original)
-    def get_thd_batch_on_this_cp_rank(
-        batch: dict[str, Any],
-        cu_seqlens: Tensor,
-        cu_seqlens_padded: Tensor | None,
-        max_seqlen: Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[dict[str, Any], PackedSeqParams]:
-        documents = {"cu_seqlens": cu_seqlens, "cu_seqlens_padded": cu_seqlens_padded}
-        local = dispatch_dict(launch, {**batch, **documents})
-        params = PackedSeqParams(
-            qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens
-        )
-        return {name: local[name] for name in batch}, params
-
-    return get_thd_batch_on_this_cp_rank
+    documents = {"cu_seqlens": cu_seqlens, "cu_seqlens_padded": cu_seqlens_padded}
+    local = dispatch_dict(launch, {**batch, **documents})
+    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens)
+    return {name: local[name] for name in batch}, params
 
 
-def wrap_sft_dataset(original: Callable[..., None], launch: Launch) -> Callable[..., None]:
+@hook
+def wrap_sft_dataset(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """For `SFTDataset.__init__`: conversations are not padded to twice the number of ranks."""
     signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs)
-        unpadded = copy.copy(given.arguments["config"])
-        unpadded.context_parallel_size = 1
-        given.arguments["config"] = unpadded
-        original(*given.args, **given.kwargs)
-
-    return __init__
+    given = signature.bind(self, *args, **kwargs)
+    unpadded = copy.copy(given.arguments["config"])
+    unpadded.context_parallel_size = 1
+    given.arguments["config"] = unpadded
+    original(*given.args, **given.kwargs)
 
 
-class _OneRank:
-    """A group of one, where Megatron asks a group for its size and rank."""
-
-    def size(self) -> int:
-        return 1
-
-    def rank(self) -> int:
-        return 0
-
-
-def replace_scheduled_batch(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def replace_scheduled_batch(
+    launch: Launch,
+    original: Any,
+    data_iterator: Any,
+    *args: Any,
+    pg_collection: Any = None,
+    **kwargs: Any,
+) -> Any:
     """For `get_batch_on_this_rank_for_sequence_packing` of 0.20.
 
     Megatron assembles the whole stream as for one context-parallel rank, and we dispatch it.
     """
+    from megatron.core.process_groups_config import ProcessGroupCollection
 
-    @functools.wraps(original)
-    def get_batch_on_this_rank_for_sequence_packing(
-        data_iterator: Any, *args: Any, pg_collection: Any = None, **kwargs: Any
-    ) -> Any:
-        from megatron.core.process_groups_config import ProcessGroupCollection
-
-        if launch.sequences is None:
-            return original(data_iterator, *args, pg_collection=pg_collection, **kwargs)
-        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(["tp", "pp"])
-        alone = ProcessGroupCollection(tp=groups.tp, pp=groups.pp, cp=_OneRank())
-        tokens, labels, loss_mask, _, position_ids, params, padding = original(
-            data_iterator, *args, pg_collection=alone, **kwargs
-        )
-        batch = {
-            "tokens": tokens,
-            "labels": labels,
-            "loss_mask": loss_mask,
-            "position_ids": position_ids,
-            "cu_seqlens": params.cu_seqlens_q,
-        }
-        if any(batch[name] is not None for name in ROWS):
-            batch = dispatch_dict(launch, batch)
-        padding = _dispatch_padding(launch, batch, padding)
-        rows = [batch[name] for name in ROWS[:3]]
-        return (*rows, None, batch["position_ids"], params, padding)
-
-    return get_batch_on_this_rank_for_sequence_packing
+    if launch.sequences is None:
+        return original(data_iterator, *args, pg_collection=pg_collection, **kwargs)
+    groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(["tp", "pp"])
+    one_rank = SimpleNamespace(size=lambda: 1, rank=lambda: 0)  # what Megatron asks a group for
+    alone = ProcessGroupCollection(tp=groups.tp, pp=groups.pp, cp=one_rank)
+    tokens, labels, loss_mask, _, position_ids, params, padding = original(
+        data_iterator, *args, pg_collection=alone, **kwargs
+    )
+    batch = {
+        "tokens": tokens,
+        "labels": labels,
+        "loss_mask": loss_mask,
+        "position_ids": position_ids,
+        "cu_seqlens": params.cu_seqlens_q,
+    }
+    if any(batch[name] is not None for name in ROWS):
+        batch = dispatch_dict(launch, batch)
+    padding = _dispatch_padding(launch, batch, padding)
+    rows = [batch[name] for name in ROWS[:3]]
+    return (*rows, None, batch["position_ids"], params, padding)
 
 
 def _dispatch_padding(launch: Launch, batch: dict[str, Any], padding: Tensor) -> Tensor:

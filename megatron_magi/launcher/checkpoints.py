@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from megatron_magi.adapter.adam_state import (
@@ -13,32 +11,26 @@ from megatron_magi.adapter.adam_state import (
     prepare_to_load,
 )
 from megatron_magi.adapter.compat import write_checkpoints_in_process
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.launch import Launch, hook
 
 
-def wrap_load_checkpoint(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def wrap_load_checkpoint(
+    launch: Launch, original: Any, ddp_model: Any, optimizer: Any, *args: Any, **kwargs: Any
+) -> Any:
     """For `load_checkpoint`: torch's Adam gets back the step count that it was saved with."""
-
-    @functools.wraps(original)
-    def load_checkpoint(ddp_model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if optimizer is None:
-            return original(ddp_model, optimizer, *args, **kwargs)
-        fused = is_fused(optimizer)
-        prepare_to_load(optimizer)
-        result = original(ddp_model, optimizer, *args, **kwargs)
-        finish_loading(optimizer)
-        choose_update(optimizer, fused)  # this run's, not the saved one's
-        return result
-
-    return load_checkpoint
+    if optimizer is None:
+        return original(ddp_model, optimizer, *args, **kwargs)
+    fused = is_fused(optimizer)
+    prepare_to_load(optimizer)
+    result = original(ddp_model, optimizer, *args, **kwargs)
+    finish_loading(optimizer)
+    choose_update(optimizer, fused)  # this run's, not the saved one's
+    return result
 
 
-def wrap_save_checkpoint(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def wrap_save_checkpoint(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `save_checkpoint`: no writer process, which would import the main script again."""
-
-    @functools.wraps(original)
-    def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        write_checkpoints_in_process()
-        return original(*args, **kwargs)
-
-    return save_checkpoint
+    write_checkpoints_in_process()
+    return original(*args, **kwargs)

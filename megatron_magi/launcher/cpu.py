@@ -63,15 +63,10 @@ def _describe_a_device() -> None:
         "get_device_name": device.name,
         "mem_get_info": (device.total_memory, device.total_memory),
         "memory_stats": {},
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "memory_reserved": 0,
-        "max_memory_reserved": 0,
-        "device_memory_used": 0,
-        "set_stream": None,
-        "empty_cache": None,
-        "reset_peak_memory_stats": None,
+        **dict.fromkeys(("set_stream", "empty_cache", "reset_peak_memory_stats")),
     }
+    allocated = ("memory_allocated", "max_memory_allocated", "device_memory_used")
+    answers |= dict.fromkeys((*allocated, "memory_reserved", "max_memory_reserved"), 0)
     for name, answer in answers.items():
         setattr(torch.cuda, name, functools.partial(_answer, answer))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +18,20 @@ from megatron_magi.launcher.flags import Options
 
 NUM_RECENT = 16
 """Microbatches that are remembered; one holds a few index tensors on the device."""
+
+
+def hook(body: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """A function of (launch, original, what a call passes), in the form of `HookPoint.wrap`."""
+
+    @functools.wraps(body)
+    def wrap(original: Any, launch: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return body(launch, original, *args, **kwargs)
+
+        return run
+
+    return wrap
 
 
 @dataclass

@@ -23,7 +23,7 @@ from megatron_magi.launcher.documents import (
     requested_mask,
     sequence_bounds,
 )
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.norms import own_norms
 
 NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
@@ -38,37 +38,30 @@ SPECS = (
 """Constructor arguments of Megatron's models that hold layers."""
 
 
-def wrap_model_init(original: Callable[..., None], launch: Launch) -> Callable[..., None]:
+@hook
+def wrap_model_init(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """For `GPTModel.__init__`, `HybridModel.__init__` and `MambaModel.__init__`."""
     signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if launch.args is None:
-            raise RuntimeError(
-                "--attention-backend magi requires arguments that Megatron's validate_args has "
-                "seen, got a model before them; parse arguments by megatron.training.arguments"
-            )
-        given = signature.bind(self, *args, **kwargs)
-        config = given.arguments["config"]
-        for name in SPECS:
-            spec = given.arguments.get(name)
-            if spec is not None and not _is_empty(spec):
-                given.arguments[name] = own_norms(with_magi_attention(spec), config)
-        original(*given.args, **given.kwargs)
-        _take_model(launch, self, config)
-
-    return __init__
+    if launch.args is None:
+        raise RuntimeError(
+            "--attention-backend magi requires arguments that Megatron's validate_args has "
+            "seen, got a model before them; parse arguments by megatron.training.arguments"
+        )
+    given = signature.bind(self, *args, **kwargs)
+    config = given.arguments["config"]
+    for name in SPECS:
+        spec = given.arguments.get(name)
+        # A pipeline stage that only embeds has no layers.
+        is_empty = isinstance(spec, TransformerBlockSubmodules) and not spec.layer_specs
+        if spec is not None and not is_empty:
+            given.arguments[name] = own_norms(with_magi_attention(spec), config)
+    original(*given.args, **given.kwargs)
+    _take_model(launch, self, config)
 
 
 def keep_forward(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
     """`GPTModel.forward` stays; the table checks the arguments that our pre-hook reads."""
     return original
-
-
-def _is_empty(spec: Any) -> bool:
-    """A pipeline stage without layers, e.g. one that only embeds."""
-    return isinstance(spec, TransformerBlockSubmodules) and not spec.layer_specs
 
 
 def _take_model(launch: Launch, model: Any, config: Any) -> None:

@@ -8,38 +8,30 @@ the tokens. 0.19 scales it correctly.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
+from megatron_magi.launcher.launch import hook
 
-def wrap_attach_aux_loss(original: Callable[..., Any], launch: Any) -> Callable[..., Any]:
+
+@hook
+def wrap_attach_aux_loss(
+    launch: Any, original: Any, self: Any, activation: Any, *args: Any, **kwargs: Any
+) -> Any:
     """For `TopKRouter.attach_and_log_load_balancing_loss` before 0.19."""
-
-    @functools.wraps(original)
-    def attach_and_log_load_balancing_loss(
-        self: Any, activation: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        own = kwargs.pop("valid_token_count", None)
-        count = activation.shape[0] if own is None else own
-        shared = count * self.tp_cp_group.size()
-        return original(self, activation, *args, valid_token_count=shared, **kwargs)
-
-    return attach_and_log_load_balancing_loss
+    own = kwargs.pop("valid_token_count", None)
+    count = activation.shape[0] if own is None else own
+    shared = count * self.tp_cp_group.size()
+    return original(self, activation, *args, valid_token_count=shared, **kwargs)
 
 
-def wrap_z_loss(original: Callable[..., Any], launch: Any) -> Callable[..., Any]:
+@hook
+def wrap_z_loss(launch: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """For `TopKRouter.apply_z_loss` before 0.19, which divides its coefficient by the group too."""
-
-    @functools.wraps(original)
-    def apply_z_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
-        coefficient = self.config.moe_z_loss_coeff
-        if coefficient is None:
-            return original(self, *args, **kwargs)
-        self.config.moe_z_loss_coeff = coefficient * self.tp_cp_group.size()
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            self.config.moe_z_loss_coeff = coefficient
-
-    return apply_z_loss
+    coefficient = self.config.moe_z_loss_coeff
+    if coefficient is None:
+        return original(self, *args, **kwargs)
+    self.config.moe_z_loss_coeff = coefficient * self.tp_cp_group.size()
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        self.config.moe_z_loss_coeff = coefficient

@@ -10,17 +10,13 @@ import torch
 
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.launch import Launch, hook
 
 
-def wrap_get_schedule(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def wrap_get_schedule(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `get_forward_backward_func` as `megatron.training.training` sees it."""
-
-    @functools.wraps(original)
-    def get_forward_backward_func(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return functools.partial(run_schedule, launch, original(*args, **kwargs))
-
-    return get_forward_backward_func
+    return functools.partial(run_schedule, launch, original(*args, **kwargs))
 
 
 def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
@@ -76,18 +72,14 @@ def _counted(loss_function: Callable[..., Any], output: Any, **kwargs: Any) -> A
     return result
 
 
-def wrap_train_step(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def wrap_train_step(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `train_step`: adds our figures to its losses, which Megatron logs by name."""
-
-    @functools.wraps(original)
-    def train_step(*args: Any, **kwargs: Any) -> Any:
-        launch.take_stats()
-        losses, *rest = original(*args, **kwargs)
-        if losses:
-            device = next(iter(losses.values())).device
-            means = launch.take_stats()
-            figures = torch.tensor(list(means.values()), device=device)  # one copy for all
-            losses = {**losses, **dict(zip(means, figures, strict=True))}
-        return (losses, *rest)
-
-    return train_step
+    launch.take_stats()
+    losses, *rest = original(*args, **kwargs)
+    if losses:
+        device = next(iter(losses.values())).device
+        means = launch.take_stats()
+        figures = torch.tensor(list(means.values()), device=device)  # one copy for all
+        losses = {**losses, **dict(zip(means, figures, strict=True))}
+    return (losses, *rest)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_magi.adapter import MEGATRON_VERSION
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.launch import Launch, hook
 
 
 @dataclass(frozen=True)
@@ -22,83 +21,68 @@ class Refusal:
     """Its name in Megatron's namespace; a version without it has nothing to refuse."""
     works: tuple[Any, ...]
     """Its values that work."""
-    flag: str
-    """As a user writes it."""
     remedy: str
+
+    @property
+    def flag(self) -> str:
+        """As a user writes it."""
+        return "--" + self.argument.replace("_", "-")
 
 
 _OFF = (False, None, 0)
 
 REFUSALS = (
-    Refusal("async_save", _OFF, "--async-save", "leave it out: saves run in process here"),
-    Refusal("attention_dropout", (0.0, 0), "--attention-dropout", "set --attention-dropout 0"),
+    Refusal("async_save", _OFF, "leave it out: saves run in process here"),
+    Refusal("attention_dropout", (0.0, 0), "set --attention-dropout 0"),
     Refusal(
-        "hybrid_context_parallel",
-        _OFF,
-        "--hybrid-context-parallel",
-        "leave it out: our plan balances documents over the ranks",
+        "hybrid_context_parallel", _OFF, "leave it out: our plan balances documents over the ranks"
     ),
-    Refusal("dynamic_context_parallel", _OFF, "--dynamic-context-parallel", "leave it out"),
+    Refusal("dynamic_context_parallel", _OFF, "leave it out"),
     Refusal(
         "hierarchical_context_parallel_sizes",
         (None,),
-        "--hierarchical-context-parallel-sizes",
         "leave it out: it belongs to another communication",
     ),
     Refusal(
         "sequence_packing_scheduler",
         (None,),
-        "--sequence-packing-scheduler",
         "leave it out: it moves samples between ranks by itself",
     ),
     Refusal(
-        "overlap_moe_expert_parallel_comm",
-        _OFF,
-        "--overlap-moe-expert-parallel-comm",
-        "leave it out: its schedule passes our checks by",
+        "overlap_moe_expert_parallel_comm", _OFF, "leave it out: its schedule passes our checks by"
     ),
-    Refusal("cuda_graph_impl", ("none", None), "--cuda-graph-impl", "set none: plans change"),
-    Refusal("enable_cuda_graph", _OFF, "--enable-cuda-graph", "leave it out: plans change"),
-    Refusal("external_cuda_graph", _OFF, "--external-cuda-graph", "leave it out: plans change"),
-    Refusal("fp8_dot_product_attention", _OFF, "--fp8-dot-product-attention", "leave it out"),
-    Refusal("fp8_multi_head_attention", _OFF, "--fp8-multi-head-attention", "leave it out"),
-    Refusal("tp_comm_overlap", _OFF, "--tp-comm-overlap", "leave it out: it was never tried here"),
-    Refusal("cpu_offloading", _OFF, "--cpu-offloading", "leave it out: it was never tried here"),
-    Refusal(
-        "fine_grained_activation_offloading",
-        _OFF,
-        "--fine-grained-activation-offloading",
-        "leave it out: it was never tried here",
-    ),
+    Refusal("cuda_graph_impl", ("none", None), "set none: plans change"),
+    Refusal("enable_cuda_graph", _OFF, "leave it out: plans change"),
+    Refusal("external_cuda_graph", _OFF, "leave it out: plans change"),
+    Refusal("fp8_dot_product_attention", _OFF, "leave it out"),
+    Refusal("fp8_multi_head_attention", _OFF, "leave it out"),
+    Refusal("tp_comm_overlap", _OFF, "leave it out: it was never tried here"),
+    Refusal("cpu_offloading", _OFF, "leave it out: it was never tried here"),
+    Refusal("fine_grained_activation_offloading", _OFF, "leave it out: it was never tried here"),
     Refusal(
         "experimental_attention_variant",
         (None,),
-        "--experimental-attention-variant",
         "leave it out: it is no softmax attention over rows",
     ),
-    Refusal("use_legacy_models", _OFF, "--use-legacy-models", "leave it out"),
-    Refusal("yaml_cfg", (None,), "--yaml-cfg", "write flags"),
-    Refusal("perform_rl_step", _OFF, "--perform-rl-step", "leave it out: it was never tried here"),
-    Refusal("modelopt_enabled", _OFF, "--modelopt-enabled", "leave it out"),
-    Refusal("logits_load_dir", (None,), "--logits-load-dir", "leave it out: rows change places"),
-    Refusal("logits_save_dir", (None,), "--logits-save-dir", "leave it out: rows change places"),
-    Refusal("retro_add_retriever", _OFF, "--retro-add-retriever", "leave it out"),
+    Refusal("use_legacy_models", _OFF, "leave it out"),
+    Refusal("yaml_cfg", (None,), "write flags"),
+    Refusal("perform_rl_step", _OFF, "leave it out: it was never tried here"),
+    Refusal("modelopt_enabled", _OFF, "leave it out"),
+    Refusal("logits_load_dir", (None,), "leave it out: rows change places"),
+    Refusal("logits_save_dir", (None,), "leave it out: rows change places"),
+    Refusal("retro_add_retriever", _OFF, "leave it out"),
     Refusal(
         "use_torch_fsdp2",
         _OFF,
-        "--use-torch-fsdp2",
         "leave it out: it does not divide gradients by tokens; use --use-distributed-optimizer",
     ),
-    Refusal(
-        "use_megatron_fsdp", _OFF, "--use-megatron-fsdp", "leave it out: it was never tried here"
-    ),
+    Refusal("use_megatron_fsdp", _OFF, "leave it out: it was never tried here"),
     Refusal(
         "inprocess_restart",
         _OFF,
-        "--inprocess-restart",
         "leave it out: restarted ranks would not meet the others' comparison of plans",
     ),
-    Refusal("ddp_average_in_collective", _OFF, "--ddp-average-in-collective", "leave it out"),
+    Refusal("ddp_average_in_collective", _OFF, "leave it out"),
 )
 """Everything of Megatron that touches attention or batches and does not work with our switch."""
 
@@ -109,21 +93,17 @@ HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
 """Megatron's modules of hybrid specs, which are made of TransformerEngine's layers."""
 
 
-def wrap_validate_args(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+@hook
+def wrap_validate_args(launch: Launch, original: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
     """For `validate_args`: our refusals come first, then our settings, then Megatron's checks."""
-
-    @functools.wraps(original)
-    def validate_args(args: Any, *rest: Any, **kwargs: Any) -> Any:
-        refuse_arguments(args)
-        said = change_settings(args)
-        with any_seq_length(args):
-            result = original(args, *rest, **kwargs)
-        launch.args = args
-        if said and args.rank == 0:
-            print(f"megatron_magi: {said}", flush=True)
-        return result
-
-    return validate_args
+    refuse_arguments(args)
+    said = change_settings(args)
+    with any_seq_length(args):
+        result = original(args, *rest, **kwargs)
+    launch.args = args
+    if said and args.rank == 0:
+        print(f"megatron_magi: {said}", flush=True)
+    return result
 
 
 def refuse_arguments(args: Any) -> None:

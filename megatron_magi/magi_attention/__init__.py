@@ -19,11 +19,6 @@ from typing import NoReturn
 
 from megatron_magi.core.kernel.attention import AttnForwardMeta
 from megatron_magi.magi_attention.attention import TUNING_ARGUMENTS, calc_attn, flex_flash_attn_func
-from megatron_magi.magi_attention.batch import (
-    compute_pad_size,
-    infer_varlen_mask_from_batch,
-    squash_batch_dim,
-)
 from megatron_magi.magi_attention.dist_attn_config import (
     AttnOverlapMode,
     BatchToppHeapDispatchAlg,
@@ -55,8 +50,11 @@ from megatron_magi.magi_attention.make_key import (
 )
 from megatron_magi.magi_attention.mask_inference import (
     apply_padding,
+    compute_pad_size,
     infer_attn_mask_from_cu_seqlens,
     infer_attn_mask_from_sliding_window,
+    infer_varlen_mask_from_batch,
+    squash_batch_dim,
 )
 from megatron_magi.magi_attention.mask_type import AttnMaskType, GeneralAttnMaskType
 from megatron_magi.magi_attention.range import AttnRange, RangeError

@@ -11,8 +11,8 @@ from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.kernel.sink import check_layout
 from megatron_magi.core.kernel.softmax import Softmax
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
-from megatron_magi.magi_attention.environment import tell_about_environment
-from megatron_magi.magi_attention.runtime_key import DistAttnRuntimeKey, check_key, remember
+from megatron_magi.magi_attention.replaced import tell_about_environment
+from megatron_magi.magi_attention.runtime_key import DistAttnRuntimeKey, remember
 
 TUNING_ARGUMENTS = (
     "sm_margin", "disable_fwd_atomic_reduction", "disable_bwd_dkv_atomic_reduction",
@@ -120,7 +120,6 @@ def calc_attn(
         NotImplementedError: return_max_logits with FlexAttention.
         AgreementError: ranks that planned different things.
     """
-    check_key(key)
     remember(key)
     check_layout("sh", sink)
     call = (q, k, v, key.plan, key.cp_group, Softmax(softmax_scale, softcap, sink))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from typing import Any
 
 from megatron_magi.checks import flag, instance, integer, number, optional_integer
 from megatron_magi.config import MagiConfig
@@ -25,6 +26,10 @@ class AttnOverlapMode(Enum):
 
 class DispatchAlg:
     """Names an algorithm of MagiAttention; our planner has its own (see MagiConfig)."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number(value, name)
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,12 @@ class ToppHeapDispatchAlg(DispatchAlg):
 
     top_p: float = 0.0
 
-    def __post_init__(self) -> None:
-        number(self.top_p, "top_p")
-
 
 @dataclass(frozen=True)
 class BatchToppHeapDispatchAlg(DispatchAlg):
     """ToppHeap in batches."""
 
     top_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        number(self.top_p, "top_p")
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,6 @@ class SortedSequentialSelectAlg(DispatchAlg):
     """Samples by area, each to ranks in turn."""
 
     allocation_ratio: float = 1.0
-
-    def __post_init__(self) -> None:
-        number(self.allocation_ratio, "allocation_ratio")
 
 
 @dataclass(frozen=True)
@@ -253,13 +249,9 @@ class DistAttnConfig:
     chunk_size and overlap_degree are replaced by the two configs above."""
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("dispatch_config", DispatchConfig),
-            ("overlap_config", OverlapConfig),
-            ("grpcoll_config", GrpCollConfig),
-            ("magi_config", MagiConfig),
-        ):
-            instance(getattr(self, name), kind, name, f"pass {kind.__name__}()")
+        for part in fields(self):
+            kind: Any = part.default_factory
+            instance(getattr(self, part.name), kind, part.name, f"pass {kind.__name__}()")
 
     def engine_config(self) -> MagiConfig:
         """What the planner gets."""

@@ -14,7 +14,6 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import HeadShape
 from megatron_magi.core.runtime.plan_cache import plan_for, with_nodes_of
 from megatron_magi.magi_attention.dist_attn_config import DistAttnConfig
-from megatron_magi.magi_attention.environment import tell_about_environment
 from megatron_magi.magi_attention.mask_inference import (
     CuSeqlens,
     cu_seqlens_slices,
@@ -22,6 +21,7 @@ from megatron_magi.magi_attention.mask_inference import (
 )
 from megatron_magi.magi_attention.mask_type import GeneralAttnMaskType, mask_from_typed
 from megatron_magi.magi_attention.ranges import AttnRanges
+from megatron_magi.magi_attention.replaced import tell_about_environment
 from megatron_magi.magi_attention.runtime_key import (
     DistAttnRuntimeKey,
     check_config,
@@ -101,7 +101,11 @@ def magi_attn_flex_key(
         NotImplementedError: cross-attention.
     """
     tell_about_environment()
-    _refuse_cross_attention(is_same_source, is_q_permutable, is_k_permutable)
+    _require_self_attention(
+        is_same_source=is_same_source,
+        is_q_permutable=is_q_permutable,
+        is_k_permutable=is_k_permutable,
+    )
     mask = mask_from_typed(q_ranges, k_ranges, attn_mask_type, total_seqlen_q, total_seqlen_k)
     heads = HeadShape(num_heads_q, num_heads_kv, head_dim)
     return _key(mask, heads, pad_size, cp_group_or_mesh, dist_attn_config, chunk_size)
@@ -279,14 +283,7 @@ def _with_chunk_size(config: DistAttnConfig, chunk_size: int | None) -> DistAttn
     return replace(config, dispatch_config=replace(config.dispatch_config, chunk_size=chunk_size))
 
 
-def _refuse_cross_attention(
-    is_same_source: bool, is_q_permutable: bool, is_k_permutable: bool
-) -> None:
-    flags = {
-        "is_same_source": is_same_source,
-        "is_q_permutable": is_q_permutable,
-        "is_k_permutable": is_k_permutable,
-    }
+def _require_self_attention(**flags: bool) -> None:
     for name, value in flags.items():
         if not flag(value, name):
             raise NotImplementedError(

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from math import inf
+from typing import Any
 
 from megatron_magi.magi_attention.range import NaiveRange
 
 Pairs = list[NaiveRange]
 
 
-def by_start(pairs: Sequence[NaiveRange]) -> Pairs:
-    """Ascending; equal starts keep their order."""
-    return sorted(pairs, key=lambda pair: pair[0])
-
-
 def merged(pairs: Sequence[NaiveRange]) -> Pairs:
     """The union, merged."""
     union: Pairs = []
-    for start, end in by_start(pairs):
+    for start, end in sorted(pairs):
         if union and start <= union[-1][1]:
             union[-1] = (union[-1][0], max(union[-1][1], end))
         else:
@@ -32,19 +29,9 @@ def merged(pairs: Sequence[NaiveRange]) -> Pairs:
 
 def holes(own: Pairs, others: Pairs) -> Pairs:
     """The tokens of the one that are not in the other; both and the result merged."""
-    left: Pairs = []
-    at = 0
-    cuts = _filled(others)
-    for start, end in _filled(own):
-        while at < len(cuts) and cuts[at][1] <= start:
-            at += 1
-        inside = at
-        while inside < len(cuts) and cuts[inside][0] < end:
-            left.append((start, cuts[inside][0]))
-            start = cuts[inside][1]
-            inside += 1
-        left.append((start, end))
-    return [(start, end) for start, end in left if start < end]
+    edges = [-inf, *chain.from_iterable(_filled(others)), inf]
+    gaps: Any = list(zip(edges[::2], edges[1::2], strict=True))
+    return overlaps(own, gaps)
 
 
 def overlaps(own: Pairs, others: Pairs) -> Pairs:

@@ -69,7 +69,8 @@ class AttnRanges(RangeList):
 
     def sort(self) -> AttnRanges:
         """The ranges by start; equal starts keep their order."""
-        return AttnRanges.from_ranges(range_sets.by_start(self.to_naive_ranges()))
+        ordered = sorted(self, key=lambda r: r.start)
+        return AttnRanges.from_ranges(ordered)
 
     def merge(self) -> AttnRanges:
         """The union, as ascending ranges that do not touch."""

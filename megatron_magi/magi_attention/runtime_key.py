@@ -91,9 +91,8 @@ class DistAttnRuntimeKey:
 
 def check_key(value: object, name: str = "key") -> None:
     """Refuse what is no DistAttnRuntimeKey."""
-    if not isinstance(value, DistAttnRuntimeKey):
-        remedy = "make one with magi_attn_varlen_key or magi_attn_flex_key"
-        instance(value, DistAttnRuntimeKey, name, remedy)
+    remedy = "make one with magi_attn_varlen_key or magi_attn_flex_key"
+    instance(value, DistAttnRuntimeKey, name, remedy)
 
 
 def check_config(value: object) -> None:

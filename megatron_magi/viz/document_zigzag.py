@@ -92,21 +92,18 @@ class DocumentZigzag:
 
     def rows_needed(self) -> Int64Array:
         """int64 [cp_size]: key rows that each rank reads and does not own."""
-        return np.array([self._rows_read(r) - self._rows_owned(r) for r in range(self.cp_size)])
+        return np.array([self._rows_needed(rank) for rank in range(self.cp_size)])
 
     def loads(self, tile_q: int, tile_k: int) -> Int64Array:
         """int64 [cp_size]: kernel tiles per rank, counted as the planner counts them."""
         return np.array([self._load(rank, tile_q, tile_k) for rank in range(self.cp_size)])
 
-    def _rows_owned(self, rank: int) -> int:
-        """Rows that see something, and therefore are read by their own rank."""
-        start, end, _, document = self.runs(rank).T
-        return int((end - start)[self.reach[document, 0] >= 0].sum())
-
-    def _rows_read(self, rank: int) -> int:
+    def _rows_needed(self, rank: int) -> int:
         start, end, _, document = self.runs(rank).T
         first, last = self._keys(start, end, document)
-        return union_length(np.zeros_like(start), first, last)
+        read = union_length(np.zeros_like(start), first, last)
+        # Rows that see something are read by their own rank.
+        return read - int((end - start)[self.reach[document, 0] >= 0].sum())
 
     def _load(self, rank: int, tile_q: int, tile_k: int) -> int:
         runs = self.runs(rank)

@@ -109,14 +109,6 @@ def zigzag_layout(total_seqlen: int, cp_size: int) -> TokenLayout:
     return TokenLayout(total_seqlen, chunk_size, cp_size, np.array(ranks, dtype=np.int32))
 
 
-def traffic_matrix(plan: AttnPlan) -> npt.NDArray[np.int64]:
-    """int64 [cp_size, cp_size]: key rows that rank i sends to rank j in one forward."""
-    rows = np.zeros((plan.cp_size, plan.cp_size), dtype=np.int64)
-    _, dst, src, start, end = plan.transfers.T
-    np.add.at(rows, (src, dst), end - start)
-    return rows
-
-
 def rows_between_nodes(plan: AttnPlan) -> tuple[int, int]:
     """Key rows that cross between nodes in one forward: as the plan sends them, each once to a
     node, and if every reader received its own. (0, 0) if the plan tells no nodes apart."""

@@ -8,13 +8,13 @@ import numpy as np
 
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan
+from megatron_magi.core.plan.peer_rows import rows_between
 from megatron_magi.viz.mask_drawing import draw_mask
 from megatron_magi.viz.plan_facts import (
     NO_DOCUMENTS,
     LayoutFacts,
     Layouts,
     ring_rows,
-    traffic_matrix,
 )
 from megatron_magi.viz.style import (
     GRID,
@@ -38,23 +38,9 @@ def mask_figure(mask: AttnMask, text: str = "") -> Any:
     """The visible cells."""
     figure, axes = new_figure(1, 1, 4.6, 4.8)
     draw_mask(mask, axes)
-    _mask_axes(axes, mask)
+    mask_axes(axes, mask)
     if text:
         title(axes, text)
-    return figure
-
-
-def masks_figure(named: dict[str, AttnMask], columns: int = 4) -> Any:
-    """Several small masks in one sheet."""
-    rows = -(-len(named) // columns)
-    figure, grid = new_figure(rows, columns, 2.5 * columns, 2.75 * rows, squeeze=False)
-    for axes, (name, mask) in zip(grid.flat, named.items(), strict=False):
-        draw_mask(mask, axes)
-        _mask_axes(axes, mask)
-        axes.set(xlabel="", ylabel="")
-        title(axes, name)
-    for axes in grid.flat[len(named) :]:
-        axes.set_visible(False)
     return figure
 
 
@@ -90,7 +76,7 @@ def fill_shares(panels: Any, drawn: Drawn) -> None:
             for start, end in ranges
         ]
         draw_mask(layout.mask, axes, row_bands=bands)
-        _mask_axes(axes, layout.mask)
+        mask_axes(axes, layout.mask)
         title(axes, name)
     _rank_legend(panels[0], next(iter(drawn.values())).cp_size)
     _load_bars(panels[-1], drawn)
@@ -98,7 +84,7 @@ def fill_shares(panels: Any, drawn: Drawn) -> None:
 
 def traffic_figure(plan: AttnPlan) -> Any:
     """Key rows from rank to rank, and what a ring would move."""
-    rows = traffic_matrix(plan)
+    rows = rows_between(plan.transfers, plan.cp_size)
     cp_size = plan.cp_size
     figure, (axes, side) = new_figure(
         1, 2, max(8.5, 0.42 * cp_size + 5), max(4.2, 0.32 * cp_size + 1.8), width_ratios=[1.15, 1]
@@ -125,7 +111,8 @@ def traffic_figure(plan: AttnPlan) -> Any:
     return figure
 
 
-def _mask_axes(axes: Any, mask: AttnMask) -> None:
+def mask_axes(axes: Any, mask: AttnMask) -> None:
+    """Ticks in tokens, and names of both axes."""
     token_ticks(axes, mask.total_seqlen_k, "x")
     token_ticks(axes, mask.total_seqlen_q, "y")
     axes.set_xlabel("key", color=MUTED)

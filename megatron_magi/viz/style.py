@@ -54,19 +54,24 @@ def title(axes: Any, text: str) -> None:
     axes.set_title(text, loc="left", color=INK, fontweight="bold", fontsize=11)
 
 
+def plain_panel(axes: Any) -> None:
+    """No frame above and at the right; pale lines across."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelcolor=MUTED)
+
+
 def heading(figure: Any, text: str) -> None:
     """One sentence above all panels."""
     figure.suptitle(text, x=0.012, ha="left", color=INK, fontsize=12)
 
 
-def token_ticks(axes: Any, total: int, which: str = "xy") -> None:
-    """Four ticks in tokens along the axes of a mask."""
+def token_ticks(axes: Any, total: int, which: str) -> None:
+    """Four ticks in tokens along the "x" or "y" axis of a mask."""
     ticks = [round(total * i / 4) for i in range(5)] if total >= 8 else list(range(total + 1))
     labels = [short(t) for t in ticks]
-    if "x" in which:
-        axes.set_xticks(ticks, labels)
-    if "y" in which:
-        axes.set_yticks(ticks, labels)
+    getattr(axes, f"set_{which}ticks")(ticks, labels)
     axes.tick_params(length=0, labelcolor=MUTED)
     axes.spines[:].set_color(GRID)
 

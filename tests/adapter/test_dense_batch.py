@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from megatron_magi.adapter.batch import Batch
-from megatron_magi.adapter.dense_batch import dense_batch
+from tests.adapter.dense_batch import dense_batch
 
 
 def stream(length: int) -> Batch:

@@ -168,7 +168,7 @@ def test_from_stock_thd() -> None:
 def first_of_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan as rank 0 of two, without a second process."""
     place = "megatron_magi.adapter.packed"
-    monkeypatch.setattr(f"{place}.plan_for", lambda mask, _, *a, **b: plan_for(mask, 2, *a, **b))
+    monkeypatch.setattr(f"{place}.plan_for", lambda *a, **b: plan_for(*a, **{**b, "cp_size": 2}))
     monkeypatch.setattr(f"{place}.position_ids", lambda plan, _: position_ids(plan, 0))
 
 
@@ -195,8 +195,8 @@ def test_rotary_angles_are_stock_ones_of_the_positions(
     ours = MagiRotaryEmbedding.from_stock(RotaryEmbedding(**given, use_cpu_initialization=True))
     wanted = stock(100)
     assert torch.equal(ours(100), wanted), "no positions: the stock module"
-    ours._rope_positions = torch.tensor([3, 99, 0, 3, 41])
-    torch.testing.assert_close(ours(5), wanted[ours._rope_positions], rtol=1e-6, atol=1e-6)
+    ours.positions = torch.tensor([3, 99, 0, 3, 41])
+    torch.testing.assert_close(ours(5), wanted[ours.positions], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("tp", [3, 6])

@@ -30,7 +30,6 @@ from megatron.core.transformer.module import Float16Module
 
 from megatron_magi.adapter import (
     batch,
-    dense_batch,
     init,
     layer_spec,
     loss,
@@ -43,8 +42,10 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import builders
 
 try:  # the worker has this folder on its path, other tests the repository's root
+    from dense_batch import dense_batch
     from dense_latent import with_dense_attention
 except ImportError:
+    from tests.adapter.dense_batch import dense_batch
     from tests.adapter.dense_latent import with_dense_attention
 
 VOCAB, STEPS, MICROBATCHES = 128, 3, 4
@@ -336,7 +337,7 @@ def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) 
     rows, bounds = microbatch(layout, step, index)
     if layout.attention == "stock":
         mtp_runs.documents[:] = bounds
-        return dense_batch.dense_batch(rows, bounds)
+        return dense_batch(rows, bounds)
     if layout.moved_boundary or layout.moved_boundary_rank == torch.distributed.get_rank():
         bounds[1] += 1
     cp_group = parallel_state.get_context_parallel_group()

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from megatron_magi.training.run.gradient_folder import finish, open_partial, write_gradient
-from megatron_magi.training.run.step_record import StepRecord
+from megatron_magi.training.process.whole_files import partial_folder
+from megatron_magi.training.run.gradient_folder import finish, gradient_path, write_gradient
+from megatron_magi.training.run.steps_file import StepRecord
 from tests.cli.command import Capture, run
 
 STEPS = 120
@@ -82,7 +83,7 @@ def write_beside_curve(
 
 def dump(folder: Path, errors: dict[str, float] | float, iteration: int = 1) -> None:
     """Gradients of ones, with these relative L2 errors."""
-    partial = open_partial(folder, iteration)
+    partial = partial_folder(gradient_path(folder, iteration))
     norms: dict[str, Any] = {}
     for name in PARAMETERS:
         error = errors.get(name, 0.0) if isinstance(errors, dict) else errors

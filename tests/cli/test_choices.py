@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_magi import requirements
-from megatron_magi.cli import choices
+from megatron_magi.cli import doctor
 from megatron_magi.cli.system_checks import Check
 
 LIBRARY = Check("CUDA library", "ok", "built, lib.so")
@@ -18,15 +18,15 @@ def checks(engine: bool = False, apex: bool = False) -> list[Check]:
 
 
 def test_layers_without_transformer_engine() -> None:
-    name, why = choices.layer_choice(checks())
+    name, why = doctor.layer_choice(checks())
     assert name == "local" and "--transformer-impl local" in why and "hybrid_local_spec" in why
     assert "torch's norms (ours under sequence parallelism)" in why
-    assert "apex's norms" in choices.layer_choice(checks(apex=True))[1]
+    assert "apex's norms" in doctor.layer_choice(checks(apex=True))[1]
 
 
 @pytest.mark.parametrize("apex", [False, True])
 def test_layers_with_transformer_engine(apex: bool) -> None:
-    name, why = choices.layer_choice(checks(engine=True, apex=apex))
+    name, why = doctor.layer_choice(checks(engine=True, apex=apex))
     assert name == "transformer_engine" and "our core attention" in why
 
 
@@ -42,23 +42,23 @@ def test_kernel_and_transport_of_a_gpu(
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 3))
-    chosen, reason = choices.kernel_choice([LIBRARY])
+    chosen, reason = doctor.kernel_choice([LIBRARY])
     assert chosen == name and why in reason and "fp32 and fp64 run on the reference" in reason
-    chosen, reason = choices.transport_choice()
+    chosen, reason = doctor.transport_choice()
     assert chosen == ("symm_mem" if name == "cuda" else "nccl")
     assert "all_to_all with uneven splits over NCCL 2.27.3" in reason
 
 
 def test_kernel_and_transport_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert choices.kernel_choice([LIBRARY]) == (
+    assert doctor.kernel_choice([LIBRARY]) == (
         "reference", "blockwise PyTorch on the CPU, because torch has no GPU")  # fmt: skip
     monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: True)
-    assert choices.transport_choice()[0] == "gloo"
+    assert doctor.transport_choice()[0] == "gloo"
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    assert choices.transport_choice()[0] == "gloo", "tensors are on the CPU"
+    assert doctor.transport_choice()[0] == "gloo", "tensors are on the CPU"
     monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
-    name, why = choices.transport_choice()
+    name, why = doctor.transport_choice()
     assert name == "none" and "only one rank can run" in why
 
 
@@ -66,7 +66,7 @@ def test_nothing_runs_where_something_is_missing(monkeypatch: pytest.MonkeyPatch
     def missing() -> None:
         raise requirements.MissingRequirement("megatron_magi needs torch")
 
-    monkeypatch.setattr(choices, "check_requirements", missing)
-    monkeypatch.setattr(choices, "torch_or_none", lambda: None)
-    assert choices.kernel_choice([LIBRARY]) == ("none", "megatron_magi needs torch")
-    assert choices.transport_choice() == ("none", "torch is not there")
+    monkeypatch.setattr(doctor, "check_requirements", missing)
+    monkeypatch.setattr(doctor, "torch_or_none", lambda: None)
+    assert doctor.kernel_choice([LIBRARY]) == ("none", "megatron_magi needs torch")
+    assert doctor.transport_choice() == ("none", "torch is not there")

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.run.gradient_folder import (
     finish,
     gradient_path,
-    open_partial,
     write_gradient,
 )
 from tests.cli.command import Capture, run
@@ -88,7 +88,7 @@ def test_other_parameters_are_refused(
     capsys: Capture, family: tuple[str, str], write: Write
 ) -> None:
     wrong = write("wrong", ODD, gradients=0.0)
-    partial = open_partial(wrong, 1)
+    partial = partial_folder(gradient_path(wrong, 1))
     finish(partial, {"w": ((3,), write_gradient(partial, "w", np.ones(3, np.float32)))})
     code, _, err = run(capsys, "compare", family[0], str(wrong), "--noise", family[1])
     assert code == 2 and "must be of one model, got another decoder.layers.0.weight" in err

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.cli import doctor, smoke_test
+from megatron_magi.cli import doctor
 from megatron_magi.cli.system_checks import Check
 from tests.cli.command import Capture, run
 
@@ -46,7 +46,7 @@ def test_doctor_finds_broken_attention(capsys: Capture, monkeypatch: pytest.Monk
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such op")
 
-    monkeypatch.setattr(smoke_test, "_difference_to_torch", broken)
+    monkeypatch.setattr(doctor, "_difference_to_torch", broken)
     code, out, _ = run(capsys, "doctor", "-q")
     assert code == 1 and "not ready: attention: RuntimeError: no such op" in out
 
@@ -54,6 +54,6 @@ def test_doctor_finds_broken_attention(capsys: Capture, monkeypatch: pytest.Monk
 def test_training_alone_needs_megatron() -> None:
     checks = [Check("megatron-core", "absent", "none"), Check("CUDA library", "absent", "")]
     ready = doctor.judge(checks, "reference", [])
-    assert ready.ok and "training needs megatron-core" in ready.text
+    assert ready[0] and "training needs megatron-core" in ready[1]
     refused = doctor.judge(checks, "reference", ["megatron"])
-    assert not refused.ok and "--require megatron" in refused.text
+    assert not refused[0] and "--require megatron" in refused[1]

@@ -9,7 +9,6 @@ from megatron_magi.cli.parser import (
     MOST_NUMBERS,
     CommandParser,
     UsageError,
-    at_least,
     nearest,
     numbers,
     positive,
@@ -55,16 +54,6 @@ def test_positive() -> None:
             argparse.ArgumentTypeError, match=f"must be a number above 0, got {text}"
         ):
             positive(text)
-
-
-def test_at_least() -> None:
-    assert at_least(2)("2") == 2 and at_least(16, 16)("32") == 32
-    for text in ("1", "-3", "2.5", "two", ""):
-        with pytest.raises(argparse.ArgumentTypeError, match=f"number of 2 or more, got {text}$"):
-            at_least(2)(text)
-    for text in ("0", "20"):
-        with pytest.raises(argparse.ArgumentTypeError, match="16 or more, a multiple of 16, got"):
-            at_least(16, 16)(text)
 
 
 def test_the_nearest_word() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.recipe.config import ModelConfig
+from megatron_magi.training.recipe.run_values import ModelConfig
 from megatron_magi.training.weights.weights_checkpoint import Converted
 from tests.cli.command import Capture, run
 from tests.training.llama_3_2 import LLAMA_3_2_1B, OURS

@@ -65,8 +65,8 @@ def drop_tile(of_longest: bool) -> None:
     """Train with `without_tile` of every sample's mask."""
     from megatron_magi.training.run import microbatch
 
-    whole = microbatch.sample_mask
-    microbatch.sample_mask = lambda sample, config: without_tile(whole(sample, config), of_longest)
+    whole = microbatch.mask_of_documents
+    microbatch.mask_of_documents = lambda *given: without_tile(whole(*given), of_longest)
 
 
 def lose_partial() -> None:

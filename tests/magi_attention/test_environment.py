@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from megatron_magi import MagiConfig
-from megatron_magi.magi_attention import environment
-from megatron_magi.magi_attention.environment import INSTEAD
+from megatron_magi.magi_attention import replaced
+from megatron_magi.magi_attention.replaced import INSTEAD
 
 PROGRAM = """
 import sys, warnings
@@ -61,9 +61,9 @@ def test_what_happens_instead_names_what_exists() -> None:
 
 
 def test_a_process_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_told", False)
+    monkeypatch.setattr(replaced, "_told", False)
     monkeypatch.setenv("MAGI_ATTENTION_PRECISION", "bf16")
     with pytest.warns(UserWarning, match=r"MAGI_ATTENTION_PRECISION \(the dtype of q, k") as said:
-        environment.tell_about_environment()
-        environment.tell_about_environment()
+        replaced.tell_about_environment()
+        replaced.tell_about_environment()
     assert len(said) == 1

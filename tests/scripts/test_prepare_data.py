@@ -13,6 +13,11 @@ from pathlib import Path
 import pytest
 
 from megatron_magi.training.data.index_file import IndexFile
+from megatron_magi.training.data.text_source import Document
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from prepare_data import limit_bytes
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "prepare_data.py"
@@ -163,3 +168,9 @@ def wait_for_tokens(folder: Path, process: subprocess.Popen[str]) -> None:
     while not any(p.stat().st_size for p in folder.glob(".c.bin.*")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
+
+
+def test_a_limit_ends_behind_the_document_that_reaches_it() -> None:
+    documents = [Document(str(i), b"four") for i in range(5)]
+    for limit, number in ((None, 5), (1, 1), (4, 1), (5, 2), (100, 5)):
+        assert len(list(limit_bytes(documents, limit))) == number

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.data import encode_pool
+from megatron_magi.training.data import corpus
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from tests.megatron_worker import run_jobs_of
 
@@ -65,5 +65,5 @@ def run_training_jobs(
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool for a few bytes."""
-    monkeypatch.setattr(encode_pool, "BATCH_BYTES", 64)
-    monkeypatch.setattr(encode_pool, "POOL_FROM_BATCHES", 2)
+    monkeypatch.setattr(corpus, "BATCH_BYTES", 64)
+    monkeypatch.setattr(corpus, "POOL_FROM_BATCHES", 2)

@@ -36,10 +36,9 @@ def train_fused(recipe: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
 
 
 def _note_triton_parts() -> None:
-    from megatron_magi.adapter.fused import model as fused_model
-    from megatron_magi.adapter.fused import norm, qkv_rope, swiglu
+    from megatron_magi.adapter.fused import cross_entropy, norm, qkv_rope, swiglu
 
-    _note(fused_model, "cross_entropy")
+    _note(cross_entropy, "cross_entropy")
     _note(qkv_rope, "split_and_rotate")
     _note(swiglu, "swiglu")
     _note(norm, "rms_norm")

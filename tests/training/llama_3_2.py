@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_magi.training.recipe.config import ModelConfig
+from megatron_magi.training.recipe.run_values import ModelConfig
 from tests.training.tiny_hf import LLAMA3
 
 LLAMA_3_2_1B: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from megatron_magi.training.recipe.config import ModelConfig
+from megatron_magi.training.recipe.run_values import ModelConfig
 
 
 def model_and_weights(

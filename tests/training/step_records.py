@@ -6,8 +6,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.training.recipe.config import DataConfig, LogConfig, RunConfig
-from megatron_magi.training.run.step_record import StepRecord
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import DataConfig, LogConfig
+from megatron_magi.training.run.steps_file import StepRecord
 
 
 def record(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.data.data import PackedSample, sample_mask
-from megatron_magi.training.recipe.config import DataConfig
+from megatron_magi.training.data.data import PackedSample, mask_of_documents
+from megatron_magi.training.recipe.run_values import DataConfig
 
 RELATIVE = 2e-5
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ def test_a_token_sees_its_block_and_those_before(
     block = np.arange(num_tokens) // block_tokens
     behind = block[:, None] - block[None, :]
     seen = (behind >= 0) & (behind < (block_window or num_tokens))
-    assert np.array_equal(sample_mask(sample, config).to_dense(), seen)
+    assert np.array_equal(mask_of_documents(sample.cu_seqlens, config).to_dense(), seen)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from megatron_magi.training.checkpoint.checkpoint_facts import (
     write_facts,
 )
 from megatron_magi.training.checkpoint.checkpoint_folder import (
-    checkpoint_to_load,
     choose_checkpoint,
     find_checkpoint,
 )
@@ -127,7 +126,7 @@ def test_a_damaged_newest_is_passed_over_in_one_line(
         assert says in note and len(note.splitlines()) == 1
     # Named, it is what the user wants, and nothing else is.
     with pytest.raises(RecipeError) as error:
-        checkpoint_to_load(config(load=str(damaged)))
+        choose_checkpoint(config(load=str(damaged)))
     if name != "missing":  # then it is no checkpoint of ours at all
         assert isinstance(error.value, DamagedCheckpointError) and says in str(error.value)
         with pytest.raises(DamagedCheckpointError):
@@ -182,5 +181,5 @@ def test_facts_of_other_versions_are_read(config: Callable[..., RunConfig]) -> N
     assert "weights_only" not in older  # what was saved before there were imported weights
     del older["recipe"]["model"]["rope_scaling_factor"]
     facts.write_text(json.dumps({**older, "some_later_fact": 1, "path": "elsewhere"}))
-    found = checkpoint_to_load(latest)
+    found = choose_checkpoint(latest).checkpoint
     assert found is not None and (found.path, found.weights_only) == (facts.parent, False)

@@ -15,7 +15,6 @@ import pytest
 from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.training.checkpoint.checkpoint_folder import (
     Checkpoint,
-    checkpoint_to_load,
     choose_checkpoint,
     finish,
     finish_weights,
@@ -45,12 +44,12 @@ def test_a_half_written_checkpoint_is_never_taken(config: Callable[..., RunConfi
     unfinished = open_partial(whole.parent, 6)
     (unfinished / "weights").write_text("w")
     (unfinished / "checkpoint.json").write_text((whole / "checkpoint.json").read_text())
-    found = checkpoint_to_load(latest)
+    found = choose_checkpoint(latest).checkpoint
     assert found is not None and found.path == whole
     assert [c.iteration for c in list_checkpoints(whole.parent)] == [5]
-    assert checkpoint_to_load(config(load=str(whole))) == found
+    assert choose_checkpoint(config(load=str(whole))).checkpoint == found
     with pytest.raises(RecipeError, match="needs a whole checkpoint"):
-        checkpoint_to_load(config(load=str(unfinished)))
+        choose_checkpoint(config(load=str(unfinished)))
     assert open_partial(whole.parent, 6) == unfinished
     assert not list(unfinished.iterdir())
 
@@ -66,13 +65,13 @@ def test_a_save_over_an_old_one_replaces_it(config: Callable[..., RunConfig]) ->
 def test_nothing_to_load_is_one_clear_error(config: Callable[..., RunConfig], load: str) -> None:
     wanted = config(load=load)
     with pytest.raises(RecipeError, match=f"checkpoint.load={load} needs a whole checkpoint, got"):
-        checkpoint_to_load(wanted)
+        choose_checkpoint(wanted)
     open_partial(Path(wanted.log.dir) / "run" / "checkpoints", 7)
     if load == "latest":
         with pytest.raises(RecipeError, match=r"unfinished: iter_0000007.partial"):
-            checkpoint_to_load(wanted)
-    assert checkpoint_to_load(config(load="auto")) is None
-    assert checkpoint_to_load(config(load=None)) is None
+            choose_checkpoint(wanted)
+    assert choose_checkpoint(config(load="auto")).checkpoint is None
+    assert choose_checkpoint(config(load=None)).checkpoint is None
 
 
 # The order.
@@ -93,7 +92,7 @@ def test_a_clock_that_stepped_back_changes_nothing(config: Callable[..., RunConf
     assert [c.iteration for c in list_checkpoints(path.parent)] == [20, 30]
     newest = write(keep2, 40)
     assert [c.iteration for c in list_checkpoints(path.parent)] == [30, 40]
-    found = checkpoint_to_load(keep2)
+    found = choose_checkpoint(keep2).checkpoint
     assert found is not None and (found.path, found.consumed_samples) == (newest, 320)
     assert found.layout == "tp 1 pp 1 cp 1 dp 4"
 
@@ -113,7 +112,7 @@ def test_what_was_just_written_stays_among_later_ones_and_latest_stays_ahead(
     for iteration in (10, 20, 30, 5):
         path = write(keep2, iteration)
     assert [c.iteration for c in list_checkpoints(path.parent)] == [5, 20, 30]
-    found = checkpoint_to_load(keep2)
+    found = choose_checkpoint(keep2).checkpoint
     assert found is not None and found.iteration == 30
     write(keep2, 6)
     assert [c.iteration for c in list_checkpoints(path.parent)] == [6, 20, 30]
@@ -173,13 +172,13 @@ def test_what_must_not_change(
     write(config(), 1)
     other = config(**{section: {field: value}})
     with pytest.raises(RecipeError, match=rf"{section}.{field} {value} \(saved: .*load=null"):
-        checkpoint_to_load(other)
+        choose_checkpoint(other)
 
 
 def test_changed_data_is_noted(config: Callable[..., RunConfig]) -> None:
     write(config(), 1)
     later = config(train={"seed": 5}, model={"rotary_base": 500000})
-    found = checkpoint_to_load(later)
+    found = choose_checkpoint(later).checkpoint
     assert isinstance(found, Checkpoint)
     assert order_changes(found, later) == ["train.seed: 1234 before, 5 now"]
     assert order_changes(found, dataclasses.replace(later, train=config().train)) == []
@@ -206,7 +205,7 @@ def test_steps_that_exchanged_samples_are_noted_if_others_do_now(
 ) -> None:
     write(config(data={"path": "x", **before}), iteration)
     later = config(data={"path": "x", **now})
-    found = checkpoint_to_load(later)
+    found = choose_checkpoint(later).checkpoint
     assert isinstance(found, Checkpoint)
     note = interrupted_group(found, later)
     assert (note is not None) == is_noted
@@ -217,7 +216,7 @@ def test_another_batch_inside_a_group_of_steps_is_noted(config: Callable[..., Ru
     data = {"path": "x", "balance_steps": 4}
     write(config(data=data), 3)
     later = config(data=data, train={"global_batch_size": 4})
-    found = checkpoint_to_load(later)
+    found = choose_checkpoint(later).checkpoint
     assert isinstance(found, Checkpoint)
     note = interrupted_group(found, later)
     assert note is not None and "(train.global_batch_size: 8 before, 4 now)" in note
@@ -251,7 +250,7 @@ def test_what_changes_the_order_by_cost_is_noted_inside_a_group(
     """The costs of samples decide their steps: other costs, other steps."""
     before = config(data={"path": "x", "balance_steps": steps})
     write(before, 3)
-    found = checkpoint_to_load(before)
+    found = choose_checkpoint(before).checkpoint
     assert isinstance(found, Checkpoint) and interrupted_group(found, before) is None
     if section == "data":
         later = dataclasses.replace(before, data=dataclasses.replace(before.data, **changed))
@@ -269,7 +268,7 @@ def test_a_checkpoint_of_an_earlier_version_exchanged_no_samples(
     config: Callable[..., RunConfig],
 ) -> None:
     change(write(config(), 3), lambda facts: facts["recipe"]["data"].pop("balance_steps"))
-    found = checkpoint_to_load(config())
+    found = choose_checkpoint(config()).checkpoint
     assert isinstance(found, Checkpoint) and interrupted_group(found, config()) is None
 
 
@@ -286,10 +285,10 @@ def test_imported_weights_fit_any_precision_and_sharding_but_one_shape(
     assert weights == tmp_path / "llama-3.2" and (weights / "weights").is_file()
     load = {"load": str(weights)}
     fits = config(train={"dtype": "bf16"}, parallel={"distributed_optimizer": True}, **load)
-    found = checkpoint_to_load(fits)
+    found = choose_checkpoint(fits).checkpoint
     assert found is not None and (found.weights_only, found.iteration) == (True, 0)
     with pytest.raises(RecipeError, match=r"model.hidden_size 256 \(saved: 128\)"):
-        checkpoint_to_load(config(model={"hidden_size": 256}, **load))
+        choose_checkpoint(config(model={"hidden_size": 256}, **load))
 
 
 def test_imported_weights_among_a_runs_checkpoints_are_not_its_own(
@@ -298,12 +297,12 @@ def test_imported_weights_among_a_runs_checkpoints_are_not_its_own(
     keep1 = config(keep=1)
     own = write(keep1, 5)
     weights = write_weights(keep1, own.parent / "iter_0000009")
-    found = checkpoint_to_load(keep1)
+    found = choose_checkpoint(keep1).checkpoint
     assert found is not None and found.path == own and not found.weights_only
     newer = write(keep1, 6)
     assert sorted(own.parent.iterdir()) == [newer, weights]
     shutil.rmtree(newer)
-    assert checkpoint_to_load(config(load="auto")) is None
+    assert choose_checkpoint(config(load="auto")).checkpoint is None
 
 
 # Damage.

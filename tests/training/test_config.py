@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.recipe.config import DataConfig, LogConfig, RunConfig, TrainConfig
+from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import DataConfig, LogConfig, TrainConfig
 
 
 def test_the_folder_of_a_run_has_its_name() -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.data.corpus import ByteTokenizer, pack
-from megatron_magi.training.data.corpus_stats import HISTOGRAM_EDGES, CorpusStats, corpus_stats
+from megatron_magi.training.data.corpus import (
+    HISTOGRAM_EDGES,
+    ByteTokenizer,
+    CorpusStats,
+    corpus_stats,
+    pack,
+)
 from tests.training.small_corpus import DOCUMENTS, LENGTHS
 
 

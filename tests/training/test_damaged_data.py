@@ -13,8 +13,8 @@ from megatron_magi.cli import main
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.data.index_file import START
-from megatron_magi.training.recipe.config import DataConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import DataConfig
 
 EOD, VOCAB = 256, 257
 NUM_DOCUMENTS = 60

@@ -9,18 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_magi.core.mask import AttnMask
 from megatron_magi.training.data import data
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.data.data import (
     PackedDataset,
+    PackedSample,
     is_held_out,
+    mask_of_documents,
     microbatch_indices,
     move_boundary,
     prefetch,
-    sample_mask,
 )
-from megatron_magi.training.recipe.config import DataConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import DataConfig
 
 EOD = 256
 LENGTHS = (5, 40, 1, 17, 64, 3, 90, 2, 33)
@@ -38,6 +40,10 @@ def open_dataset(
     prefix: Path, seq_length: int = 32, seed: int = 1, **fields: object
 ) -> PackedDataset:
     return PackedDataset(DataConfig(path=str(prefix), seq_length=seq_length, **fields), seed)  # type: ignore[arg-type]
+
+
+def mask_of(sample: PackedSample, config: DataConfig) -> AttnMask:
+    return mask_of_documents(sample.cu_seqlens, config)
 
 
 def epoch_stream(dataset: PackedDataset, epoch: int = 0) -> np.ndarray:
@@ -137,12 +143,12 @@ def test_the_mask_is_causal_inside_documents(prefix: Path) -> None:
         document = np.cumsum(np.concatenate([[0], sample.tokens[:-1] == EOD]))
         same = document[:, None] == document[None, :]
         expected = same & np.tri(24, dtype=bool)
-        assert np.array_equal(sample_mask(sample, dataset.config).to_dense(), expected)
+        assert np.array_equal(mask_of(sample, dataset.config).to_dense(), expected)
         windowed = DataConfig(path="x", window=4)
         near = np.subtract.outer(np.arange(24), np.arange(24)) < 4
-        assert np.array_equal(sample_mask(sample, windowed).to_dense(), expected & near)
+        assert np.array_equal(mask_of(sample, windowed).to_dense(), expected & near)
         plain = DataConfig(path="x", mask="causal")
-        assert np.array_equal(sample_mask(sample, plain).to_dense(), np.tri(24, dtype=bool))
+        assert np.array_equal(mask_of(sample, plain).to_dense(), np.tri(24, dtype=bool))
 
 
 def test_the_negative_control_moves_one_boundary(prefix: Path) -> None:
@@ -155,7 +161,7 @@ def test_the_negative_control_moves_one_boundary(prefix: Path) -> None:
     changed = DataConfig(path="x", moved_boundary=1)
     for i in range(dataset.samples_per_epoch):
         sample = dataset[i]
-        moved = sample_mask(sample, changed) != sample_mask(sample, dataset.config)
+        moved = mask_of(sample, changed) != mask_of(sample, dataset.config)
         assert moved == (len(sample.cu_seqlens) > 2)
 
 

@@ -9,16 +9,16 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from megatron_magi.training.recipe.config import (
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.config_checks import misfits
+from megatron_magi.training.recipe.recipe import schema_of
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import (
     DataConfig,
     LogConfig,
     OptimizerConfig,
-    RunConfig,
     TrainConfig,
 )
-from megatron_magi.training.recipe.field_kinds import misfits
-from megatron_magi.training.recipe.recipe import _leaves
-from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.small_recipes import MINIMAL, Bad, check_refused, load
 
 
@@ -96,7 +96,7 @@ def test_a_config_made_without_a_file_is_held_to_its_types(
 
 
 def test_every_number_of_a_recipe_refuses_nan_and_infinity(tmp_path: Path) -> None:
-    floats = [key for key, kind in _leaves(RunConfig) if kind is float]
+    floats = [key for key, kind in schema_of(RunConfig) if kind is float]
     assert {"optimizer.lr", "model.init_std", "validation.fraction"} <= set(floats)
     for key in floats:
         for bad in ("nan", "inf", "-inf"):

@@ -3,7 +3,7 @@
 import pytest
 
 from megatron_magi.training.estimate.flops import matmul_parameters, peak_tflops, step_flops
-from megatron_magi.training.recipe.config import ModelConfig
+from megatron_magi.training.recipe.run_values import ModelConfig
 
 MODEL = ModelConfig(
     num_layers=2,

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run import gradient_folder
 from megatron_magi.training.run.gradient_folder import (
@@ -16,7 +17,6 @@ from megatron_magi.training.run.gradient_folder import (
     finish,
     forget_gradients,
     gradient_path,
-    open_partial,
     read_gradient,
     read_shapes,
     sum_squares,
@@ -25,13 +25,13 @@ from megatron_magi.training.run.gradient_folder import (
 
 
 def write_folder(run: Path, iteration: int, value: float = 1.0) -> None:
-    partial = open_partial(run, iteration)
+    partial = partial_folder(gradient_path(run, iteration))
     gradient = np.full((2, 3), value, np.float32)
     finish(partial, {"w": ((2, 3), write_gradient(partial, "w", gradient))})
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
-    partial = open_partial(tmp_path, 7)
+    partial = partial_folder(gradient_path(tmp_path, 7))
     write_gradient(partial, "w", np.ones(3, np.float32))
     assert dumped_iterations(tmp_path) == []
     finish(partial, {"w": ((3,), 1.0)})
@@ -67,7 +67,7 @@ def test_parameters_stand_in_reading_order(tmp_path: Path) -> None:
         "decoder.final_layernorm.weight",
         "output_layer.weight",
     ]
-    partial = open_partial(tmp_path, 1)
+    partial = partial_folder(gradient_path(tmp_path, 1))
     finish(partial, {name: ((2, 3), float(i)) for i, name in reversed(list(enumerate(order)))})
     assert list(read_shapes(tmp_path, 1)) == order
     with (gradient_path(tmp_path, 1) / "norms.csv").open(newline="") as file:
@@ -76,7 +76,7 @@ def test_parameters_stand_in_reading_order(tmp_path: Path) -> None:
 
 
 def test_a_gradient_is_written_whole_and_its_norm_returned(tmp_path: Path) -> None:
-    partial = open_partial(tmp_path, 1)
+    partial = partial_folder(gradient_path(tmp_path, 1))
     gradient = np.array([[3.0, 0.0], [0.0, -4.0]], np.float32)
     norm = write_gradient(partial, "w", gradient)
     finish(partial, {"w": ((2, 2), norm)})

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from megatron_magi.training.parity.gradient_gate import worst_gradient
+from megatron_magi.training.parity.noise_gates import worst_gradient
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.evidence import gradient_error
 

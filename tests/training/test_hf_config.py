@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi.training.recipe.config import ModelConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import ModelConfig
 from megatron_magi.training.weights.hf_config import (
     check_same_model,
     hf_from_model,

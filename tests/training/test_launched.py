@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_magi.training.process.launched import launched_place
-from megatron_magi.training.process.processes import Place
+from megatron_magi.training.process.processes import Place, launched_place
 
 
 @pytest.fixture(autouse=True)

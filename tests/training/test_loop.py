@@ -22,7 +22,7 @@ def test_mfu_is_the_share_of_the_gpus_rate(
     per_rank = 0.5 * 989.4e12
     ticks = iter([10.0])
     monkeypatch.setattr(loop.time, "perf_counter", lambda: next(ticks))
-    monkeypatch.setattr(loop, "_on_gpu", lambda: True)
+    monkeypatch.setattr(loop.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(loop, "_memory_bytes", lambda: 0)
     monkeypatch.setattr(loop, "step_flops", lambda *_: 2 * 4 * per_rank)
     monkeypatch.setattr(loop.torch.cuda, "get_device_name", lambda: device)

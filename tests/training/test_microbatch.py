@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_magi.training.data.data import PackedSample, sample_mask
-from megatron_magi.training.recipe.config import (
-    DataConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from megatron_magi.training.data.data import PackedSample, mask_of_documents
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import DataConfig, ParallelConfig, TrainConfig
 from megatron_magi.training.run import microbatch
 from megatron_magi.training.run.microbatch import Microbatch, microbatch_streams
 
@@ -38,7 +34,7 @@ def made(attention: Any, mask: Any = "document") -> Microbatch:
 @pytest.mark.parametrize("mask", ["document", "causal"])
 def test_the_dense_baseline_hides_what_the_mask_does_not_show(mask: Any) -> None:
     found = made("dense", mask)
-    seen = sample_mask(sample(), DataConfig("x", mask=mask)).to_dense()
+    seen = mask_of_documents(sample().cu_seqlens, DataConfig("x", mask=mask)).to_dense()
     assert found.baseline_mask is not None and found.baseline_mask.shape == (1, 1, 8, 8)
     assert np.array_equal(~found.baseline_mask[0, 0].numpy(), seen)
     assert found.area == seen.sum() and found.packed is None and found.imbalance == 1.0
@@ -81,7 +77,7 @@ def test_ours_is_planned_for_the_mask_and_dispatched(
     monkeypatch.setattr(microbatch, "dispatch_batch", lambda *arguments: arguments)
     found = made("magi", mask)
     assert found.imbalance == 1.25 and found.baseline_mask is None
-    assert given["mask"] == sample_mask(sample(), DataConfig("x", mask=mask))
+    assert given["mask"] == mask_of_documents(sample().cu_seqlens, DataConfig("x", mask=mask))
     bounds = ENDS if mask == "document" else [0, len(sample().tokens)]
     assert np.array_equal(given["cu_seqlens"], bounds)
     dispatched: Any = found.local(True, CPU, "group")

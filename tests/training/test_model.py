@@ -8,11 +8,11 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from megatron_magi.training.recipe.config import (
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import (
     DataConfig,
     ModelConfig,
     ParallelConfig,
-    RunConfig,
     TrainConfig,
 )
 from megatron_magi.training.run import model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_magi.training.recipe.model_config import ModelConfig
+from megatron_magi.training.recipe.run_values import ModelConfig
 
 
 def test_heads_share_the_hidden_size_unless_they_have_their_own() -> None:

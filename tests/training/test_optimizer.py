@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_magi.training.recipe.config import (
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import (
     DataConfig,
     OptimizerConfig,
     ParallelConfig,
-    RunConfig,
     TrainConfig,
 )
-from megatron_magi.training.run import optimizer
+from megatron_magi.training.run import model
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         adam = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=1.0)
         return SimpleNamespace(optimizer=adam, param_groups=adam.param_groups)
 
-    monkeypatch.setattr(optimizer, "get_megatron_optimizer", build)
+    monkeypatch.setattr(model, "get_megatron_optimizer", build)
     return found
 
 
 def rates(run: RunConfig, steps: int) -> list[float]:
     """The learning rate after so many steps, 0 among them."""
-    made, scheduler = optimizer.build_optimizer(run, [])
+    made, scheduler = model.build_optimizer(run, [])
     (group,) = made.param_groups
     found = [group["lr"]]
     for _ in range(steps):
@@ -57,7 +57,7 @@ def test_every_setting_reaches_megatron(given: dict[str, Any], dtype: Any) -> No
         ),
     )
     chunks = [object()]
-    made, scheduler = optimizer.build_optimizer(run, chunks)
+    made, scheduler = model.build_optimizer(run, chunks)
     c = given["config"]
     assert given["chunks"] is chunks and c.optimizer == "adam"
     assert (c.lr, c.min_lr, c.weight_decay, c.clip_grad) == (0.5, 0.25, 0.3, 2.0)
@@ -92,7 +92,7 @@ def test_the_decay_may_be_shorter_than_the_run_or_none() -> None:
 def test_a_resumed_schedule_follows_its_own_recipe() -> None:
     def made(lr: float) -> tuple[Any, Any]:
         settings = OptimizerConfig(lr=lr, min_lr=0.0, decay_style="constant")
-        return optimizer.build_optimizer(RunConfig(data=DataConfig("x"), optimizer=settings), [])
+        return model.build_optimizer(RunConfig(data=DataConfig("x"), optimizer=settings), [])
 
     _, saved = made(1.0)
     saved.step(7)
@@ -105,5 +105,5 @@ def test_a_resumed_schedule_follows_its_own_recipe() -> None:
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_adam_is_fused_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, has_gpu: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    made, _ = optimizer.build_optimizer(RunConfig(data=DataConfig("x")), [])
+    made, _ = model.build_optimizer(RunConfig(data=DataConfig("x")), [])
     assert bool(made.param_groups[0]["fused"]) is has_gpu

@@ -14,11 +14,11 @@ from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.estimate.flops import matmul_parameters
 from megatron_magi.training.estimate.pack_cost import pack_cost, sample_order
-from megatron_magi.training.recipe.config import (
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import (
     DataConfig,
     ModelConfig,
     ParallelConfig,
-    RunConfig,
     TrainConfig,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_magi.training.recipe.parallel_config import ParallelConfig
+from megatron_magi.training.recipe.run_values import ParallelConfig
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_magi.training.estimate.parameters import model_parameters, rank_parameters
-from megatron_magi.training.recipe.config import (
-    DataConfig,
-    ModelConfig,
-    ParallelConfig,
-    RunConfig,
-)
+from megatron_magi.training.estimate.flops import model_parameters, rank_parameters
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_values import DataConfig, ModelConfig, ParallelConfig
 
 
 def config(tied: bool = True, tp: int = 1, pp: int = 1) -> RunConfig:

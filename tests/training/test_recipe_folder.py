@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.recipe.recipe import load_recipe
+from megatron_magi.training.recipe.recipe import find_recipe, load_recipe, packaged_recipes
 from megatron_magi.training.recipe.recipe_error import RecipeError
-from megatron_magi.training.recipe.recipe_folder import find_recipe, packaged_recipes
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +28,7 @@ def test_an_installed_package_has_its_own_recipes(
     for folder, name in (("package/recipes", "inside"), ("recipes", "beside")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{name}.yaml").touch()
-    monkeypatch.setattr("megatron_magi.training.recipe.recipe_folder.PACKAGE", tmp_path / "package")
+    monkeypatch.setattr("megatron_magi.training.recipe.recipe.PACKAGE", tmp_path / "package")
     assert list(packaged_recipes()) == ["inside"]
 
 

@@ -10,8 +10,7 @@ import pytest
 from megatron_magi.cli import train
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.estimate.dry_run import dry_run, report
-from megatron_magi.training.recipe.recipe import load_recipe
-from megatron_magi.training.recipe.recipe_folder import packaged_recipes
+from megatron_magi.training.recipe.recipe import load_recipe, packaged_recipes
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

@@ -9,8 +9,7 @@ from typing import IO, cast
 
 import pytest
 
-from megatron_magi.training.data.tar_stream import tar_members
-from megatron_magi.training.data.text_source import TextSource
+from megatron_magi.training.data.text_source import TextSource, tar_members
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.archives import MANY, tar_of
 

@@ -8,8 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from megatron_magi.training.run.log import RunLog
-from megatron_magi.training.run.tensorboard import TAGS, TensorBoard
+from megatron_magi.training.run.log import TAGS, RunLog, TensorBoard
 from tests.training.step_records import config, record, rows
 
 

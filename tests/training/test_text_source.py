@@ -17,7 +17,6 @@ from megatron_magi.training.data.text_source import (
     TextSource,
     _split,
     _starts,
-    limit_bytes,
 )
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.archives import MANY, tar_of
@@ -166,9 +165,3 @@ def test_progress_counts_the_bytes_of_the_files(folder: Path, tmp_path: Path) ->
     assert 0 < seen[0] < source.num_bytes
     assert source.bytes_read == source.num_bytes
     assert source.num_bytes == sum(map(len, FILES.values())) + len(lzma.compress(LINES))
-
-
-def test_a_limit_ends_behind_the_document_that_reaches_it() -> None:
-    documents = [Document(str(i), b"four") for i in range(5)]
-    for limit, number in ((None, 5), (1, 1), (4, 1), (5, 2), (100, 5)):
-        assert len(list(limit_bytes(documents, limit))) == number

@@ -25,7 +25,7 @@ from megatron_magi.training.recipe.recipe import build_config
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run import loop, model
 from megatron_magi.training.run.microbatch import microbatch_streams
-from megatron_magi.training.run.optimizer import build_optimizer
+from megatron_magi.training.run.model import build_optimizer
 from megatron_magi.training.run.step import StepSchedule, TrainingStopped
 
 processes.quiet_megatron()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megatron_magi.viz.noise_figure import _Line, _round_above, _scale
+from megatron_magi.viz.curves_figure import _Line, _round_above, _scale
 
 
 @pytest.mark.parametrize(

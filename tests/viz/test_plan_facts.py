@@ -8,6 +8,7 @@ import pytest
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.config import ForwardMode
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.core.plan.peer_rows import rows_between
 from megatron_magi.viz.plan_facts import (
     OURS,
     PER_DOCUMENT,
@@ -17,7 +18,6 @@ from megatron_magi.viz.plan_facts import (
     receive_bytes,
     ring_rows,
     stage_rows,
-    traffic_matrix,
     zigzag_layout,
 )
 from tests.knobs import tile_config
@@ -36,7 +36,7 @@ def plan(cp_size: int, degree: int | None) -> AttnPlan:
 @pytest.mark.parametrize("cp_size, degree", [(1, 0), (2, 0), (3, 1), (4, 3), (8, None)])
 def test_traffic_is_what_the_ranks_exchange(cp_size: int, degree: int | None) -> None:
     p = plan(cp_size, degree)
-    rows = traffic_matrix(p)
+    rows = rows_between(p.transfers, p.cp_size)
     assert (rows.diagonal() == 0).all()
     for rank in range(cp_size):
         casts = [s.cast for s in p.rank_plan(rank).stages if s.cast]

@@ -9,6 +9,7 @@ import pytest
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
+from megatron_magi.core.plan.peer_rows import rows_between
 from megatron_magi.viz.plan_facts import (
     OURS,
     PER_DOCUMENT,
@@ -16,13 +17,11 @@ from megatron_magi.viz.plan_facts import (
     Layouts,
     compare_layouts,
     ring_rows,
-    traffic_matrix,
     zigzag_layout,
 )
 from megatron_magi.viz.plan_figures import (
     layouts_there,
     mask_figure,
-    masks_figure,
     shares_figure,
     traffic_figure,
 )
@@ -53,14 +52,6 @@ def test_a_mask_has_its_name_and_its_tokens() -> None:
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 30), (12, 0))
     assert axes.get_xticks()[-1] == 30 and axes.get_yticks()[-1] == 12
     assert mask_figure(MASK).axes[0].get_title(loc="left") == ""
-
-
-def test_a_sheet_has_a_panel_a_mask_and_hides_the_rest() -> None:
-    named = {name: masks.causal(n) for n, name in enumerate("abcde", start=8)}
-    panels = masks_figure(named, columns=3).axes
-    assert len(panels) == 6
-    assert [p.get_title(loc="left") for p in panels if p.get_visible()] == list(named)
-    assert [p.get_xlim()[1] for p in panels[:5]] == [8, 9, 10, 11, 12]
 
 
 def test_rows_have_the_color_of_their_rank() -> None:
@@ -109,7 +100,7 @@ def test_a_layout_that_the_mask_does_not_have_is_named_above() -> None:
 def test_traffic_is_the_plans_matrix_and_its_share_of_a_ring() -> None:
     p = plan(4)
     axes, side, _ = traffic_figure(p).axes
-    rows = traffic_matrix(p)
+    rows = rows_between(p.transfers, p.cp_size)
     written = {(t.get_position()[1], t.get_position()[0]): t.get_text() for t in axes.texts}
     assert written == {(i, j): short(rows[i, j]) for i in range(4) for j in range(4) if i != j}
     (image,) = axes.images

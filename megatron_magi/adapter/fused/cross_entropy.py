@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
+from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 BLOCK = 4096
@@ -45,8 +46,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, tp_group: Any = None) -> Tenso
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, tp_group: Any) -> Tensor:
-        rows, first = logits.flatten(0, -2), _first_id(logits, tp_group)
-        own_labels = labels.flatten() - first
+        first = 0 if tp_group is None else dist.get_rank(tp_group) * logits.shape[-1]
+        rows, own_labels = logits.flatten(0, -2), labels.flatten() - first
         lse, picked = _row_sums(rows, own_labels)
         if tp_group is not None:
             lse, picked = _over_ranks(lse, picked, tp_group)
@@ -68,10 +69,6 @@ class _CrossEntropy(torch.autograd.Function):
             rows, own_labels, lse, grad.float().contiguous(), rows.shape[1], BLOCK, num_warps=16
         )
         return rows.view(*grad.shape, rows.shape[1]), None, None
-
-
-def _first_id(logits: Tensor, tp_group: Any) -> int:
-    return 0 if tp_group is None else dist.get_rank(tp_group) * logits.shape[-1]
 
 
 def _row_sums(rows: Tensor, own_labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,3 +135,19 @@ def _logits_gradient(  # type: ignore[no-untyped-def]
         x = tl.load(at, mask=column < width, other=float("-inf")).to(tl.float32)
         p = tl.exp(x - shift) - tl.where(column == label, 1.0, 0.0)
         tl.store(at, p * scale, mask=column < width)
+
+
+class FusedLossGPTModel(GPTModel):  # type: ignore[misc]
+    """GPTModel with the same parameters. The backward pass overwrites the logits, so each forward
+    pass allows one backward pass."""
+
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Megatron's: labels [batch, rows], logits [rows, batch, vocabulary of this rank].
+
+        Returns:
+            float32 [batch, rows], nats.
+        """
+        losses = cross_entropy(
+            logits.contiguous(), labels.transpose(0, 1).contiguous(), self.pg_collection.tp
+        )
+        return losses.transpose(0, 1).contiguous()

@@ -25,7 +25,7 @@ from megatron_magi.core.cuda.library import (
     on_device,
     stream_handle,
 )
-from megatron_magi.core.cuda.tables import DeviceTable, upload_together
+from megatron_magi.core.cuda.tables import DeviceTable
 from megatron_magi.core.plan.token_layout import Int32Array
 
 HEAD_START_NS = 5000
@@ -100,11 +100,6 @@ class RowSources:
     """int32 [num_rows + 1]: where each owned row's sources begin, and where the last ones end."""
     sources: DeviceTable
     """int32 [num_received]: received rows, by their owned row, then in the order received."""
-
-    @classmethod
-    def of(cls, owners: Int32Array, num_rows: int, device: torch.device) -> RowSources:
-        """The tables for ``owners``, int32 [num_received] on the host, by one upload."""
-        return cls(*upload_together([owners, *source_tables(owners, num_rows)], device))
 
 
 def source_tables(owners: Int32Array, num_rows: int) -> tuple[Int32Array, Int32Array]:

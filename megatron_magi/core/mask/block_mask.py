@@ -11,7 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.checks import flag, integer, is_integer_like, optional_integer, pair, shown
+from megatron_magi.checks import (
+    as_array,
+    flag,
+    integer,
+    is_integer_like,
+    optional_integer,
+    pair,
+)
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN
 
@@ -56,7 +63,8 @@ def from_block_mask(
     d_hi = BAND_MAX
     if flag(causal, "causal"):
         d_hi = total_k - total_q
-        seen = _extended(seen, _diagonal(total_q, size_q, size_k, d_hi))
+        ends = np.minimum(np.arange(size_q, total_q + size_q, size_q), total_q)
+        seen = _extended(seen, (ends - 1 + d_hi) // size_k)
     rectangles = _rectangles(seen)
     _check_count(len(rectangles), seen)
     slices = np.empty((len(rectangles), 6), dtype=np.int32)
@@ -66,14 +74,12 @@ def from_block_mask(
     return AttnMask(slices, total_q, total_k)
 
 
-def _diagonal(total_q: int, size_q: int, size_k: int, offset: int) -> Index:
-    """[num_q_blocks]: the last block that a causal row of blocks may see, -1 for none."""
-    ends = np.minimum(np.arange(size_q, total_q + size_q, size_q), total_q)
-    return (ends - 1 + offset) // size_k
-
-
 def _extended(seen: Blocks, diagonal: Index) -> Blocks:
-    """Blocks above the diagonal take the value of the one on it, so that rows have equal runs."""
+    """Blocks above the diagonal take the value of the one on it, so that rows have equal runs.
+
+    Args:
+        diagonal: [num_q_blocks], the last block that a causal row of blocks may see, -1 for none.
+    """
     if seen.size == 0:
         return seen
     on_diagonal = np.take_along_axis(seen, np.maximum(diagonal, 0)[:, None], axis=1)
@@ -136,13 +142,8 @@ def _total(given: int | None, default: int | None, count: int, size: int, name: 
 
 
 def _matrix(blocks: npt.ArrayLike) -> Blocks:
-    try:
-        matrix = np.asarray(blocks)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"blocks must be a boolean matrix on the CPU, got {shown(blocks)} "
-            f"({str(error).splitlines()[0]}); call .cpu(), and pass rows of equal length"
-        ) from None
+    required = "blocks must be a boolean matrix on the CPU"
+    matrix = as_array(blocks, required, "call .cpu(), and pass rows of equal length")
     if matrix.dtype != np.bool_:
         raise TypeError(
             f"blocks must be boolean, got {matrix.dtype} {list(matrix.shape)}; compare it with 0"

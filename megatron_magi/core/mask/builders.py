@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.checks import flag, int_array, integer, integers, pair, shown
+from megatron_magi.checks import as_array, flag, int_array, integer, integers, pair, shown
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.mask.slices import (
     BAND_MAX,
@@ -29,9 +29,8 @@ Window = tuple[int, int]
 def full(total_seqlen_q: int, total_seqlen_k: int | None = None) -> AttnMask:
     """Every query sees every key."""
     total_seqlen_q = integer(total_seqlen_q, "total_seqlen_q", 0)
-    total_k = total_seqlen_q
-    if total_seqlen_k is not None:
-        total_k = integer(total_seqlen_k, "total_seqlen_k", 0)
+    given = total_seqlen_q if total_seqlen_k is None else total_seqlen_k
+    total_k = integer(given, "total_seqlen_k", 0)
     return _mask([AttnSlice(0, total_seqlen_q, 0, total_k)], total_seqlen_q, total_k)
 
 
@@ -83,7 +82,8 @@ def from_cu_seqlens(
     slices[:, 4] = BAND_MIN if left is None else offset - left
     slices[:, 5] = BAND_MAX if right is None else offset + right
     slices[:, 4:] = slices[:, 4:].clip(BAND_MIN, BAND_MAX)
-    return AttnMask(slices.astype(np.int32), _total(q, total_seqlen), _total(k, total_seqlen))
+    totals = (_padded_total(int(sums[-1]), total_seqlen) for sums in (q, k))
+    return AttnMask(slices.astype(np.int32), *totals)
 
 
 def from_eod_positions(
@@ -137,8 +137,7 @@ def global_and_window(
         split = min(start + num_global, end)
         slices.append(AttnSlice(start, end, start, split, BAND_MIN, d_hi))
         slices.append(AttnSlice(start, end, split, end, d_lo, d_hi))
-    total = _total(bounds, total_seqlen)
-    return _mask(slices, total, total)
+    return _padded(slices, int(bounds[-1]), total_seqlen)
 
 
 def block_causal(
@@ -162,8 +161,7 @@ def block_causal(
             position += integer(length, "block length", 0)
             first = 0 if seen is None else max(0, len(starts) - seen)
             slices.append(AttnSlice(starts[-1], position, starts[first], position))
-    total = _padded_total(position, total_seqlen)
-    return _mask(slices, total, total)
+    return _padded(slices, position, total_seqlen)
 
 
 def prefix_lm(
@@ -187,8 +185,7 @@ def prefix_lm(
             )
         slices.append(AttnSlice(start, split, start, split))
         slices.append(AttnSlice(split, end, start, end, BAND_MIN, 0))
-    total = _total(bounds, total_seqlen)
-    return _mask(slices, total, total)
+    return _padded(slices, int(bounds[-1]), total_seqlen)
 
 
 def shared_question(
@@ -238,8 +235,7 @@ def prefix_tree(
     for length in node_lengths:
         starts.append(starts[-1] + integer(length, "node length", 0))
     slices = [s for node in range(len(parents)) for s in _tree_node(node, parents, starts)]
-    total = _padded_total(starts[-1], total_seqlen)
-    return _mask(slices, total, total)
+    return _padded(slices, starts[-1], total_seqlen)
 
 
 def _tree_node(node: int, parents: Sequence[int], starts: Sequence[int]) -> Iterable[AttnSlice]:
@@ -276,7 +272,8 @@ def from_ranges(
 
 def from_dense(dense: npt.ArrayLike) -> AttnMask:
     """A mask of any boolean [q, k] matrix, cut into rectangles; for small masks and tests."""
-    cells = _matrix(dense)
+    required = "a dense mask must be a boolean [q, k] matrix"
+    cells = as_array(dense, required, "pass rows of equal length on the CPU")
     if cells.ndim != 2 or cells.dtype != np.bool_:
         raise ValueError(
             f"a dense mask must be a boolean [q, k] matrix, got {cells.dtype} {list(cells.shape)}; "
@@ -299,6 +296,11 @@ def _mask(slices: Sequence[AttnSlice], total_q: int, total_k: int) -> AttnMask:
     return AttnMask(slices, total_q, total_k)  # type: ignore[arg-type]
 
 
+def _padded(slices: Sequence[AttnSlice], used: int, total_seqlen: int | None) -> AttnMask:
+    total = _padded_total(used, total_seqlen)
+    return _mask(slices, total, total)
+
+
 def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> npt.NDArray[np.int64]:
     sums = int_array(cu_seqlens, name)
     if sums.ndim != 1 or len(sums) < 1:
@@ -316,10 +318,6 @@ def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> npt.NDArray[np.int64]:
 
 def _documents(bounds: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     return list(pairwise(bounds.tolist()))
-
-
-def _total(bounds: npt.NDArray[np.int64], total_seqlen: int | None) -> int:
-    return _padded_total(int(bounds[-1]), total_seqlen)
 
 
 def _padded_total(used: int, total_seqlen: int | None) -> int:
@@ -352,13 +350,3 @@ def _rows(rows: Sequence[Sequence[int]], name: str) -> list[list[int]]:
             f"put the rows in a list"
         )
     return [integers(row, f"each row of {name}") for row in rows]
-
-
-def _matrix(dense: npt.ArrayLike) -> npt.NDArray[np.generic]:
-    try:
-        return np.asarray(dense)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"a dense mask must be a boolean [q, k] matrix, got {shown(dense)} "
-            f"({str(error).splitlines()[0]}); pass rows of equal length on the CPU"
-        ) from None

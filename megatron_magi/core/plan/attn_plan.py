@@ -16,7 +16,6 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.kernel_clock import timing
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
-from megatron_magi.core.plan.nodes import ranks_per_node
 from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
@@ -25,6 +24,7 @@ from megatron_magi.core.plan.token_layout import (
     Int64Array,
     TokenLayout,
     check_layout,
+    ranks_per_node,
     timed_token_layout,
 )
 
@@ -171,7 +171,7 @@ def make_attn_plan(
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
-        forward=_wanted_forward(config),
+        forward=-1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode),
         costs=stage_costs(head_shape, config, layout.num_local_tokens),
         ranks_per_node=ranks_per_node(config, cp_size),
         times=times,
@@ -232,11 +232,6 @@ def _check_fields(plan: AttnPlan) -> None:
                 f"{name} must be integers of the plan's shape, got {shown(array)}; "
                 f"plan with make_attn_plan"
             )
-
-
-def _wanted_forward(config: MagiConfig) -> int:
-    """The number of the forward mode, or -1 if the planner chooses."""
-    return -1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode)
 
 
 def _digest(values: tuple[object, ...]) -> int:

@@ -15,7 +15,6 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.kernel_clock import Timing
-from megatron_magi.core.plan.nodes import ranks_per_node
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -167,17 +166,6 @@ def num_local_tokens(
     return max(1, -(-total_seqlen // (cp_size * unit))) * unit
 
 
-def make_token_layout(
-    mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int = 1
-) -> TokenLayout:
-    """Choose the chunk size and an owner for every chunk, by tiles alone.
-
-    Raises:
-        ValueError: a fixed chunk_size too large to give every rank a chunk.
-    """
-    return timed_token_layout(mask, cp_size, config, token_multiple)[0]
-
-
 def timed_token_layout(
     mask: AttnMask,
     cp_size: int,
@@ -185,7 +173,10 @@ def timed_token_layout(
     token_multiple: int = 1,
     predicted: Timing | None = None,
 ) -> tuple[TokenLayout, Int64Array]:
-    """A token layout that also makes the predicted times of the ranks equal, and these times.
+    """Choose the chunk size and an owner for every chunk, by tiles and then by predicted times.
+
+    Args:
+        predicted: the clock of these times; None: by tiles alone.
 
     Returns:
         The layout, and int64 [cp_size] in the clock's unit, or [0] if times were not predicted.
@@ -216,3 +207,21 @@ def timed_token_layout(
         row_time=predicted.row_time if predicted else 0,
     )
     return TokenLayout(total, chunk_size, cp_size, chunk_ranks), times
+
+
+def ranks_per_node(config: MagiConfig, cp_size: int) -> int:
+    """The context-parallel ranks of one node, or 0 if exchanges need not tell links apart: the cost
+    table names no nodes, one node holds all ranks, or every rank has a node of its own.
+
+    Raises:
+        ValueError: nodes with different numbers of ranks.
+    """
+    per_node = config.costs.ranks_per_node
+    if per_node is None or per_node == 1 or per_node >= cp_size:
+        return 0
+    if cp_size % per_node:
+        raise ValueError(
+            f"CostTable.ranks_per_node must divide the {cp_size} ranks of the context-parallel "
+            f"group, got {per_node}; pass how many of its ranks share a node, or None"
+        )
+    return per_node

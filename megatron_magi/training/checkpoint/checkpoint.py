@@ -25,8 +25,8 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from megatron_magi.adapter.adam_state import finish_loading, prepare_to_load
 from megatron_magi.adapter.model_chunks import model_chunks
+from megatron_magi.training.checkpoint.checkpoint_facts import Checkpoint
 from megatron_magi.training.checkpoint.checkpoint_folder import (
-    Checkpoint,
     checkpoint_folder,
     choose_checkpoint,
     finish,
@@ -210,10 +210,8 @@ def _named_chunks(chunks: list[Any]) -> Iterator[tuple[str, Any]]:
 
 def _sharded_random_state() -> ShardedObject:
     """One state per (pipeline, tensor) rank; data and context parallel ranks share it."""
-    pp, tp = (
-        parallel_state.get_pipeline_model_parallel_world_size(),
-        parallel_state.get_tensor_model_parallel_world_size(),
-    )
+    pp = parallel_state.get_pipeline_model_parallel_group()
+    tp = parallel_state.get_tensor_model_parallel_group()
     state = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -225,11 +223,8 @@ def _sharded_random_state() -> ShardedObject:
     return ShardedObject(
         "random",
         state,
-        (pp, tp),
-        (
-            parallel_state.get_pipeline_model_parallel_rank(),
-            parallel_state.get_tensor_model_parallel_rank(),
-        ),
+        (pp.size(), tp.size()),
+        (pp.rank(), tp.rank()),
         replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
     )
 

@@ -32,8 +32,6 @@ from megatron_magi.training.process.whole_files import (
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
-__all__ = ["Checkpoint", "DamagedCheckpointError"]
-
 GROUP_FIELDS = (
     "data.balance_steps",
     "train.global_batch_size",
@@ -62,7 +60,7 @@ def checkpoint_folder(config: RunConfig) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Whole checkpoints of a run in its folder, the one with the most iterations at the end."""
-    return [c for _, c in _candidates(folder) if isinstance(c, Checkpoint) and not _damage(c)]
+    return [found for _, found in _candidates(folder) if isinstance(found, Checkpoint)]
 
 
 def find_checkpoint(path: Path) -> Choice:
@@ -77,11 +75,6 @@ def find_checkpoint(path: Path) -> Choice:
     checkpoint = read_facts(path)
     check_files(checkpoint)
     return Choice(checkpoint)
-
-
-def checkpoint_to_load(config: RunConfig) -> Checkpoint | None:
-    """The checkpoint of `choose_checkpoint`."""
-    return choose_checkpoint(config).checkpoint
 
 
 def choose_checkpoint(config: RunConfig) -> Choice:
@@ -243,11 +236,10 @@ def _newest(folder: Path) -> Choice:
     """
     damaged: list[tuple[Path, DamagedCheckpointError]] = []
     for path, found in reversed(_candidates(folder)):
-        error = _damage(found)
-        if error is None:
-            assert isinstance(found, Checkpoint)
-            return Choice(found, tuple(_passed_over(p, e) for p, e in damaged))
-        damaged.append((path, error))
+        if isinstance(found, Checkpoint):
+            note = "note: damaged checkpoint passed over"
+            return Choice(found, tuple(f"{note}: {p}, where {e.damage}" for p, e in damaged))
+        damaged.append((path, found))
     if damaged:
         raise damaged[0][1]
     return Choice()
@@ -263,7 +255,7 @@ def _candidates(folder: Path) -> list[tuple[Path, Checkpoint | DamagedCheckpoint
             found.append((int(path.name[5:]), path, error))
         else:
             if not checkpoint.weights_only:
-                found.append((checkpoint.iteration, path, checkpoint))
+                found.append((checkpoint.iteration, path, _damage(checkpoint) or checkpoint))
     return [(path, made) for _, path, made in sorted(found, key=lambda f: f[:2])]
 
 
@@ -278,18 +270,12 @@ def _folders(folder: Path) -> list[Path]:
         ) from error
 
 
-def _damage(found: Checkpoint | DamagedCheckpointError) -> DamagedCheckpointError | None:
-    if isinstance(found, DamagedCheckpointError):
-        return found
+def _damage(checkpoint: Checkpoint) -> DamagedCheckpointError | None:
     try:
-        check_files(found)
+        check_files(checkpoint)
     except DamagedCheckpointError as error:
         return error
     return None
-
-
-def _passed_over(path: Path, error: DamagedCheckpointError) -> str:
-    return f"note: damaged checkpoint passed over: {path}, where {error.damage}"
 
 
 def _later(folder: Path, iteration: int) -> tuple[str, ...]:

@@ -8,13 +8,13 @@ own. A document's last token is its EOD; the label after it belongs to the next 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TypeVar
 
 import numpy as np
@@ -28,8 +28,8 @@ from megatron_magi.core.mask.builders import (
 )
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.data.index_file import IndexFile
-from megatron_magi.training.recipe.config import DataConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import DataConfig
 
 T = TypeVar("T")
 
@@ -162,16 +162,14 @@ class PackedDataset:
         ]
 
 
-def sample_mask(sample: PackedSample, config: DataConfig) -> AttnMask:
-    """The attention mask of a sample, as its recipe wants it."""
-    return mask_of_documents(sample.cu_seqlens, config)
-
-
 def mask_of_documents(cu_seqlens: npt.NDArray[np.int32], config: DataConfig) -> AttnMask:
     """The attention mask of a sample with these documents, int32 [num_documents + 1]."""
     num_tokens = int(cu_seqlens[-1])
     if config.mask == "block_causal":
-        return block_causal(_blocks(num_tokens, config), window=config.block_window)
+        assert config.block_tokens is not None, "checked with the recipe"
+        whole, rest = divmod(num_tokens, config.block_tokens)
+        blocks = [config.block_tokens] * whole + [rest] * (rest > 0)
+        return block_causal(blocks, window=config.block_window)
     if config.mask == "causal" and config.window is None:
         return causal(num_tokens)
     if config.mask == "causal":
@@ -185,13 +183,6 @@ def _boundaries(cu_seqlens: npt.NDArray[np.int32], config: DataConfig) -> npt.ND
     if not config.moved_boundary:
         return cu_seqlens
     return move_boundary(cu_seqlens, config.moved_boundary)
-
-
-def _blocks(num_tokens: int, config: DataConfig) -> list[int]:
-    """Lengths of a sample's blocks, the last one perhaps shorter."""
-    assert config.block_tokens is not None, "checked with the recipe"
-    whole, rest = divmod(num_tokens, config.block_tokens)
-    return [config.block_tokens] * whole + [rest] * (rest > 0)
 
 
 def move_boundary(cu_seqlens: npt.NDArray[np.int32], shift: int) -> npt.NDArray[np.int32]:
@@ -242,13 +233,10 @@ def prefetch(make: Callable[[int], T], indices: Iterator[int], depth: int) -> It
         yield from map(make, indices)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="microbatch") as pool:
-        queue: SimpleQueue[Future[T]] = SimpleQueue()
-        for index in islice(indices, depth):
-            queue.put(pool.submit(make, index))
-        while not queue.empty():
-            ready = queue.get().result()
-            for index in islice(indices, 1):
-                queue.put(pool.submit(make, index))
+        pending = deque(pool.submit(make, index) for index in islice(indices, depth))
+        while pending:
+            ready = pending.popleft().result()
+            pending.extend(pool.submit(make, index) for index in islice(indices, 1))
             yield ready
 
 

@@ -6,19 +6,18 @@ import gzip
 import json
 import lzma
 import re
+import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from tarfile import TarError
 from typing import IO, Any
 
-from megatron_magi.training.data.tar_stream import tar_members
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
-BROKEN_STREAM = (EOFError, OSError, TarError, lzma.LZMAError, zlib.error)
+BROKEN_STREAM = (EOFError, OSError, tarfile.TarError, lzma.LZMAError, zlib.error)
 """The errors of reading a truncated or damaged file."""
 
 
@@ -129,16 +128,6 @@ class TextSource:
             yield Document(name, text)
 
 
-def limit_bytes(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:
-    """Documents until their text reaches `max_bytes`."""
-    taken = 0
-    for document in documents:
-        if max_bytes is not None and taken >= max_bytes:
-            return
-        taken += len(document.text)
-        yield document
-
-
 def _input_files(root: Path, selection: Selection) -> Iterator[InputFile]:
     if root.is_file():
         yield InputFile(root, root.name, root.name.endswith(ARCHIVES))
@@ -205,3 +194,35 @@ def _split(document: Document, starts: re.Pattern[bytes] | None) -> Iterator[Doc
         text = document.text[a:b]
         if text.strip():
             yield Document(f"{document.name}#{number}" if cuts else document.name, text)
+
+
+class _StrictTarInfo(tarfile.TarInfo):
+    """A header that is checked, because tarfile takes a damaged one for the archive's end."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> _StrictTarInfo:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise  # the end mark
+        except tarfile.HeaderError as error:
+            where = f"no right header at byte {archive.offset}"
+            raise tarfile.ReadError(f"{where}: {error}") from error
+
+
+def tar_members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Names and contents of the regular files in an uncompressed archive, in its order.
+
+    Read each content before the next one. Links are left out, because the files that they name are
+    in the archive themselves.
+
+    Raises:
+        tarfile.ReadError: a header is damaged, or the archive ends without its end mark.
+    """
+    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictTarInfo) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isreg() else None
+            if content is not None:
+                yield member.name.removeprefix("./"), content
+            # Otherwise tarfile keeps every member in memory.
+            archive.members = []  # type: ignore[attr-defined]

@@ -11,12 +11,11 @@ import numpy as np
 from megatron_magi.config import SYMMETRIC_MEMORY
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
-from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_to_load
-from megatron_magi.training.data.data import PackedDataset, PackedSample, sample_mask
-from megatron_magi.training.estimate.flops import step_flops
+from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
+from megatron_magi.training.data.data import PackedDataset, PackedSample, mask_of_documents
+from megatron_magi.training.estimate.flops import model_parameters, step_flops
 from megatron_magi.training.estimate.memory import RankMemory, rank_memory
 from megatron_magi.training.estimate.pack_cost import sample_order
-from megatron_magi.training.estimate.parameters import model_parameters
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
 
@@ -68,11 +67,11 @@ def dry_run(config: RunConfig, world_size: int | None = None) -> DryRun:
     p = config.parallel
     dp = data_parallel_size(config, world_size or p.num_processes)
     samples, data, per_epoch = _first_batch(config, dp)
-    masks = [sample_mask(s, config.data) for s in samples]
+    masks = [mask_of_documents(s.cu_seqlens, config.data) for s in samples]
     area = sum(mask.area() for mask in masks)
     tokens = config.train.global_batch_size * config.data.seq_length
     plan = _plan(config, masks[0])
-    checkpoint = checkpoint_to_load(config)
+    checkpoint = choose_checkpoint(config).checkpoint
     used = config.train.iterations * config.train.global_batch_size
     return DryRun(
         config=config,
@@ -129,15 +128,15 @@ def assumed_sample(config: RunConfig, number: int) -> PackedSample:
 def _plan(config: RunConfig, mask: AttnMask) -> AttnPlan | None:
     if config.attention != "magi":
         return None
-    m, p = config.model, config.parallel
-    heads = HeadShape(
-        m.num_attention_heads // p.tp,
-        m.num_query_groups // p.tp,
-        m.kv_channels,
-        4 if config.train.dtype == "fp32" else 2,
-    )
-    multiple = p.tp if p.sequence_parallel else 1
-    return make_attn_plan(mask, p.cp, heads, config.magi, token_multiple=multiple)
+    heads, multiple = heads_of(config), config.parallel.token_multiple
+    return make_attn_plan(mask, config.parallel.cp, heads, config.magi, token_multiple=multiple)
+
+
+def heads_of(config: RunConfig) -> HeadShape:
+    """Attention heads of a run on one tensor-parallel rank."""
+    m, tp = config.model, config.parallel.tp
+    heads, groups = m.num_attention_heads // tp, m.num_query_groups // tp
+    return HeadShape(heads, groups, m.kv_channels, 4 if config.train.dtype == "fp32" else 2)
 
 
 def _layout(run: DryRun) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_magi.core.plan import AttnPlan, most_buffered_rows
-from megatron_magi.training.estimate.parameters import rank_parameters
+from megatron_magi.training.estimate.flops import rank_parameters
 from megatron_magi.training.recipe.config import RunConfig
 
 MASKS_KEPT = 8
@@ -99,7 +99,10 @@ def activation_bytes(
         kept += per_layer  # the layer that is being computed again
     else:
         kept = in_flight * layers * per_layer
-    kept += in_flight * shared_bytes(config, tokens, fused) + _dense_mask_bytes(config, tokens)
+    kept += in_flight * shared_bytes(config, tokens, fused)
+    # "sdpa" keeps boolean masks, one per microbatch.
+    masks = min(MASKS_KEPT, config.train.global_batch_size * config.train.iterations)
+    kept += masks * tokens * _mask_columns(config, tokens)
     return kept + (head_bytes(config, tokens, fused) if stage == p.pp - 1 else 0)
 
 
@@ -209,12 +212,6 @@ def _mask_columns(config: RunConfig, tokens: int) -> int:
     """Keys in a row of the explicit mask of "sdpa"; 0 for a causal sample, which has no mask."""
     has_mask = config.attention == "sdpa" and config.data.mask == "document"
     return tokens if has_mask else 0
-
-
-def _dense_mask_bytes(config: RunConfig, tokens: int) -> int:
-    """Bytes of the boolean masks that "sdpa" keeps, one per microbatch."""
-    microbatches = config.train.global_batch_size * config.train.iterations
-    return min(MASKS_KEPT, microbatches) * tokens * _mask_columns(config, tokens)
 
 
 def _rows(config: RunConfig, tokens: int) -> int:

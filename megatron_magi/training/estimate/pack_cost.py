@@ -12,7 +12,7 @@ from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.training.data.data import PackedDataset, mask_of_documents
 from megatron_magi.training.data.step_order import StepOrder, StepShape
 from megatron_magi.training.estimate.flops import step_flops
-from megatron_magi.training.recipe.config import ModelConfig, RunConfig
+from megatron_magi.training.recipe.config import RunConfig
 
 BACKWARD_TILES = 2.5
 """A backward tile takes as long as 5/2 forward tiles, in the planner's model too."""
@@ -66,11 +66,8 @@ def sample_order(
 def _attention_ns(mask: AttnMask, config: RunConfig) -> float:
     """Attention of all layers in one forward pass."""
     one_rank = MagiConfig(costs=replace(config.magi.costs, ranks_per_node=None))
-    heads = _heads(config.model)
+    m = config.model
+    heads = HeadShape(m.num_attention_heads, m.num_query_groups, m.kv_channels)
     tiles = int(make_attn_plan(mask, 1, heads, one_rank).loads.sum())
     tile_ps = stage_costs(heads, one_rank, mask.total_seqlen_q).tile_ps
     return config.model.num_layers * tiles * tile_ps / 1e3
-
-
-def _heads(model: ModelConfig) -> HeadShape:
-    return HeadShape(model.num_attention_heads, model.num_query_groups, model.kv_channels)

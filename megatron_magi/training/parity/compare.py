@@ -182,8 +182,3 @@ def compare(
         np.abs(run.grad_norm - baseline.grad_norm) / np.abs(baseline.grad_norm),
         gates or Gates(),
     )
-
-
-def did_train(run: RunCurves, drop: float = 0.5) -> bool:
-    """Whether the loss fell by `drop` nats or more; runs that learn nothing prove nothing."""
-    return bool(run.loss[-5:].mean() < run.loss[0] - drop)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 
@@ -94,14 +95,8 @@ def read_errors(run: Path) -> list[GradientError]:
 def _error_of(row: dict[str, str]) -> GradientError:
     """Files of 2026 have "reference" in the names of two columns."""
     row = {name.replace("reference", "baseline"): text for name, text in row.items()}
-    return GradientError(
-        iteration=int(row["iteration"]),
-        parameter=row["parameter"],
-        norm=float(row["norm"]),
-        baseline_norm=float(row["baseline_norm"]),
-        relative_error=float(row["relative_error"]),
-        baseline=row["baseline"],
-    )
+    kinds = get_type_hints(GradientError)
+    return GradientError(**{name: kind(row[name]) for name, kind in kinds.items()})
 
 
 def _measure(run: Path, baseline: Path, iteration: int) -> list[GradientError]:

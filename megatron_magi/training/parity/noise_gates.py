@@ -7,6 +7,7 @@ another kernel of the same precision. See docs/training.md for what each gate ca
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,8 +15,9 @@ import numpy as np
 from megatron_magi.training.parity import noise_scale
 from megatron_magi.training.parity.compare import Curve, RunCurves, common_steps
 from megatron_magi.training.parity.evidence import Evidence
-from megatron_magi.training.parity.gradient_gate import worst_gradient
+from megatron_magi.training.parity.gradient_errors import GradientError
 from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 ABOUT_TRAINING = ("loss_start", "loss_drop")
 """Gates of learning as such; a control that fails only these is not caught."""
@@ -74,8 +76,13 @@ def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judg
     theirs = np.stack([_relative(noise, baseline) for noise in noises])
     judged = Judged(curves, baseline, ours, theirs, [])
     results = [
-        _finite(run),
-        _step_1(judged, floor),
+        _gate("finite", run.num_not_finite, 0, "losses, norms and gradients that are inf or nan"),
+        _gate(
+            "step_1_loss",
+            abs(float(ours[0])),
+            floor.gates.step_1_loss,
+            f"relative difference at step {curves.first_iteration}",
+        ),
         _gradients(run, floor),
         *_means(judged, floor),
         _last_steps(judged, noises, floor),
@@ -96,16 +103,6 @@ def _gate(name: str, value: float, limit: float, text: str) -> GateResult:
 
 def _skipped(name: str, why: str) -> GateResult:
     return GateResult(name, None, math.nan, math.nan, why)
-
-
-def _finite(run: Evidence) -> GateResult:
-    return _gate("finite", run.num_not_finite, 0, "losses, norms and gradients that are inf or nan")
-
-
-def _step_1(judged: Judged, floor: NoiseFloor) -> GateResult:
-    value = abs(float(judged.difference[0]))
-    text = f"relative difference at step {judged.run.first_iteration}"
-    return _gate("step_1_loss", value, floor.gates.step_1_loss, text)
 
 
 def _gradients(run: Evidence, floor: NoiseFloor) -> GateResult:
@@ -189,3 +186,39 @@ def _drop(judged: Judged, gates: NoiseGates, whole: bool) -> GateResult:
     drop = float(judged.run.loss[0] - last)
     text = f"nats by which the loss fell, at least (last five steps: {last:.3f})"
     return GateResult("loss_drop", bool(drop >= gates.loss_drop), drop, gates.loss_drop, text)
+
+
+def worst_gradient(
+    errors: Sequence[GradientError], noise: Sequence[GradientError], floor: float
+) -> tuple[float, str] | None:
+    """(largest relative error over noise, what it was); None if no iteration is in both.
+
+    The noise of a parameter is the noise run's error of it in that iteration, or `floor` if that is
+    larger. Before the first update, samples in another order change only the last bits of a
+    gradient's single-precision sums, far less than rounding activations once does.
+
+    Raises:
+        RecipeError: a parameter that the noise run does not have.
+    """
+    noise_of = {(e.iteration, e.parameter): e.relative_error for e in noise}
+    iterations = {i for i, _ in noise_of}
+    shared = [e for e in errors if e.iteration in iterations]
+    if not shared:
+        return None
+    missing = {(e.iteration, e.parameter) for e in shared} ^ {
+        k for k in noise_of if k[0] in {e.iteration for e in shared}
+    }
+    if missing:
+        raise RecipeError(
+            f"the run and the noise run must have the same parameters, got only one with "
+            f"{sorted(missing)[0][1]}; dump both with one recipe"
+        )
+    ratios = [e.relative_error / max(noise_of[e.iteration, e.parameter], floor) for e in shared]
+    at = max(range(len(ratios)), key=lambda i: math.inf if math.isnan(ratios[i]) else ratios[i])
+    worst, measured = shared[at], noise_of[shared[at].iteration, shared[at].parameter]
+    text = (
+        f"{worst.parameter} at step {worst.iteration}: error {worst.relative_error:.1e}, noise "
+        f"{measured:.1e}{f', counted as {floor:.1e}' if floor > measured else ''}; worst of "
+        f"{len(shared)} gradients of steps {sorted({e.iteration for e in shared})}"
+    )
+    return ratios[at], text

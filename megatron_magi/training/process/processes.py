@@ -19,12 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from megatron_magi.training.process.stop import SIGNALS
-
-if TYPE_CHECKING:
-    from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,17 @@ class Place:
     """How torch.distributed finds the others."""
     num_threads: int | None = None
     """CPU threads of this process. None: torch's choice."""
+
+
+def launched_place() -> Place | None:
+    """This process's place by torchrun's variables, as srun may set them too; None when alone."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    return Place(
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+    )
 
 
 @contextmanager
@@ -96,8 +105,6 @@ def check_devices(num_processes: int) -> None:
     """Raise RecipeError where this machine has GPUs, but fewer than one for each process."""
     import torch
 
-    from megatron_magi.training.recipe.recipe_error import RecipeError
-
     num_gpus = torch.cuda.device_count()
     if 0 < num_gpus < num_processes:
         raise RecipeError(
@@ -137,12 +144,12 @@ def quiet_megatron() -> None:
         "full scope is deprecated",
         "absl.logging is not installed",
         "MimoModelConfig is experimental",
+        # Megatron uses deprecated names of torch's checkpoints in 0.16; 0.19 reads in one process.
+        "Please use DTensor instead",
+        "`load_state_dict` is deprecated",
     ):
         warnings.filterwarnings("ignore", message=message)
-    # Megatron uses deprecated names of torch's checkpoints in 0.16; 0.19 reads in one process.
     warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
-    warnings.filterwarnings("ignore", message="Please use DTensor instead")
-    warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated")
     logging.getLogger("megatron").setLevel(logging.ERROR)
     # It raises what it logs, and that is reported.
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -24,12 +24,7 @@ class StopRequest:
                 self.previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 

@@ -9,28 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_magi.training.recipe.config_checks import check_run
-from megatron_magi.training.recipe.data_config import DataConfig
-from megatron_magi.training.recipe.model_config import ModelConfig
-from megatron_magi.training.recipe.output_config import CheckpointConfig, LogConfig
-from megatron_magi.training.recipe.parallel_config import ParallelConfig
 from megatron_magi.training.recipe.run_values import RunValues
-from megatron_magi.training.recipe.train_config import (
-    OptimizerConfig,
-    TrainConfig,
-    ValidationConfig,
-)
-
-__all__ = [
-    "CheckpointConfig",
-    "DataConfig",
-    "LogConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "RunConfig",
-    "TrainConfig",
-    "ValidationConfig",
-]
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
+from megatron_magi.checks import is_bool, is_integer_like, shown
 from megatron_magi.config import SYMMETRIC_MEMORY
-from megatron_magi.training.recipe.field_kinds import misfits
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import RunValues
 
@@ -44,11 +47,9 @@ def data_parallel_size(config: RunValues, world_size: int) -> int:
     layout = f"tp {p.tp} * pp {p.pp} * cp {p.cp}"
     dp, rest = divmod(world_size, p.model_size)
     if rest or (p.dp is not None and p.dp != dp):
-        want = (
-            f"a multiple of {layout} = {p.model_size}"
-            if p.dp is None
-            else (f"{layout} * dp {p.dp} = {p.model_size * p.dp}")
-        )
+        want = f"a multiple of {layout} = {p.model_size}"
+        if p.dp is not None:
+            want = f"{layout} * dp {p.dp} = {p.model_size * p.dp}"
         raise RecipeError(
             f"the number of processes must be {want}, got {world_size}; "
             f"start that many, or change parallel.*"
@@ -297,3 +298,35 @@ def _check_validation(c: RunValues) -> None:
         f"validation.interval needs held-out documents, got interval {v.interval} and fraction "
         f"{v.fraction}; set validation.fraction=0.02",
     )
+
+
+def misfits(section: str, values: Any) -> Iterator[str]:
+    """A sentence for every bool, int or float field (or tuple of such) that holds something else.
+
+    Args:
+        values: One dataclass of a ``RunConfig``, which a file has filled or a caller.
+    """
+    for name, hint in get_type_hints(type(values)).items():
+        kinds = {hint, *get_args(hint)}
+        value = getattr(values, name)
+        if value is None and type(None) in kinds:
+            continue
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            wanted = next((w for kind, w, fits in _KINDS if kind in kinds and not fits(item)), None)
+            if wanted:
+                yield f"{section}.{name} must be {wanted}, got {shown(item)}; mend the recipe"
+
+
+def _is_whole(value: Any) -> bool:
+    return is_integer_like(value) and not is_bool(value)
+
+
+def _is_finite(value: Any) -> bool:
+    return (isinstance(value, float) or _is_whole(value)) and math.isfinite(value)
+
+
+_KINDS: tuple[tuple[type, str, Callable[[Any], bool]], ...] = (
+    (bool, "true or false", is_bool),
+    (int, "a whole number", _is_whole),
+    (float, "a finite number", _is_finite),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -14,7 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from megatron_magi.config import IN_COSTS
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
-from megatron_magi.training.recipe.recipe_folder import find_recipe
+
+PACKAGE = Path(__file__).parents[2]
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -56,11 +57,6 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def known_keys() -> list[str]:
-    """Every key a recipe may have, dotted, in the order of the dataclasses."""
-    return [key for key, is_section in _walk_schema(RunConfig) if not is_section]
-
-
 def _read_yaml(path: Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
@@ -97,13 +93,12 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _walk_schema(cls: type, prefix: str = "") -> Iterator[tuple[str, bool]]:
-    hints = get_type_hints(cls)
-    for f in fields(cls):
-        nested = is_dataclass(hints[f.name])
-        yield prefix + f.name, nested
-        if nested:
-            yield from _walk_schema(hints[f.name], f"{prefix}{f.name}.")
+def schema_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of all sections and fields, with their types, in the dataclasses' order."""
+    for name, kind in get_type_hints(cls).items():
+        yield prefix + name, kind
+        if is_dataclass(kind):
+            yield from schema_of(cast(type, kind), f"{prefix}{name}.")
 
 
 def _walk_keys(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, bool]]:
@@ -115,7 +110,7 @@ def _walk_keys(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _check_keys(part: DictConfig) -> None:
-    schema = dict(_walk_schema(RunConfig))
+    schema = dict(schema_of(RunConfig))
     plain = cast("dict[Any, Any]", OmegaConf.to_container(part))
     for key, nested in _walk_keys(plain):
         if key not in schema:
@@ -123,7 +118,7 @@ def _check_keys(part: DictConfig) -> None:
                 f"every key of a recipe must be a field of RunConfig, got {key!r}; "
                 f"{_suggest(key, schema)}"
             )
-        if schema[key] and not nested:
+        if is_dataclass(schema[key]) and not nested:
             raise RecipeError(
                 f"{key!r} must be a section with keys below it, got a bare value; "
                 f"set one of {', '.join(_children(key, schema))}"
@@ -135,7 +130,7 @@ def _with_words(part: DictConfig) -> DictConfig:
 
     YAML 1.1 reads on, off, yes and no as booleans. As other text they would silently become "True".
     """
-    for key, kind in _leaves(RunConfig):
+    for key, kind in schema_of(RunConfig):
         value = OmegaConf.select(part, key)
         if isinstance(value, bool) and kind in (str, str | None):
             raise RecipeError(
@@ -159,16 +154,7 @@ def _check_row(key: str, row: ListConfig) -> None:
             )
 
 
-def _leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of all fields with their types."""
-    for name, kind in get_type_hints(cls).items():
-        if is_dataclass(kind):
-            yield from _leaves(cast(type, kind), f"{prefix}{name}.")
-        else:
-            yield prefix + name, kind
-
-
-def _suggest(key: str, schema: Mapping[str, bool]) -> str:
+def _suggest(key: str, schema: Mapping[str, Any]) -> str:
     leaf = key.rsplit(".", 1)[-1]
     leaf = IN_COSTS.get(leaf, leaf) if key.startswith("magi.") else leaf
     same_leaf = [k for k in schema if k.rsplit(".", 1)[-1] == leaf]
@@ -183,7 +169,7 @@ def _suggest(key: str, schema: Mapping[str, bool]) -> str:
     return f"known here: {', '.join(_children(parent, schema))}"
 
 
-def _children(parent: str, schema: Mapping[str, bool]) -> list[str]:
+def _children(parent: str, schema: Mapping[str, Any]) -> list[str]:
     return [k for k in schema if k.rpartition(".")[0] == parent]
 
 
@@ -191,3 +177,34 @@ def _type_error(error: OmegaConfBaseException) -> str:
     reason = str(error.msg or error).splitlines()[0]
     key = error.full_key or "a key"
     return f"{key} must have the type of its field, got: {reason}; see training/recipe/"
+
+
+def find_recipe(wanted: str | Path) -> Path:
+    """The file that `wanted` means: a path as it is, a bare name one of the packaged recipes.
+
+    Raises:
+        RecipeError: an unknown name (with the nearest known one), or a path without a file.
+    """
+    path = Path(wanted)
+    if path.is_file():
+        return path
+    packaged = packaged_recipes()
+    if str(wanted) in packaged:
+        return packaged[str(wanted)]
+    near = [name for name in packaged if name.startswith(path.stem)]
+    near += get_close_matches(path.stem, packaged, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise RecipeError(
+        f"the recipe must be a YAML file or the name of a packaged one, got {wanted}, which is "
+        f"neither; {hint}known: {', '.join(packaged)}"
+    )
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """Paths by name, sorted.
+
+    A wheel has them inside the package (setup.py copies them); a checkout beside it.
+    """
+    folders = (PACKAGE / "recipes", PACKAGE.parent / "recipes")
+    folder = next((f for f in folders if f.is_dir()), folders[0])
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 FOLDER, INDEX, NORMS, ERRORS = "gradients", "index.json", "norms.csv", "gradient_errors.csv"
@@ -45,11 +44,6 @@ def forget_gradients(run: Path, after_iteration: int) -> None:
         if iteration > after_iteration:
             shutil.rmtree(gradient_path(run, iteration))
     (run / ERRORS).unlink(missing_ok=True)
-
-
-def open_partial(run: Path, iteration: int) -> Path:
-    """An empty folder to write the gradients of `iteration` into (one process calls it)."""
-    return partial_folder(gradient_path(run, iteration))
 
 
 def write_gradient(partial: Path, name: str, gradient: Gradient) -> float:

@@ -22,12 +22,13 @@ from torch import Tensor
 from megatron_magi.adapter.init import named_global_parameters, num_stacked, sliced_dim
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.training.process.rank_0 import from_rank_0
+from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.gradient_folder import (
     finish,
     forget_gradients,
-    open_partial,
+    gradient_path,
     write_gradient,
 )
 
@@ -62,7 +63,7 @@ class GradientDump:
         if iteration not in self.iterations:
             return
         gather_reduced_parts(chunks)
-        partial = from_rank_0(lambda: open_partial(self.run, iteration))
+        partial = from_rank_0(lambda: partial_folder(gradient_path(self.run, iteration)))
         norms = _agreed(_write_stage(chunks, partial))
         from_rank_0(lambda: finish(partial, norms))
 

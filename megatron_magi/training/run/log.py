@@ -12,19 +12,59 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import IO, Any
 
 from megatron_magi.adapter.fused.parts import choose_parts
+from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.process.whole_files import cannot_write, written_whole
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import to_yaml
-from megatron_magi.training.run.step_record import StepRecord
-from megatron_magi.training.run.steps_file import STEPS, steps_until
-from megatron_magi.training.run.tensorboard import TensorBoard
+from megatron_magi.training.run.steps_file import STEPS, StepRecord, steps_until
 
-if TYPE_CHECKING:
-    from megatron_magi.training.data.data import PackedDataset
+TAGS = {
+    "lm_loss": "lm loss",
+    "validation_loss": "lm loss validation",
+    "grad_norm": "grad-norm",
+    "learning_rate": "learning-rate",
+    "step_seconds": "iteration-time",
+    "tokens_per_second": "magi/tokens per second",
+    "tflops_per_rank": "magi/TFLOPs per rank",
+    "memory_gib": "magi/peak memory GiB",
+    "cp_imbalance": "magi/CP balance",
+}
+"""Columns of the CSV under Megatron's own tags, where it has one."""
+
+
+class TensorBoard:
+    """Scalars of every iteration; does nothing, after one line on stderr, without tensorboard."""
+
+    def __init__(self, folder: Path, after_iteration: int) -> None:
+        self.writer: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            print(
+                "warning: log.tensorboard needs the tensorboard package, got none; no event files "
+                "are written (pip install tensorboard)",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        # TensorBoard drops what an interrupted start wrote after its checkpoint.
+        self.writer = SummaryWriter(str(folder), purge_step=after_iteration + 1)
+
+    def step(self, record: StepRecord) -> None:
+        """Write one iteration."""
+        if self.writer is not None:
+            for name, value in asdict(record).items():
+                if name in TAGS and value is not None:
+                    self.writer.add_scalar(TAGS[name], value, record.iteration)
+
+    def close(self) -> None:
+        """Flush to disk."""
+        if self.writer is not None:
+            self.writer.close()
+
 
 BAR_WIDTH = 30
 BASELINES = {
@@ -53,18 +93,15 @@ def megatron_line(record: StepRecord, config: RunConfig, now: datetime) -> str:
 
 def magi_line(record: StepRecord, seconds_left: float) -> str:
     """Our line, with the figures that Megatron's lacks."""
+    mfu = "" if record.mfu is None else f" MFU: {100 * record.mfu:.1f} % |"
     return (
         f" magi | tokens/s: {record.tokens_per_second:.0f} |"
         f" TFLOP/s per rank: {record.tflops_per_rank:.4g} |"
-        f"{_mfu(record)}"
+        f"{mfu}"
         f" peak memory: {record.memory_gib:.2f} GiB |"
         f" CP balance (max/mean): {record.cp_imbalance:.3f} |"
         f" ETA: {timedelta(seconds=round(seconds_left))} |"
     )
-
-
-def _mfu(record: StepRecord) -> str:
-    return "" if record.mfu is None else f" MFU: {100 * record.mfu:.1f} % |"
 
 
 def validation_line(record: StepRecord) -> str:
@@ -125,12 +162,7 @@ class RunLog:
             remedy = "make room or set log.dir, and go on from the last checkpoint"
             raise cannot_write("the log of a run", self.folder, error, remedy) from error
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._clear_bar()
         # Closing tries again to write what could not be written; the first error is enough.
         with self._writing() if error is None else contextlib.suppress(OSError):
@@ -144,21 +176,18 @@ class RunLog:
         if self.config.attention != "magi":
             self._say(BASELINES[self.config.attention])
         self._say(f"fused: {choose_parts(self.config.model.fused)}")
-        p = self.config.parallel
+        p, number = self.config.parallel, len(dataset.lengths) - len(dataset.documents)
+        held_out = f"; {number:,} documents held out" if number else ""
         self._say(
             f"data: {self.config.data.path}, {len(dataset.documents):,} documents, "
             f"{dataset.num_tokens:,} tokens, {dataset.samples_per_epoch:,} samples of "
             f"{self.config.data.seq_length} tokens per epoch"
-            f"{self._held_out(dataset)}\n"
+            f"{held_out}\n"
             f"world: {world_size} processes, tp {p.tp} pp {p.pp} cp {p.cp} "
             f"dp {world_size // p.model_size}; output in {self.folder}"
         )
         for line in news:
             self._say(line)
-
-    def _held_out(self, dataset: PackedDataset) -> str:
-        number = len(dataset.lengths) - len(dataset.documents)
-        return f"; {number:,} documents held out" if number else ""
 
     def step(self, record: StepRecord) -> None:
         """Record one iteration."""

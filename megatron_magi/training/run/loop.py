@@ -27,11 +27,10 @@ from megatron_magi.training.recipe.config_checks import data_parallel_size
 from megatron_magi.training.run.gradients import GradientDump
 from megatron_magi.training.run.log import RunLog
 from megatron_magi.training.run.microbatch import microbatch_streams
-from megatron_magi.training.run.model import build_model, transformer_config
-from megatron_magi.training.run.optimizer import build_optimizer
+from megatron_magi.training.run.model import build_model, build_optimizer, transformer_config
 from megatron_magi.training.run.overwrite import check_overwrite
 from megatron_magi.training.run.step import BatchSums, StepSchedule, TrainingStopped
-from megatron_magi.training.run.step_record import StepRecord
+from megatron_magi.training.run.steps_file import StepRecord
 from megatron_magi.training.run.validation import Validation
 
 
@@ -70,13 +69,13 @@ def train(config: RunConfig) -> list[StepRecord]:
             begin = time.perf_counter()
             sums = train_step(schedule, streams, dataset, state, gradients)
             record, signal_number = _finish_step(config, state, sums, begin, stop)
-            if validation is not None and validation.is_due(state.iteration):
+            if validation and _is_due(config.validation.interval, state.iteration, config):
                 with parameters_gathered(chunks, config):
                     loss = validation.loss(schedule, chunks, state.iteration)
                 record = replace(record, validation_loss=loss)
             records.append(record)
             log.step(record)
-            if signal_number or _is_save_due(state.iteration, config):
+            if signal_number or _is_due(config.checkpoint.interval, state.iteration, config):
                 log.saved(save(state, config), state.iteration)
             if signal_number:
                 log.stopped(signal.Signals(signal_number).name, state.iteration)
@@ -86,7 +85,9 @@ def train(config: RunConfig) -> list[StepRecord]:
 
 def rank_device() -> torch.device:
     """The device of this rank: the CPU, or its GPU by number, since threads may have another."""
-    return torch.device("cuda", torch.cuda.current_device()) if _on_gpu() else torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def train_step(
@@ -108,7 +109,8 @@ def train_step(
     step_sums = schedule(streams)
     if gradients is not None:
         gradients.write_if_due(state.chunks, iteration)
-    learning_rate = _learning_rate(state.optimizer)
+    groups = state.optimizer.param_groups
+    learning_rate = float(next(group["lr"] for group in groups if group["params"]))
     _, grad_norm, _ = state.optimizer.step()
     sums = step_sums.read(dataset, iteration)
     _check_grad_norm(grad_norm, iteration, sums)
@@ -132,7 +134,7 @@ def _finish_step(
     tokens = config.train.global_batch_size * config.data.seq_length
     num_processes = dist.get_world_size()
     tflops = step_flops(config.model, tokens, int(sums.area)) / (seconds * num_processes * 1e12)
-    peak = peak_tflops(torch.cuda.get_device_name()) if _on_gpu() else None
+    peak = peak_tflops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     record = StepRecord(
         iteration=state.iteration,
         lm_loss=sums.mean_loss,
@@ -156,13 +158,13 @@ def _largest(*values: int) -> list[float]:
     if dist.get_world_size() == 1:
         return [float(value) for value in values]
     facts = torch.tensor(values, dtype=torch.float64)
-    facts = facts.cuda() if _on_gpu() else facts
+    facts = facts.cuda() if torch.cuda.is_available() else facts
     dist.all_reduce(facts, op=dist.ReduceOp.MAX)
     return facts.tolist()
 
 
-def _is_save_due(iteration: int, config: RunConfig) -> bool:
-    interval = config.checkpoint.interval
+def _is_due(interval: int | None, iteration: int, config: RunConfig) -> bool:
+    """Whether `iteration` is one of every `interval`, or the last; None: never."""
     if interval is None:
         return False
     return iteration % interval == 0 or iteration == config.train.iterations
@@ -177,16 +179,8 @@ def _check_grad_norm(grad_norm: Any, iteration: int, sums: BatchSums) -> None:
         )
 
 
-def _learning_rate(optimizer: Any) -> float:
-    return float(next(group["lr"] for group in optimizer.param_groups if group["params"]))
-
-
-def _on_gpu() -> bool:
-    return torch.cuda.is_available()
-
-
 def _memory_bytes() -> int:
     """Peak memory: of the CUDA allocator, or resident on the CPU."""
-    if _on_gpu():
+    if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -19,9 +19,9 @@ from megatron_magi.training.data.data import (
     PackedDataset,
     PackedSample,
     document_numbers,
+    mask_of_documents,
     microbatch_indices,
     prefetch,
-    sample_mask,
 )
 from megatron_magi.training.estimate.pack_cost import sample_order
 from megatron_magi.training.recipe.config import RunConfig
@@ -50,7 +50,10 @@ class Microbatch:
 
     def local(self, needs_rows: bool, device: torch.device, cp_group: Any) -> LocalBatch:
         """This rank's rows on `device`; every rank calls it, also one that needs no rows."""
-        batch = _move(self.batch, device) if needs_rows else None
+        batch = None
+        if needs_rows:
+            given = vars(self.batch).items()
+            batch = Batch(**{name: upload(x, device) for name, x in given if x is not None})
         if self.packed is None:
             assert self.baseline_mask is not None, "a baseline has a mask"
             return LocalBatch(batch, None, attention_mask=self.baseline_mask.to(device))
@@ -98,7 +101,7 @@ def _make(
     cp_group: Any,
     device: torch.device,
 ) -> Microbatch:
-    mask = sample_mask(sample, config.data)
+    mask = mask_of_documents(sample.cu_seqlens, config.data)
     rows = {name: torch.from_numpy(getattr(sample, name))[None] for name in ROWS}
     if device.type == "cuda":
         rows = {name: x.pin_memory() for name, x in rows.items()}
@@ -124,9 +127,3 @@ def _baseline_mask(sample: PackedSample, mask: AttnMask, config: RunConfig) -> t
     if config.attention == "dense":
         return ~torch.from_numpy(mask.to_dense())[None, None]
     return torch.from_numpy(document_numbers(sample, config.data))
-
-
-def _move(batch: Batch, device: torch.device) -> Batch:
-    return Batch(
-        **{name: None if x is None else upload(x, device) for name, x in vars(batch).items()}
-    )

@@ -1,4 +1,4 @@
-"""Builds Megatron's GPTModel chunks, in Megatron's data parallelism, from a run config."""
+"""Builds Megatron's GPTModel chunks, in its data parallelism, and their optimizer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import (
+    OptimizerConfig as MegatronOptimizerConfig,
+)
+from megatron.core.optimizer import (
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
+from megatron_magi.adapter.adam_state import choose_update
 from megatron_magi.adapter.fused.embedding import take_rows
 from megatron_magi.adapter.fused.parts import choose_parts
 from megatron_magi.adapter.init import init_by_name
@@ -76,7 +85,8 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
     """
     parts = choose_parts(config.model.fused)
     parts.install()
-    model_chunks = [_gpt_model(config, model_config, stage) for stage in _virtual_stages(config)]
+    stages = [None] if config.parallel.vpp is None else range(config.parallel.vpp)
+    model_chunks = [_gpt_model(config, model_config, stage) for stage in stages]
     if parts.embedding == "rows":
         for chunk in model_chunks:
             take_rows(chunk)
@@ -115,10 +125,6 @@ def ddp_config(config: RunConfig) -> DistributedDataParallelConfig:
     )
 
 
-def _virtual_stages(config: RunConfig) -> list[int | None]:
-    return [None] if config.parallel.vpp is None else list(range(config.parallel.vpp))
-
-
 def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | None) -> GPTModel:
     m = config.model
     at = {"ignore_virtual": False, "vp_stage": stage}
@@ -142,7 +148,7 @@ def _model_class(config: RunConfig) -> type[GPTModel]:
     """The fused loss needs Triton, so it is imported where it is used."""
     if choose_parts(config.model.fused).cross_entropy != "triton":
         return GPTModel
-    from megatron_magi.adapter.fused.model import FusedLossGPTModel
+    from megatron_magi.adapter.fused.cross_entropy import FusedLossGPTModel
 
     return FusedLossGPTModel
 
@@ -169,3 +175,46 @@ def _connect_schedule(config: RunConfig, model_config: Any, chunks: list[Any]) -
         model_config.grad_sync_func = of_chunks("start_grad_sync")
     if config.parallel.overlap_param_gather and config.parallel.pp > 1:
         model_config.param_sync_func = of_chunks("start_param_sync")
+
+
+def build_optimizer(config: RunConfig, chunks: list[Any]) -> tuple[Any, OptimizerParamScheduler]:
+    """Optimizer over all chunks (no weight decay on norms and biases) and its schedule.
+
+    The schedule counts iterations: step it by 1.
+    """
+    o, bf16 = config.optimizer, config.train.dtype == "bf16"
+    megatron_config = MegatronOptimizerConfig(
+        optimizer="adam",
+        lr=o.lr,
+        min_lr=o.min_lr,
+        adam_beta1=o.beta1,
+        adam_beta2=o.beta2,
+        adam_eps=o.eps,
+        weight_decay=o.weight_decay,
+        clip_grad=o.clip_grad,
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        use_distributed_optimizer=config.parallel.distributed_optimizer,
+        overlap_param_gather=config.parallel.overlap_param_gather,
+    )
+    overrides = get_standard_config_overrides(megatron_config)
+    optimizer = get_megatron_optimizer(megatron_config, chunks, config_overrides=overrides)
+    choose_update(optimizer)
+    decay = o.decay_iters or config.train.iterations
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=o.lr,
+        min_lr=o.min_lr,
+        lr_warmup_steps=o.warmup_iters,
+        lr_decay_steps=decay,
+        lr_decay_style=o.decay_style,
+        start_wd=o.weight_decay,
+        end_wd=o.weight_decay,
+        wd_incr_steps=decay,
+        wd_incr_style="constant",
+        # A resumed run follows its recipe, not the recipe that saved the checkpoint.
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+    )
+    return optimizer, scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_to_load
+from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import to_yaml
 from megatron_magi.training.recipe.recipe_error import RecipeError
@@ -18,20 +18,16 @@ def check_overwrite(config: RunConfig) -> None:
     Raises:
         RecipeError: it would, or checkpoint.load names something and there is nothing to load.
     """
-    resumed = checkpoint_to_load(config) is not None
+    resumed = choose_checkpoint(config).checkpoint is not None
     if resumed or config.log.overwrite or not config.log.csv:
         return
     path = config.folder / STEPS
-    done = len(read_steps(path))
-    if not done or (config.checkpoint.load == "auto" and _is_of_this_run(config)):
+    done, recipe = len(read_steps(path)), config.folder / "recipe.yaml"
+    is_same = recipe.is_file() and recipe.read_text() == to_yaml(config)
+    if not done or (config.checkpoint.load == "auto" and is_same):
         return
     raise RecipeError(
         f"a run from the start needs a name of its own, got {config.name!r} with {done:,} "
         f"iterations in {path}; set another name=, log.overwrite=true to replace them, or "
         f"checkpoint.load=auto to go on from a checkpoint"
     )
-
-
-def _is_of_this_run(config: RunConfig) -> bool:
-    recipe = config.folder / "recipe.yaml"
-    return recipe.is_file() and recipe.read_text() == to_yaml(config)

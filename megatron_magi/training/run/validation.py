@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core.transformer import TransformerConfig
@@ -14,9 +14,7 @@ from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.microbatch import microbatch_streams
-
-if TYPE_CHECKING:
-    from megatron_magi.training.run.step import StepSchedule
+from megatron_magi.training.run.step import StepSchedule
 
 
 class Validation:
@@ -47,12 +45,6 @@ class Validation:
         self._streams = partial(
             microbatch_streams, self.dataset, config, model_config, device, num_batches=v.batches
         )
-
-    def is_due(self, iteration: int) -> bool:
-        """Every `interval` iterations and after the last."""
-        interval = self.config.validation.interval
-        assert interval is not None
-        return iteration % interval == 0 or iteration == self.config.train.iterations
 
     def loss(self, schedule: StepSchedule, chunks: list[Any], iteration: int) -> float:
         """Mean loss of the counted tokens, nats; every rank calls it and gets the same."""

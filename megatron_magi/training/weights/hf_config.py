@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.training.recipe.config import ModelConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import ModelConfig
 
 CONFIG = "config.json"
 ONE_VALUE = {

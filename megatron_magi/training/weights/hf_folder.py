@@ -76,11 +76,14 @@ def write_tensors(
 
     Holds a copy of one file's tensors at a time.
     """
-    save_file = _safetensors("torch").save_file
+    save_file = _safetensors().torch.save_file
     groups = split_by_size(
         {n: v.numel() * v.element_size() for n, v in views.items()}, max_file_bytes
     )
-    files = [_file_name(i, len(groups)) for i in range(len(groups))]
+    n = len(groups)
+    files = (
+        [SINGLE] if n == 1 else [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
+    )
     for file, names in zip(files, groups, strict=True):
         copies = {n: views[n].reshape(hf_shape(views[n])).contiguous() for n in names}
         save_file(copies, folder / file, metadata={"format": "pt"})
@@ -103,10 +106,6 @@ def split_by_size(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         groups[-1].append(name)
         used += size
     return groups
-
-
-def _file_name(index: int, count: int) -> str:
-    return SINGLE if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
 def _files(folder: Path) -> list[Path]:
@@ -140,7 +139,7 @@ def _opened(file: Path) -> Any:
         ) from None
 
 
-def _safetensors(part: str = "") -> Any:
+def _safetensors() -> Any:
     try:
         import safetensors
         import safetensors.torch
@@ -149,4 +148,4 @@ def _safetensors(part: str = "") -> Any:
             f"HuggingFace weights need the safetensors package, got {error}; "
             f"pip install 'megatron-magi[weights]'"
         ) from None
-    return getattr(safetensors, part) if part else safetensors
+    return safetensors

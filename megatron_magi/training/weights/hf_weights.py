@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from megatron_magi.training.recipe.config import ModelConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import ModelConfig
 
 View = Callable[[Tensor, ModelConfig], Tensor]
 

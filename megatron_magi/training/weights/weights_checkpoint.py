@@ -14,16 +14,17 @@ from typing import Any
 import torch
 
 from megatron_magi.training.checkpoint.checkpoint import sharded_weights
+from megatron_magi.training.checkpoint.checkpoint_facts import Checkpoint
 from megatron_magi.training.checkpoint.checkpoint_folder import (
-    Checkpoint,
     find_checkpoint,
     finish_weights,
 )
 from megatron_magi.training.checkpoint.tensor_files import load_tensors, save_tensors, saved_dtype
 from megatron_magi.training.process.processes import one_process
 from megatron_magi.training.process.whole_files import filled_folder
-from megatron_magi.training.recipe.config import DataConfig, ModelConfig, ParallelConfig, RunConfig
+from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_values import DataConfig, ModelConfig, ParallelConfig
 from megatron_magi.training.run.model import undrawn_model
 from megatron_magi.training.weights.hf_config import (
     CONFIG,
@@ -78,7 +79,8 @@ def import_weights(folder: Path, config: RunConfig, out: Path) -> Converted:
     dtype = common_dtype(tensors)
     with one_process():
         weights = _Weights(config.model, dtype)
-        check_tensors({n: t.shape for n, t in tensors.items()}, weights.hf_shapes())
+        wanted = {name: hf_shape(view) for name, view in weights.views.items()}
+        check_tensors({n: t.shape for n, t in tensors.items()}, wanted)
         weights.fill(tensors)
         with filled_folder(out) as partial:
             save_tensors(sharded_weights([weights.gpt]), partial)
@@ -102,7 +104,8 @@ def export_weights(path: Path, out: Path, max_file_bytes: int) -> Converted:
             f"an export needs a whole checkpoint, got none in {path}; name a folder iter_NNNNNNN, "
             f"a run's checkpoints or imported weights"
         )
-    model = _saved_model(checkpoint)
+    saved = checkpoint.recipe["model"]
+    model = ModelConfig(**{f.name: saved[f.name] for f in fields(ModelConfig) if f.name in saved})
     with one_process():
         weights = _Weights(model, saved_dtype(checkpoint.path, EMBEDDING))
         weights.load(checkpoint.path)
@@ -119,12 +122,11 @@ class _Weights:
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
-        self.gpt = undrawn_model(_run_of(model), dtype)
+        no_data = DataConfig(path="none", eod_token=0)
+        run = RunConfig(name="weights", model=replace(model, fused="off"), data=no_data)
+        self.gpt = undrawn_model(run, dtype)
         self.ours = {name: p.detach() for name, p in self.gpt.named_parameters()}
         self.views = hf_views(self.ours, model)
-
-    def hf_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: hf_shape(view) for name, view in self.views.items()}
 
     def fill(self, tensors: Mapping[str, HfTensor]) -> None:
         """Copy from the files; rows of the padded vocabulary become 0."""
@@ -135,18 +137,6 @@ class _Weights:
     def load(self, path: Path) -> None:
         loaded = load_tensors(sharded_weights([self.gpt]), path)
         self.gpt.load_state_dict(loaded["model"])
-
-
-def _run_of(model: ModelConfig) -> RunConfig:
-    """A run with only a model."""
-    no_data = DataConfig(path="none", eod_token=0)
-    return RunConfig(name="weights", model=replace(model, fused="off"), data=no_data)
-
-
-def _saved_model(checkpoint: Checkpoint) -> ModelConfig:
-    known = {f.name for f in fields(ModelConfig)}
-    saved = checkpoint.recipe["model"]
-    return ModelConfig(**{name: value for name, value in saved.items() if name in known})
 
 
 def _hf_config(checkpoint: Checkpoint, weights: _Weights) -> dict[str, Any]:

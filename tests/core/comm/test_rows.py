@@ -16,8 +16,11 @@ from megatron_magi.core.comm.rows import (
     add_rows,
     add_rows_into,
     gather_rows,
+    source_tables,
 )
 from megatron_magi.core.cuda.library import cuda_library
+from megatron_magi.core.cuda.tables import upload_together
+from megatron_magi.core.plan.token_layout import Int32Array
 from tests.core.kernel import abi_on_cpu
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -29,6 +32,10 @@ DEVICES = [
     ),
 ]
 SHAPES = [(2, 64), (8, 128), (3, 8), (1, 4096), (5, 7)]
+
+
+def row_sources(owners: Int32Array, num_rows: int, device: torch.device) -> RowSources:
+    return RowSources(*upload_together([owners, *source_tables(owners, num_rows)], device))
 
 
 def side_by_side(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: str) -> list:
@@ -75,7 +82,7 @@ def test_rows_of_two_widths(widths: tuple[int, int], device: str) -> None:
     assert all(torch.equal(t, x[index.to(device)]) for x, t in zip(xs, targets, strict=True))
     own = [torch.zeros_like(x) for x in xs]
     want = [torch.zeros_like(x) for x in xs]
-    sources = RowSources.of(index.numpy(), 50, torch.device(device))
+    sources = row_sources(index.numpy(), 50, torch.device(device))
     peers = [slice(i, i + 1) for i in range(33)]
     for x, part in zip(want, targets, strict=True):
         for row in range(33):
@@ -108,7 +115,7 @@ def test_add(
     for x, part in zip(want, arrived, strict=True):
         for rows in peers:
             x[owners[rows].to(device)] += part[rows].float()
-    sources = RowSources.of(owners.numpy(), 60, torch.device(device))
+    sources = row_sources(owners.numpy(), 60, torch.device(device))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         mine = [x.clone() for x in own]
         sums = add_rows_into(mine, arrived, sources, peers, dtype)
@@ -124,7 +131,7 @@ def test_the_kernels_are_what_runs_on_a_gpu() -> None:
     """PyTorch's way would pass the tests above as well."""
     library = cuda_library()
     x = torch.randn(20, 2, 64, device="cuda")
-    sources = RowSources.of(np.arange(20, dtype=np.int32), 20, x.device)
+    sources = row_sources(np.arange(20, dtype=np.int32), 20, x.device)
     with mock.patch.object(library, "call", wraps=library.call) as call:
         gather_rows([x], None, [torch.empty_like(x)])
         add_rows([x], [x.clone()], sources, [slice(0, 20)])

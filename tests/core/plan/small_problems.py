@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi import AttnMask
-from megatron_magi.core.plan.token_layout import make_token_layout
+from megatron_magi.core.plan.token_layout import timed_token_layout
 from tests.knobs import tile_config
 
 ROWS = 4
@@ -92,7 +92,7 @@ class SmallProblem:
             chunk_size=ROWS, tile_q=ROWS, tile_k=1, max_imbalance=self.max_imbalance,
             swap_trials=trials,
         )  # fmt: skip
-        return make_token_layout(self.mask, self.cp_size, config).chunk_ranks
+        return timed_token_layout(self.mask, self.cp_size, config)[0].chunk_ranks
 
     @cached_property
     def all_loads(self) -> Ints:

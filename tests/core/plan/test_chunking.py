@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import TokenLayout, make_attn_plan, num_local_tokens
-from megatron_magi.core.plan.token_layout import make_token_layout
+from megatron_magi.core.plan.token_layout import timed_token_layout
 from tests.dense import random_mask
 from tests.knobs import tile_config, with_trials
 
@@ -88,7 +88,7 @@ def problem(
 @settings(max_examples=100, deadline=None)
 def test_lpt_is_longest_first(**given: float) -> None:
     mask, cp_size, config = problem(**given)
-    plan = make_token_layout(mask, cp_size, config)
+    plan = timed_token_layout(mask, cp_size, config)[0]
     want = longest_first(tiles_per_chunk(mask, plan, config), cp_size)
     assert plan.chunk_ranks.tolist() == want
 
@@ -98,7 +98,7 @@ def test_lpt_is_longest_first(**given: float) -> None:
 def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
     """By the formula of docs/planner.md, up to the rounding of its integers."""
     mask, cp_size, config = problem(**given)
-    plan = make_token_layout(mask, cp_size, config)
+    plan = timed_token_layout(mask, cp_size, config)[0]
     sizes = candidates(num_local_tokens(mask.total_seqlen_q, cp_size, config), config.costs.tile_q)
     prices = {size: price(mask, cp_size, config, size) for size in sizes}
     assert prices[plan.chunk_size] <= min(prices.values()) * Fraction(1001, 1000)
@@ -109,7 +109,7 @@ def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
 def test_the_chosen_size_keeps_the_promised_local_length(**given: float) -> None:
     mask, cp_size, config = problem(**given)
     config = with_trials(config, None)
-    plan = make_token_layout(mask, cp_size, config)
+    plan = timed_token_layout(mask, cp_size, config)[0]
     assert plan.num_local_tokens == num_local_tokens(mask.total_seqlen_q, cp_size, config)
 
 
@@ -129,7 +129,7 @@ def test_sizes_that_are_no_whole_tiles_are_tried_between(
 def test_without_work_chunks_are_as_large_as_they_can_be() -> None:
     """All sizes cost the same then: nothing."""
     nothing = AttnMask(np.zeros((0, 6), np.int32), 4096, 4096)
-    assert make_token_layout(nothing, 4, tile_config()).chunk_size == 1024
+    assert timed_token_layout(nothing, 4, tile_config())[0].chunk_size == 1024
 
 
 def test_chunk_borders_fall_on_document_borders_where_that_balances() -> None:

@@ -8,7 +8,7 @@ import pytest
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, make_attn_plan, predict_times
-from megatron_magi.core.plan.nodes import ranks_per_node
+from megatron_magi.core.plan.token_layout import ranks_per_node
 from tests.knobs import tile_config
 
 HEADS = HeadShape(32, 8, 128)

@@ -25,7 +25,7 @@ IN_A_PROCESS_OF_ITS_OWN = """
 import resource
 import numpy as np
 from megatron_magi import masks
-from megatron_magi.core.plan.token_layout import make_token_layout
+from megatron_magi.core.plan.token_layout import timed_token_layout
 from tests.knobs import tile_config
 
 def mib():
@@ -34,9 +34,9 @@ def mib():
 ends = np.cumsum([0, *np.random.default_rng(0).integers(100, 12000, 4000)])
 ends = [*ends[ends < 4096 * 4096].tolist(), 4096 * 4096]
 mask = masks.from_cu_seqlens(ends)
-make_token_layout(mask, 4096, tile_config(chunk_size=1024, swap_trials=0))
+timed_token_layout(mask, 4096, tile_config(chunk_size=1024, swap_trials=0))
 before = mib()
-make_token_layout(mask, 4096, tile_config(chunk_size=1024))
+timed_token_layout(mask, 4096, tile_config(chunk_size=1024))
 print(mib() - before)
 """
 
