@@ -34,8 +34,11 @@ class CpuLibrary:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def call(self, name: str, params: ctypes.Structure) -> None:
+    def call(self, name: str, params: ctypes.Structure | bytes) -> None:
         self.calls.append(name)
+        if isinstance(params, bytes):
+            kind = {"magi_attn_fwd": FwdParams, "magi_attn_bwd": BwdParams}[name]
+            params = kind.from_buffer_copy(params)
         {
             "magi_attn_fwd": forward, "magi_attn_bwd": backward, "magi_row_delta": delta,
             "magi_gather_rows": gather, "magi_add_rows": add, "magi_sink_gradient": sink_gradient,

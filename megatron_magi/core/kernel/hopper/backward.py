@@ -6,6 +6,9 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,7 +16,7 @@ from megatron_magi.core.cuda.abi import (
     DTYPE_CODES,
     BwdParams,
     DeltaParams,
-    ReceivedKeys,
+    Pattern,
     TensorView,
 )
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
@@ -21,7 +24,6 @@ from megatron_magi.core.kernel.autograd import must_dispatch
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
-    Pair,
     Received,
     refuse_received,
     row_delta,
@@ -33,12 +35,19 @@ from megatron_magi.core.kernel.hopper.checks import (
     widths_for,
 )
 from megatron_magi.core.kernel.hopper.choice import backward_launch
+from megatron_magi.core.kernel.hopper.form import (
+    form_of,
+    form_of_call,
+    form_of_pair,
+    keep,
+    known,
+)
 from megatron_magi.core.kernel.hopper.launch import (
     BwdLaunch,
     Gradients,
     HeadsKey,
     aligned,
-    empty_as,
+    new_of,
 )
 from megatron_magi.core.kernel.hopper.padding import (
     deliver_gradients,
@@ -49,6 +58,28 @@ from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.plan.travel import NO_TRAVEL
 
 VALUE_DIMS = {widths.value_dim for widths in COMPILED_WIDTHS}
+
+
+VARYING = (
+    *(f"{name}.data" for name in ("q", "k", "v", "dout", "out", "dq_acc", "dq", "dk", "dv")),
+    *(f"received.{name}.data" for name in ("k", "v", "dk", "dv")),
+    *(f"received.{name}" for name in ("arrival", "done", "arrival_number")),
+    *("lse", "delta", "stats", "partial", "semaphores", "stream"),
+)
+"""The fields of BwdParams in which calls of one form differ."""
+NOTHING_RECEIVED = (0,) * 7
+
+
+class _Repeat(NamedTuple):
+    """What the calls of one form share, once the first of them has passed the checks."""
+
+    launch: BwdLaunch
+    pattern: Pattern
+    new_grads: tuple[Callable[[], Tensor], ...]
+    """dq, dk and dv."""
+    new_scratch: Callable[[], Tensor]
+    in_fp32: bool
+    """Whether dq is."""
 
 
 def backward(call: AttnCall, grad: GradCall) -> Gradients:
@@ -62,25 +93,62 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    form = _form(call, grad)
+    repeat: _Repeat | None = known(call.table, "backwards").get(form)
+    if repeat is not None:
+        made = _results(repeat.new_grads, grad)
+        if _launch(repeat, call, grad, made):
+            return made
+    made, repeat = _checked_backward(call, grad)
+    if repeat is not None:
+        keep(call.table, "backwards", form, repeat)
+    return made
+
+
+def _form(call: AttnCall, grad: GradCall) -> Hashable:
+    """See form.py."""
+    dout, lse, delta, out, dtype, dq, dkv, deterministic, received_dkv, _ = grad
+    return (
+        form_of_call(call), form_of(dout), form_of(lse), form_of(delta), form_of(out), dtype,
+        form_of(dq), form_of_pair(dkv), deterministic, form_of_pair(received_dkv),
+    )  # fmt: skip
+
+
+def _checked_backward(call: AttnCall, grad: GradCall) -> tuple[Gradients, _Repeat | None]:
+    """The result, and what further calls of the form repeat: None if it is more than a launch."""
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
         refuse_received(call, f"a backward on heads that are padded to {tuple(widths)}")
         wide = padded_call(call, widths)
-        return deliver_gradients(backward(wide, padded_grad(grad, wide)), call, grad)
+        return deliver_gradients(backward(wide, padded_grad(grad, wide)), call, grad), None
     check_call(call)
-    grad = _in_one_dtype(grad, call.q.dtype)
+    asked, grad = grad, _in_one_dtype(grad, call.q.dtype)
     check_gradients(call, grad)
-    q, k, v = call[:3]
     dtype = grad.dtype or torch.float32
-    dk, dv = grad.dkv or (empty_as(k, dtype), empty_as(v, dtype))
-    dq = empty_as(q, dtype) if grad.dq is None else grad.dq
+    new_grads = tuple(new_of(tuple(x.shape), dtype, x.device) for x in call[:3])
+    made = _results(new_grads, grad)
     if call.table.num_q == 0 or call.table.num_k == 0:
-        for unseen in (dk, dv, *(grad.received_dkv or ())):
-            unseen.zero_()
-        return dq.zero_() if grad.dq is None else dq, dk, dv
-    launch = _launch_of(call, grad.deterministic)
-    launch_backward(launch, call, grad, (dq, dk, dv))
-    return dq, dk, dv
+        return _without_tokens(made, grad), None
+    readable, grads = _readable(call, grad)
+    repeat = _repeat(_launch_of(call, grad.deterministic), readable, grads, made)
+    repeat = repeat._replace(new_grads=new_grads)
+    launched = _launch(repeat, readable, grads, made)
+    assert launched, "the checks and the copies leave nothing that a kernel cannot read"
+    return made, repeat if readable is call and grads is asked else None
+
+
+def _results(new_grads: tuple[Callable[[], Tensor], ...], grad: GradCall) -> Gradients:
+    """Where the gradients are written: given tensors, or new ones."""
+    new_dq, new_dk, new_dv = new_grads
+    dq = new_dq() if grad.dq is None else grad.dq
+    return (dq, new_dk(), new_dv()) if grad.dkv is None else (dq, *grad.dkv)
+
+
+def _without_tokens(made: Gradients, grad: GradCall) -> Gradients:
+    dq, dk, dv = made
+    for unseen in (dk, dv, *(grad.received_dkv or ())):
+        unseen.zero_()
+    return dq.zero_() if grad.dq is None else dq, dk, dv
 
 
 def done_count(call: AttnCall, deterministic: bool) -> int:
@@ -103,48 +171,82 @@ def _in_one_dtype(grad: GradCall, dtype: torch.dtype) -> GradCall:
     return grad if dout.dtype == dtype else grad._replace(dout=dout.to(dtype))
 
 
-def launch_backward(launch: BwdLaunch, call: AttnCall, grad: GradCall, results: Gradients) -> None:
-    """One pass on the current stream; no synchronisation."""
-    inputs = (*call[:3], grad.dout)
-    (q, k, v, dout), (dq, dk, dv) = map(aligned, inputs), results  # held until the launch
-    stream = stream_handle(q.device)
-    launch.tables.use_on(stream)
+def _readable(call: AttnCall, grad: GradCall) -> tuple[AttnCall, GradCall]:
+    """The call itself, or one on copies of those tensors that a kernel cannot read."""
+    q, k, v = map(aligned, call[:3])
+    dout, out = aligned(grad.dout), None if grad.out is None else aligned(grad.out)
+    if not (q is call.q and k is call.k and v is call.v):
+        call = call._replace(q=q, k=k, v=v)
+    if not (dout is grad.dout and out is grad.out):
+        grad = grad._replace(dout=dout, out=out)
+    return call, grad
+
+
+def _repeat(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) -> _Repeat:
+    """The parameters, but for the addresses of what a call reads and writes; no ``new_grads``."""
+    (q, k, v), (dq, dk, dv) = call[:3], made
     p = BwdParams.from_buffer_copy(launch.params)
-    p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, dout, dk, dv))
-    p.lse = grad.lse.data_ptr()
+    p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, grad.dout, dk, dv))
     p.lse_stride_token, p.lse_stride_head = grad.lse.stride()
     if grad.out is not None:
-        out = aligned(grad.out)
-        p.out = TensorView.of(out)
+        p.out = TensorView.of(grad.out)
     elif grad.delta is not None:
-        p.delta = grad.delta.data_ptr()
         p.delta_stride_token, p.delta_stride_head = grad.delta.stride()
     in_fp32 = dq.dtype == torch.float32
-    floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else q.numel())
-    scratch = torch.empty(floats, dtype=torch.float32, device=q.device)
-    p.stats, p.partial, p.semaphores, dq_sum = map(scratch.data_ptr().__add__, launch.scratch_at)
     if in_fp32:
         p.dq_acc = TensorView.of(dq)
     else:
-        p.dq_acc = TensorView(dq_sum, q.shape[1] * q.shape[2], q.shape[2])
+        p.dq_acc = TensorView(0, q.shape[1] * q.shape[2], q.shape[2])
         p.dq = TensorView.of(dq)
     if call.received is not None and grad.received_dkv is not None:
-        p.received = _received_keys(call.received, grad.received_dkv, grad.done)
-    p.stream = stream
+        views = (*call.received[:2], *grad.received_dkv)
+        r = p.received
+        r.k, r.v, r.dk, r.dv = map(TensorView.of, views)
+        r.grad_dtype = DTYPE_CODES[views[2].dtype]
     p.dtype = DTYPE_CODES[q.dtype]
     p.grad_dtype = DTYPE_CODES[dk.dtype]
     p.clear_dq = grad.dq is None
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
-    with on_device(q.device):
-        cuda_library().call("magi_attn_bwd", p)
+    floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else q.numel())
+    new_scratch = new_of((floats,), torch.float32, q.device)
+    return _Repeat(launch, Pattern(p, VARYING), (), new_scratch, in_fp32)
 
 
-def _received_keys(received: Received, dkv: Pair, done: int | None) -> ReceivedKeys:
-    views = map(TensorView.of, (received.k, received.v, *dkv))
-    arrival = received.arrival
-    word, number = (None, 0) if arrival is None else arrival
-    return ReceivedKeys(*views, word, done, number % 2**32, DTYPE_CODES[dkv[0].dtype])
+def _launch(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradients) -> bool:
+    """One pass on the current stream, without synchronisation. False: nothing was launched, because
+    the copy engine reads and writes at multiples of 16 bytes only."""
+    device, delta = call.q.device, grad.delta
+    q, k, v = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
+    dout, out = grad.dout.data_ptr(), 0 if grad.out is None else grad.out.data_ptr()
+    dq, dk, dv = made[0].data_ptr(), made[1].data_ptr(), made[2].data_ptr()
+    received = NOTHING_RECEIVED if call.received is None else _received(call.received, grad)
+    beside = received[0] | received[1] | received[2] | received[3]
+    if (q | k | v | dout | out | dq | dk | dv | beside) % 16:
+        return False
+    stream = stream_handle(device)
+    repeat.launch.tables.use_on(stream)
+    scratch = repeat.new_scratch()  # held until the launch
+    at, (stats, partial, semaphores, dq_sum) = scratch.data_ptr(), repeat.launch.scratch_at
+    params = repeat.pattern.filled(
+        q, k, v, dout, out,
+        *((dq, 0) if repeat.in_fp32 else (at + dq_sum, dq)),
+        dk, dv,
+        *received,
+        grad.lse.data_ptr(), 0 if delta is None else delta.data_ptr(),
+        at + stats, at + partial, at + semaphores, stream,
+    )  # fmt: skip
+    with on_device(device):
+        cuda_library().call("magi_attn_bwd", params)
+    return True
+
+
+def _received(received: Received, grad: GradCall) -> tuple[int, ...]:
+    """The addresses and the number of ReceivedKeys."""
+    assert grad.received_dkv is not None
+    word, number = received.arrival or (0, 0)
+    views = (received.k, received.v, *grad.received_dkv)
+    return *(x.data_ptr() for x in views), word, grad.done or 0, number % 2**32
 
 
 def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
