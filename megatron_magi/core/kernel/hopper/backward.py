@@ -28,6 +28,7 @@ from megatron_magi.core.kernel.backend import (
     refuse_received,
     row_delta,
 )
+from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.checks import (
     DTYPES,
     check_call,
@@ -35,13 +36,6 @@ from megatron_magi.core.kernel.hopper.checks import (
     widths_for,
 )
 from megatron_magi.core.kernel.hopper.choice import backward_launch
-from megatron_magi.core.kernel.hopper.form import (
-    form_of,
-    form_of_call,
-    form_of_pair,
-    keep,
-    known,
-)
 from megatron_magi.core.kernel.hopper.launch import (
     BwdLaunch,
     Gradients,
@@ -93,25 +87,35 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    repeats = call.table.cache.get("backwards")
+    if repeats is None:
+        repeats = call.table.cache.setdefault("backwards", Forms())
     form = _form(call, grad)
-    repeat: _Repeat | None = known(call.table, "backwards").get(form)
+    repeat: _Repeat | None = repeats.get(form)
     if repeat is not None:
         made = _results(repeat.new_grads, grad)
         if _launch(repeat, call, grad, made):
             return made
     made, repeat = _checked_backward(call, grad)
     if repeat is not None:
-        keep(call.table, "backwards", form, repeat)
+        repeats.keep(form, repeat)
     return made
 
 
 def _form(call: AttnCall, grad: GradCall) -> Hashable:
     """See form.py."""
+    q, k, v, _, scale, _, softcap, _, received = call
     dout, lse, delta, out, dtype, dq, dkv, deterministic, received_dkv, _ = grad
-    return (
-        form_of_call(call), form_of(dout), form_of(lse), form_of(delta), form_of(out), dtype,
-        form_of(dq), form_of_pair(dkv), deterministic, form_of_pair(received_dkv),
+    own = (
+        form_of_qkv(q, k, v), scale, softcap,
+        dout.shape, dout.stride(), dout.dtype, dout.device,
+        lse.shape, lse.stride(), lse.dtype, lse.device,
+        form_of(delta), form_of(out), dtype, form_of(dq), form_of_pair(dkv), deterministic,
     )  # fmt: skip
+    if received is None and received_dkv is None:
+        return own
+    theirs = None if received is None else (form_of_pair(received[:2]), received.travel)
+    return own, theirs, form_of_pair(received_dkv)
 
 
 def _checked_backward(call: AttnCall, grad: GradCall) -> tuple[Gradients, _Repeat | None]:

@@ -5,7 +5,7 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -15,9 +15,9 @@ from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, Pattern, TensorV
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows, refuse_received
+from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
-from megatron_magi.core.kernel.hopper.form import form_of_call, form_of_pair, keep, known
 from megatron_magi.core.kernel.hopper.launch import (
     FwdLaunch,
     HeadsKey,
@@ -59,18 +59,32 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
-    form = form_of_call(call), form_of_pair(prev), form_of_pair(into), out_dtype
-    repeat: _Repeat | None = known(call.table, "forwards").get(form)
+    repeats = call.table.cache.get("forwards")
+    if repeats is None:
+        repeats = call.table.cache.setdefault("forwards", Forms())
+    form = _form(call, prev, into, out_dtype)
+    repeat: _Repeat | None = repeats.get(form)
     places = _places(call)
     if repeat is None or (places[0] | places[1] | places[2]) % 16:
         made, repeat = _checked_forward(call, prev, into, out_dtype)
         if repeat is not None:
-            keep(call.table, "forwards", form, repeat)
+            repeats.keep(form, repeat)
         return made
     given = into if prev is None else prev
     result = (repeat.new_out(), repeat.new_lse()) if given is None else given
     _launch(repeat.tables, repeat.pattern, call, result, places)
     return result
+
+
+def _form(
+    call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
+) -> Hashable:
+    """See form.py."""
+    q, k, v, _, scale, _, softcap, sink_lse, received = call
+    form = form_of_qkv(q, k, v), scale, softcap, out_dtype
+    if sink_lse is None and prev is None and into is None and received is None:
+        return form
+    return form, form_of(sink_lse), form_of_pair(prev), form_of_pair(into), received is None
 
 
 def _checked_forward(

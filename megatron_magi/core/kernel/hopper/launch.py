@@ -116,11 +116,12 @@ def tile_counter(device: torch.device, stream: int) -> Tensor:
     a CUDA graph has its own, in the graph's memory, which every replay clears."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
-    key = (device.index, stream)
-    if key not in _counters:
+    found = _counters.get((device.index, stream))
+    if found is None:
         # Copied from the host, not filled on the device: initcheck, which is restricted to our
         # kernels, would not see a fill kernel, but it sees copies.
         with torch.inference_mode(False):
             made = torch.zeros(2, dtype=torch.int32).to(device)
-        return _counters.setdefault(key, made)  # of two threads' results, both get the first
-    return _counters[key]
+        # Of two threads' results, both get the first.
+        found = _counters.setdefault((device.index, stream), made)
+    return found

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, Received
+from megatron_magi.core.kernel.form import MOST_FORMS, Forms
 from megatron_magi.core.kernel.hopper import backward, forward
-from megatron_magi.core.kernel.hopper.form import MOST_FORMS, form_of_call, keep, known
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.plan.travel import Travel
+from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import BF16, FP16, FP32, NAMED, case, exact
 
@@ -180,18 +179,26 @@ def test_a_form_is_checked_once(
         forward(call._replace(softmax_scale=0.3))
 
 
-def test_a_table_does_not_keep_every_form() -> None:
-    table = SliceTable(masks.causal(8).slices, 8, 8)
+def test_not_every_form_is_kept() -> None:
+    forms = Forms()
     for number in range(3 * MOST_FORMS):
-        keep(table, "forwards", number, number)
-        kept = known(table, "forwards")
-        assert kept[number] == number and len(kept) <= MOST_FORMS
-    assert known(table, "backwards") == {}
+        forms.keep(number, -number)
+        assert forms[number] == -number and len(forms) <= MOST_FORMS
 
 
-def test_received_keys_are_part_of_the_form() -> None:
-    call, _ = case(MASK)
-    others = [None, Received(call.k, call.v), Received(call.k[:3], call.v[:3])]
-    others += [Received(call.k, call.v, travel=Travel(1, 2))]
-    forms = {form_of_call(call._replace(received=received)) for received in others}
-    assert len(forms) == len(others)
+def test_received_keys_are_part_of_the_form(library: abi_on_cpu.CpuLibrary) -> None:
+    """A forward refuses them, and a backward has a work list for each boundary and travel."""
+    call, dout = case(MASK)
+    forward(call)
+    with pytest.raises(NotImplementedError, match="received keys beside them"):
+        forward(call._replace(received=Received(call.k[:0], call.v[:0])))
+    grad = GradCall(dout, torch.zeros(200, 4), torch.zeros(200, 4))
+    abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
+    made = []
+    for own, travel in ((200, NO_TRAVEL), (150, NO_TRAVEL), (150, Travel(5, 9)), (150, NO_TRAVEL)):
+        parts = Received(call.k[own:].contiguous(), call.v[own:].contiguous(), travel=travel)
+        places = torch.zeros(200 - own, 2, 64), torch.zeros(200 - own, 2, 64)
+        part = call._replace(k=call.k[:own], v=call.v[:own], received=parts)
+        backward(part, grad._replace(received_dkv=places))
+        made.append(len(call.table.cache["backwards"]))
+    assert made == [1, 2, 3, 3]
