@@ -147,7 +147,7 @@ class CopyEngine:
     ) -> Sending:
         """See Transport; one call of the library, if its kernel takes the rows."""
         if not one_kernel_gathers(xs):
-            rows = gathered(self, xs, index, len(index))
+            rows = gathered(self, xs, index, index.shape[0])
             return Sending(None, self.exchange(rows, recv, counts))
         self._prepare_claim()
         slot = self.memory.addresses[self._claimed % NUM_SLOTS]

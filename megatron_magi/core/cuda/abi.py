@@ -41,7 +41,7 @@ class Pattern:
     Copying a ctypes struct and assigning its fields takes several times as long."""
 
     def __init__(self, params: Structure, names: Sequence[str]) -> None:
-        """``names`` are those fields, such as "lse" or "q.data", in the order of the struct."""
+        """``names`` are those fields, in the order of the struct: "lse", "q.data", "own.1.data"."""
         whole, end, code = bytes(params), 0, "@"
         self._parts: list[Any] = []
         for name in names:
@@ -60,11 +60,15 @@ class Pattern:
 
 
 def _place(kind: Any, name: str) -> tuple[int, Any]:
-    """The offset of a field in a struct, and its ctype; dots lead into structs in it."""
+    """The offset of a field in a struct, and its ctype; dots lead into structs and arrays in it."""
     offset = 0
     for part in name.split("."):
-        offset += getattr(kind, part).offset
-        kind = dict(kind._fields_)[part]
+        if part.isdigit():
+            kind = kind._type_
+            offset += int(part) * ctypes.sizeof(kind)
+        else:
+            offset += getattr(kind, part).offset
+            kind = dict(kind._fields_)[part]
     return offset, kind
 
 

@@ -37,7 +37,11 @@ class CpuLibrary:
     def call(self, name: str, params: ctypes.Structure | bytes) -> None:
         self.calls.append(name)
         if isinstance(params, bytes):
-            kind = {"magi_attn_fwd": FwdParams, "magi_attn_bwd": BwdParams}[name]
+            kind = {
+                "magi_attn_fwd": FwdParams, "magi_attn_bwd": BwdParams,
+                "magi_row_delta": DeltaParams, "magi_add_rows": AddParams,
+                "magi_gather_rows": GatherParams,
+            }[name]  # fmt: skip
             params = kind.from_buffer_copy(params)
         {
             "magi_attn_fwd": forward, "magi_attn_bwd": backward, "magi_row_delta": delta,

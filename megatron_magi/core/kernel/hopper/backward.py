@@ -7,6 +7,7 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -273,15 +274,25 @@ def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
 def kernel_delta(out_THD: Tensor, dout_THD: Tensor) -> Tensor:
     """delta as fp32 [T, H], by one launch on the current stream."""
     out, dout = aligned(out_THD), aligned(dout_THD)
-    made = torch.empty(out.shape[:2], dtype=torch.float32, device=out.device)
-    params = DeltaParams(
-        TensorView.of(out),
-        TensorView.of(dout),
-        made.data_ptr(),
-        stream_handle(out.device),
-        *out.shape,
-        DTYPE_CODES[out.dtype],
-    )
+    pattern, new_delta = _row_delta(out.shape, out.stride(), dout.stride(), out.dtype, out.device)
+    made = new_delta()
+    stream = stream_handle(out.device)
+    params = pattern.filled(out.data_ptr(), dout.data_ptr(), made.data_ptr(), stream)
     with on_device(out.device):
         cuda_library().call("magi_row_delta", params)
     return made
+
+
+@lru_cache(maxsize=64)
+def _row_delta(
+    shape: torch.Size,
+    out: tuple[int, ...],
+    dout: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Pattern, Callable[[], Tensor]]:
+    """The parameters but for addresses, from the strides of both tensors, and what makes delta."""
+    views = (TensorView(0, *strides[:2]) for strides in (out, dout))
+    params = DeltaParams(*views, 0, 0, *shape, DTYPE_CODES[dtype])
+    new_delta = new_of(tuple(shape[:2]), torch.float32, device)
+    return Pattern(params, ("out.data", "dout.data", "delta", "stream")), new_delta
