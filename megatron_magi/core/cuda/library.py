@@ -138,9 +138,11 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what Trito
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """A context in which launches go to ``device``. Switching costs microseconds, so it happens
     only if the device is not the current one."""
-    if torch.cuda.current_device() == device.index:
+    if _current_device() == device.index:
         return _HERE
     return torch.cuda.device(device)
 
 
 _HERE: AbstractContextManager[object] = nullcontext()
+# Without the look whether CUDA has been initialised, which torch.cuda.current_device takes.
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)

@@ -159,7 +159,7 @@ def test_the_stream_is_the_current_one_of_the_device(monkeypatch: pytest.MonkeyP
 
 
 def test_the_device_is_switched_only_if_it_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(module, "_current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: f"switched to {device}")
     assert isinstance(module.on_device(torch.device("cuda", 1)), nullcontext)
     assert module.on_device(GPU) == "switched to cuda:0"

@@ -111,7 +111,9 @@ def _form(call: AttnCall, grad: GradCall) -> Hashable:
         form_of_qkv(q, k, v), scale, softcap,
         dout.shape, dout.stride(), dout.dtype, dout.device,
         lse.shape, lse.stride(), lse.dtype, lse.device,
-        form_of(delta), form_of(out), dtype, form_of(dq), form_of_pair(dkv), deterministic,
+        None if delta is None else form_of(delta), None if out is None else form_of(out), dtype,
+        None if dq is None else form_of(dq), None if dkv is None else form_of_pair(dkv),
+        deterministic,
     )  # fmt: skip
     if received is None and received_dkv is None:
         return own
