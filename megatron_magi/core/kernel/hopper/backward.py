@@ -61,8 +61,8 @@ VARYING = (
     *(f"received.{name}" for name in ("arrival", "done", "arrival_number")),
     *("lse", "delta", "stats", "partial", "semaphores", "stream"),
 )
-"""The fields of BwdParams in which calls of one form differ."""
-NOTHING_RECEIVED = (0,) * 7
+"""The fields of BwdParams in which calls of one form differ; those of received keys only where
+there are such keys."""
 
 
 class _Repeat(NamedTuple):
@@ -217,7 +217,9 @@ def _repeat(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) 
     p.softcap = call.softcap
     floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else q.numel())
     new_scratch = new_of((floats,), torch.float32, q.device)
-    return _Repeat(launch, Pattern(p, VARYING), (), new_scratch, in_fp32)
+    receives = call.received is not None
+    names = [name for name in VARYING if receives or not name.startswith("received.")]
+    return _Repeat(launch, Pattern(p, names), (), new_scratch, in_fp32)
 
 
 def _launch(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradients) -> bool:
@@ -227,9 +229,12 @@ def _launch(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradients) ->
     q, k, v = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
     dout, out = grad.dout.data_ptr(), 0 if grad.out is None else grad.out.data_ptr()
     dq, dk, dv = made[0].data_ptr(), made[1].data_ptr(), made[2].data_ptr()
-    received = NOTHING_RECEIVED if call.received is None else _received(call.received, grad)
-    beside = received[0] | received[1] | received[2] | received[3]
-    if (q | k | v | dout | out | dq | dk | dv | beside) % 16:
+    received: tuple[int, ...] = ()
+    if call.received is not None:
+        received = _received(call.received, grad)
+        if any(place % 16 for place in received[:4]):
+            return False
+    if (q | k | v | dout | out | dq | dk | dv) % 16:
         return False
     stream = stream_handle(device)
     repeat.launch.tables.use_on(stream)

@@ -170,14 +170,14 @@ def _launch(
     """Launch a call that the copy engine can read; ``places`` are the addresses of q, k and v."""
     device, most, sinks = call.q.device, call.max_logits, call.sink_lse
     stream = stream_handle(device)
-    tables.use_on(stream)
+    captured = tables.use_on(stream)
     params = pattern.filled(
         *places,
         result[0].data_ptr(),
         result[1].data_ptr(),
         0 if sinks is None else sinks.data_ptr(),
         0 if most is None else most.data_ptr(),
-        tile_counter(device, stream).data_ptr(),
+        tile_counter(device, stream, captured).data_ptr(),
         stream,
     )
     with on_device(device):

@@ -111,10 +111,11 @@ def is_aligned(x: Tensor) -> bool:
 _counters: dict[tuple[int, int], Tensor] = {}
 
 
-def tile_counter(device: torch.device, stream: int) -> Tensor:
-    """int32 [2], zero between launches; one per stream, because a launch counts in it. A launch in
-    a CUDA graph has its own, in the graph's memory, which every replay clears."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+def tile_counter(device: torch.device, stream: int, captured: bool = False) -> Tensor:
+    """int32 [2], zero between launches; one per stream, because a launch counts in it. A launch
+    that is captured into a CUDA graph has its own, in the graph's memory, which every replay
+    clears."""
+    if captured:
         return torch.zeros(2, dtype=torch.int32, device=device)
     found = _counters.get((device.index, stream))
     if found is None:
