@@ -6,7 +6,7 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from megatron_magi.core.cuda.abi import (
     BwdParams,
     DeltaParams,
     Pattern,
+    ReceivedKeys,
     TensorView,
 )
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
@@ -137,8 +138,9 @@ def _checked_backward(call: AttnCall, grad: GradCall) -> tuple[Gradients, _Repea
     if call.table.num_q == 0 or call.table.num_k == 0:
         return _without_tokens(made, grad), None
     readable, grads = _readable(call, grad)
-    repeat = _repeat(_launch_of(call, grad.deterministic), readable, grads, made)
-    repeat = repeat._replace(new_grads=new_grads)
+    launch = _launch_of(call, grad.deterministic)
+    params = _params(launch, readable, grads, made)
+    repeat = _repeat(launch, params, new_grads, made[0], call.received is not None)
     launched = _launch(repeat, readable, grads, made)
     assert launched, "the checks and the copies leave nothing that a kernel cannot read"
     return made, repeat if readable is call and grads is asked else None
@@ -189,8 +191,8 @@ def _readable(call: AttnCall, grad: GradCall) -> tuple[AttnCall, GradCall]:
     return call, grad
 
 
-def _repeat(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) -> _Repeat:
-    """The parameters, but for the addresses of what a call reads and writes; no ``new_grads``."""
+def _params(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) -> BwdParams:
+    """The parameters, but for what differs in calls of one form."""
     (q, k, v), (dq, dk, dv) = call[:3], made
     p = BwdParams.from_buffer_copy(launch.params)
     p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, grad.dout, dk, dv))
@@ -199,27 +201,40 @@ def _repeat(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) 
         p.out = TensorView.of(grad.out)
     elif grad.delta is not None:
         p.delta_stride_token, p.delta_stride_head = grad.delta.stride()
-    in_fp32 = dq.dtype == torch.float32
-    if in_fp32:
+    if dq.dtype == torch.float32:
         p.dq_acc = TensorView.of(dq)
     else:
         p.dq_acc = TensorView(0, q.shape[1] * q.shape[2], q.shape[2])
         p.dq = TensorView.of(dq)
     if call.received is not None and grad.received_dkv is not None:
-        views = (*call.received[:2], *grad.received_dkv)
-        r = p.received
-        r.k, r.v, r.dk, r.dv = map(TensorView.of, views)
-        r.grad_dtype = DTYPE_CODES[views[2].dtype]
+        _describe_received(p.received, (*call.received[:2], *grad.received_dkv))
     p.dtype = DTYPE_CODES[q.dtype]
     p.grad_dtype = DTYPE_CODES[dk.dtype]
     p.clear_dq = grad.dq is None
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
-    floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else q.numel())
-    new_scratch = new_of((floats,), torch.float32, q.device)
-    receives = call.received is not None
+    return p
+
+
+def _describe_received(keys: ReceivedKeys, views: Sequence[Tensor]) -> None:
+    """``views``: k and v of received keys, and the places of their gradients."""
+    keys.k, keys.v, keys.dk, keys.dv = map(TensorView.of, views)
+    keys.grad_dtype = DTYPE_CODES[views[2].dtype]
+
+
+def _repeat(
+    launch: BwdLaunch,
+    params: BwdParams,
+    new_grads: tuple[Callable[[], Tensor], ...],
+    dq: Tensor,
+    receives: bool,
+) -> _Repeat:
+    """``dq``: where it is written; ``receives``: whether there are received keys."""
     names = [name for name in VARYING if receives or not name.startswith("received.")]
-    return _Repeat(launch, Pattern(p, names), (), new_scratch, in_fp32)
+    in_fp32 = dq.dtype == torch.float32
+    floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else dq.numel())
+    new_scratch = new_of((floats,), torch.float32, dq.device)
+    return _Repeat(launch, Pattern(params, names), new_grads, new_scratch, in_fp32)
 
 
 def _launch(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradients) -> bool:
