@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from megatron_magi.core.cuda.abi import (
     AddParams,
     GatherParams,
     Pattern,
-    fill_rows,
 )
 from megatron_magi.core.cuda.library import (
     CudaLibrary,
@@ -117,23 +116,37 @@ def _fill_strides(params: Any, parts: dict[str, Sequence[Lies]]) -> list[str]:
     return names
 
 
-def one_kernel_gathers(xs: Sequence[Tensor]) -> bool:
-    """Whether the loaded library gathers rows of these tensors in one call."""
-    library = _library_for(xs[0].device, *xs)
-    return library is not None and len(xs) <= MAX_ROW_PARTS and not _has_many_shapes(xs)
+class Beside(NamedTuple):
+    """``gather_rows`` to rows side by side, of tensors that one kernel gathers."""
+
+    pattern: Pattern
+    row_bytes: int
+    """Of one tensor."""
+
+    def params(self, xs: Sequence[Tensor], index: Tensor, into: int) -> bytes:
+        """The bytes of GatherParams for rows that are written from an address on."""
+        targets = range(into, into + len(xs) * self.row_bytes, self.row_bytes)
+        places = *(x.data_ptr() for x in xs), *targets, index.data_ptr()
+        return self.pattern.filled(*places, stream_handle(index.device))
 
 
-def fill_gather(params: GatherParams, xs: Sequence[Tensor], index: Tensor, into: int) -> None:
-    """Describe ``gather_rows`` of tensors that one kernel gathers to rows side by side at an
-    address."""
-    row_bytes = xs[0].shape[1:].numel() * xs[0].element_size()
-    params.index = index.data_ptr()
-    params.stream = stream_handle(xs[0].device)
-    params.num_rows, params.row_bytes, params.num_parts = index.shape[0], row_bytes, len(xs)
-    fill_rows(params.src, xs)
-    for i in range(len(xs)):
-        target = params.dst[i]
-        target.data, target.stride = into + i * row_bytes, len(xs) * row_bytes
+def gather_beside(xs: Sequence[Tensor], num_rows: int) -> Beside | None:
+    """How the loaded library gathers rows of these tensors side by side in one call; None: it does
+    not."""
+    if loaded_cuda_library(xs[0].device) is None or any(x.data_ptr() % 16 for x in xs):
+        return None
+    return _gathering_beside(num_rows, *[(x.shape, x.stride(), x.dtype) for x in xs])
+
+
+@lru_cache(maxsize=256)
+def _gathering_beside(num_rows: int, *xs: Lies) -> Beside | None:
+    (_, *row), _, dtype = xs[0]
+    if any(list(shape[1:]) != row for shape, _, _ in xs):
+        return None
+    width = math.prod(row)
+    part = torch.Size((num_rows, width)), (len(xs) * width, 1), dtype
+    pattern = _gathering(len(xs), num_rows, *xs, *[part] * len(xs))
+    return None if pattern is None else Beside(pattern, width * dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -274,20 +287,10 @@ def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
     return any(x.shape[1:] != first for x in xs[1:])
 
 
-def _library_for(device: torch.device, *xs: Tensor) -> CudaLibrary | None:
-    """The CUDA library if it is loaded and can take these tensors."""
-    library = loaded_cuda_library(device)
-    return library if library is not None and all(map(_fits, xs)) else None
-
-
-def _fits(x: Tensor) -> bool:
-    """Whether rows are 16-byte aligned, without gaps in a row, and of a dtype with kernels."""
-    return x.data_ptr() % 16 == 0 and _is_packed(x.shape, x.stride(), x.dtype)
-
-
 @lru_cache(maxsize=1024)
 def _is_packed(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """`_fits` of tensors that begin at a multiple of 16 bytes."""
+    """Whether rows are without gaps in a row, of a dtype with kernels, and at multiples of 16 bytes
+    if the first one is."""
     if dtype not in DTYPE_CODES:
         return False
     width = 1
