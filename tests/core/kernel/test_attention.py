@@ -211,6 +211,8 @@ def tensors(t: int = 4, s: int = 4, h: int = 2, g: int = 2, d: int = 4) -> list[
     "change, error, text",
     [
         (lambda x: x.__setitem__(1, x[1].double()), TypeError, "share q's dtype torch.float32"),
+        (lambda x: x.__setitem__(2, x[2].double()), TypeError, "share q's dtype torch.float32"),
+        (lambda x: x.__setitem__(1, x[1].to("meta")), ValueError, "must be on q's device cpu"),
         (lambda x: x.__setitem__(0, x[0].int()), TypeError, "must be fp16, bf16"),
         (lambda x: x.__setitem__(0, x[0][None]), ValueError, "fold the batch into the tokens"),
         (lambda x: x.__setitem__(1, x[1][:3]), ValueError, "k and v must have equal tokens"),
@@ -219,6 +221,7 @@ def tensors(t: int = 4, s: int = 4, h: int = 2, g: int = 2, d: int = 4) -> list[
         (lambda x: x.__setitem__(0, torch.zeros(4, 3, 4)), ValueError, "got 3 and 2"),
         (lambda x: x.__setitem__(slice(1, 3), [torch.zeros(4, 0, 4)] * 2), ValueError, "and 0"),
         (lambda x: x.__setitem__(0, torch.zeros(4, 4, 2).mT), ValueError, "contiguous in head_dim"),
+        (lambda x: x.__setitem__(2, torch.zeros(4, 4, 2).mT), ValueError, "contiguous in head_dim"),
         (lambda x: x.__setitem__(2, x[2].to("meta")), ValueError, "must be on q's device cpu"),
     ],
 )

@@ -42,6 +42,8 @@ CALLS: dict[str, Change] = {
     "a scale": lambda c: (c._replace(softmax_scale=0.2), {}),
     "a cap": lambda c: (c._replace(softcap=0.7), {}),
     "rows with gaps": lambda c: (c._replace(q=moved(c.q, 0, 8), v=moved(c.v, 0, 16)), {}),
+    "keys with gaps": lambda c: (c._replace(k=moved(c.k, 0, 8)), {}),
+    "values with gaps": lambda c: (c._replace(v=moved(c.v, 0, 8)), {}),
     "rows that are copied": lambda c: (c._replace(q=moved(c.q, 0, 1), k=moved(c.k, 0, 3)), {}),
     "another base": lambda c: (c._replace(q=moved(c.q, 8), k=moved(c.k), v=moved(c.v)), {}),
     "a base that is copied": lambda c: (c._replace(q=moved(c.q, 1)), {}),
@@ -79,9 +81,11 @@ def test_a_forward_does_what_it_does_on_a_table_of_its_own(
         ({"softcap": 1e9}, {}, "softcap must be"),
         ({"q": torch.zeros(200, 4, 64)}, {}, "take bf16 and fp16"),
         ({"k": torch.zeros(199, 2, 64, dtype=BF16)}, {}, "must have the lengths"),
+        ({"q": torch.zeros(199, 4, 64, dtype=BF16)}, {}, "must have the lengths"),
         ({"sink_lse": torch.zeros(3)}, {}, "sink_lse must be"),
         ({}, {"out_dtype": FP16}, "out_dtype must be"),
         ({}, {"prev": (torch.zeros(200, 4, 64, dtype=BF16), torch.zeros(200, 4))}, "to continue"),
+        ({}, {"prev": (torch.zeros(200, 4, 64), torch.zeros(200, 3))}, "must be out"),
         ({}, {"into": (torch.zeros(200, 4, 64), torch.zeros(200, 4).half())}, "lse in fp32"),
         ({}, {"into": (torch.zeros(200, 64, 4).mT, torch.zeros(200, 4))}, "last dimension"),
     ],
@@ -92,6 +96,7 @@ def test_what_a_forward_refuses_it_refuses_also_after_a_good_call(
     call, _ = case(MASK)
     forward(call)
     forward(call, into=continued(call))
+    forward(call, prev=continued(call))
     launched = len(library.calls)
     for _ in range(2):
         with pytest.raises((TypeError, ValueError), match=text):
@@ -113,6 +118,9 @@ GRADS: dict[str, Callable[[GradCall], dict[str, Any]]] = {
     "delta by heads": lambda g: {"delta": torch.zeros(4, 200).T},
     "in a fixed order": lambda g: {"deterministic": True},
     "dq is added to": lambda g: {"dq": torch.ones(g.dout.shape)},
+    "dk and dv with gaps": lambda g: {
+        "dkv": (moved(torch.ones(200, 2, 64), 0, 4), moved(torch.ones(200, 2, 64), 0, 8))
+    },
     "dk and dv elsewhere": lambda g: {"dkv": (torch.ones(200, 2, 64), torch.ones(200, 2, 64))},
 }
 
@@ -140,7 +148,9 @@ def test_a_backward_does_what_it_does_on_a_table_of_its_own(
         ({"delta": None}, "either delta or out"),
         ({"out": torch.zeros(200, 4, 64, dtype=BF16)}, "either delta or out"),
         ({"dout": torch.zeros(200, 4, 32, dtype=BF16)}, "dout must have"),
+        ({"dout": torch.zeros(199, 4, 64, dtype=BF16)}, "dout must have"),
         ({"lse": torch.zeros(200, 3)}, "lse must be"),
+        ({"lse": torch.zeros(199, 4)}, "lse must be"),
         ({"delta": torch.zeros(200, 4).double()}, "delta must be"),
         ({"dq": torch.zeros(200, 4, 64, dtype=BF16)}, "dq must be written"),
         ({"dq": moved(torch.zeros(200, 4, 64), 1)}, "dq must be written"),
@@ -163,6 +173,22 @@ def test_what_a_backward_refuses_it_refuses_also_after_a_good_call(
         with pytest.raises((TypeError, ValueError), match=text):
             backward(call, grad._replace(**change))
     assert len(library.calls) == launched
+
+
+def test_the_numbers_of_a_backward_are_part_of_its_form(library: abi_on_cpu.CpuLibrary) -> None:
+    call, dout = case(MASK)
+    abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
+    grad = GradCall(dout, torch.full((200, 4), 2.0), torch.zeros(200, 4))
+    forms = []
+    for change, fixed in (({}, False), ({"softmax_scale": 0.2}, False), ({"softcap": 0.7}, False),
+                          ({}, True), ({}, False)):  # fmt: skip
+        asked = call._replace(**change)  # type: ignore[arg-type]
+        alone = asked._replace(table=SliceTable(MASK.slices, 200, 200))
+        given = grad._replace(deterministic=fixed)
+        for got, want in zip(backward(asked, given), backward(alone, given), strict=True):
+            assert torch.equal(got, want)
+        forms.append(len(call.table.cache["backwards"]))
+    assert forms == [1, 2, 3, 4, 4]
 
 
 def test_a_form_is_checked_once(
