@@ -228,3 +228,26 @@ def test_received_keys_are_part_of_the_form(library: abi_on_cpu.CpuLibrary) -> N
         backward(part, grad._replace(received_dkv=places))
         made.append(len(call.table.cache["backwards"]))
     assert made == [1, 2, 3, 3]
+
+
+def test_received_rows_are_checked_also_after_good_ones(library: abi_on_cpu.CpuLibrary) -> None:
+    """They are read and written where they are, so other bases and gaps are refused, not copied."""
+    call, dout = case(MASK)
+    abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
+    k, v = call.k[150:].contiguous(), call.v[150:].contiguous()
+    room = torch.zeros(50, 2, 64)
+    grad = GradCall(dout, torch.zeros(200, 4), torch.zeros(200, 4))
+    part = call._replace(k=call.k[:150], v=call.v[:150])
+
+    def run(k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
+        backward(part._replace(received=Received(k, v)), grad._replace(received_dkv=(dk, dv)))
+
+    run(k, v, room, room.clone())
+    run(moved(k, 0, 8), v, moved(room, 0, 4), room)
+    assert len(library.calls) == 2
+    for bad in ((moved(k, 1), v, room, room), (k, moved(v, 0, 1), room, room),
+                (k, v, moved(room, 1), room), (k, v, room, room.half()),
+                (k[:49], v[:49], room, room)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"must be|must have"):
+            run(*bad)
+    assert len(library.calls) == 2
