@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.rows import fill_gather, one_kernel_gathers
+from megatron_magi.core.comm.rows import gather_beside
 from megatron_magi.core.comm.symmetric_memory import NUM_SLOTS, SymmetricMemory, view_of
 from megatron_magi.core.comm.transport import DeviceWord, RowCounts, Sending, gathered
 from megatron_magi.core.cuda.abi import Pull, SendParams
@@ -92,9 +92,8 @@ class CopyEngine:
         self._pulls = (Pull * peers)()
         flags = ctypes.addressof(memory.flags)
         self._send = SendParams()
-        self._claim, self._gather, self._params = (
-            self._send.claim, self._send.gather, self._send.exchange,
-        )  # fmt: skip
+        self._claim, self._params = self._send.claim, self._send.exchange
+        self._gather = ctypes.addressof(self._send) + SendParams.gather.offset
         self._claim.flags = self._params.flags = flags
         self._claim.num_peers = self._params.num_peers = peers
         self._params.pulls = ctypes.addressof(self._pulls)
@@ -146,12 +145,14 @@ class CopyEngine:
         self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
     ) -> Sending:
         """See Transport; one call of the library, if its kernel takes the rows."""
-        if not one_kernel_gathers(xs):
-            rows = gathered(self, xs, index, len(index))
+        beside = gather_beside(xs, index.shape[0])
+        if beside is None:
+            rows = gathered(self, xs, index, index.shape[0])
             return Sending(None, self.exchange(rows, recv, counts))
         self._prepare_claim()
         slot = self.memory.addresses[self._claimed % NUM_SLOTS]
-        fill_gather(self._gather, xs, index, slot)
+        gather = beside.params(xs, index, slot)
+        ctypes.memmove(self._gather, gather, len(gather))
         return Sending(None, self._begin("magi_send_rows", self._send, recv, counts, 0))
 
     def exchange(

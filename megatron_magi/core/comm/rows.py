@@ -5,8 +5,11 @@ Both give equal bits, because they sum in the accumulation dtype and in the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ from megatron_magi.core.cuda.abi import (
     MAX_ROW_PARTS,
     AddParams,
     GatherParams,
-    fill_rows,
+    Pattern,
 )
 from megatron_magi.core.cuda.library import (
     CudaLibrary,
@@ -49,45 +52,101 @@ def gather_rows(
     if index is not None and index.dtype != torch.int32:
         raise TypeError(f"index must be int32, got {index.dtype}; the kernel reads 4 bytes a row")
     num_rows = into[0].shape[0] if num_rows is None else num_rows
-    library = _library_for(xs[0].device, *xs, *into)
+    library = loaded_cuda_library(xs[0].device)
     if library is not None and _has_many_shapes(xs):
         for x, target in zip(xs, into, strict=True):
             gather_rows([x], index, [target], num_rows)
         return
-    if library is None or len(xs) > MAX_ROW_PARTS:
-        for x, target in zip(xs, into, strict=True):
-            target[:num_rows].copy_(x if index is None else x.index_select(0, index))
+    if library is not None and _gather_by_kernel(library, xs, index, into, num_rows):
         return
-    params = GatherParams(
-        index=None if index is None else index.data_ptr(),
-        stream=stream_handle(xs[0].device),
-        num_rows=num_rows,
-        row_bytes=xs[0].shape[1:].numel() * xs[0].element_size(),
-        num_parts=len(xs),
-    )
-    for place, given in ((params.src, xs), (params.dst, into)):
-        fill_rows(place, given)
-    with on_device(xs[0].device):
+    for x, target in zip(xs, into, strict=True):
+        target[:num_rows].copy_(x if index is None else x.index_select(0, index))
+
+
+def _gather_by_kernel(
+    library: CudaLibrary,
+    xs: Sequence[Tensor],
+    index: Tensor | None,
+    into: Sequence[Tensor],
+    num_rows: int,
+) -> bool:
+    """Gather rows of one shape by one kernel; False: it does not take these tensors."""
+    both = (*xs, *into)
+    places = [x.data_ptr() for x in both]
+    pattern = _gathering(len(xs), num_rows, *[(x.shape, x.stride(), x.dtype) for x in both])
+    if pattern is None or any(place % 16 for place in places):
+        return False
+    device = xs[0].device
+    at = 0 if index is None else index.data_ptr()
+    params = pattern.filled(*places, at, stream_handle(device))
+    with on_device(device):
         library.call("magi_gather_rows", params)
+    return True
 
 
-def one_kernel_gathers(xs: Sequence[Tensor]) -> bool:
-    """Whether the loaded library gathers rows of these tensors in one call."""
-    library = _library_for(xs[0].device, *xs)
-    return library is not None and len(xs) <= MAX_ROW_PARTS and not _has_many_shapes(xs)
+Lies = tuple[torch.Size, tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
 
 
-def fill_gather(params: GatherParams, xs: Sequence[Tensor], index: Tensor, into: int) -> None:
-    """Describe ``gather_rows`` of tensors that one kernel gathers to rows side by side at an
-    address."""
-    row_bytes = xs[0].shape[1:].numel() * xs[0].element_size()
-    params.index = index.data_ptr()
-    params.stream = stream_handle(xs[0].device)
-    params.num_rows, params.row_bytes, params.num_parts = len(index), row_bytes, len(xs)
-    fill_rows(params.src, xs)
-    for i in range(len(xs)):
-        target = params.dst[i]
-        target.data, target.stride = into + i * row_bytes, len(xs) * row_bytes
+@lru_cache(maxsize=256)  # the layers and microbatches of a plan are alike
+def _gathering(num_parts: int, num_rows: int, *both: Lies) -> Pattern | None:
+    """The parameters for tensors that lie like these, but for addresses; None: no kernel takes
+    them.
+
+    Args:
+        both: ``num_parts`` sources, and as many targets.
+    """
+    if num_parts > MAX_ROW_PARTS or not all(_is_packed(*x) for x in both):
+        return None
+    (_, *row), _, dtype = both[0]
+    row_bytes = math.prod(row) * dtype.itemsize
+    params = GatherParams(num_rows=num_rows, row_bytes=row_bytes, num_parts=num_parts)
+    names = _fill_strides(params, {"src": both[:num_parts], "dst": both[num_parts:]})
+    return Pattern(params, [*names, "index", "stream"])
+
+
+def _fill_strides(params: Any, parts: dict[str, Sequence[Lies]]) -> list[str]:
+    """Fill in the strides of tensors by their arrays of Rows, and return the names of the fields
+    that say where they are."""
+    names = []
+    for name, some in parts.items():
+        for i, (_, strides, dtype) in enumerate(some):
+            getattr(params, name)[i].stride = strides[0] * dtype.itemsize
+            names.append(f"{name}.{i}.data")
+    return names
+
+
+class Beside(NamedTuple):
+    """``gather_rows`` to rows side by side, of tensors that one kernel gathers."""
+
+    pattern: Pattern
+    row_bytes: int
+    """Of one tensor."""
+
+    def params(self, xs: Sequence[Tensor], index: Tensor, into: int) -> bytes:
+        """The bytes of GatherParams for rows that are written from an address on."""
+        targets = range(into, into + len(xs) * self.row_bytes, self.row_bytes)
+        places = *(x.data_ptr() for x in xs), *targets, index.data_ptr()
+        return self.pattern.filled(*places, stream_handle(index.device))
+
+
+def gather_beside(xs: Sequence[Tensor], num_rows: int) -> Beside | None:
+    """How the loaded library gathers rows of these tensors side by side in one call; None: it does
+    not."""
+    if loaded_cuda_library(xs[0].device) is None or any(x.data_ptr() % 16 for x in xs):
+        return None
+    return _gathering_beside(num_rows, *[(x.shape, x.stride(), x.dtype) for x in xs])
+
+
+@lru_cache(maxsize=256)
+def _gathering_beside(num_rows: int, *xs: Lies) -> Beside | None:
+    (_, *row), _, dtype = xs[0]
+    if any(list(shape[1:]) != row for shape, _, _ in xs):
+        return None
+    width = math.prod(row)
+    part = torch.Size((num_rows, width)), (len(xs) * width, 1), dtype
+    pattern = _gathering(len(xs), num_rows, *xs, *[part] * len(xs))
+    return None if pattern is None else Beside(pattern, width * dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -142,14 +201,12 @@ def _add(
     peers: Sequence[slice],
     targets: Sequence[Tensor],
 ) -> None:
-    library = _library_for(own[0].device, *own, *received, *targets)
+    library = loaded_cuda_library(own[0].device)
     if library is not None and _has_many_shapes(own):
         for i in range(len(own)):
             _add(own[i : i + 1], received[i : i + 1], sources, peers, targets[i : i + 1])
         return
-    fits = len(own) <= MAX_ROW_PARTS and all(x.dtype == torch.float32 for x in own)
-    if library is not None and fits and own[0].shape[1:].numel() % 8 == 0:
-        _add_by_kernel(library, own, received, sources, targets)
+    if library is not None and _add_by_kernel(library, own, received, sources, targets):
         return
     owners = sources.owners.here()
     for rows in peers:
@@ -166,21 +223,43 @@ def _add_by_kernel(
     received: Sequence[Tensor],
     sources: RowSources,
     targets: Sequence[Tensor],
-) -> None:
-    params = AddParams(
-        begin=sources.begin.here().data_ptr(),
-        sources=sources.sources.here().data_ptr(),
-        stream=stream_handle(own[0].device),
-        num_rows=own[0].shape[0],
-        width=own[0].shape[1:].numel(),
-        num_parts=len(own),
-        received_dtype=DTYPE_CODES[received[0].dtype],
-        dst_dtype=DTYPE_CODES[targets[0].dtype],
-    )
-    for place, given in ((params.own, own), (params.received, received), (params.dst, targets)):
-        fill_rows(place, given)
-    with on_device(own[0].device):
+) -> bool:
+    """Add rows of one shape by one kernel; False: it does not take these tensors."""
+    xs = (*own, *received, *targets)
+    places = [x.data_ptr() for x in xs]
+    pattern = _adding(len(own), *[(x.shape, x.stride(), x.dtype) for x in xs])
+    if pattern is None or any(place % 16 for place in places):
+        return False
+    device = own[0].device
+    tables = sources.begin.here().data_ptr(), sources.sources.here().data_ptr()
+    params = pattern.filled(*places, *tables, stream_handle(device))
+    with on_device(device):
         library.call("magi_add_rows", params)
+    return True
+
+
+@lru_cache(maxsize=256)  # the layers and microbatches of a plan are alike
+def _adding(num_parts: int, *xs: Lies) -> Pattern | None:
+    """The parameters for tensors that lie like these, but for addresses; None: no kernel adds them.
+
+    Args:
+        xs: of the own, the received and the resulting rows, ``num_parts`` of each.
+    """
+    own, received, targets = (xs[i : i + num_parts] for i in range(0, 3 * num_parts, num_parts))
+    (num_rows, *row), _, _ = own[0]
+    width = math.prod(row)
+    fits = num_parts <= MAX_ROW_PARTS and all(dtype == torch.float32 for _, _, dtype in own)
+    if not fits or width % 8 or not all(_is_packed(*x) for x in xs):
+        return None
+    params = AddParams(
+        num_rows=num_rows,
+        width=width,
+        num_parts=num_parts,
+        received_dtype=DTYPE_CODES[received[0][2]],
+        dst_dtype=DTYPE_CODES[targets[0][2]],
+    )
+    names = _fill_strides(params, {"own": own, "received": received, "dst": targets})
+    return Pattern(params, [*names, "begin", "sources", "stream"])
 
 
 def head_start(device: torch.device) -> None:
@@ -203,21 +282,16 @@ def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
     return any(x.shape[1:] != first for x in xs[1:])
 
 
-def _library_for(device: torch.device, *xs: Tensor) -> CudaLibrary | None:
-    """The CUDA library if it is loaded and can take these tensors."""
-    library = loaded_cuda_library(device)
-    return library if library is not None and all(map(_fits, xs)) else None
-
-
-def _fits(x: Tensor) -> bool:
-    """Whether rows are 16-byte aligned, without gaps in a row, and of a dtype with kernels."""
-    if x.dtype not in DTYPE_CODES or x.data_ptr() % 16:
+@lru_cache(maxsize=1024)
+def _is_packed(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether rows are without gaps in a row, of a dtype with kernels, and at multiples of 16 bytes
+    if the first one is."""
+    if dtype not in DTYPE_CODES:
         return False
-    shape, strides, size = x.shape, x.stride(), x.element_size()
     width = 1
     for i in range(len(shape) - 1, 0, -1):
         length = shape[i]
         if length != 1 and strides[i] != width:
             return False
         width *= length
-    return not (width * size % 16 or strides[0] * size % 16)
+    return not (width * dtype.itemsize % 16 or strides[0] * dtype.itemsize % 16)

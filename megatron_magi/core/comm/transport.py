@@ -122,7 +122,7 @@ class AllToAll:
     def send_rows(
         self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
     ) -> Sending:
-        rows = gathered(self, xs, index, len(index))
+        rows = gathered(self, xs, index, index.shape[0])
         return Sending(rows, self.exchange(rows, recv, counts))
 
     def exchange(

@@ -15,7 +15,8 @@ from megatron_magi.core.cuda.abi import DTYPE_CODES, CudaKernelError, check_abi
 
 logger = logging.getLogger("megatron_magi")
 
-_Message = ctypes.c_char * 512
+_MESSAGE_BYTES = 512
+_Message = ctypes.c_char * _MESSAGE_BYTES
 
 
 class CudaLibrary:
@@ -26,10 +27,11 @@ class CudaLibrary:
         self.handle = ctypes.PyDLL(str(path))
         check_abi(self.handle, path)
 
-    def call(self, name: str, params: ctypes.Structure) -> None:
-        """Run a function of the C ABI."""
+    def call(self, name: str, params: ctypes.Structure | bytes) -> None:
+        """Run a function of the C ABI; bytes are those of the struct, which it only reads."""
         message = _Message()
-        code = getattr(self.handle, name)(ctypes.byref(params), message, len(message))
+        given = params if isinstance(params, bytes) else ctypes.byref(params)
+        code = getattr(self.handle, name)(given, message, _MESSAGE_BYTES)
         if code != 0:
             raise CudaKernelError(f"{name} failed with code {code}: {message.value.decode()}")
 
@@ -136,6 +138,11 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what Trito
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """A context in which launches go to ``device``. Switching costs microseconds, so it happens
     only if the device is not the current one."""
-    if torch.cuda.current_device() == device.index:
-        return nullcontext()
+    if _current_device() == device.index:
+        return _HERE
     return torch.cuda.device(device)
+
+
+_HERE: AbstractContextManager[object] = nullcontext()
+# Without the look whether CUDA has been initialised, which torch.cuda.current_device takes.
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)

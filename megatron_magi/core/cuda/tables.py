@@ -65,17 +65,19 @@ class DeviceBuffer:
             self.use_on(stream_handle(self.data.device))
         return self.data
 
-    def use_on(self, handle: int) -> None:
+    def use_on(self, handle: int) -> bool:
         """Make launches on the current stream, which has this handle, wait for the upload, and keep
-        the data alive until they have run."""
+        the data alive until they have run. Returns whether they are captured into a CUDA graph."""
         if torch.cuda.is_current_stream_capturing():  # also on a stream that was used before
-            return self._use_in_graph()
+            self._use_in_graph()
+            return True
         if handle not in self.streams:
             assert self.ready is not None, "there are no streams on the CPU"
             stream = torch.cuda.current_stream(self.data.device)
             stream.wait_event(self.ready)
             self.data.record_stream(stream)
             self.streams.add(handle)
+        return False
 
     def _use_in_graph(self) -> None:
         """A graph may be replayed at any time, so the data stays until the process ends."""

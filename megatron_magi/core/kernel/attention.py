@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +15,12 @@ from megatron_magi.checks import flag, instance, word
 from megatron_magi.core.kernel.autograd import refuse_tangents
 from megatron_magi.core.kernel.backend import acc_dtype
 from megatron_magi.core.kernel.by_identity import ByIdentity
-from megatron_magi.core.kernel.op import Options, attend
+from megatron_magi.core.kernel.form import Forms, form_of_qkv
+from megatron_magi.core.kernel.op import Asked, Options, attend
 from megatron_magi.core.kernel.select import BACKENDS
 from megatron_magi.core.kernel.sink import sink_lse_of
 from megatron_magi.core.kernel.slice_table import slices_tensor
-from megatron_magi.core.kernel.softmax import Softmax
+from megatron_magi.core.kernel.softmax import check_softmax, scale_for
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
 from megatron_magi.core.tensor_checks import tensor
@@ -97,32 +100,95 @@ def flex_flash_attn_func(
 
     Cost: ranges or slices given as CUDA tensors are copied to the host when first seen.
     """
-    check_qkv(q, k, v)
-    softmax = Softmax(softmax_scale, softcap, sink)
-    scale, softcap = softmax.numbers(q)
-    dtype = q.dtype if out_dtype is None else _float_dtype(out_dtype)
-    options = Options(
-        scale,
-        dtype,
+    given = softmax_scale, softcap, deterministic, backend, out_dtype
+    ranges = q_ranges, k_ranges, attn_type_map
+    special = sink is not None or any(x is not None for x in ranges)
+    form = None if special else _form(q, k, v, slices, given)
+    kept = None if form is None else _asked.get(slices)
+    asked = None if kept is None else kept.get(form)
+    if asked is None:
+        asked = Asked(_checked_options((q, k, v), sink, given))
+        slices = _checked_slices(slices, ranges, q.shape[0], k.shape[0])
+        if form is not None:
+            _keep(slices, form, asked)
+    refuse_tangents(q, k, v, *(() if sink is None else (sink,)))
+    most = no_logits(q) if flag(return_max_logits, "return_max_logits") else None
+    assert slices is not None, "those of a form that is known, or checked ones"
+    rows = slices if isinstance(slices, Tensor) else _tensor_of_mask(slices)
+    out, lse = attend(q, k, v, rows, asked, most)
+    return out, AttnForwardMeta(lse, most)
+
+
+Given = tuple[Any, ...]
+"""softmax_scale, softcap, deterministic, backend and out_dtype of a call."""
+Ranges = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""q_ranges, k_ranges and attn_type_map."""
+
+
+def _form(
+    q: Tensor, k: Tensor, v: Tensor, slices: Tensor | AttnMask | None, given: Given
+) -> Hashable:
+    """See form.py; None: a call that is checked every time, because a type in it is seldom or
+    wrong, or because it is compiled."""
+    scale, softcap, deterministic, backend, out_dtype = given
+    usual = (
+        (type(q) is type(k) is type(v) is Tensor)
+        and (scale is None or type(scale) is float)
+        and (type(softcap) is float and type(deterministic) is bool and type(backend) is str)
+        and (out_dtype is None or type(out_dtype) is torch.dtype)
+    )
+    if not usual or torch.compiler.is_compiling():
+        return None
+    if type(slices) is AttnMask:
+        return form_of_qkv(q, k, v), given
+    if type(slices) is Tensor and not slices.is_inference():
+        return form_of_qkv(q, k, v), given, slices._version
+    return None
+
+
+_asked: ByIdentity[Forms] = ByIdentity()
+"""What was asked with masks and slices, by the forms of calls."""
+
+
+def _keep(slices: Tensor | AttnMask, form: Hashable, asked: Asked) -> None:
+    kept = _asked.get(slices)
+    if kept is None:
+        kept = _asked[slices] = Forms()
+    kept.keep(form, asked)
+
+
+def _checked_options(
+    qkv: tuple[Tensor, Tensor, Tensor], sink: Tensor | None, given: Given
+) -> Options:
+    scale, softcap, deterministic, backend, out_dtype = given
+    check_qkv(*qkv)
+    check_softmax(scale, softcap, sink)
+    q = qkv[0]
+    return Options(
+        scale_for(scale, q),
+        q.dtype if out_dtype is None else _float_dtype(out_dtype),
         word(backend, "backend", BACKENDS),
         flag(deterministic, "deterministic"),
-        softcap,
+        float(softcap),
         sink_lse_of(sink, q),
     )
+
+
+def _checked_slices(
+    slices: Tensor | AttnMask | None, ranges: Ranges, num_q: int, num_k: int
+) -> Tensor | AttnMask:
+    """The slices that were given, or those of the ranges."""
     if slices is None:
-        slices = _slices_of_ranges(q_ranges, k_ranges, attn_type_map, q.shape[0], k.shape[0])
-    elif q_ranges is not None or k_ranges is not None or attn_type_map is not None:
+        return _slices_of_ranges(*ranges, num_q, num_k)
+    if any(x is not None for x in ranges):
         raise ValueError(
             "pass either slices or q_ranges, k_ranges and attn_type_map, got both; drop one"
         )
     if isinstance(slices, AttnMask):
-        _check_lengths(slices, q.shape[0], k.shape[0])
-        slices = _tensor_of_mask(slices)
-    _check_slices(slices)
-    refuse_tangents(q, k, v, *(() if sink is None else (sink,)))
-    most = no_logits(q) if flag(return_max_logits, "return_max_logits") else None
-    out, lse = attend(q, k, v, slices, options, most)
-    return out, AttnForwardMeta(lse, most)
+        _check_lengths(slices, num_q, num_k)
+    else:
+        _check_slices(slices)
+    return slices
 
 
 def no_logits(q: Tensor) -> Tensor:
@@ -132,6 +198,8 @@ def no_logits(q: Tensor) -> Tensor:
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse tensors that no backend could run, in the order device, dtype, shape, stride."""
+    if _fit(q, k, v):
+        return
     named = (("q", q), ("k", k), ("v", v))
     for name, x in named:
         _check_kind(name, x, q)
@@ -142,6 +210,24 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} must be contiguous in head_dim, got strides {list(x.stride())}; "
                 f"call .contiguous()"
             )
+
+
+def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether `check_qkv` has nothing to refuse, for the usual tensors: without names and remedies,
+    which take several times as long."""
+    if not (type(q) is type(k) is type(v) is Tensor and q.ndim == k.ndim == v.ndim == 3):
+        return False
+    (_, heads, width), (keys, groups, of_keys), (values, of_values, width_v) = (
+        q.shape, k.shape, v.shape
+    )  # fmt: skip
+    device, dtype = q.device, q.dtype
+    return (
+        (k.device == device and v.device == device)
+        and (dtype in FLOAT_DTYPES and k.dtype is dtype and v.dtype is dtype)
+        and (keys == values and groups == of_values and of_keys == width > 0 and width_v > 0)
+        and (groups > 0 and heads % groups == 0)
+        and q.stride(2) == k.stride(2) == v.stride(2) == 1
+    )
 
 
 def _check_kind(name: str, x: Tensor, q: Tensor) -> None:

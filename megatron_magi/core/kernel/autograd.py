@@ -17,16 +17,19 @@ def must_dispatch(*tensors: Tensor) -> bool:
     """Whether something must see ``torch.ops.magi``: torch.compile, tracing, a dispatch mode (fake
     tensors, selective checkpointing, flop counters), a transform, a tensor subclass or a tensor
     without memory."""
+    if torch.compiler.is_compiling():
+        return True
     for x in tensors:
-        if type(x) is not Tensor or x.is_meta:
+        if type(x) is not Tensor or x.is_meta or _is_batched(x):
             return True
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
-    )
+    return _tracing_state() is not None or _num_dispatch_modes() > 0 or _transform() is not None
+
+
+# Bound once: every attention call asks them twice.
+_tracing_state = torch._C._get_tracing_state
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def refuse_tangents(*tensors: Tensor) -> None:
@@ -81,10 +84,10 @@ def differentiable_once(backward: Backward) -> Backward:
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
         with torch.no_grad():
             results = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return results
         needed = (*ctx.saved_tensors, *grads)
         made = iter(_Once.apply(len(needed), *needed, *(x for x in results if x is not None)))
         return tuple(None if x is None else next(made) for x in results)

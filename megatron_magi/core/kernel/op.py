@@ -10,6 +10,7 @@ may have another one), N slices.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from megatron_magi.core.kernel.backend import (
 )
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
-from megatron_magi.core.kernel.slice_table import slice_table
+from megatron_magi.core.kernel.slice_table import SliceTable, slice_table
 from megatron_magi.core.kernel.widths import widths_of
 
 _library = torch.library.Library("magi", "DEF")
@@ -59,12 +60,24 @@ class Options(NamedTuple):
     """See AttnCall; differentiable."""
 
 
+Chosen = tuple[AttnBackend, SliceTable]
+
+
+@dataclass(slots=True)
+class Asked:
+    """What is asked besides tensors. Calls of one form on the same slices may share it."""
+
+    options: Options
+    chosen: Chosen | None = None
+    """What computes them, and the slices as it takes them; None: not chosen yet."""
+
+
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     slices: Tensor,
-    options: Options,
+    asked: Asked,
     max_logits: Tensor | None = None,
 ) -> OutLse:
     """(out [T, H, D], lse [T, H]), differentiable in q, k, v and sink_lse; slices int32 [N, 6].
@@ -72,7 +85,9 @@ def attend(
     Raises:
         NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched.
     """
-    sinks = () if options.sink_lse is None else (options.sink_lse,)
+    options = asked.options
+    sink_lse = options.sink_lse
+    sinks = () if sink_lse is None else (sink_lse,)
     if must_dispatch(q, k, v, slices, *sinks):
         if max_logits is not None:
             raise NotImplementedError(
@@ -80,76 +95,80 @@ def attend(
                 "torch.compile, a dispatch mode or a transform; leave return_max_logits out"
             )
         out, lse = torch.ops.magi.attn_fwd(q, k, v, slices, *options)
-    elif torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *sinks)):
-        out, lse = _EagerAttn.apply(q, k, v, options.sink_lse, slices, (options, max_logits))
-    else:
-        out, lse = _eager_forward(q, k, v, slices, options, max_logits)
-    return out, lse
+        return out, lse
+    chosen = asked.chosen
+    if chosen is None:
+        chosen = asked.chosen = _chosen(q, k, v, slices, options)
+    needs = q.requires_grad or k.requires_grad or v.requires_grad
+    needs = needs or (sink_lse is not None and sink_lse.requires_grad)
+    if needs and torch.is_grad_enabled():
+        out, lse = _EagerAttn.apply(q, k, v, sink_lse, (chosen, slices, options, max_logits))
+        return out, lse
+    return _call_forward((q, k, v, sink_lse), chosen, options, max_logits)
 
 
-def _asked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slices: Tensor,
-    options: Options,
-    max_logits: Tensor | None = None,
-) -> tuple[AttnBackend, AttnCall]:
-    """The backend that computes a call, and the call."""
-    scale, _, backend, _, softcap, sink_lse = options
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""q, k, v and sink_lse."""
+
+
+def _chosen(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) -> Chosen:
+    """The backend that computes a call, and the slices as it takes them."""
     table = slice_table(slices, q.shape[0], k.shape[0])
-    kernel = select_backend(backend, q.device, q.dtype, widths_of(q, v))
-    return kernel, AttnCall(q, k, v, table, scale, max_logits, softcap, sink_lse)
+    return select_backend(options.backend, q.device, q.dtype, widths_of(q, v)), table
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *options: Any) -> OutLse:
-    return _eager_forward(q, k, v, slices, Options(*options), None)
+def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *rest: Any) -> OutLse:
+    options = Options(*rest)
+    chosen = _chosen(q, k, v, slices, options)
+    return _call_forward((q, k, v, options.sink_lse), chosen, options, None)
 
 
-def _eager_forward(
-    q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options, max_logits: Tensor | None
+def _call_forward(
+    inputs: Inputs, chosen: Chosen, options: Options, max_logits: Tensor | None
 ) -> OutLse:
-    kernel, call = _asked(q, k, v, slices, options, max_logits)
+    (q, k, v, sink_lse), (kernel, table) = inputs, chosen
+    numbers = options.softmax_scale, max_logits, options.softcap
+    call = AttnCall(q, k, v, table, *numbers, sink_lse)
     return kernel.forward(call, out_dtype=options.out_dtype)
 
 
 class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None, slices: Tensor,
-        how: tuple[Options, Tensor | None],
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None,
+        how: tuple[Chosen, Tensor, Options, Tensor | None],
     ) -> OutLse:  # fmt: skip
-        """``how``: the options, and ``AttnCall.max_logits``."""
-        options, max_logits = how
-        if sink_lse is not None:
-            options = options._replace(sink_lse=sink_lse)
-        out, lse = _eager_forward(q, k, v, slices, options, max_logits)
+        """``how``: what computes the call, its slices, the options, ``AttnCall.max_logits``."""
+        chosen, slices, options, max_logits = how
+        out, lse = _call_forward((q, k, v, sink_lse), chosen, options, max_logits)
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
         # the forward and the other when it recomputes.
         ctx.save_for_backward(q, k, v, _saveable(slices), sink_lse, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.options = options if sink_lse is None else options._replace(sink_lse=None)
+        ctx.how = chosen, options if sink_lse is None else options._replace(sink_lse=None)
         return out, lse
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slices, sink_lse, out, lse = ctx.saved_tensors
-        sink_lse = sink_lse if ctx.needs_input_grad[3] else None
-        options: Options = ctx.options
+        chosen, options = ctx.how
+        if sink_lse is not None and not ctx.needs_input_grad[3]:
+            sink_lse = None
         dout = torch.zeros_like(out) if dout is None else dout
         if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
             delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
             how = _of_backward(options)
             grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
-            return *grads, sink_gradient(sink_lse, lse, delta), None, None
-        kernel, call = _asked(q, k, v, slices, options)
-        grad = GradCall(dout, lse, out=out, dtype=q.dtype, deterministic=options.deterministic)
+            return *grads, sink_gradient(sink_lse, lse, delta), None
+        kernel, table = chosen
+        call = AttnCall(q, k, v, table, options.softmax_scale, None, options.softcap)
         if dlse is None and sink_lse is None:  # the kernels compute delta themselves
-            return *kernel.backward(call, grad), None, None, None
+            grad = GradCall(dout, lse, None, out, q.dtype, None, None, options.deterministic)
+            return *kernel.backward(call, grad), None, None
         delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
-        grads = kernel.backward(call, grad._replace(delta=delta, out=None))
-        return *grads, sink_gradient(sink_lse, lse, delta), None, None
+        grad = GradCall(dout, lse, delta, None, q.dtype, None, None, options.deterministic)
+        return *kernel.backward(call, grad), sink_gradient(sink_lse, lse, delta), None
 
 
 def _backward(
@@ -157,7 +176,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     slices, scale, *how = rest
     options = Options(scale, q.dtype, *how)
-    kernel, call = _asked(q, k, v, slices, options)
+    kernel, table = _chosen(q, k, v, slices, options)
+    call = AttnCall(q, k, v, table, scale, None, options.softcap)
     return kernel.backward(
         call, GradCall(dout, lse, delta, dtype=q.dtype, deterministic=options.deterministic)
     )

@@ -31,16 +31,7 @@ class Softmax:
     [T, s, H] per token, finite, any float dtype. None: there are none."""
 
     def __post_init__(self) -> None:
-        if self.scale is not None:
-            number(self.scale, "softmax_scale")
-        cap, (least, most) = number(self.softcap, "softcap"), SOFTCAPS
-        if cap and not least <= cap <= most:
-            raise ValueError(
-                f"softcap must be 0.0 (logits are not capped) or between {least} and {most}, got "
-                f"{self.softcap}; pass the size that logits may reach, such as 50.0"
-            )
-        if self.sink is not None:
-            tensor(self.sink, "sink")
+        check_softmax(self.scale, self.softcap, self.sink)
 
     def numbers(self, q: Tensor) -> tuple[float, float]:
         """(the factor of these queries' scores, softcap).
@@ -49,8 +40,30 @@ class Softmax:
             q: [T, H, D].
         """
         tensor(q, "q")
-        scale = float(q.shape[-1]) ** -0.5 if self.scale is None else float(self.scale)
-        return scale, float(self.softcap)
+        return scale_for(self.scale, q), float(self.softcap)
+
+
+def check_softmax(scale: float | None, softcap: float, sink: Tensor | None) -> None:
+    """Refuse what no ``Softmax`` has.
+
+    Raises:
+        as ``Softmax``.
+    """
+    if scale is not None:
+        number(scale, "softmax_scale")
+    cap, (least, most) = number(softcap, "softcap"), SOFTCAPS
+    if cap and not least <= cap <= most:
+        raise ValueError(
+            f"softcap must be 0.0 (logits are not capped) or between {least} and {most}, got "
+            f"{softcap}; pass the size that logits may reach, such as 50.0"
+        )
+    if sink is not None:
+        tensor(sink, "sink")
+
+
+def scale_for(scale: float | None, q: Tensor) -> float:
+    """The factor of the scores of queries [T, H, D]; None: 1 / sqrt(D)."""
+    return float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
 
 
 PLAIN_SOFTMAX = Softmax()

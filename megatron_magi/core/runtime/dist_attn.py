@@ -28,6 +28,7 @@ from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.attention import check_qkv, no_logits
 from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break, refuse_tangents
 from megatron_magi.core.kernel.backend import AttnCall, Pair, acc_dtype, less_dlse
+from megatron_magi.core.kernel.form import Forms, form_of_qkv
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.sink import sink_lse_of
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
@@ -163,14 +164,14 @@ def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, flo
     the other ranks would wait for a rank without a backward. Of sinks it is whether there are some,
     for all tokens or per token."""
     _, k, v, *sinks = inputs
-    extra = int(will_backward(inputs)) | sum(sink_lse.ndim for sink_lse in sinks) << 1
+    extra = int(will_backward(inputs)) | (sinks[0].ndim << 1 if sinks else 0)
     scale, softcap = scale_and_cap
     return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, extra, softcap)
 
 
 def will_backward(inputs: tuple[Tensor, ...]) -> bool:
     """Whether a gradient may be asked for."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    return torch.is_grad_enabled() and True in [x.requires_grad for x in inputs]
 
 
 class _DistAttn(torch.autograd.Function):
@@ -237,16 +238,11 @@ def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
     """Check each form of call once, because the layers and microbatches of a plan are alike."""
     if not type(q) is type(k) is type(v) is Tensor:
         return _check(q, k, v, plan)
-    form = (*_form(q), *_form(k), *_form(v))
-    accepted: set[object] = kept_with(plan, "accepted calls", set)
+    form = form_of_qkv(q, k, v)
+    accepted: Forms = kept_with(plan, "accepted calls", Forms)
     if form not in accepted:
         _check(q, k, v, plan)
-        accepted.add(form)
-
-
-def _form(x: Tensor) -> tuple[object, ...]:
-    """The properties of a tensor that the checks look at."""
-    return x.shape, x.dtype, x.device, x.stride()[-1:]
+        accepted.keep(form, True)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:

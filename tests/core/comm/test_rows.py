@@ -15,6 +15,7 @@ from megatron_magi.core.comm.rows import (
     RowSources,
     add_rows,
     add_rows_into,
+    gather_beside,
     gather_rows,
     source_tables,
 )
@@ -148,7 +149,7 @@ def test_other_indices_are_refused() -> None:
 
 def test_what_does_not_fit_the_kernels() -> None:
     def fits(x: Tensor) -> bool:
-        return row_moves._fits(x)
+        return row_moves._is_packed(x.shape, x.stride(), x.dtype)
 
     x = torch.zeros(6, 2, 8)
     assert fits(x) and fits(x[:0]) and fits(x[:, :1])
@@ -163,3 +164,79 @@ def test_only_the_rows_that_were_asked_for(library: abi_on_cpu.CpuLibrary) -> No
         gather_rows([x], index, [target.zero_()], len(want))
         assert torch.equal(target[: len(want)], x[list(want)]) and not target[len(want) :].any()
     assert library.calls == ["magi_gather_rows"] * 2
+
+
+def at(x: Tensor, elements: int) -> Tensor:
+    """Equal values that begin so many elements behind a multiple of 16 bytes."""
+    room = torch.zeros(elements + x.numel(), dtype=x.dtype)
+    assert room.data_ptr() % 16 == 0
+    return room[elements:].view(x.shape).copy_(x)
+
+
+ROWS: dict[str, tuple[tuple[int, int], torch.dtype, int]] = {
+    "usual": ((2, 8), torch.float32, 0),
+    "another base": ((2, 8), torch.float32, 4),
+    "a base between": ((2, 8), torch.float32, 1),
+    "wider": ((2, 16), torch.float32, 0),
+    "narrow": ((1, 3), torch.float32, 0),
+    "half": ((2, 8), torch.bfloat16, 0),
+    "fp64": ((2, 8), torch.float64, 0),
+}
+"""Shape, dtype and offset of what is moved."""
+
+
+@pytest.mark.parametrize("first", ROWS)
+def test_rows_of_every_form_are_moved_after_rows_of_another(
+    first: str, library: abi_on_cpu.CpuLibrary
+) -> None:
+    """By the kernel where it takes them: addresses differ in calls of one form."""
+    index = torch.tensor([4, 0, 4], dtype=torch.int32)
+    for name in (first, *ROWS, *ROWS):
+        shape, dtype, offset = ROWS[name]
+        xs = [at(torch.randn(9, *shape, dtype=dtype), offset) for _ in range(2)]
+        targets = [at(torch.zeros(3, *shape, dtype=dtype), offset) for _ in range(2)]
+        before = len(library.calls)
+        gather_rows(xs, index, targets)
+        for x, target in zip(xs, targets, strict=True):
+            assert torch.equal(target, x[index]), name
+        by_kernel = offset % 4 == 0 and dtype != torch.float64 and shape != (1, 3)
+        assert len(library.calls) - before == by_kernel, name
+
+
+@pytest.mark.parametrize("first", ROWS)
+def test_rows_of_every_form_are_added_after_rows_of_another(
+    first: str, library: abi_on_cpu.CpuLibrary
+) -> None:
+    owners = np.array([4, 0, 4], np.int32)
+    sources = RowSources.of(owners, 9, torch.device("cpu"))
+    peers = [slice(i, i + 1) for i in range(3)]
+    for name in (first, *ROWS, *ROWS):
+        shape, dtype, offset = ROWS[name]
+        own = [torch.randn(9, *shape) for _ in range(2)]
+        received = [at(torch.randn(3, *shape, dtype=dtype), offset) for _ in range(2)]
+        want = [x.clone() for x in own]
+        for x, parts in zip(want, received, strict=True):
+            for owner, part in zip(owners, parts, strict=True):
+                x[int(owner)] += part.float()
+        before = len(library.calls)
+        sums = add_rows_into(own, received, sources, peers, torch.float32)
+        for got, x in zip(sums, want, strict=True):
+            torch.testing.assert_close(got, x)
+        by_kernel = offset % 4 == 0 and dtype != torch.float64 and shape != (1, 3)
+        assert len(library.calls) - before == by_kernel, name
+
+
+def test_rows_side_by_side_by_one_call(library: abi_on_cpu.CpuLibrary) -> None:
+    """What a transport gathers to an address; other tensors than one kernel takes have no way."""
+    index = torch.tensor([5, 1], dtype=torch.int32)
+    for _ in range(2):
+        xs = [torch.randn(9, 2, 8) for _ in range(2)]
+        target = torch.zeros(2, 32)
+        how = gather_beside(xs, 2)
+        assert how is not None and how.row_bytes == 64
+        library.call("magi_gather_rows", how.params(xs, index, target.data_ptr()))
+        assert torch.equal(target, torch.cat([x[index].flatten(1) for x in xs], 1))
+    assert gather_beside([at(x, 1) for x in xs], 2) is None
+    assert gather_beside([xs[0], xs[1][:, :1]], 2) is None
+    assert gather_beside([x.double() for x in xs], 2) is None
+    assert gather_beside([*xs, xs[0]], 2) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import re
 from ctypes import Structure, c_float, c_int32, c_int64, c_uint32, c_void_p
+from functools import reduce
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 
 from megatron_magi.build import SOURCE_DIR
 from megatron_magi.core.cuda import abi
-from megatron_magi.core.cuda.abi import CudaKernelError, Rows, TensorView, fill_rows
+from megatron_magi.core.cuda.abi import CudaKernelError, Pattern, Rows, TensorView
 
 STRUCTS = {
     "MagiTensor": (TensorView, "params.h"),
@@ -102,16 +104,35 @@ def test_a_view_is_where_the_tensor_begins_and_its_strides() -> None:
     assert (view.stride_token, view.stride_head) == (96, 8)
 
 
-def test_rows_are_counted_in_bytes_and_the_rest_is_left_alone() -> None:
-    place = (Rows * abi.MAX_ROW_PARTS)()
-    place[1].data, place[1].stride = 7, 9
-    x = torch.zeros(6, 4, 8, dtype=torch.float16)[2:, 1:]
-    fill_rows(place, [x])
-    assert (place[0].data, place[0].stride) == (x.data_ptr(), 2 * 32)
-    assert (place[1].data, place[1].stride) == (7, 9)
-    y = torch.zeros(4, 3, dtype=torch.float32)
-    fill_rows(place, [y, x])
-    assert [(p.data, p.stride) for p in place] == [(y.data_ptr(), 12), (x.data_ptr(), 64)]
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_pattern_makes_the_struct_with_its_fields_assigned(direction: str) -> None:
+    """Of every field that a launch fills in, each with a value of its own."""
+    names = import_module(f"megatron_magi.core.kernel.hopper.{direction}").VARYING
+    kind = {"forward": abi.FwdParams, "backward": abi.BwdParams}[direction]
+    params = kind.from_buffer_copy(bytes(i % 251 for i in range(ctypes.sizeof(kind))))
+    pattern = Pattern(params, names)
+    for first in (1, 2**30):
+        values = range(first, first + len(names))
+        for name, value in zip(names, values, strict=True):
+            *outer, last = name.split(".")
+            setattr(reduce(getattr, outer, params), last, value)
+        assert pattern.filled(*values) == bytes(params)
+
+
+def test_a_pattern_with_parts_of_arrays() -> None:
+    params = abi.AddParams(num_rows=5)
+    params.dst[1].stride = 9
+    names = ["own.0.data", "own.1.data", "dst.1.data", "begin"]
+    made = abi.AddParams.from_buffer_copy(Pattern(params, names).filled(1, 2, 3, 4))
+    assert [rows.data for rows in made.own] == [1, 2] and made.received[0].data is None
+    assert (made.dst[0].data, made.dst[1].data, made.dst[1].stride) == (None, 3, 9)
+    assert (made.begin, made.num_rows) == (4, 5)
+
+
+def test_a_pattern_of_numbers() -> None:
+    made = Pattern(abi.FwdParams(num_q=5), ["dtype", "softcap", "softmax_scale"]).filled(1, 0.5, -2)
+    params = abi.FwdParams.from_buffer_copy(made)
+    assert (params.num_q, params.dtype, params.softcap, params.softmax_scale) == (5, 1, 0.5, -2.0)
 
 
 def library(**other: int) -> SimpleNamespace:

@@ -81,6 +81,13 @@ def test_a_call_gets_the_struct_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows.stride == 17
 
 
+def test_a_call_gets_the_bytes_of_a_struct(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    made = library(monkeypatch, magi_read=lambda params, *_: seen.append(params) or 0)
+    made.call("magi_read", bytes(Rows(stride=34)))
+    assert [Rows.from_buffer_copy(params).stride for params in seen] == [34]
+
+
 def test_a_call_that_fails_says_which_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     made = library(
         monkeypatch, magi_move=failing, magi_load_kernels=failing, magi_pause=answering(4)
@@ -152,7 +159,7 @@ def test_the_stream_is_the_current_one_of_the_device(monkeypatch: pytest.MonkeyP
 
 
 def test_the_device_is_switched_only_if_it_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(module, "_current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: f"switched to {device}")
     assert isinstance(module.on_device(torch.device("cuda", 1)), nullcontext)
     assert module.on_device(GPU) == "switched to cuda:0"

@@ -40,6 +40,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, torch.dtype]]:
     cuda_library._load_kernels_once.cache_clear()
     select_backend.cache_clear()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(cuda_library, "_current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device", Device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch, "empty", lambda *_, **__: None)

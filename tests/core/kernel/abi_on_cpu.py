@@ -34,8 +34,15 @@ class CpuLibrary:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def call(self, name: str, params: ctypes.Structure) -> None:
+    def call(self, name: str, params: ctypes.Structure | bytes) -> None:
         self.calls.append(name)
+        if isinstance(params, bytes):
+            kind = {
+                "magi_attn_fwd": FwdParams, "magi_attn_bwd": BwdParams,
+                "magi_row_delta": DeltaParams, "magi_add_rows": AddParams,
+                "magi_gather_rows": GatherParams,
+            }[name]  # fmt: skip
+            params = kind.from_buffer_copy(params)
         {
             "magi_attn_fwd": forward, "magi_attn_bwd": backward, "magi_row_delta": delta,
             "magi_gather_rows": gather, "magi_add_rows": add, "magi_sink_gradient": sink_gradient,
@@ -63,12 +70,18 @@ def view(x: TensorView, tokens: int, heads: int, width: int, dtype: torch.dtype)
     return strided(x.data, (tokens, heads, width), (x.stride_token, x.stride_head, 1), dtype)
 
 
+def check_places(*views: TensorView) -> None:
+    """The copy engine reads and writes at multiples of 16 bytes."""
+    assert all((x.data or 0) % 16 == 0 for x in views)
+
+
 def table(address: int, rows: int, columns: int) -> np.ndarray:
     return memory(address, rows * columns, torch.int32).numpy().reshape(rows, columns)
 
 
 def forward(p: FwdParams) -> None:
     """Tile by tile, as the work list says."""
+    check_places(p.q, p.k, p.v)
     dtype, out_dtype = DTYPES[p.dtype], DTYPES[p.out_dtype]
     q = view(p.q, p.num_q, p.num_heads_q, p.head_dim, dtype)
     k, v = (
@@ -198,6 +211,8 @@ def count_done(p: BwdParams) -> None:
 def backward(p: BwdParams) -> None:
     check_items(p)
     check_arrival(p)
+    check_places(p.q, p.k, p.v, p.dout, p.out, p.dq_acc, p.dk, p.dv)
+    check_places(p.received.k, p.received.v, p.received.dk, p.received.dv)
     dtype, made = DTYPES[p.dtype], DTYPES[p.grad_dtype]
     rows, own, others = (p.num_q, p.num_heads_q), p.num_own, p.num_k - p.num_own
     q, dout = view(p.q, *rows, p.head_dim, dtype), view(p.dout, *rows, p.value_dim, dtype)

@@ -211,6 +211,8 @@ def tensors(t: int = 4, s: int = 4, h: int = 2, g: int = 2, d: int = 4) -> list[
     "change, error, text",
     [
         (lambda x: x.__setitem__(1, x[1].double()), TypeError, "share q's dtype torch.float32"),
+        (lambda x: x.__setitem__(2, x[2].double()), TypeError, "share q's dtype torch.float32"),
+        (lambda x: x.__setitem__(1, x[1].to("meta")), ValueError, "must be on q's device cpu"),
         (lambda x: x.__setitem__(0, x[0].int()), TypeError, "must be fp16, bf16"),
         (lambda x: x.__setitem__(0, x[0][None]), ValueError, "fold the batch into the tokens"),
         (lambda x: x.__setitem__(1, x[1][:3]), ValueError, "k and v must have equal tokens"),
@@ -219,14 +221,88 @@ def tensors(t: int = 4, s: int = 4, h: int = 2, g: int = 2, d: int = 4) -> list[
         (lambda x: x.__setitem__(0, torch.zeros(4, 3, 4)), ValueError, "got 3 and 2"),
         (lambda x: x.__setitem__(slice(1, 3), [torch.zeros(4, 0, 4)] * 2), ValueError, "and 0"),
         (lambda x: x.__setitem__(0, torch.zeros(4, 4, 2).mT), ValueError, "contiguous in head_dim"),
+        (lambda x: x.__setitem__(2, torch.zeros(4, 4, 2).mT), ValueError, "contiguous in head_dim"),
         (lambda x: x.__setitem__(2, x[2].to("meta")), ValueError, "must be on q's device cpu"),
     ],
 )
 def test_bad_tensors_are_refused(change: object, error: type, text: str) -> None:
+    """Also after a good call with the same mask."""
+    good = tensors()
+    flex_flash_attn_func(*good, slices=FULL)
     x = tensors()
     change(x)  # type: ignore[operator]
-    with pytest.raises(error, match=text):
-        flex_flash_attn_func(*x)
+    for kwargs in ({}, {"slices": FULL}):
+        with pytest.raises(error, match=text):
+            flex_flash_attn_func(*x, **kwargs)
+
+
+FULL = masks.full(4)
+
+
+@pytest.mark.parametrize("slices", [FULL, slices_tensor(FULL)], ids=["mask", "tensor"])
+@pytest.mark.parametrize(
+    "good, bad, text",
+    [
+        ({"softmax_scale": 1.0}, {"softmax_scale": True}, "softmax_scale must be a number"),
+        ({"softmax_scale": 1.0}, {"softmax_scale": [1.0]}, "softmax_scale must be a number"),
+        ({"softcap": 1.0}, {"softcap": True}, "softcap must be a number"),
+        ({"softcap": 1.0}, {"softcap": -1.0}, "softcap must be 0.0"),
+        ({"deterministic": True}, {"deterministic": 1}, "deterministic must be True or False"),
+        ({"deterministic": False}, {"deterministic": 0}, "deterministic must be True or False"),
+        ({"backend": "auto"}, {"backend": ["auto"]}, "backend must be"),
+        ({"backend": "auto"}, {"backend": "Auto"}, "backend must be"),
+        ({"out_dtype": torch.float32}, {"out_dtype": "float32"}, "out_dtype must be"),
+        ({"out_dtype": torch.float32}, {"out_dtype": torch.int32}, "out_dtype must be"),
+        ({}, {"return_max_logits": 1}, "return_max_logits must be True or False"),
+        ({}, {"q_ranges": torch.tensor([[0, 4]])}, "got both"),
+        ({}, {"sink": torch.zeros(1, 3)}, "a sink must be"),
+    ],
+)
+def test_bad_arguments_are_refused_also_after_good_ones(
+    good: dict[str, object], bad: dict[str, object], text: str, slices: object
+) -> None:
+    for _ in range(2):
+        flex_flash_attn_func(*tensors(), slices=slices, **good)  # type: ignore[arg-type]
+        with pytest.raises((TypeError, ValueError), match=text):
+            flex_flash_attn_func(*tensors(), slices=slices, **bad)  # type: ignore[arg-type]
+
+
+def test_arguments_of_alike_calls_reach_each_of_them() -> None:
+    """Every argument in turn, with one mask."""
+    q, k, v, _ = random_qkv(FULL, 4, 2, 8, torch.float32, 1)
+    arguments: list[dict[str, object]] = [
+        {}, {"softmax_scale": 0.3}, {"softmax_scale": 1.0}, {"softcap": 2.0}, {"softcap": 3.0},
+        {"out_dtype": torch.bfloat16}, {"backend": "reference"}, {"return_max_logits": True},
+        {"sink": torch.ones(2, 4)}, {"deterministic": True},
+    ]  # fmt: skip
+    for _ in range(2):
+        for kwargs in arguments:
+            for x in (q, q.double()):
+                out, meta = flex_flash_attn_func(x, k.to(x), v.to(x), slices=FULL, **kwargs)  # type: ignore[arg-type]
+                want, want_meta = flex_flash_attn_func(
+                    x,
+                    k.to(x),
+                    v.to(x),
+                    slices=masks.full(4),
+                    **kwargs,  # type: ignore[arg-type]
+                )
+                assert out.dtype == want.dtype and torch.equal(out, want), kwargs
+                assert torch.equal(meta.lse, want_meta.lse)
+                assert (meta.max_logits is None) == ("return_max_logits" not in kwargs)
+
+
+@pytest.mark.parametrize("kind", ["mask", "tensor"])
+def test_what_is_kept_of_calls_dies_with_their_mask(kind: str) -> None:
+    gc.collect()
+    before = len(attention._asked)
+    mask = masks.full(4)
+    slices = mask if kind == "mask" else slices_tensor(mask)
+    for heads in (1, 2):
+        flex_flash_attn_func(*tensors(h=2 * heads), slices=slices)
+    assert len(attention._asked) == before + 1
+    del mask, slices
+    gc.collect()
+    assert len(attention._asked) == before
 
 
 def test_bad_slices_are_refused() -> None:

@@ -139,10 +139,12 @@ def test_the_report_shows_the_predicted_times(
 
     plans: list[AttnPlan] = []
     make_plan = report.make_plan
-    monkeypatch.setattr(report, "make_plan", lambda g: plans.append(make_plan(g)) or plans[-1])
+    monkeypatch.setattr(
+        report, "make_plan", lambda g, **layout: plans.append(make_plan(g, **layout)) or plans[-1]
+    )
     assert main(["plan", *options, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["plan"]
-    times = predict_times(plans[-1])
+    times = predict_times(plans[0])
     assert (shown["model_forward_us"], shown["model_backward_us"]) == (
         times.forward_us, times.backward_us)  # fmt: skip
     assert shown["model_exposed_share"] == times.exposed_share

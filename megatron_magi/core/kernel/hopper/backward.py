@@ -6,6 +6,10 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,6 +17,7 @@ from megatron_magi.core.cuda.abi import (
     DTYPE_CODES,
     BwdParams,
     DeltaParams,
+    Pattern,
     ReceivedKeys,
     TensorView,
 )
@@ -21,11 +26,11 @@ from megatron_magi.core.kernel.autograd import must_dispatch
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
-    Pair,
     Received,
     refuse_received,
     row_delta,
 )
+from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.checks import (
     DTYPES,
     check_call,
@@ -38,7 +43,7 @@ from megatron_magi.core.kernel.hopper.launch import (
     Gradients,
     HeadsKey,
     aligned,
-    empty_as,
+    new_of,
 )
 from megatron_magi.core.kernel.hopper.padding import (
     deliver_gradients,
@@ -49,6 +54,28 @@ from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.plan.travel import NO_TRAVEL
 
 VALUE_DIMS = {widths.value_dim for widths in COMPILED_WIDTHS}
+
+
+VARYING = (
+    *(f"{name}.data" for name in ("q", "k", "v", "dout", "out", "dq_acc", "dq", "dk", "dv")),
+    *(f"received.{name}.data" for name in ("k", "v", "dk", "dv")),
+    *(f"received.{name}" for name in ("arrival", "done", "arrival_number")),
+    *("lse", "delta", "stats", "partial", "semaphores", "stream"),
+)
+"""The fields of BwdParams in which calls of one form differ; those of received keys only where
+there are such keys."""
+
+
+class _Repeat(NamedTuple):
+    """What the calls of one form share, once the first of them has passed the checks."""
+
+    launch: BwdLaunch
+    pattern: Pattern
+    new_grads: tuple[Callable[[], Tensor], ...]
+    """dq, dk and dv."""
+    new_scratch: Callable[[], Tensor]
+    in_fp32: bool
+    """Whether dq is."""
 
 
 def backward(call: AttnCall, grad: GradCall) -> Gradients:
@@ -62,25 +89,75 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    repeats = call.table.cache.get("backwards")
+    if repeats is None:
+        repeats = call.table.cache.setdefault("backwards", Forms())
+    form = _form(call, grad)
+    repeat: _Repeat | None = repeats.get(form)
+    if repeat is not None:
+        made = _results(repeat.new_grads, grad)
+        if _launch(repeat, call, grad, made):
+            return made
+    made, repeat = _checked_backward(call, grad)
+    if repeat is not None:
+        repeats.keep(form, repeat)
+    return made
+
+
+def _form(call: AttnCall, grad: GradCall) -> Hashable:
+    """See form.py."""
+    q, k, v, _, scale, _, softcap, _, received = call
+    dout, lse, delta, out, dtype, dq, dkv, deterministic, received_dkv, _ = grad
+    own = (
+        form_of_qkv(q, k, v), scale, softcap,
+        dout.shape, dout.stride(), dout.dtype, dout.device,
+        lse.shape, lse.stride(), lse.dtype, lse.device,
+        None if delta is None else form_of(delta), None if out is None else form_of(out), dtype,
+        None if dq is None else form_of(dq), None if dkv is None else form_of_pair(dkv),
+        deterministic,
+    )  # fmt: skip
+    if received is None and received_dkv is None:
+        return own
+    theirs = None if received is None else (form_of_pair(received[:2]), received.travel)
+    return own, theirs, form_of_pair(received_dkv)
+
+
+def _checked_backward(call: AttnCall, grad: GradCall) -> tuple[Gradients, _Repeat | None]:
+    """The result, and what further calls of the form repeat: None if it is more than a launch."""
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
         refuse_received(call, f"a backward on heads that are padded to {tuple(widths)}")
         wide = padded_call(call, widths)
-        return deliver_gradients(backward(wide, padded_grad(grad, wide)), call, grad)
+        return deliver_gradients(backward(wide, padded_grad(grad, wide)), call, grad), None
     check_call(call)
-    grad = _in_one_dtype(grad, call.q.dtype)
+    asked, grad = grad, _in_one_dtype(grad, call.q.dtype)
     check_gradients(call, grad)
-    q, k, v = call[:3]
     dtype = grad.dtype or torch.float32
-    dk, dv = grad.dkv or (empty_as(k, dtype), empty_as(v, dtype))
-    dq = empty_as(q, dtype) if grad.dq is None else grad.dq
+    new_grads = tuple(new_of(tuple(x.shape), dtype, x.device) for x in call[:3])
+    made = _results(new_grads, grad)
     if call.table.num_q == 0 or call.table.num_k == 0:
-        for unseen in (dk, dv, *(grad.received_dkv or ())):
-            unseen.zero_()
-        return dq.zero_() if grad.dq is None else dq, dk, dv
+        return _without_tokens(made, grad), None
+    readable, grads = _readable(call, grad)
     launch = _launch_of(call, grad.deterministic)
-    launch_backward(launch, call, grad, (dq, dk, dv))
-    return dq, dk, dv
+    params = _params(launch, readable, grads, made)
+    repeat = _repeat(launch, params, new_grads, made[0], call.received is not None)
+    launched = _launch(repeat, readable, grads, made)
+    assert launched, "the checks and the copies leave nothing that a kernel cannot read"
+    return made, repeat if readable is call and grads is asked else None
+
+
+def _results(new_grads: tuple[Callable[[], Tensor], ...], grad: GradCall) -> Gradients:
+    """Where the gradients are written: given tensors, or new ones."""
+    new_dq, new_dk, new_dv = new_grads
+    dq = new_dq() if grad.dq is None else grad.dq
+    return (dq, new_dk(), new_dv()) if grad.dkv is None else (dq, *grad.dkv)
+
+
+def _without_tokens(made: Gradients, grad: GradCall) -> Gradients:
+    dq, dk, dv = made
+    for unseen in (dk, dv, *(grad.received_dkv or ())):
+        unseen.zero_()
+    return dq.zero_() if grad.dq is None else dq, dk, dv
 
 
 def done_count(call: AttnCall, deterministic: bool) -> int:
@@ -103,48 +180,100 @@ def _in_one_dtype(grad: GradCall, dtype: torch.dtype) -> GradCall:
     return grad if dout.dtype == dtype else grad._replace(dout=dout.to(dtype))
 
 
-def launch_backward(launch: BwdLaunch, call: AttnCall, grad: GradCall, results: Gradients) -> None:
-    """One pass on the current stream; no synchronisation."""
-    inputs = (*call[:3], grad.dout)
-    (q, k, v, dout), (dq, dk, dv) = map(aligned, inputs), results  # held until the launch
-    stream = stream_handle(q.device)
-    launch.tables.use_on(stream)
+def _readable(call: AttnCall, grad: GradCall) -> tuple[AttnCall, GradCall]:
+    """The call itself, or one on copies of those tensors that a kernel cannot read."""
+    q, k, v = map(aligned, call[:3])
+    dout, out = aligned(grad.dout), None if grad.out is None else aligned(grad.out)
+    if not (q is call.q and k is call.k and v is call.v):
+        call = call._replace(q=q, k=k, v=v)
+    if not (dout is grad.dout and out is grad.out):
+        grad = grad._replace(dout=dout, out=out)
+    return call, grad
+
+
+def _params(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) -> BwdParams:
+    """The parameters, but for what differs in calls of one form."""
+    (q, k, v), (dq, dk, dv) = call[:3], made
     p = BwdParams.from_buffer_copy(launch.params)
-    p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, dout, dk, dv))
-    p.lse = grad.lse.data_ptr()
+    p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, grad.dout, dk, dv))
     p.lse_stride_token, p.lse_stride_head = grad.lse.stride()
     if grad.out is not None:
-        out = aligned(grad.out)
-        p.out = TensorView.of(out)
+        p.out = TensorView.of(grad.out)
     elif grad.delta is not None:
-        p.delta = grad.delta.data_ptr()
         p.delta_stride_token, p.delta_stride_head = grad.delta.stride()
-    in_fp32 = dq.dtype == torch.float32
-    floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else q.numel())
-    scratch = torch.empty(floats, dtype=torch.float32, device=q.device)
-    p.stats, p.partial, p.semaphores, dq_sum = map(scratch.data_ptr().__add__, launch.scratch_at)
-    if in_fp32:
+    if dq.dtype == torch.float32:
         p.dq_acc = TensorView.of(dq)
     else:
-        p.dq_acc = TensorView(dq_sum, q.shape[1] * q.shape[2], q.shape[2])
+        p.dq_acc = TensorView(0, q.shape[1] * q.shape[2], q.shape[2])
         p.dq = TensorView.of(dq)
     if call.received is not None and grad.received_dkv is not None:
-        p.received = _received_keys(call.received, grad.received_dkv, grad.done)
-    p.stream = stream
+        _describe_received(p.received, (*call.received[:2], *grad.received_dkv))
     p.dtype = DTYPE_CODES[q.dtype]
     p.grad_dtype = DTYPE_CODES[dk.dtype]
     p.clear_dq = grad.dq is None
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
-    with on_device(q.device):
-        cuda_library().call("magi_attn_bwd", p)
+    return p
 
 
-def _received_keys(received: Received, dkv: Pair, done: int | None) -> ReceivedKeys:
-    views = map(TensorView.of, (received.k, received.v, *dkv))
-    arrival = received.arrival
-    word, number = (None, 0) if arrival is None else arrival
-    return ReceivedKeys(*views, word, done, number % 2**32, DTYPE_CODES[dkv[0].dtype])
+def _describe_received(keys: ReceivedKeys, views: Sequence[Tensor]) -> None:
+    """``views``: k and v of received keys, and the places of their gradients."""
+    keys.k, keys.v, keys.dk, keys.dv = map(TensorView.of, views)
+    keys.grad_dtype = DTYPE_CODES[views[2].dtype]
+
+
+def _repeat(
+    launch: BwdLaunch,
+    params: BwdParams,
+    new_grads: tuple[Callable[[], Tensor], ...],
+    dq: Tensor,
+    receives: bool,
+) -> _Repeat:
+    """``dq``: where it is written; ``receives``: whether there are received keys."""
+    names = [name for name in VARYING if receives or not name.startswith("received.")]
+    in_fp32 = dq.dtype == torch.float32
+    floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else dq.numel())
+    new_scratch = new_of((floats,), torch.float32, dq.device)
+    return _Repeat(launch, Pattern(params, names), new_grads, new_scratch, in_fp32)
+
+
+def _launch(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradients) -> bool:
+    """One pass on the current stream, without synchronisation. False: nothing was launched, because
+    the copy engine reads and writes at multiples of 16 bytes only."""
+    device, delta = call.q.device, grad.delta
+    q, k, v = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
+    dout, out = grad.dout.data_ptr(), 0 if grad.out is None else grad.out.data_ptr()
+    dq, dk, dv = made[0].data_ptr(), made[1].data_ptr(), made[2].data_ptr()
+    received: tuple[int, ...] = ()
+    if call.received is not None:
+        received = _received(call.received, grad)
+        if any(place % 16 for place in received[:4]):
+            return False
+    if (q | k | v | dout | out | dq | dk | dv) % 16:
+        return False
+    stream = stream_handle(device)
+    repeat.launch.tables.use_on(stream)
+    scratch = repeat.new_scratch()  # held until the launch
+    at, (stats, partial, semaphores, dq_sum) = scratch.data_ptr(), repeat.launch.scratch_at
+    params = repeat.pattern.filled(
+        q, k, v, dout, out,
+        *((dq, 0) if repeat.in_fp32 else (at + dq_sum, dq)),
+        dk, dv,
+        *received,
+        grad.lse.data_ptr(), 0 if delta is None else delta.data_ptr(),
+        at + stats, at + partial, at + semaphores, stream,
+    )  # fmt: skip
+    with on_device(device):
+        cuda_library().call("magi_attn_bwd", params)
+    return True
+
+
+def _received(received: Received, grad: GradCall) -> tuple[int, ...]:
+    """The addresses and the number of ReceivedKeys."""
+    assert grad.received_dkv is not None
+    word, number = received.arrival or (0, 0)
+    views = (received.k, received.v, *grad.received_dkv)
+    return *(x.data_ptr() for x in views), word, grad.done or 0, number % 2**32
 
 
 def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
@@ -167,15 +296,25 @@ def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
 def kernel_delta(out_THD: Tensor, dout_THD: Tensor) -> Tensor:
     """delta as fp32 [T, H], by one launch on the current stream."""
     out, dout = aligned(out_THD), aligned(dout_THD)
-    made = torch.empty(out.shape[:2], dtype=torch.float32, device=out.device)
-    params = DeltaParams(
-        TensorView.of(out),
-        TensorView.of(dout),
-        made.data_ptr(),
-        stream_handle(out.device),
-        *out.shape,
-        DTYPE_CODES[out.dtype],
-    )
+    pattern, new_delta = _row_delta(out.shape, out.stride(), dout.stride(), out.dtype, out.device)
+    made = new_delta()
+    stream = stream_handle(out.device)
+    params = pattern.filled(out.data_ptr(), dout.data_ptr(), made.data_ptr(), stream)
     with on_device(out.device):
         cuda_library().call("magi_row_delta", params)
     return made
+
+
+@lru_cache(maxsize=64)
+def _row_delta(
+    shape: torch.Size,
+    out: tuple[int, ...],
+    dout: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Pattern, Callable[[], Tensor]]:
+    """The parameters but for addresses, from the strides of both tensors, and what makes delta."""
+    views = (TensorView(0, *strides[:2]) for strides in (out, dout))
+    params = DeltaParams(*views, 0, 0, *shape, DTYPE_CODES[dtype])
+    new_delta = new_of(tuple(shape[:2]), torch.float32, device)
+    return Pattern(params, ("out.data", "dout.data", "delta", "stream")), new_delta

@@ -5,17 +5,24 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
-from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, TensorView
+import torch
+from torch import Tensor
+
+from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, Pattern, TensorView
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
+from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows, refuse_received
+from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
 from megatron_magi.core.kernel.hopper.launch import (
     FwdLaunch,
     HeadsKey,
     aligned,
+    new_of,
     out_shape,
     tile_counter,
 )
@@ -23,6 +30,20 @@ from megatron_magi.core.kernel.hopper.padding import deliver_output, padded_call
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.sink import check_joins
 from megatron_magi.core.kernel.widths import widths_of
+
+VARYING = (
+    "q.data", "k.data", "v.data", "out.data", "lse", "sink_lse", "max_logits", "counter", "stream",
+)  # fmt: skip
+"""The fields of FwdParams in which calls of one form differ."""
+
+
+class _Repeat(NamedTuple):
+    """What the calls of one form share, once the first of them has passed the checks."""
+
+    tables: DeviceBuffer
+    pattern: Pattern
+    new_out: Callable[[], Tensor]
+    new_lse: Callable[[], Tensor]
 
 
 def forward(
@@ -38,28 +59,67 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
+    repeats = call.table.cache.get("forwards")
+    if repeats is None:
+        repeats = call.table.cache.setdefault("forwards", Forms())
+    form = _form(call, prev, into, out_dtype)
+    repeat: _Repeat | None = repeats.get(form)
+    places = _places(call)
+    if repeat is None or (places[0] | places[1] | places[2]) % 16:
+        made, repeat = _checked_forward(call, prev, into, out_dtype)
+        if repeat is not None:
+            repeats.keep(form, repeat)
+        return made
+    given = into if prev is None else prev
+    result = (repeat.new_out(), repeat.new_lse()) if given is None else given
+    _launch(repeat.tables, repeat.pattern, call, result, places)
+    return result
+
+
+def _form(
+    call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
+) -> Hashable:
+    """See form.py."""
+    q, k, v, _, scale, _, softcap, sink_lse, received = call
+    form = form_of_qkv(q, k, v), scale, softcap, out_dtype
+    if sink_lse is None and prev is None and into is None and received is None:
+        return form
+    return form, form_of(sink_lse), form_of_pair(prev), form_of_pair(into), received is None
+
+
+def _checked_forward(
+    call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
+) -> tuple[OutLse, _Repeat | None]:
+    """The result, and what further calls of the form repeat: None if it is more than a launch."""
     refuse_received(call, "a forward")
     check_joins(call, prev)
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
         made = forward(padded_call(call, widths), out_dtype=padded_dtype(prev, into, out_dtype))
-        return deliver_output(made, call, prev, into)
+        return deliver_output(made, call, prev, into), None
     check_call(call)
     check_output(call, prev, into, out_dtype)
     launch = forward_launch(call.table, HeadsKey.of(call))
     if launch.num_parts > 1:
         dtype = out_dtype if into is None else into[0].dtype
         made = _forward_in_parts(launch, call, prev, dtype)
-        return made if into is None else put_rows(made, call.table, into)
+        return made if into is None else put_rows(made, call.table, into), None
     given = into if prev is None else prev
-    if given is not None:
-        launch_forward(launch, call, given, merge=prev is not None, fill_empty_rows=False)
-        return given
-    q = call.q
-    out = q.new_empty(out_shape(call), dtype=out_dtype or q.dtype)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    launch_forward(launch, call, (out, lse))
-    return out, lse
+    device = call.q.device
+    new_out = new_of(out_shape(call), out_dtype or call.q.dtype, device)
+    new_lse = new_of(tuple(call.q.shape[:2]), torch.float32, device)
+    result = (new_out(), new_lse()) if given is None else given
+    how = {"merge": prev is not None, "fill_empty_rows": given is None}
+    readable = _readable(call)
+    pattern = _pattern(launch, readable, result, **how)
+    _launch(launch.tables, pattern, readable, result, _places(readable))
+    repeats = readable is call
+    return result, _Repeat(launch.tables, pattern, new_out, new_lse) if repeats else None
+
+
+def _places(call: AttnCall) -> tuple[int, ...]:
+    """The addresses of q, k and v."""
+    return call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
 
 
 def _forward_in_parts(
@@ -95,37 +155,59 @@ def launch_forward(
         merge: merge into what ``result`` holds.
         fill_empty_rows: write 0, and -inf or the sinks' lse, to rows that no slice covers.
     """
-    (out, lse), device = result, call.q.device
+    call = _readable(call)
+    pattern = _pattern(launch, call, result, merge=merge, fill_empty_rows=fill_empty_rows)
+    _launch(launch.tables, pattern, call, result, _places(call))
+
+
+def _launch(
+    tables: DeviceBuffer,
+    pattern: Pattern,
+    call: AttnCall,
+    result: OutLse,
+    places: tuple[int, ...],
+) -> None:
+    """Launch a call that the copy engine can read; ``places`` are the addresses of q, k and v."""
+    device, most, sinks = call.q.device, call.max_logits, call.sink_lse
     stream = stream_handle(device)
-    launch.tables.use_on(stream)
+    captured = tables.use_on(stream)
+    params = pattern.filled(
+        *places,
+        result[0].data_ptr(),
+        result[1].data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+        0 if most is None else most.data_ptr(),
+        tile_counter(device, stream, captured).data_ptr(),
+        stream,
+    )
+    with on_device(device):
+        cuda_library().call("magi_attn_fwd", params)
+
+
+def _readable(call: AttnCall) -> AttnCall:
+    """The call itself, or one on copies of those tensors that a kernel cannot read."""
+    q, k, v = map(aligned, call[:3])
+    sinks = call.sink_lse
+    if sinks is not None and sinks.stride(-1) != 1:
+        sinks = sinks.contiguous()
+    same = q is call.q and k is call.k and v is call.v and sinks is call.sink_lse
+    return call if same else call._replace(q=q, k=k, v=v, sink_lse=sinks)
+
+
+def _pattern(
+    launch: FwdLaunch, call: AttnCall, result: OutLse, *, merge: bool, fill_empty_rows: bool
+) -> Pattern:
+    """The parameters, but for the addresses of what a call reads and writes."""
     p = FwdParams.from_buffer_copy(launch.params)
-    q, k, v = map(aligned, call[:3])  # held until the launch
-    p.q, p.k, p.v, p.out = map(TensorView.of, (q, k, v, out))
-    p.lse = lse.data_ptr()
-    p.lse_stride_token, p.lse_stride_head = lse.stride()
-    if call.max_logits is not None:
-        p.max_logits = call.max_logits.data_ptr()
-    sinks = _give_sinks(p, call.sink_lse)  # held until the launch
-    p.counter = tile_counter(device, stream).data_ptr()
-    p.stream = stream
-    p.dtype = DTYPE_CODES[q.dtype]
-    p.out_dtype = DTYPE_CODES[out.dtype]
+    p.q, p.k, p.v, p.out = map(TensorView.of, (*call[:3], result[0]))
+    p.lse_stride_token, p.lse_stride_head = result[1].stride()
+    if call.sink_lse is not None and call.sink_lse.ndim > 1:
+        p.sink_stride_token = call.sink_lse.stride(0)
+    p.dtype = DTYPE_CODES[call.q.dtype]
+    p.out_dtype = DTYPE_CODES[result[0].dtype]
     p.merge = merge
     if not fill_empty_rows:
         p.num_empty_ranges = 0
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
-    with on_device(device):
-        cuda_library().call("magi_attn_fwd", p)
-    del sinks
-
-
-def _give_sinks(p: FwdParams, sink_lse: torch.Tensor | None) -> torch.Tensor | None:
-    """Pass the sinks to a launch, and return the tensor that must live until then."""
-    if sink_lse is None:
-        return None
-    if sink_lse.stride(-1) != 1:
-        sink_lse = sink_lse.contiguous()
-    p.sink_lse = sink_lse.data_ptr()
-    p.sink_stride_token = 0 if sink_lse.ndim == 1 else sink_lse.stride(0)
-    return sink_lse
+    return Pattern(p, VARYING)

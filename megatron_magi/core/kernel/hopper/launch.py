@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -82,9 +86,13 @@ def out_shape(call: AttnCall) -> tuple[int, int, int]:
     return (*call.q.shape[:2], call.v.shape[2])
 
 
-def empty_as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor of the shape of ``x``, in half the host time of torch.empty."""
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+def new_of(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """What makes contiguous tensors with any content, in two thirds of the host time of torch.empty
+    or less."""
+    strides = tuple(accumulate((max(n, 1) for n in shape[:0:-1]), mul, initial=1))[::-1]
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -103,16 +111,18 @@ def is_aligned(x: Tensor) -> bool:
 _counters: dict[tuple[int, int], Tensor] = {}
 
 
-def tile_counter(device: torch.device, stream: int) -> Tensor:
-    """int32 [2], zero between launches; one per stream, because a launch counts in it. A launch in
-    a CUDA graph has its own, in the graph's memory, which every replay clears."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+def tile_counter(device: torch.device, stream: int, captured: bool = False) -> Tensor:
+    """int32 [2], zero between launches; one per stream, because a launch counts in it. A launch
+    that is captured into a CUDA graph has its own, in the graph's memory, which every replay
+    clears."""
+    if captured:
         return torch.zeros(2, dtype=torch.int32, device=device)
-    key = (device.index, stream)
-    if key not in _counters:
+    found = _counters.get((device.index, stream))
+    if found is None:
         # Copied from the host, not filled on the device: initcheck, which is restricted to our
         # kernels, would not see a fill kernel, but it sees copies.
         with torch.inference_mode(False):
             made = torch.zeros(2, dtype=torch.int32).to(device)
-        return _counters.setdefault(key, made)  # of two threads' results, both get the first
-    return _counters[key]
+        # Of two threads' results, both get the first.
+        found = _counters.setdefault((device.index, stream), made)
+    return found

@@ -25,6 +25,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[abi_on_cpu.CpuLibrary]:
         monkeypatch.setattr(module, "on_device", lambda device: nullcontext())
     sms = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sms)
-    monkeypatch.setattr(DeviceBuffer, "use_on", lambda self, handle: None)
+    monkeypatch.setattr(DeviceBuffer, "use_on", lambda self, handle: False)
     yield made
     abi_on_cpu.BWD_MASKS.clear()

@@ -61,3 +61,13 @@ def test_every_stream_counts_its_tiles_in_its_own_place() -> None:
     first = tile_counter(cpu, 101)
     assert first.dtype == torch.int32 and first.tolist() == [0, 0]
     assert tile_counter(cpu, 101) is first and tile_counter(cpu, 102) is not first
+
+
+def test_every_captured_launch_has_a_counter_of_its_own() -> None:
+    """Two graphs may be replayed at the same time."""
+    cpu = torch.device("cpu")
+    kept = tile_counter(cpu, 101)
+    first, second = (tile_counter(cpu, 101, captured=True) for _ in range(2))
+    assert first.tolist() == second.tolist() == [0, 0] and first.dtype == torch.int32
+    assert first is not second and first is not kept and second is not kept
+    assert tile_counter(cpu, 101) is kept

@@ -169,3 +169,19 @@ def test_what_does_not_fit_is_refused(library: abi_on_cpu.CpuLibrary) -> None:
     with pytest.raises(ValueError, match="must be given together, got no keys and places"):
         backward(call, grad._replace(received_dkv=made))
     assert library.calls == []
+
+
+def test_a_repeated_call_has_words_and_places_of_its_own(library: abi_on_cpu.CpuLibrary) -> None:
+    whole, dout = case(NAMED["causal"])
+    grad, want = gradients("causal", whole, dout)
+    for turn in range(4):
+        there, done = word(turn + 5), word(100 * turn)
+        call = parted(whole, 70, Arrival(there.data_ptr(), turn + 5))
+        received = places(call, (BF16, FP32)[turn % 2])
+        asked = grad._replace(received_dkv=received, done=done.data_ptr())
+        dq, *own = backward(call, asked)
+        assert int(done) == 100 * turn + HopperBackend.done_count(call, False)
+        torch.testing.assert_close(dq.double(), want[0], atol=3e-2, rtol=2e-2)
+        for parts, x in zip(zip(own, received, strict=True), want[1:], strict=True):
+            got = torch.cat([part.double() for part in parts])
+            torch.testing.assert_close(got, x, atol=3e-2, rtol=2e-2)

@@ -1,0 +1,40 @@
+"""The form of a call: all that its checks and the choice of its launch read, but not where its
+tensors lie. The layers and steps of a model are alike, so a call is checked in full when its form
+is new, and later calls of the form find what was made then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor
+
+MOST_FORMS = 64
+"""That are kept in one place; tensors whose strides differ in every call fill no memory."""
+
+
+class Forms(dict[Hashable, Any]):
+    """What is kept for forms."""
+
+    def keep(self, form: Hashable, value: object) -> None:
+        if len(self) >= MOST_FORMS:
+            self.clear()
+        self[form] = value
+
+
+def form_of_qkv(q: Tensor, k: Tensor, v: Tensor) -> Hashable:
+    # Written out: as a loop it takes twice as long.
+    return (
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+    )  # fmt: skip
+
+
+def form_of(x: Tensor | None) -> Hashable:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
+def form_of_pair(pair: tuple[Tensor, Tensor] | None) -> Hashable:
+    return None if pair is None else (form_of(pair[0]), form_of(pair[1]))
