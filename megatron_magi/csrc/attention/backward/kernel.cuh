@@ -143,12 +143,16 @@ __global__ __launch_bounds__(Traits::kThreads,
     const uint8_t* meta = smem_ptr + T::kOffMeta;
     if (T::kDeterministic && warp == 1 && block.num_steps > 0)
       bwd_write_visits<T>(args, block, smem, smem_ptr);
+    if constexpr (T::kDeterministic && T::kAskWhen == kAskByWarp) {
+      if (warp >= 2 && block.num_steps > 0)
+        bwd_reduce_dq_by_warp<T>(args, block.num_steps, warp - 2, smem, meta, &maps.dq);
+    }
     if (block.num_steps > 0 && threadIdx.x % 32 == 0) {
       if (warp == 0) bwd_load<T>(args, block, smem, smem_ptr, maps);
       if (warp >= 2) {
-        if constexpr (T::kDeterministic)
+        if constexpr (T::kDeterministic && T::kAskWhen != kAskByWarp)
           bwd_reduce_dq_in_order<T>(args, block.num_steps, warp - 2, smem, meta, &maps.dq);
-        else
+        else if constexpr (!T::kDeterministic)
           bwd_reduce_dq<T>(block.num_steps, warp - 2, smem, meta, &maps.dq);
       }
     }

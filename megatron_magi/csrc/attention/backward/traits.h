@@ -20,17 +20,34 @@ struct alignas(16) BwdStepMeta {
   int32_t unused[4];
 };
 
+// Deterministic mode: who tells the next block that a step's dQ has been added, and when a step
+// asks for its turn. For comparison; one of each will stay.
+enum BwdSignalBy : int {
+  kSignalReleased = 0,    // the adding thread, by a store with release
+  kSignalHandedOver = 1,  // warp 1, so that the adding thread need not wait for its release
+  kSignalRelaxed = 2,     // the adding thread, by a store without release
+};
+enum BwdAskWhen : int {
+  kAskBefore = 0,  // while its tile is not there
+  kAskAhead = 1,   // while the tile before is read
+  kAskByWarp = 2,  // likewise, a warp for up to 16 steps at once
+};
+#ifndef MAGI_BWD_ORDER
+#define MAGI_BWD_ORDER 0
+#endif
+
 // Named barriers (0 is __syncthreads).
 enum BwdNamedBarrier : int { kBarScores = 1, kBarEpilogue = 2 };
 
 template <class Element_, int kHeadDim_, bool kDeterministic_, int kValueDim_ = kHeadDim_,
-          bool kSoftcap_ = false>
+          bool kSoftcap_ = false, int kOrder_ = MAGI_BWD_ORDER>
 struct BwdTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of queries and keys
   static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr bool kSoftcap = kSoftcap_;
+  static constexpr int kSignalBy = kOrder_ / 3, kAskWhen = kOrder_ % 3;
   static constexpr int kTileK = bwd_tile_k(kHeadDim);  // 64 per consumer warpgroup, or for both
   static constexpr int kTileQ = kBwdTileQ;
   // Small heads leave room to work on two steps at a time (pairs.cuh).
@@ -91,7 +108,7 @@ struct BwdTraits {
     // Deterministic mode, see visits.cuh and dq_in_order.cuh.
     BwdVisit visits[kVisitSlots];
     uint64_t visits_full[2], visits_empty[2];
-    int32_t added[2];  // kInPairs
+    int32_t added[2];
   };
   static constexpr int kSmemBytes = sizeof(SharedStorage);
 
