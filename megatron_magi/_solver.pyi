@@ -1,6 +1,6 @@
 """The C++ planner (csrc/planner) and the kernels' work lists (csrc/schedule).
 
-Compiled from csrc/bindings.cpp and csrc/bindings_kernel.cpp.
+Compiled from csrc/bindings*.cpp.
 
 Arrays are int32 and contiguous, slices [N, 6], ranges [n, 2], transfers [M, 5] (stage, dst, src,
 start, end). An int64 array is a TypeError, what does not fit together a ValueError. Functions that

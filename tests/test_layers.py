@@ -1,6 +1,7 @@
 """Imports go to lower layers only, comm and kernel do not know each other, no files in a circle."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,10 @@ def test_the_environment_is_read_by_four_modules_only() -> None:
         ):
             text = path.read_text()
             assert "os.environ" not in text and "getenv" not in text, path
+
+
+def test_inline_assembly_stands_in_two_headers() -> None:
+    """A kernel that calls them by name can be read without knowing PTX."""
+    files = [p for p in (PACKAGE / "csrc").rglob("*") if p.is_file()]
+    found = {p.name for p in files if re.search(r"\b(__)?asm(__)?\b", p.read_text())}
+    assert found == {"ptx.h", "wgmma.h"}

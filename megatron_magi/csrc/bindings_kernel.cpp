@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "bindings.h"
 #include "schedule/backward_choice.h"
 #include "schedule/backward_turns.h"
 #include "schedule/forward.h"
@@ -144,7 +145,8 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 template <class Row>
 std::vector<Row> rows_from(const Int32Array& array) {
   std::vector<Row> rows(static_cast<size_t>(array.shape(0)));
-  if (!rows.empty()) std::memcpy(rows.data(), array.data(), rows.size() * sizeof(Row));
+  void* bytes = rows.data();
+  if (!rows.empty()) std::memcpy(bytes, array.data(), rows.size() * sizeof(Row));
   return rows;
 }
 

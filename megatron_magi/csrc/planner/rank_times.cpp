@@ -1,6 +1,5 @@
 #include "planner/rank_times.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "planner/loads.h"

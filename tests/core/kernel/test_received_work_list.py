@@ -15,15 +15,8 @@ from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.core.plan.travel import Travel, travel
-from tests.core.kernel.test_cuda_bwd_work_list import (
-    TILE_Q,
-    dense,
-    in_list_order,
-    run_in_any_order,
-    slice_grids,
-    steps_of,
-    tile_k,
-)
+from tests.core.kernel.bwd_order import in_list_order, run_in_any_order
+from tests.core.kernel.bwd_steps import TILE_Q, dense, slice_grids, steps_of, tile_k
 
 TRAVELS = st.tuples(st.integers(0, 20_000), st.integers(0, 20_000))
 HEADS, NUM_SMS = (64, 8, 128), 132

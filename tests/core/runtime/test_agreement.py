@@ -12,39 +12,42 @@ import torch
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
 from megatron_magi.core.runtime import agreement
+from tests.core.runtime import agreement_actions as actions
+from tests.core.runtime import agreement_device_jobs as device_jobs
 from tests.core.runtime import agreement_jobs as jobs
 from tests.process_pool import pool
 
 WORLD = 5
 
 ODD = {
-    jobs.undispatch_of_another_plan: "plan the same thing; ranks [2] differ from rank 0 in mask",
-    jobs.gradient_of_another_batch: "in mask, token layout (backward of dispatch, call",
-    jobs.roll_by_another_shift: "rank 0 has row [1, 4], torch.float32, shift 1, rank 2 has row "
+    actions.undispatch_of_another_plan: "plan the same thing; ranks [2] differ from rank 0 in mask",
+    actions.gradient_of_another_batch: "in mask, token layout (backward of dispatch, call",
+    actions.roll_by_another_shift: "rank 0 has row [1, 4], torch.float32, shift 1, rank 2 has row "
     "[1, 4], torch.float32, shift 2",
-    jobs.roll_of_another_dtype: "rank 2 has row [1, 4], torch.float64",
-    jobs.attention_of_another_scale: "softmax_scale 0.25, no gradient to come, rank 2 has row "
+    actions.roll_of_another_dtype: "rank 2 has row [1, 4], torch.float64",
+    actions.attention_of_another_scale: "softmax_scale 0.25, no gradient to come, rank 2 has row "
     "[1, 4, 4], torch.float32, softmax_scale 0.5",
-    jobs.attention_of_another_softcap: "softcap 30.1, no gradient to come, rank 2 has row "
+    actions.attention_of_another_softcap: "softcap 30.1, no gradient to come, rank 2 has row "
     "[1, 4, 4], torch.float32, softmax_scale 0.5, softcap 50, no gradient to come",
-    jobs.sinks_on_some_ranks: "softmax_scale 0.5, shared sinks, no gradient to come, rank 2 has "
+    actions.sinks_on_some_ranks: "softmax_scale 0.5, shared sinks, no gradient to come, rank 2 has "
     "row [1, 4, 4], torch.float32, softmax_scale 0.5, no gradient to come",
-    jobs.sinks_per_token_on_some_ranks: "shared sinks, no gradient to come, rank 2 has row "
+    actions.sinks_per_token_on_some_ranks: "shared sinks, no gradient to come, rank 2 has row "
     "[1, 4, 4], torch.float32, softmax_scale 0.5, sinks per token, no gradient to come",
-    jobs.attention_of_another_dtype: "rank 2 has row [1, 4, 4], torch.float64",
-    jobs.attention_of_other_heads: "ranks [2] differ from rank 0 in head_shape",
-    jobs.gradient_on_some_ranks: "a gradient to come, rank 2 has row [1, 4, 4], torch.float32, "
+    actions.attention_of_another_dtype: "rank 2 has row [1, 4, 4], torch.float64",
+    actions.attention_of_other_heads: "ranks [2] differ from rank 0 in head_shape",
+    actions.gradient_on_some_ranks: "a gradient to come, rank 2 has row [1, 4, 4], torch.float32, "
     "softmax_scale 0.5, no gradient to come",
-    jobs.largest_logits_of_another_scale: "dist_attn_and_max_logits; ranks [2] differ from rank 0",
-    jobs.largest_logits_on_some_ranks: "is dist_attn_and_max_logits on rank 0 and dist_attn on",
-    jobs.another_call: "is dist_attn on rank 0 and undispatch on rank 2",
-    jobs.another_sum_of_gradients: "is_partial_grad False, rank 2 has row [1, 4], torch.float32, "
-    "is_partial_grad True",
+    actions.largest_logits_of_another_scale: "dist_attn_and_max_logits; ranks [2] differ from "
+    "rank 0",
+    actions.largest_logits_on_some_ranks: "is dist_attn_and_max_logits on rank 0 and dist_attn on",
+    actions.another_call: "is dist_attn on rank 0 and undispatch on rank 2",
+    actions.another_sum_of_gradients: "is_partial_grad False, rank 2 has row [1, 4], "
+    "torch.float32, is_partial_grad True",
 }
 
 
 @pytest.mark.parametrize("action", ODD, ids=lambda action: action.__name__)
-def test_every_rank_is_told_what_differs(action: jobs.Action) -> None:
+def test_every_rank_is_told_what_differs(action: actions.Action) -> None:
     for said in pool(WORLD).run(jobs.odd_rank, 3, action, timeout_s=90)[:3]:
         assert ODD[action] in said, said
 
@@ -66,18 +69,21 @@ def test_a_forked_child_ends() -> None:
 
 
 def test_a_device_does_not_wait_and_is_told_by_the_next_call() -> None:
-    for said in pool(WORLD).run(jobs.on_a_device, 2)[:2]:
+    for said in pool(WORLD).run(device_jobs.on_a_device, 2)[:2]:
         first, second, error = said
         assert (first, second) == ("waits True", "waits False")
         assert "is_partial_grad False, rank 1 has row [], is_partial_grad True" in error
 
 
 def test_buffers_do_not_grow_with_the_calls() -> None:
-    pool(WORLD).run(jobs.many_on_a_device, 2, 100)
+    pool(WORLD).run(device_jobs.many_on_a_device, 2, 100)
 
 
 def test_a_host_that_waits_for_its_device_is_ended(tmp_path: Path) -> None:
-    hosts = [jobs.start_host(jobs.stuck_host, rank, str(tmp_path / "store")) for rank in range(2)]
+    hosts = [
+        device_jobs.start_host(device_jobs.stuck_host, rank, str(tmp_path / "store"))
+        for rank in range(2)
+    ]
     for host in hosts:
         _, said = host.communicate(timeout=50)
         assert host.returncode == 1
@@ -89,30 +95,30 @@ def test_a_host_that_waits_for_its_device_is_ended(tmp_path: Path) -> None:
 def test_a_rank_may_end_before_another_one(tmp_path: Path) -> None:
     """It sends its last calls first, so that the watcher of one that lives on is content."""
     store = str(tmp_path / "store")
-    hosts = [jobs.start_host(jobs.host_that_ends, rank, store) for rank in range(2)]
+    hosts = [device_jobs.start_host(device_jobs.host_that_ends, rank, store) for rank in range(2)]
     for host in hosts:
         _, said = host.communicate(timeout=50)
         assert host.returncode == 0 and "AgreementError" not in said, said
 
 
 def test_a_group_may_end_on_one_rank_before_another() -> None:
-    assert pool(WORLD).run(jobs.ends_before_another, 3)[:3] == [[], [], []]
+    assert pool(WORLD).run(device_jobs.ends_before_another, 3)[:3] == [[], [], []]
 
 
 def test_a_rank_that_waits_alone_is_answered() -> None:
     """By watchers, which look once a second."""
-    assert pool(WORLD).run(jobs.waits_alone, 3)[0] < 4
+    assert pool(WORLD).run(device_jobs.waits_alone, 3)[0] < 4
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_early_watchers_do_no_harm(seed: int) -> None:
-    said = pool(WORLD).run(jobs.early_watchers, 3, -1, seed)[:3]
+    said = pool(WORLD).run(device_jobs.early_watchers, 3, -1, seed)[:3]
     assert said == ["no error"] * 3
 
 
 @pytest.mark.parametrize("odd_call", [0, 7, 77, 149])
 def test_a_difference_is_found_whoever_is_early(odd_call: int) -> None:
-    for said in pool(WORLD).run(jobs.early_watchers, 3, odd_call, odd_call)[:3]:
+    for said in pool(WORLD).run(device_jobs.early_watchers, 3, odd_call, odd_call)[:3]:
         assert f"rank 2 has row [], shift 2 (call {odd_call} of this group" in said
 
 

@@ -7,7 +7,7 @@ import megatron_magi as magi
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.core.runtime import dist_attn, staged_backward
-from tests.core.runtime import gradient_jobs
+from tests.core.runtime import buffer_jobs, gradient_jobs
 from tests.core.runtime import runtime_jobs as jobs
 from tests.process_pool import ProcessPool, pool
 
@@ -85,15 +85,15 @@ def test_two_runs_give_equal_bits() -> None:
 
 @pytest.mark.parametrize("degree", [0, 1, None])
 def test_gradients_do_not_keep_receive_buffers(degree: int) -> None:
-    pool(WORLD).run(jobs.gradient_memory, 4, degree)
+    pool(WORLD).run(buffer_jobs.gradient_memory, 4, degree)
 
 
 def test_two_stages_of_keys_are_alive() -> None:
-    pool(WORLD).run(jobs.key_buffers, 3)
+    pool(WORLD).run(buffer_jobs.key_buffers, 3)
 
 
 def test_odd_strides() -> None:
-    pool(WORLD).run(jobs.odd_strides, 2)
+    pool(WORLD).run(buffer_jobs.odd_strides, 2)
 
 
 def test_gradient_of_lse() -> None:

@@ -1,6 +1,6 @@
 """The backward in one call: gradients against fp64, whatever the ranks' streams do when.
 
-All ranks are in one process, with the stand-in of tests/core/comm/test_copy_engine.py for streams
+All ranks are in one process, with the stand-in of tests/core/comm/queued_ranks.py for streams
 and copies. The kernel is a stand-in too: it waits, computes and tells as the real one does.
 """
 
@@ -33,7 +33,7 @@ from megatron_magi.core.runtime import prepared
 from megatron_magi.core.runtime.joined_backward import joined_backward, may_join
 from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage, prepared_for
 from megatron_magi.core.runtime.stage_work import StageWork
-from tests.core.comm.test_copy_engine import Ranks, flag, raise_word
+from tests.core.comm.queued_ranks import Ranks, flag, raise_word
 from tests.dense import random_mask
 
 HEADS, CPU = HeadShape(4, 2, 8), torch.device("cpu")

@@ -103,6 +103,8 @@ constexpr int bwd_stat_rows(int num_q) {
   return (num_q + 65) & ~1;
 }
 
+constexpr float kLog2e = 1.4426950408889634f;
+
 struct BwdPrepareArgs {
   MagiTensor out, dout;  // data null: delta is given
   const float* lse;

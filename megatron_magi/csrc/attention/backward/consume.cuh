@@ -10,15 +10,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
   using T = Traits;
   using Element = typename T::Element;
   const uint32_t bars = smem + T::kOffBars;
-  const uint64_t weights = ptx::plain_descriptor(smem + T::kOffWeights, T::kStatHalf, 128);
-  const auto arrive = [&](int bar) __attribute__((always_inline)) {
-    if (thread_again() % 32 == 0) ptx::mbar_arrive(bars + bar);
-  };
-  const auto finish_dq = [&]() __attribute__((always_inline)) {
-    ptx::fence_async_shared();
-    __syncwarp();
-    arrive(T::kBarDqFull + 8 * wg);
-  };
+  const BwdConsumer<T> me{args, wg, smem};
 
   float dk[T::kHeadDim / 2], dv[T::kHeadDim / 2];
 #pragma unroll
@@ -28,36 +20,34 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
   for (int n = 0; n < num_steps; ++n) {
     const int stage = n % T::kStages;
     const uint32_t parity = (n / T::kStages) & 1;
-    const uint32_t q_tile = smem + T::kOffQ + stage * T::kQueryBytes;
+    const uint32_t q_tile = me.q_tile(n);
     const uint32_t do_tile = smem + T::kOffDo + stage * T::kDoBytes;
-    const uint32_t stats = smem + T::kOffStats + stage * 2 * T::kStatBytes;
-    const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
+    const uint32_t meta = me.meta(n);
 
     // 1. S^T and dP^T
     float s[32], dp[32];
     [[maybe_unused]] float shift[16];  // with softcap
     wait_for(bars + T::kBarQFull + 8 * stage, parity);
     const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
-    if constexpr (T::kSoftcap) load_shifts(shift, stats);
+    if constexpr (T::kSoftcap) load_shifts(shift, me.stat_tile(0, n));
     ptx::wgmma_fence();
     if constexpr (T::kSoftcap)
       gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
                                         ptx::smem_descriptor<T::kQueryPanelCols>(q_tile));
     else
       gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
-                                        ptx::smem_descriptor<T::kQueryPanelCols>(q_tile), weights,
-                                        ptx::plain_descriptor(stats, T::kStatHalf, 128));
+                                        ptx::smem_descriptor<T::kQueryPanelCols>(q_tile),
+                                        me.weights(), me.stats(0, n));
     ptx::wgmma_commit();
     // Here, where the load has come back, and the queue not yet full with products.
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
     wait_for(bars + T::kBarDoFull + 8 * stage, parity);
     ptx::wgmma_fence();
-    gemm_over_columns<T, T::kValueDim>(
-        dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
-        ptx::smem_descriptor<T::kQueryPanelCols>(do_tile), weights,
-        ptx::plain_descriptor(stats + T::kStatBytes, T::kStatHalf, 128));
+    gemm_over_columns<T, T::kValueDim>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
+                                       ptx::smem_descriptor<T::kQueryPanelCols>(do_tile),
+                                       me.weights(), me.stats(1, n));
     ptx::wgmma_commit();
-    if (n > 0) finish_dq();
+    if (n > 0) me.finish_dq();
 
     // 2. P^T
     ptx::wgmma_wait<1>();
@@ -90,14 +80,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       ds[i] = ptx::pack2<Element>(s[2 * i] * dp[2 * i], s[2 * i + 1] * dp[2 * i + 1]);
-    const int thread = thread_again();
-    const uint32_t ds_store =
-        smem + T::kOffDs + (64 * wg + thread % 128 / 32 * 16 + thread % 16) * 128;
-    const uint32_t ds_swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      ptx::stmatrix_x4(ds_store + stage * T::kScoreBytes + (ds_swizzle ^ (j * 32)), ds[4 * j],
-                       ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
+    store_ds_rows(ds, smem + T::kOffDs, 64 * wg, stage * T::kScoreBytes);
     ptx::wgmma_fence();
     gemm_over_queries<T, 2>(dv, p,
                             ptx::smem_descriptor<T::kQueryPanelCols>(do_tile, T::kQueryPanelBytes));
@@ -115,15 +98,15 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
                          ptx::smem_descriptor<T::kQueryPanelCols>(q_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
     ptx::wgmma_wait<2>();  // dV
-    arrive(T::kBarDoEmpty + 8 * stage);
+    me.arrive(T::kBarDoEmpty + 8 * stage);
     ptx::wgmma_wait<1>();  // dQ
     wait_for(bars + T::kBarDqEmpty + 8 * wg, (n & 1) ^ 1);
-    stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
-                thread_again() % 32, args.softmax_scale);
+    stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
+                ptx::thread_again() % 32, args.softmax_scale);
     ptx::wgmma_wait<0>();  // dK
-    arrive(T::kBarQEmpty + 8 * stage);
+    me.arrive(T::kBarQEmpty + 8 * stage);
   }
-  if (num_steps > 0) finish_dq();
+  if (num_steps > 0) me.finish_dq();
   store_gradients<T>(args, dk, dv, wg, smem);
 }
 

@@ -23,10 +23,7 @@ MAGI_DEVICE void stage_dq_swizzled(const float (&dq)[kCount], uint32_t tile, int
       const int own = 4 * j + 2 * u, other = 4 * (j ^ 2) + 2 * u;
       const float x = (odd ? dq[other] : dq[own]) * scale;
       const float y = (odd ? dq[other + 1] : dq[own + 1]) * scale;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + (j >> 2) * T::kDqPanelBytes +
-                                                            u * 1024 + chunk),
-                   "f"(x), "f"(y)
-                   : "memory");
+      ptx::store_shared(base + (j >> 2) * T::kDqPanelBytes + u * 1024 + chunk, make_float2(x, y));
     }
   }
 }
@@ -50,10 +47,7 @@ MAGI_DEVICE void stage_dq_rows(const float (&dq)[kCount], uint32_t tile, int war
       const int own = 4 * j + 2 * u, other = 4 * (j ^ 1) + 2 * u;
       const float x = (swaps ? dq[other] : dq[own]) * scale;
       const float y = (swaps ? dq[other + 1] : dq[own + 1]) * scale;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"((j & 1 ? odd : even) + j * 32 +
-                                                            u * 8 * kRowBytes),
-                   "f"(x), "f"(y)
-                   : "memory");
+      ptx::store_shared((j & 1 ? odd : even) + j * 32 + u * 8 * kRowBytes, make_float2(x, y));
     }
   }
 }
@@ -66,18 +60,6 @@ MAGI_DEVICE void stage_dq(const float (&dq)[kCount], uint32_t tile, int warp, in
     stage_dq_swizzled<Traits>(dq, tile, warp, lane, scale);
   else
     stage_dq_rows<Traits>(dq, tile, warp, lane, scale);
-}
-
-// Whether the phase has completed; never suspends the thread.
-MAGI_DEVICE bool is_complete(uint32_t bar, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;"
-      " selp.u32 %0, 1, 0, p;}"
-      : "=r"(done)
-      : "r"(bar), "r"(parity)
-      : "memory");
-  return done != 0;
 }
 
 // Begins to add a staging tile to dQ.

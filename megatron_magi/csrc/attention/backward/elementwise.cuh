@@ -71,7 +71,6 @@ MAGI_DEVICE uint4 split_stat(float x) {
 
 // The shift of a row that sees nothing: finite, so that masked cells stay finite.
 constexpr float kHidden = -3e4f * kStatHigh;
-constexpr float kLog2e = 1.44269504089f;
 
 constexpr int kPrepareTokens = 32;
 constexpr int kPrepareHeads = 8;

@@ -2,18 +2,9 @@
 // splits head groups, and counted.
 #pragma once
 #include "elementwise.cuh"
-#include "scores.cuh"
+#include "walk.cuh"
 
 namespace magi {
-
-MAGI_DEVICE int add_acq_rel(int32_t* ptr, int value) {
-  int before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(ptr), "r"(value)
-               : "memory");
-  return before;
-}
 
 // The consumer threads write a tile's rows of one kv head, as the convert kernel does.
 template <class Traits, int kWidth>
@@ -29,18 +20,19 @@ MAGI_DEVICE void add_parts(const BwdConvertJob& job, const BwdBlock<Traits>& blo
 template <class Traits>
 MAGI_DEVICE void finish_received(const BwdArgs& args, uint32_t smem) {
   using T = Traits;
-  const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
+  const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
   if (!block.is_received) return;
   const bool counts = threadIdx.x == 128;
   __syncwarp();
   ptx::bar_sync(kBarEpilogue, 256);  // so that one thread releases what all have stored
   if (args.num_splits > 1) {
     if (counts) {
-      const int others = add_acq_rel(args.parts_stored + block.number / args.num_splits, 1);
-      asm volatile("st.shared.s32 [%0], %1;" ::"r"(smem + T::kOffBlock), "r"(others) : "memory");
+      const int others =
+          ptx::add_acq_rel_gpu(args.parts_stored + block.number / args.num_splits, 1);
+      ptx::store_shared(smem + T::kOffBlock, others);
     }
     ptx::bar_sync(kBarEpilogue, 256);
-    if (load_shared(smem + T::kOffBlock) != args.num_splits - 1) return;
+    if (ptx::load_shared_volatile(smem + T::kOffBlock) != args.num_splits - 1) return;
     const int first_row = block.first_row(args);
     add_parts<T, T::kHeadDim>(args.received_jobs[0], block, first_row);
     add_parts<T, T::kValueDim>(args.received_jobs[1], block, first_row);

@@ -8,8 +8,6 @@
 namespace magi {
 namespace {
 
-constexpr float kLog2e = 1.4426950408889634f;
-
 Status check(const MagiBwdParams& p) {
   if (p.num_heads_kv <= 0 || p.num_heads_q % p.num_heads_kv != 0)
     return {kInvalidArgument, "query heads must be a multiple of kv heads, got " +
@@ -44,7 +42,7 @@ Status check(const MagiBwdParams& p) {
 // The maps of num_keys rows of keys and values.
 Status encode_keys(const MagiBwdParams& p, const MagiTensor& k, const MagiTensor& v, int num_keys,
                    CUtensorMap* map_k, CUtensorMap* map_v) {
-  const auto element = p.dtype == kMagiBf16 ? MapElement::kBf16 : MapElement::kFp16;
+  const auto element = map_element(p.dtype);
   const int tile_k = bwd_tile_k(p.head_dim);
   MAGI_RETURN_IF_ERROR(encode_panel_tile(map_k, element, k, num_keys, p.num_heads_kv, p.head_dim,
                                          bwd_key_panel_cols(p.head_dim), tile_k));
@@ -53,7 +51,7 @@ Status encode_keys(const MagiBwdParams& p, const MagiTensor& k, const MagiTensor
 }
 
 Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
-  const auto element = p.dtype == kMagiBf16 ? MapElement::kBf16 : MapElement::kFp16;
+  const auto element = map_element(p.dtype);
   MAGI_RETURN_IF_ERROR(
       encode_head_tile(&maps->q, element, p.q, p.num_q, p.num_heads_q, p.head_dim, kBwdTileQ));
   MAGI_RETURN_IF_ERROR(encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q,

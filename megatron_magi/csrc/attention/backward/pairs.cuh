@@ -47,22 +47,18 @@ MAGI_DEVICE void load_operand(uint32_t (&a)[16], uint32_t tile, int warp, int la
 }
 
 template <class Traits>
-struct BwdPairs {
+struct BwdPairs : BwdConsumer<Traits> {
   using T = Traits;
   using Element = typename T::Element;
   using Wgmma = ptx::Wgmma<64, Element>;
+  using BwdConsumer<T>::args, BwdConsumer<T>::wg, BwdConsumer<T>::smem, BwdConsumer<T>::bar,
+      BwdConsumer<T>::arrive, BwdConsumer<T>::stats, BwdConsumer<T>::stat_tile,
+      BwdConsumer<T>::finish_dq, BwdConsumer<T>::meta;
   using Regs = BwdPairRegs<T::kSoftcap>;
   static_assert(T::kHeadDim == 64 && T::kDqCols == 64, "registers suffice for small heads only");
 
-  const BwdArgs& args;
   int num_steps;  // of whole pairs
-  int wg;
-  uint32_t smem;
 
-  MAGI_DEVICE uint32_t bar(int offset) const { return smem + T::kOffBars + offset; }
-  MAGI_DEVICE void arrive(int offset) const {
-    if (thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
-  }
   MAGI_DEVICE uint32_t query_tile(int offset, int n) const {
     return smem + offset + n % T::kStages * T::kQueryBytes;
   }
@@ -72,25 +68,19 @@ struct BwdPairs {
     if (n < num_steps) wait_for(bar(first_bar + 8 * (n % T::kStages)), n / T::kStages & 1);
   }
   MAGI_DEVICE bool has_arrived(int first_bar, int n) const {
-    return is_complete(bar(first_bar + 8 * (n % T::kStages)), n / T::kStages & 1);
-  }
-  MAGI_DEVICE uint32_t meta(int n) const {
-    return smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
+    return ptx::mbar_test_wait(bar(first_bar + 8 * (n % T::kStages)), n / T::kStages & 1);
   }
   MAGI_DEVICE void load_partial(int n, Regs& r) const {
-    if (thread_again() % 32 == 0) r.partial = load_shared(meta(n) + offsetof(BwdStepMeta, partial));
+    if (ptx::thread_again() % 32 == 0)
+      r.partial = ptx::load_shared_volatile(meta(n) + offsetof(BwdStepMeta, partial));
   }
   MAGI_DEVICE void start_with_stats(float (&acc)[32], int kind, int n, const Regs& r) const {
-    const int tile = 2 * (n % T::kStages) + kind;
-    Wgmma::template rs_first<0>(
-        acc, r.weights,
-        ptx::plain_descriptor(smem + T::kOffStats + tile * T::kStatBytes, T::kStatHalf, 128));
+    Wgmma::template rs_first<0>(acc, r.weights, stats(kind, n));
   }
 
   MAGI_DEVICE void scores(int n, Regs& r) const {
     const uint64_t q = ptx::smem_descriptor(query_tile(T::kOffQ, n));
-    if constexpr (T::kSoftcap)
-      load_shifts(r.shift, smem + T::kOffStats + n % T::kStages * 2 * T::kStatBytes);
+    if constexpr (T::kSoftcap) load_shifts(r.shift, stat_tile(0, n));
     ptx::wgmma_fence();
     if constexpr (T::kSoftcap)
       Wgmma::template rs_first<0>(r.s, r.k, q);
@@ -128,25 +118,10 @@ struct BwdPairs {
     }
   }
 
-  MAGI_DEVICE void store_ds(int n, const uint32_t (&ds)[16]) const {
-    const int thread = thread_again();
-    const uint32_t row = smem + T::kOffDs + n % T::kStages * T::kScoreBytes +
-                         (64 * wg + thread % 128 / 32 * 16 + thread % 16) * 128;
-    const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      ptx::stmatrix_x4(row + (swizzle ^ (j * 32)), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2],
-                       ds[4 * j + 3]);
-  }
-
   MAGI_DEVICE void store_dq(int pair, const Regs& r) const {
     wait_for(bar(T::kBarDqEmpty + 8 * wg), (pair & 1) ^ 1);
-    stage_dq<T>(r.dq, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
-                thread_again() % 32, args.softmax_scale);
-  }
-  MAGI_DEVICE void finish_stores() const {
-    ptx::fence_async_shared();
-    __syncwarp();
+    stage_dq<T>(r.dq, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
+                ptx::thread_again() % 32, args.softmax_scale);
   }
 
   // Begins with P(n) and dP(n) in registers, ends with P(n + 1) and dP(n + 1).
@@ -167,11 +142,12 @@ struct BwdPairs {
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       ds[i] = ptx::pack2<Element>(r.s[2 * i] * r.dp[2 * i], r.s[2 * i + 1] * r.dp[2 * i + 1]);
-    store_ds(n, ds);
+    store_ds_rows(ds, smem + T::kOffDs + n % T::kStages * T::kScoreBytes, 64 * wg);
 
     scores(n + 1, r);
     if (kSecond) {  // the fence waits for the stores of both steps, S(n + 1) runs meanwhile
-      finish_stores();
+      ptx::fence_async_shared();
+      __syncwarp();
       arrive(T::kBarDsFull + 8 * (pair % 2));
       if (pair > 0) arrive(T::kBarDqFull + 8 * wg);
     }
@@ -208,7 +184,7 @@ template <class Traits>
 MAGI_DEVICE void bwd_consume_pairs(const BwdArgs& args, int num_steps, int wg, uint32_t smem) {
   using T = Traits;
   using Element = typename T::Element;
-  const BwdPairs<T> pairs{args, num_steps, wg, smem};
+  const BwdPairs<T> pairs{{args, wg, smem}, num_steps};
   BwdPairRegs<T::kSoftcap> r;
   r.partial = 0;
 #pragma unroll
@@ -221,7 +197,8 @@ MAGI_DEVICE void bwd_consume_pairs(const BwdArgs& args, int num_steps, int wg, u
   r.weights[2] = r.weights[3] = 0;
   if (num_steps > 0) {
     wait_for(pairs.bar(T::kBarKv), 0);
-    load_operand(r.k, smem + T::kOffK + wg * 8192, thread_again() % 128 / 32, thread_again() % 32);
+    load_operand(r.k, smem + T::kOffK + wg * 8192, ptx::thread_again() % 128 / 32,
+                 ptx::thread_again() % 32);
     for (int n = 0; n < 2; ++n) {
       pairs.wait_for_tile(T::kBarQFull, n);
       pairs.wait_for_tile(T::kBarDoFull, n);
@@ -241,8 +218,7 @@ MAGI_DEVICE void bwd_consume_pairs(const BwdArgs& args, int num_steps, int wg, u
   }
   if (num_steps > 0) {
     pairs.store_dq(num_steps / 2 - 1, r);
-    pairs.finish_stores();
-    pairs.arrive(T::kBarDqFull + 8 * wg);
+    pairs.finish_dq();
   }
   store_gradients<T>(args, r.dk, r.dv, wg, smem);
 }

@@ -32,20 +32,6 @@
 
 namespace magi {
 
-MAGI_DEVICE void store_shared(uint32_t addr, uint4 x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(x.x), "r"(x.y), "r"(x.z),
-               "r"(x.w)
-               : "memory");
-}
-MAGI_DEVICE uint4 load_shared_16(uint32_t addr) {
-  uint4 x;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(addr)
-               : "memory");
-  return x;
-}
-
 template <class Traits>
 struct BwdRelay : BwdConsumer<Traits> {
   using T = Traits;
@@ -53,7 +39,7 @@ struct BwdRelay : BwdConsumer<Traits> {
   using typename BwdConsumer<T>::Probs;
   using BwdConsumer<T>::args, BwdConsumer<T>::wg, BwdConsumer<T>::smem, BwdConsumer<T>::bar,
       BwdConsumer<T>::arrive, BwdConsumer<T>::q_tile, BwdConsumer<T>::stats,
-      BwdConsumer<T>::weights, BwdConsumer<T>::wait_for_q;
+      BwdConsumer<T>::weights, BwdConsumer<T>::wait_for_q, BwdConsumer<T>::finish_dq;
   static_assert(T::kHeadDim == T::kValueDim && T::kDqCols == 128 && T::kDqParts == 2);
   static_assert(T::kDoStages == 1 && T::kDsStages == 2 && T::kMetaSlots == 8);
 
@@ -93,13 +79,8 @@ struct BwdRelay : BwdConsumer<Traits> {
   // The staging tile has gone when this half of dQ comes to it.
   MAGI_DEVICE void store_half(const float (&half)[32], int which) const {
     wait_for(bar(T::kBarDqEmpty + 8 * wg), which ^ 1);
-    stage_dq<T>(half, smem + T::kOffDq + wg * T::kDqBytes, thread_again() % 128 / 32,
-                thread_again() % 32, 1.f);
-  }
-  MAGI_DEVICE void finish_half() const {
-    ptx::fence_async_shared();
-    __syncwarp();
-    arrive(T::kBarDqFull + 8 * wg);
+    stage_dq<T>(half, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
+                ptx::thread_again() % 32, 1.f);
   }
   // The first half leaves, the second half stays in registers: in others than those of the product,
   // or ptxas makes the next product wait.
@@ -111,15 +92,16 @@ struct BwdRelay : BwdConsumer<Traits> {
       second[i] = dq[32 + i] * args.softmax_scale;
     }
     store_half(first, 0);
-    finish_half();
+    finish_dq();
   }
 
   // A thread of warpgroup 1 reads what the thread of the same number in warpgroup 0 has written.
-  MAGI_DEVICE uint32_t own_p() const { return smem + T::kOffP + thread_again() % 128 * 16; }
+  MAGI_DEVICE uint32_t own_p() const { return smem + T::kOffP + ptx::thread_again() % 128 * 16; }
   MAGI_DEVICE void give_p(const uint32_t (&p)[16]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      store_shared(own_p() + j * 2048, {p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]});
+      ptx::store_shared(own_p() + j * 2048,
+                        make_uint4(p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]));
     __syncwarp();
     arrive(T::kBarPFull);
   }
@@ -127,19 +109,9 @@ struct BwdRelay : BwdConsumer<Traits> {
     wait_for(bar(T::kBarPFull), n & 1);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const uint4 x = load_shared_16(own_p() + j * 2048);
+      const uint4 x = ptx::load_shared_16(own_p() + j * 2048);
       p[4 * j] = x.x, p[4 * j + 1] = x.y, p[4 * j + 2] = x.z, p[4 * j + 3] = x.w;
     }
-  }
-
-  MAGI_DEVICE void store_ds(int n, const uint32_t (&ds)[16]) const {
-    const int thread = thread_again();
-    const uint32_t row = ds_tile(n) + (thread % 128 / 32 * 16 + thread % 16) * 128;
-    const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      ptx::stmatrix_x4(row + (swizzle ^ (j * 32)), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2],
-                       ds[4 * j + 3]);
   }
 
   // Warpgroup 0. `second` is a half of dQ(n - 2), which leaves beside the product.
@@ -151,7 +123,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     if (n > 1) store_half(second, 1);
     if constexpr (T::kSoftcap) load_shifts(shift, this->stat_tile(0, n));
     ptx::wgmma_wait<0>();
-    if (n > 1) finish_half();
+    if (n > 1) finish_dq();
     this->to_probabilities(n, 0, shift, s, probs);
     release_q(n);
   }
@@ -163,7 +135,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     if (n > 0) store_half(second, 1);
     ptx::wgmma_wait<0>();
     arrive(T::kBarDoEmpty);
-    if (n > 0) finish_half();
+    if (n > 0) finish_dq();
     take_p(n, ds);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -192,7 +164,7 @@ struct BwdRelay : BwdConsumer<Traits> {
       } else if (n > 0) {
         if (n > 1) {
           store_half(second, 1);
-          finish_half();
+          finish_dq();
         }
         wait_for(bar(T::kBarDsFull), (n - 1) & 1);
       }
@@ -208,7 +180,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     }
     if (num_steps > 0) {
       store_half(second, 1);
-      finish_half();
+      finish_dq();
     }
   }
 
@@ -218,7 +190,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     for (int n = 0; n < num_steps; ++n) {
       uint32_t ds[16];
       make_ds(n, second, ds);
-      store_ds(n, ds);
+      store_ds_rows(ds, ds_tile(n), 0);
       wait_for_q(n);
       start_gradient(ds, q_tile(n), dk);
       ptx::fence_async_shared();
@@ -234,7 +206,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     }
     if (num_steps > 0) {
       store_half(second, 1);
-      finish_half();
+      finish_dq();
     }
   }
 
@@ -243,7 +215,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     // K and V are no longer read: their tiles stage the gradients.
     ptx::bar_sync(kBarEpilogue, 256);
     const bool is_dk = wg == 1;
-    const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
+    const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
     const BwdKeyGradients& to = args.grads[block.is_received];
     const int64_t split_stride = is_dk ? to.dk_split_stride : to.dv_split_stride;
     const int64_t token_stride = is_dk ? to.dk_stride_token : to.dv_stride_token;
@@ -253,7 +225,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     char* base = static_cast<char*>(is_dk ? to.dk : to.dv) + first * (to.is_fp32 ? 4 : 2);
     store_gradient<T>(sum, smem + (is_dk ? T::kOffK : T::kOffV), base, token_stride, to.is_fp32, 0,
                       block.item.k_rows, is_dk ? args.softmax_scale : 1.f,
-                      thread_again() % 128 / 32, thread_again() % 32);
+                      ptx::thread_again() % 128 / 32, ptx::thread_again() % 32);
   }
 };
 

@@ -1,38 +1,16 @@
 // What the consumer warpgroups are made of: products, masks, and the stores of dK and dV.
 #pragma once
-#include "dq.cuh"
+#include "../device/lanes.h"
+#include "../device/wgmma.h"
+#include "walk.cuh"
 
 namespace magi {
 
-// Registers are what this warpgroup lacks: what is cheap to make again is made again in every step.
-// `volatile` keeps the compiler from hoisting it out of the loop.
-MAGI_DEVICE int thread_again() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-MAGI_DEVICE int load_shared(uint32_t addr) {
-  int x;
-  asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(x) : "r"(addr) : "memory");
-  return x;
-}
-
-// Lane 0 arrives for its warp. So that its arrival covers every read of what the loader writes with
-// ordinary stores, only lane 0 reads that, and hands it round.
+// What the loader writes with ordinary stores; lane 0 arrives for its warp, and hands it round.
 MAGI_DEVICE int4 load_by_lane0(uint32_t addr) {
   int4 x{};
-  if (thread_again() % 32 == 0)
-    asm volatile("ld.volatile.shared.v4.s32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(addr)
-                 : "memory");
+  if (ptx::thread_again() % 32 == 0) ptx::load_shared_volatile_16(addr, x);
   return x;
-}
-MAGI_DEVICE int from_lane0(int x) {
-  return __shfl_sync(0xffffffff, x, 0);
-}
-MAGI_DEVICE int4 from_lane0(const int4& x) {
-  return {from_lane0(x.x), from_lane0(x.y), from_lane0(x.z), from_lane0(x.w)};
 }
 
 // Columns [16 k, 16 k + 16) of a tile of keys or of queries, from the tile's descriptor.
@@ -106,7 +84,7 @@ MAGI_DEVICE int cells_before(int c, int col) {
 // 16 u + 2 j + e is key row + 8 u and query 8 j + col + e. A key sees one interval of the queries.
 MAGI_DEVICE uint32_t visible_cells(int4 limits, int d_hi, int wg) {
   const Band band{0, limits.x, limits.y, limits.z, limits.w, d_hi};
-  const int thread = thread_again();
+  const int thread = ptx::thread_again();
   const int row = 64 * wg + thread % 128 / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
   uint32_t bits = 0;
 #pragma unroll
@@ -129,13 +107,9 @@ MAGI_DEVICE void mask_scores(float (&p)[32], uint32_t visible) {
 // Softcap: -lse * log2(e) of this thread's queries, 2 j + e that of query 8 j + col + e. Read
 // before the scores are multiplied, because loads wait behind products.
 MAGI_DEVICE void load_shifts(float (&shift)[16], uint32_t stats) {
-  const uint32_t first = stats + thread_again() % 4 * 32;
+  const uint32_t first = stats + ptx::thread_again() % 4 * 32;
 #pragma unroll
-  for (int i = 0; i < 16; ++i)
-    asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(shift[i])
-                 : "r"(first + i / 2 * 128 + i % 2 * 16)
-                 : "memory");
+  for (int i = 0; i < 16; ++i) shift[i] = ptx::load_shared_float(first + i / 2 * 128 + i % 2 * 16);
   __syncwarp();  // lane 0 releases the stats for its warp
 }
 
@@ -154,6 +128,19 @@ MAGI_DEVICE void capped_probabilities(const BwdArgs& args, const float (&shift)[
     }
     p[i] = ptx::pack2<Element>(prob[0], prob[1]);
   }
+}
+
+// dS of a warpgroup's 64 keys to rows of a tile, from `first_row` on; `offset`, of the tile from
+// `base`, is added last.
+MAGI_DEVICE void store_ds_rows(const uint32_t (&ds)[16], uint32_t base, int first_row,
+                               uint32_t offset = 0) {
+  const int thread = ptx::thread_again();
+  const uint32_t row = base + (first_row + thread % 128 / 32 * 16 + thread % 16) * 128;
+  const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    ptx::stmatrix_x4(row + offset + (swizzle ^ (j * 32)), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2],
+                     ds[4 * j + 3]);
 }
 
 // As mask_scores, for pairs of 16-bit values.
@@ -177,7 +164,7 @@ struct BwdProbs<true> {
   MAGI_DEVICE uint32_t (&slopes())[16] { return own_slopes; }
 };
 
-// What the consumers of wide heads share.
+// What the consumers share.
 template <class Traits>
 struct BwdConsumer {
   using T = Traits;
@@ -189,10 +176,20 @@ struct BwdConsumer {
 
   MAGI_DEVICE uint32_t bar(int offset) const { return smem + T::kOffBars + offset; }
   MAGI_DEVICE void arrive(int offset) const {
-    if (thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
+    if (ptx::thread_again() % 32 == 0) ptx::mbar_arrive(bar(offset));
+  }
+  // dQ is in its staging tile.
+  MAGI_DEVICE void finish_dq() const {
+    ptx::fence_async_shared();
+    __syncwarp();
+    arrive(T::kBarDqFull + 8 * wg);
   }
   MAGI_DEVICE uint32_t q_tile(int n) const {
     return smem + T::kOffQ + n % T::kStages * T::kQueryBytes;
+  }
+  // What the step is, a BwdStepMeta.
+  MAGI_DEVICE uint32_t meta(int n) const {
+    return smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
   }
   MAGI_DEVICE uint32_t stat_tile(int kind, int n) const {
     return smem + T::kOffStats + (2 * (n % T::kStages) + kind) * T::kStatBytes;
@@ -220,7 +217,7 @@ struct BwdConsumer {
   // `shift` is that of load_shifts.
   MAGI_DEVICE void to_probabilities(int n, int key_block, const float (&shift)[16], float (&s)[32],
                                     Probs& probs) const {
-    const uint32_t meta = smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
+    const uint32_t meta = this->meta(n);
     const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
     if constexpr (T::kSoftcap) {
@@ -285,11 +282,7 @@ MAGI_DEVICE void store_gradient(const float (&acc)[kCount], uint32_t tile, void*
     const int in_warp = i * kRowsAtOnce + lane / kChunks;
     const uint32_t src = tile + chunk / (2 * kSteps) * T::kKeyPanelBytes +
                          ptx::swizzle_offset(16 * warp + in_warp, chunk % (2 * kSteps));
-    uint4 value;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "r"(src)
-                 : "memory");
+    const uint4 value = ptx::load_shared_16(src);
     const int row = first_row + 16 * warp + in_warp;
     if (row < k_rows)
       *reinterpret_cast<uint4*>(static_cast<typename T::Element*>(base) + row * stride_token +
@@ -304,8 +297,9 @@ MAGI_DEVICE void store_gradients(const BwdArgs& args, const float (&dk)[Traits::
   using T = Traits;
   // K and V are no longer read: their tiles stage the gradients.
   ptx::bar_sync(kBarEpilogue, 256);
-  const int warp = thread_again() % 128 / 32, lane = thread_again() % 32, first_row = 64 * wg;
-  const BwdBlock<T> block(args, load_shared(smem + T::kOffBlock));
+  const int warp = ptx::thread_again() % 128 / 32, lane = ptx::thread_again() % 32,
+            first_row = 64 * wg;
+  const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
   const BwdKeyGradients& to = args.grads[block.is_received];
   const int grad_bytes = to.is_fp32 ? 4 : 2, tile_row = block.first_row(args);
   char* dk_base = static_cast<char*>(to.dk) +

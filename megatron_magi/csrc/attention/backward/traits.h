@@ -20,34 +20,16 @@ struct alignas(16) BwdStepMeta {
   int32_t unused[4];
 };
 
-// Deterministic mode: who tells the next block that a step's dQ has been added, and when a step
-// asks for its turn. For comparison; one of each will stay.
-enum BwdSignalBy : int {
-  kSignalReleased = 0,    // the adding thread, by a store with release
-  kSignalHandedOver = 1,  // warp 1, so that the adding thread need not wait for its release
-  kSignalRelaxed = 2,     // the adding thread, by a store without release
-};
-enum BwdAskWhen : int {
-  kAskBefore = 0,  // while its tile is not there
-  kAskAhead = 1,   // while the tile before is read
-  kAskByWarp = 2,  // likewise, a warp for up to 16 steps at once
-};
-#ifndef MAGI_BWD_ORDER
-#define MAGI_BWD_ORDER 0
-#endif
-
 // Named barriers (0 is __syncthreads).
 enum BwdNamedBarrier : int { kBarScores = 1, kBarEpilogue = 2 };
 
-template <class Element_, int kHeadDim_, bool kDeterministic_, int kValueDim_ = kHeadDim_,
-          bool kSoftcap_ = false, int kOrder_ = MAGI_BWD_ORDER>
+template <class Element_, int kHeadDim_, bool kDeterministic_, int kValueDim_, bool kSoftcap_>
 struct BwdTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of queries and keys
   static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr bool kSoftcap = kSoftcap_;
-  static constexpr int kSignalBy = kOrder_ / 3, kAskWhen = kOrder_ % 3;
   static constexpr int kTileK = bwd_tile_k(kHeadDim);  // 64 per consumer warpgroup, or for both
   static constexpr int kTileQ = kBwdTileQ;
   // Small heads leave room to work on two steps at a time (pairs.cuh).
@@ -61,6 +43,9 @@ struct BwdTraits {
   static constexpr int kDsStages = kWide ? 1 : kStages;
   static constexpr int kMetaSlots = (kRelay ? 4 : 2) * kStages;
   static constexpr int kVisitsAtOnce = kRelay ? 8 : 32;  // as many as there is room for
+  // Deterministic mode: warp 1 signals what warps 2 and 3 have added (dq_in_order.cuh). In pairs, a
+  // warp has two steps of time for one and signals itself (pairs_in_order.cuh).
+  static constexpr bool kHandsOver = kDeterministic && !kInPairs;
   static constexpr int kVisitSlots = kDeterministic ? 2 * kVisitsAtOnce : 1;
   static constexpr int kThreads = 384;
   static constexpr int kProducerRegs = kInPairs || kWide || kRelay ? 24 : 40;
@@ -105,7 +90,7 @@ struct BwdTraits {
     uint64_t dq_full[2], dq_empty[2];
     uint64_t ds_bars[kInPairs || kRelay ? 2 : 1];
     int32_t block;
-    // Deterministic mode, see visits.cuh and dq_in_order.cuh.
+    // Deterministic mode, see visits.cuh, dq_in_order.cuh and pairs_in_order.cuh.
     BwdVisit visits[kVisitSlots];
     uint64_t visits_full[2], visits_empty[2];
     int32_t added[2];
@@ -130,7 +115,7 @@ struct BwdTraits {
   static constexpr int kBarKv = MAGI_OFFSET(kv) - kOffBars;
   static constexpr int kBarDqFull = MAGI_OFFSET(dq_full) - kOffBars;
   static constexpr int kBarDqEmpty = MAGI_OFFSET(dq_empty) - kOffBars;
-  static constexpr int kBarDsFull = MAGI_OFFSET(ds_bars) - kOffBars;  // kInPairs only
+  static constexpr int kBarDsFull = MAGI_OFFSET(ds_bars) - kOffBars;  // kInPairs and kRelay
   static constexpr int kBarVisitsFull = MAGI_OFFSET(visits_full) - kOffBars;
   static constexpr int kBarVisitsEmpty = MAGI_OFFSET(visits_empty) - kOffBars;
   static constexpr int kBarDsEmpty = kBarDsFull;    // kWide only

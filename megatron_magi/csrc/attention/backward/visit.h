@@ -65,10 +65,11 @@ struct BwdTurnLists {
   }
 
   // The step of rows [q, q + kBwdTileQ) of an entry. For a row group that it shares with an earlier
-  // step, that one has waited. Calls `between` a few times, between loads that take long.
-  template <class F>
+  // step, that one has waited. Calls `between` a few times between loads that take long, for what
+  // the thread has to do meanwhile.
+  template <class Between>
   MAGI_HOST_DEVICE BwdVisit visit(int entry_index, const BwdEntry& entry, int q, bool descending,
-                                  F&& between) const {
+                                  Between&& between) const {
     const BwdPlace& place = places[entry_index];
     const int q_end = q + kBwdTileQ < entry.q_end ? q + kBwdTileQ : entry.q_end;
     const Place first = row_place(place, q);
@@ -97,13 +98,8 @@ struct BwdTurnLists {
   }
   MAGI_HOST_DEVICE BwdVisit visit(int entry_index, const BwdEntry& entry, int q,
                                   bool descending) const {
-    return visit(entry_index, entry, q, descending, Nothing{});
+    return visit(entry_index, entry, q, descending, [] {});
   }
-
- private:
-  struct Nothing {
-    MAGI_HOST_DEVICE void operator()() const {}
-  };
 };
 
 }  // namespace magi

@@ -57,7 +57,7 @@ struct BwdWide : BwdConsumer<Traits> {
     gemm_over_queries<T>(dv, probs.p, ptx::smem_descriptor(do_tile, T::kQueryPanelBytes));
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
-    const int thread = thread_again();
+    const int thread = ptx::thread_again();
     const uint32_t row = smem + T::kOffDs + (64 * wg + thread % 128 / 32 * 16 + thread % 16) * 128;
     const uint32_t swizzle = ((thread % 32 / 16) ^ (thread % 8)) << 4;
     wait_for(bar(T::kBarDsEmpty), (n & 1) ^ 1);
@@ -100,7 +100,7 @@ struct BwdWide : BwdConsumer<Traits> {
   }
   template <int kCount>
   MAGI_DEVICE void store_dq(const float (&dq)[kCount], int panel) const {
-    stage_dq<T>(dq, dq_tile(panel), thread_again() % 128 / 32, thread_again() % 32,
+    stage_dq<T>(dq, dq_tile(panel), ptx::thread_again() % 128 / 32, ptx::thread_again() % 32,
                 args.softmax_scale);
   }
 
@@ -132,9 +132,7 @@ struct BwdWide : BwdConsumer<Traits> {
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
     store_dq(dq, 2 - 2 * wg);
-    ptx::fence_async_shared();
-    __syncwarp();
-    arrive(T::kBarDqFull + 8 * wg);
+    this->finish_dq();
     ptx::wgmma_wait<0>();  // dK
     arrive(T::kBarDsEmpty);
     arrive(T::kBarQEmpty + 8 * (n % T::kStages));

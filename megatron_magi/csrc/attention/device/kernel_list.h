@@ -1,7 +1,6 @@
 // All kernels of the library, so that they can be loaded before the first one is launched: the
 // driver loads a kernel at its first use otherwise, and waits for the GPU while it does.
 #pragma once
-#include <cstdint>
 #include <vector>
 
 #include "status.h"

@@ -1,11 +1,6 @@
-// The PTX instructions the attention kernels use, one small function each. Nothing here knows
-// about attention. sm_90a only. All shared-memory addresses are 32-bit (`smem_addr`).
-//
-// Layout facts behind the descriptors (128-byte swizzle, panels of 64 16-bit columns, panel base
-// 1024-byte aligned; with 64-byte swizzle and panels of 32 columns every size but 32 is half):
-//   K-major operand:  stride offset 1024, leading offset unused, next k16 = +32 bytes in a panel.
-//   MN-major operand: stride offset 1024 (8 rows of k), leading offset = bytes from one
-//                     64-column panel to the next, next k16 = +2048 bytes, transpose flag 1.
+// The PTX instructions the attention kernels use, one small function each; those that multiply
+// stand in wgmma.h, and no other file has inline assembly. Nothing here knows about attention.
+// sm_90a only. All shared-memory addresses are 32-bit (`smem_addr`).
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -60,9 +55,23 @@ MAGI_DEVICE void mbar_wait(uint32_t bar, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// Whether the phase has completed; never suspends the thread, as mbar_try_wait may, so that it can
+// do something else meanwhile.
+MAGI_DEVICE bool mbar_test_wait(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;"
+      " selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 
-// ---- numbers in global memory by which the GPU's engines, other GPUs and the host tell each other
+// ---- numbers by which threads, blocks, other GPUs, the copy engine and the host tell each other.
+// Who has read a released number with acquire sees what was written before it.
 
+// In global memory, from and for whoever is in the system.
 MAGI_DEVICE uint32_t load_acquire_sys(const uint32_t* ptr) {
   uint32_t value;
   asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(ptr) : "memory");
@@ -70,6 +79,98 @@ MAGI_DEVICE uint32_t load_acquire_sys(const uint32_t* ptr) {
 }
 MAGI_DEVICE void add_release_sys(uint32_t* ptr, uint32_t value) {
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
+}
+// Likewise among the blocks of a GPU, which costs less.
+MAGI_DEVICE int load_acquire_gpu(const int32_t* ptr) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(ptr) : "memory");
+  return value;
+}
+MAGI_DEVICE void store_release_gpu(int32_t* ptr, int value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
+}
+// Returns the number before. Whoever adds sees what all who added earlier had written.
+MAGI_DEVICE int add_acq_rel_gpu(int32_t* ptr, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(ptr), "r"(value)
+               : "memory");
+  return before;
+}
+// Among the threads of a block, in shared memory.
+MAGI_DEVICE int load_acquire_cta(uint32_t addr) {
+  int value;
+  asm volatile("ld.acquire.cta.shared::cta.b32 %0, [%1];" : "=r"(value) : "r"(addr) : "memory");
+  return value;
+}
+MAGI_DEVICE void store_release_cta(uint32_t addr, int value) {
+  asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" ::"r"(addr), "r"(value) : "memory");
+}
+
+// ---- shared memory by its 32-bit address: pointers cost registers, and these loads and stores
+// stay where they stand among products and barriers
+
+MAGI_DEVICE float load_shared_float(uint32_t addr) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(addr) : "memory");
+  return x;
+}
+// 16 bytes; the address is a multiple of 16.
+MAGI_DEVICE uint4 load_shared_16(uint32_t addr) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(addr)
+               : "memory");
+  return x;
+}
+// Of what other threads write with ordinary stores: never merged with another load.
+MAGI_DEVICE int load_shared_volatile(uint32_t addr) {
+  int x;
+  asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(x) : "r"(addr) : "memory");
+  return x;
+}
+// Likewise 16 bytes, to an `x` that keeps its value where a thread does not load.
+MAGI_DEVICE void load_shared_volatile_16(uint32_t addr, int4& x) {
+  asm volatile("ld.volatile.shared.v4.s32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(addr)
+               : "memory");
+}
+// The address is a multiple of the size.
+MAGI_DEVICE void store_shared(uint32_t addr, int x) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(addr), "r"(x) : "memory");
+}
+MAGI_DEVICE void store_shared(uint32_t addr, float2 x) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(addr), "f"(x.x), "f"(x.y) : "memory");
+}
+MAGI_DEVICE void store_shared(uint32_t addr, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+
+// ---- what the hardware tells a thread
+
+// threadIdx.x, read anew at each call: where registers are short, what is cheap to make again is
+// made again in every step. `volatile` keeps the compiler from hoisting it out of the loop.
+MAGI_DEVICE int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+// True in one thread of the warp.
+MAGI_DEVICE bool elect_one() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
+}
+// The GPU's clock in nanoseconds; only differences mean something.
+MAGI_DEVICE uint64_t global_timer() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
 }
 
 // ---- named barriers (0 is __syncthreads) and register budgets
@@ -170,7 +271,8 @@ MAGI_DEVICE void tma_reduce_add_4d(const CUtensorMap* map, uint32_t src, int c0,
       "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-// ---- registers to shared memory
+
+// ---- matrices between registers and shared memory
 
 // Byte offset of 16-byte chunk `chunk` of row `row` in a panel of 64 or 32 columns.
 template <int kPanelCols = 64>
@@ -225,165 +327,5 @@ MAGI_DEVICE float tanh_approx(float x) {
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-MAGI_DEVICE bool elect_one() {
-  uint32_t elected;
-  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
-  return elected != 0;
-}
-
-// ---- wgmma
-
-MAGI_DEVICE void wgmma_fence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-MAGI_DEVICE void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int kPending>
-MAGI_DEVICE void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// Keeps the computation of `value` in front of the next wgmma_wait. ptxas moves a wait to the top
-// of its basic block, over arithmetic that was meant to run beside the products still in flight
-// (seen with 13.0: the whole softmax went behind the wait). The store never happens: `value` must
-// be at least 0, or NaN.
-MAGI_DEVICE void compute_before_wait(float value, uint32_t any_shared_address) {
-  asm volatile(
-      "{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(value),
-      "r"(any_shared_address)
-      : "memory");
-}
-
-// Descriptor of a swizzled operand in panels of 64 or 32 columns whose start is a multiple of 1024
-// bytes (plus k16 steps). `leading_bytes` matters only for an MN-major operand of more than one
-// panel.
-template <int kPanelCols = 64>
-MAGI_DEVICE uint64_t smem_descriptor(uint32_t addr, uint32_t leading_bytes = 0) {
-  static_assert(kPanelCols == 64 || kPanelCols == 32, "swizzles of 128 or 64 bytes");
-  constexpr uint64_t kStride = 16 * kPanelCols >> 4, kSwizzle = kPanelCols == 64 ? 1 : 2;
-  return static_cast<uint64_t>((addr >> 4) & 0x3fff) |
-         static_cast<uint64_t>((leading_bytes >> 4) & 0x3fff) << 16 | kStride << 32 |
-         kSwizzle << 62;
-}
-// Descriptor of a K-major operand without swizzle: blocks of 8 rows x 16 bytes, contiguous;
-// `leading_bytes` to the next 16 bytes of k, `stride_bytes` to the next 8 rows.
-MAGI_DEVICE uint64_t plain_descriptor(uint32_t addr, uint32_t leading_bytes,
-                                      uint32_t stride_bytes) {
-  return static_cast<uint64_t>((addr >> 4) & 0x3fff) |
-         static_cast<uint64_t>((leading_bytes >> 4) & 0x3fff) << 16 |
-         static_cast<uint64_t>((stride_bytes >> 4) & 0x3fff) << 32;
-}
-// Advance a descriptor by a compile-time byte offset: one add on the low word.
-MAGI_DEVICE uint64_t descriptor_plus(uint64_t desc, uint32_t bytes) {
-  return desc + (bytes >> 4);
-}
-
-// Wgmma<N, Element>::ss / rs: D[64, N] (+)= A[64, 16] B[16, N], fp32 accumulators, A and B of
-// Element. kTransA/kTransB: 0 = K-major, 1 = MN-major in shared memory. accumulate 0 overwrites D;
-// ss_first does too, and tells the compiler so: what D held before need not be kept.
-template <int N, class Element>
-struct Wgmma;
-
-#define MAGI_R0 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define MAGI_R1 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define MAGI_R2 ",%16,%17,%18,%19,%20,%21,%22,%23"
-#define MAGI_R3 ",%24,%25,%26,%27,%28,%29,%30,%31"
-#define MAGI_R4 ",%32,%33,%34,%35,%36,%37,%38,%39"
-#define MAGI_R5 ",%40,%41,%42,%43,%44,%45,%46,%47"
-#define MAGI_R6 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define MAGI_R8_11                                                           \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81" \
-  ",%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define MAGI_R12_15                                                                   \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112" \
-  ",%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define MAGI_R7 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define MAGI_REGS_32 MAGI_R0 MAGI_R1
-#define MAGI_REGS_48 MAGI_REGS_32 MAGI_R2
-#define MAGI_REGS_64 MAGI_REGS_32 MAGI_R2 MAGI_R3
-#define MAGI_REGS_80 MAGI_REGS_64 MAGI_R4
-#define MAGI_REGS_96 MAGI_REGS_80 MAGI_R5
-#define MAGI_REGS_128 MAGI_REGS_80 MAGI_R5 MAGI_R6 MAGI_R7
-#define MAGI_REGS_192 MAGI_REGS_128 MAGI_R8_11
-#define MAGI_REGS_256 MAGI_REGS_192 MAGI_R12_15
-
-#define MAGI_D8(i)                                                                            \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
-#define MAGI_NEW8(i)                                                                          \
-  "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), \
-      "=f"(d[i + 6]), "=f"(d[i + 7])
-#define MAGI_NEW_32 MAGI_NEW8(0), MAGI_NEW8(8)
-#define MAGI_NEW_48 MAGI_NEW_32, MAGI_NEW8(16)
-#define MAGI_NEW_64 MAGI_NEW_32, MAGI_NEW8(16), MAGI_NEW8(24)
-#define MAGI_NEW_80 MAGI_NEW_64, MAGI_NEW8(32)
-#define MAGI_NEW_96 MAGI_NEW_80, MAGI_NEW8(40)
-#define MAGI_NEW_128 MAGI_NEW_80, MAGI_NEW8(40), MAGI_NEW8(48), MAGI_NEW8(56)
-#define MAGI_NEW_192 MAGI_NEW_128, MAGI_NEW8(64), MAGI_NEW8(72), MAGI_NEW8(80), MAGI_NEW8(88)
-#define MAGI_NEW_256 MAGI_NEW_192, MAGI_NEW8(96), MAGI_NEW8(104), MAGI_NEW8(112), MAGI_NEW8(120)
-#define MAGI_ACC_32 MAGI_D8(0), MAGI_D8(8)
-#define MAGI_ACC_48 MAGI_ACC_32, MAGI_D8(16)
-#define MAGI_ACC_64 MAGI_ACC_32, MAGI_D8(16), MAGI_D8(24)
-#define MAGI_ACC_80 MAGI_ACC_64, MAGI_D8(32)
-#define MAGI_ACC_96 MAGI_ACC_80, MAGI_D8(40)
-#define MAGI_ACC_128 MAGI_ACC_80, MAGI_D8(40), MAGI_D8(48), MAGI_D8(56)
-#define MAGI_ACC_192 MAGI_ACC_128, MAGI_D8(64), MAGI_D8(72), MAGI_D8(80), MAGI_D8(88)
-#define MAGI_ACC_256 MAGI_ACC_192, MAGI_D8(96), MAGI_D8(104), MAGI_D8(112), MAGI_D8(120)
-
-// i0..i6 are the operand numbers that follow the N/2 accumulators.
-#define MAGI_WGMMA(N, Element, TYPE, i0, i1, i2, i3, i4, i5, i6)                                   \
-  template <>                                                                                      \
-  struct Wgmma<N, Element> {                                                                       \
-    template <int kTransA, int kTransB>                                                            \
-    static MAGI_DEVICE void ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {        \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2                                           \
-                   ", 0;\n"                                                                        \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
-                   " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}"       \
-                   : MAGI_ACC_##N                                                                  \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(kTransA), "n"(kTransB));                 \
-    }                                                                                              \
-    template <int kTransA, int kTransB>                                                            \
-    static MAGI_DEVICE void ss_first(float (&d)[N / 2], uint64_t a, uint64_t b) {                  \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
-                   " {" MAGI_REGS_##N "}, %" #i0 ", %" #i1 ", 0, 1, 1, %" #i2 ", %" #i3 ";"        \
-                   : MAGI_NEW_##N                                                                  \
-                   : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));                                  \
-    }                                                                                              \
-    template <int kTransB>                                                                         \
-    static MAGI_DEVICE void rs_first(float (&d)[N / 2], const uint32_t* a, uint64_t b) {           \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
-                   " {" MAGI_REGS_##N "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4            \
-                                      ", 0, 1, 1, %" #i5 ";"                                       \
-                   : MAGI_NEW_##N                                                                  \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTransB));            \
-    }                                                                                              \
-    template <int kTransB>                                                                         \
-    static MAGI_DEVICE void rs(float (&d)[N / 2], const uint32_t* a, uint64_t b, int accumulate) { \
-      asm volatile(                                                                                \
-          "{.reg .pred p; setp.ne.b32 p, %" #i5                                                    \
-          ", 0;\n"                                                                                 \
-          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MAGI_REGS_##N       \
-          "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4 ", p, 1, 1, %" #i6 ";}"                \
-          : MAGI_ACC_##N                                                                           \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransB));    \
-    }                                                                                              \
-  };
-#define MAGI_WGMMA_BOTH(N, ...)            \
-  MAGI_WGMMA(N, bf16, "bf16", __VA_ARGS__) \
-  MAGI_WGMMA(N, fp16, "f16", __VA_ARGS__)
-
-MAGI_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)
-MAGI_WGMMA_BOTH(48, 24, 25, 26, 27, 28, 29, 30)
-MAGI_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
-MAGI_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
-MAGI_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53, 54)
-MAGI_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
-MAGI_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
-MAGI_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
-
-#undef MAGI_WGMMA_BOTH
-#undef MAGI_WGMMA
 
 }  // namespace magi::ptx

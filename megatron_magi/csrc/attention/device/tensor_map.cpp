@@ -1,7 +1,6 @@
 #include "tensor_map.h"
 
-#include <cuda_runtime.h>
-
+#include "driver.h"
 #include "panels.h"
 
 namespace magi {
@@ -11,15 +10,6 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-EncodeTiled find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                       cudaEnableDefault, &result);
-  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<EncodeTiled>(function);
-}
 
 CUtensorMapDataType data_type(MapElement element) {
   switch (element) {
@@ -54,7 +44,7 @@ constexpr uint64_t kHalfBytes = 2;  // the tiles of heads are 16-bit only
 Status encode_tensor_map(CUtensorMap* map, MapElement element, MapSwizzle swizzle, const void* base,
                          int rank, const uint64_t* dims, const uint64_t* strides_bytes,
                          const uint32_t* box) {
-  static const EncodeTiled encode = find_encoder();
+  static const EncodeTiled encode = driver_function<EncodeTiled>("cuTensorMapEncodeTiled");
   if (encode == nullptr)
     return {kCudaError,
             "the CUDA driver has no cuTensorMapEncodeTiled; a 12.0 or newer driver is "

@@ -1,5 +1,4 @@
-// Host side of TMA: tensor maps over [T, H, D] tensors. The encoder is looked up at run time, so
-// the library does not link libcuda and loads on machines without a driver.
+// Host side of TMA: tensor maps over [T, H, D] tensors.
 #pragma once
 #include <cuda.h>
 
@@ -11,6 +10,10 @@
 namespace magi {
 
 enum class MapElement { kBf16, kFp16, kFp32 };
+// That of 16-bit inputs.
+inline MapElement map_element(int32_t dtype) {
+  return dtype == kMagiBf16 ? MapElement::kBf16 : MapElement::kFp16;
+}
 enum class MapSwizzle { kNone, k64B, k128B };
 
 // Encodes `rank` dimensions, innermost first; `strides_bytes` are those of dimensions 1.. .

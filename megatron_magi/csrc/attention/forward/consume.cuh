@@ -1,15 +1,9 @@
 // A consumer warpgroup: the loop over the stream of steps (see kernel.cuh).
 #pragma once
+#include "../device/wgmma.h"
 #include "store.cuh"
 
 namespace magi {
-
-// Keeps the compiler from moving reads or copies of wgmma registers across this point.
-template <int kCount>
-MAGI_DEVICE void pin_registers(float (&regs)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(regs[i])::"memory");
-}
 
 // S = Q K^T.
 template <class Traits>

@@ -1,5 +1,6 @@
 // Where a consumer thread stands: its two rows of the tile, and how it shares with its warp.
 #pragma once
+#include "../device/lanes.h"
 #include "args.cuh"
 
 namespace magi {
@@ -22,18 +23,15 @@ struct FwdRows {
         lane(threadIdx.x & 31),
         row(consumer_idx * 64 + (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4) {}
 
-  // Lane 0 arrives for its warp. So that its arrival covers every read of what the producer writes
-  // with ordinary stores, only lane 0 reads that, and hands it round.
+  // Lane 0 arrives for its warp, and alone reads what the producer writes.
   MAGI_DEVICE void release(uint64_t* empty) const {
     if (lane == 0) mbar_arrive(smem_addr(empty));
   }
   MAGI_DEVICE int shared_by_lane0(const int& source) const {
-    return __shfl_sync(0xffffffff, lane == 0 ? source : 0, 0);
+    return from_lane0(lane == 0 ? source : 0);
   }
   MAGI_DEVICE int4 shared_by_lane0(const int4& source) const {
-    const int4 x = lane == 0 ? source : make_int4(0, 0, 0, 0);
-    return make_int4(__shfl_sync(0xffffffff, x.x, 0), __shfl_sync(0xffffffff, x.y, 0),
-                     __shfl_sync(0xffffffff, x.z, 0), __shfl_sync(0xffffffff, x.w, 0));
+    return from_lane0(lane == 0 ? source : make_int4(0, 0, 0, 0));
   }
 
   MAGI_DEVICE FwdItem shared_by_lane0(const FwdItem& source) const {

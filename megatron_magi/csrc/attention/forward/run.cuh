@@ -10,10 +10,8 @@ namespace magi {
 
 template <class Traits>
 Status run_fwd(const MagiFwdParams& args) {
-  using Element = typename Traits::Element;
   constexpr int kD = Traits::kHeadDim, kE = Traits::kValueDim;
-  const MapElement element =
-      std::is_same_v<Element, ptx::bf16> ? MapElement::kBf16 : MapElement::kFp16;
+  const MapElement element = map_element(args.dtype);
   FwdKernelParams p;
   p.args = args;
   p.pack_shift = __builtin_ctz(args.pack);

@@ -32,8 +32,8 @@ struct alignas(16) FwdItem {
   int32_t out_start, num_tokens, unit, tile;
 };
 
-template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kValueDim_ = kHeadDim_,
-          bool kMaxLogits_ = false, bool kSoftcap_ = false>
+template <class Element_, int kHeadDim_, int kBlockM_, int kBlockN_, int kValueDim_,
+          bool kMaxLogits_, bool kSoftcap_>
 struct FwdTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;    // of queries and keys

@@ -94,12 +94,8 @@ __global__ __launch_bounds__(kRowThreads) void add_rows_kernel(
 
 // Lets time pass on a stream; see head_start in core/cuda/abi.py.
 __global__ void pause_kernel(uint64_t nanoseconds) {
-  const auto now = [] {
-    uint64_t t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
-  };
-  for (const uint64_t begin = now(); now() - begin < nanoseconds;) __nanosleep(100);
+  for (const uint64_t begin = ptx::global_timer(); ptx::global_timer() - begin < nanoseconds;)
+    __nanosleep(100);
 }
 
 }  // namespace magi

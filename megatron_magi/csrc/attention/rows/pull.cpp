@@ -8,10 +8,7 @@
 // A rank writes all its ready(n) before it waits for anyone's, so no ring of waits can form. A
 // kernel that fills the slot early in its work says so by a word, and `beside` does not wait for
 // its end.
-#include <cuda.h>
-
-#include <algorithm>
-
+#include "../device/driver.h"
 #include "../device/export.h"
 #include "params.h"
 
@@ -21,15 +18,6 @@ namespace magi {
 namespace {
 
 using BatchMemOp = CUresult (*)(CUstream, unsigned int, CUstreamBatchMemOpParams*, unsigned int);
-
-BatchMemOp find_batch_mem_op() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &function, 12000,
-                                                             cudaEnableDefault, &result);
-  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<BatchMemOp>(function);
-}
 
 CUstreamBatchMemOpParams write_of(uint32_t* flag, uint32_t number) {
   CUstreamBatchMemOpParams op{};
@@ -53,7 +41,7 @@ constexpr int kMaxOps = 128;  // the driver takes 256 at a time
 
 template <class OpOf>
 Status stream_ops(int num_ops, void* stream, const OpOf& op_of) {
-  static const BatchMemOp batch = find_batch_mem_op();
+  static const BatchMemOp batch = driver_function<BatchMemOp>("cuStreamBatchMemOp");
   if (batch == nullptr)
     return {kUnsupported,
             "the CUDA driver has no cuStreamBatchMemOp; a 12.0 or newer driver is "

@@ -1,7 +1,6 @@
 // The kernel of the gradient of sinks (params.h), and its exported function.
 #include "../device/export.h"
 #include "../device/kernel_list.h"
-#include "../device/ptx.h"
 #include "params.h"
 
 namespace magi {

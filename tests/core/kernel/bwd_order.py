@@ -1,0 +1,137 @@
+"""A simulation of the backward's deterministic mode: who adds when, over a random legal course."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from megatron_magi.core.native import solver
+from tests.core.kernel.bwd_steps import TILE_Q, steps_of
+
+TWO, ENDS_FIRST, ENDS_SECOND, CONTINUES, ALL_FLAGS = 1, 2, 4, 8, 16
+"""Flags of a visit's signal, as in csrc/attention/backward/visit.h."""
+
+
+class Barrier:
+    """An mbarrier: a wait passes when the phase of its parity is over."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.arrived, self.phase = count, 0, 0
+
+    def arrive(self) -> None:
+        self.arrived += 1
+        if self.arrived == self.count:
+            self.arrived, self.phase = 0, self.phase + 1
+
+    def passes(self, parity: int) -> bool:
+        return self.phase % 2 != parity
+
+
+class Block:
+    """One running item: ``halves`` threads add its steps in turns, each in its own order, and a
+    warp writes their visits ahead, AT_ONCE at a time, to a ring of twice as many (visits.cuh)."""
+
+    AT_ONCE = 4
+
+    def __init__(self, walk: list[tuple[int, int]], visits: np.ndarray, halves: int) -> None:
+        self.walk, self.visits = walk, visits.tolist()
+        self.next = list(range(halves))
+        self.added: set[int] = set()
+        self.batch = 0
+        self.ring: list[tuple[int, list[int]]] = [(-1, [])] * 2 * self.AT_ONCE
+        self.full, self.empty = [Barrier(1), Barrier(1)], [Barrier(halves), Barrier(halves)]
+
+    def is_done(self) -> bool:
+        return len(self.added) == len(self.walk)
+
+    def may_write(self) -> bool:
+        if self.batch * self.AT_ONCE >= len(self.walk):
+            return False
+        return self.empty[self.batch % 2].passes((self.batch // 2 + 1) & 1)
+
+    def write(self) -> None:
+        first = self.batch * self.AT_ONCE
+        for n in range(first, min(first + self.AT_ONCE, len(self.walk))):
+            self.ring[n % len(self.ring)] = (n, self.visits[n])
+        self.full[self.batch % 2].arrive()
+        self.batch += 1
+
+    def may_add(self, half: int, finished: list[int]) -> bool:
+        """Whether the next step of a half has its turn, as in dq_in_order.cuh."""
+        n = self.next[half]
+        if n >= len(self.walk):
+            return False
+        batch = n // self.AT_ONCE
+        first_of_batch = n % self.AT_ONCE < len(self.next)
+        if first_of_batch and not self.full[batch % 2].passes(batch // 2 & 1):
+            return False
+        written, (group, first, second, signal) = self.ring[n % len(self.ring)]
+        assert written == n, "the ring has another step"
+        if first and finished[group] != first:
+            return False
+        if second and finished[group + 1] != second:
+            return False
+        return not (signal & CONTINUES) or all(m in self.added for m in range(n))
+
+    def add(self, half: int, finished: list[int]) -> tuple[int, int]:
+        n = self.next[half]
+        group, _, _, signal = self.ring[n % len(self.ring)][1]
+        if signal & ENDS_FIRST:
+            finished[group] = signal // ALL_FLAGS
+        if signal & ENDS_SECOND:
+            finished[group + 1] = signal // ALL_FLAGS
+        if n % self.AT_ONCE >= self.AT_ONCE - len(self.next):
+            self.empty[n // self.AT_ONCE % 2].arrive()
+        self.next[half] += len(self.next)
+        self.added.add(n)
+        return self.walk[n]
+
+
+def run_in_any_order(
+    work: solver.BwdWorkList,
+    visits: np.ndarray,
+    num_q: int,
+    rng: random.Random,
+    width: int,
+    halves: int,
+) -> list[list[int]]:
+    """Entries that add to each query row, in the order of a random legal execution.
+
+    ``width`` items run at a time, started in list order. Of each, ``halves`` threads add every
+    second step (head_dim 64) or all steps.
+    """
+    finished = [0] * work.num_row_groups
+    order: list[list[int]] = [[] for _ in range(num_q)]
+    ends = np.cumsum(work.items[:, 4])
+    waiting = [
+        Block(steps_of(work, item), part, halves)
+        for item, part in zip(work.items.tolist(), np.split(visits, ends[:-1]), strict=True)
+    ]
+    running: list[Block] = []
+    while waiting or running:
+        while waiting and len(running) < width:
+            running.append(waiting.pop(0))
+        running = [block for block in running if not block.is_done()]
+        ready = [(b, h) for b in running for h in range(halves) if b.may_add(h, finished)]
+        ready += [(b, -1) for b in running if b.may_write()]
+        assert ready or not running, "every running item waits: a deadlock"
+        if ready:
+            block, half = rng.choice(ready)
+            if half < 0:
+                block.write()
+                continue
+            e, q = block.add(half, finished)
+            for row in range(q, min(q + TILE_Q, work.entries[e][1])):
+                order[row].append(e)
+    return order
+
+
+def in_list_order(work: solver.BwdWorkList, num_q: int) -> list[list[int]]:
+    """Entries that add to each query row, in the order of the list."""
+    order: list[list[int]] = [[] for _ in range(num_q)]
+    for item in work.items.tolist():
+        for e, q in steps_of(work, item):
+            for row in range(q, min(q + TILE_Q, work.entries[e][1])):
+                order[row].append(e)
+    return order
