@@ -15,29 +15,30 @@ namespace magi {
 // release here, which so orders their additions before whatever the reader of a counter adds. Where
 // warp 1 waits, it waits for additions alone and signals all that come meanwhile, so nobody waits
 // in a circle.
+//
+// Each half has 16 lanes, and each of its steps two, for two row groups. Registers are short, so
+// what is cheap to make again is.
 template <class Traits>
 struct BwdHandedSignals {
   using T = Traits;
-  // Each half has 16 lanes, and each of its steps two, for two row groups.
-  int half = threadIdx.x % 32 / 16;
-  int next = 0;  // this half's first step that has not been signalled
+  const BwdArgs& args;
   uint32_t smem;
-  int32_t* counters;
+  int next = 0;  // this half's first step that has not been signalled
 
-  MAGI_DEVICE BwdHandedSignals(const BwdArgs& args, uint32_t smem)
-      : smem(smem), counters(BwdCounters<T>(args, half).counters) {}
+  MAGI_DEVICE BwdHandedSignals(const BwdArgs& args, uint32_t smem) : args(args), smem(smem) {}
 
   // Signals what there is, up to eight steps of each half.
   MAGI_DEVICE void serve() {
-    const int step = next + static_cast<int>(threadIdx.x % 16 / 2);
+    const int lane = ptx::thread_again() % 32, half = lane / 16;
+    const int step = next + lane % 16 / 2;
     const bool is_new = step < ptx::load_acquire_cta(smem + T::kOffAdded + 4 * half);
     const uint32_t lanes = __ballot_sync(0xffffffff, is_new);
     if (lanes == 0) return;
     if (is_new) {
-      const bool second = threadIdx.x & 1;
+      const bool second = lane & 1;
       const BwdVisit visit = BwdVisits<T>(smem).of(step);
       if (visit.signal & (second ? BwdVisit::kEndsSecond : BwdVisit::kEndsFirst))
-        ptx::store_release_gpu(counters + visit.row_group + second,
+        ptx::store_release_gpu(BwdCounters<T>(args, half).counters + visit.row_group + second,
                                visit.signal / BwdVisit::kAllFlags);
     }
     __syncwarp();
