@@ -31,7 +31,7 @@ constexpr double kCacheBytes = 150e6;
 constexpr double kGroupedHeads = 32.;
 constexpr double kGroupedPenalty = 0.06;
 // Deterministic mode, where blocks of one lane (kv head and split) wait for each other and so go
-// through the same rows together. Fitted to 10 masks and lengths with 10 to 12 schedules each on an
+// through the same rows together. Fitted to 12 masks and lengths with 10 to 12 schedules each on an
 // H200: the choice reached 99 % of the best of them on average (docs/kernel_notes_bwd.md).
 constexpr double kLanesPenalty = 0.006;       // for twice the lanes at a time
 constexpr double kOuterLanesPenalty = 0.02;   // likewise if heads are the outer loop, as of windows
