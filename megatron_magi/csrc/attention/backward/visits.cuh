@@ -76,7 +76,7 @@ MAGI_DEVICE void bwd_write_visits(const BwdArgs& args, const BwdBlock<Traits>& b
                                   uint8_t* smem_ptr) {
   using T = Traits;
   static_assert(T::kVisitsAtOnce <= 32, "a lane has one");
-  constexpr int kServedSteps = 4;  // of the walk, which takes some 30 clocks for each
+  constexpr int kServedSteps = 4;  // of the walk, between two looks at what is handed over
   const int lane = threadIdx.x % 32;
   const uint32_t bars = smem + T::kOffBars;
   const BwdTurnLists lists{args.places, args.turns, args.segments};
