@@ -1,7 +1,7 @@
 // Deterministic mode: dQ of a step is added when all earlier entries have finished its row groups.
 //
 // What the next block waits for is the time from one block's addition to the next one's: the
-// addition takes some 1,300 clocks until it is complete, its signal (a store with release) 1,000 to
+// addition takes some 1,200 clocks until it is complete, its signal (a store with release) 1,000 to
 // 1,900, and a look at a counter as long as a load from the second-level cache, 700. So the three
 // are apart. A thread adds a tile, asks at once whether the next step has its turn, while the tile
 // is read, and notes in shared memory what is complete. Warp 1 signals that to the other blocks
