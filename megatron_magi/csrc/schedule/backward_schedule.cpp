@@ -15,9 +15,6 @@ namespace {
 constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
 constexpr double kTolerance = 1.005;
-// Simulated waits are less exact. Of schedules that differ by less than this, those with fewer
-// lanes were mostly faster.
-constexpr double kWaitsTolerance = 1.015;
 constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
 // Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
 // best of them on average (docs/history/kernel_backward.md, step 18).
@@ -33,6 +30,12 @@ constexpr double kCacheBytes = 150e6;
 // simulation says.
 constexpr double kGroupedHeads = 32.;
 constexpr double kGroupedPenalty = 0.06;
+// Deterministic mode, where blocks of one lane (kv head and split) wait for each other and so go
+// through the same rows together. Fitted to 12 masks and lengths with 10 to 12 schedules each on an
+// H200: the choice reached 99 % of the best of them on average (docs/kernel_notes_bwd.md).
+constexpr double kLanesPenalty = 0.006;       // for twice the lanes at a time
+constexpr double kOuterLanesPenalty = 0.02;   // likewise if heads are the outer loop, as of windows
+constexpr double kLaneDriftPenalty = 0.05;    // as kDriftPenalty, of one lane
 constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
 
 double block_overhead(int64_t num_splits) {
@@ -65,17 +68,26 @@ double doublings(double value, double base) {
   return std::max(0., std::log2(value / base));
 }
 
+double row_bytes(int64_t head_bytes, int64_t num_q) {
+  return static_cast<double>(head_bytes) / static_cast<double>(std::max<int64_t>(num_q, 1));
+}
+
+struct Candidate {
+  int64_t splits = 1;
+  int64_t heads = 1;  // kv heads at a time
+  int64_t lanes() const { return splits * heads; }
+};
+
 // A factor for what the simulation ignores: blocks that run together may not share what they load.
 double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
-                    int64_t num_splits, int64_t heads_per_section) {
-  const double heads = static_cast<double>(heads_per_section);
-  const double row_bytes =
-      static_cast<double>(head_bytes) / static_cast<double>(std::max<int64_t>(num_q, 1));
+                    const Candidate& candidate) {
+  const double heads = static_cast<double>(candidate.heads), row = row_bytes(head_bytes, num_q);
+  const int64_t num_splits = candidate.splits;
   // Each of the kv heads that run at a time spreads over as many bytes. If items are grouped, the
   // heads start together.
   const double at_once = static_cast<double>(group / num_splits) * (list.grouped ? 1. : heads);
-  const double drift = list.uneven_rows * row_bytes * at_once;
-  const double even = list.even_rows * row_bytes * heads * static_cast<double>(num_splits);
+  const double drift = list.uneven_rows * row * at_once;
+  const double even = list.even_rows * row * heads * static_cast<double>(num_splits);
   double factor = 1. + kHeadsPenalty * std::log2(heads);
   factor += kEvenPenalty * std::pow(doublings(even, kEvenBytes), 2);
   if (list.grouped && heads * static_cast<double>(head_bytes) > kCacheBytes)
@@ -83,6 +95,18 @@ double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, 
   if (list.grouped && heads * static_cast<double>(group / num_splits) > kGroupedHeads)
     factor += kGroupedPenalty;
   return factor * (1. + kDriftPenalty * doublings(drift, kDriftBytes));
+}
+
+// The same for deterministic mode: lanes do not share what they load, and uneven items of a lane
+// drift apart.
+double lanes_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
+                    const Candidate& candidate) {
+  const double penalty = list.heads_inner ? kLanesPenalty : kOuterLanesPenalty;
+  const double factor = 1. + penalty * std::log2(static_cast<double>(candidate.lanes()));
+  if (!list.heads_inner) return factor;
+  const double drift = list.uneven_rows * row_bytes(head_bytes, num_q) *
+                       static_cast<double>(group / candidate.splits);
+  return factor * (1. + kLaneDriftPenalty * doublings(drift, kDriftBytes));
 }
 
 // Whether the partial sums of this many splits stay small (1.1 GB at head_dim 128).
@@ -99,14 +123,18 @@ int64_t most_lanes(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
   return splits * num_heads_kv;
 }
 
-// Of the choices, which come by splits, the first one below the limit; or of those below it the one
-// with the fewest lanes, and of these with the fewest splits.
-BwdSchedule choose(const std::vector<BwdSchedule>& choices, double limit, bool fewest_lanes) {
-  std::optional<BwdSchedule> chosen;
-  const auto lanes = [](const BwdSchedule& c) { return c.num_splits * c.heads_per_section; };
-  for (const BwdSchedule& c : choices)
-    if (c.makespan <= limit && (!chosen || (fewest_lanes && lanes(c) < lanes(*chosen)))) chosen = c;
-  return *chosen;
+// All choices of at least so many lanes; by splits, or by lanes if those are asked for.
+std::vector<Candidate> candidates(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
+                                  int64_t num_sms, int64_t least_lanes) {
+  std::vector<Candidate> found;
+  for (int64_t splits = 1; splits <= group && group % splits == 0; splits *= 2) {
+    if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
+    for (int64_t heads = 1; heads <= num_heads_kv; ++heads)
+      if (num_heads_kv % heads == 0 && splits * heads >= least_lanes)
+        found.push_back({splits, heads});
+  }
+  if (least_lanes > 0) std::ranges::stable_sort(found, {}, &Candidate::lanes);
+  return found;
 }
 
 }  // namespace
@@ -118,32 +146,30 @@ double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits) {
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
                                 int64_t fewest_lanes) {
-  std::vector<BwdSchedule> choices;
-  double best = std::numeric_limits<double>::infinity();
-  // Items that share no rows hardly wait and are scheduled as in fast mode.
+  // Items that share no rows hardly wait and are simulated as in fast mode.
   std::optional<BwdWaits> waits;
   if (fewest_lanes > 0 && list.heads_inner) waits.emplace(list);
-  const double tolerance = waits ? kWaitsTolerance : kTolerance;
+  const bool deterministic = fewest_lanes > 0;
   const int64_t least_lanes =
-      waits ? std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms)) : 1;
-  for (int64_t splits = 1; splits <= group; splits *= 2) {
-    if (group % splits != 0) break;
-    if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
-    const double least = least_makespan(list, group, num_heads_kv, num_sms, splits);
-    for (int64_t heads = 1; heads <= num_heads_kv; ++heads) {
-      if (num_heads_kv % heads != 0) continue;
-      if (splits * heads < least_lanes) continue;
-      const double factor = cache_factor(list, group, head_bytes, num_q, splits, heads);
-      // Simulations take most of the time; one that cannot be near the best is left out.
-      if (least * factor * kRounding > best * tolerance) continue;
-      const BwdLanes lanes{heads * splits, group / splits, num_heads_kv / heads};
-      const double end = waits ? waits->makespan(num_sms, lanes, block_overhead(splits))
-                               : simulate(list, num_sms, lanes, block_overhead(splits));
-      choices.push_back({splits, heads, end * factor});
-      best = std::min(best, end * factor);
-    }
+      waits ? std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms))
+            : std::min<int64_t>(fewest_lanes, 1);
+  const double tolerance = deterministic ? 1. : kTolerance;
+  std::vector<BwdSchedule> choices;
+  double best = std::numeric_limits<double>::infinity();
+  for (const Candidate& c : candidates(list, group, num_heads_kv, num_sms, least_lanes)) {
+    const double factor = deterministic ? lanes_factor(list, group, head_bytes, num_q, c)
+                                        : cache_factor(list, group, head_bytes, num_q, c);
+    // Simulations take most of the time; one that cannot be near the best is left out.
+    const double least = least_makespan(list, group, num_heads_kv, num_sms, c.splits);
+    if (least * factor * kRounding > best * tolerance) continue;
+    const BwdLanes lanes{c.lanes(), group / c.splits, num_heads_kv / c.heads};
+    const double end = waits ? waits->makespan(num_sms, lanes, block_overhead(c.splits))
+                             : simulate(list, num_sms, lanes, block_overhead(c.splits));
+    choices.push_back({c.splits, c.heads, end * factor});
+    best = std::min(best, end * factor);
   }
-  return choose(choices, best * tolerance, waits.has_value());
+  return *std::ranges::find_if(
+      choices, [&](const BwdSchedule& c) { return c.makespan <= best * tolerance; });
 }
 
 }  // namespace magi

@@ -21,9 +21,9 @@ double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits);
 // keep items of different length from drifting apart. The function simulates the launch on
 // `num_sms` processors, adds the known cost of cache misses, and takes the first choice within 0.5
 // % of the best. `head_bytes` is the size of Q, dO and dQ of one query head. `fewest_lanes`
-// is 0 in fast mode. In deterministic mode the simulation has the waits, each section has at least
-// so many kv heads times splits, as far as there are so many, and of choices within 1.5 % the one
-// with the fewest of them is taken.
+// is 0 in fast mode. In deterministic mode the simulation has the waits, the cost of cache misses
+// is another one, each section has at least so many kv heads times splits, as far as there are so
+// many, and the best choice is taken.
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
                                 int64_t fewest_lanes);

@@ -12,6 +12,9 @@ from tests.core.kernel.bwd_steps import TILE_Q, steps_of
 TWO, ENDS_FIRST, ENDS_SECOND, CONTINUES, ALL_FLAGS = 1, 2, 4, 8, 16
 """Flags of a visit's signal, as in csrc/attention/backward/visit.h."""
 
+WRITE, SIGNAL = -1, -2
+"""What the warp does, where a thread that adds has the number of its half."""
+
 
 class Barrier:
     """An mbarrier: a wait passes when the phase of its parity is over."""
@@ -30,7 +33,11 @@ class Barrier:
 
 class Block:
     """One running item: ``halves`` threads add its steps in turns, each in its own order, and a
-    warp writes their visits ahead, AT_ONCE at a time, to a ring of twice as many (visits.cuh)."""
+    warp writes their visits ahead, AT_ONCE at a time, to a ring of twice as many (visits.cuh).
+
+    Two threads (pairs_in_order.cuh) signal what they have added and say which visits they have
+    read. One (dq_in_order.cuh; the other half of the columns is like it) leaves both to the warp.
+    """
 
     AT_ONCE = 4
 
@@ -38,16 +45,20 @@ class Block:
         self.walk, self.visits = walk, visits.tolist()
         self.next = list(range(halves))
         self.added: set[int] = set()
+        self.hands_over = halves == 1
+        self.signalled = 0
         self.batch = 0
         self.ring: list[tuple[int, list[int]]] = [(-1, [])] * 2 * self.AT_ONCE
         self.full, self.empty = [Barrier(1), Barrier(1)], [Barrier(halves), Barrier(halves)]
 
     def is_done(self) -> bool:
-        return len(self.added) == len(self.walk)
+        return len(self.added) == len(self.walk) and not self.may_signal()
 
     def may_write(self) -> bool:
         if self.batch * self.AT_ONCE >= len(self.walk):
             return False
+        if self.hands_over:
+            return self.signalled >= (self.batch - 1) * self.AT_ONCE
         return self.empty[self.batch % 2].passes((self.batch // 2 + 1) & 1)
 
     def write(self) -> None:
@@ -74,13 +85,26 @@ class Block:
             return False
         return not (signal & CONTINUES) or all(m in self.added for m in range(n))
 
-    def add(self, half: int, finished: list[int]) -> tuple[int, int]:
-        n = self.next[half]
-        group, _, _, signal = self.ring[n % len(self.ring)][1]
+    def may_signal(self) -> bool:
+        """Whether the warp finds a step that was added and that it has not signalled."""
+        return self.hands_over and self.signalled < len(self.added)
+
+    def signal_next(self, finished: list[int]) -> None:
+        self.signal(self.signalled, finished)
+        self.signalled += 1
+
+    def signal(self, n: int, finished: list[int]) -> None:
+        written, (group, _, _, signal) = self.ring[n % len(self.ring)]
+        assert written == n, "the ring has another step"
         if signal & ENDS_FIRST:
             finished[group] = signal // ALL_FLAGS
         if signal & ENDS_SECOND:
             finished[group + 1] = signal // ALL_FLAGS
+
+    def add(self, half: int, finished: list[int]) -> tuple[int, int]:
+        n = self.next[half]
+        if not self.hands_over:
+            self.signal(n, finished)
         if n % self.AT_ONCE >= self.AT_ONCE - len(self.next):
             self.empty[n // self.AT_ONCE % 2].arrive()
         self.next[half] += len(self.next)
@@ -114,12 +138,16 @@ def run_in_any_order(
             running.append(waiting.pop(0))
         running = [block for block in running if not block.is_done()]
         ready = [(b, h) for b in running for h in range(halves) if b.may_add(h, finished)]
-        ready += [(b, -1) for b in running if b.may_write()]
+        ready += [(b, WRITE) for b in running if b.may_write()]
+        ready += [(b, SIGNAL) for b in running if b.may_signal()]
         assert ready or not running, "every running item waits: a deadlock"
         if ready:
             block, half = rng.choice(ready)
-            if half < 0:
+            if half == WRITE:
                 block.write()
+                continue
+            if half == SIGNAL:
+                block.signal_next(finished)
                 continue
             e, q = block.add(half, finished)
             for row in range(q, min(q + TILE_Q, work.entries[e][1])):

@@ -126,6 +126,18 @@ def test_more_lanes_run_at_a_time_where_blocks_of_a_head_wait_longer() -> None:
     assert lanes(masks.causal(2048)) > lanes(masks.causal(16384))
 
 
+@pytest.mark.parametrize("length", [4096, 16384, 65536])
+def test_windows_run_one_lane_at_a_time(length: int) -> None:
+    """Their items hardly wait for each other, and splits cost a pass over partial sums."""
+    assert lanes(masks.sliding_window(length, (1024, 0))) == 1
+
+
+def test_even_documents_run_many_lanes_at_a_time_where_they_are_short() -> None:
+    """All items of a document start on the same rows, one lag after the other."""
+    short, long = (masks.from_cu_seqlens([0, n], causal=False) for n in (4096, 65536))
+    assert lanes(short) >= 2 * lanes(long)
+
+
 @pytest.mark.parametrize(
     ("branch", "count", "segments"), [(64, 1, 2), (64, 300, 301), (16, 300, 1)], ids=str
 )

@@ -62,7 +62,7 @@ MAGI_DEVICE void stage_dq(const float (&dq)[kCount], uint32_t tile, int warp, in
     stage_dq_rows<Traits>(dq, tile, warp, lane, scale);
 }
 
-// Adds a staging tile to dQ, and returns when it has been read.
+// Begins to add a staging tile to dQ.
 template <class Traits>
 MAGI_DEVICE void add_dq_tile(int half, int part, int q, int head, uint32_t smem,
                              const CUtensorMap* map_dq) {
@@ -70,7 +70,6 @@ MAGI_DEVICE void add_dq_tile(int half, int part, int q, int head, uint32_t smem,
   ptx::tma_reduce_add_4d(map_dq, smem + T::kOffDq + half * T::kDqBytes, 0, q,
                          T::kInPairs ? 0 : (half * T::kDqParts + part) * T::kDqPanels, head);
   ptx::bulk_commit();
-  ptx::bulk_wait_read<0>();
 }
 
 // Adds the steps' dQ as they come. A turn is one staging tile: a step's dQ, or a part of its
@@ -90,6 +89,7 @@ MAGI_DEVICE void bwd_reduce_dq(int num_steps, int half, uint32_t smem, const uin
         *reinterpret_cast<const BwdStepMeta*>(meta + n % T::kMetaSlots * T::kMetaBytes);
     const int q = m.q_tile, head = m.head;
     add_dq_tile<T>(half, part, q, head, smem, map_dq);
+    ptx::bulk_wait_read<0>();
     ptx::mbar_arrive(empty);
     if (is_last_part) n += T::kInPairs ? 2 : 1;
   }

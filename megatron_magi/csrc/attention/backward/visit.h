@@ -65,16 +65,20 @@ struct BwdTurnLists {
   }
 
   // The step of rows [q, q + kBwdTileQ) of an entry. For a row group that it shares with an earlier
-  // step, that one has waited.
-  MAGI_HOST_DEVICE BwdVisit visit(int entry_index, const BwdEntry& entry, int q,
-                                  bool descending) const {
+  // step, that one has waited. Calls `between` a few times between loads that take long, for what
+  // the thread has to do meanwhile.
+  template <class Between>
+  MAGI_HOST_DEVICE BwdVisit visit(int entry_index, const BwdEntry& entry, int q, bool descending,
+                                  Between&& between) const {
     const BwdPlace& place = places[entry_index];
     const int q_end = q + kBwdTileQ < entry.q_end ? q + kBwdTileQ : entry.q_end;
     const Place first = row_place(place, q);
+    between();
     // Whether another step of the entry shares the first group, or the last one.
     const bool shares_first = q > entry.q_begin && !first.is_first;
     const bool shares_last = q_end < entry.q_end && !row_place(place, q_end).is_first;
     const bool two = row_place(place, q_end - 1).row_group != first.row_group;
+    between();
     const bool shares_next = descending ? shares_first : shares_last;
     const bool shares_before = descending ? shares_last : shares_first;
     // Of two row groups, the one that the walk meets first ends here, and so does a single one or
@@ -85,11 +89,16 @@ struct BwdTurnLists {
     BwdVisit visit;
     visit.row_group = first.row_group;
     if (!shares_before || waited_second) visit.after_first = after(place, first.row_group);
+    between();
     if (two && !waited_second) visit.after_second = after(place, first.row_group + 1);
     visit.signal = (entry_index + 1) * BwdVisit::kAllFlags + two * BwdVisit::kTwo +
                    ends_first * BwdVisit::kEndsFirst + ends_second * BwdVisit::kEndsSecond +
                    shares_before * BwdVisit::kContinues;
     return visit;
+  }
+  MAGI_HOST_DEVICE BwdVisit visit(int entry_index, const BwdEntry& entry, int q,
+                                  bool descending) const {
+    return visit(entry_index, entry, q, descending, [] {});
   }
 };
 
