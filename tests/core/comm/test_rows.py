@@ -208,7 +208,7 @@ def test_rows_of_every_form_are_added_after_rows_of_another(
     first: str, library: abi_on_cpu.CpuLibrary
 ) -> None:
     owners = np.array([4, 0, 4], np.int32)
-    sources = RowSources.of(owners, 9, torch.device("cpu"))
+    sources = row_sources(owners, 9, torch.device("cpu"))
     peers = [slice(i, i + 1) for i in range(3)]
     for name in (first, *ROWS, *ROWS):
         shape, dtype, offset = ROWS[name]
