@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from megatron_magi.core.comm import copy_engine, symmetric_memory
 from megatron_magi.core.comm import rows as rows_module
@@ -78,6 +79,11 @@ def flag(address: int) -> ctypes.c_uint32:
 
 def raise_word(address: int) -> None:
     flag(address).value += 1
+
+
+def beside(xs: Sequence[Tensor], num_rows: int) -> rows_module.Beside | None:
+    """As if a library were loaded."""
+    return rows_module._gathering_beside(num_rows, *[(x.shape, x.stride(), x.dtype) for x in xs])
 
 
 class Library:
@@ -155,7 +161,7 @@ class Ranks:
         patch.setattr(copy_engine, "cuda_library", lambda: Library(self.streams))
         patch.setattr(copy_engine, "SymmetricMemory", self.memory)
         patch.setattr(copy_engine, "stream_handle", lambda device: self.current)
-        patch.setattr(rows_module, "loaded_cuda_library", lambda device: True)
+        patch.setattr(copy_engine, "gather_beside", beside)
         patch.setattr(rows_module, "stream_handle", lambda device: self.current)
         patch.setattr(copy_engine, "on_device", lambda device: torch.no_grad())
         patch.setattr(torch.cuda, "Stream", self.stream)
