@@ -83,8 +83,10 @@ class FlashCalls:
         apart = whole.without_common_keys()
         alone = all(len(part.ranges) == 1 for part in apart)
         together = apart if alone else [whole.with_empty_rows()]
-        calls = [[FlashCall.of(part, device) for part in parts] for parts in (together, apart)]
-        return cls(*calls, whole.rows, whole.num_rows == table.num_q)
+        forward, backward = (
+            [FlashCall.of(part, device) for part in parts] for parts in (together, apart)
+        )
+        return cls(forward, backward, whole.rows, whole.num_rows == table.num_q)
 
 
 class FlashKernel:
@@ -137,8 +139,9 @@ class FlashKernel:
         return (out[0], lse[0].T) if part.packed is None else (out, lse.T)
 
     def _backward(
-        self, call: AttnCall, grad: GradCall, part: FlashCall, into: tuple[Tensor, Tensor, Tensor]
+        self, call: AttnCall, grad: GradCall, part: FlashCall, into: tuple[Tensor, ...]
     ) -> None:
+        """Writes dq of the part's rows, and dk and dv of its keys."""
         assert grad.out is not None, "FlashAttention-3 computes delta itself"
         rows, keys, rule, sizes = part.rows, part.keys, self._rule(part), part.packed or {}
         given = (grad.dout[rows], call.q[rows], call.k[keys], call.v[keys], grad.out[rows])

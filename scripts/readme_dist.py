@@ -46,8 +46,8 @@ def dist_table() -> str:
     lines = [f"| mask | GPUs x tokens | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
     for length in sorted(lengths, reverse=True):
         rows = lengths[length][1]
-        named = dict.fromkeys(r["mask"] for r in rows)
-        lines += [_line(mask, length, rows, shown) for mask in named]
+        masks = dict.fromkeys(r["mask"] for r in rows)
+        lines += [_line(mask, length, rows, shown) for mask in masks]
     sources = dict.fromkeys(said for said, _ in lengths.values())
     return "\n".join([*lines, "", NOTE, *sources]) + "\n"
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -96,6 +97,13 @@ def test_documents_are_one_call_without_counts(flash: ModuleType) -> None:
     for side in "qk":
         assert given[f"cu_seqlens_{side}"].tolist() == [0, 5, 6, 32]
         assert given[f"seqused_{side}"] is None and given[f"max_seqlen_{side}"] == 26
+
+
+@pytest.mark.parametrize("name", ["packed_full", "packed_causal", "packed_window"])
+def test_a_document_is_one_sequence(name: str, flash: ModuleType) -> None:
+    found = sequences(MASKS[name], 20 if name in WINDOWED else -1)
+    expected = [[begin, end, begin, end] for begin, end in pairwise(EDGES)]
+    assert found.ranges.tolist() == expected and found.causal == (name != "packed_full")
 
 
 def test_two_pieces_of_a_document_share_keys_only_in_the_forward(flash: ModuleType) -> None:
