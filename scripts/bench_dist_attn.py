@@ -13,12 +13,15 @@ the host enqueues a round, as by the layers before it in a model; what the host 
   symm_mem, symm_mem_joined, all_to_all: ours with this transport, see MagiConfig
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
-  all_gather   contiguous tokens, all keys and values to every rank, our kernel
+  all_gather   contiguous tokens, all keys and values to every rank
   all_gather_zigzag: the same on the usual balanced layout: zigzag per document where the mask is
                packed documents (what Megatron and TransformerEngine do), else zigzag per sequence
   ring         keys and values go round, fp32 gradients with them, on that balanced layout
   ulysses      an all-to-all gives every rank all tokens of some heads, another takes them back
   one_gpu      the whole mask on every GPU by itself (as many times longer as there are ranks)
+These five run on our kernel, and with _fa3 behind their name on FlashAttention-3, where
+flash_attn_interface can be imported: packed documents that are full, causal, or causal with a
+window (which the ring does not take). bench_dist_flash.py says how; one_gpu_fa3 only if asked for.
 TFLOP/s per GPU count the visible area once: forward 4 * area * head_dim * heads / ranks, backward
 2.5 times that; one_gpu without the division. Out and gradients of the whole sequence must agree.
 """
@@ -26,6 +29,7 @@ TFLOP/s per GPU count the visible area once: forward 4 * area * head_dim * heads
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import random
@@ -41,6 +45,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from bench_dist_calls import AllGather, Call, KernelsOnly, OneGpu, Ours, Problem
+from bench_dist_flash import FA3, FlashKernel, missing, refuses
 from bench_dist_packs import pack, packs
 from bench_dist_peers import Ring, Ulysses
 from bench_dist_zigzag import AllGatherZigzag
@@ -50,17 +55,18 @@ from bench_kernel_timing import MOST_DIFFERENCE, difference
 
 from megatron_magi import HeadShape, MagiConfig
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser
+from megatron_magi.cli.parser import CommandParser, UsageError
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
 RIVALS = {
     "all_gather": AllGather, "all_gather_zigzag": AllGatherZigzag, "ring": Ring,
     "ulysses": Ulysses, "one_gpu": OneGpu,
 }  # fmt: skip
-DEFAULT_IMPLS = ("ours", "kernels", *RIVALS)
+ON_FLASH = tuple(name + FA3 for name in RIVALS if name != "one_gpu")
+DEFAULT_IMPLS = ("ours", "kernels", *RIVALS, *ON_FLASH)
 IMPLS = (
     r"ours\d*|at_once|local_first|staged|symm_mem|symm_mem_joined|all_to_all|narrow|kernels|"
-    + "|".join(RIVALS)
+    rf"({'|'.join(RIVALS)})({FA3})?"
 )
 WARM_ROUNDS = 2
 HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
@@ -87,7 +93,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args(argv)
     divides = args.heads[1] % args.ranks == 0
-    usual = [name for name in DEFAULT_IMPLS if name != "ulysses" or divides]
+    usual = [name for name in DEFAULT_IMPLS if method(name) != "ulysses" or divides]
     args.impls = args.impls.split(",") if args.impls else usual
     args.masks = [name for word in args.masks.split(",") for name in packs(word) or [word]]
     if unknown := {name for name in args.masks if not packs(name)} - set(MASKS):
@@ -97,12 +103,33 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
         )
     if unknown := {name for name in args.impls if not re.fullmatch(IMPLS, name)}:
         parser.error(f"--impls takes names that match {IMPLS}, got {', '.join(sorted(unknown))}")
-    if "ulysses" in args.impls and not divides:
+    if "ulysses" in map(method, args.impls) and not divides:
         parser.error(
             f"ulysses needs key/value heads that {args.ranks} ranks divide, got {args.heads[1]}; "
             f"leave it out of --impls"
         )
     return args
+
+
+def method(name: str) -> str:
+    """What the implementation does, on whichever kernel."""
+    return name.removesuffix(FA3)
+
+
+def importable(impls: list[str]) -> list[str]:
+    """Those that can run here; why others cannot is said.
+
+    Raises:
+        UsageError: none can.
+    """
+    on_flash = [name for name in impls if name.endswith(FA3)]
+    reason = missing() if on_flash else None
+    if reason is None:
+        return impls
+    print(f"no columns {', '.join(on_flash)}: {reason}", file=sys.stderr)
+    if able := [name for name in impls if name not in on_flash]:
+        return able
+    raise UsageError("--impls has no implementation that can run here; add ours")
 
 
 def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
@@ -121,7 +148,9 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         ours = made["ours"] if "ours" in made else Ours(x, MagiConfig())
         assert isinstance(ours, Ours)
         return KernelsOnly(x, ours)
-    return RIVALS[name](x)
+    if name.endswith(FA3):
+        x = dataclasses.replace(x, flash=FlashKernel(x.mask))
+    return RIVALS[method(name)](x)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
@@ -164,16 +193,19 @@ def disagreements(made: dict[str, Call]) -> Iterator[str]:
 
 def run_mask(
     name: str, tokens: int, args: argparse.Namespace, device: torch.device
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of one mask (equal on every rank), and what disagreed."""
+) -> tuple[list[dict[str, Any]], list[str], dict[str, str]]:
+    """Rows of one mask (equal on every rank), what disagreed, and what was left out and why."""
     total = tokens * args.ranks
     mask = pack(name, total) if packs(name) else MASKS[name](total)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     like = torch.empty(0, device=device, dtype=dtype)
     x = Problem.random(mask, HeadShape(*args.heads, args.head_dim), like)
+    refused = {n: refuses(method(n), mask) for n in args.impls if n.endswith(FA3)}
+    left_out = {impl: reason for impl, reason in refused.items() if reason is not None}
     made: dict[str, Call] = {}
     for impl in args.impls:
-        made[impl] = build(impl, x, made)
+        if impl not in left_out:
+            made[impl] = build(impl, x, made)
     wrong = list(disagreements(made))
     times: dict[tuple[str, str], list[tuple[float, float]]] = {}
     shuffled = random.Random(0)  # a power-limited GPU is slower after some than after others
@@ -188,7 +220,7 @@ def run_mask(
     for (impl, direction), measured in times.items():
         ms, host_ms = zip(*measured, strict=True)
         share = (2.5 if direction == "bwd" else 1) * flops
-        share /= 1 if impl == "one_gpu" else args.ranks
+        share /= 1 if method(impl) == "one_gpu" else args.ranks
         row = {
             "mask": name, "tokens": tokens, "ranks": args.ranks, "impl": impl,
             "direction": direction, "tflops": round(share / statistics.median(ms) / 1e9, 2),
@@ -206,15 +238,20 @@ def run_mask(
             row["layout"] = call.layout.name
             row["padding_tokens"] = call.layout.padding_tokens
         rows.append(row)
-    return rows, wrong
+    return rows, wrong, left_out
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(rows: list[dict[str, Any]], wrong: list[str], left_out: dict[str, str]) -> None:
+    for impl, reason in left_out.items():
+        print(f"{impl} left out: {reason}", file=sys.stderr)
+    if not rows:
+        return
     label = f"{rows[0]['tokens']:7d} x {rows[0]['ranks']} {rows[0]['mask']:20s}"
     for direction in ("fwd", "bwd"):
         shown = [r for r in rows if r["direction"] == direction]
         cells = "  ".join(f"{r['impl']} {r['tflops']:.0f} ({r['ms']:.2f} ms)" for r in shown)
         print(direction, label, cells, flush=True)
+    print("".join(f"WRONG: {line}\n" for line in wrong), end="", flush=True)
 
 
 def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None:
@@ -235,12 +272,11 @@ def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None
             dist.broadcast(over, 0)  # ranks must agree whether to go on
             if args.seconds and over.item() > args.seconds:
                 continue
-            found, wrong = run_mask(name, tokens, args, device)
+            found, wrong, left_out = run_mask(name, tokens, args, device)
             rows += found
             failed |= bool(wrong)
             if rank == 0:
-                show(found)
-                print("".join(f"WRONG: {line}\n" for line in wrong), end="", flush=True)
+                show(found, wrong, left_out)
                 write(args, rows, command)
     dist.destroy_process_group()
     if failed:
@@ -263,6 +299,7 @@ def main(argv: list[str] | None = None) -> int:
         found = torch.cuda.device_count()
         print(f"{args.ranks} GPUs are needed, got {found}; use --device cpu", file=sys.stderr)
         return 2
+    args.impls = importable(args.impls)
     command = "python scripts/bench_dist_attn.py " + " ".join(argv)
     with tempfile.TemporaryDirectory() as folder:
         try:

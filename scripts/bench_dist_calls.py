@@ -1,4 +1,5 @@
 """What the distributed benchmark times on a rank: ours, its kernels alone, all-gather, one GPU.
+The last two run on the kernel of their problem, ours or FlashAttention-3.
 
 T tokens of this rank, S of the sequence, H query heads, G key/value heads, D head_dim.
 """
@@ -12,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from bench_dist_flash import FlashKernel
 from torch import Tensor
 
 import megatron_magi as magi
@@ -52,6 +54,7 @@ class Problem:
     k: Tensor  # [S, G, D]
     v: Tensor  # [S, G, D]
     dout: Tensor  # [S, H, D]
+    flash: FlashKernel | None = None  # the kernel instead of ours
 
     @classmethod
     def random(cls, mask: AttnMask, heads: HeadShape, like: Tensor) -> Problem:
@@ -69,8 +72,8 @@ class Problem:
     def scale(self) -> float:
         return self.q.shape[-1] ** -0.5
 
-    def kernel(self) -> AttnBackend:
-        return select_backend("auto", self.q.device, self.q.dtype)
+    def kernel(self) -> AttnBackend | FlashKernel:
+        return self.flash or select_backend("auto", self.q.device, self.q.dtype)
 
 
 class Call(Protocol):
@@ -163,7 +166,7 @@ class KernelsOnly:
 
 class AllGather:
     """Contiguous tokens, all keys and values to every rank, gradients by reduce-scatter in the
-    dtype of q: the plain way, with our kernel. Keys are gathered again in backward, as in ours."""
+    dtype of q: the plain way. Keys are gathered again in backward, as in ours."""
 
     def __init__(self, x: Problem) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -1,4 +1,5 @@
-"""The other ways to share attention over ranks that users have, with our kernel: Ulysses and ring.
+"""The other ways to share attention over ranks that users have, on our kernel or FlashAttention-3:
+Ulysses and ring.
 
 T rows of this rank, S of the sequence, R ranks, H query heads, G key/value heads, D head_dim.
 """
@@ -7,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from bench_dist_calls import Grads, Problem, gather
+from bench_dist_flash import FlashKernel
 from bench_dist_zigzag import ZigzagLayout
 from torch import Tensor
 
 from megatron_magi import AttnMask
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse, acc_dtype
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 
@@ -93,21 +96,22 @@ class Ring:
 
     def forward(self) -> OutLse:
         so_far: OutLse | None = None
+        dtype = acc_dtype(self.q.dtype)
         for step, kv in self._steps():
             if (table := self.tables[step]) is not None:
                 call = AttnCall(self.q, *kv, table, self.scale)
-                so_far = self.kernel.forward(call, prev=so_far, out_dtype=torch.float32)
+                so_far = self.kernel.forward(call, prev=so_far, out_dtype=dtype)
         assert so_far is not None, "a rank's rows see its own keys"
         return so_far[0].to(self.q.dtype), so_far[1]
 
     def backward(self) -> Grads:
-        delta, dq = self.kernel.delta(self.out, self.dout, self.lse.dtype), None
+        whole, dq = self._whole(), None
         going, arriving = None, None
         for step, kv in self._steps():
             dkv = kv.new_zeros(kv.shape, dtype=self.lse.dtype)
             if (table := self.tables[step]) is not None:
                 call = AttnCall(self.q, *kv, table, self.scale)
-                grad = GradCall(self.dout, self.lse, delta, dq=dq)
+                grad = GradCall(self.dout, self.lse, dq=dq, **whole)
                 dq, *parts = self.kernel.backward(call, grad)
                 dkv = torch.stack(parts)
             if going is not None and arriving is not None:
@@ -124,6 +128,12 @@ class Ring:
         order = torch.from_numpy(self.layout.natural_order()).to(self.q.device)
         real = order[: self.layout.num_rows]
         return tuple(gather(t).index_select(0, real) for t in (self.out, *self.backward()))
+
+    def _whole(self) -> dict[str, Any]:
+        """What a step needs of the final out."""
+        if isinstance(self.kernel, FlashKernel):
+            return {"out": self.out}
+        return {"delta": self.kernel.delta(self.out, self.dout, self.lse.dtype)}
 
     def _steps(self) -> Iterator[tuple[int, Tensor]]:
         """Every step with the keys and values that are here; the next ones are on their way."""

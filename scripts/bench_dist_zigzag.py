@@ -1,5 +1,5 @@
-"""All-gather on the usual balanced layouts, as Megatron and TransformerEngine have them, with our
-kernel.
+"""All-gather on the usual balanced layouts, as Megatron and TransformerEngine have them, on our
+kernel or FlashAttention-3.
 
 T rows of this rank (padding included), S of the sequence, H query heads, G key/value heads,
 D head_dim.
@@ -75,7 +75,7 @@ class ZigzagLayout:
 
 
 class AllGatherZigzag:
-    """All keys and values to every rank, put into natural order by an index, our kernel on the
+    """All keys and values to every rank, put into natural order by an index, a kernel on the
     rank's rows; gradients by the inverse index and reduce-scatter in the dtype of q. Keys are
     gathered again in backward, as in ours."""
 

@@ -15,7 +15,13 @@ SHOWN = {
     "ring": "ring",
     "ulysses": "Ulysses",
     "one_gpu": "one GPU",
+    "all_gather_fa3": "contiguous all-gather, FA3",
+    "all_gather_zigzag_fa3": "zigzag all-gather, FA3",
+    "ring_fa3": "ring, FA3",
+    "ulysses_fa3": "Ulysses, FA3",
+    "one_gpu_fa3": "one GPU, FA3",
 }
+"""The last five, on FlashAttention-3, are columns where some record has one of them."""
 NOTE = (
     "A cell has forward / backward in TFLOP/s per GPU on visible area of the slowest rank; a - was "
     "not measured. Rows received are those of the fullest rank, in percent of a ring's. Every "
@@ -35,20 +41,29 @@ def dist_table() -> str:
             lengths[length] = source(record), rows
     if not lengths:
         return "No record yet: run `scripts/bench_dist_attn.py` on a host with several GPUs.\n"
-    heads = [*SHOWN.values(), "forward", "stages in backward", "rows received"]
+    shown = _columns([r for _, rows in lengths.values() for r in rows])
+    heads = [*(SHOWN[impl] for impl in shown), "forward", "stages in backward", "rows received"]
     lines = [f"| mask | GPUs x tokens | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
     for length in sorted(lengths, reverse=True):
         rows = lengths[length][1]
-        lines += [_line(mask, length, rows) for mask in dict.fromkeys(r["mask"] for r in rows)]
+        masks = dict.fromkeys(r["mask"] for r in rows)
+        lines += [_line(mask, length, rows, shown) for mask in masks]
     sources = dict.fromkeys(said for said, _ in lengths.values())
     return "\n".join([*lines, "", NOTE, *sources]) + "\n"
 
 
+def _columns(rows: list[Row]) -> list[str]:
+    measured = {r["impl"] for r in rows}
+    return [impl for impl in SHOWN if impl in measured or not impl.endswith("_fa3")]
+
+
 RIVALS = ("all_gather", "all_gather_zigzag", "ring", "ulysses")
+ON_FLASH = tuple(f"{name}_fa3" for name in RIVALS)
 PACKS_NOTE = (
     "Forward and backward together, medians over the packs (lowest and highest). The share of the "
     "ideal is the time of one GPU with the whole pack, divided by the number of GPUs, over ours. "
-    "The best rival is the fastest other method with our kernel."
+    "The best rival is the fastest other method with our kernel, or on FlashAttention-3 (FA3); a - "
+    "was not measured."
 )
 
 
@@ -64,8 +79,9 @@ def packs_table() -> str:
         found |= {key: (source(record), rows) for key, rows in groups.items()}
     if not found:
         return "No record yet: run `scripts/bench_dist_attn.py --masks d1:0-6` on several GPUs.\n"
-    lines = ["| documents | GPUs x tokens | packs | share of the ideal | over the best rival |"]
-    lines.append("|---" * 5 + "|")
+    heads = ["documents", "GPUs x tokens", "packs", "share of the ideal", "over the best rival"]
+    heads.append("over the best on FA3")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines += [_packs_line(key, rows) for key, (_, rows) in sorted(found.items())]
     return "\n".join([*lines, "", PACKS_NOTE, *dict.fromkeys(s for s, _ in found.values())]) + "\n"
 
@@ -77,14 +93,16 @@ def _packs_line(key: tuple[str, int, int], rows: list[Row]) -> str:
         of_mask = times.setdefault(row["mask"], {})
         of_mask[row["impl"]] = of_mask.get(row["impl"], 0.0) + row["ms"]
     shares = [t["one_gpu"] / ranks / t["ours"] for t in times.values() if "one_gpu" in t]
-    rivals = [
-        min(t[name] for name in RIVALS if name in t) / t["ours"]
-        for t in times.values()
-        if any(name in t for name in RIVALS)
-    ]
-    cells = [_spread(shares), _spread(rivals)]
+    over = [_over_the_best(rivals, list(times.values())) for rivals in (RIVALS, ON_FLASH)]
+    cells = " | ".join(map(_spread, (shares, *over)))
     name, size = f"`{distribution}`", f"{ranks} x {tokens // 1024}k"
-    return f"| {name} | {size} | {len(times)} | {cells[0]} | {cells[1]} |"
+    return f"| {name} | {size} | {len(times)} | {cells} |"
+
+
+def _over_the_best(rivals: tuple[str, ...], packs: list[dict[str, float]]) -> list[float]:
+    """The time of the fastest of them over ours, for the packs that have one."""
+    best = [(min((t[r] for r in rivals if r in t), default=None), t["ours"]) for t in packs]
+    return [theirs / ours for theirs, ours in best if theirs is not None]
 
 
 def _spread(values: list[float]) -> str:
@@ -93,11 +111,11 @@ def _spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def _line(mask: str, length: tuple[int, int], rows: list[Row]) -> str:
+def _line(mask: str, length: tuple[int, int], rows: list[Row], columns: list[str]) -> str:
     cells = {(r["impl"], r["direction"]): r for r in rows if r["mask"] == mask}
     ours, (ranks, tokens) = cells["ours", "fwd"], length
     shown = []
-    for impl in SHOWN:
+    for impl in columns:
         both = [cells.get((impl, direction)) for direction in ("fwd", "bwd")]
         shown.append(" / ".join("-" if r is None else f"{r['tflops']:.0f}" for r in both))
     received = max(ours["received_rows"]) / (tokens * (ranks - 1))

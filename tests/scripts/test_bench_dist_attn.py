@@ -139,8 +139,12 @@ def test_the_page_names_the_peers_and_takes_every_length_from_its_newest_record(
     write("a", [1024, 2048], 5.0, plain)
     write("b", [2048], 7.0, (*plain, "all_gather_zigzag", "ring", "ulysses"))
     table = readme_dist.dist_table()
-    assert "| contiguous all-gather | zigzag all-gather | ring | Ulysses | one GPU |" in table
+    assert "| contiguous all-gather | zigzag all-gather | ring | Ulysses | one GPU | forw" in table
     long, short = (line for line in table.splitlines() if line.startswith("| `full` |"))
     assert long.startswith("| `full` | 2 x 2k | 7 / 7 |") and " - " not in long
     assert short.count("| - ") == 3 and short.startswith("| `full` | 2 x 1k | 5 / 5 |")
     assert "dist_a.json" in table and "dist_b.json" in table
+    write("c", [2048], 7.0, (*plain, "all_gather_zigzag", "ring", "ulysses", "ring_fa3"))
+    heads, _, line, *_ = readme_dist.dist_table().splitlines()
+    assert "| one GPU | ring, FA3 | forward |" in heads and "Ulysses, FA3" not in heads
+    assert line.count("7 / 7") == 8
