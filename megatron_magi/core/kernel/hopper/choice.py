@@ -130,10 +130,10 @@ def _choose_backward(
         descending=work.descending,
     )
     received = int((work.items[:, 0] >= num_own).sum())
-    return BwdLaunch(tables[0].buffer, params, received, _scratch_at(params))
+    return BwdLaunch(tables[0].buffer, params, received, scratch_at(params))
 
 
-def _scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
+def scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
     """See ``BwdLaunch.scratch_at``; the sizes are those of csrc/attention/backward/params.h."""
     stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
     gradients = 4 * p.num_k * p.num_heads_kv * (p.head_dim + p.value_dim)
