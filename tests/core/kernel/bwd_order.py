@@ -35,7 +35,7 @@ class Block:
     """One running item: ``halves`` threads add its steps in turns, each in its own order, and a
     warp writes their visits ahead, AT_ONCE at a time, to a ring of twice as many (visits.cuh).
 
-    Two threads (pairs_in_order.cuh) signal what they have added and say which visits they have
+    Two threads (own_signals.cuh) signal what they have added and say which visits they have
     read. One (dq_in_order.cuh; the other half of the columns is like it) leaves both to the warp.
     """
 
