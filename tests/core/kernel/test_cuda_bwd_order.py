@@ -14,6 +14,7 @@ from megatron_magi import masks
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 from tests.core.kernel.bwd_order import (
+    ADDERS,
     ALL_FLAGS,
     CONTINUES,
     ENDS_FIRST,
@@ -30,16 +31,15 @@ from tests.core.kernel.bwd_steps import slice_grids, steps_of
     slice_grids(),
     st.integers(0, 2**16),
     st.integers(1, 6),
-    st.sampled_from([(128, 1), (256, 1), (64, 2)]),
+    st.sampled_from(sorted(ADDERS)),
 )
 def test_deterministic_order_is_kept_and_never_deadlocks(
-    case: tuple[np.ndarray, int, int], seed: int, width: int, kernel: tuple[int, int]
+    case: tuple[np.ndarray, int, int], seed: int, width: int, head_dim: int
 ) -> None:
     """Every row gets its sums in the order of the list, whoever runs when."""
     slices, num_q, num_k = case
-    head_dim, halves = kernel
     work = solver.bwd_work_list(slices, num_q, num_k, head_dim=head_dim, deterministic=True)
-    order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, halves)
+    order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, head_dim)
     assert order == in_list_order(work, num_q)
 
 
@@ -79,7 +79,7 @@ def test_two_warps_need_to_know_what_the_other_one_has_added() -> None:
     visits = work.visits()
     lonely = visits & [-1, -1, -1, ~CONTINUES]
     orders = [
-        [run_in_any_order(work, v, 300, random.Random(seed), 2, 2) for seed in range(40)]
+        [run_in_any_order(work, v, 300, random.Random(seed), 2, 64) for seed in range(40)]
         for v in (visits, lonely)
     ]
     assert all(order == expected for order in orders[0])
