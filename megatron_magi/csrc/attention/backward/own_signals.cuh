@@ -1,7 +1,7 @@
 // Deterministic mode at head_dim 64 and 256: the threads that add dQ signal what they have added
-// themselves. With signals by warp 1 (dq_in_order.cuh) both kernels were slower, by up to 8 % and
-// by 6 to 18 %; the 24 registers of their first warpgroup have no room for them. At head_dim 64 a
-// thread adds every second step and has the time of two for each.
+// themselves. With signals by warp 1 (dq_in_order.cuh) the kernels were slower, by up to 8 % at 64
+// and by 6 to 18 % at 256. At head_dim 64 a thread adds every second step and has the time of two
+// for each, and the 24 registers of its warpgroup have no room for such signals.
 //
 // The thread asks for its turn while the tile is not there yet, because the answer takes as long as
 // a load from the second-level cache. A tile's row groups are signalled as soon as it has arrived,
