@@ -31,11 +31,23 @@ constexpr double kCacheBytes = 150e6;
 constexpr double kGroupedHeads = 32.;
 constexpr double kGroupedPenalty = 0.06;
 // Deterministic mode, where blocks of one lane (kv head and split) wait for each other and so go
-// through the same rows together. Fitted to 12 masks and lengths with 10 to 12 schedules each on an
-// H200: the choice reached 99 % of the best of them on average (docs/kernel_notes_bwd.md).
-constexpr double kLanesPenalty = 0.006;       // for twice the lanes at a time
-constexpr double kOuterLanesPenalty = 0.02;   // likewise if heads are the outer loop, as of windows
-constexpr double kLaneDriftPenalty = 0.05;    // as kDriftPenalty, of one lane
+// through the same rows together. Fitted to 50 sweeps of 6 to 12 schedules on an H200: the choice
+// reached 99 % of the best of them on average (docs/kernel_notes_bwd.md, deterministic mode).
+constexpr double kLanesPenalty = 0.005;  // for twice the lanes at a time
+constexpr double kSplitsPenalty = 0.04;  // for twice the splits if heads are the outer loop
+// Uneven items of a lane are at different rows and share less of what they load. They lose the more
+// the more bytes a row has in all heads of a lane, and the more kv heads run at a time.
+constexpr double kLaneRowPenalty = 0.02;
+constexpr double kLaneRowBytes = 4096.;
+// Rows of at least so many bytes a head (head_dim 256): the factor and the tolerance are as in fast
+// mode, or wider, because lanes evict each other's rows. A step takes longer, so the lag is
+// shorter.
+constexpr double kWideRowBytes = 2048.;
+constexpr double kWideTolerance = 1.015;
+constexpr double kWideLag = 0.8;
+// From a block's addition to the next block's in steps of head_dim 128: the addition is complete
+// after about 0.4, the signal is on its way for 0.4 to 0.6, and is seen within 0.3 more.
+constexpr double kLag = 1.3;
 constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
 
 double block_overhead(int64_t num_splits) {
@@ -97,16 +109,26 @@ double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, 
   return factor * (1. + kDriftPenalty * doublings(drift, kDriftBytes));
 }
 
-// The same for deterministic mode: lanes do not share what they load, and uneven items of a lane
-// drift apart.
+bool has_wide_rows(int64_t head_bytes, int64_t num_q) {
+  return row_bytes(head_bytes, num_q) >= kWideRowBytes;
+}
+
+// The same for deterministic mode: lanes do not share what they load.
 double lanes_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
                     const Candidate& candidate) {
-  const double penalty = list.heads_inner ? kLanesPenalty : kOuterLanesPenalty;
-  const double factor = 1. + penalty * std::log2(static_cast<double>(candidate.lanes()));
-  if (!list.heads_inner) return factor;
-  const double drift = list.uneven_rows * row_bytes(head_bytes, num_q) *
-                       static_cast<double>(group / candidate.splits);
-  return factor * (1. + kLaneDriftPenalty * doublings(drift, kDriftBytes));
+  if (has_wide_rows(head_bytes, num_q))
+    return cache_factor(list, group, head_bytes, num_q, candidate);
+  if (!list.heads_inner)
+    return 1. + kSplitsPenalty * std::log2(static_cast<double>(candidate.splits));
+  const double lanes = static_cast<double>(candidate.lanes()), row = row_bytes(head_bytes, num_q);
+  const double even = list.even_rows * row * lanes;
+  const double share = list.uneven_rows / std::max(list.uneven_rows + list.even_rows, 1.);
+  const double lane_row = row * static_cast<double>(group / candidate.splits);
+  const double uneven = share * doublings(lane_row, kLaneRowBytes) *
+                        std::log2(2. * static_cast<double>(candidate.heads));
+  return (1. + kLanesPenalty * std::log2(lanes) +
+          kEvenPenalty * std::pow(doublings(even, kEvenBytes), 2)) *
+         (1. + kLaneRowPenalty * uneven);
 }
 
 // Whether the partial sums of this many splits stay small (1.1 GB at head_dim 128).
@@ -147,13 +169,13 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
                                 int64_t fewest_lanes) {
   // Items that share no rows hardly wait and are simulated as in fast mode.
-  std::optional<BwdWaits> waits;
-  if (fewest_lanes > 0 && list.heads_inner) waits.emplace(list);
   const bool deterministic = fewest_lanes > 0;
+  const bool is_wide = has_wide_rows(head_bytes, num_q);
+  std::optional<BwdWaits> waits;
+  if (deterministic && list.heads_inner) waits.emplace(list, is_wide ? kWideLag : kLag);
   const int64_t least_lanes =
-      waits ? std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms))
-            : std::min<int64_t>(fewest_lanes, 1);
-  const double tolerance = deterministic ? 1. : kTolerance;
+      std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms));
+  const double tolerance = !deterministic ? kTolerance : is_wide ? kWideTolerance : 1.;
   std::vector<BwdSchedule> choices;
   double best = std::numeric_limits<double>::infinity();
   for (const Candidate& c : candidates(list, group, num_heads_kv, num_sms, least_lanes)) {

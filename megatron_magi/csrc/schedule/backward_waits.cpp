@@ -10,14 +10,11 @@ namespace {
 
 constexpr int64_t kPiecesPerItem = 16;
 constexpr size_t kMaxStopsPerItem = 64;
-// From a block's addition to the next block's, at head_dim 128: the addition is complete after
-// about 0.4 steps, the signal is on its way for 0.4 to 0.6, and is seen within 0.3 more.
-constexpr double kLag = 1.3;
 constexpr int64_t kLongSection = 8;  // blocks for every processor
 
 }  // namespace
 
-BwdWaits::BwdWaits(const BwdWorkList& list) {
+BwdWaits::BwdWaits(const BwdWorkList& list, double lag) : lag_(lag) {
   const auto items = std::max<int64_t>(static_cast<int64_t>(list.items.size()), 1);
   const int64_t tiles = std::max<int64_t>(ceil_div(list.steps, items * kPiecesPerItem), 1);
   // Pieces begin with segments, because documents that share a piece would wait in vain. Of a trunk
@@ -85,7 +82,7 @@ double BwdWaits::makespan(int64_t num_sms, const BwdLanes& lanes, double overhea
         double now = launch.next() + overhead / 2;
         for (size_t i = item == 0 ? 0 : ends_[item - 1]; i < ends_[item]; ++i) {
           double& before = left[lane * pieces + static_cast<size_t>(stops_[i].piece)];
-          now = std::max(now + stops_[i].tiles * static_cast<double>(lanes.heads), before + kLag);
+          now = std::max(now + stops_[i].tiles * static_cast<double>(lanes.heads), before + lag_);
           before = now;
         }
         launch.add_until(now + overhead / 2);

@@ -23,8 +23,9 @@ struct BwdLanes {
 // to an item, so that the cost does not grow with the number of steps.
 class BwdWaits {
  public:
-  // Expects a list with segments.
-  explicit BwdWaits(const BwdWorkList& list);
+  // Expects a list with segments. `lag` is the time from a block's addition to the next block's, in
+  // steps.
+  BwdWaits(const BwdWorkList& list, double lag);
 
   // The end of the last block in steps, with `overhead` steps for each block.
   double makespan(int64_t num_sms, const BwdLanes& lanes, double overhead) const;
@@ -42,6 +43,7 @@ class BwdWaits {
   std::vector<size_t> ends_;    // of the items' stops
   std::vector<int32_t> first_;  // piece of each segment
   int64_t num_pieces_ = 0;
+  double lag_ = 0.;
 };
 
 }  // namespace magi

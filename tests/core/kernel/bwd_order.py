@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,25 +32,38 @@ class Barrier:
         return self.phase % 2 != parity
 
 
-class Block:
-    """One running item: ``halves`` threads add its steps in turns, each in its own order, and a
-    warp writes their visits ahead, AT_ONCE at a time, to a ring of twice as many (visits.cuh).
+@dataclass(frozen=True)
+class Adders:
+    """The threads that add an item's steps in turns, each in its own order.
 
-    Two threads (pairs_in_order.cuh) signal what they have added and say which visits they have
-    read. One (dq_in_order.cuh; the other half of the columns is like it) leaves both to the warp.
+    Either they leave signals and used visits to the warp that writes visits (dq_in_order.cuh), or
+    they signal what they have added and say which visits they have read (own_signals.cuh).
     """
+
+    threads: int
+    hand_over: bool
+
+
+ADDERS = {64: Adders(2, False), 128: Adders(1, True), 256: Adders(1, False)}
+"""By head_dim. Two threads that add half of the columns each are like one."""
+
+
+class Block:
+    """One running item: a warp writes visits ahead of the threads that add its steps, AT_ONCE at a
+    time, to a ring of twice as many (visits.cuh)."""
 
     AT_ONCE = 4
 
-    def __init__(self, walk: list[tuple[int, int]], visits: np.ndarray, halves: int) -> None:
+    def __init__(self, walk: list[tuple[int, int]], visits: np.ndarray, adders: Adders) -> None:
         self.walk, self.visits = walk, visits.tolist()
-        self.next = list(range(halves))
+        self.next = list(range(adders.threads))
         self.added: set[int] = set()
-        self.hands_over = halves == 1
+        self.hands_over = adders.hand_over
         self.signalled = 0
         self.batch = 0
         self.ring: list[tuple[int, list[int]]] = [(-1, [])] * 2 * self.AT_ONCE
-        self.full, self.empty = [Barrier(1), Barrier(1)], [Barrier(halves), Barrier(halves)]
+        self.full = [Barrier(1), Barrier(1)]
+        self.empty = [Barrier(adders.threads), Barrier(adders.threads)]
 
     def is_done(self) -> bool:
         return len(self.added) == len(self.walk) and not self.may_signal()
@@ -118,18 +132,18 @@ def run_in_any_order(
     num_q: int,
     rng: random.Random,
     width: int,
-    halves: int,
+    head_dim: int,
 ) -> list[list[int]]:
     """Entries that add to each query row, in the order of a random legal execution.
 
-    ``width`` items run at a time, started in list order. Of each, ``halves`` threads add every
-    second step (head_dim 64) or all steps.
+    ``width`` items run at a time, started in list order, each with the ``ADDERS`` of ``head_dim``.
     """
+    adders = ADDERS[head_dim]
     finished = [0] * work.num_row_groups
     order: list[list[int]] = [[] for _ in range(num_q)]
     ends = np.cumsum(work.items[:, 4])
     waiting = [
-        Block(steps_of(work, item), part, halves)
+        Block(steps_of(work, item), part, adders)
         for item, part in zip(work.items.tolist(), np.split(visits, ends[:-1]), strict=True)
     ]
     running: list[Block] = []
@@ -137,7 +151,7 @@ def run_in_any_order(
         while waiting and len(running) < width:
             running.append(waiting.pop(0))
         running = [block for block in running if not block.is_done()]
-        ready = [(b, h) for b in running for h in range(halves) if b.may_add(h, finished)]
+        ready = [(b, h) for b in running for h in range(adders.threads) if b.may_add(h, finished)]
         ready += [(b, WRITE) for b in running if b.may_write()]
         ready += [(b, SIGNAL) for b in running if b.may_signal()]
         assert ready or not running, "every running item waits: a deadlock"

@@ -14,6 +14,7 @@ from megatron_magi import masks
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
 from tests.core.kernel.bwd_order import (
+    ADDERS,
     ALL_FLAGS,
     CONTINUES,
     ENDS_FIRST,
@@ -30,16 +31,15 @@ from tests.core.kernel.bwd_steps import slice_grids, steps_of
     slice_grids(),
     st.integers(0, 2**16),
     st.integers(1, 6),
-    st.sampled_from([(128, 1), (256, 1), (64, 2)]),
+    st.sampled_from(sorted(ADDERS)),
 )
 def test_deterministic_order_is_kept_and_never_deadlocks(
-    case: tuple[np.ndarray, int, int], seed: int, width: int, kernel: tuple[int, int]
+    case: tuple[np.ndarray, int, int], seed: int, width: int, head_dim: int
 ) -> None:
     """Every row gets its sums in the order of the list, whoever runs when."""
     slices, num_q, num_k = case
-    head_dim, halves = kernel
     work = solver.bwd_work_list(slices, num_q, num_k, head_dim=head_dim, deterministic=True)
-    order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, halves)
+    order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, head_dim)
     assert order == in_list_order(work, num_q)
 
 
@@ -79,7 +79,7 @@ def test_two_warps_need_to_know_what_the_other_one_has_added() -> None:
     visits = work.visits()
     lonely = visits & [-1, -1, -1, ~CONTINUES]
     orders = [
-        [run_in_any_order(work, v, 300, random.Random(seed), 2, 2) for seed in range(40)]
+        [run_in_any_order(work, v, 300, random.Random(seed), 2, 64) for seed in range(40)]
         for v in (visits, lonely)
     ]
     assert all(order == expected for order in orders[0])
@@ -109,33 +109,54 @@ def test_deterministic_mode_mixes_heads_or_splits_within_its_memory(length: int)
     assert partial_bytes < 1.2e9
 
 
-def lanes(mask: AttnMask) -> int:
-    """Kv heads and splits that run at a time in deterministic mode, of 64 query heads on 8."""
+def schedule(mask: AttnMask, head_dim: int = 128) -> tuple[int, int]:
+    """Splits and kv heads at a time in deterministic mode, of 64 query heads on 8."""
     tokens = mask.total_seqlen_q, mask.total_seqlen_k
-    work = solver.bwd_work_list(mask.slices, *tokens, 64, 8, deterministic=True)
-    assert work.num_splits * work.heads_per_section <= 8 * 8
-    return work.num_splits * work.heads_per_section
+    work = solver.bwd_work_list(mask.slices, *tokens, 64, 8, head_dim, deterministic=True)
+    return work.num_splits, work.heads_per_section
+
+
+def lanes(mask: AttnMask) -> int:
+    """Kv heads and splits that run at a time."""
+    splits, heads = schedule(mask)
+    assert splits * heads <= 8 * 8
+    return splits * heads
 
 
 def test_more_lanes_run_at_a_time_where_blocks_of_a_head_wait_longer() -> None:
     """All items of a prefix tree end with the last rows or begin with the first ones, and short
     ones follow long ones; rows of a long document are far apart soon."""
     parents = [-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
-    tree = masks.prefix_tree([2048] + [1024] * 14, parents)
-    assert lanes(tree) >= 4 * lanes(masks.causal(16384))
-    assert lanes(masks.causal(2048)) > lanes(masks.causal(16384))
+    tree = masks.prefix_tree([512] + [256] * 14, parents)
+    assert lanes(tree) >= 2 * lanes(masks.causal(4096))
+    assert lanes(masks.causal(1024)) > lanes(masks.causal(16384))
 
 
 @pytest.mark.parametrize("length", [4096, 16384, 65536])
-def test_windows_run_one_lane_at_a_time(length: int) -> None:
+def test_windows_run_two_lanes_at_a_time(length: int) -> None:
     """Their items hardly wait for each other, and splits cost a pass over partial sums."""
-    assert lanes(masks.sliding_window(length, (1024, 0))) == 1
+    assert schedule(masks.sliding_window(length, (1024, 0))) == (1, 2)
 
 
 def test_even_documents_run_many_lanes_at_a_time_where_they_are_short() -> None:
     """All items of a document start on the same rows, one lag after the other."""
     short, long = (masks.from_cu_seqlens([0, n], causal=False) for n in (4096, 65536))
     assert lanes(short) >= 2 * lanes(long)
+
+
+@pytest.mark.parametrize("length", [4096, 8192, 16384])
+def test_wide_lanes_of_uneven_items_are_split(length: int) -> None:
+    """They are at different rows, and a lane of all query heads of a kv head has too many bytes in
+    each. Items of one length stay together."""
+    assert schedule(masks.causal(length), 128)[0] > 1
+    assert schedule(masks.causal(length), 192)[0] > 1
+    assert schedule(masks.full(length), 128)[0] == 1
+
+
+@pytest.mark.parametrize("length", [4096, 16384, 32768])
+def test_few_lanes_of_head_dim_256_run_at_a_time(length: int) -> None:
+    splits, heads = schedule(masks.causal(length), 256)
+    assert 2 <= splits * heads <= 4
 
 
 @pytest.mark.parametrize(

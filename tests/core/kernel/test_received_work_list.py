@@ -137,7 +137,7 @@ def test_deterministic_order_is_kept_and_never_deadlocks(
         slices, num_q, num_k, num_sms=2, deterministic=True, num_own=own, travel=times
     )
     assert len(work.order) == 0
-    order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, 1)
+    order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, 128)
     assert order == in_list_order(work, num_q)
 
 

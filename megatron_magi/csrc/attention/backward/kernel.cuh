@@ -7,8 +7,9 @@
 // TMA.
 //
 // Warpgroup 0 gives its registers away: warp 0 loads (load.cuh), warps 2 and 3 add dQ, half of
-// the columns each (dq.cuh; in deterministic mode dq_in_order.cuh and pairs_in_order.cuh, where
-// warp 1 works out ahead what they wait for and signals what they have added, visits.cuh).
+// the columns each (dq.cuh; in deterministic mode dq_in_order.cuh and own_signals.cuh, where
+// warp 1 works out ahead what they wait for and, but at head_dim 64 and 256, signals what they have
+// added, visits.cuh).
 // Warpgroups 1 and 2 own 64 keys each (consume.cuh; head_dim 64 works on two steps at a time,
 // pairs.cuh; at head_dim 256 a tile has 64 keys, and the warpgroups divide the work in another way,
 // relay.cuh). A step, one query tile of one head; operands are 16 bit and in shared memory unless
@@ -47,9 +48,10 @@
 //   dq_full[w], 4          warpgroup w, dQ is in its staging tile     warp 2 + w
 //   dq_empty[w], 1         warp 2 + w, the staging tile was read      warpgroup w, before that
 //   visits_full[h], 32     warp 1, 32 visits are in half h of a ring  warps 2 and 3 (deterministic)
-//   visits_empty[h], 2     warps 2 and 3, have read them              warp 1, before that (pairs)
-// Deterministic mode but for pairs: warps 2 and 3 write to added[w] how many steps they have added,
-// warp 1 signals these, and writes over their visits when both have.
+//   visits_empty[h], 2     warps 2 and 3, have read them              warp 1, before that (64, 256)
+// Deterministic mode at head_dim 96 to 192: warps 2 and 3 write to added[w] how many steps they
+// have added, warp 1 signals these, and writes over their visits when both have.
+//
 // Phases follow the step counter n: (n / 2) & 1, for dq n & 1. What a step is (BwdStepMeta) lies in
 // a ring of four: warp 0 writes it before q_full, and writes step n + 2 when both consumers have
 // left step n, so when warps 2 and 3 have left step n - 1; three steps are in use at most.
@@ -65,8 +67,8 @@
 #include "dq_in_order.cuh"
 #include "finish.cuh"
 #include "load.cuh"
+#include "own_signals.cuh"
 #include "pairs.cuh"
-#include "pairs_in_order.cuh"
 #include "relay.cuh"
 #include "visits.cuh"
 #include "wide.cuh"
@@ -150,10 +152,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     if (block.num_steps > 0 && threadIdx.x % 32 == 0) {
       if (warp == 0) bwd_load<T>(args, block, smem, smem_ptr, maps);
       if (warp >= 2) {
-        if constexpr (T::kDeterministic && T::kInPairs)
-          bwd_reduce_pairs_in_order<T>(args, block.num_steps, warp - 2, smem, meta, &maps.dq);
-        else if constexpr (T::kDeterministic)
+        if constexpr (T::kHandsOver)
           bwd_reduce_dq_in_order<T>(args, block.num_steps, warp - 2, smem, meta, &maps.dq);
+        else if constexpr (T::kDeterministic)
+          bwd_reduce_dq_and_signal<T>(args, block.num_steps, warp - 2, smem, meta, &maps.dq);
         else
           bwd_reduce_dq<T>(block.num_steps, warp - 2, smem, meta, &maps.dq);
       }

@@ -43,9 +43,9 @@ struct BwdTraits {
   static constexpr int kDsStages = kWide ? 1 : kStages;
   static constexpr int kMetaSlots = (kRelay ? 4 : 2) * kStages;
   static constexpr int kVisitsAtOnce = kRelay ? 8 : 32;  // as many as there is room for
-  // Deterministic mode: warp 1 signals what warps 2 and 3 have added (dq_in_order.cuh). In pairs, a
-  // warp has two steps of time for one and signals itself (pairs_in_order.cuh).
-  static constexpr bool kHandsOver = kDeterministic && !kInPairs;
+  // Deterministic mode: warp 1 signals what warps 2 and 3 have added (dq_in_order.cuh). In pairs
+  // and at the widest heads these signal themselves (own_signals.cuh).
+  static constexpr bool kHandsOver = kDeterministic && !kInPairs && !kRelay;
   static constexpr int kVisitSlots = kDeterministic ? 2 * kVisitsAtOnce : 1;
   static constexpr int kThreads = 384;
   static constexpr int kProducerRegs = kInPairs || kWide || kRelay ? 24 : 40;
@@ -90,7 +90,7 @@ struct BwdTraits {
     uint64_t dq_full[2], dq_empty[2];
     uint64_t ds_bars[kInPairs || kRelay ? 2 : 1];
     int32_t block;
-    // Deterministic mode, see visits.cuh, dq_in_order.cuh and pairs_in_order.cuh.
+    // Deterministic mode, see visits.cuh, dq_in_order.cuh and own_signals.cuh.
     BwdVisit visits[kVisitSlots];
     uint64_t visits_full[2], visits_empty[2];
     int32_t added[2];

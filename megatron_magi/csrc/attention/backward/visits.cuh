@@ -53,7 +53,7 @@ struct BwdHandedSignals {
   }
 };
 
-// In pairs, whose adding threads signal themselves.
+// At head_dim 64 and 256, whose adding threads signal themselves.
 template <class Traits>
 struct BwdNoSignals {
   MAGI_DEVICE BwdNoSignals(const BwdArgs& /*args*/, uint32_t /*smem*/) {}
