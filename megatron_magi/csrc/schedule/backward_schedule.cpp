@@ -48,6 +48,7 @@ constexpr double kWideLag = 0.8;
 // From a block's addition to the next block's in steps of head_dim 128: the addition is complete
 // after about 0.4, the signal is on its way for 0.4 to 0.6, and is seen within 0.3 more.
 constexpr double kLag = 1.3;
+constexpr double kWidePenalties = 3.;         // times all of them, in fast mode at head_dim 256
 constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
 
 double block_overhead(int64_t num_splits) {
@@ -111,6 +112,14 @@ double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, 
 
 bool has_wide_rows(int64_t head_bytes, int64_t num_q) {
   return row_bytes(head_bytes, num_q) >= kWideRowBytes;
+}
+
+// The same for fast mode. Where tiles have 64 keys, a product moves twice the bytes, and what is
+// not shared costs more.
+double sharing_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
+                      const Candidate& candidate) {
+  const double factor = cache_factor(list, group, head_bytes, num_q, candidate);
+  return has_wide_rows(head_bytes, num_q) ? 1. + kWidePenalties * (factor - 1.) : factor;
 }
 
 // The same for deterministic mode: lanes do not share what they load.
@@ -180,7 +189,7 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
   double best = std::numeric_limits<double>::infinity();
   for (const Candidate& c : candidates(list, group, num_heads_kv, num_sms, least_lanes)) {
     const double factor = deterministic ? lanes_factor(list, group, head_bytes, num_q, c)
-                                        : cache_factor(list, group, head_bytes, num_q, c);
+                                        : sharing_factor(list, group, head_bytes, num_q, c);
     // Simulations take most of the time; one that cannot be near the best is left out.
     const double least = least_makespan(list, group, num_heads_kv, num_sms, c.splits);
     if (least * factor * kRounding > best * tolerance) continue;
