@@ -31,27 +31,11 @@ from megatron_magi.core.kernel.backend import GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.mask.slices import slices_from_ranges
+from tests.scripts.dense_case import SEQLEN, attend, expected
 
-SEQLEN = 2048
 ASKED: list[bool] = []
 """Whether the calls of the stand-ins were asked for equal bits."""
 DOCUMENT_MASKS = ["full", "causal", "packed_full", "packed_causal", "swa1024", "tiny64"]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float = 0.0) -> Tensor:
-    """Dense attention of [T, H, D] in fp32."""
-    q, k, v = (x.transpose(0, 1).float() for x in (q, k, v))
-    k, v = (x.repeat_interleave(len(q) // len(k), 0) for x in (k, v))
-    scores = (q @ k.transpose(1, 2)) * q.shape[-1] ** -0.5
-    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
-    return (weights @ v).transpose(0, 1)
-
-
-def expected(case: Case, direction: str, x: Inputs) -> tuple[Tensor, ...]:
-    leaves = x.leaves()
-    out = attend(*leaves, torch.from_numpy(case.mask.to_dense()), case.softcap)
-    return (out,) if direction == "fwd" else torch.autograd.grad(out, leaves, x.dout)
 
 
 def upstream_rule(num_q: int, num_k: int, causal: bool, window: tuple[int, int]) -> Tensor:
@@ -349,63 +333,3 @@ def test_every_round_has_an_order_of_its_own() -> None:
     behind = {a for order in made for a, b in pairwise(order) if b == "ours"}
     assert firsts == set(names) and len(behind) == 3
     assert list(rounds(names, 20)) == list(rounds(names, 20))
-
-
-class DenseGraphs:
-    """What the frontend's graphs do, written down densely."""
-
-    def __init__(self, case: Case) -> None:
-        self.seen = torch.from_numpy(case.mask.to_dense())
-        self.forward = SimpleNamespace(run=self.run_forward)
-        self.backward = SimpleNamespace(run=self.run_backward)
-
-    def new_stats(self) -> Tensor:
-        return torch.zeros(1)
-
-    def run_forward(self, t: dict[str, Tensor]) -> None:
-        t["o"].copy_(attend(t["q"], t["k"], t["v"], self.seen))
-        t["stats"].fill_(7)
-
-    def run_backward(self, t: dict[str, Tensor]) -> None:
-        assert t["stats"] == 7 and t["o"].any()
-        with torch.enable_grad():
-            leaves = [t[n].detach().requires_grad_() for n in ("q", "k", "v")]
-            grads = torch.autograd.grad(attend(*leaves, self.seen), leaves, t["do"])
-        for name, grad in zip(("dq", "dk", "dv"), grads, strict=True):
-            t[name].copy_(grad)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_cudnns_graphs_run_at_both_levels(
-    level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = Case("packed_causal", SEQLEN, level)
-    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 8), "cpu")
-    monkeypatch.setattr(bench_kernel_cudnn, "_graphs", lambda case, *_: DenseGraphs(case))
-    got = bench_kernel_cudnn.Cudnn().call(case, direction, x)()
-    assert difference(got, expected(case, direction, x)) < 1e-2
-    assert got[0].requires_grad == (level == "autograd" and direction == "fwd")
-
-
-def test_cudnns_graphs_know_every_row() -> None:
-    """Each tensor has the heads and columns of the tensors that a call is given."""
-    x = Inputs.random(8, (6, 2), Widths(24, 16), "cpu")
-    rows = {
-        "q": x.q,
-        "dq": x.q,
-        "k": x.k,
-        "dk": x.k,
-        "v": x.v,
-        "dv": x.v,
-        "o": x.dout,
-        "do": x.dout,
-    }
-    shapes = bench_kernel_cudnn.row_shapes((6, 2), Widths(24, 16))
-    assert shapes == {name: tuple(t.shape[1:]) for name, t in rows.items()}
-
-
-def test_cudnns_dense_masks_have_no_level_below_autograd() -> None:
-    refused = bench_kernel_cudnn.Cudnn().refuses(Case("causal", SEQLEN, "op"), "fwd")
-    assert refused is not None and "autograd" in refused
-    assert bench_kernel_cudnn.Cudnn().refuses(Case("causal", SEQLEN), "fwd") is None
