@@ -26,6 +26,11 @@ def test_gradients_in_16_bits_travel_as_long_as_keys(num_rows: int) -> None:
     assert made.keys == made.gradients > 0
 
 
+def test_kept_keys_lie_there_and_their_gradients_travel() -> None:
+    again, kept = (travel(5000, HEADS, MagiConfig(keep_received_keys=k)) for k in (False, True))
+    assert kept.keys == 0 < again.keys and kept.gradients == again.gradients > 0
+
+
 def test_endless_times_are_cut() -> None:
     costs = CostTable(link_gib_s=1e-300)
     assert travel(10, HEADS, MagiConfig(costs=costs)) == (LONGEST, LONGEST)
