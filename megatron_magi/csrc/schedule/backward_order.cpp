@@ -1,9 +1,11 @@
 #include "schedule/backward_order.h"
 
 #include <algorithm>
-#include <tuple>
-#include <utility>
+#include <functional>
+#include <numeric>
 #include <vector>
+
+#include "schedule/sorted_by_number.h"
 
 namespace magi {
 namespace {
@@ -51,14 +53,15 @@ class Groups {
  public:
   explicit Groups(const BwdWorkList& list) : list_(list) {
     for (const BwdItem& item : list.items)
-      if (item.steps != 0) keys_.push_back(key(item));
+      if (item.steps != 0 && (keys_.empty() || keys_.back() != key(item)))
+        keys_.push_back(key(item));
     std::ranges::sort(keys_);
     keys_.erase(std::unique(keys_.begin(), keys_.end()), keys_.end());
     groups_.resize(keys_.size());
     for (const BwdItem& item : list.items) {
       if (item.steps == 0) continue;
       const Rows rows = rows_of(list, item);
-      Group& group = groups_[place(item)];
+      Group& group = groups_[place_of(item)];
       group.most = std::max(group.most, item.steps);
       group.least = std::min(group.least, item.steps);
       group.first = std::min(group.first, rows.first);
@@ -71,7 +74,6 @@ class Groups {
     const Rows rows = rows_of(list_, item);
     return list_.descending ? rows.last : rows.first;
   }
-  const Group& of(const BwdItem& item) const { return groups_[place(item)]; }
   int64_t size() const { return static_cast<int64_t>(groups_.size()); }
 
   double uneven_rows() const {
@@ -102,11 +104,24 @@ class Groups {
     return count;
   }
 
- private:
-  size_t place(const BwdItem& item) const {
-    return static_cast<size_t>(std::ranges::lower_bound(keys_, key(item)) - keys_.begin());
+  // The number of an item's group.
+  size_t place_of(const BwdItem& item) const {
+    const int32_t of_item = key(item);
+    if (keys_[last_] != of_item)  // mostly neighbours are of one group
+      last_ = static_cast<size_t>(std::ranges::lower_bound(keys_, of_item) - keys_.begin());
+    return last_;
+  }
+  // For every group, how many groups stand before it: those with a longer longest item.
+  std::vector<int32_t> ranks() const {
+    std::vector<size_t> order(groups_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, std::greater(), [&](size_t g) { return groups_[g].most; });
+    std::vector<int32_t> ranks(order.size());
+    for (size_t i = 0; i < order.size(); ++i) ranks[order[i]] = static_cast<int32_t>(i);
+    return ranks;
   }
 
+ private:
   template <class F>
   double average(F&& f) const {
     double sum = 0., steps = 0.;
@@ -120,26 +135,17 @@ class Groups {
   const BwdWorkList& list_;
   std::vector<int32_t> keys_;  // of the groups, ascending
   std::vector<Group> groups_;
+  mutable size_t last_ = 0;  // that was looked up
 };
 
-// Sorts group by group, the group with the longest item first, and by length inside each group.
+// Sorts group by group, the group with the longest item first; items of a group stay in order.
 // Items without steps come last.
 void sort_by_group(BwdWorkList& list, const Groups& groups) {
-  using Place = std::tuple<bool, int32_t, int32_t, int32_t, size_t>;
-  std::vector<Place> places;
-  for (size_t i = 0; i < list.items.size(); ++i) {
-    const BwdItem& item = list.items[i];
-    if (item.steps == 0) {
-      places.emplace_back(true, 0, 0, 0, i);
-    } else {
-      places.emplace_back(false, -groups.of(item).most, groups.key(item), -item.steps, i);
-    }
-  }
-  std::ranges::sort(places);  // a place ends with the item's number, so equal items stay in order
-  std::vector<BwdItem> sorted;
-  sorted.reserve(places.size());
-  for (const Place& place : places) sorted.push_back(list.items[std::get<4>(place)]);
-  list.items = std::move(sorted);
+  const std::vector<int32_t> ranks = groups.ranks();
+  const auto last = static_cast<int32_t>(ranks.size());
+  list.items = sorted_by_number(list.items, last, [&](const BwdItem& item) {
+    return item.steps == 0 ? last : ranks[groups.place_of(item)];
+  });
 }
 
 }  // namespace

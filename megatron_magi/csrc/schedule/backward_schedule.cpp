@@ -15,6 +15,7 @@ namespace {
 constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
 constexpr double kTolerance = 1.005;
+constexpr double kEvenly = 1.002;        // at most so far from equal shares is as good as equal
 constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
 // Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
 // best of them on average (docs/history/kernel_backward.md, step 18).
@@ -55,9 +56,31 @@ double block_overhead(int64_t num_splits) {
   return kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
 }
 
+double total_cost(const BwdWorkList& list, int64_t group, int64_t num_splits) {
+  const double blocks = static_cast<double>(list.items.size()) * static_cast<double>(num_splits);
+  return static_cast<double>(list.steps * group) + block_overhead(num_splits) * blocks;
+}
+
+// No launch ends later: a block starts at the latest when what is before it would end if it were
+// shared equally. Whatever an item has behind it, it has the most before it in the last section.
+double most_makespan(const BwdWorkList& list, int64_t num_sms, const BwdLanes& lanes,
+                     double overhead, double total) {
+  const double sms = static_cast<double>(num_sms), count = static_cast<double>(lanes.count);
+  double before = total, most = 0.;
+  for (auto item = list.items.rbegin(); item != list.items.rend(); ++item) {
+    const double cost = static_cast<double>(item->steps * lanes.heads) + overhead;
+    most = std::max(most, (before - cost) / sms + cost);
+    before -= count * cost;
+  }
+  return most;
+}
+
 // The finishing time of the last block, if blocks start in launch order on the first free
-// processor.
-double simulate(const BwdWorkList& list, int64_t num_sms, const BwdLanes& lanes, double overhead) {
+// processor. Where the work is so much that no order could change it, it is not simulated.
+double simulate(const BwdWorkList& list, int64_t num_sms, const BwdLanes& lanes, double overhead,
+                double total) {
+  const double even = total / static_cast<double>(num_sms);
+  if (most_makespan(list, num_sms, lanes, overhead, total) <= even * kEvenly) return even;
   Makespan makespan(num_sms);
   for (int64_t section = 0; section < lanes.sections; ++section)
     for (const BwdItem& item : list.items)
@@ -66,14 +89,11 @@ double simulate(const BwdWorkList& list, int64_t num_sms, const BwdLanes& lanes,
 }
 
 // No launch ends before its longest block, nor before its work is shared equally.
-double least_makespan(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms,
+double least_makespan(const BwdWorkList& list, int64_t group, int64_t num_sms, double total,
                       int64_t num_splits) {
-  const double overhead = block_overhead(num_splits);
-  const double blocks = static_cast<double>(list.items.size() * num_splits);
-  const double total = static_cast<double>(list.steps * group) + overhead * blocks;
   int64_t longest = 0;
   for (const BwdItem& item : list.items) longest = std::max<int64_t>(longest, item.steps);
-  return std::max(total * static_cast<double>(num_heads_kv) / static_cast<double>(num_sms),
+  return std::max(total / static_cast<double>(num_sms),
                   static_cast<double>(longest * (group / num_splits)));
 }
 
@@ -191,11 +211,13 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
     const double factor = deterministic ? lanes_factor(list, group, head_bytes, num_q, c)
                                         : sharing_factor(list, group, head_bytes, num_q, c);
     // Simulations take most of the time; one that cannot be near the best is left out.
-    const double least = least_makespan(list, group, num_heads_kv, num_sms, c.splits);
+    const double overhead = block_overhead(c.splits);
+    const double total = total_cost(list, group, c.splits) * static_cast<double>(num_heads_kv);
+    const double least = least_makespan(list, group, num_sms, total, c.splits);
     if (least * factor * kRounding > best * tolerance) continue;
     const BwdLanes lanes{c.lanes(), group / c.splits, num_heads_kv / c.heads};
-    const double end = waits ? waits->makespan(num_sms, lanes, block_overhead(c.splits))
-                             : simulate(list, num_sms, lanes, block_overhead(c.splits));
+    const double end = waits ? waits->makespan(num_sms, lanes, overhead)
+                             : simulate(list, num_sms, lanes, overhead, total);
     choices.push_back({c.splits, c.heads, end * factor});
     best = std::min(best, end * factor);
   }

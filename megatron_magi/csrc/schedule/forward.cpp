@@ -6,9 +6,12 @@
 #include <utility>
 
 #include "planner/ceil_div.h"
+#include "schedule/sorted_by_number.h"
 
 namespace magi {
 namespace {
+
+constexpr int64_t kHorizon = 16;  // tiles after the ends of a tile that are compared
 
 // Rows [begin, end) that the same slices cover.
 struct Strip {
@@ -49,17 +52,11 @@ std::vector<Strip> cut_strips(std::span<const Slice> slices, int64_t num_q) {
   return strips;
 }
 
-// Sorts tiles by steps, the most first; equal ones stay in order. Many tiles have few different
-// numbers of steps, so counting takes a third of the time of comparing.
+// Sorts tiles by steps, the most first; equal ones stay in order.
 void longest_first(std::vector<FwdTile>& tiles) {
   int32_t most = 0;
   for (const FwdTile& tile : tiles) most = std::max(most, tile.num_steps);
-  std::vector<int32_t> place(static_cast<size_t>(most) + 2);
-  for (const FwdTile& tile : tiles) ++place[most - tile.num_steps + 1];
-  for (size_t i = 1; i < place.size(); ++i) place[i] += place[i - 1];
-  std::vector<FwdTile> sorted(tiles.size());
-  for (const FwdTile& tile : tiles) sorted[place[most - tile.num_steps]++] = tile;
-  tiles = std::move(sorted);
+  tiles = sorted_by_number(tiles, most, [&](const FwdTile& tile) { return most - tile.num_steps; });
 }
 
 class Builder {
@@ -96,14 +93,15 @@ class Builder {
   }
 
  private:
-  // The part of a slice that rows [begin, end) meet, without tiles if they meet none.
-  FwdEntry entry_of(const Slice& s, int64_t begin, int64_t end) const {
-    FwdEntry entry;
+  // Fills the entry of the part of a slice that rows [begin, end) meet; false if they meet none. It
+  // is filled in place, because a copy would wait until its last words are stored.
+  bool fill(FwdEntry& entry, const Slice& s, int64_t begin, int64_t end) const {
+    entry = {};
     const int64_t first = std::max(begin, s.q_start), last = std::min(end, s.q_end) - 1;
-    if (first > last) return entry;
+    if (first > last) return false;
     const int64_t lo = std::max(s.k_start, first + s.d_lo);
     const int64_t hi = std::min(s.k_end, last + s.d_hi + 1);
-    if (lo >= hi) return entry;
+    if (lo >= hi) return false;
     entry.k_begin = static_cast<int32_t>(lo);
     entry.num_tiles = static_cast<int32_t>(ceil_div(hi - lo, tiling_.tile_k));
     const auto narrow = [](int64_t x) { return static_cast<int32_t>(x); };
@@ -119,7 +117,7 @@ class Builder {
         entry.full_end = static_cast<int32_t>(full_end);
       }
     }
-    return entry;
+    return true;
   }
 
   // Joins two slices that every row of the tile meets into one band, if the second begins at the
@@ -138,35 +136,37 @@ class Builder {
     whole.k_end = b.k_end;
     whole.d_lo = a.d_lo;
     whole.d_hi = b.d_hi;
-    first = entry_of(whole, begin, end);
-    return true;
+    return fill(first, whole, begin, end);
   }
 
-  // Entries of the tile [begin, end) that starts in strip i; result in scratch_.
-  void collect(size_t i, int64_t begin, int64_t end) {
-    scratch_.clear();
+  // Appends the entries of the tile [begin, end) that starts in strip i.
+  void collect(size_t i, int64_t begin, int64_t end, std::vector<FwdEntry>& entries) const {
+    const size_t before = entries.size();
     for (size_t j = i; j < strips_.size() && strips_[j].begin < end; ++j) {
       if (strips_[j].end <= begin) continue;
       for (const int32_t s : strips_[j].covering) {
         // A slice that begins earlier also covers the strip before, and was met there.
         if (strips_[j].begin > begin && slices_[s].q_start < strips_[j].begin) continue;
-        const FwdEntry entry = entry_of(slices_[s], begin, end);
-        if (entry.num_tiles == 0) continue;
-        if (scratch_.empty() || !join(scratch_.back(), entry, begin, end))
-          scratch_.push_back(entry);
+        FwdEntry& entry = entries.emplace_back();
+        const bool more = fill(entry, slices_[s], begin, end);
+        const bool joined =
+            more && entries.size() > before + 1 && join(*(&entry - 1), entry, begin, end);
+        if (!more || joined) entries.pop_back();
       }
     }
   }
 
   double cost(size_t i, int64_t begin, int64_t end) {
-    collect(i, begin, end);
+    scratch_.clear();
+    collect(i, begin, end, scratch_);
     double total = tiling_.tile_cost;
     for (const FwdEntry& e : scratch_)
       total += e.num_tiles + tiling_.masked_cost * (e.num_tiles - (e.full_end - e.full_begin));
     return total;
   }
 
-  // Cost of rows [begin, end) tiled strip by strip, without joining.
+  // Cost of rows [begin, end) tiled strip by strip, without joining. Of a last tile that reaches
+  // beyond `end`, its share of rows counts.
   double plain_cost(size_t i, int64_t begin, int64_t end) {
     double total = 0;
     for (; begin < end; ++i) {
@@ -177,7 +177,10 @@ class Builder {
       }
       while (begin < std::min(end, strips_[i].end)) {
         const int64_t next = std::min(begin + tiling_.tile_q, strips_[i].end);
-        total += cost(i, begin, next);
+        const double tile = cost(i, begin, next);
+        total += next <= end
+                     ? tile
+                     : tile * static_cast<double>(end - begin) / static_cast<double>(next - begin);
         begin = next;
       }
     }
@@ -202,7 +205,8 @@ class Builder {
       options.resize(kMaxOptions - 1);
       options.push_back(last);
     }
-    const int64_t horizon = strips_[j - 1].end;  // all options are compared up to here
+    // All options are compared up to here. Further on, tiles differ little between them.
+    const int64_t horizon = std::min(strips_[j - 1].end, limit + kHorizon * tiling_.tile_q);
     int64_t best = own_end;
     double best_cost = cost(i, begin, own_end) + plain_cost(i, own_end, horizon);
     for (size_t o = 1; o < options.size(); ++o) {
@@ -216,20 +220,21 @@ class Builder {
   }
 
   void emit(size_t i, int64_t begin, int64_t end) {
-    collect(i, begin, end);
-    if (scratch_.empty()) {
+    const size_t before = list_.entries.size();
+    collect(i, begin, end, list_.entries);
+    if (list_.entries.size() == before) {
       add_empty(begin, end);
       return;
     }
     FwdTile tile;
     tile.q_start = tile.out_start = static_cast<int32_t>(begin);
     tile.num_tokens = static_cast<int32_t>(end - begin);
-    tile.entry_begin = static_cast<int32_t>(list_.entries.size());
-    tile.num_entries = static_cast<int32_t>(scratch_.size());
-    for (const FwdEntry& e : scratch_) {
-      tile.num_steps += e.num_tiles;
-      list_.masked_steps += e.num_tiles - (e.full_end - e.full_begin);
-      list_.entries.push_back(e);
+    tile.entry_begin = static_cast<int32_t>(before);
+    tile.num_entries = static_cast<int32_t>(list_.entries.size() - before);
+    for (size_t e = before; e < list_.entries.size(); ++e) {
+      const FwdEntry& entry = list_.entries[e];
+      tile.num_steps += entry.num_tiles;
+      list_.masked_steps += entry.num_tiles - (entry.full_end - entry.full_begin);
     }
     list_.steps += tile.num_steps;
     list_.tiles.push_back(tile);

@@ -85,6 +85,27 @@ def test_few_items_split_the_group_and_many_do_not() -> None:
     assert 8 % schedule(4096).heads_per_section == 0
 
 
+@pytest.mark.parametrize(
+    ("mask", "heads", "deterministic", "chosen"),
+    [
+        (masks.causal(65536), (64, 8, 128), False, (2, 1)),
+        (masks.causal(65536), (16, 1, 128), False, (16, 1)),
+        (masks.causal(65536), (16, 1, 256), False, (8, 1)),
+        (masks.full(65536), (64, 8, 64), False, (2, 1)),
+        (masks.full(65536), (32, 8, 64), False, (2, 1)),
+        (masks.sliding_window(262144, (1023, 0)), (32, 32, 64), True, (1, 2)),
+        (masks.causal(1 << 20), (64, 8, 128), False, (1, 1)),
+    ],
+)
+def test_much_work_is_scheduled_as_if_it_were_simulated(
+    mask: AttnMask, heads: tuple[int, int, int], deterministic: bool, chosen: tuple[int, int]
+) -> None:
+    """Where no order could change the end, nothing is simulated; these are a simulation's."""
+    tokens = mask.total_seqlen_q, mask.total_seqlen_k
+    work = solver.bwd_work_list(mask.slices, *tokens, *heads, deterministic=deterministic)
+    assert (work.num_splits, work.heads_per_section) == chosen
+
+
 def test_wide_heads_share_the_cache_with_few_others() -> None:
     """At head_dim 256 tiles of 64 keys move twice the bytes for a product."""
     mask = masks.from_cu_seqlens([*range(0, 8001, 1000), 16384])
