@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_magi.core.comm.reduce_group import ReduceGroup
 from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import gather_rows
 
@@ -107,6 +108,8 @@ class AllToAll:
 
     group: dist.ProcessGroup | None
     """None for one rank, which exchanges nothing."""
+    beside: ReduceGroup | None = None
+    """A communicator over the same ranks that runs the exchanges in place of the group's own."""
     uses_sms = True
 
     @property
@@ -131,14 +134,10 @@ class AllToAll:
         if self.group is None:
             assert recv.numel() == 0, f"one rank receives nothing, got {counts.recv}"
             return None
-        return dist.all_to_all_single(
-            _as_bytes(recv),
-            _as_bytes(send),
-            counts.recv,
-            counts.send,
-            group=self.group,
-            async_op=True,
-        )
+        rows = _as_bytes(recv), _as_bytes(send), counts.recv, counts.send
+        if self.beside is not None:
+            return self.beside.all_to_all(*rows)
+        return dist.all_to_all_single(*rows, group=self.group, async_op=True)
 
 
 def gathered(transport: Transport, xs: Sequence[Tensor], index: Tensor, num_rows: int) -> Tensor:
