@@ -11,8 +11,9 @@ the host enqueues a round, as by the layers before it in a model; what the host 
   ours         dist_attn as planned; oursN: overlap degree N, forward and backward
   at_once, local_first, staged: the forward mode of this name, the planner's overlap degree
   symm_mem, symm_mem_joined, all_to_all: ours with this transport, see MagiConfig
-  all_to_allN  likewise in N stages, forward and backward: from three on, reduces have a
-               communicator of their own. all_to_allN_one: without one
+  all_to_allN  likewise in N stages, forward and backward: from four on, reduces have a
+               communicator of their own. all_to_allN_one: they have none. all_to_allN_behind:
+               nor have they, and casts are begun behind the reduces of the stage before
   keep_received_keys: ours, whose backward reads what the forward has received
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
@@ -48,7 +49,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_dist_calls import AllGather, Call, KernelsOnly, OneGpu, Ours, Problem, sharing_group
+from bench_dist_calls import (
+    AllGather,
+    Call,
+    CastsBehind,
+    KernelsOnly,
+    OneGpu,
+    Ours,
+    Problem,
+    sharing_group,
+)
 from bench_dist_flash import FA3, FlashKernel, missing, refuses
 from bench_dist_packs import pack, packs
 from bench_dist_peers import Ring, Ulysses
@@ -69,7 +79,7 @@ RIVALS = {
 ON_FLASH = tuple(name + FA3 for name in RIVALS if name != "one_gpu")
 DEFAULT_IMPLS = ("ours", "kernels", *RIVALS, *ON_FLASH)
 IMPLS = (
-    r"ours\d*|at_once|local_first|staged|symm_mem|symm_mem_joined|all_to_all|all_to_all\d+(_one)?|"
+    r"ours\d*|at_once|local_first|staged|symm_mem|symm_mem_joined|all_to_all|all_to_all\d+(_one|_behind)?|"
     r"keep_received_keys|narrow|kernels|"
     rf"({'|'.join(RIVALS)})({FA3})?"
 )
@@ -153,11 +163,12 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     if name in ("symm_mem", "symm_mem_joined", "all_to_all"):
         return Ours(x, MagiConfig(transport=name))
     if name.startswith("all_to_all"):
-        degree, _, one = name.removeprefix("all_to_all").partition("_")
+        degree, _, how = name.removeprefix("all_to_all").partition("_")
         staged = MagiConfig(
             transport="all_to_all", overlap_degree=int(degree), forward_mode="staged"
         )
-        return Ours(x, staged, sharing_group() if one else None)
+        kind = CastsBehind if how == "behind" else Ours
+        return kind(x, staged, sharing_group() if how else None)
     if name == "keep_received_keys":
         return Ours(x, MagiConfig(keep_received_keys=True))
     if name == "narrow":
@@ -305,8 +316,8 @@ def write(args: argparse.Namespace, rows: list[dict[str, Any]], command: str) ->
     if args.record is None:
         return
     meta = {**describe(command, args.commit), "date": str(datetime.date.today())}
+    meta["max_connections"] = os.environ.get(MAX_CONNECTIONS)
     if args.device == "cuda":
-        meta["max_connections"] = os.environ.get(MAX_CONNECTIONS)
         meta["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
 

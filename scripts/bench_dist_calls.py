@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig
 from megatron_magi.core.comm.reduce_group import share_communicator
+from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
@@ -123,6 +125,14 @@ class Ours:
     def full(self) -> tuple[Tensor, ...]:
         parts = self.out.detach(), *self.backward()
         return tuple(magi.undispatch(t, self.plan, self.group) for t in parts)
+
+
+class CastsBehind(Ours):
+    """In the backward, every cast is begun behind the reduce that becomes possible with it."""
+
+    def backward(self) -> Grads:
+        with mock.patch.object(AllToAll, "is_room_kept", False):
+            return super().backward()
 
 
 class KernelsOnly:

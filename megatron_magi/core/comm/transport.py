@@ -62,6 +62,8 @@ class Transport(Protocol):
 
     uses_sms: bool
     """Whether an exchange is a kernel, which has to begin before one that fills the GPU."""
+    is_room_kept: bool
+    """Whether ``room`` may wait while other exchanges begin."""
 
     @property
     def name(self) -> str:
@@ -71,8 +73,8 @@ class Transport(Protocol):
     def room(
         self, like: Tensor, num_rows: int, shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> Tensor:
-        """Uninitialised rows [num_rows, C] to be filled and sent by the next exchange; see
-        ``rows_beside``. There is one room at a time."""
+        """Uninitialised rows [num_rows, C] to be filled and sent by the next exchange, or by a
+        later one if ``is_room_kept``; see ``rows_beside``. There is one room at a time."""
         ...
 
     def send_rows(
@@ -111,6 +113,7 @@ class AllToAll:
     beside: ReduceGroup | None = None
     """A communicator over the same ranks that runs the exchanges in place of the group's own."""
     uses_sms = True
+    is_room_kept = True
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ _without_library: WeakKeyDictionary[dist.ProcessGroup, set[_Inputs]] = WeakKeyDi
 """The calls of a group that have no copy engine because another kernel than ours computes them.
 Other calls of the group may have one."""
 _table_lock = threading.Lock()
-CASTS_BEHIND_REDUCES = 3
+CASTS_BEHIND_REDUCES = 4
 """A backward of so many casts begins one behind a reduce."""
 GRAD_BYTES = 4
 """The most bytes of an element of a gradient that returns: fp32."""
@@ -72,11 +72,11 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
 def transport_of_reduces(
     casts: Transport, plan: AttnPlan, like: Tensor, num_casts: int
 ) -> Transport:
-    """What returns gradients in a backward: a communicator of their own from three casts on.
+    """What returns gradients in a backward: a communicator of their own from four casts on.
 
-    The second cast begins before the first reduce, the third behind it. With one communicator its
-    rows would move when those of the reduce have moved. Fewer casts than that need no second
-    communicator, and copy engines none at all.
+    Three casts begin before the first reduce. The rows of a fourth would move when those of that
+    reduce have moved, with one communicator. Fewer casts need no second one, and copy engines none
+    at all.
 
     Args:
         casts: what moves keys and values.

@@ -44,11 +44,13 @@ def staged_backward(
     if feed.travelling is not None and work.transport.uses_sms:
         head_start(q.device)
     walk = _Backward(work, qkv, result, gradients)
+    feed.between = walk.send
     with _running_ahead(q.device) if ahead else nullcontext():
         with side_stream(q.device).current() if ahead else nullcontext():
             for stage, keys, values in feed:
                 walk.run(stage, keys, values)
                 del keys, values
+            walk.send()
         if ahead:
             walk.run(own, k, v)
     dk, dv = walk.key_grads.sums()
@@ -70,12 +72,16 @@ class _Backward:
         dtype = q.dtype if alone else acc_dtype(q.dtype)
         self.dq = None if alone else q.new_zeros(q.shape, dtype=dtype)
         self.key_grads = KeyGradients(work, k, v, dtype)
+        self.unsent: PreparedStage | None = None
+        """The stage whose gradients of keys and values are computed, but not on their way."""
 
     def run(self, stage: PreparedStage, keys: Tensor, values: Tensor) -> None:
-        """Add a stage's part of dq, and return the gradients of its keys and values."""
+        """Add a stage's part of dq, and compute the gradients of its keys and values. They leave
+        with ``send``, which a transport allows after the next fetch has begun: both become possible
+        with the end of this stage, and the keys are needed first."""
         grads = self.key_grads.place(stage)
+        work = self.work
         if stage.sees:
-            work = self.work
             numbers = work.softmax_scale, None, work.softcap
             asked = AttnCall(self.q, keys, values, stage.table, *numbers)
             grad = GradCall(
@@ -86,7 +92,15 @@ class _Backward:
         else:
             for x in grads:
                 x.zero_()
-        self.key_grads.send(stage)
+        self.unsent = stage
+        if not work.transport.is_room_kept:
+            self.send()
+
+    def send(self) -> None:
+        """Return the gradients that ``run`` has computed, if they have not left."""
+        stage, self.unsent = self.unsent, None
+        if stage is not None:
+            self.key_grads.send(stage)
 
 
 def _may_run_ahead(work: StageWork, q: Tensor, v: Tensor) -> bool:

@@ -119,13 +119,13 @@ def test_other_backends_and_groups_that_share_have_none() -> None:
     assert shared == AllToAll(group)
 
 
-def test_from_three_casts_on_reduces_have_a_communicator() -> None:
+def test_from_four_casts_on_reduces_have_a_communicator() -> None:
     group: Any = Group()
     casts = AllToAll(group)
-    for few in range(3):
+    for few in range(4):
         assert transport_of_reduces(casts, PLAN, LIKE, few) is casts
     assert group not in module._opened
-    reduces = transport_of_reduces(casts, PLAN, LIKE, 3)
+    reduces = transport_of_reduces(casts, PLAN, LIKE, 4)
     assert isinstance(reduces, AllToAll) and reduces.beside is module._opened[group]["cuda"]
 
 

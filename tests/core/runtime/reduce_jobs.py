@@ -99,12 +99,12 @@ def order_of_exchanges(rank: int, cp_size: int, degree: int, name: str) -> list[
     return begun
 
 
-def without_a_third_cast(rank: int, cp_size: int) -> None:
-    """Kept keys are not fetched again, and two casts begin before the first reduce."""
+def without_a_fourth_cast(rank: int, cp_size: int) -> None:
+    """Kept keys are not fetched again, and three casts begin before the first reduce."""
     group = dist.new_group(list(range(cp_size)))
     if rank >= cp_size:
         return
-    for config in (tiled(4, keep_received_keys=True), tiled(2)):
+    for config in (tiled(5, keep_received_keys=True), tiled(3)):
         check_against_dense(MASKS["packed"], config, group, torch.float64, 5)
     assert not opened(group)
 
@@ -117,10 +117,10 @@ def subsets(rank: int, world_size: int) -> None:
     columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
     if rank < 4:
         for group in (rows[rank // 2], columns[rank % 2]):
-            check_against_dense(MASKS["causal"], tiled(3), group, torch.float64, 4)
+            check_against_dense(MASKS["causal"], tiled(4), group, torch.float64, 4)
             assert opened(group)
     if rank in (2, 3):
-        check_against_dense(MASKS["full"], tiled(4), rows[1], torch.float64, 1)
+        check_against_dense(MASKS["full"], tiled(5), rows[1], torch.float64, 1)
     assert rank > 0 or not opened(more)
 
 
@@ -156,7 +156,7 @@ def forked_child(rank: int, cp_size: int) -> int:
         gc.collect()
         os._exit(0 if made is not None and made.backend is None else 3)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    check_against_dense(MASKS["packed"], tiled(3), group, torch.float64, 6)
+    check_against_dense(MASKS["packed"], tiled(4), group, torch.float64, 6)
     return code
 
 
@@ -164,7 +164,7 @@ def fails_in_a_reduce(rank: int, cp_size: int, what: str) -> tuple[str, float]:
     """The last rank dies or hangs where its second reduce would begin; the error of the others, and
     seconds until it came."""
     group = dist.new_group(list(range(cp_size)), timeout=timedelta(seconds=4))
-    plan = magi.plan(MASKS["causal"], group, SHAPE, tiled(3))
+    plan = magi.plan(MASKS["causal"], group, SHAPE, tiled(4))
     rows = plan.layout.num_local_tokens
     q, k = (torch.randn(rows, h, 8, requires_grad=True) for h in (4, 2))
     magi.dist_attn(q, k, k, plan, group)[0].sum().backward()
