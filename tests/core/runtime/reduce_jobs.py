@@ -83,8 +83,11 @@ def recorded(begun: list[str]) -> Iterator[None]:
         yield
 
 
-def order_of_exchanges(rank: int, cp_size: int, degree: int, name: str) -> list[str]:
-    """What a rank begins in one backward, in its order."""
+def order_of_exchanges(
+    rank: int, cp_size: int, degree: int, name: str, is_room_kept: bool = True
+) -> list[str]:
+    """What a rank begins in one backward, in its order. Rooms are not kept where rows lie in slots
+    of symmetric memory."""
     group = subgroup(cp_size)
     if rank >= cp_size:
         return []
@@ -93,7 +96,8 @@ def order_of_exchanges(rank: int, cp_size: int, degree: int, name: str) -> list[
     q, k = (torch.randn(rows, h, 8, requires_grad=True) for h in (4, 2))
     out, _ = magi.dist_attn(q, k, k, plan, group)
     begun: list[str] = []
-    with recorded(begun):
+    kept = mock.patch.object(AllToAll, "is_room_kept", is_room_kept)
+    with recorded(begun), kept:
         out.sum().backward()
     assert opened(group)
     return begun

@@ -39,6 +39,11 @@ def test_every_rank_begins_the_same_exchanges_in_one_order(name: str, degree: in
     assert first == ["cast", "cast", *turns, "reduce", "reduce"]
 
 
+def test_a_slot_is_sent_before_another_exchange_takes_it() -> None:
+    begun = pool(WORLD).run(jobs.order_of_exchanges, 4, 4, "full", False)[0]
+    assert begun == ["cast", "cast", "reduce", "cast", "reduce", "cast", "reduce", "reduce"]
+
+
 def test_three_casts_or_none_need_no_second_communicator() -> None:
     pool(WORLD).run(jobs.without_a_fourth_cast, 3)
 
