@@ -1,7 +1,8 @@
 """A communicator of its own for reduces, over the ranks of a context-parallel group.
 
 A communicator runs exchanges one after the other. In the group's own, a cast that is begun after a
-reduce would begin to move rows when the reduce has moved all of its.
+reduce would begin to move rows when the reduce has moved all of its. docs/planner.md says when that
+matters, and why two communicators cannot deadlock here.
 """
 
 from __future__ import annotations
@@ -101,14 +102,18 @@ def _open(parent: dist.ProcessGroup, device: torch.device, timeout_s: float) -> 
     try:
         made = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        raise RuntimeError(
-            f"all ranks {dist.get_process_group_ranks(parent)} must begin their backward within "
-            f"{timeout_s:.0f} s of each other, and one did not come (seen by rank {rank}); look "
-            f"for the first error in the other ranks' logs, or raise "
-            f"MagiConfig.agreement_timeout_s ({error})"
-        ) from error
+        raise RuntimeError(_who_did_not_come(parent, timeout_s, error)) from error
     made._set_default_timeout(like.options._timeout)
     return ReduceGroup(made)
+
+
+def _who_did_not_come(parent: dist.ProcessGroup, timeout_s: float, error: RuntimeError) -> str:
+    return (
+        f"all ranks {dist.get_process_group_ranks(parent)} must begin their backward within "
+        f"{timeout_s:.0f} s of each other, and one did not come (seen by rank "
+        f"{dist.get_rank(parent)}); look for the first error in the other ranks' logs, or raise "
+        f"MagiConfig.agreement_timeout_s ({error})"
+    )
 
 
 def _nccl_options(like: Any) -> Any:
