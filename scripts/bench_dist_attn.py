@@ -11,6 +11,10 @@ the host enqueues a round, as by the layers before it in a model; what the host 
   ours         dist_attn as planned; oursN: overlap degree N, forward and backward
   at_once, local_first, staged: the forward mode of this name, the planner's overlap degree
   symm_mem, symm_mem_joined, all_to_all: ours with this transport, see MagiConfig
+  all_to_allN  likewise in N stages, forward and backward: from four on, reduces have a
+               communicator of their own. all_to_allN_one: they have none. all_to_allN_behind:
+               nor have they, and casts are begun behind the reduces of the stage before
+  keep_received_keys: ours, whose backward reads what the forward has received
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
   all_gather   contiguous tokens, all keys and values to every rank
@@ -32,6 +36,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import random
 import re
 import statistics
@@ -44,7 +49,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_dist_calls import AllGather, Call, KernelsOnly, OneGpu, Ours, Problem
+from bench_dist_calls import (
+    AllGather,
+    Call,
+    CastsBehind,
+    KernelsOnly,
+    OneGpu,
+    Ours,
+    Problem,
+    sharing_group,
+)
 from bench_dist_flash import FA3, FlashKernel, missing, refuses
 from bench_dist_packs import pack, packs
 from bench_dist_peers import Ring, Ulysses
@@ -65,9 +79,12 @@ RIVALS = {
 ON_FLASH = tuple(name + FA3 for name in RIVALS if name != "one_gpu")
 DEFAULT_IMPLS = ("ours", "kernels", *RIVALS, *ON_FLASH)
 IMPLS = (
-    r"ours\d*|at_once|local_first|staged|symm_mem|symm_mem_joined|all_to_all|narrow|kernels|"
+    r"ours\d*|at_once|local_first|staged|symm_mem|symm_mem_joined|all_to_all|all_to_all\d+(_one|_behind)?|"
+    r"keep_received_keys|narrow|kernels|"
     rf"({'|'.join(RIVALS)})({FA3})?"
 )
+MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""CUDA reads it when a process first touches a GPU; Megatron sets it to 1."""
 WARM_ROUNDS = 2
 HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
 CYCLES_PER_MS = 2_000_000
@@ -87,6 +104,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument(
+        "--max-connections", type=int, metavar="N", help="CUDA_DEVICE_MAX_CONNECTIONS of the ranks"
+    )
     parser.add_argument("--seconds", type=float, help="begin no mask after this time")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--record", type=Path, help="write a JSON record, after every mask")
@@ -142,6 +162,15 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         return Ours(x, MagiConfig(forward_mode=name))
     if name in ("symm_mem", "symm_mem_joined", "all_to_all"):
         return Ours(x, MagiConfig(transport=name))
+    if name.startswith("all_to_all"):
+        degree, _, how = name.removeprefix("all_to_all").partition("_")
+        staged = MagiConfig(
+            transport="all_to_all", overlap_degree=int(degree), forward_mode="staged"
+        )
+        kind = CastsBehind if how == "behind" else Ours
+        return kind(x, staged, sharing_group() if how else None)
+    if name == "keep_received_keys":
+        return Ours(x, MagiConfig(keep_received_keys=True))
     if name == "narrow":
         return Ours(x, MagiConfig(dkv_reduce_in_fp32=False))
     if name == "kernels":
@@ -287,6 +316,7 @@ def write(args: argparse.Namespace, rows: list[dict[str, Any]], command: str) ->
     if args.record is None:
         return
     meta = {**describe(command, args.commit), "date": str(datetime.date.today())}
+    meta["max_connections"] = os.environ.get(MAX_CONNECTIONS)
     if args.device == "cuda":
         meta["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
@@ -300,6 +330,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{args.ranks} GPUs are needed, got {found}; use --device cpu", file=sys.stderr)
         return 2
     args.impls = importable(args.impls)
+    if args.max_connections is not None:
+        os.environ[MAX_CONNECTIONS] = str(args.max_connections)  # ranks inherit it
     command = "python scripts/bench_dist_attn.py " + " ".join(argv)
     with tempfile.TemporaryDirectory() as folder:
         try:

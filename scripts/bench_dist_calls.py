@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,6 +20,8 @@ from torch import Tensor
 
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig
+from megatron_magi.core.comm.reduce_group import share_communicator
+from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
@@ -76,6 +80,15 @@ class Problem:
         return self.flash or select_backend("auto", self.q.device, self.q.dtype)
 
 
+@lru_cache
+def sharing_group() -> dist.ProcessGroup:
+    """All ranks, in a group whose casts and reduces share one communicator. Every rank calls it at
+    the same place."""
+    group: dist.ProcessGroup = dist.new_group()
+    share_communicator(group)
+    return group
+
+
 class Call(Protocol):
     """One forward, one backward; results as the timed code leaves them."""
 
@@ -91,8 +104,11 @@ class Call(Protocol):
 class Ours:
     """dist_attn, forward and backward through autograd as a model calls it."""
 
-    def __init__(self, x: Problem, config: MagiConfig) -> None:
-        self.group = dist.group.WORLD
+    def __init__(
+        self, x: Problem, config: MagiConfig, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """``group``: of all ranks; None: the job's."""
+        self.group = group or dist.group.WORLD
         self.plan = magi.plan(x.mask, self.group, x.heads, config)
         local = [magi.dispatch(t, self.plan, self.group) for t in (x.q, x.k, x.v)]
         self.dout = magi.dispatch(x.dout, self.plan, self.group)
@@ -109,6 +125,14 @@ class Ours:
     def full(self) -> tuple[Tensor, ...]:
         parts = self.out.detach(), *self.backward()
         return tuple(magi.undispatch(t, self.plan, self.group) for t in parts)
+
+
+class CastsBehind(Ours):
+    """In the backward, every cast is begun behind the reduce that becomes possible with it."""
+
+    def backward(self) -> Grads:
+        with mock.patch.object(AllToAll, "is_room_kept", False):
+            return super().backward()
 
 
 class KernelsOnly:

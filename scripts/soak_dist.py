@@ -75,7 +75,7 @@ def random_case(number: int, ranks: int, most_tokens: int, device: str) -> Case:
     groups = rng.choice((1, 2))
     dim = rng.choice((64, 128)) if device == "cuda" else rng.choice((8, 16))
     config = MagiConfig(
-        overlap_degree=rng.choice((None, None, 0, 1, 2)),
+        overlap_degree=rng.choice((None, None, 0, 1, 2, 5)),
         forward_mode=rng.choice((None, "at_once", "local_first", "staged")),
         deterministic=rng.random() < 0.25,
         dkv_reduce_in_fp32=rng.random() < 0.7,

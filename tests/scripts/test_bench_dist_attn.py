@@ -67,6 +67,23 @@ def test_other_results_are_named(bench: SimpleNamespace) -> None:
     assert [line.split()[0] for line in wrong] == ["far", "nan"]
 
 
+def test_one_communicator_and_two_agree(tmp_path: Path) -> None:
+    impls = ["all_to_all", "all_to_all4", "all_to_all4_one", "all_to_all4_behind",
+             "keep_received_keys"]  # fmt: skip
+    command = [sys.executable, SCRIPTS / "bench_dist_attn.py", "--device", "cpu", "--ranks", "2"]
+    command += ["--tokens", "384", "--masks", "causal", "--impls", ",".join(impls)]
+    command += ["--heads", "4,2", "--head-dim", "8", "--rounds", "1", "--max-connections", "1"]
+    done = subprocess.run(
+        [*command, "--record", tmp_path / "dist.json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout + done.stderr
+    record = json.loads((tmp_path / "dist.json").read_text())
+    assert record["meta"]["max_connections"] == "1"
+    degrees = {row["impl"]: row["overlap_degree"] for row in record["rows"]}
+    assert set(degrees) == set(impls)
+    assert [degrees[impl] for impl in impls[1:4]] == [4, 4, 4]
+
+
 @pytest.mark.parametrize("option", ["--masks", "--impls"])
 def test_unknown_names_are_refused_before_ranks_start(option: str, bench: SimpleNamespace) -> None:
     with pytest.raises(UsageError, match=f"{option} takes"):

@@ -62,6 +62,7 @@ class CopyEngine:
     """See ``Transport``; for one device of one process."""
 
     uses_sms = False
+    is_room_kept = False  # the next exchange sends what lies in the slot
     name = "symm_mem"
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, slot_bytes: int) -> None:

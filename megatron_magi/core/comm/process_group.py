@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TypeAlias
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+_num_opened: Counter[str] = Counter()
+"""How many stores of a name this process has asked for; see ``store_beside``."""
 
 CpGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
 """A process group, a mesh, or None for one rank without torch.distributed. A 2-D mesh is [nodes,
@@ -71,6 +76,20 @@ def is_alive(group: dist.ProcessGroup) -> bool:
     except (KeyError, ValueError, RuntimeError):
         return False
     return True
+
+
+def store_beside(parent: dist.ProcessGroup, purpose: str) -> PrefixStore:
+    """Where the ranks of ``parent`` meet to make another group of the same ranks.
+
+    ``dist.new_group`` needs every rank of the job, and its local variant names a group by how many
+    groups the process is in, which differs between pipeline stages. This store is a part of the
+    job's, under the parent's name and ranks and the number of earlier calls for this purpose, so
+    that only the ranks of one group have to ask for it equally often.
+    """
+    ranks = "-".join(map(str, dist.get_process_group_ranks(parent)))
+    name = f"megatron_magi/{purpose}/{parent.group_name}/{ranks}"
+    _num_opened[name] += 1
+    return PrefixStore(f"{name}/{_num_opened[name]}", _get_default_store())
 
 
 def group_size(cp_group: CpGroup) -> int:

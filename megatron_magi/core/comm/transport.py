@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_magi.core.comm.reduce_group import ReduceGroup
 from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import gather_rows
 
@@ -61,6 +62,8 @@ class Transport(Protocol):
 
     uses_sms: bool
     """Whether an exchange is a kernel, which has to begin before one that fills the GPU."""
+    is_room_kept: bool
+    """Whether ``room`` may wait while other exchanges begin."""
 
     @property
     def name(self) -> str:
@@ -70,8 +73,8 @@ class Transport(Protocol):
     def room(
         self, like: Tensor, num_rows: int, shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> Tensor:
-        """Uninitialised rows [num_rows, C] to be filled and sent by the next exchange; see
-        ``rows_beside``. There is one room at a time."""
+        """Uninitialised rows [num_rows, C] to be filled and sent by the next exchange, or by a
+        later one if ``is_room_kept``; see ``rows_beside``. There is one room at a time."""
         ...
 
     def send_rows(
@@ -107,7 +110,10 @@ class AllToAll:
 
     group: dist.ProcessGroup | None
     """None for one rank, which exchanges nothing."""
+    beside: ReduceGroup | None = None
+    """A communicator over the same ranks that runs the exchanges in place of the group's own."""
     uses_sms = True
+    is_room_kept = True
 
     @property
     def name(self) -> str:
@@ -131,14 +137,10 @@ class AllToAll:
         if self.group is None:
             assert recv.numel() == 0, f"one rank receives nothing, got {counts.recv}"
             return None
-        return dist.all_to_all_single(
-            _as_bytes(recv),
-            _as_bytes(send),
-            counts.recv,
-            counts.send,
-            group=self.group,
-            async_op=True,
-        )
+        rows = _as_bytes(recv), _as_bytes(send), counts.recv, counts.send
+        if self.beside is not None:
+            return self.beside.all_to_all(*rows)
+        return dist.all_to_all_single(*rows, group=self.group, async_op=True)
 
 
 def gathered(transport: Transport, xs: Sequence[Tensor], index: Tensor, num_rows: int) -> Tensor:

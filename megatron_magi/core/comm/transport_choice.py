@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatron_magi.config import SYMMETRIC_MEMORY, KernelBackend
 from megatron_magi.core.comm.copy_engine import CopyEngine
+from megatron_magi.core.comm.reduce_group import reduce_group
 from megatron_magi.core.comm.transport import AllToAll, Transport
 from megatron_magi.core.cuda.library import loaded_cuda_library
 from megatron_magi.core.plan import AttnPlan, HeadShape
@@ -28,6 +29,8 @@ _without_library: WeakKeyDictionary[dist.ProcessGroup, set[_Inputs]] = WeakKeyDi
 """The calls of a group that have no copy engine because another kernel than ours computes them.
 Other calls of the group may have one."""
 _table_lock = threading.Lock()
+CASTS_BEHIND_REDUCES = 4
+"""A backward of so many casts begins one behind a reduce."""
 GRAD_BYTES = 4
 """The most bytes of an element of a gradient that returns: fp32."""
 
@@ -64,6 +67,29 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
         logger.warning("transport of attention: all_to_all from now on (%s)", error)
         return _without_engine(group, wanted, str(error))
     return engine
+
+
+def transport_of_reduces(
+    casts: Transport, plan: AttnPlan, like: Tensor, num_casts: int
+) -> Transport:
+    """What returns gradients in a backward: a communicator of their own from four casts on.
+
+    Three casts begin before the first reduce. The rows of a fourth would move when those of that
+    reduce have moved, with one communicator. Fewer casts need no second one, and copy engines none
+    at all.
+
+    Args:
+        casts: what moves keys and values.
+        like: a tensor of the device of the rows.
+        num_casts: how often this backward fetches keys and values; equal on every rank.
+
+    Raises:
+        RuntimeError: a rank did not come; see ``reduce_group``.
+    """
+    if not isinstance(casts, AllToAll) or casts.group is None or num_casts < CASTS_BEHIND_REDUCES:
+        return casts
+    beside = reduce_group(casts.group, like.device, plan.config.agreement_timeout_s)
+    return AllToAll(casts.group, beside)
 
 
 def _without_engine(group: dist.ProcessGroup, wanted: str, why: str) -> AllToAll:

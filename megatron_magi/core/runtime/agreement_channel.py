@@ -13,20 +13,18 @@ import atexit
 import ctypes
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
+from megatron_magi.core.comm.process_group import store_beside
 from megatron_magi.core.runtime.agreement_signature import Signature, Signatures
 from megatron_magi.core.runtime.agreement_stream import BLOCK_SHAPE, Streams
 
-_num_opened: Counter[str] = Counter()
-"""How many channels this process has opened, by the name of their parent group."""
 _unfinished: deque[Channel] = deque()
 """Closed channels with gathers under way, or whose signatures other ranks may still need."""
 _ending = threading.Lock()
@@ -58,24 +56,15 @@ class Channel:
     def __init__(self, parent: dist.ProcessGroup, timeout_s: float) -> None:
         """All ranks of ``parent`` open one at about the same time.
 
-        ``dist.new_group`` needs every rank of the job, and its local variant names a group by how
-        many groups the process is in, which differs between pipeline stages. So the group is
-        created on the job's store, under the name of its parent.
-
         Raises:
             RuntimeError: a rank did not come within ``timeout_s``.
         """
-        ranks = dist.get_process_group_ranks(parent)
-        name = f"{parent.group_name}/{'-'.join(map(str, ranks))}"
-        _num_opened[name] += 1
-        store = PrefixStore(
-            f"megatron_magi/agreement/{name}/{_num_opened[name]}", _get_default_store()
-        )
-        rank, self.timeout_s = dist.get_rank(parent), timeout_s
+        rank, size = dist.get_rank(parent), dist.get_world_size(parent)
+        self.timeout_s = timeout_s
         self.group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
-            store, rank, len(ranks), timedelta(seconds=timeout_s + ANSWER_S)
+            store_beside(parent, "agreement"), rank, size, timedelta(seconds=timeout_s + ANSWER_S)
         )
-        self.streams = Streams(len(ranks), rank)
+        self.streams = Streams(size, rank)
         self.pending: deque[_Slot] = deque()
         self.free: list[_Slot] = []
         self.answers = False

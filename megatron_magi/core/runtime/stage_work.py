@@ -3,7 +3,7 @@ values of one stage after another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,6 +57,8 @@ class Feed:
         self.work, self.stages, self.k, self.v, self.kept = work, stages, k, v, kept
         self.buffers: list[Tensor] = []
         """The key buffers of the stages so far that received rows, if the forward keeps them."""
+        self.between: Callable[[], None] = lambda: None
+        """Called when the next stage's fetch has begun, before this stage's rows are waited for."""
         self.travelling = self._fetch(0)
         self.held: PendingCast | PendingNodeCast | None = None
         """The first fetch, if stages run on another stream than the one that it was begun on: the
@@ -74,6 +76,7 @@ class Feed:
         """
         for i, stage in enumerate(self.stages):
             arriving, self.travelling = self.travelling, self._fetch(i + 1)
+            self.between()
             if arriving is not None:
                 pair = arriving.wait()
                 if self.work.keeps and self.kept is None:

@@ -17,6 +17,7 @@ from megatron_magi.core.comm.node_cast import reduce_rows
 from megatron_magi.core.comm.prepared_cast import PreparedCast
 from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import head_start
+from megatron_magi.core.comm.transport_choice import transport_of_reduces
 from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, Pair, acc_dtype
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
@@ -43,11 +44,13 @@ def staged_backward(
     if feed.travelling is not None and work.transport.uses_sms:
         head_start(q.device)
     walk = _Backward(work, qkv, result, gradients)
+    feed.between = walk.send
     with _running_ahead(q.device) if ahead else nullcontext():
         with side_stream(q.device).current() if ahead else nullcontext():
             for stage, keys, values in feed:
                 walk.run(stage, keys, values)
                 del keys, values
+            walk.send()
         if ahead:
             walk.run(own, k, v)
     dk, dv = walk.key_grads.sums()
@@ -69,12 +72,16 @@ class _Backward:
         dtype = q.dtype if alone else acc_dtype(q.dtype)
         self.dq = None if alone else q.new_zeros(q.shape, dtype=dtype)
         self.key_grads = KeyGradients(work, k, v, dtype)
+        self.unsent: PreparedStage | None = None
+        """The stage whose gradients of keys and values are computed, but not on their way."""
 
     def run(self, stage: PreparedStage, keys: Tensor, values: Tensor) -> None:
-        """Add a stage's part of dq, and return the gradients of its keys and values."""
+        """Add a stage's part of dq, and compute the gradients of its keys and values. They leave
+        with ``send``, which a transport allows after the next fetch has begun: both become possible
+        with the end of this stage, and the keys are needed first."""
         grads = self.key_grads.place(stage)
+        work = self.work
         if stage.sees:
-            work = self.work
             numbers = work.softmax_scale, None, work.softcap
             asked = AttnCall(self.q, keys, values, stage.table, *numbers)
             grad = GradCall(
@@ -85,7 +92,15 @@ class _Backward:
         else:
             for x in grads:
                 x.zero_()
-        self.key_grads.send(stage)
+        self.unsent = stage
+        if not work.transport.is_room_kept:
+            self.send()
+
+    def send(self) -> None:
+        """Return the gradients that ``run`` has computed, if they have not left."""
+        stage, self.unsent = self.unsent, None
+        if stage is not None:
+            self.key_grads.send(stage)
 
 
 def _may_run_ahead(work: StageWork, q: Tensor, v: Tensor) -> bool:
@@ -120,6 +135,8 @@ class KeyGradients:
     def __init__(self, work: StageWork, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
         """``dtype`` is that of the sums of this rank's rows until ``sums`` returns them."""
         self.work, self.k, self.v, self.dtype = work, k, v, dtype
+        casts = [] if work.keeps else [x.cast for x in work.ready.backward if x.cast is not None]
+        self.transport = transport_of_reduces(work.transport, work.plan, k, len(casts))
         self.shapes = k.shape[1:], v.shape[1:]
         self.place_of: Tensor | None = None
         self.mine: Pair | None = None  # gradients of this rank's rows, all from one stage
@@ -134,7 +151,7 @@ class KeyGradients:
         else:
             dtype = self.dtype if own else self.work.wire_dtype
             is_sent = dtype == self.work.wire_dtype  # as it is, not rounded first
-            room = self.work.transport.room if is_sent else rows_beside
+            room = self.transport.room if is_sent else rows_beside
             self.place_of = room(self.k, stage.table.num_k, self.shapes, dtype)
             dk, dv = split_columns(self.place_of, self.shapes)
         if own:
@@ -148,11 +165,10 @@ class KeyGradients:
             own, wire = stage.num_own, self.work.wire_dtype
             partials = self.place_of[own:] if own else self.place_of
             if partials.dtype != wire:
-                partials = self.work.transport.room(self.k, len(partials), self.shapes, wire).copy_(
-                    partials
-                )
+                rounded = self.transport.room(self.k, len(partials), self.shapes, wire)
+                partials = rounded.copy_(partials)
                 own = 0
-            returning = partials, self.shapes, stage.cast, self.work.transport
+            returning = partials, self.shapes, stage.cast, self.transport
             self.pending.append(reduce_rows(*returning, acc_dtype(self.k.dtype), own))
 
     def sums(self) -> Pair:

@@ -9,6 +9,9 @@ import torch.distributed as dist
 
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, masks
+from megatron_magi.core.comm import reduce_group as reduce_group_module
+from megatron_magi.core.comm.reduce_group import share_communicator
+from megatron_magi.core.comm.transport_choice import CASTS_BEHIND_REDUCES
 from megatron_magi.core.runtime import dist_attn
 from tests.core.runtime.runtime_jobs import staged
 from tests.dense import (
@@ -45,6 +48,29 @@ def on_gpus(
     exact = gradients(q, k, v, dout, mask, torch.float64)
     same = gradients(q, k, v, dout, mask, dtype)
     assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+def one_and_two_communicators(rank: int, name: str, degree: int) -> None:
+    """Equal bits with and without a communicator of their own for reduces, in a few backwards one
+    behind the other without a wait of the host; deterministic, because dq is added up otherwise in
+    an order that differs from run to run."""
+    mask, device = GPU_MASKS[name], f"cuda:{rank}"
+    shared, own = dist.new_group(), dist.new_group()
+    share_communicator(shared)
+    *inputs, dout = random_qkv(mask, 8, 2, 128, torch.bfloat16, seed=3, device=device)
+    how = {"kernel_backend": "cuda", "transport": "all_to_all", "deterministic": True}
+    plan = magi.plan(mask, own, HeadShape(8, 2, 128), staged(degree, **how))
+    q, k, v, local_dout = (magi.dispatch(x.detach(), plan, own) for x in (*inputs, dout))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    made = []
+    for group in (shared, own) * 3:
+        out, _ = magi.dist_attn(*leaves, plan, group)
+        made.append(torch.autograd.grad(out, leaves, local_dout))
+    for grads in made[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(grads, made[0], strict=True))
+    num_casts = sum(stage.cast is not None for stage in plan.rank_plan(rank).stages)
+    assert bool(reduce_group_module._opened.get(own)) == (num_casts >= CASTS_BEHIND_REDUCES)
+    torch.cuda.synchronize(device)
 
 
 GPU_MASKS = {

@@ -5,7 +5,7 @@ import torch
 
 from tests.core.runtime import gpu_jobs as jobs
 from tests.core.runtime import node_jobs
-from tests.process_pool import pool
+from tests.process_pool import ProcessPool, pool
 
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -29,3 +29,19 @@ def test_named_masks(name: str, degree: int | str, widths: tuple[int, int], tran
 @pytest.mark.parametrize("name", ["causal", "packed", "sees nothing"])
 def test_gpus_that_stand_for_nodes(name: str, degree: int | str) -> None:
     pool(NUM_GPUS, "nccl").run(node_jobs.on_gpus_as_nodes, name, degree, (128, 128))
+
+
+@pytest.mark.parametrize("connections", [None, "1"])
+def test_reduces_with_a_communicator_of_their_own(
+    connections: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron sets one connection: kernels then start in the order in which they were begun."""
+    if connections is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
+    workers = ProcessPool(NUM_GPUS, "nccl")
+    try:
+        for name in ("causal", "packed", "window"):
+            for degree in (2, 4, 6):
+                workers.run(jobs.one_and_two_communicators, name, degree)
+    finally:
+        workers.stop()
