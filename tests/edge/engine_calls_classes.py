@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
+import torch
 
 import megatron_magi as magi
 from tests.edge import kinds as kind
@@ -59,7 +60,7 @@ CLASSES = [
         "Softmax.numbers",
         magi.Softmax().numbers,
         {"q": Q},
-        {"q": TENSOR},
+        {"q": TENSOR.also((torch.tensor(3.0), "head_dim"), (torch.zeros(4, 2, 0), "head_dim"))},
     ),
     Call(
         "AttnMask",
