@@ -127,7 +127,7 @@ def main() -> None:
     parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=at_least(1), default=max(torch.cuda.device_count(), 2))
-    parser.add_argument("--calls", type=at_least(1), default=1000)
+    parser.add_argument("--calls", type=at_least(WARM + 1), default=1000)
     parser.add_argument(
         "--every-us", type=at_least(0), default=500, help="a pause between comparisons"
     )

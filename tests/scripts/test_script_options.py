@@ -51,7 +51,7 @@ def test_a_new_file_lies_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 NOTHING = [
-    *(("bench_agreement", word) for word in ("--ranks 0", "--calls 0", "--every-us -1")),
+    *(("bench_agreement", word) for word in ("--ranks 0", "--calls 20", "--every-us -1")),
     ("bench_deterministic", "--rounds 0"),
     *(("bench_dist_attn", f"{name} 0") for name in ("--ranks", "--tokens", "--rounds")),
     *(("bench_dist_attn", word) for word in ("--rounds -1", "--heads 4", "--head-dim 0")),
