@@ -22,13 +22,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from bench_dist_calls import Ours, Problem
 from bench_kernel_record import describe
+from script_options import at_least, new_file
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, MagiConfig, masks
@@ -126,10 +126,12 @@ def serve(rank: int, args: argparse.Namespace, store: str) -> None:
 def main() -> None:
     parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--ranks", type=int, default=max(torch.cuda.device_count(), 2))
-    parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--every-us", type=int, default=500, help="a pause between comparisons")
-    parser.add_argument("--record", type=Path, help="write a JSON record")
+    parser.add_argument("--ranks", type=at_least(1), default=max(torch.cuda.device_count(), 2))
+    parser.add_argument("--calls", type=at_least(WARM + 1), default=1000)
+    parser.add_argument(
+        "--every-us", type=at_least(0), default=500, help="a pause between comparisons"
+    )
+    parser.add_argument("--record", type=new_file, help="write a JSON record")
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args()
     if args.device == "cuda" and torch.cuda.device_count() < args.ranks:

@@ -15,7 +15,6 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from bench_kernel_cell import Call, Case, Direction, Inputs, Level, Peer
 from bench_kernel_peers import all_peers
 from bench_kernel_record import describe
 from bench_kernel_timing import Budget, row, time_calls
+from script_options import at_least, new_file
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -57,9 +57,9 @@ class Deterministic:
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = CommandParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=at_least(1), default=15)
     parser.add_argument("--cell-seconds", type=float, default=1.0, help="to spend on a cell, about")
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit", help="for the record, where there is no git")
     return parser.parse_args(argv)
 

@@ -44,7 +44,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +65,7 @@ from bench_dist_zigzag import AllGatherZigzag
 from bench_kernel_masks import MASKS
 from bench_kernel_record import describe
 from bench_kernel_timing import MOST_DIFFERENCE, difference
+from script_options import at_least, head_counts, list_of, new_file
 
 from megatron_magi import HeadShape, MagiConfig
 from megatron_magi.cli.one_line import guarded
@@ -91,25 +91,26 @@ CYCLES_PER_MS = 2_000_000
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [int(x) for x in text.split(",")]
-
     parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=max(torch.cuda.device_count(), 1))
-    parser.add_argument("--tokens", type=numbers, default=[16384], help="of every rank")
+    parser.add_argument("--ranks", type=at_least(1), default=max(torch.cuda.device_count(), 1))
+    lengths = list_of(at_least(1))
+    parser.add_argument("--tokens", type=lengths, default=[16384], help="of every rank")
     parser.add_argument("--masks", default=DEFAULT_MASKS, help="and packs, as d1:0-6")
     parser.add_argument("--impls", help="default: all but the variants of ours")
-    parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--heads", type=head_counts, default=[64, 8], help="query, key/value heads")
+    parser.add_argument("--head-dim", type=at_least(1), default=128)
+    parser.add_argument("--rounds", type=at_least(1), default=16)
     parser.add_argument(
-        "--max-connections", type=int, metavar="N", help="CUDA_DEVICE_MAX_CONNECTIONS of the ranks"
+        "--max-connections",
+        type=at_least(1),
+        metavar="N",
+        help="CUDA_DEVICE_MAX_CONNECTIONS of the ranks",
     )
     parser.add_argument("--seconds", type=float, help="begin no mask after this time")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--record", type=Path, help="write a JSON record, after every mask")
+    parser.add_argument("--record", type=new_file, help="write a JSON record, after every mask")
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args(argv)
     divides = args.heads[1] % args.ranks == 0

@@ -129,7 +129,11 @@ class FlashKernel:
             grad.dq[calls.rows] += dq[calls.rows]
             dq = grad.dq
         dtype = grad.dtype or acc_dtype(call.q.dtype)
-        return dq.to(dtype), dkv[0].to(dtype), dkv[1].to(dtype)
+        if grad.dkv is None:
+            return dq.to(dtype), dkv[0].to(dtype), dkv[1].to(dtype)
+        for place, x in zip(grad.dkv, dkv, strict=True):
+            place.copy_(x)
+        return dq.to(dtype), *grad.dkv
 
     def _forward(self, call: AttnCall, part: FlashCall) -> OutLse:
         q, k, v = part.formed(call.q[part.rows], call.k[part.keys], call.v[part.keys])

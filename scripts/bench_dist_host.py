@@ -21,6 +21,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from script_options import at_least
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -120,7 +121,7 @@ def measure(config: MagiConfig, calls: int, profile: cProfile.Profile | None) ->
 
 def main() -> None:
     parser = CommandParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--calls", type=at_least(1), default=1000)
     parser.add_argument("--profile", action="store_true", help="also show which functions take it")
     args: argparse.Namespace = parser.parse_args()
     torch.set_num_threads(1)

@@ -108,12 +108,13 @@ class Ring:
         whole, dq = self._whole(), None
         going, arriving = None, None
         for step, kv in self._steps():
-            dkv = kv.new_zeros(kv.shape, dtype=self.lse.dtype)
-            if (table := self.tables[step]) is not None:
+            dkv = torch.empty_like(kv, dtype=self.lse.dtype)
+            if (table := self.tables[step]) is None:
+                dkv.zero_()
+            else:
                 call = AttnCall(self.q, *kv, table, self.scale)
-                grad = GradCall(self.dout, self.lse, dq=dq, **whole)
-                dq, *parts = self.kernel.backward(call, grad)
-                dkv = torch.stack(parts)
+                grad = GradCall(self.dout, self.lse, dq=dq, dkv=(dkv[0], dkv[1]), **whole)
+                dq, *_ = self.kernel.backward(call, grad)
             if going is not None and arriving is not None:
                 _wait(going)
                 dkv += arriving

@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bench_kernel_cell import DEFAULT_LEVEL, LEVELS, Case, Direction, Inputs, Peer
 from bench_kernel_compile import compile_ahead
@@ -39,6 +38,7 @@ from bench_kernel_timing import (
     row,
     time_calls,
 )
+from script_options import at_least, head_counts, list_of, new_file, one_of
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -50,37 +50,32 @@ DIFFERS = "its outputs differ from those"
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = CommandParser(description=__doc__.split("\n")[0])
-    names, numbers = _list_of(str), _list_of(int)
-    parser.add_argument("--masks", type=names, default=list(MASKS))
+    names, numbers = list_of(str), list_of(at_least(1))
+    parser.add_argument("--masks", type=list_of(one_of(list(MASKS))), default=list(MASKS))
     parser.add_argument("--seqlens", type=numbers, default=[16384])
     parser.add_argument("--impls", type=names, help="default: all that can be timed at the level")
     parser.add_argument("--level", choices=LEVELS, default=DEFAULT_LEVEL)
-    parser.add_argument("--directions", type=names, default=["fwd", "bwd"])
-    parser.add_argument("--heads", type=numbers, default=[64, 8], help="query, key/value heads")
-    parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument(
-        "--value-dim", type=int, help="of values, if not as wide as queries and keys"
+        "--directions", type=list_of(one_of(("fwd", "bwd"))), default=["fwd", "bwd"]
+    )
+    parser.add_argument("--heads", type=head_counts, default=[64, 8], help="query, key/value heads")
+    parser.add_argument("--head-dim", type=at_least(1), default=128)
+    parser.add_argument(
+        "--value-dim", type=at_least(1), help="of values, if not as wide as queries and keys"
     )
     parser.add_argument("--softcap", type=float, default=0.0, help="of the logits; 0: none")
-    parser.add_argument("--rounds", type=int, default=7, help="at most; never fewer than 3")
+    parser.add_argument("--rounds", type=at_least(1), default=7, help="at most; never fewer than 3")
     parser.add_argument("--cell-seconds", type=float, default=3.0, help="to spend on rounds, about")
     parser.add_argument("--seconds", type=float, help="begin no cell after this time")
     parser.add_argument("--flex-seqlens", type=numbers, help="flex only at these lengths")
     parser.add_argument(
-        "--compile-jobs", type=int, default=0, help="compile flex ahead, in so many"
+        "--compile-jobs", type=at_least(0), default=0, help="compile flex ahead, in so many"
     )
-    parser.add_argument("--record", type=Path, help="write a JSON record, after every cell")
+    parser.add_argument("--record", type=new_file, help="write a JSON record, after every cell")
     parser.add_argument("--append", action="store_true", help="keep the record's other cells")
     parser.add_argument("--commit", help="for the record, where there is no git")
     parser.add_argument("--compare", type=Path, help="print what got over 15 %% slower than there")
     return parser.parse_args(argv)
-
-
-def _list_of(kind: type) -> Any:
-    def parse(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
-
-    return parse
 
 
 def widths(args: argparse.Namespace) -> Widths:

@@ -21,12 +21,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from bench_kernel_record import describe
+from script_options import at_least, new_file
 
 from megatron_magi import flex_flash_attn_func, masks
 from megatron_magi.cli.one_line import guarded
@@ -127,8 +127,8 @@ def host_us(name: str, call: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = CommandParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--bursts", type=int, default=200)
-    parser.add_argument("--record", type=Path, help="write a JSON record")
+    parser.add_argument("--bursts", type=at_least(1), default=200)
+    parser.add_argument("--record", type=new_file, help="write a JSON record")
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:

@@ -18,13 +18,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from bench_kernel_record import describe
+from script_options import at_least, head_counts, new_file
 from torch import Tensor
 
 import megatron_magi as magi
@@ -144,20 +145,20 @@ def main() -> None:
     parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokens", type=int, default=1 << 20)
+    parser.add_argument("--tokens", type=at_least(1), default=1 << 20)
     parser.add_argument(
-        "--heads", type=lambda text: [int(x) for x in text.split(",")], default=[64, 8],
+        "--heads", type=head_counts, default=[64, 8],
         help="query, key/value heads",
     )  # fmt: skip
-    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--head-dim", type=at_least(1), default=128)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--record", type=Path, help="write a JSON record")
+    parser.add_argument("--record", type=new_file, help="write a JSON record")
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args()
     row = run(args)
     print(json.dumps(row), flush=True)
     if args.record is not None:
-        command = f"python scripts/bench_long.py --tokens {args.tokens}"
+        command = "python scripts/bench_long.py " + " ".join(sys.argv[1:])
         meta = {**describe(command, args.commit), "date": str(datetime.date.today())}
         args.record.write_text(json.dumps({"meta": meta, "rows": [row]}, indent=1) + "\n")
     if not all(row["errors"][name] <= most for name, most in MOST_ERROR.items()):

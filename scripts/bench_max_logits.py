@@ -12,12 +12,12 @@ import json
 import random
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from bench_kernel_cell import Case, Inputs
 from bench_kernel_record import describe
+from script_options import at_least, new_file
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -34,9 +34,9 @@ WARM_UP = 4
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = CommandParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seqlen", type=int, default=16384)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--seqlen", type=at_least(1), default=16384)
+    parser.add_argument("--rounds", type=at_least(1), default=30)
+    parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit", help="for the record, where there is no git")
     return parser.parse_args(argv)
 

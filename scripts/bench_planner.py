@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from script_options import at_least, new_file
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -295,9 +296,11 @@ def meta() -> dict[str, Any]:
 
 def main() -> None:
     parser = CommandParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--packs", type=int, default=20, help="sampled sequences per setting")
+    parser.add_argument(
+        "--packs", type=at_least(1), default=20, help="sampled sequences per setting"
+    )
     parser.add_argument("--quick", action="store_true", help="cp 4 and 8, cut documents only")
-    parser.add_argument("--out", type=Path, help="record to write")
+    parser.add_argument("--out", type=new_file, help="record to write")
     parser.add_argument("--table", type=Path, help="print a record as Markdown and stop")
     given = parser.parse_args()
     if given.table:

@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +28,7 @@ from bench_kernel import importable, prepare
 from bench_kernel_cell import DEFAULT_LEVEL, Call, Case, Direction, Inputs
 from bench_kernel_record import describe
 from bench_kernel_timing import Ready
+from script_options import at_least, new_file
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -56,9 +56,9 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--masks", default="full,causal")
     parser.add_argument("--seqlens", default="16384,65536")
     parser.add_argument("--direction", choices=["fwd", "bwd"], default="bwd")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=at_least(1), default=2)
     parser.add_argument("--run-seconds", type=float, default=1.5, help="of one implementation")
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args(argv)
     args.level, args.flex_seqlens, args.impls = DEFAULT_LEVEL, None, args.impls.split(",")

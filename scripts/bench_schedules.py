@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from bench_kernel_cell import Case, Inputs
 from bench_kernel_record import describe
 from bench_kernel_timing import SPIN_CYCLES
+from script_options import at_least, list_of, new_file, one_of
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -55,6 +55,7 @@ HEADS = (
 """Query heads, key heads, widths."""
 MASKS = ("causal", "packed_causal", "full", "packed_full", "swa1024")
 MOST_SPLITS = 4
+DIRECTIONS = ("fwd", "bwd")
 
 Schedules = dict[str, AttnCall]
 """Calls by (splits and) key heads at a time; the table of each holds its launch."""
@@ -62,13 +63,13 @@ Schedules = dict[str, AttnCall]
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = CommandParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--directions", default="fwd,bwd")
-    parser.add_argument("--seqlens", default="16384,4096,65536")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directions", type=list_of(one_of(DIRECTIONS)), default=[*DIRECTIONS])
+    parser.add_argument("--seqlens", type=list_of(at_least(1)), default=[16384, 4096, 65536])
+    parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument(
         "--seconds", type=float, help="begin no cell after this time, of a direction"
     )
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit", help="for the record, where there is no git")
     return parser.parse_args(argv)
 
@@ -162,7 +163,7 @@ def runs_of(
 def cells(args: argparse.Namespace, direction: str) -> Iterator[dict[str, Any]]:
     """A row for each cell, until the time is over."""
     began = time.monotonic()
-    for seqlen in map(int, args.seqlens.split(",")):
+    for seqlen in args.seqlens:
         for heads_q, heads_kv, widths in HEADS:
             x = Inputs.random(seqlen, (heads_q, heads_kv), widths)
             for mask in MASKS:
@@ -177,7 +178,7 @@ def main(argv: list[str] | None = None) -> None:
     args, rows = options(argv), []
     words = sys.argv[1:] if argv is None else argv
     command = "python scripts/bench_schedules.py " + " ".join(words)
-    for direction in args.directions.split(","):
+    for direction in args.directions:
         for row in cells(args, direction):
             rows.append(row)
             print(" ".join(f"{name} {value}" for name, value in row.items()), flush=True)

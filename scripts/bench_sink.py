@@ -14,13 +14,13 @@ import argparse
 import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from bench_kernel_cell import Call, Case, Direction, Inputs
 from bench_kernel_record import describe
 from bench_kernel_timing import Budget, Ready, ready, time_calls
+from script_options import at_least, new_file
 from torch import Tensor
 
 from megatron_magi import flex_flash_attn_func
@@ -40,9 +40,9 @@ IMPLS = ("none", "sh1", "sh4", "ssh1", "after_sh1", "after_sh4")
 
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = CommandParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=at_least(1), default=30)
     parser.add_argument("--cell-seconds", type=float, default=1.0, help="of a direction of a cell")
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit", help="for the record, where there is no git")
     return parser.parse_args(argv)
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from bench_kernel_record import describe
 from bench_trainer_kernels import profile_last_step
+from script_options import at_least, list_of, new_file, one_of
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -71,11 +72,11 @@ CASES = {
 def main() -> int:
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="prefix of a corpus of Llama-3 tokens")
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", type=new_file)
     parser.add_argument("--recipe", default="llama3_1b_1gpu")
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--cases", type=list_of(one_of(list(CASES))), default=list(CASES))
+    parser.add_argument("--steps", type=at_least(1), default=6)
+    parser.add_argument("--gpus", type=at_least(1), default=2)
     parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--profile", action="store_true", help="add the last step's kernels")
     parser.add_argument("--child", nargs=2, metavar=("PARTS", "RECIPE"), help=argparse.SUPPRESS)
@@ -83,7 +84,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.child:
         return child(args, args.overrides)
-    names = args.cases.split(",")
+    names = args.cases
     random.shuffle(names)
     results = run_all(sorted(names, key=lambda n: CASES[n].gpus), args)
     for name, result in results.items():

@@ -15,11 +15,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench_planner import HEADS, meta, packed_causal
+from script_options import at_least, list_of, new_file
 
 from megatron_magi import masks
 from megatron_magi.cli.one_line import guarded
@@ -95,12 +95,14 @@ def measure(name: str, tokens: int, rounds: int) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = CommandParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", default="4096,16384,65536,1048576")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--out", type=Path, help="record to write")
+    parser.add_argument(
+        "--tokens", type=list_of(at_least(1)), default=[4096, 16384, 65536, 1048576]
+    )
+    parser.add_argument("--rounds", type=at_least(1), default=21)
+    parser.add_argument("--out", type=new_file, help="record to write")
     given = parser.parse_args(argv)
     rows = []
-    for tokens in (int(part) for part in given.tokens.split(",")):
+    for tokens in given.tokens:
         for name in BUILDERS:
             rows.append(measure(name, tokens, given.rounds))
             print(json.dumps(rows[-1]), flush=True)

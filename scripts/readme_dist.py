@@ -35,7 +35,7 @@ def dist_table() -> str:
     """One line per mask and length; a cell: forward / backward in TFLOP/s per GPU."""
     lengths: dict[tuple[int, int], tuple[str, list[Row]]] = {}
     for record in records("dist"):  # oldest first
-        named = [r for r in record["rows"] if ":" not in r["mask"]]
+        named = [r for r in _beside_ours(record["rows"]) if ":" not in r["mask"]]
         for length in dict.fromkeys((r["ranks"], r["tokens"]) for r in named):
             rows = [r for r in named if (r["ranks"], r["tokens"]) == length]
             lengths[length] = source(record), rows
@@ -50,6 +50,12 @@ def dist_table() -> str:
         lines += [_line(mask, length, rows, shown) for mask in masks]
     sources = dict.fromkeys(said for said, _ in lengths.values())
     return "\n".join([*lines, "", NOTE, *sources]) + "\n"
+
+
+def _beside_ours(rows: list[Row]) -> list[Row]:
+    """Those of masks and lengths that ours was timed on: a record of others alone is no line."""
+    timed = {(r["mask"], r["ranks"], r["tokens"]) for r in rows if r["impl"] == "ours"}
+    return [r for r in rows if (r["mask"], r["ranks"], r["tokens"]) in timed]
 
 
 def _columns(rows: list[Row]) -> list[str]:
@@ -72,7 +78,7 @@ def packs_table() -> str:
     found: dict[tuple[str, int, int], tuple[str, list[Row]]] = {}
     for record in records("dist"):  # oldest first
         groups: dict[tuple[str, int, int], list[Row]] = {}
-        for row in record["rows"]:
+        for row in _beside_ours(record["rows"]):
             if ":" in row["mask"]:
                 key = row["mask"].split(":")[0], row["ranks"], row["tokens"]
                 groups.setdefault(key, []).append(row)
@@ -118,7 +124,7 @@ def _line(mask: str, length: tuple[int, int], rows: list[Row], columns: list[str
     for impl in columns:
         both = [cells.get((impl, direction)) for direction in ("fwd", "bwd")]
         shown.append(" / ".join("-" if r is None else f"{r['tflops']:.0f}" for r in both))
-    received = max(ours["received_rows"]) / (tokens * (ranks - 1))
+    received = max(ours["received_rows"]) / max(tokens * (ranks - 1), 1)  # 0 on one rank
     shown += [f"`{ours['forward_mode']}`", str(ours["overlap_degree"] + 1), f"{received:.0%}"]
     cell = " | ".join(x.replace("- / -", "-") for x in shown)
     return f"| `{mask}` | {ranks} x {tokens // 1024}k | {cell} |"

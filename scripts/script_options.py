@@ -1,9 +1,13 @@
-"""Kinds of options that scripts share."""
+"""Kinds of options that scripts share. What they refuse is one line before anything is measured."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def at_least(low: int, multiple_of: int = 1) -> Callable[[str], int]:
@@ -18,3 +22,37 @@ def at_least(low: int, multiple_of: int = 1) -> Callable[[str], int]:
         return int(text)
 
     return whole
+
+
+def list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """One or more of a kind, with commas between them."""
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def one_of(words: Sequence[str]) -> Callable[[str], str]:
+    """One of these words."""
+
+    def known(text: str) -> str:
+        if text not in words:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(words)}, got {text}")
+        return text
+
+    return known
+
+
+def head_counts(text: str) -> list[int]:
+    """Query heads and key/value heads, of which the latter divide the former."""
+    counts = list_of(at_least(1))(text)
+    if len(counts) != 2 or counts[0] % counts[1]:
+        raise argparse.ArgumentTypeError(
+            f"must be query heads and key/value heads that divide them, as 64,8, got {text}"
+        )
+    return counts
+
+
+def new_file(text: str) -> Path:
+    """A file to write, in a folder that exists: what was measured must not be lost."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text}")
+    return path

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from bench_kernel_masks import MASKS
 from bench_planner import DISTRIBUTIONS, HEADS, Setting, meta, packs
+from script_options import at_least, list_of, new_file
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -230,22 +231,22 @@ def table(record: dict[str, Any]) -> str:
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
+    numbers = list_of(at_least(1))
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", type=Path, default=Path(RECORD), help="measured rates")
     parser.add_argument("--rates-of", default="packed_causal", help="the record's mask")
     parser.add_argument("--distributions", default="magi", help=", ".join(DISTRIBUTIONS))
     parser.add_argument("--cp", type=numbers, default=[8, 16, 32, 64, 128, 256, 512])
     parser.add_argument("--tokens", type=numbers, default=[8192], help="of a rank")
-    parser.add_argument("--packs", type=int, default=5, help="sampled sequences per setting")
+    parser.add_argument(
+        "--packs", type=at_least(1), default=5, help="sampled sequences per setting"
+    )
     parser.add_argument("--cut", action="store_true", help="documents at a quarter of the sequence")
-    parser.add_argument("--ranks-per-node", type=int, default=8)
+    parser.add_argument("--ranks-per-node", type=at_least(1), default=8)
     parser.add_argument("--node-link-gib-s", type=float, default=CostTable().node_link_gib_s)
     parser.add_argument("--link-gib-s", type=float, default=CostTable().link_gib_s)
     parser.add_argument("--validate", action="store_true", help="compare with the record, no more")
-    parser.add_argument("--out", type=Path, help="record to write")
+    parser.add_argument("--out", type=new_file, help="record to write")
     parser.add_argument("--table", type=Path, help="print a record as Markdown and stop")
     return parser.parse_args(argv)
 

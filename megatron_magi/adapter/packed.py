@@ -32,6 +32,7 @@ from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 from megatron_magi.core.tensor_checks import device as checked_device
+from megatron_magi.core.tensor_checks import on_host
 
 MaskKind = Literal["causal", "full"]
 """What a token sees in its document: "causal" (itself and all tokens before it) or "full"."""
@@ -259,7 +260,7 @@ def _is_window(model_config: TransformerConfig, layer_number: int) -> bool:
 
 
 def _host_bounds(cu_seqlens: npt.ArrayLike | Tensor) -> npt.NDArray[np.int64]:
-    host = cu_seqlens.cpu() if isinstance(cu_seqlens, Tensor) else cu_seqlens
+    host = on_host(cu_seqlens, "cu_seqlens") if isinstance(cu_seqlens, Tensor) else cu_seqlens
     bounds = int_array(host, "cu_seqlens")
     bounds = bounds[0] if bounds.ndim == 2 and len(bounds) == 1 else bounds  # a batch of one stream
     if (

@@ -15,6 +15,20 @@ def tensor(value: Any, name: str) -> None:
     instance(value, Tensor, name, "convert it, e.g. with torch.as_tensor")
 
 
+def on_host(x: Tensor, name: str) -> Tensor:
+    """The same values on the CPU, without a gradient.
+
+    Raises:
+        TypeError: a tensor that has no memory, or is sparse.
+    """
+    if x.is_meta or x.layout is not torch.strided:
+        raise TypeError(
+            f"{name} must be a dense tensor with values, got {x.layout} on {x.device}; make it on "
+            f"the CPU or a GPU"
+        )
+    return x.detach().cpu()
+
+
 def device(value: Any, name: str = "device") -> torch.device:
     """Require a device, or the name of one, and return the device."""
     if not isinstance(value, (str, torch.device)):

@@ -19,7 +19,7 @@ from megatron_magi.checks import INT32_MAX, flag, int_array, integer, pair, show
 from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray
 from megatron_magi.core.native import solver
 from megatron_magi.core.tensor_checks import device as checked_device
-from megatron_magi.core.tensor_checks import tensor
+from megatron_magi.core.tensor_checks import on_host, tensor
 from megatron_magi.magi_attention.mask_type import (
     AttnMaskType,
     GeneralAttnMaskType,
@@ -97,7 +97,8 @@ def cu_seqlens_slices(
     global_window_size: int = 0,
 ) -> IntArray:
     """The same masks as banded slices, int32 [N, 6]."""
-    global_window_size = integer(global_window_size, "global_window_size", 0)
+    # No sequence is longer than INT32_MAX; beyond it rows of keys would wrap around.
+    global_window_size = min(integer(global_window_size, "global_window_size", 0), INT32_MAX)
     window_size = window_of(window_size)
     if flag(causal, "causal") and window_size != (-1, -1):
         raise ValueError(
@@ -148,7 +149,7 @@ def _limits(window: tuple[int, int], num_keys: Ints) -> tuple[Ints, Ints]:
 def window_of(window_size: tuple[int, int]) -> tuple[int, int]:
     """(left, right) as ints, or an error."""
     sides = pair(window_size, "window_size", "(left, right)")
-    left, right = (integer(side, "window_size") for side in sides)
+    left, right = (min(integer(side, "window_size"), INT32_MAX) for side in sides)
     if min(left, right) < -1:
         raise ValueError(
             f"window_size must be (left, right) keys, each >= -1, got {(left, right)}; "
@@ -169,7 +170,7 @@ def host_cu_seqlens(cu_seqlens_q: CuSeqlens, cu_seqlens_k: CuSeqlens) -> tuple[I
     """
     sums = []
     for name, given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        host = int_array(given.detach().cpu() if isinstance(given, Tensor) else given, name)
+        host = int_array(on_host(given, name) if isinstance(given, Tensor) else given, name)
         is_row = host.ndim == 1 and len(host) > 0
         if not is_row or host[0] != 0 or (np.diff(host) < 0).any() or host[-1] > INT32_MAX:
             raise ValueError(

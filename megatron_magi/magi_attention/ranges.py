@@ -27,7 +27,8 @@ class AttnRanges(RangeList):
         ranges: AttnRanges | Iterable[AttnRange | Sequence[int]], check: bool = False
     ) -> AttnRanges:
         """From pairs or ranges, which are copied; always checked."""
-        if not isinstance(ranges, Iterable) or isinstance(ranges, (str, AttnRange)):
+        is_scalar = getattr(ranges, "ndim", None) == 0
+        if is_scalar or not isinstance(ranges, Iterable) or isinstance(ranges, (str, AttnRange)):
             raise TypeError(
                 f"ranges must be a list of (start, end) pairs, got {shown(ranges)}; "
                 f"pass [[start, end], ...]"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_magi.core.tensor_checks import device, fill, tensor
+from megatron_magi.core.tensor_checks import device, fill, on_host, tensor
 
 
 def test_a_tensor_is_a_tensor_and_nothing_like_one() -> None:
@@ -17,6 +17,14 @@ def test_a_tensor_is_a_tensor_and_nothing_like_one() -> None:
     tensor(torch.nn.Parameter(torch.zeros(2)), "q")
     with pytest.raises(TypeError, match=r"^q must be a Tensor, got ndarray float64 \[2\]; convert"):
         tensor(np.zeros(2), "q")
+
+
+def test_values_come_to_the_host_from_where_there_are_some() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert torch.equal(on_host(x, "x"), torch.ones(2)) and not on_host(x, "x").requires_grad
+    for bad in (torch.zeros(2, device="meta"), torch.zeros(2).to_sparse()):
+        with pytest.raises(TypeError, match=r"^x must be a dense tensor with values, got .*; make"):
+            on_host(bad, "x")
 
 
 @pytest.mark.parametrize("given", ["cpu", torch.device("cpu")], ids=type)

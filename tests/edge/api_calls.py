@@ -188,7 +188,8 @@ RANGE_CALLS = [
               "end": INT.without(None).also((1, "start <= end"))}),
     of_range("offset", {"offset": 3}, {"offset": INT}),
     of_ranges("from_ranges", {"ranges": [[0, 2]]},
-              {"ranges": kind.everything("", 3, None, [3], [[0]], [[0, 1.5]], "ab")} | CHECK,
+              {"ranges": kind.everything("", 3, None, [3], [[0]], [[0, 1.5]], "ab")
+               .also((torch.tensor(3), "pairs"))} | CHECK,
               words={"ranges": "range"}),
     of_ranges("from_cu_seqlens", {"cu_seqlens": [0, 4], "seq_len": 4},
               {"cu_seqlens": kind.INTS.also(([1, 4], "0"), ([], "0")), "seq_len": COUNT}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
+import torch
 
 import megatron_magi as magi
 from tests.edge import kinds as kind
@@ -59,7 +60,7 @@ CLASSES = [
         "Softmax.numbers",
         magi.Softmax().numbers,
         {"q": Q},
-        {"q": TENSOR},
+        {"q": TENSOR.also((torch.tensor(3.0), "head_dim"), (torch.zeros(4, 2, 0), "head_dim"))},
     ),
     Call(
         "AttnMask",
@@ -93,9 +94,13 @@ CLASSES = [
         {"total_seqlen": 15, "chunk_size": 4, "cp_size": 2, "chunk_ranks": [0, 1, 1, 0]},
         {
             "total_seqlen": COUNT,
-            "chunk_size": POSITIVE,
+            "chunk_size": POSITIVE.also((1, "cover")),
             "cp_size": POSITIVE,
-            "chunk_ranks": kind.INTS.also(([2**40] * 2, "int32"), ([], "chunks")),
+            "chunk_ranks": kind.INTS.also(
+                ([2**40] * 2, "int32"),
+                ([], "chunks"),
+                ([0, 1, 1, 2], "cp_size = 2"),
+            ),
         },
     ),
     Call("TokenLayout.local_ranges", PLAN.layout.local_ranges, {"rank": 0}, {"rank": COUNT}),

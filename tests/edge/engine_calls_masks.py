@@ -89,7 +89,10 @@ BUILDERS = [
         "shared_question",
         masks.shared_question,
         {"questions": [2], "answers": [[3, 3]]} | PADDED,
-        {"questions": kind.INTS, "answers": kind.everything("row", 3, [3], ["ab"], [[1.5]], None)}
+        {
+            "questions": kind.INTS,
+            "answers": kind.everything("row", 3, [3], ["ab"], [[1.5]], None, np.array(3)),
+        }
         | TOTAL,
     ),
     Call(

@@ -61,7 +61,11 @@ WORD = everything("must be", 3, "nonsense", ["auto"], np.array(["a", "b"]), None
 DEVICE = everything("must be a torch device", 3.5, "nonsense", ["cpu"], None, "cuda:99")
 
 TENSOR = everything("must be a Tensor", np.zeros((4, 2, 8), np.float32), [1.0], "q", 3, None)
-INT_TENSOR = TENSOR.also((torch.zeros(1, 2), "must hold integers"))
+INT_TENSOR = TENSOR.also(
+    (torch.zeros(1, 2), "must hold integers"),
+    (torch.zeros(1, 2, dtype=torch.int32, device="meta"), "with values"),
+    (torch.zeros(1, 2, dtype=torch.int32).to_sparse(), "dense tensor"),
+)
 PLAN = everything("must be an AttnPlan", np.zeros(3), "plan", 3, {}, None)
 LAYOUT = everything("must be a TokenLayout", np.zeros(3), "plan", 3, {}, None)
 KEY = everything("must be a DistAttnRuntimeKey", np.zeros(3), "key", 3, {}, None)

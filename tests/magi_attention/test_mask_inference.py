@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magi import magi_attention as api
+from megatron_magi.magi_attention.mask_inference import cu_seqlens_slices
 from megatron_magi.magi_attention.mask_type import mask_from_typed, typed_slices
 from tests.dense import random_mask
 from tests.magi_attention.typed_masks import count_cells, random_typed
@@ -164,3 +165,16 @@ def test_batches_become_documents() -> None:
 @pytest.mark.parametrize("total, cp, chunk, pad", [(16, 2, 4, 0), (17, 2, 4, 7), (1, 3, 5, 14)])
 def test_pad_size(total: int, cp: int, chunk: int, pad: int) -> None:
     assert api.compute_pad_size(total_seqlen_q=total, cp_size=cp, chunk_size=chunk) == pad
+
+
+@pytest.mark.parametrize("most", [2**31, 2**63 - 1, 2**100])
+def test_windows_longer_than_any_sequence_are_no_limit(most: int) -> None:
+    """Sums with the starts of later documents must not wrap around."""
+    sums = np.array([0, 6, 16])
+    for window in ((most, 0), (0, most)):
+        same = tuple(100 if side == most else side for side in window)
+        assert cu_seqlens_slices(sums, sums, False, window).tolist() == (
+            cu_seqlens_slices(sums, sums, False, same).tolist()
+        )
+    ours, want = (cu_seqlens_slices(sums, sums, False, (2, 0), n).tolist() for n in (most, 100))
+    assert ours == want

@@ -165,3 +165,25 @@ def test_the_page_names_the_peers_and_takes_every_length_from_its_newest_record(
     heads, _, line, *_ = readme_dist.dist_table().splitlines()
     assert "| one GPU | ring, FA3 | forward |" in heads and "Ulysses, FA3" not in heads
     assert line.count("7 / 7") == 8
+
+
+def test_records_of_one_rank_or_without_ours_spoil_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import readme_dist
+
+    plan = {"received_rows": [0], "forward_mode": "at_once", "overlap_degree": 0}
+    base = {"tokens": 1024, "tflops": 5.0, "ms": 1.0} | plan
+    rows = [
+        base | {"mask": mask, "ranks": ranks, "impl": impl, "direction": direction}
+        for ranks, impl in ((1, "ours"), (2, "ring"))
+        for mask in ("full", "d1:0")
+        for direction in ("fwd", "bwd")
+    ]
+    monkeypatch.setattr(readme_dist, "records", lambda prefix: [{"rows": rows}])
+    monkeypatch.setattr(readme_dist, "source", lambda record: "Record.")
+    lines = readme_dist.dist_table().splitlines()
+    assert [line for line in lines if line.startswith("| `")] == [lines[2]]
+    assert lines[2].startswith("| `full` | 1 x 1k | 5 / 5 |") and lines[2].endswith("| 1 | 0% |")
+    assert "| `d1` | 1 x 1k | 1 | - | - | - |" in readme_dist.packs_table()

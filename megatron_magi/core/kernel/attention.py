@@ -23,7 +23,7 @@ from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.kernel.softmax import check_softmax, scale_for
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
-from megatron_magi.core.tensor_checks import tensor
+from megatron_magi.core.tensor_checks import on_host, tensor
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -123,6 +123,7 @@ Given = tuple[Any, ...]
 """softmax_scale, softcap, deterministic, backend and out_dtype of a call."""
 Ranges = tuple[Tensor | None, Tensor | None, Tensor | None]
 """q_ranges, k_ranges and attn_type_map."""
+RANGES = ("q_ranges", "k_ranges", "attn_type_map")
 
 
 def _form(
@@ -323,7 +324,8 @@ def _slices_of_ranges(
             "leave both out for full attention"
         )
     parts = (q_ranges, k_ranges, attn_type_map)
-    for name, x in zip(("q_ranges", "k_ranges", "attn_type_map"), parts, strict=True):
+    named = list(zip(RANGES, parts, strict=True))
+    for name, x in named:
         if x is not None:
             tensor(x, name)
     is_cacheable = not any(x is not None and x.is_inference() for x in parts)
@@ -331,7 +333,9 @@ def _slices_of_ranges(
     seen = _range_tensors.get(q_ranges)
     if seen is not None and seen[0] == key:
         return seen[2]
-    host = [None if x is None else np.asarray(x.detach().cpu()) for x in parts]
+    host = [
+        None if x is None else np.asarray(on_host(x, n)) for n, x in zip(RANGES, parts, strict=True)
+    ]
     with torch.inference_mode(False):  # autograd may save it later
         made = torch.from_numpy(slices_from_ranges(*host))  # type: ignore[arg-type]
     if is_cacheable:

@@ -38,8 +38,17 @@ class Softmax:
 
         Args:
             q: [T, H, D].
+
+        Raises:
+            TypeError: no tensor.
+            ValueError: no heads, or heads without elements.
         """
         tensor(q, "q")
+        if q.ndim != 3 or q.shape[2] == 0:
+            raise ValueError(
+                f"q must be [tokens, heads, head_dim] with head_dim of at least 1, got "
+                f"{list(q.shape)}; pass the queries of the call"
+            )
         return scale_for(self.scale, q), float(self.softcap)
 
 

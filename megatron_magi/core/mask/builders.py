@@ -13,7 +13,16 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.checks import as_array, flag, int_array, integer, integers, pair, shown
+from megatron_magi.checks import (
+    INT32_MAX,
+    as_array,
+    flag,
+    int_array,
+    integer,
+    integers,
+    pair,
+    shown,
+)
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.mask.slices import (
     BAND_MAX,
@@ -107,7 +116,7 @@ def from_eod_positions(
 def cu_seqlens_from_eod(eod_positions: npt.ArrayLike, total_seqlen: int) -> IntArray:
     """int32 prefix sums of the documents that EOD tokens end; see ``from_eod_positions``."""
     ends = int_array(eod_positions, "eod_positions").reshape(-1) + 1
-    total_seqlen = integer(total_seqlen, "total_seqlen", 0)
+    total_seqlen = integer(total_seqlen, "total_seqlen", 0, INT32_MAX)
     bad = (ends < 1) | (ends > total_seqlen) | (np.diff(ends, prepend=0) < 1)
     for i in np.flatnonzero(bad)[:1]:
         raise ValueError(
@@ -331,7 +340,8 @@ def _padded_total(used: int, total_seqlen: int | None) -> int:
 
 def _window(window_size: Window) -> tuple[int | None, int | None]:
     sides = pair(window_size, "window_size", "(left, right)")
-    left, right = (integer(side, "window_size", -1) for side in sides)
+    # No sequence is longer than INT32_MAX; beyond it diagonals would wrap around.
+    left, right = (min(integer(side, "window_size", -1), INT32_MAX) for side in sides)
     return (None if left == -1 else left), (None if right == -1 else right)
 
 
@@ -344,7 +354,8 @@ def _nested(blocks: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _rows(rows: Sequence[Sequence[int]], name: str) -> list[list[int]]:
-    if not hasattr(rows, "__len__") or isinstance(rows, (str, dict)):
+    is_scalar = getattr(rows, "ndim", None) == 0
+    if is_scalar or not hasattr(rows, "__len__") or isinstance(rows, (str, dict)):
         raise TypeError(
             f"{name} must be a list with one row of integers per sample, got {shown(rows)}; "
             f"put the rows in a list"

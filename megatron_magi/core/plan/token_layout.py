@@ -57,7 +57,12 @@ class TokenLayout:
                 f"chunk_ranks must hold a multiple of cp_size = {self.cp_size} chunks, got "
                 f"{len(ranks)}; every rank owns the same number of chunks"
             )
-        _ = self.native  # the solver checks the rest
+        try:
+            _ = self.native  # the solver checks the rest
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; pass ranks below cp_size, each as often, and a chunk_size that fits"
+            ) from None
 
     @cached_property
     def native(self) -> solver.Layout:

@@ -184,3 +184,23 @@ def test_a_window_is_a_pair(window_size: Any) -> None:
 
 def test_no_tokens_are_a_mask() -> None:
     assert masks.sliding_window(0, (3, 0)).to_dense().shape == (0, 0)
+
+
+@pytest.mark.parametrize("most", [2**31, 2**63 - 1, 2**100])
+def test_windows_longer_than_any_sequence_are_no_limit(most: int) -> None:
+    """Where keys are more than queries, a diagonal is a sum that must not wrap around."""
+    q, k = [0, 6, 16], [0, 16, 40]
+    for sides in ((most, 0), (0, most), (most, most)):
+        same = tuple(-1 if side == most else side for side in sides)
+        ours, want = (
+            masks.from_cu_seqlens(q, k, causal=False, window_size=window).to_dense()
+            for window in (sides, same)
+        )
+        np.testing.assert_array_equal(ours, want)
+
+
+@pytest.mark.parametrize("total", [2**31, 2**32 + 16, 2**100])
+def test_more_tokens_than_int32_holds_do_not_wrap_around(total: int) -> None:
+    for build in (masks.cu_seqlens_from_eod, masks.from_eod_positions):
+        with pytest.raises(ValueError, match=f"total_seqlen must be between 0 and .* got {total};"):
+            build([3, 9], total)
