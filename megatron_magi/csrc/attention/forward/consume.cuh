@@ -35,6 +35,30 @@ MAGI_DEVICE void issue_output(const FwdRows<Traits>& me, float (&o)[Traits::kVal
                             i == 0 ? accumulate : 1);
 }
 
+// The scores of this warp's rows once more, with the products of one warp: K and Q are still there.
+template <class Traits>
+MAGI_DEVICE void remake_scores(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2],
+                               int q_slot, int k_slot) {
+  static_assert(Traits::kHeadDim == 64, "K and Q of one panel");
+  const uint32_t q = smem_addr(me.smem.q[q_slot][me.consumer]);
+  const uint32_t k = smem_addr(me.smem.k[k_slot]);
+  const int q_row = me.thread / 32 * 16 + (me.lane & 15);
+  const int k_row = (me.lane / 16) * 8 + (me.lane & 7);
+#pragma unroll
+  for (int j = 0; j < Traits::kBlockN / 2; ++j) s[j] = 0.f;
+#pragma unroll
+  for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
+    uint32_t a[4], b[4];
+    ldmatrix_x4(a, q + swizzle_offset(q_row, 2 * i + me.lane / 16));
+#pragma unroll
+    for (int n = 0; n < Traits::kBlockN / 16; ++n) {
+      ldmatrix_x4(b, k + swizzle_offset(16 * n + k_row, 2 * i + (me.lane / 8 & 1)));
+      mma_16x8x16<typename Traits::Element>(s + 8 * n, a, b[0], b[1]);
+      mma_16x8x16<typename Traits::Element>(s + 8 * n + 4, a, b[2], b[3]);
+    }
+  }
+}
+
 template <class Traits>
 MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
   using T = Traits;
@@ -67,10 +91,13 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     wgmma_commit();
     wgmma_wait<1>();
     pin_registers(s);
-    me.release(&smem.empty_k[ring_k.slot]);
-    if (flags & kStepLast) me.release(&smem.empty_q[ring_q.slot]);
-    ring_k.advance();
-    if (flags & kStepLast) ring_q.advance();
+    const auto release_operands = [&] {
+      me.release(&smem.empty_k[ring_k.slot]);
+      if (flags & kStepLast) me.release(&smem.empty_q[ring_q.slot]);
+      ring_k.advance();
+      if (flags & kStepLast) ring_q.advance();
+    };
+    if constexpr (!T::kBySums) release_operands();
 
     // 2. Softmax of step g+1; a new item first closes the sums of the old one.
     float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
@@ -80,11 +107,28 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         finish_rows(me, me.shared_by_lane0(smem.items[item_slot]), state, weight, weight_prev);
       state.reset();
     }
-    if constexpr (T::kSoftcap) cap_scores(me.p, s);
-    if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-    const bool rescale = softmax_step(me.p, s, state, alpha);
+    bool rescale;
+    if constexpr (T::kBySums) {
+      if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+      bool near = all_seen(state);  // the step may do without maxima
+      if (near) {
+        const Sums sums = softmax_by_sums(me.p, s, state, alpha);
+        rescale = sums == Sums::kRescale;
+        if (sums == Sums::kLost) {
+          remake_scores(me, s, ring_q.slot, ring_k.slot);
+          if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+          near = false;
+        }
+      }
+      if (!near) rescale = softmax_step(me.p, s, state, alpha);
+    } else {
+      if constexpr (T::kSoftcap) cap_scores(me.p, s);
+      if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+      rescale = softmax_step(me.p, s, state, alpha);
+    }
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
+    if constexpr (T::kBySums) release_operands();
 
     // 3. Step g is complete: rescale O, or let it leave.
     wgmma_wait<0>();

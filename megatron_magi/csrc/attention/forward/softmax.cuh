@@ -68,13 +68,14 @@ struct SoftmaxState {
   }
 };
 
+constexpr float kSlack = 8.f;  // log2
+
 // Turns scores into unnormalised probabilities. Returns whether the accumulators of this warp
 // must be multiplied by alpha.
 template <int kScores, bool kMaxLogits>
 MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
                               SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
-  constexpr float kSlack = 8.f;  // log2
-  float top[2][2];               // two chains per row, for latency
+  float top[2][2];  // two chains per row, for latency
 #pragma unroll
   for (int i = 0; i < 4; ++i) top[i >> 1][i & 1] = s[i];
 #pragma unroll
@@ -116,6 +117,56 @@ MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
 #pragma unroll
   for (int h = 0; h < 2; ++h) state.row_sum[h] = sum[h][0] + sum[h][1];
   return rescale;
+}
+
+// Whether every row of the warp has seen a finite score of its item.
+template <bool kMaxLogits>
+MAGI_DEVICE bool all_seen(const SoftmaxState<kMaxLogits>& state) {
+  return __all_sync(0xffffffff, fminf(state.limit[0], state.limit[1]) > -INFINITY);
+}
+
+enum class Sums { kNear, kRescale, kLost };
+
+// softmax_step without maxima, for rows that have a shift: the exponentials themselves say whether
+// the scores are still near it. kNear: nearly always. kRescale: they were far above it, and shift
+// and exponentials have been lowered by a power of two. kLost: some may have overflowed; the scores
+// are gone, `state` is as it was. A sum that is nan asks for nothing: its row stays nan.
+template <int kScores, bool kMaxLogits>
+MAGI_DEVICE Sums softmax_by_sums(const FwdKernelParams& p, float (&s)[kScores],
+                                 SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
+  constexpr float kFar = 1024.f, kOverflowing = 0x1p100f;  // sums of a lane
+  if constexpr (kMaxLogits) {
+#pragma unroll
+    for (int j = 0; j < kScores; ++j)
+      state.top[(j >> 1) & 1] = fmaxf(state.top[(j >> 1) & 1], s[j]);
+    pin_registers(state.top);
+  }
+  float sum[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) {
+    const int h = (j >> 1) & 1;
+    s[j] = exp2_approx(fmaf(s[j], p.scale_log2, state.minus_shift[h]));
+    sum[h][j & 1] += s[j];
+  }
+  const float sums[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
+  const float most = fmaxf(sums[0], sums[1]);
+  if (!__any_sync(0xffffffff, most > kFar)) {
+    state.row_sum[0] += sums[0];
+    state.row_sum[1] += sums[1];
+    return Sums::kNear;
+  }
+  if (__any_sync(0xffffffff, most > kOverflowing)) return Sums::kLost;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float seen = quad_max(sums[h]);
+    const float down = seen > kFar ? -ceilf(__log2f(seen)) : 0.f;
+    alpha[h] = exp2_approx(down);
+    state.minus_shift[h] += down;
+    state.row_sum[h] = (state.row_sum[h] + sums[h]) * alpha[h];
+  }
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) s[j] *= alpha[(j >> 1) & 1];
+  return Sums::kRescale;
 }
 
 }  // namespace magi
