@@ -42,21 +42,32 @@ MAGI_DEVICE void remake_scores(const FwdRows<Traits>& me, float (&s)[Traits::kBl
   static_assert(Traits::kHeadDim == 64, "K and Q of one panel");
   const uint32_t q = smem_addr(me.smem.q[q_slot][me.consumer]);
   const uint32_t k = smem_addr(me.smem.k[k_slot]);
-  const int q_row = me.thread / 32 * 16 + (me.lane & 15);
-  const int k_row = (me.lane / 16) * 8 + (me.lane & 7);
 #pragma unroll
   for (int j = 0; j < Traits::kBlockN / 2; ++j) s[j] = 0.f;
-#pragma unroll
+#pragma unroll 1  // few registers
   for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
     uint32_t a[4], b[4];
-    ldmatrix_x4(a, q + swizzle_offset(q_row, 2 * i + me.lane / 16));
+    ldmatrix_x4(a, q + swizzle_offset(me.thread / 32 * 16 + (me.lane & 15), 2 * i + me.lane / 16));
+    const uint32_t keys =
+        k + swizzle_offset(me.lane / 16 * 8 + (me.lane & 7), 2 * i + (me.lane / 8 & 1));
 #pragma unroll
     for (int n = 0; n < Traits::kBlockN / 16; ++n) {
-      ldmatrix_x4(b, k + swizzle_offset(16 * n + k_row, 2 * i + (me.lane / 8 & 1)));
+      ldmatrix_x4(b, keys + n * 16 * 128);
       mma_16x8x16<typename Traits::Element>(s + 8 * n, a, b[0], b[1]);
       mma_16x8x16<typename Traits::Element>(s + 8 * n + 4, a, b[2], b[3]);
     }
   }
+}
+
+// The scores are made: K may be loaded anew, and after the last step of an item Q.
+template <class Traits>
+MAGI_DEVICE void release_operands(const FwdRows<Traits>& me, int flags,
+                                  RingPosition<Traits::kStages>& ring_k,
+                                  RingPosition<Traits::kQStages>& ring_q) {
+  me.release(&me.smem.empty_k[ring_k.slot]);
+  if (flags & kStepLast) me.release(&me.smem.empty_q[ring_q.slot]);
+  ring_k.advance();
+  if (flags & kStepLast) ring_q.advance();
 }
 
 template <class Traits>
@@ -76,11 +87,14 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) probs[i] = 0;
 
+  if constexpr (T::kTurns)
+    if (me.consumer == T::kConsumers - 1) me.pass_turn();
   while (true) {
     // 1. S = Q K(g+1)^T, O += P(g) V(g).
     wait_for(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
     const FwdStep& step = smem.steps[step_slot];
     const int flags = me.shared_by_lane0(step.rows.x);
+    if constexpr (T::kTurns) me.wait_turn();
     pin_registers(o);
     wgmma_fence();
     issue_scores(me, s, ring_q.slot, ring_k.slot);
@@ -89,15 +103,10 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     wgmma_fence();
     issue_output(me, o, probs, ring_v.slot, accumulate);
     wgmma_commit();
+    if constexpr (T::kTurns) me.pass_turn();
     wgmma_wait<1>();
     pin_registers(s);
-    const auto release_operands = [&] {
-      me.release(&smem.empty_k[ring_k.slot]);
-      if (flags & kStepLast) me.release(&smem.empty_q[ring_q.slot]);
-      ring_k.advance();
-      if (flags & kStepLast) ring_q.advance();
-    };
-    if constexpr (!T::kBySums) release_operands();
+    if constexpr (!T::kBySums) release_operands(me, flags, ring_k, ring_q);
 
     // 2. Softmax of step g+1; a new item first closes the sums of the old one.
     float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
@@ -109,18 +118,16 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     }
     bool rescale;
     if constexpr (T::kBySums) {
+      if (new_item) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
       if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-      bool near = all_seen(state);  // the step may do without maxima
-      if (near) {
+      bool lost = true;
+      if (flags & kStepBySums) {
         const Sums sums = softmax_by_sums(me.p, s, state, alpha);
         rescale = sums == Sums::kRescale;
-        if (sums == Sums::kLost) {
-          remake_scores(me, s, ring_q.slot, ring_k.slot);
-          if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-          near = false;
-        }
+        lost = sums == Sums::kLost;
+        if (lost) remake_scores(me, s, ring_q.slot, ring_k.slot);
       }
-      if (!near) rescale = softmax_step(me.p, s, state, alpha);
+      if (lost) rescale = softmax_step(me.p, s, state, alpha);
     } else {
       if constexpr (T::kSoftcap) cap_scores(me.p, s);
       if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
@@ -128,7 +135,7 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     }
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
-    if constexpr (T::kBySums) release_operands();
+    if constexpr (T::kBySums) release_operands(me, flags, ring_k, ring_q);
 
     // 3. Step g is complete: rescale O, or let it leave.
     wgmma_wait<0>();

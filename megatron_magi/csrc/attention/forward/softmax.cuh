@@ -119,11 +119,9 @@ MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
   return rescale;
 }
 
-// Whether every row of the warp has seen a finite score of its item.
-template <bool kMaxLogits>
-MAGI_DEVICE bool all_seen(const SoftmaxState<kMaxLogits>& state) {
-  return __all_sync(0xffffffff, fminf(state.limit[0], state.limit[1]) > -INFINITY);
-}
+// The shift of a row without a finite score, where steps go by sums: exponentials of its first
+// ones overflow, so that softmax_step gives it another.
+constexpr float kUnseen = 0x1p120f;
 
 enum class Sums { kNear, kRescale, kLost };
 
@@ -162,6 +160,7 @@ MAGI_DEVICE Sums softmax_by_sums(const FwdKernelParams& p, float (&s)[kScores],
     const float down = seen > kFar ? -ceilf(__log2f(seen)) : 0.f;
     alpha[h] = exp2_approx(down);
     state.minus_shift[h] += down;
+    state.limit[h] -= down * p.inverse_scale_log2;
     state.row_sum[h] = (state.row_sum[h] + sums[h]) * alpha[h];
   }
 #pragma unroll
