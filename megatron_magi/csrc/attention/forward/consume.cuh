@@ -120,14 +120,23 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     if constexpr (T::kBySums) {
       if (new_item) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
       if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-      bool lost = true;
+      bool by_maxima = true;
+      rescale = false;
       if (flags & kStepBySums) {
-        const Sums sums = softmax_by_sums(me.p, s, state, alpha);
-        rescale = sums == Sums::kRescale;
-        lost = sums == Sums::kLost;
-        if (lost) remake_scores(me, s, ring_q.slot, ring_k.slot);
+        const float2 sums = softmax_by_sums(me.p, s, state);
+        by_maxima = false;
+        if (!any_above(sums, kFar)) {
+          state.row_sum[0] += sums.x;
+          state.row_sum[1] += sums.y;
+        } else if (!any_above(sums, kOverflowing)) {
+          lower_far_rows(me.p, s, sums, state, alpha);
+          rescale = true;
+        } else {
+          remake_scores(me, s, ring_q.slot, ring_k.slot);
+          by_maxima = true;
+        }
       }
-      if (lost) rescale = softmax_step(me.p, s, state, alpha);
+      if (by_maxima) rescale = softmax_step(me.p, s, state, alpha);
     } else {
       if constexpr (T::kSoftcap) cap_scores(me.p, s);
       if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));

@@ -123,16 +123,11 @@ MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
 // ones overflow, so that softmax_step gives it another.
 constexpr float kUnseen = 0x1p120f;
 
-enum class Sums { kNear, kRescale, kLost };
-
 // softmax_step without maxima, for rows that have a shift: the exponentials themselves say whether
-// the scores are still near it. kNear: nearly always. kRescale: they were far above it, and shift
-// and exponentials have been lowered by a power of two. kLost: some may have overflowed; the scores
-// are gone, `state` is as it was. A sum that is nan asks for nothing: its row stays nan.
+// the scores are still near it. Returns their sums, which row_sum lacks as yet.
 template <int kScores, bool kMaxLogits>
-MAGI_DEVICE Sums softmax_by_sums(const FwdKernelParams& p, float (&s)[kScores],
-                                 SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
-  constexpr float kFar = 1024.f, kOverflowing = 0x1p100f;  // sums of a lane
+MAGI_DEVICE float2 softmax_by_sums(const FwdKernelParams& p, float (&s)[kScores],
+                                   SoftmaxState<kMaxLogits>& state) {
   if constexpr (kMaxLogits) {
 #pragma unroll
     for (int j = 0; j < kScores; ++j)
@@ -146,26 +141,33 @@ MAGI_DEVICE Sums softmax_by_sums(const FwdKernelParams& p, float (&s)[kScores],
     s[j] = exp2_approx(fmaf(s[j], p.scale_log2, state.minus_shift[h]));
     sum[h][j & 1] += s[j];
   }
-  const float sums[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
-  const float most = fmaxf(sums[0], sums[1]);
-  if (!__any_sync(0xffffffff, most > kFar)) {
-    state.row_sum[0] += sums[0];
-    state.row_sum[1] += sums[1];
-    return Sums::kNear;
-  }
-  if (__any_sync(0xffffffff, most > kOverflowing)) return Sums::kLost;
+  return {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
+}
+
+// Bounds on the sums of a lane. Above kFar, the scores are far above the shift. Above kOverflowing,
+// some may not have fitted: the step is done again. A sum that is nan asks for nothing, because its
+// row stays nan.
+constexpr float kFar = 1024.f, kOverflowing = 0x1p100f;
+MAGI_DEVICE bool any_above(float2 sums, float bound) {
+  return __any_sync(0xffffffff, fmaxf(sums.x, sums.y) > bound);
+}
+
+// Lowers the exponentials of rows that are far above their shift, and the shift, by a power of two.
+template <int kScores, bool kMaxLogits>
+MAGI_DEVICE void lower_far_rows(const FwdKernelParams& p, float (&s)[kScores], float2 sums,
+                                SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float seen = quad_max(sums[h]);
-    const float down = seen > kFar ? -ceilf(__log2f(seen)) : 0.f;
+    const float sum = h == 0 ? sums.x : sums.y;
+    const float most = quad_max(sum);
+    const float down = most > kFar ? -ceilf(__log2f(most)) : 0.f;
     alpha[h] = exp2_approx(down);
     state.minus_shift[h] += down;
     state.limit[h] -= down * p.inverse_scale_log2;
-    state.row_sum[h] = (state.row_sum[h] + sums[h]) * alpha[h];
+    state.row_sum[h] = (state.row_sum[h] + sum) * alpha[h];
   }
 #pragma unroll
   for (int j = 0; j < kScores; ++j) s[j] *= alpha[(j >> 1) & 1];
-  return Sums::kRescale;
 }
 
 }  // namespace magi
