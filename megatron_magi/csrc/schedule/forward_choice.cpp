@@ -21,8 +21,8 @@ struct TileCost {
 // Compiled tiles, each with the time of one step in units of a 128 x 128 step of head_dim 128.
 // Fitted to one H200 at 16k tokens, docs/kernel_notes.md.
 constexpr TileCost kTiles[] = {
-    {64, 128, 128, 0.70},
-    {64, 192, 128, 0.90},
+    {64, 128, 128, 0.66},
+    {64, 192, 128, 0.86},
     // Between those of 64 and 128 by cells of a step, to be measured.
     {96, 128, 128, 0.85},
     {96, 192, 96, 0.85},

@@ -339,6 +339,38 @@ def test_large_scores_do_not_overflow() -> None:
     assert (out.double() - want).abs().max() < 0.02 * want.abs().max()
 
 
+@pytest.mark.parametrize("name", ["causal", "full", "window", "packed"])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_maxima_that_climb(name: str, dtype: torch.dtype, widths: tuple[int, int]) -> None:
+    """Along the keys the logits climb by less and by more than exponentials of an earlier maximum
+    can hold (about 18 and 300), and fall. Of causal rows some end on every level."""
+    case, mask = Case(name, (8, 2), *widths, dtype), MASKS[name]
+    q, k, v = draw(case, mask, 8)
+    levels = torch.tensor([0.0, 18.0, 300.0, 318.0, 0.0, 40.0, 400.0, 410.0], device="cuda")
+    level = levels[torch.arange(len(k), device="cuda") // 97 % len(levels)]
+    q, k = 0.1 * q, 0.1 * k
+    q[..., :16] += 8.0
+    k[..., :16] += (level * case.head_dim**0.5 / (16 * 8.0))[:, None, None].to(dtype)
+    how = mask, case.head_dim**-0.5
+    names = "out", "lse"
+    # Scores of this size are far off in 16 bits, and the kernels keep them in fp32.
+    exact, near = (
+        dict(zip(names, dense_attention(q.to(x), k.to(x), v.to(x), *how), strict=True))
+        for x in (torch.float64, FP32)
+    )
+    for variant in variants(case):
+        out, lse = run_variant(case, mask, variant, (q, k, v))
+        got, scales = {"out": out, "lse": lse}, {"out": v.abs().max().item(), "lse": 1.0}
+        assert_as_good(got, exact, near, dtype, scales)
+        finite = exact["lse"].isfinite()
+        assert (lse.double() - exact["lse"])[finite].abs().max() < 2e-3
+        most = torch.full((8,), -torch.inf, device="cuda")
+        again = run_variant(case, mask, variant, (q, k, v), most)
+        assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+        torch.testing.assert_close(most.double(), dense_largest(q, k, *how), rtol=1e-5, atol=1e-5)
+
+
 def test_nan_stays_in_its_row() -> None:
     mask = masks.causal(200)
     q, k, v = draw(Case("", (1, 1)), mask, 4)

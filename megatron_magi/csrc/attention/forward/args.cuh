@@ -8,7 +8,13 @@ namespace magi {
 
 using namespace ptx;
 
-enum StepFlags : int { kStepMasked = 1, kStepFirst = 2, kStepLast = 4, kStepEnd = 8 };
+enum StepFlags : int {
+  kStepMasked = 1,
+  kStepFirst = 2,
+  kStepLast = 4,
+  kStepEnd = 8,
+  kStepBySums = 16,  // no mask, and not the item's first without one (where Traits::kBySums)
+};
 
 struct FwdKernelParams {
   CUtensorMap map_q, map_k, map_v, map_out;

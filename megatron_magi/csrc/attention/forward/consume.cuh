@@ -35,6 +35,41 @@ MAGI_DEVICE void issue_output(const FwdRows<Traits>& me, float (&o)[Traits::kVal
                             i == 0 ? accumulate : 1);
 }
 
+// The scores of this warp's rows once more, with the products of one warp: K and Q are still there.
+template <class Traits>
+MAGI_DEVICE void remake_scores(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2],
+                               int q_slot, int k_slot) {
+  static_assert(Traits::kHeadDim == 64, "K and Q of one panel");
+  const uint32_t q = smem_addr(me.smem.q[q_slot][me.consumer]);
+  const uint32_t k = smem_addr(me.smem.k[k_slot]);
+#pragma unroll
+  for (int j = 0; j < Traits::kBlockN / 2; ++j) s[j] = 0.f;
+#pragma unroll 1  // few registers
+  for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
+    uint32_t a[4], b[4];
+    ldmatrix_x4(a, q + swizzle_offset(me.thread / 32 * 16 + (me.lane & 15), 2 * i + me.lane / 16));
+    const uint32_t keys =
+        k + swizzle_offset(me.lane / 16 * 8 + (me.lane & 7), 2 * i + (me.lane / 8 & 1));
+#pragma unroll
+    for (int n = 0; n < Traits::kBlockN / 16; ++n) {
+      ldmatrix_x4(b, keys + n * 16 * 128);
+      mma_16x8x16<typename Traits::Element>(s + 8 * n, a, b[0], b[1]);
+      mma_16x8x16<typename Traits::Element>(s + 8 * n + 4, a, b[2], b[3]);
+    }
+  }
+}
+
+// The scores are made: K may be loaded anew, and after the last step of an item Q.
+template <class Traits>
+MAGI_DEVICE void release_operands(const FwdRows<Traits>& me, int flags,
+                                  RingPosition<Traits::kStages>& ring_k,
+                                  RingPosition<Traits::kQStages>& ring_q) {
+  me.release(&me.smem.empty_k[ring_k.slot]);
+  if (flags & kStepLast) me.release(&me.smem.empty_q[ring_q.slot]);
+  ring_k.advance();
+  if (flags & kStepLast) ring_q.advance();
+}
+
 template <class Traits>
 MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
   using T = Traits;
@@ -52,11 +87,14 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) probs[i] = 0;
 
+  if constexpr (T::kTurns)
+    if (me.consumer == T::kConsumers - 1) me.pass_turn();
   while (true) {
     // 1. S = Q K(g+1)^T, O += P(g) V(g).
     wait_for(smem_addr(&smem.full_k[ring_k.slot]), ring_k.phase);
     const FwdStep& step = smem.steps[step_slot];
     const int flags = me.shared_by_lane0(step.rows.x);
+    if constexpr (T::kTurns) me.wait_turn();
     pin_registers(o);
     wgmma_fence();
     issue_scores(me, s, ring_q.slot, ring_k.slot);
@@ -65,12 +103,10 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     wgmma_fence();
     issue_output(me, o, probs, ring_v.slot, accumulate);
     wgmma_commit();
+    if constexpr (T::kTurns) me.pass_turn();
     wgmma_wait<1>();
     pin_registers(s);
-    me.release(&smem.empty_k[ring_k.slot]);
-    if (flags & kStepLast) me.release(&smem.empty_q[ring_q.slot]);
-    ring_k.advance();
-    if (flags & kStepLast) ring_q.advance();
+    if constexpr (!T::kBySums) release_operands(me, flags, ring_k, ring_q);
 
     // 2. Softmax of step g+1; a new item first closes the sums of the old one.
     float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
@@ -80,11 +116,35 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         finish_rows(me, me.shared_by_lane0(smem.items[item_slot]), state, weight, weight_prev);
       state.reset();
     }
-    if constexpr (T::kSoftcap) cap_scores(me.p, s);
-    if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-    const bool rescale = softmax_step(me.p, s, state, alpha);
+    bool rescale;
+    if constexpr (T::kBySums) {
+      if (new_item) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
+      if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+      bool by_maxima = true;
+      rescale = false;
+      if (flags & kStepBySums) {
+        const float2 sums = softmax_by_sums(me.p, s, state);
+        by_maxima = false;
+        if (!any_above(sums, kFar)) {
+          state.row_sum[0] += sums.x;
+          state.row_sum[1] += sums.y;
+        } else if (!any_above(sums, kOverflowing)) {
+          lower_far_rows(me.p, s, sums, state, alpha);
+          rescale = true;
+        } else {
+          remake_scores(me, s, ring_q.slot, ring_k.slot);
+          by_maxima = true;
+        }
+      }
+      if (by_maxima) rescale = softmax_step(me.p, s, state, alpha);
+    } else {
+      if constexpr (T::kSoftcap) cap_scores(me.p, s);
+      if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+      rescale = softmax_step(me.p, s, state, alpha);
+    }
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
+    if constexpr (T::kBySums) release_operands(me, flags, ring_k, ring_q);
 
     // 3. Step g is complete: rescale O, or let it leave.
     wgmma_wait<0>();

@@ -19,13 +19,17 @@
 // matrix products exist once in the code (nvcc serialises wgmma when they are in several copies).
 // The stream begins with a product of nothing (P = 0) and ends with one whose S is not used.
 //
+// Where Traits::kBySums, most steps take no maxima (softmax.cuh): K and Q are then released after
+// the softmax, because it may ask for the scores again, and the consumers issue their products in
+// turn.
+//
 // Barriers (mbarrier)   arrives                                          waits
 //   full_k[]            bytes of K, of Q too in an item's first step     consumers
 //   full_v[]            bytes of V                                       consumers
 //   empty_q[]           lane 0 of each consumer warp, after the last     producer
 //                       Q K^T of the item
 //   empty_k/v[]         lane 0 of each consumer warp, product done       producer
-// Named barriers: 1.. = output staging of a consumer (128 threads).
+// Named barriers: 1.. = output staging of a consumer (128 threads); behind them = its turn (256).
 //
 // A FwdStep lies beside each K tile. It has 2 * kStages slots: the producer reuses a slot only
 // after the K tile kStages later is released, by which time its mask has been applied. A FwdItem

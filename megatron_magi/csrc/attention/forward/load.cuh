@@ -78,6 +78,7 @@ struct FwdProducer {
     smem.items[item_slot] = {tile.out_start, tile.num_tokens, unit, tile_index};
     item_slot = item_slot + 1 == Traits::kItemSlots ? 0 : item_slot + 1;
     int flags = kStepFirst;
+    [[maybe_unused]] bool seen = false;  // all rows have seen keys
     for (int steps_left = tile.num_steps; steps_left > 0; ++entry) {
       const int num_tiles = entry->num_tiles, full_begin = entry->full_begin;
       const int full_end = entry->full_end;
@@ -89,6 +90,9 @@ struct FwdProducer {
           const Band band = entry->band.relative_to(tile.q_start, key);
           rows = FwdStep::rows_of(flags | kStepMasked, band);
           keys = FwdStep::keys_of(band);
+        } else if constexpr (Traits::kBySums) {
+          if (seen) rows.x |= kStepBySums;
+          seen = true;
         }
         push_step({rows, keys}, key, kv_head, tile.q_start, unit);
         flags = 0;

@@ -27,6 +27,11 @@ struct FwdRows {
   MAGI_DEVICE void release(uint64_t* empty) const {
     if (lane == 0) mbar_arrive(smem_addr(empty));
   }
+  // Consumers issue their products one after another, in turn.
+  MAGI_DEVICE void wait_turn() const { bar_sync(1 + Traits::kConsumers + consumer, 256); }
+  MAGI_DEVICE void pass_turn() const {
+    bar_arrive(1 + Traits::kConsumers + (consumer + 1) % Traits::kConsumers, 256);
+  }
   MAGI_DEVICE int shared_by_lane0(const int& source) const {
     return from_lane0(lane == 0 ? source : 0);
   }

@@ -68,13 +68,14 @@ struct SoftmaxState {
   }
 };
 
+constexpr float kSlack = 8.f;  // log2
+
 // Turns scores into unnormalised probabilities. Returns whether the accumulators of this warp
 // must be multiplied by alpha.
 template <int kScores, bool kMaxLogits>
 MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
                               SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
-  constexpr float kSlack = 8.f;  // log2
-  float top[2][2];               // two chains per row, for latency
+  float top[2][2];  // two chains per row, for latency
 #pragma unroll
   for (int i = 0; i < 4; ++i) top[i >> 1][i & 1] = s[i];
 #pragma unroll
@@ -116,6 +117,57 @@ MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
 #pragma unroll
   for (int h = 0; h < 2; ++h) state.row_sum[h] = sum[h][0] + sum[h][1];
   return rescale;
+}
+
+// The shift of a row without a finite score, where steps go by sums: exponentials of its first
+// ones overflow, so that softmax_step gives it another.
+constexpr float kUnseen = 0x1p120f;
+
+// softmax_step without maxima, for rows that have a shift: the exponentials themselves say whether
+// the scores are still near it. Returns their sums, which row_sum lacks as yet.
+template <int kScores, bool kMaxLogits>
+MAGI_DEVICE float2 softmax_by_sums(const FwdKernelParams& p, float (&s)[kScores],
+                                   SoftmaxState<kMaxLogits>& state) {
+  if constexpr (kMaxLogits) {
+#pragma unroll
+    for (int j = 0; j < kScores; ++j)
+      state.top[(j >> 1) & 1] = fmaxf(state.top[(j >> 1) & 1], s[j]);
+    pin_registers(state.top);
+  }
+  float sum[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) {
+    const int h = (j >> 1) & 1;
+    s[j] = exp2_approx(fmaf(s[j], p.scale_log2, state.minus_shift[h]));
+    sum[h][j & 1] += s[j];
+  }
+  return {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
+}
+
+// Bounds on the sums of a lane. Above kFar, the scores are far above the shift. Above kOverflowing,
+// some may not have fitted: the step is done again. A sum that is nan asks for nothing, because its
+// row stays nan.
+constexpr float kFar = 1024.f, kOverflowing = 0x1p100f;
+MAGI_DEVICE bool any_above(float2 sums, float bound) {
+  return __any_sync(0xffffffff, fmaxf(sums.x, sums.y) > bound);
+}
+
+// Lowers the exponentials of rows that are far above their shift, and the shift, by a power of two.
+template <int kScores, bool kMaxLogits>
+MAGI_DEVICE void lower_far_rows(const FwdKernelParams& p, float (&s)[kScores], float2 sums,
+                                SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float sum = h == 0 ? sums.x : sums.y;
+    const float most = quad_max(sum);
+    const float down = most > kFar ? -ceilf(__log2f(most)) : 0.f;
+    alpha[h] = exp2_approx(down);
+    state.minus_shift[h] += down;
+    state.limit[h] -= down * p.inverse_scale_log2;
+    state.row_sum[h] = (state.row_sum[h] + sum) * alpha[h];
+  }
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) s[j] *= alpha[(j >> 1) & 1];
 }
 
 }  // namespace magi

@@ -46,7 +46,12 @@ struct FwdTraits {
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kProducerRegs = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegs = kConsumers == 2 ? 232 : 160;
-  static constexpr int kStages = 2;                     // of K and of V
+  // Whether steps look for a new maximum only where the sums of their exponentials ask for it
+  // (softmax.cuh).
+  static constexpr bool kBySums = kHeadDim == 64 && !kSoftcap;
+  // Whether the consumers issue their products in turn.
+  static constexpr bool kTurns = kBySums && kConsumers == 3;
+  static constexpr int kStages = kBySums ? 3 : 2;       // of K and of V
   static constexpr int kQBytes = 64 * kHeadDim * 2;     // one consumer's rows
   static constexpr int kOutBytes = 64 * kValueDim * 2;  // likewise
   static constexpr int kKBytes = kBlockN * kHeadDim * 2;
