@@ -29,11 +29,9 @@ constexpr TileCost kTiles[] = {
     {128, 192, 80, 0.85},
     {128, 192, 64, 0.72},
     {128, 128, 128, 1.0},
-    // With values of 128: from the counts of products, to be measured.
-    {192, 192, 80, 1.06},
-    {192, 128, 128, 1.25},
-    // Likewise.
-    {256, 128, 80, 1.25},
+    {192, 192, 80, 1.02},  // with values of 128
+    {192, 128, 128, 1.17},
+    {256, 128, 80, 1.08},
 };
 constexpr double kTileCost = 0.3;     // starting a tile and writing it out
 constexpr double kMaskedCost = 0.07;  // a masked step over an unmasked one

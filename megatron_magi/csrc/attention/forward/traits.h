@@ -56,8 +56,11 @@ struct FwdTraits {
   static constexpr int kRoom = 226 * 1024 - kStages * (kKBytes + kVBytes);
   static constexpr bool kStageOut = kRoom >= kConsumers * (kQBytes + kOutBytes);
   static constexpr int kQStages = kRoom >= kConsumers * (2 * kQBytes + kOutBytes) ? 2 : 1;
-  static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
-  static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh
+  // With one Q tile an item ends before the next one begins (by_item.cuh).
+  static constexpr bool kByItem = kQStages == 1;
+  static constexpr bool kTurns = kByItem && kConsumers == 2;  // see by_item.cuh
+  static constexpr int kStepSlots = 2 * kStages;              // see kernel.cuh
+  static constexpr int kItemSlots = kQStages + 2;             // see kernel.cuh
 
   static constexpr int kPanelCols = panel_cols(kHeadDim);
   static constexpr int kPanelSteps = kPanelCols / 16;  // of a product over its columns
