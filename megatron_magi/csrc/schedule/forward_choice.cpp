@@ -19,7 +19,7 @@ struct TileCost {
 };
 
 // Compiled tiles, each with the time of one step in units of a 128 x 128 step of head_dim 128.
-// Fitted to one H200 at 16k tokens, docs/kernel_notes.md.
+// Fitted to one H200 at 16k tokens (192 and 256: at 4k and 16k), docs/kernel_notes.md.
 constexpr TileCost kTiles[] = {
     {64, 128, 128, 0.70},
     {64, 192, 128, 0.90},
