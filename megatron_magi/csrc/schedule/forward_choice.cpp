@@ -19,7 +19,7 @@ struct TileCost {
 };
 
 // Compiled tiles, each with the time of one step in units of a 128 x 128 step of head_dim 128.
-// Fitted to one H200 at 16k tokens, docs/kernel_notes.md.
+// Fitted to one H200 at 16k tokens (192 and 256: at 4k and 16k), docs/kernel_notes.md.
 constexpr TileCost kTiles[] = {
     {64, 128, 128, 0.66},
     {64, 192, 128, 0.86},
@@ -29,11 +29,9 @@ constexpr TileCost kTiles[] = {
     {128, 192, 80, 0.85},
     {128, 192, 64, 0.72},
     {128, 128, 128, 1.0},
-    // With values of 128: from the counts of products, to be measured.
-    {192, 192, 80, 1.06},
-    {192, 128, 128, 1.25},
-    // Likewise.
-    {256, 128, 80, 1.25},
+    {192, 192, 80, 1.02},  // with values of 128
+    {192, 128, 128, 1.17},
+    {256, 128, 80, 1.08},
 };
 constexpr double kTileCost = 0.3;     // starting a tile and writing it out
 constexpr double kMaskedCost = 0.07;  // a masked step over an unmasked one

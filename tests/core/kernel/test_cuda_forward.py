@@ -238,9 +238,20 @@ def table_of(mask: AttnMask) -> SliceTable:
     return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
 
 
-def test_two_runs_give_equal_bits() -> None:
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_blocks_with_several_items(widths: tuple[int, int]) -> None:
+    """More items than processors, of one key tile and of many, with and without other items of
+    their length before them: what a block keeps from one item must not reach the next."""
+    lengths = [3, 60, 900, 128, 1, 400, 64, 700, 33, 300, 8, 500]
+    mask = masks.from_cu_seqlens(np.cumsum([0, *lengths]).tolist())
+    check(Case("", (16, 16), *widths), mask, 3)
+    check(Case("", (32, 4), *widths, dtype=FP16), mask, 4)
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_two_runs_give_equal_bits(widths: tuple[int, int]) -> None:
     mask = masks.from_cu_seqlens([0, 900, 1000, 4000])
-    q, k, v = draw(Case("", (16, 2)), mask, 1)
+    q, k, v = draw(Case("", (16, 2), *widths), mask, 1)
     runs = [backend().forward(AttnCall(q, k, v, table_of(mask), 0.1)) for _ in range(3)]
     for out, lse in runs[1:]:
         assert torch.equal(out, runs[0][0]) and torch.equal(lse, runs[0][1])

@@ -10,7 +10,8 @@
 // then head; a block takes item blockIdx.x first and then what the global counter hands out.
 //
 // Roles: warpgroup 0 = producer (thread 0 loads, load.cuh; warps 1-3 write the rows that no
-//        slice covers), warpgroups 1.. = two or three consumers of 64 rows each (consume.cuh).
+//        slice covers), warpgroups 1.. = two or three consumers of 64 rows each (consume.cuh; in
+//        kernels with one Q tile by_item.cuh, which says how they differ).
 //
 // The consumers see one endless stream of steps (a step = one key tile), across items:
 //   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  softmax of S beside the second product
@@ -39,6 +40,7 @@
 // Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared
 // memory: Q 2 x 48 KB, K and V 2 x 20 KB each, output 48 KB.
 #pragma once
+#include "by_item.cuh"
 #include "consume.cuh"
 #include "load.cuh"
 
@@ -81,7 +83,11 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
   } else {
     setmaxnreg_inc<Traits::kConsumerRegs>();
-    fwd_consume(FwdRows<Traits>(p, smem, warpgroup - 1));
+    const FwdRows<Traits> me(p, smem, warpgroup - 1);
+    if constexpr (Traits::kByItem)
+      FwdItemConsumer<Traits>(me).run();
+    else
+      fwd_consume(me);
   }
 }
 

@@ -5,6 +5,12 @@
 
 namespace magi {
 
+// With one Q tile, an item claims the next one when it has so many steps left to load: late, so
+// that blocks with long items do not take more of them than others, and early enough to hide the
+// reads of the list. (Kernels with two Q tiles claim at an item's beginning: they were slower this
+// way.)
+constexpr int kClaimSteps = 3;
+
 template <class Traits>
 struct FwdProducer {
   using Storage = typename Traits::SharedStorage;
@@ -14,6 +20,7 @@ struct FwdProducer {
   RingPosition<Traits::kQStages> ring_q;
   int step_slot = 0, item_slot = 0;
   int pending_key = -1, pending_kv_head = 0;  // V tile of the step before
+  int next_item = 0;
 
   MAGI_DEVICE FwdProducer(const FwdKernelParams& params, Storage& storage)
       : p(params), smem(storage) {}
@@ -26,10 +33,14 @@ struct FwdProducer {
     tma_load_4d(smem_addr(smem.v[ring_v.slot]), &p.map_v, bar, 0, pending_key, 0, pending_kv_head,
                 kEvictLast);
     ring_v.advance();
+    if (Traits::kByItem) pending_key = -1;
   }
 
   // `flags` of the step decide what is loaded: Q too for an item's first step, nothing at the end.
-  MAGI_DEVICE void push_step(FwdStep step, int key, int kv_head, int q_start, int unit) {
+  // With one Q tile, the item before may still need it: then the last V of that item goes first,
+  // and Q behind K.
+  MAGI_DEVICE void push_step(FwdStep step, int key, int kv_head, int q_start, FwdItem item) {
+    if (Traits::kByItem && (step.flags() & (kStepFirst | kStepEnd))) load_pending_v();
     wait_for(smem_addr(&smem.empty_k[ring_k.slot]), ring_k.phase ^ 1);
     smem.steps[step_slot] = step;
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
@@ -40,13 +51,24 @@ struct FwdProducer {
       const bool first = (step.flags() & kStepFirst) != 0;
       mbar_arrive_expect_tx(bar,
                             Traits::kKBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
-      if (first) load_q(bar, q_start, unit);
+      if (first && !Traits::kByItem) load_q(bar, q_start, item.unit);
       tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
+      if (first && Traits::kByItem) {
+        begin_item(item);
+        load_q(bar, q_start, item.unit);
+      }
     }
     ring_k.advance();
     load_pending_v();
     pending_key = key;
     pending_kv_head = kv_head;
+  }
+
+  // Waits for the Q tile, and writes the item's record.
+  MAGI_DEVICE void begin_item(FwdItem item) {
+    wait_for(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
+    smem.items[item_slot] = item;
+    item_slot = item_slot + 1 == Traits::kItemSlots ? 0 : item_slot + 1;
   }
 
   MAGI_DEVICE void load_q(uint32_t bar, int q_start, int unit) {
@@ -74,9 +96,9 @@ struct FwdProducer {
     const int tile_index = in_section / units;
     const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[tile_index];
     const FwdEntry* entry = reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
-    wait_for(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
-    smem.items[item_slot] = {tile.out_start, tile.num_tokens, unit, tile_index};
-    item_slot = item_slot + 1 == Traits::kItemSlots ? 0 : item_slot + 1;
+    const FwdItem record = {tile.out_start, tile.num_tokens, unit, tile_index};
+    if (!Traits::kByItem) begin_item(record);
+    const int claim_at = min(tile.num_steps, kClaimSteps);
     int flags = kStepFirst;
     [[maybe_unused]] bool seen = false;  // all rows have seen keys
     for (int steps_left = tile.num_steps; steps_left > 0; ++entry) {
@@ -84,6 +106,7 @@ struct FwdProducer {
       const int full_end = entry->full_end;
       int key = entry->k_begin;
       for (int j = 0; j < num_tiles; ++j, --steps_left, key += Traits::kBlockN) {
+        if (Traits::kByItem && steps_left == claim_at) claim_next();
         if (steps_left == 1) flags |= kStepLast;
         int4 rows = FwdStep::rows_of(flags, {}), keys = rows;
         if (j < full_begin || j >= full_end) {
@@ -94,21 +117,21 @@ struct FwdProducer {
           if (seen) rows.x |= kStepBySums;
           seen = true;
         }
-        push_step({rows, keys}, key, kv_head, tile.q_start, unit);
+        push_step({rows, keys}, key, kv_head, tile.q_start, record);
         flags = 0;
       }
     }
   }
 
+  MAGI_DEVICE void claim_next() { next_item = atomicAdd(p.args.counter, 1) + gridDim.x; }
+
   MAGI_DEVICE void run() {
-    int item = blockIdx.x;
-    while (item < p.num_items) {
-      const int next = atomicAdd(p.args.counter, 1) + gridDim.x;  // used after this item
+    for (int item = blockIdx.x; item < p.num_items; item = next_item) {
+      if (!Traits::kByItem) claim_next();  // used after this item
       run_item(item);
-      item = next;
     }
     const int4 end = FwdStep::rows_of(kStepEnd, {});
-    push_step({end, end}, -1, 0, 0, 0);
+    push_step({end, end}, -1, 0, 0, {});
     // The last block to come here resets the counters for the next launch.
     __threadfence();
     if (atomicAdd(p.args.counter + 1, 1) == static_cast<int>(gridDim.x) - 1) {

@@ -148,12 +148,40 @@ MAGI_DEVICE void store_tma(const FwdRows<Traits>& me, const float (&o)[Traits::k
   }
 }
 
+// Any rows, 16-bit, straight from registers. Two neighbouring lanes exchange halves of two groups
+// of eight columns, so that each stores 8 bytes and the four lanes of a row whole sectors of 32.
+template <class Traits>
+MAGI_DEVICE void store_rows(const FwdRows<Traits>& me, const float (&o)[Traits::kValueDim / 2],
+                            FwdItem item) {
+  using Element = typename Traits::Element;
+  const MagiTensor& out = me.p.args.out;
+  const bool odd = (me.lane & 1) != 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const auto at = me.address_of(me.row + 8 * h, item);
+    Element* dst = static_cast<Element*>(out.data) + at.token * out.stride_token +
+                   at.head * out.stride_head + (odd ? 8 : 0) + 2 * (me.lane & 2);
+#pragma unroll
+    for (int j = 0; j < Traits::kValueDim / 16; ++j) {
+      const float* x = o + 8 * j + 2 * h;
+      const uint32_t left = pack2<Element>(x[0], x[1]), right = pack2<Element>(x[4], x[5]);
+      const uint32_t other = __shfl_xor_sync(0xffffffff, odd ? left : right, 1);
+      if (at.valid)
+        *reinterpret_cast<uint2*>(dst + 16 * j) =
+            odd ? make_uint2(other, right) : make_uint2(left, other);
+    }
+  }
+}
+
 // Any rows, any output type, straight from registers; adds weight_prev * out when merging.
 template <class Traits>
 MAGI_DEVICE void store_direct(const FwdRows<Traits>& me, const float (&o)[Traits::kValueDim / 2],
                               FwdItem item, const float (&weight_prev)[2]) {
   using Element = typename Traits::Element;
   const MagiFwdParams& a = me.p.args;
+  if constexpr (Traits::kByItem) {
+    if (a.out_dtype != kMagiFp32) return store_rows(me, o, item);
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const auto at = me.address_of(me.row + 8 * h, item);

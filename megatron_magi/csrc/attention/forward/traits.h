@@ -49,8 +49,6 @@ struct FwdTraits {
   // Whether steps look for a new maximum only where the sums of their exponentials ask for it
   // (softmax.cuh).
   static constexpr bool kBySums = kHeadDim == 64 && !kSoftcap;
-  // Whether the consumers issue their products in turn.
-  static constexpr bool kTurns = kBySums && kConsumers == 3;
   static constexpr int kStages = kBySums ? 3 : 2;       // of K and of V
   static constexpr int kQBytes = 64 * kHeadDim * 2;     // one consumer's rows
   static constexpr int kOutBytes = 64 * kValueDim * 2;  // likewise
@@ -61,6 +59,11 @@ struct FwdTraits {
   static constexpr int kRoom = 226 * 1024 - kStages * (kKBytes + kVBytes);
   static constexpr bool kStageOut = kRoom >= kConsumers * (kQBytes + kOutBytes);
   static constexpr int kQStages = kRoom >= kConsumers * (2 * kQBytes + kOutBytes) ? 2 : 1;
+  // With one Q tile an item ends before the next one begins (by_item.cuh). With softcap that has
+  // not been measured.
+  static constexpr bool kByItem = kQStages == 1 && !kSoftcap;
+  // Whether the consumers issue their products in turn (rows.cuh).
+  static constexpr bool kTurns = kByItem ? kConsumers == 2 : kBySums && kConsumers == 3;
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
   static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh
 
