@@ -1,6 +1,7 @@
 // A consumer warpgroup: the loop over the stream of steps (see kernel.cuh).
 #pragma once
 #include "../device/wgmma.h"
+#include "capped.cuh"
 #include "store.cuh"
 
 namespace magi {
@@ -80,9 +81,13 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         finish_rows(me, me.shared_by_lane0(smem.items[item_slot]), state, weight, weight_prev);
       state.reset();
     }
-    if constexpr (T::kSoftcap) cap_scores(me.p, s);
-    if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-    const bool rescale = softmax_step(me.p, s, state, alpha);
+    bool rescale;
+    if constexpr (T::kSoftcap) {
+      rescale = capped_softmax_step(me, flags, step, s, state, alpha);
+    } else {
+      if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+      rescale = softmax_step(me.p, s, state, alpha);
+    }
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
 
