@@ -4,8 +4,8 @@
 // bf16 has the exponents of fp32. So there are no maxima, no votes about them and no rescaling. The
 // probabilities of fp16 and larger softcaps take the way of plain logits.
 //
-// tanh and the exponential take 8 clocks each of one unit, so three quarters of the scores, where
-// all of these are small, are capped by a polynomial.
+// tanh and the exponential take 8 clocks each of one unit. So where heads are narrow, three
+// quarters of the scores are capped by a polynomial in steps in which all of these are small.
 #pragma once
 #include "softmax.cuh"
 
@@ -67,7 +67,7 @@ MAGI_DEVICE void unshifted_softmax_step(const FwdRows<Traits>& me, int flags, co
                                         float (&s)[kScores], SoftmaxState<true>& state) {
   const FwdKernelParams& p = me.p;
   float sum[2][2] = {};
-  if (are_small(p, s))
+  if (Traits::kCapsByPolynomial && are_small(p, s))
     exponentiate(s, sum, [&](int j, float score) {
       return by_polynomial(j) ? cap_small_score(p.cap_polynomial, score) : cap_score(p, score);
     });
