@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -81,6 +81,10 @@ class Inputs:
         (heads_q, heads_kv), (dim, value_dim) = heads, widths
         shapes = [(heads_q, dim), (heads_kv, dim), (heads_kv, value_dim), (heads_q, value_dim)]
         return cls(*(torch.randn(seqlen, *s, device=device, dtype=torch.bfloat16) for s in shapes))
+
+    def of_size(self, size: float) -> Inputs:
+        """With queries times ``size``: the standard deviation of the scaled scores."""
+        return replace(self, q=self.q * size)
 
     def leaves(self) -> list[Tensor]:
         """q, k, v that autograd differentiates."""

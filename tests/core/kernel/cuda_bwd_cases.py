@@ -107,4 +107,13 @@ CAPPED = [
     )
     for softcap in (30.0, 0.7)
 ]
+# The ways to compute a tanh, by the size of scores beside the cap: all small, most small, most
+# beyond the cap.
+CAPPED += [
+    replace(case, name=f"{case.name}-softcap-{softcap}-q-{size}", softcap=softcap,
+            magnitude=size * softcap)
+    for case in (*REGULAR[1:7], IRREGULAR[2], IRREGULAR[7], IRREGULAR[12])
+    for softcap in (50.0,)
+    for size in (0.15, 0.4, 1.0, 4.0)
+]  # fmt: skip
 CASES = REGULAR + IRREGULAR + CORNER + SCALES + CAPPED

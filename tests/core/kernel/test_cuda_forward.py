@@ -44,6 +44,8 @@ class Case:
     strided: bool = False
     stages: int = 1  # keys are cut in so many parts that continue from each other
     softcap: float = 0.0
+    magnitude: float = 1.0
+    """Standard deviation of q, and so of the scaled scores."""
     options: dict = field(default_factory=dict)
 
     @property
@@ -53,6 +55,7 @@ class Case:
     def __str__(self) -> str:
         flags = f"{'-strided' if self.strided else ''}{f'-stages{self.stages}' * (self.stages > 1)}"
         flags += f"-softcap{self.softcap}" if self.softcap else ""
+        flags += f"-q{self.magnitude}" if self.magnitude != 1 else ""
         dtype = str(self.dtype).removeprefix("torch.")
         wide = "-fp32out" if self.out_dtype == FP32 else ""
         head_dim = "-".join(map(str, self.widths))
@@ -130,6 +133,17 @@ CAPPED = [
         Case("", (8, 2), 96), Case("", (3, 3), 96, dtype=FP16, stages=2),
     )
 ]  # fmt: skip
+# The ways to compute a tanh, by the size of scores beside the cap: all small, most small, most
+# beyond the cap. And the softmax of bf16: with a fixed shift up to a cap of 55, and above it not.
+CAPPED += [
+    replace(case, mask="packed", softcap=softcap, magnitude=magnitude)
+    for softcap in (0.02, 30.0, 55.0, 56.0, 200.0)
+    for magnitude in (0.15 * softcap, 0.4 * softcap, softcap, 4 * softcap)
+    for case in (
+        Case("", (8, 2)), Case("", (4, 4), dtype=FP16), Case("", (8, 1), 64, stages=2),
+        Case("", (4, 4), 192, 128), Case("", (8, 2), 256), Case("", (8, 2), 96, dtype=FP16),
+    )
+]  # fmt: skip
 
 
 def draw(case: Case, mask: AttnMask, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +155,7 @@ def draw(case: Case, mask: AttnMask, seed: int) -> tuple[Tensor, Tensor, Tensor]
         return x[:, 1 : heads + 1, 8 : 8 + width] if case.strided else x
 
     return (
-        one(mask.total_seqlen_q, case.heads[0], case.widths[0]),
+        case.magnitude * one(mask.total_seqlen_q, case.heads[0], case.widths[0]),
         one(mask.total_seqlen_k, case.heads[1], case.widths[0]),
         one(mask.total_seqlen_k, case.heads[1], case.widths[1]),
     )
@@ -206,6 +220,24 @@ def test_named(case: Case) -> None:
     check(case, MASKS[case.mask], zlib.crc32(str(case).encode()))
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("softcap", [55.0, 56.0])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_rows_whose_logits_are_all_at_the_cap(head_dim: int, softcap: float, sign: int) -> None:
+    """Without a shift, their probabilities are the largest or the least that there are."""
+    mask, case = masks.causal(3000), Case("", (16, 2), head_dim, softcap=softcap)
+    q, k, v = draw(case, mask, 7)
+    q, k, v = sign * (100 + q), 10 + k, 1e4 * v
+    table, scale = table_of(mask), head_dim**-0.5
+    most = torch.full((16,), -torch.inf, device="cuda")
+    out, lse = backend().forward(AttnCall(q, k, v, table, scale, most, softcap))
+    rows = torch.arange(1, 3001, device="cuda", dtype=torch.float64)[:, None]
+    want = v.double().cumsum(0).repeat_interleave(8, 1) / rows[..., None]
+    assert (out.double() - want).norm() / want.norm() < 4e-3
+    assert (lse.double() - rows.log() - sign * softcap).abs().max() < 1e-3
+    assert (most - sign * softcap).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize("block", range(20))
 def test_random_masks(block: int) -> None:
     """2,000 masks by seed; each with one random variant, shape and dtype."""
@@ -222,6 +254,7 @@ def test_random_masks(block: int) -> None:
             strided=rng.random() < 0.3,
             stages=int(rng.choice([1, 1, 1, 2])),
             softcap=float(rng.choice([0.0, 0.0, 0.0, 2.0])),
+            magnitude=float(rng.choice([1.0, 1.0, 3.0])),
         )
         options = variants(case)
         try:

@@ -12,7 +12,7 @@ from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask import AttnMask
-from tests.dense import dense_attention, random_qkv
+from tests.dense import assert_as_good, dense_attention, random_qkv
 
 MASKS = {
     "causal": masks.causal(160),
@@ -54,6 +54,33 @@ def test_a_row_of_infinite_scores_is_nan(name: str, value: float, kernel: str) -
     assert torch.equal(out.isnan(), want.isnan()) and want.isnan().any()
     assert torch.equal(meta.lse.isnan(), want_lse.isnan())
     assert torch.equal(meta.lse.isinf(), want_lse.isinf())
+
+
+@pytest.mark.parametrize("softcap", [30.0, 100.0])
+@pytest.mark.parametrize("name", MASKS)
+def test_with_softcap_an_infinite_score_is_the_cap(name: str, softcap: float, kernel: str) -> None:
+    """Also where a row has no others; a score of nan still takes its row away, hidden ones none."""
+    device, dtype = CASES[kernel]
+    mask = MASKS[name]
+    q, k, v, _ = random_qkv(mask, 4, 2, 64, dtype, 3)
+    with torch.no_grad():
+        k[..., 7] = k[..., 7].abs() + 1
+        q[3, 1, 7], q[90, 1, 7], q[100, 2, 7], q[159, 0, 7] = (
+            float(x) for x in ("inf", "-inf", "nan", "inf")
+        )
+    q, k, v = (x.detach().to(device) for x in (q, k, v))
+    out, meta = flex_flash_attn_func(q, k, v, slices=mask, backend=kernel, softcap=softcap)
+    how = mask, 64**-0.5, softcap
+    exact = dense_attention(q.double(), k.double(), v.double(), *how)
+    same = dense_attention(q, k, v, *how)
+    names = ("out", "lse")
+    assert exact[1].isnan().any()
+    # In fp32 an lse rounds at the size of the logits.
+    scales = {"out": v.abs().max().item(), "lse": softcap if dtype == torch.float32 else 1.0}
+    assert_as_good(
+        {"out": out, "lse": meta.lse}, dict(zip(names, exact, strict=True)),
+        dict(zip(names, same, strict=True)), dtype, scales,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASKS)

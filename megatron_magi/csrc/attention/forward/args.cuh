@@ -2,6 +2,7 @@
 #pragma once
 #include "../device/watchdog.h"
 #include "../params.h"
+#include "cap_polynomial.h"
 #include "traits.h"
 
 namespace magi {
@@ -27,7 +28,9 @@ struct FwdKernelParams {
   int32_t pack_shift;  // log2(pack)
   float scale_log2;    // log2(e) times softmax_scale, or times softcap
   float inverse_scale_log2;
-  float cap_scale;  // softmax_scale / softcap, where there is one
+  float cap_scale;    // softmax_scale / softcap, where there is one
+  int32_t unshifted;  // with softcap, 1: the softmax has no shift, see capped.cuh
+  CapPolynomial cap_polynomial;
 };
 
 // A position in a ring of kSlots slots and the parity of its current pass.

@@ -1,5 +1,6 @@
 // A consumer warpgroup: the loop over the stream of steps (see kernel.cuh).
 #pragma once
+#include "capped.cuh"
 #include "products.cuh"
 #include "store.cuh"
 
@@ -107,8 +108,9 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         }
       }
       if (by_maxima) rescale = softmax_step(me.p, s, state, alpha);
+    } else if constexpr (T::kSoftcap) {
+      rescale = capped_softmax_step(me, flags, step, s, state, alpha);
     } else {
-      if constexpr (T::kSoftcap) cap_scores(me.p, s);
       if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
       rescale = softmax_step(me.p, s, state, alpha);
     }

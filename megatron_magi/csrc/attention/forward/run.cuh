@@ -8,6 +8,9 @@
 
 namespace magi {
 
+// Of softcap * log2(e): sums of 2^20 probabilities times values of 2^26 stay below 2^127.
+constexpr float kLargestUnshifted = 80.f;
+
 template <class Traits>
 Status run_fwd(const MagiFwdParams& args) {
   constexpr int kD = Traits::kHeadDim, kE = Traits::kValueDim;
@@ -23,6 +26,9 @@ Status run_fwd(const MagiFwdParams& args) {
       (Traits::kSoftcap ? args.softcap : args.softmax_scale) * static_cast<float>(M_LOG2E);
   p.inverse_scale_log2 = 1.f / p.scale_log2;
   p.cap_scale = Traits::kSoftcap ? args.softmax_scale / args.softcap : 0.f;
+  p.unshifted = Traits::kMayBeUnshifted && p.scale_log2 <= kLargestUnshifted;
+  if (p.unshifted)
+    p.cap_polynomial = make_cap_polynomial(args.softmax_scale, args.softcap, M_LOG2E);
 
   if (p.num_items > 0) {
     const bool stage_out = args.out_dtype != kMagiFp32;

@@ -5,18 +5,11 @@
 
 namespace magi {
 
-// Softcap: scores become tanh of themselves, and softcap is what the softmax multiplies them by in
-// place of softmax_scale.
-template <int kScores>
-MAGI_DEVICE void cap_scores(const FwdKernelParams& p, float (&s)[kScores]) {
-#pragma unroll
-  for (int j = 0; j < kScores; ++j) s[j] = tanh_approx(s[j] * p.cap_scale);
-}
-
 // Hides cells outside the band. Each warp votes which side of the interval cuts its rows: mostly
 // one of them, and often none.
 template <class Traits>
-MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2], Band band) {
+MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlockN / 2], Band band,
+                            float hidden = -INFINITY) {
   constexpr int kScores = Traits::kBlockN / 2;
   // In this thread's numbering: its column j stands at key 8 * (j / 2) + j % 2.
   int begin[2], end[2];
@@ -29,12 +22,12 @@ MAGI_DEVICE void apply_mask(const FwdRows<Traits>& me, float (&s)[Traits::kBlock
   if (__any_sync(0xffffffff, max(begin[0], begin[1]) > 0)) {
 #pragma unroll
     for (int j = 0; j < kScores; ++j)
-      if (8 * (j >> 2) + (j & 1) < begin[(j >> 1) & 1]) s[j] = -INFINITY;
+      if (8 * (j >> 2) + (j & 1) < begin[(j >> 1) & 1]) s[j] = hidden;
   }
   if (__any_sync(0xffffffff, min(end[0], end[1]) < Traits::kBlockN - 6)) {
 #pragma unroll
     for (int j = 0; j < kScores; ++j)
-      if (8 * (j >> 2) + (j & 1) >= end[(j >> 1) & 1]) s[j] = -INFINITY;
+      if (8 * (j >> 2) + (j & 1) >= end[(j >> 1) & 1]) s[j] = hidden;
   }
 }
 

@@ -47,17 +47,24 @@ MAGI_DEVICE void atomic_max(float* place, float x) {
     atomicMin(reinterpret_cast<unsigned*>(place), __float_as_uint(x));
 }
 
+// The logit of a row's largest score; with softcap, of its largest tanh, or of its largest
+// probability.
+template <class Traits>
+MAGI_DEVICE float logit_of(const FwdKernelParams& p, float top) {
+  if constexpr (!Traits::kSoftcap) return top * p.args.softmax_scale;
+  return p.unshifted ? __logf(top) : top * p.args.softcap;
+}
+
 // Raises the largest logits of the heads to those of this warp's rows; top: of this lane's two.
 template <class Traits>
 MAGI_DEVICE void raise_max_logits(const FwdRows<Traits>& me, FwdItem item, const float (&top)[2]) {
   const MagiFwdParams& a = me.p.args;
-  const float scale = Traits::kSoftcap ? a.softcap : a.softmax_scale;
   const int pack = 1 << me.p.pack_shift;
   float most[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const auto at = me.address_of(me.row + 8 * h, item);
-    most[h] = quad_max(at.valid ? top[h] * scale : -INFINITY);
+    most[h] = quad_max(at.valid ? logit_of<Traits>(me.p, top[h]) : -INFINITY);
   }
   if (pack <= 8) most[0] = most[1] = fmaxf(most[0], most[1]);  // rows 8 apart have one head
 #pragma unroll

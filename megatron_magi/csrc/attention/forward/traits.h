@@ -1,8 +1,10 @@
 // Tile sizes and shared-memory plan of the forward.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "../device/panels.h"
+#include "../device/ptx.h"
 #include "../work_lists.h"
 
 namespace magi {
@@ -40,6 +42,11 @@ struct FwdTraits {
   static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kMaxLogits = kMaxLogits_;
   static constexpr bool kSoftcap = kSoftcap_;
+  // Whether the softmax of a moderate softcap needs no shift, see capped.cuh.
+  static constexpr bool kMayBeUnshifted = kSoftcap && std::is_same_v<Element, ptx::bf16>;
+  // Whether it then caps small scores by polynomials. The products of wider heads take so long that
+  // the unit for tanh suffices.
+  static constexpr bool kCapsByPolynomial = kMayBeUnshifted && kHeadDim <= 128;
   static constexpr int kBlockM = kBlockM_;  // rows of a tile: 64 of each consumer warpgroup
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kConsumers = kBlockM / 64;

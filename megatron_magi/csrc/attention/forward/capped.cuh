@@ -1,0 +1,103 @@
+// The softmax of capped logits.
+//
+// In bf16 and up to a softcap of 55 it has no shift: logits are between minus and plus softcap, and
+// bf16 has the exponents of fp32. So there are no maxima, no votes about them and no rescaling. The
+// probabilities of fp16 and larger softcaps take the way of plain logits.
+//
+// tanh and the exponential take 8 clocks each of one unit. So where heads are narrow, three
+// quarters of the scores are capped by a polynomial in steps in which all of these are small.
+#pragma once
+#include "softmax.cuh"
+
+namespace magi {
+
+MAGI_DEVICE float cap_small_score(const CapPolynomial& p, float score) {
+  const float square = score * score;
+  float sum = p.c[CapPolynomial::kTerms - 1];
+#pragma unroll
+  for (int i = CapPolynomial::kTerms - 2; i >= 0; --i) sum = fmaf(sum, square, p.c[i]);
+  return score * sum;
+}
+MAGI_DEVICE float cap_score(const FwdKernelParams& p, float score) {
+  return tanh_approx(score * p.cap_scale) * p.scale_log2;
+}
+
+// Which scores a polynomial may cap.
+MAGI_DEVICE constexpr bool by_polynomial(int j) {
+  return (j >> 1) % 4 != 0;
+}
+
+// Whether it may in this step; scores of nan stay nan on either way.
+template <int kScores>
+MAGI_DEVICE bool are_small(const FwdKernelParams& p, const float (&s)[kScores]) {
+  float size[2][2] = {};  // chains, for latency
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) {
+    float& most = size[(j >> 3) & 1][j & 1];
+    if (by_polynomial(j)) most = fmaxf(most, fabsf(s[j]));
+  }
+  const float most = fmaxf(fmaxf(size[0][0], size[0][1]), fmaxf(size[1][0], size[1][1]));
+  return __all_sync(0xffffffff, most <= p.cap_polynomial.bound);
+}
+
+// Scores to probabilities and their sums. One block of code with the capping, so that the units
+// work beside each other.
+template <int kScores, class Cap>
+MAGI_DEVICE void exponentiate(float (&s)[kScores], float (&sum)[2][2], const Cap& cap) {
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) {
+    s[j] = exp2_approx(cap(j, s[j]));
+    sum[(j >> 1) & 1][j & 1] += s[j];
+  }
+}
+
+// Masked cells have got a probability: 0 takes its place, and the sums are made again.
+template <class Traits, int kScores>
+MAGI_DEVICE void hide_probabilities(const FwdRows<Traits>& me, Band band, float (&s)[kScores],
+                                    float (&sum)[2][2]) {
+  apply_mask(me, s, band, 0.f);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) sum[h][0] = sum[h][1] = 0.f;
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) sum[(j >> 1) & 1][j & 1] += s[j];
+}
+
+template <class Traits, int kScores>
+MAGI_DEVICE void unshifted_softmax_step(const FwdRows<Traits>& me, int flags, const FwdStep& step,
+                                        float (&s)[kScores], SoftmaxState<true>& state) {
+  const FwdKernelParams& p = me.p;
+  float sum[2][2] = {};
+  if (Traits::kCapsByPolynomial && are_small(p, s))
+    exponentiate(s, sum, [&](int j, float score) {
+      return by_polynomial(j) ? cap_small_score(p.cap_polynomial, score) : cap_score(p, score);
+    });
+  else
+    exponentiate(s, sum, [&](int, float score) { return cap_score(p, score); });
+  if (flags & kStepMasked) hide_probabilities(me, me.shared_by_lane0(step), s, sum);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) state.row_sum[h] += sum[h][0] + sum[h][1];
+  if (p.args.max_logits == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) {
+    float& top = state.top[(j >> 1) & 1];
+    top = fmaxf(top, s[j]);
+  }
+}
+
+// As softmax_step, from scores that are neither capped nor masked.
+template <class Traits, int kScores>
+MAGI_DEVICE bool capped_softmax_step(const FwdRows<Traits>& me, int flags, const FwdStep& step,
+                                     float (&s)[kScores], SoftmaxState<true>& state,
+                                     float (&alpha)[2]) {
+  if (Traits::kMayBeUnshifted && me.p.unshifted) {
+    unshifted_softmax_step(me, flags, step, s, state);
+    alpha[0] = alpha[1] = 1.f;
+    return false;
+  }
+#pragma unroll
+  for (int j = 0; j < kScores; ++j) s[j] = tanh_approx(s[j] * me.p.cap_scale);
+  if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+  return softmax_step(me.p, s, state, alpha);
+}
+
+}  // namespace magi
