@@ -6,6 +6,7 @@ values (another one in multi-latent attention).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,10 @@ from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 OutLse = tuple[Tensor, Tensor]
 Pair = tuple[Tensor, Tensor]
+Repeated = Callable[[Tensor, Tensor, Tensor, Tensor | None], OutLse | None]
+"""A forward whose form is known, as a function of q, k, v and ``AttnCall.max_logits``: shapes,
+strides, dtypes and devices are those of an earlier call, and it checks none of them. None: it
+computes nothing, because tensors lie where the kernels cannot read them."""
 
 
 class Arrival(NamedTuple):
@@ -124,6 +129,11 @@ class AttnBackend(Protocol):
         """
         ...
 
+    def repeated(self, call: AttnCall, out_dtype: torch.dtype) -> Repeated | None:
+        """A shorter way to compute further calls of the form of this one, which has been computed
+        without ``prev`` and ``into``; None: there is none."""
+        ...
+
     def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv).
 
@@ -147,7 +157,10 @@ class AttnBackend(Protocol):
 
 
 class OwnKeysOnly:
-    """What backends say that take no received keys."""
+    """What backends say that take no received keys and know no shorter way for repeated calls."""
+
+    def repeated(self, call: AttnCall, out_dtype: torch.dtype) -> Repeated | None:
+        return None
 
     def takes_received(self, widths: Widths) -> bool:
         return False

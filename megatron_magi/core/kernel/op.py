@@ -26,6 +26,7 @@ from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
     OutLse,
+    Repeated,
     acc_dtype,
     less_dlse,
     row_delta,
@@ -70,6 +71,10 @@ class Asked:
     options: Options
     chosen: Chosen | None = None
     """What computes them, and the slices as it takes them; None: not chosen yet."""
+    repeated: Repeated | None = None
+    """The shorter way of what computes them; None: there is none, or it was not asked for yet."""
+    num_calls: int = 0
+    """How often that way was not taken."""
 
 
 def attend(
@@ -96,15 +101,17 @@ def attend(
             )
         out, lse = torch.ops.magi.attn_fwd(q, k, v, slices, *options)
         return out, lse
-    chosen = asked.chosen
-    if chosen is None:
-        chosen = asked.chosen = _chosen(q, k, v, slices, options)
+    if asked.chosen is None:
+        asked.chosen = _chosen(q, k, v, slices, options)
     needs = q.requires_grad or k.requires_grad or v.requires_grad
     needs = needs or (sink_lse is not None and sink_lse.requires_grad)
     if needs and torch.is_grad_enabled():
-        out, lse = _EagerAttn.apply(q, k, v, sink_lse, (chosen, slices, options, max_logits))
+        how = asked, slices, max_logits
+        out, lse = _apply(
+            _live(q), _live(k), _live(v), None if sink_lse is None else _live(sink_lse), how
+        )
         return out, lse
-    return _call_forward((q, k, v, sink_lse), chosen, options, max_logits)
+    return _call_forward((q, k, v, sink_lse), asked, max_logits)
 
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -119,33 +126,42 @@ def _chosen(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) -
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *rest: Any) -> OutLse:
     options = Options(*rest)
-    chosen = _chosen(q, k, v, slices, options)
-    return _call_forward((q, k, v, options.sink_lse), chosen, options, None)
+    asked = Asked(options, _chosen(q, k, v, slices, options))
+    return _call_forward((q, k, v, options.sink_lse), asked, None)
 
 
-def _call_forward(
-    inputs: Inputs, chosen: Chosen, options: Options, max_logits: Tensor | None
-) -> OutLse:
-    (q, k, v, sink_lse), (kernel, table) = inputs, chosen
+def _call_forward(inputs: Inputs, asked: Asked, max_logits: Tensor | None) -> OutLse:
+    q, k, v, sink_lse = inputs
+    if asked.repeated is not None:
+        made = asked.repeated(q, k, v, max_logits)
+        if made is not None:
+            return made
+    assert asked.chosen is not None, "the caller has chosen"
+    (kernel, table), options = asked.chosen, asked.options
     numbers = options.softmax_scale, max_logits, options.softcap
     call = AttnCall(q, k, v, table, *numbers, sink_lse)
-    return kernel.forward(call, out_dtype=options.out_dtype)
+    made = kernel.forward(call, out_dtype=options.out_dtype)
+    asked.num_calls += 1
+    if asked.num_calls == 2 and sink_lse is None:  # most that are asked once are asked never again
+        asked.repeated = kernel.repeated(call, options.out_dtype)
+    return made
 
 
 class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None,
-        how: tuple[Chosen, Tensor, Options, Tensor | None],
+        how: tuple[Asked, Tensor, Tensor | None],
     ) -> OutLse:  # fmt: skip
-        """``how``: what computes the call, its slices, the options, ``AttnCall.max_logits``."""
-        chosen, slices, options, max_logits = how
-        out, lse = _call_forward((q, k, v, sink_lse), chosen, options, max_logits)
+        """``how``: what is asked, its slices, ``AttnCall.max_logits``."""
+        asked, slices, max_logits = how
+        out, lse = _call_forward((q, k, v, sink_lse), asked, max_logits)
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
         # the forward and the other when it recomputes.
         ctx.save_for_backward(q, k, v, _saveable(slices), sink_lse, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.how = chosen, options if sink_lse is None else options._replace(sink_lse=None)
+        options = asked.options
+        ctx.how = asked.chosen, options if sink_lse is None else options._replace(sink_lse=None)
         return out, lse
 
     @staticmethod
@@ -169,6 +185,12 @@ class _EagerAttn(torch.autograd.Function):
         delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
         grad = GradCall(dout, lse, delta, None, q.dtype, None, None, options.deterministic)
         return *kernel.backward(call, grad), sink_gradient(sink_lse, lse, delta), None
+
+
+# What Function.apply does besides costs several microseconds of the host: it looks for transforms,
+# which must_dispatch has found, and unwraps tensors that have outlived theirs.
+_apply = super(torch.autograd.Function, _EagerAttn).apply
+_live = torch._C._functorch.unwrap_if_dead
 
 
 def _backward(

@@ -181,7 +181,7 @@ def test_one_input_with_a_gradient_is_enough(needed: str) -> None:
 
 def test_a_call_without_gradients_is_the_kernel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of autograd takes longer on the host than the launch."""
-    monkeypatch.setattr(op, "_EagerAttn", None)
+    monkeypatch.setattr(op, "_apply", None)
     with torch.no_grad():
         eager(*inputs())
     eager(*(x.detach() for x in inputs()))

@@ -7,7 +7,7 @@ import torch
 from megatron_magi.core.cuda.library import load_kernels
 from megatron_magi.core.kernel.hopper.backward import backward, delta, done_count
 from megatron_magi.core.kernel.hopper.checks import check_device, takes_received
-from megatron_magi.core.kernel.hopper.forward import forward
+from megatron_magi.core.kernel.hopper.forward import forward, repeated
 
 __all__ = ["HopperBackend"]
 
@@ -23,6 +23,7 @@ class HopperBackend:
     name = "cuda"
     adds_atomically = True
     forward = staticmethod(forward)
+    repeated = staticmethod(repeated)
     backward = staticmethod(backward)
     delta = staticmethod(delta)
     takes_received = staticmethod(takes_received)

@@ -105,6 +105,12 @@ constexpr int bwd_stat_rows(int num_q) {
 
 constexpr float kLog2e = 1.4426950408889634f;
 
+// Memory that a launch sets to zero; aligned to 16 bytes.
+struct BwdCleared {
+  uint32_t* words;
+  int64_t count;  // 0: none
+};
+
 struct BwdPrepareArgs {
   MagiTensor out, dout;  // data null: delta is given
   const float* lse;
@@ -115,6 +121,7 @@ struct BwdPrepareArgs {
   int32_t num_q, num_heads_q;
   int32_t stat_rows;
   float softmax_scale;
+  BwdCleared cleared[2];  // dq_acc and semaphores, unless the driver fills them
 };
 
 struct BwdConvertArgs {

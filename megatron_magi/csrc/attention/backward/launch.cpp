@@ -172,19 +172,24 @@ BwdArgs main_args(const MagiBwdParams& p) {
   return args;
 }
 
+// Has the prepare kernel clear a little memory, which spares the host a launch, and the driver
+// clear more, whose fill runs at full bandwidth (docs/history/kernel_backward.md, step 21).
+constexpr size_t kMostClearedInKernel = 16 << 20;  // bytes
+Status clear(void* data, size_t num_words, BwdCleared* in_kernel, cudaStream_t stream) {
+  if (num_words * 4 > kMostClearedInKernel)
+    return cuda_status(cudaMemsetAsync(data, 0, num_words * 4, stream), "backward, clear");
+  *in_kernel = {static_cast<uint32_t*>(data), static_cast<int64_t>(num_words)};
+  return {};
+}
+
 template <int kDtype, int kValueDim>
 Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
-  if (p.clear_dq) {
-    const size_t bytes = sizeof(float) * p.num_q * p.num_heads_q * p.head_dim;
-    MAGI_RETURN_IF_ERROR(
-        cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
-  }
+  BwdPrepareArgs args{};
+  const size_t sums = p.clear_dq ? size_t{1} * p.num_q * p.num_heads_q * p.head_dim : 0;
+  MAGI_RETURN_IF_ERROR(clear(p.dq_acc.data, sums, &args.cleared[0], stream));
   const size_t stored = adds_received_parts(p) ? size_t{1} * p.num_items * p.num_heads_kv : 0;
   const size_t counters = num_semaphores(p) + stored;
-  if (counters > 0)
-    MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, counters * 4, stream),
-                                     "backward, clear semaphores"));
-  BwdPrepareArgs args{};
+  MAGI_RETURN_IF_ERROR(clear(p.semaphores, counters, &args.cleared[1], stream));
   args.out = p.out;
   args.dout = p.dout;
   args.lse = p.lse;

@@ -1,5 +1,6 @@
 // Launches of the backward kernels; included by the instantiations only.
 #pragma once
+#include "../device/shared_memory.h"
 #include "elementwise.cuh"
 #include "kernel.cuh"
 
@@ -13,8 +14,8 @@ cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_block
                          cudaStream_t stream) {
   using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic, kValueDim, kSoftcap>;
   const auto kernel = bwd_kernel<Traits>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSmemBytes);
+  static SharedMemory given;
+  const cudaError_t error = given.give(reinterpret_cast<const void*>(kernel), Traits::kSmemBytes);
   if (error != cudaSuccess) return error;
   kernel<<<num_blocks, Traits::kThreads, Traits::kSmemBytes, stream>>>(maps, args);
   return cudaGetLastError();

@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 
+#include "../device/shared_memory.h"
 #include "../device/tensor_map.h"
 #include "kernel.cuh"
 #include "variants.h"
@@ -42,9 +43,9 @@ Status run_fwd(const MagiFwdParams& args) {
   }
 
   auto* kernel = fwd_kernel<Traits>;
+  static SharedMemory given;
   MAGI_RETURN_IF_ERROR(
-      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       Traits::kSharedBytes),
+      cuda_status(given.give(reinterpret_cast<const void*>(kernel), Traits::kSharedBytes),
                   "this GPU does not give the forward kernel its shared memory"));
   kernel<<<args.num_sms, Traits::kThreads, Traits::kSharedBytes,
            static_cast<cudaStream_t>(args.stream)>>>(p);
