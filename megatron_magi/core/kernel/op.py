@@ -25,8 +25,10 @@ from megatron_magi.core.kernel.backend import (
     AttnBackend,
     AttnCall,
     GradCall,
+    Gradients,
     OutLse,
-    Repeated,
+    RepeatedBackward,
+    RepeatedForward,
     acc_dtype,
     less_dlse,
     row_delta,
@@ -71,10 +73,16 @@ class Asked:
     options: Options
     chosen: Chosen | None = None
     """What computes them, and the slices as it takes them; None: not chosen yet."""
-    repeated: Repeated | None = None
+    forward: RepeatedForward | None = None
     """The shorter way of what computes them; None: there is none, or it was not asked for yet."""
-    num_calls: int = 0
+    backward: RepeatedBackward | None = None
+    num_forwards: int = 0
     """How often that way was not taken."""
+    num_backwards: int = 0
+
+    def without_sinks(self) -> Asked:
+        """What a backward keeps, which has the sinks from autograd."""
+        return Asked(self.options._replace(sink_lse=None), self.chosen)
 
 
 def attend(
@@ -132,8 +140,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *rest: Any) -> Out
 
 def _call_forward(inputs: Inputs, asked: Asked, max_logits: Tensor | None) -> OutLse:
     q, k, v, sink_lse = inputs
-    if asked.repeated is not None:
-        made = asked.repeated(q, k, v, max_logits)
+    if asked.forward is not None:
+        made = asked.forward(q, k, v, max_logits)
         if made is not None:
             return made
     assert asked.chosen is not None, "the caller has chosen"
@@ -141,9 +149,9 @@ def _call_forward(inputs: Inputs, asked: Asked, max_logits: Tensor | None) -> Ou
     numbers = options.softmax_scale, max_logits, options.softcap
     call = AttnCall(q, k, v, table, *numbers, sink_lse)
     made = kernel.forward(call, out_dtype=options.out_dtype)
-    asked.num_calls += 1
-    if asked.num_calls == 2 and sink_lse is None:  # most that are asked once are asked never again
-        asked.repeated = kernel.repeated(call, options.out_dtype)
+    asked.num_forwards += 1
+    if asked.num_forwards == 2 and sink_lse is None:  # many are asked once only
+        asked.forward = kernel.repeated_forward(call, options.out_dtype)
     return made
 
 
@@ -160,31 +168,50 @@ class _EagerAttn(torch.autograd.Function):
         # the forward and the other when it recomputes.
         ctx.save_for_backward(q, k, v, _saveable(slices), sink_lse, out, lse)
         ctx.set_materialize_grads(False)
-        options = asked.options
-        ctx.how = asked.chosen, options if sink_lse is None else options._replace(sink_lse=None)
+        ctx.asked = asked if sink_lse is None else asked.without_sinks()
         return out, lse
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slices, sink_lse, out, lse = ctx.saved_tensors
-        chosen, options = ctx.how
+        asked: Asked = ctx.asked
         if sink_lse is not None and not ctx.needs_input_grad[3]:
             sink_lse = None
         dout = torch.zeros_like(out) if dout is None else dout
         if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
             delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
-            how = _of_backward(options)
+            how = _of_backward(asked.options)
             grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
             return *grads, sink_gradient(sink_lse, lse, delta), None
-        kernel, table = chosen
-        call = AttnCall(q, k, v, table, options.softmax_scale, None, options.softcap)
         if dlse is None and sink_lse is None:  # the kernels compute delta themselves
-            grad = GradCall(dout, lse, None, out, q.dtype, None, None, options.deterministic)
-            return *kernel.backward(call, grad), None, None
-        delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
-        grad = GradCall(dout, lse, delta, None, q.dtype, None, None, options.deterministic)
-        return *kernel.backward(call, grad), sink_gradient(sink_lse, lse, delta), None
+            return *_call_backward((q, k, v), asked, (dout, lse, None, out)), None, None
+        assert asked.chosen is not None, "the forward has chosen"
+        delta = less_dlse(asked.chosen[0].delta(out, dout, lse.dtype), dlse)
+        grads = _call_backward((q, k, v), asked, (dout, lse, delta, None))
+        return *grads, sink_gradient(sink_lse, lse, delta), None
+
+
+def _call_backward(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    asked: Asked,
+    given: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+) -> Gradients:
+    """``given``: the first arguments of GradCall."""
+    dout, lse, _, out = given
+    if asked.backward is not None and out is not None:
+        made = asked.backward(*qkv, out, lse, dout)
+        if made is not None:
+            return made
+    assert asked.chosen is not None, "the forward has chosen"
+    (kernel, table), options = asked.chosen, asked.options
+    call = AttnCall(*qkv, table, options.softmax_scale, None, options.softcap)
+    grad = GradCall(*given, qkv[0].dtype, None, None, options.deterministic)
+    made = kernel.backward(call, grad)
+    asked.num_backwards += 1
+    if asked.num_backwards == 2 and out is not None:
+        asked.backward = kernel.repeated_backward(call, grad)
+    return made
 
 
 # What Function.apply does besides costs several microseconds of the host: it looks for transforms,

@@ -244,3 +244,13 @@ def test_torch_compile_sees_one_graph() -> None:
         strict=True,
     ):
         torch.testing.assert_close(a, b)
+
+
+def test_a_tensor_may_outlive_its_transform() -> None:
+    """It is a wrapper then, without memory of its own."""
+    kept: list[Tensor] = []
+    q, k, v = inputs()
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(q.detach())
+    assert kept[0].shape == q.shape
+    for got, want in zip(eager(kept[0], k, v), eager(q, k, v), strict=True):
+        assert torch.equal(got, want)

@@ -18,7 +18,7 @@ from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     OutLse,
-    Repeated,
+    RepeatedForward,
     put_rows,
     refuse_received,
 )
@@ -90,8 +90,8 @@ def forward(
     return result
 
 
-def repeated(call: AttnCall, out_dtype: torch.dtype) -> Repeated | None:
-    """See AttnBackend.repeated."""
+def repeated_forward(call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
+    """See AttnBackend.repeated_forward."""
     repeat = call.table.cache.get("forwards", {}).get(_form(call, None, None, out_dtype))
     if repeat is None or call.sink_lse is not None:
         return None
@@ -101,7 +101,7 @@ def repeated(call: AttnCall, out_dtype: torch.dtype) -> Repeated | None:
 def _forward_again(
     repeat: _Repeat, q: Tensor, k: Tensor, v: Tensor, max_logits: Tensor | None
 ) -> OutLse | None:
-    """See Repeated."""
+    """See RepeatedForward."""
     places = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if (places[0] | places[1] | places[2]) % 16:
         return None
