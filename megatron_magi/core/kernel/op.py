@@ -18,6 +18,8 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.autograd import (
     differentiable_once,
+    direct_apply,
+    live,
     must_dispatch,
     refuse_second_derivative,
 )
@@ -116,7 +118,7 @@ def attend(
     if needs and torch.is_grad_enabled():
         how = asked, slices, max_logits
         out, lse = _apply(
-            _live(q), _live(k), _live(v), None if sink_lse is None else _live(sink_lse), how
+            live(q), live(k), live(v), None if sink_lse is None else live(sink_lse), how
         )
         return out, lse
     return _call_forward((q, k, v, sink_lse), asked, max_logits)
@@ -214,10 +216,7 @@ def _call_backward(
     return made
 
 
-# What Function.apply does besides costs several microseconds of the host: it looks for transforms,
-# which must_dispatch has found, and unwraps tensors that have outlived theirs.
-_apply = super(torch.autograd.Function, _EagerAttn).apply
-_live = torch._C._functorch.unwrap_if_dead
+_apply = direct_apply(_EagerAttn)
 
 
 def _backward(

@@ -72,7 +72,8 @@ class _Repeat(NamedTuple):
 
     device: torch.device
     launch: BwdLaunch
-    pattern: Pattern
+    run: Callable[..., None]
+    """Takes the fields of VARYING."""
     new_grads: tuple[Callable[[], Tensor], ...]
     """dq, dk and dv."""
     new_scratch: Callable[[], Tensor]
@@ -272,7 +273,8 @@ def _repeat(
     in_fp32 = dq.dtype == torch.float32
     floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else dq.numel())
     new_scratch = new_of((floats,), torch.float32, dq.device)
-    return _Repeat(dq.device, launch, Pattern(params, names), new_grads, new_scratch, in_fp32)
+    run = cuda_library().prepared("magi_attn_bwd", Pattern(params, names))
+    return _Repeat(dq.device, launch, run, new_grads, new_scratch, in_fp32)
 
 
 def _launch_call(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradients) -> bool:
@@ -307,16 +309,15 @@ def _launch(
     repeat.launch.tables.use_on(stream)
     scratch = repeat.new_scratch()  # held until the launch
     at, (stats, sums, semaphores, dq_sum) = scratch.data_ptr(), repeat.launch.scratch_at
-    params = repeat.pattern.filled(
-        q, k, v, dout, out,
-        *((dq, 0) if repeat.in_fp32 else (at + dq_sum, dq)),
-        dk, dv,
-        *received,
-        lse, delta,
-        at + stats, at + sums, at + semaphores, stream,
-    )  # fmt: skip
     with on_device(device):
-        cuda_library().call("magi_attn_bwd", params)
+        repeat.run(
+            q, k, v, dout, out,
+            *((dq, 0) if repeat.in_fp32 else (at + dq_sum, dq)),
+            dk, dv,
+            *received,
+            lse, delta,
+            at + stats, at + sums, at + semaphores, stream,
+        )  # fmt: skip
     return True
 
 

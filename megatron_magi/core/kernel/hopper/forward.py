@@ -57,7 +57,8 @@ class _Shared(NamedTuple):
 
     device: torch.device
     tables: DeviceBuffer
-    pattern: Pattern
+    run: Callable[..., None]
+    """Takes the fields of VARYING."""
 
 
 def forward(
@@ -145,7 +146,7 @@ def _checked_forward(
     result = (new_out(), new_lse()) if given is None else given
     how = {"merge": prev is not None, "fill_empty_rows": given is None}
     readable = _readable(call)
-    shared = _Shared(device, launch.tables, _pattern(launch, readable, result, **how))
+    shared = _shared(launch, readable, result, **how)
     _launch(shared, _places(readable), result, readable.sink_lse, readable.max_logits)
     return result, _Repeat(shared, new_out, new_lse) if readable is call else None
 
@@ -189,8 +190,7 @@ def launch_forward(
         fill_empty_rows: write 0, and -inf or the sinks' lse, to rows that no slice covers.
     """
     call = _readable(call)
-    pattern = _pattern(launch, call, result, merge=merge, fill_empty_rows=fill_empty_rows)
-    shared = _Shared(call.q.device, launch.tables, pattern)
+    shared = _shared(launch, call, result, merge=merge, fill_empty_rows=fill_empty_rows)
     _launch(shared, _places(call), result, call.sink_lse, call.max_logits)
 
 
@@ -203,20 +203,20 @@ def _launch(
 ) -> None:
     """Launch a call that the copy engine can read; ``places`` are the addresses of q, k and v, the
     last two its sink_lse and max_logits."""
-    device, tables, pattern = shared
+    device, tables, run = shared
     stream = stream_handle(device)
     captured = tables.use_on(stream)
-    params = pattern.filled(
-        *places,
-        result[0].data_ptr(),
-        result[1].data_ptr(),
-        0 if sinks is None else sinks.data_ptr(),
-        0 if most is None else most.data_ptr(),
-        tile_counter(device, stream, captured).data_ptr(),
-        stream,
-    )
+    counter = tile_counter(device, stream, captured)  # held until the launch
     with on_device(device):
-        cuda_library().call("magi_attn_fwd", params)
+        run(
+            *places,
+            result[0].data_ptr(),
+            result[1].data_ptr(),
+            0 if sinks is None else sinks.data_ptr(),
+            0 if most is None else most.data_ptr(),
+            counter.data_ptr(),
+            stream,
+        )
 
 
 def _readable(call: AttnCall) -> AttnCall:
@@ -229,10 +229,10 @@ def _readable(call: AttnCall) -> AttnCall:
     return call if same else call._replace(q=q, k=k, v=v, sink_lse=sinks)
 
 
-def _pattern(
+def _shared(
     launch: FwdLaunch, call: AttnCall, result: OutLse, *, merge: bool, fill_empty_rows: bool
-) -> Pattern:
-    """The parameters, but for the addresses of what a call reads and writes."""
+) -> _Shared:
+    """All but the addresses of what a call reads and writes."""
     p = FwdParams.from_buffer_copy(launch.params)
     p.q, p.k, p.v, p.out = map(TensorView.of, (*call[:3], result[0]))
     p.lse_stride_token, p.lse_stride_head = result[1].stride()
@@ -245,4 +245,5 @@ def _pattern(
         p.num_empty_ranges = 0
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
-    return Pattern(p, VARYING)
+    run = cuda_library().prepared("magi_attn_fwd", Pattern(p, VARYING))
+    return _Shared(call.q.device, launch.tables, run)

@@ -9,11 +9,6 @@ namespace magi {
 template <int kDtype>
 using BwdElement = std::conditional_t<kDtype == kMagiBf16, ptx::bf16, ptx::fp16>;
 
-template <class... Args>
-KernelCall kernel_call(void (*kernel)(Args...), dim3 grid, int threads, void* args) {
-  return {reinterpret_cast<const void*>(kernel), grid, dim3(threads), 0, {args, nullptr}};
-}
-
 template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic, bool kSoftcap>
 cudaError_t add_bwd_main(BwdMaps* maps, BwdArgs* args, int num_blocks, KernelChain* chain) {
   using Traits = BwdTraits<BwdElement<kDtype>, kHeadDim, kDeterministic, kValueDim, kSoftcap>;

@@ -145,7 +145,7 @@ cudaError_t KernelChain::launch(cudaStream_t stream) const {
   // A captured graph gets the kernels themselves.
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const bool asked = cudaStreamIsCapturing(stream, &capture) == cudaSuccess;
-  if (num_ > 1 && asked && capture == cudaStreamCaptureStatusNone &&
+  if (num_ > 0 && asked && capture == cudaStreamCaptureStatusNone &&
       launch_graph(calls_, num_, stream) == cudaSuccess)
     return cudaSuccess;
   cudaGetLastError();  // nothing was enqueued; kernels one by one say why, or run
