@@ -68,7 +68,8 @@ cudaError_t fill(const KernelCall* calls, int num, Graph* made) {
 cudaError_t key_of(const KernelCall* calls, int num, cudaStream_t stream, Key* key) {
   using GetCurrent = CUresult (*)(CUcontext*);
   static const GetCurrent get_current = driver_function<GetCurrent>("cuCtxGetCurrent");
-  if (get_current == nullptr || get_current(&key->context) != CUDA_SUCCESS)
+  if (get_current == nullptr || get_current(&key->context) != CUDA_SUCCESS ||
+      key->context == nullptr)  // a thread that has launched nothing yet
     return cudaErrorNotSupported;
   key->stream = stream;
   for (int i = 0; i < num; ++i) key->functions[i] = calls[i].function;
