@@ -246,11 +246,13 @@ def test_torch_compile_sees_one_graph() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_a_tensor_may_outlive_its_transform() -> None:
-    """It is a wrapper then, without memory of its own."""
+def test_a_tensor_may_outlive_its_transform(backend: Recorder) -> None:
+    """It is a wrapper then, without memory of its own, which a kernel could not read."""
     kept: list[Tensor] = []
-    q, k, v = inputs()
-    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(q.detach())
-    assert kept[0].shape == q.shape
-    for got, want in zip(eager(kept[0], k, v), eager(q, k, v), strict=True):
+    q, k, v = (x.detach() for x in inputs())
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(q)
+    with pytest.raises(RuntimeError):
+        kept[0].data_ptr()
+    for got, want in zip(eager(kept[0], k.requires_grad_(), v), eager(q, k, v), strict=True):
         assert torch.equal(got, want)
+    assert [call.q.data_ptr() for call, _ in backend.calls] == [q.data_ptr()] * 2
