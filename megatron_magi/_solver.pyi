@@ -7,6 +7,8 @@ start, end). An int64 array is a TypeError, what does not fit together a ValueEr
 take long release the GIL.
 """
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -36,6 +38,24 @@ def solve_dispatch(
 ) -> tuple[int, _Int32Array, _Int64Array]: ...
 def crossing_leg(transfers: _Int32Array, ranks_per_node: int) -> _Int32Array: ...
 def hash64(data: bytes, seed: int = 0) -> int: ...
+def prepared_call(
+    name: str,
+    function: int,
+    params: bytes,
+    fields: Sequence[tuple[int, str]],
+    error: type[Exception],
+) -> Callable[..., None]:
+    """What calls the C function at this address with a struct; see csrc/bindings_call.cpp.
+
+    Args:
+        name: of the function, for the error.
+        function: int (const void* params, char* message, int message_bytes), which returns 0 or a
+            code.
+        params: the bytes of the struct.
+        fields: offset and kind (P, l, q, Q, i, I or f of the module struct) of those that differ;
+            the result takes their values.
+        error: raised by the result for other codes than 0.
+    """
 
 class RankClock:
     """Predicts the time of a rank's kernels."""

@@ -54,4 +54,5 @@ PYBIND11_MODULE(_solver, m) {
   bind_stages(m);
   bind_layout(m);
   bind_kernel(m);
+  bind_call(m);
 }

@@ -43,6 +43,9 @@ class Pattern:
     def __init__(self, params: Structure, names: Sequence[str]) -> None:
         """``names`` are those fields, in the order of the struct: "lse", "q.data", "own.1.data"."""
         whole, end, code = bytes(params), 0, "@"
+        self.params = whole
+        self.fields = [(at, kind._type_) for at, kind in (_place(type(params), n) for n in names)]
+        """Offset and kind of those fields; the kinds are letters of the module struct."""
         self._parts: list[Any] = []
         for name in names:
             begin, kind = _place(type(params), name)

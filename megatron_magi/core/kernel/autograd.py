@@ -32,6 +32,23 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
+def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` for calls outside of transforms (``torch.func``), without the several
+    microseconds in which it looks for them and for tensors that have outlived one; see ``live``."""
+    direct = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+    def apply(*args: Any) -> Any:
+        if _transform() is not None:
+            return function.apply(*args)
+        return direct(*args)
+
+    return apply
+
+
+live: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+"""The tensor itself, or the one inside, if it is the wrapper of a transform that has ended."""
+
+
 def refuse_tangents(*tensors: Tensor) -> None:
     """Refuse forward-mode differentiation, which would silently get no derivative.
 

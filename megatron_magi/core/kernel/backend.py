@@ -6,6 +6,7 @@ values (another one in multi-latent attention).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,16 @@ from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 OutLse = tuple[Tensor, Tensor]
 Pair = tuple[Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""dq [T, H, D], dk [S, G, D], dv [S, G, E]."""
+RepeatedForward = Callable[[Tensor, Tensor, Tensor, Tensor | None], OutLse | None]
+"""A forward whose form is known, as a function of q, k, v and ``AttnCall.max_logits``: shapes,
+strides, dtypes and devices are those of an earlier call, and it checks none of them. None: it
+computes nothing, because tensors lie where the kernels cannot read them."""
+RepeatedBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients | None]
+"""A backward as a function of q, k, v, out, lse and dout. None: it computes nothing, because these
+do not have the form of the earlier call, which it checks, or lie where the kernels cannot read
+them."""
 
 
 class Arrival(NamedTuple):
@@ -124,7 +135,16 @@ class AttnBackend(Protocol):
         """
         ...
 
-    def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
+    def repeated_forward(self, call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
+        """A shorter way to compute further calls of the form of this one, which has been computed
+        without ``prev`` and ``into``; None: there is none."""
+        ...
+
+    def repeated_backward(self, call: AttnCall, grad: GradCall) -> RepeatedBackward | None:
+        """Likewise for a backward that computed delta from ``out`` and made all its gradients."""
+        ...
+
+    def backward(self, call: AttnCall, grad: GradCall) -> Gradients:
         """(dq, dk, dv).
 
         Raises:
@@ -147,7 +167,13 @@ class AttnBackend(Protocol):
 
 
 class OwnKeysOnly:
-    """What backends say that take no received keys."""
+    """What backends say that take no received keys and know no shorter way for repeated calls."""
+
+    def repeated_forward(self, call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
+        return None
+
+    def repeated_backward(self, call: AttnCall, grad: GradCall) -> RepeatedBackward | None:
+        return None
 
     def takes_received(self, widths: Widths) -> bool:
         return False

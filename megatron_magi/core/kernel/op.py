@@ -18,6 +18,8 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.autograd import (
     differentiable_once,
+    direct_apply,
+    live,
     must_dispatch,
     refuse_second_derivative,
 )
@@ -25,7 +27,10 @@ from megatron_magi.core.kernel.backend import (
     AttnBackend,
     AttnCall,
     GradCall,
+    Gradients,
     OutLse,
+    RepeatedBackward,
+    RepeatedForward,
     acc_dtype,
     less_dlse,
     row_delta,
@@ -70,6 +75,16 @@ class Asked:
     options: Options
     chosen: Chosen | None = None
     """What computes them, and the slices as it takes them; None: not chosen yet."""
+    forward: RepeatedForward | None = None
+    """The shorter way of what computes them; None: there is none, or it was not asked for yet."""
+    backward: RepeatedBackward | None = None
+    num_forwards: int = 0
+    """How often that way was not taken."""
+    num_backwards: int = 0
+
+    def without_sinks(self) -> Asked:
+        """What a backward keeps, which has the sinks from autograd."""
+        return Asked(self.options._replace(sink_lse=None), self.chosen)
 
 
 def attend(
@@ -96,15 +111,17 @@ def attend(
             )
         out, lse = torch.ops.magi.attn_fwd(q, k, v, slices, *options)
         return out, lse
-    chosen = asked.chosen
-    if chosen is None:
-        chosen = asked.chosen = _chosen(q, k, v, slices, options)
+    if asked.chosen is None:
+        asked.chosen = _chosen(q, k, v, slices, options)
     needs = q.requires_grad or k.requires_grad or v.requires_grad
     needs = needs or (sink_lse is not None and sink_lse.requires_grad)
     if needs and torch.is_grad_enabled():
-        out, lse = _EagerAttn.apply(q, k, v, sink_lse, (chosen, slices, options, max_logits))
+        how = asked, slices, max_logits
+        out, lse = _apply(
+            live(q), live(k), live(v), None if sink_lse is None else live(sink_lse), how
+        )
         return out, lse
-    return _call_forward((q, k, v, sink_lse), chosen, options, max_logits)
+    return _call_forward((q, k, v, sink_lse), asked, max_logits)
 
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -119,56 +136,87 @@ def _chosen(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) -
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *rest: Any) -> OutLse:
     options = Options(*rest)
-    chosen = _chosen(q, k, v, slices, options)
-    return _call_forward((q, k, v, options.sink_lse), chosen, options, None)
+    asked = Asked(options, _chosen(q, k, v, slices, options))
+    return _call_forward((q, k, v, options.sink_lse), asked, None)
 
 
-def _call_forward(
-    inputs: Inputs, chosen: Chosen, options: Options, max_logits: Tensor | None
-) -> OutLse:
-    (q, k, v, sink_lse), (kernel, table) = inputs, chosen
+def _call_forward(inputs: Inputs, asked: Asked, max_logits: Tensor | None) -> OutLse:
+    q, k, v, sink_lse = inputs
+    if asked.forward is not None:
+        made = asked.forward(q, k, v, max_logits)
+        if made is not None:
+            return made
+    assert asked.chosen is not None, "the caller has chosen"
+    (kernel, table), options = asked.chosen, asked.options
     numbers = options.softmax_scale, max_logits, options.softcap
     call = AttnCall(q, k, v, table, *numbers, sink_lse)
-    return kernel.forward(call, out_dtype=options.out_dtype)
+    made = kernel.forward(call, out_dtype=options.out_dtype)
+    asked.num_forwards += 1
+    if asked.num_forwards == 2 and sink_lse is None:  # many are asked once only
+        asked.forward = kernel.repeated_forward(call, options.out_dtype)
+    return made
 
 
 class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None,
-        how: tuple[Chosen, Tensor, Options, Tensor | None],
+        how: tuple[Asked, Tensor, Tensor | None],
     ) -> OutLse:  # fmt: skip
-        """``how``: what computes the call, its slices, the options, ``AttnCall.max_logits``."""
-        chosen, slices, options, max_logits = how
-        out, lse = _call_forward((q, k, v, sink_lse), chosen, options, max_logits)
+        """``how``: what is asked, its slices, ``AttnCall.max_logits``."""
+        asked, slices, max_logits = how
+        out, lse = _call_forward((q, k, v, sink_lse), asked, max_logits)
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
         # the forward and the other when it recomputes.
         ctx.save_for_backward(q, k, v, _saveable(slices), sink_lse, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.how = chosen, options if sink_lse is None else options._replace(sink_lse=None)
+        ctx.asked = asked if sink_lse is None else asked.without_sinks()
         return out, lse
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slices, sink_lse, out, lse = ctx.saved_tensors
-        chosen, options = ctx.how
+        asked: Asked = ctx.asked
         if sink_lse is not None and not ctx.needs_input_grad[3]:
             sink_lse = None
         dout = torch.zeros_like(out) if dout is None else dout
         if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
             delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
-            how = _of_backward(options)
+            how = _of_backward(asked.options)
             grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
             return *grads, sink_gradient(sink_lse, lse, delta), None
-        kernel, table = chosen
-        call = AttnCall(q, k, v, table, options.softmax_scale, None, options.softcap)
         if dlse is None and sink_lse is None:  # the kernels compute delta themselves
-            grad = GradCall(dout, lse, None, out, q.dtype, None, None, options.deterministic)
-            return *kernel.backward(call, grad), None, None
-        delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
-        grad = GradCall(dout, lse, delta, None, q.dtype, None, None, options.deterministic)
-        return *kernel.backward(call, grad), sink_gradient(sink_lse, lse, delta), None
+            return *_call_backward((q, k, v), asked, (dout, lse, None, out)), None, None
+        assert asked.chosen is not None, "the forward has chosen"
+        delta = less_dlse(asked.chosen[0].delta(out, dout, lse.dtype), dlse)
+        grads = _call_backward((q, k, v), asked, (dout, lse, delta, None))
+        return *grads, sink_gradient(sink_lse, lse, delta), None
+
+
+def _call_backward(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    asked: Asked,
+    given: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+) -> Gradients:
+    """``given``: the first arguments of GradCall."""
+    dout, lse, _, out = given
+    if asked.backward is not None and out is not None:
+        made = asked.backward(*qkv, out, lse, dout)
+        if made is not None:
+            return made
+    assert asked.chosen is not None, "the forward has chosen"
+    (kernel, table), options = asked.chosen, asked.options
+    call = AttnCall(*qkv, table, options.softmax_scale, None, options.softcap)
+    grad = GradCall(*given, qkv[0].dtype, None, None, options.deterministic)
+    made = kernel.backward(call, grad)
+    asked.num_backwards += 1
+    if asked.num_backwards == 2 and out is not None:
+        asked.backward = kernel.repeated_backward(call, grad)
+    return made
+
+
+_apply = direct_apply(_EagerAttn)
 
 
 def _backward(

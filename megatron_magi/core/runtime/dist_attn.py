@@ -26,7 +26,13 @@ from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_g
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.attention import check_qkv, no_logits
-from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break, refuse_tangents
+from megatron_magi.core.kernel.autograd import (
+    differentiable_once,
+    direct_apply,
+    live,
+    one_graph_break,
+    refuse_tangents,
+)
 from megatron_magi.core.kernel.backend import AttnCall, Pair, acc_dtype, less_dlse
 from megatron_magi.core.kernel.form import Forms, form_of_qkv
 from megatron_magi.core.kernel.select import select_backend
@@ -155,7 +161,8 @@ def _attend(
         max_logits,
         config.keep_received_keys and will_backward(inputs),
     )
-    out, lse = _DistAttn.apply(q, k, v, sink_lse, work)
+    sinks = None if sink_lse is None else live(sink_lse)
+    out, lse = _apply(live(q), live(k), live(v), sinks, work)
     return out, lse
 
 
@@ -223,6 +230,9 @@ class _DistAttn(torch.autograd.Function):
         kept = KeptKeys(buffers, k, v) if work.keeps else None
         grads = backward(work, (q, k, v), (out, lse), (dout, delta), kept)
         return *grads, None if delta is None else sink_gradient(sink_lse, lse, delta), None
+
+
+_apply = direct_apply(_DistAttn)
 
 
 def _refuse_capture(q: Tensor) -> None:

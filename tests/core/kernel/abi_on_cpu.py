@@ -7,6 +7,7 @@ them, so a wrong field shows; the arithmetic is PyTorch's in fp64.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from megatron_magi.core.cuda.abi import (
     DeltaParams,
     FwdParams,
     GatherParams,
+    Pattern,
     Rows,
     SinkParams,
     TensorView,
@@ -33,6 +35,9 @@ class CpuLibrary:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+
+    def prepared(self, name: str, pattern: Pattern) -> Callable[..., None]:
+        return lambda *values: self.call(name, pattern.filled(*values))
 
     def call(self, name: str, params: ctypes.Structure | bytes) -> None:
         self.calls.append(name)

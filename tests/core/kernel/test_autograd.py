@@ -189,3 +189,24 @@ def test_the_compiler_leaves_a_call_out_and_is_not_loaded_for_it(
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # type: ignore[arg-type]
     function()
     assert ran == ["as it is", "outside"]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+def test_a_direct_apply_is_that_of_the_function_also_in_transforms() -> None:
+    """Which refuse functions such as ours instead of leaving them out."""
+    double = autograd.direct_apply(Doubled)
+    x = torch.ones(3, requires_grad=True)
+    (grad,) = torch.autograd.grad(double(x).sum(), x)
+    assert grad.tolist() == [2, 2, 2]
+    for apply in (double, Doubled.apply):
+        with pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.grad(lambda x, apply=apply: apply(x).sum())(torch.ones(3))

@@ -181,7 +181,7 @@ def test_one_input_with_a_gradient_is_enough(needed: str) -> None:
 
 def test_a_call_without_gradients_is_the_kernel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of autograd takes longer on the host than the launch."""
-    monkeypatch.setattr(op, "_EagerAttn", None)
+    monkeypatch.setattr(op, "_apply", None)
     with torch.no_grad():
         eager(*inputs())
     eager(*(x.detach() for x in inputs()))
@@ -244,3 +244,15 @@ def test_torch_compile_sees_one_graph() -> None:
         strict=True,
     ):
         torch.testing.assert_close(a, b)
+
+
+def test_a_tensor_may_outlive_its_transform(backend: Recorder) -> None:
+    """It is a wrapper then, without memory of its own, which a kernel could not read."""
+    kept: list[Tensor] = []
+    q, k, v = (x.detach() for x in inputs())
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(q)
+    with pytest.raises(RuntimeError):
+        kept[0].data_ptr()
+    for got, want in zip(eager(kept[0], k.requires_grad_(), v), eager(q, k, v), strict=True):
+        assert torch.equal(got, want)
+    assert [call.q.data_ptr() for call, _ in backend.calls] == [q.data_ptr()] * 2

@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 
 from megatron_magi.core.cuda.library import load_kernels
-from megatron_magi.core.kernel.hopper.backward import backward, delta, done_count
+from megatron_magi.core.kernel.hopper.backward import (
+    backward,
+    delta,
+    done_count,
+    repeated_backward,
+)
 from megatron_magi.core.kernel.hopper.checks import check_device, takes_received
-from megatron_magi.core.kernel.hopper.forward import forward
+from megatron_magi.core.kernel.hopper.forward import forward, repeated_forward
 
 __all__ = ["HopperBackend"]
 
@@ -23,7 +28,9 @@ class HopperBackend:
     name = "cuda"
     adds_atomically = True
     forward = staticmethod(forward)
+    repeated_forward = staticmethod(repeated_forward)
     backward = staticmethod(backward)
+    repeated_backward = staticmethod(repeated_backward)
     delta = staticmethod(delta)
     takes_received = staticmethod(takes_received)
     done_count = staticmethod(done_count)

@@ -7,7 +7,7 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,9 @@ from megatron_magi.core.kernel.autograd import must_dispatch
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
+    Gradients,
     Received,
+    RepeatedBackward,
     refuse_received,
     row_delta,
 )
@@ -40,7 +42,6 @@ from megatron_magi.core.kernel.hopper.checks import (
 from megatron_magi.core.kernel.hopper.choice import backward_launch
 from megatron_magi.core.kernel.hopper.launch import (
     BwdLaunch,
-    Gradients,
     HeadsKey,
     aligned,
     new_of,
@@ -69,8 +70,10 @@ there are such keys."""
 class _Repeat(NamedTuple):
     """What the calls of one form share, once the first of them has passed the checks."""
 
+    device: torch.device
     launch: BwdLaunch
-    pattern: Pattern
+    run: Callable[..., None]
+    """Takes the fields of VARYING."""
     new_grads: tuple[Callable[[], Tensor], ...]
     """dq, dk and dv."""
     new_scratch: Callable[[], Tensor]
@@ -96,12 +99,48 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
     repeat: _Repeat | None = repeats.get(form)
     if repeat is not None:
         made = _results(repeat.new_grads, grad)
-        if _launch(repeat, call, grad, made):
+        if _launch_call(repeat, call, grad, made):
             return made
     made, repeat = _checked_backward(call, grad)
     if repeat is not None:
         repeats.keep(form, repeat)
     return made
+
+
+def repeated_backward(call: AttnCall, grad: GradCall) -> RepeatedBackward | None:
+    """See AttnBackend.repeated_backward."""
+    repeat: _Repeat | None = call.table.cache.get("backwards", {}).get(_form(call, grad))
+    if repeat is None or grad.out is None:
+        return None
+    return partial(_backward_again, repeat, _form_of_six(*call[:3], grad.out, grad.lse, grad.dout))
+
+
+def _backward_again(repeat: _Repeat, form: Hashable, *six: Tensor) -> Gradients | None:
+    """See RepeatedBackward."""
+    if _form_of_six(*six) != form:
+        return None
+    new_dq, new_dk, new_dv = repeat.new_grads
+    made = new_dq(), new_dk(), new_dv()
+    q, k, v, out, lse, dout = six
+    places = (
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), dout.data_ptr(), out.data_ptr(),
+        made[0].data_ptr(), made[1].data_ptr(), made[2].data_ptr(),
+    )  # fmt: skip
+    return made if _launch(repeat, places, (), lse.data_ptr(), 0) else None
+
+
+def _form_of_six(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor
+) -> Hashable:
+    # Written out like form_of_qkv.
+    return (
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+        out.shape, out.stride(), out.dtype, out.device,
+        lse.shape, lse.stride(), lse.dtype, lse.device,
+        dout.shape, dout.stride(), dout.dtype, dout.device,
+    )  # fmt: skip
 
 
 def _form(call: AttnCall, grad: GradCall) -> Hashable:
@@ -141,7 +180,7 @@ def _checked_backward(call: AttnCall, grad: GradCall) -> tuple[Gradients, _Repea
     launch = _launch_of(call, grad.deterministic)
     params = _params(launch, readable, grads, made)
     repeat = _repeat(launch, params, new_grads, made[0], call.received is not None)
-    launched = _launch(repeat, readable, grads, made)
+    launched = _launch_call(repeat, readable, grads, made)
     assert launched, "the checks and the copies leave nothing that a kernel cannot read"
     return made, repeat if readable is call and grads is asked else None
 
@@ -234,37 +273,51 @@ def _repeat(
     in_fp32 = dq.dtype == torch.float32
     floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else dq.numel())
     new_scratch = new_of((floats,), torch.float32, dq.device)
-    return _Repeat(launch, Pattern(params, names), new_grads, new_scratch, in_fp32)
+    run = cuda_library().prepared("magi_attn_bwd", Pattern(params, names))
+    return _Repeat(dq.device, launch, run, new_grads, new_scratch, in_fp32)
 
 
-def _launch(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradients) -> bool:
+def _launch_call(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradients) -> bool:
+    """See _launch."""
+    (q, k, v), (dq, dk, dv), (dout, lse, delta, out) = call[:3], made, grad[:4]
+    places = (
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), dout.data_ptr(),
+        0 if out is None else out.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
+    )  # fmt: skip
+    received = () if call.received is None else _received(call.received, grad)
+    return _launch(
+        repeat, places, received, lse.data_ptr(), 0 if delta is None else delta.data_ptr()
+    )
+
+
+def _launch(
+    repeat: _Repeat, places: tuple[int, ...], received: tuple[int, ...], lse: int, delta: int
+) -> bool:
     """One pass on the current stream, without synchronisation. False: nothing was launched, because
-    the copy engine reads and writes at multiples of 16 bytes only."""
-    device, delta = call.q.device, grad.delta
-    q, k, v = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
-    dout, out = grad.dout.data_ptr(), 0 if grad.out is None else grad.out.data_ptr()
-    dq, dk, dv = made[0].data_ptr(), made[1].data_ptr(), made[2].data_ptr()
-    received: tuple[int, ...] = ()
-    if call.received is not None:
-        received = _received(call.received, grad)
-        if any(place % 16 for place in received[:4]):
-            return False
-    if (q | k | v | dout | out | dq | dk | dv) % 16:
+    the copy engine reads and writes at multiples of 16 bytes only.
+
+    Args:
+        places: the addresses of q, k, v, dout, out or 0, dq, dk and dv.
+        received: see _received; empty if there are no received keys.
+        lse, delta: addresses; 0 if delta is not given.
+    """
+    q, k, v, dout, out, dq, dk, dv = places
+    if (q | k | v | dout | out | dq | dk | dv) % 16 or any(place % 16 for place in received[:4]):
         return False
+    device = repeat.device
     stream = stream_handle(device)
     repeat.launch.tables.use_on(stream)
     scratch = repeat.new_scratch()  # held until the launch
-    at, (stats, partial, semaphores, dq_sum) = scratch.data_ptr(), repeat.launch.scratch_at
-    params = repeat.pattern.filled(
-        q, k, v, dout, out,
-        *((dq, 0) if repeat.in_fp32 else (at + dq_sum, dq)),
-        dk, dv,
-        *received,
-        grad.lse.data_ptr(), 0 if delta is None else delta.data_ptr(),
-        at + stats, at + partial, at + semaphores, stream,
-    )  # fmt: skip
+    at, (stats, sums, semaphores, dq_sum) = scratch.data_ptr(), repeat.launch.scratch_at
     with on_device(device):
-        cuda_library().call("magi_attn_bwd", params)
+        repeat.run(
+            q, k, v, dout, out,
+            *((dq, 0) if repeat.in_fp32 else (at + dq_sum, dq)),
+            dk, dv,
+            *received,
+            lse, delta,
+            at + stats, at + sums, at + semaphores, stream,
+        )  # fmt: skip
     return True
 
 

@@ -6,6 +6,7 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,13 @@ from torch import Tensor
 from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, Pattern, TensorView
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 from megatron_magi.core.cuda.tables import DeviceBuffer
-from megatron_magi.core.kernel.backend import AttnCall, OutLse, put_rows, refuse_received
+from megatron_magi.core.kernel.backend import (
+    AttnCall,
+    OutLse,
+    RepeatedForward,
+    put_rows,
+    refuse_received,
+)
 from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
@@ -40,10 +47,18 @@ VARYING = (
 class _Repeat(NamedTuple):
     """What the calls of one form share, once the first of them has passed the checks."""
 
-    tables: DeviceBuffer
-    pattern: Pattern
+    shared: _Shared
     new_out: Callable[[], Tensor]
     new_lse: Callable[[], Tensor]
+
+
+class _Shared(NamedTuple):
+    """What the launches of one form share."""
+
+    device: torch.device
+    tables: DeviceBuffer
+    run: Callable[..., None]
+    """Takes the fields of VARYING."""
 
 
 def forward(
@@ -72,7 +87,27 @@ def forward(
         return made
     given = into if prev is None else prev
     result = (repeat.new_out(), repeat.new_lse()) if given is None else given
-    _launch(repeat.tables, repeat.pattern, call, result, places)
+    _launch(repeat.shared, places, result, call.sink_lse, call.max_logits)
+    return result
+
+
+def repeated_forward(call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
+    """See AttnBackend.repeated_forward."""
+    repeat = call.table.cache.get("forwards", {}).get(_form(call, None, None, out_dtype))
+    if repeat is None or call.sink_lse is not None:
+        return None
+    return partial(_forward_again, repeat)
+
+
+def _forward_again(
+    repeat: _Repeat, q: Tensor, k: Tensor, v: Tensor, max_logits: Tensor | None
+) -> OutLse | None:
+    """See RepeatedForward."""
+    places = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if (places[0] | places[1] | places[2]) % 16:
+        return None
+    result = repeat.new_out(), repeat.new_lse()
+    _launch(repeat.shared, places, result, None, max_logits)
     return result
 
 
@@ -111,10 +146,9 @@ def _checked_forward(
     result = (new_out(), new_lse()) if given is None else given
     how = {"merge": prev is not None, "fill_empty_rows": given is None}
     readable = _readable(call)
-    pattern = _pattern(launch, readable, result, **how)
-    _launch(launch.tables, pattern, readable, result, _places(readable))
-    repeats = readable is call
-    return result, _Repeat(launch.tables, pattern, new_out, new_lse) if repeats else None
+    shared = _shared(launch, readable, result, **how)
+    _launch(shared, _places(readable), result, readable.sink_lse, readable.max_logits)
+    return result, _Repeat(shared, new_out, new_lse) if readable is call else None
 
 
 def _places(call: AttnCall) -> tuple[int, ...]:
@@ -156,32 +190,33 @@ def launch_forward(
         fill_empty_rows: write 0, and -inf or the sinks' lse, to rows that no slice covers.
     """
     call = _readable(call)
-    pattern = _pattern(launch, call, result, merge=merge, fill_empty_rows=fill_empty_rows)
-    _launch(launch.tables, pattern, call, result, _places(call))
+    shared = _shared(launch, call, result, merge=merge, fill_empty_rows=fill_empty_rows)
+    _launch(shared, _places(call), result, call.sink_lse, call.max_logits)
 
 
 def _launch(
-    tables: DeviceBuffer,
-    pattern: Pattern,
-    call: AttnCall,
-    result: OutLse,
+    shared: _Shared,
     places: tuple[int, ...],
+    result: OutLse,
+    sinks: Tensor | None,
+    most: Tensor | None,
 ) -> None:
-    """Launch a call that the copy engine can read; ``places`` are the addresses of q, k and v."""
-    device, most, sinks = call.q.device, call.max_logits, call.sink_lse
+    """Launch a call that the copy engine can read; ``places`` are the addresses of q, k and v, the
+    last two its sink_lse and max_logits."""
+    device, tables, run = shared
     stream = stream_handle(device)
     captured = tables.use_on(stream)
-    params = pattern.filled(
-        *places,
-        result[0].data_ptr(),
-        result[1].data_ptr(),
-        0 if sinks is None else sinks.data_ptr(),
-        0 if most is None else most.data_ptr(),
-        tile_counter(device, stream, captured).data_ptr(),
-        stream,
-    )
+    counter = tile_counter(device, stream, captured)  # held until the launch
     with on_device(device):
-        cuda_library().call("magi_attn_fwd", params)
+        run(
+            *places,
+            result[0].data_ptr(),
+            result[1].data_ptr(),
+            0 if sinks is None else sinks.data_ptr(),
+            0 if most is None else most.data_ptr(),
+            counter.data_ptr(),
+            stream,
+        )
 
 
 def _readable(call: AttnCall) -> AttnCall:
@@ -194,10 +229,10 @@ def _readable(call: AttnCall) -> AttnCall:
     return call if same else call._replace(q=q, k=k, v=v, sink_lse=sinks)
 
 
-def _pattern(
+def _shared(
     launch: FwdLaunch, call: AttnCall, result: OutLse, *, merge: bool, fill_empty_rows: bool
-) -> Pattern:
-    """The parameters, but for the addresses of what a call reads and writes."""
+) -> _Shared:
+    """All but the addresses of what a call reads and writes."""
     p = FwdParams.from_buffer_copy(launch.params)
     p.q, p.k, p.v, p.out = map(TensorView.of, (*call[:3], result[0]))
     p.lse_stride_token, p.lse_stride_head = result[1].stride()
@@ -210,4 +245,5 @@ def _pattern(
         p.num_empty_ranges = 0
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
-    return Pattern(p, VARYING)
+    run = cuda_library().prepared("magi_attn_fwd", Pattern(p, VARYING))
+    return _Shared(call.q.device, launch.tables, run)

@@ -16,9 +16,6 @@ from megatron_magi.core.cuda.abi import BwdParams, FwdParams
 from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import AttnCall
 
-Gradients = tuple[Tensor, Tensor, Tensor]
-"""dq [T, H, D], dk [S, G, D], dv [S, G, E]."""
-
 
 class HeadsKey(NamedTuple):
     """What a launch depends on besides the slices."""

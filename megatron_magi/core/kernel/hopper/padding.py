@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse, deliver, put_rows
-from megatron_magi.core.kernel.hopper.launch import Gradients
+from megatron_magi.core.kernel.backend import (
+    AttnCall,
+    GradCall,
+    Gradients,
+    OutLse,
+    deliver,
+    put_rows,
+)
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.widths import Widths
 

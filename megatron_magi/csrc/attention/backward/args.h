@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "../device/kernel_chain.h"
 #include "../device/kernel_list.h"
 #include "../work_lists.h"
 #include "params.h"
@@ -45,7 +46,7 @@ struct BwdConvertJob {
   int32_t num_parts;
   int32_t num_tokens, num_heads, width;
   int32_t dst_is_fp32;
-  int32_t end_block;  // of the launch; filled in by run_bwd_convert
+  int32_t end_block;  // of the launch; filled in by add_bwd_convert
 };
 
 // Where dk and dv of own keys, or those of received ones, are written.
@@ -105,6 +106,12 @@ constexpr int bwd_stat_rows(int num_q) {
 
 constexpr float kLog2e = 1.4426950408889634f;
 
+// Memory that a launch sets to zero; aligned to 16 bytes.
+struct BwdCleared {
+  uint32_t* words;
+  int64_t count;  // 0: none
+};
+
 struct BwdPrepareArgs {
   MagiTensor out, dout;  // data null: delta is given
   const float* lse;
@@ -115,6 +122,7 @@ struct BwdPrepareArgs {
   int32_t num_q, num_heads_q;
   int32_t stat_rows;
   float softmax_scale;
+  BwdCleared cleared[2];  // dq_acc and semaphores, unless the driver fills them
 };
 
 struct BwdConvertArgs {
@@ -122,16 +130,17 @@ struct BwdConvertArgs {
   int32_t num_jobs;
 };
 
-// One launch each; defined in run.cuh, instantiated in ../instantiations/bwd_*.cu.
+// Each adds its kernel to the chain, which reads the arguments when it is launched; defined in
+// run.cuh, instantiated in ../instantiations/bwd_*.cu.
 template <int kDtype, int kHeadDim, int kValueDim, bool kDeterministic, bool kSoftcap>
-cudaError_t run_bwd_main(const BwdMaps& maps, const BwdArgs& args, int num_blocks,
-                         cudaStream_t stream);
+cudaError_t add_bwd_main(BwdMaps* maps, BwdArgs* args, int num_blocks, KernelChain* chain);
 template <int kDtype, int kValueDim, bool kSoftcap>
-cudaError_t run_bwd_prepare(const BwdPrepareArgs& args, cudaStream_t stream);
+void add_bwd_prepare(BwdPrepareArgs* args, KernelChain* chain);
+template <int kDtype, int kHeadDim, int kValueDim>
+void add_bwd_convert(BwdConvertArgs* args, KernelChain* chain);
+// A launch of its own.
 template <int kDtype, int kValueDim>
 cudaError_t run_bwd_delta(const MagiDeltaParams& args, cudaStream_t stream);
-template <int kDtype, int kHeadDim, int kValueDim>
-cudaError_t run_bwd_convert(BwdConvertArgs args, cudaStream_t stream);
 
 // The kernels of the four: the main ones with or without softcap, and the others.
 template <int kDtype, int kHeadDim, int kValueDim, bool kSoftcap>

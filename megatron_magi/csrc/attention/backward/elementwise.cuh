@@ -99,11 +99,23 @@ MAGI_DEVICE void make_deltas(const BwdPrepareArgs& args, PrepareDeltas& deltas) 
   __syncthreads();
 }
 
+// All threads of the launch clear a part.
+MAGI_DEVICE void clear(const BwdCleared& cleared) {
+  const int64_t block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  const int64_t thread = block * kPrepareThreads + threadIdx.x;
+  const int64_t num_threads = int64_t{gridDim.x} * gridDim.y * kPrepareThreads;
+  for (int64_t i = thread; i < cleared.count / 4; i += num_threads)
+    reinterpret_cast<uint4*>(cleared.words)[i] = {0, 0, 0, 0};
+  if (thread < cleared.count % 4) cleared.words[cleared.count - 1 - thread] = 0;
+}
+
 // A block makes the stats of 32 tokens x 8 heads: numbers are read where heads are neighbours and
 // written where tokens are.
 template <class Element, int kValueDim, bool kSoftcap>
 __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepareArgs args) {
   __shared__ PrepareDeltas deltas;
+  clear(args.cleared[0]);
+  clear(args.cleared[1]);
   if (args.out.data != nullptr) make_deltas<Element, kValueDim>(args, deltas);
   const int slot = threadIdx.x % kPrepareTokens, head_slot = threadIdx.x / kPrepareTokens;
   const int token = blockIdx.x * kPrepareTokens + slot;

@@ -172,19 +172,34 @@ BwdArgs main_args(const MagiBwdParams& p) {
   return args;
 }
 
+// Has the prepare kernel clear a little memory, which spares the host a launch, and the driver
+// clear more, whose fill runs at full bandwidth (docs/history/kernel_backward.md, step 21).
+constexpr size_t kMostClearedInKernel = 16 << 20;  // bytes
+Status clear(void* data, size_t num_words, BwdCleared* in_kernel, cudaStream_t stream) {
+  if (num_words * 4 > kMostClearedInKernel)
+    return cuda_status(cudaMemsetAsync(data, 0, num_words * 4, stream), "backward, clear");
+  *in_kernel = {static_cast<uint32_t*>(data), static_cast<int64_t>(num_words)};
+  return {};
+}
+
+// What the kernels of a pass are given.
+struct BwdPass {
+  BwdPrepareArgs prepare;
+  BwdMaps maps;
+  BwdArgs main;
+  BwdConvertArgs convert;
+  KernelChain chain;
+};
+
 template <int kDtype, int kValueDim>
-Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
-  if (p.clear_dq) {
-    const size_t bytes = sizeof(float) * p.num_q * p.num_heads_q * p.head_dim;
-    MAGI_RETURN_IF_ERROR(
-        cuda_status(cudaMemsetAsync(p.dq_acc.data, 0, bytes, stream), "backward, clear dq"));
-  }
+Status prepare(const MagiBwdParams& p, BwdPass* pass) {
+  const auto stream = static_cast<cudaStream_t>(p.stream);
+  BwdPrepareArgs& args = pass->prepare;
+  const size_t sums = p.clear_dq ? size_t{1} * p.num_q * p.num_heads_q * p.head_dim : 0;
+  MAGI_RETURN_IF_ERROR(clear(p.dq_acc.data, sums, &args.cleared[0], stream));
   const size_t stored = adds_received_parts(p) ? size_t{1} * p.num_items * p.num_heads_kv : 0;
   const size_t counters = num_semaphores(p) + stored;
-  if (counters > 0)
-    MAGI_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(p.semaphores, 0, counters * 4, stream),
-                                     "backward, clear semaphores"));
-  BwdPrepareArgs args{};
+  MAGI_RETURN_IF_ERROR(clear(p.semaphores, counters, &args.cleared[1], stream));
   args.out = p.out;
   args.dout = p.dout;
   args.lse = p.lse;
@@ -198,14 +213,31 @@ Status prepare(const MagiBwdParams& p, cudaStream_t stream) {
   args.num_heads_q = p.num_heads_q;
   args.stat_rows = bwd_stat_rows(p.num_q);
   args.softmax_scale = p.softmax_scale;
-  const auto run = p.softcap > 0.f ? run_bwd_prepare<kDtype, kValueDim, true>
-                                   : run_bwd_prepare<kDtype, kValueDim, false>;
-  return cuda_status(run(args, stream), "backward, prepare kernel");
+  const auto add = p.softcap > 0.f ? add_bwd_prepare<kDtype, kValueDim, true>
+                                   : add_bwd_prepare<kDtype, kValueDim, false>;
+  add(&args, &pass->chain);
+  return {};
+}
+
+template <int kDtype, int kHeadDim, int kValueDim, bool kSoftcap>
+auto main_kernel(const MagiBwdParams& p) {
+  return p.deterministic ? add_bwd_main<kDtype, kHeadDim, kValueDim, true, kSoftcap>
+                         : add_bwd_main<kDtype, kHeadDim, kValueDim, false, kSoftcap>;
 }
 
 template <int kDtype, int kHeadDim, int kValueDim>
-Status convert(const MagiBwdParams& p, cudaStream_t stream) {
-  BwdConvertArgs args{};
+Status compute(const MagiBwdParams& p, int num_blocks, BwdPass* pass) {
+  MAGI_RETURN_IF_ERROR(encode_maps(p, &pass->maps));
+  pass->main = main_args(p);
+  const auto add = p.softcap > 0.f ? main_kernel<kDtype, kHeadDim, kValueDim, true>(p)
+                                   : main_kernel<kDtype, kHeadDim, kValueDim, false>(p);
+  return cuda_status(add(&pass->maps, &pass->main, num_blocks, &pass->chain),
+                     "this GPU does not give the backward kernel its shared memory");
+}
+
+template <int kDtype, int kHeadDim, int kValueDim>
+void convert(const MagiBwdParams& p, BwdPass* pass) {
+  BwdConvertArgs& args = pass->convert;
   if (p.dq.data != nullptr)
     args.jobs[args.num_jobs++] = {p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, p.head_dim, false};
   if (p.num_splits > 1 && p.num_own > 0) {
@@ -216,31 +248,19 @@ Status convert(const MagiBwdParams& p, cudaStream_t stream) {
     received_jobs(p, args.jobs + args.num_jobs);
     args.num_jobs += 2;
   }
-  if (args.num_jobs == 0) return {};
-  return cuda_status(run_bwd_convert<kDtype, kHeadDim, kValueDim>(args, stream),
-                     "backward, convert kernel");
-}
-
-template <int kDtype, int kHeadDim, int kValueDim, bool kSoftcap>
-auto main_kernel(const MagiBwdParams& p) {
-  return p.deterministic ? run_bwd_main<kDtype, kHeadDim, kValueDim, true, kSoftcap>
-                         : run_bwd_main<kDtype, kHeadDim, kValueDim, false, kSoftcap>;
+  add_bwd_convert<kDtype, kHeadDim, kValueDim>(&args, &pass->chain);
 }
 
 template <int kDtype, int kHeadDim, int kValueDim>
 Status launch(const MagiBwdParams& p) {
-  const auto stream = static_cast<cudaStream_t>(p.stream);
+  BwdPass pass{};
   const int num_blocks = p.num_items * p.num_heads_kv * p.num_splits;
-  if (p.num_q > 0) MAGI_RETURN_IF_ERROR((prepare<kDtype, kValueDim>(p, stream)));
-  if (num_blocks > 0) {
-    BwdMaps maps;
-    MAGI_RETURN_IF_ERROR(encode_maps(p, &maps));
-    const auto run = p.softcap > 0.f ? main_kernel<kDtype, kHeadDim, kValueDim, true>(p)
-                                     : main_kernel<kDtype, kHeadDim, kValueDim, false>(p);
-    MAGI_RETURN_IF_ERROR(
-        cuda_status(run(maps, main_args(p), num_blocks, stream), "backward, main kernel"));
-  }
-  return convert<kDtype, kHeadDim, kValueDim>(p, stream);
+  if (p.num_q > 0) MAGI_RETURN_IF_ERROR((prepare<kDtype, kValueDim>(p, &pass)));
+  if (num_blocks > 0)
+    MAGI_RETURN_IF_ERROR((compute<kDtype, kHeadDim, kValueDim>(p, num_blocks, &pass)));
+  convert<kDtype, kHeadDim, kValueDim>(p, &pass);
+  return cuda_status(pass.chain.launch(static_cast<cudaStream_t>(p.stream)),
+                     "launch of the backward kernels");
 }
 
 struct Variant {

@@ -20,7 +20,8 @@ struct MagiReceivedKeys {
 };
 
 // One backward pass. Everything is enqueued on `stream`; nothing synchronises.
-//   1. prepare: stats from lse and delta, or from lse and out; dq_acc is cleared if asked for
+//   1. prepare: stats from lse and delta, or from lse and out; dq_acc is cleared if asked for (by a
+//      fill before it if that is faster), and so are semaphores
 //   2. main:    dk, dv, and dq added to dq_acc
 //   3. convert: dq_acc to dq, and the partial sums of split groups to dk and dv
 // Own keys are the first S1 = num_own of the S.

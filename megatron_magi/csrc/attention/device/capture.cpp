@@ -1,24 +1,8 @@
-// What a host does while one of its streams is captured into a CUDA graph.
+// The exported functions for a host that waits while one of its streams is captured.
 #include <cstdint>
 
 #include "export.h"
-
-namespace magi {
-namespace {
-
-// Runs what the runtime forbids while any thread captures, because it might be part of it.
-template <class Call>
-cudaError_t outside_capture(const Call& call) {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
-  if (error != cudaSuccess) return error;
-  const cudaError_t result = call();
-  error = cudaThreadExchangeStreamCaptureMode(&mode);
-  return error != cudaSuccess ? error : result;
-}
-
-}  // namespace
-}  // namespace magi
+#include "outside_capture.h"
 
 // Waits for an event that was recorded outside a capture.
 MAGI_EXPORT int magi_wait_outside_capture(void* event) {

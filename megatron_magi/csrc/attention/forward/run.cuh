@@ -2,6 +2,8 @@
 #pragma once
 #include <cmath>
 
+#include "../device/kernel_chain.h"
+#include "../device/shared_memory.h"
 #include "../device/tensor_map.h"
 #include "kernel.cuh"
 #include "variants.h"
@@ -47,14 +49,15 @@ Status run_fwd(const MagiFwdParams& args) {
                                           kE, Traits::kBlockN));
   }
 
-  auto* kernel = fwd_kernel<Traits>;
-  MAGI_RETURN_IF_ERROR(
-      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       Traits::kSharedBytes),
-                  "this GPU does not give the forward kernel its shared memory"));
-  kernel<<<args.num_sms, Traits::kThreads, Traits::kSharedBytes,
-           static_cast<cudaStream_t>(args.stream)>>>(p);
-  return cuda_status(cudaGetLastError(), "launch of the forward kernel");
+  KernelCall call = kernel_call(fwd_kernel<Traits>, dim3(args.num_sms), Traits::kThreads, &p);
+  call.shared_bytes = Traits::kSharedBytes;
+  static SharedMemory given;
+  MAGI_RETURN_IF_ERROR(cuda_status(given.give(call.function, Traits::kSharedBytes),
+                                   "this GPU does not give the forward kernel its shared memory"));
+  KernelChain chain;
+  chain.add(call);
+  return cuda_status(chain.launch(static_cast<cudaStream_t>(args.stream)),
+                     "launch of the forward kernel");
 }
 
 template <class Traits>

@@ -1,0 +1,133 @@
+"""A prepared call gives a C function the struct that its pattern makes, and raises its message."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_float, c_int32, c_int64, c_uint32
+from typing import Any
+
+import pytest
+
+from megatron_magi.core.cuda.abi import Pattern
+from megatron_magi.core.native import solver
+
+Function = CFUNCTYPE(c_int32, ctypes.c_void_p, POINTER(c_char), c_int32)
+
+
+class Params(Structure):
+    _fields_ = [("place", ctypes.c_void_p), ("stride", c_int64), ("count", c_int32),
+                ("number", c_uint32), ("scale", c_float), ("rest", c_int32)]  # fmt: skip
+
+
+class Refused(RuntimeError):
+    pass
+
+
+def call_of(function: Any, pattern: Pattern) -> Callable[..., None]:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    return solver.prepared_call("magi_any", address, pattern.params, pattern.fields, Refused)
+
+
+@pytest.fixture
+def seen() -> list[bytes]:
+    return []
+
+
+@pytest.fixture
+def function(seen: list[bytes]) -> Any:
+    @Function
+    def made(params: int, message: Any, message_bytes: int) -> int:
+        seen.append(ctypes.string_at(params, ctypes.sizeof(Params)))
+        if Params.from_buffer_copy(seen[-1]).count == 77:
+            ctypes.memmove(message, b"count is 77\0", 12)
+            return 3
+        return 0
+
+    return made
+
+
+NAMES = ["place", "stride", "count", "number", "scale"]
+VALUES = (2**64 - 8, -(2**63), -(2**31), 2**32 - 1, 0.1)
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES[1:4], ["scale"], []], ids=len)
+def test_the_function_gets_what_the_pattern_makes(
+    names: list[str], function: Any, seen: list[bytes]
+) -> None:
+    given = Params(5, 6, 7, 8, 9.5, 10)
+    pattern = Pattern(given, names)
+    call = call_of(function, pattern)
+    values = [value for name, value in zip(NAMES, VALUES, strict=True) if name in names]
+    for some in (values, [1] * len(names), values):
+        assert call(*some) is None
+        assert seen[-1] == pattern.filled(*some)
+    assert len(seen) == 3
+
+
+def test_a_code_is_raised_with_the_message(function: Any) -> None:
+    call = call_of(function, Pattern(Params(), ["count"]))
+    for _ in range(2):
+        with pytest.raises(Refused, match="magi_any failed with code 3: count is 77"):
+            call(77)
+        call(78)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("place", -1, OverflowError),
+        ("place", 2**64, OverflowError),
+        ("place", None, TypeError),
+        ("place", 1.5, TypeError),
+        ("stride", 2**63, OverflowError),
+        ("count", 2**31, OverflowError),
+        ("count", -(2**31) - 1, OverflowError),
+        ("number", 2**32, OverflowError),
+        ("number", -1, OverflowError),
+        ("scale", "1", TypeError),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_before_the_call(
+    name: str, value: object, error: type[Exception], function: Any, seen: list[bytes]
+) -> None:
+    with pytest.raises(error):
+        call_of(function, Pattern(Params(), [name]))(value)
+    assert not seen
+
+
+def test_other_numbers_of_values_are_refused(function: Any, seen: list[bytes]) -> None:
+    call = call_of(function, Pattern(Params(), ["place", "count"]))
+    for values in ((), (1,), (1, 2, 3)):
+        with pytest.raises(TypeError, match=f"2 positional values are required, got {len(values)}"):
+            call(*values)
+    with pytest.raises(TypeError):
+        call(1, count=2)
+    assert not seen
+
+
+def test_fields_outside_the_struct_are_refused() -> None:
+    for fields in ([(28, "P")], [(33, "i")], [(0, "d")], [(2**63, "i")]):
+        with pytest.raises(ValueError, match="a field must"):
+            solver.prepared_call("magi_any", 8, bytes(32), fields, Refused)
+    with pytest.raises(ValueError, match="a function and a struct of at most 2048 bytes"):
+        solver.prepared_call("magi_any", 8, bytes(2049), [], Refused)
+    with pytest.raises(ValueError, match="a function and a struct"):
+        solver.prepared_call("magi_any", 0, bytes(8), [], Refused)
+
+
+def test_a_call_is_freed(function: Any) -> None:
+    class Own(RuntimeError):
+        pass
+
+    ended = weakref.ref(Own)
+    pattern = Pattern(Params(), ["count"])
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    for _ in range(100):
+        solver.prepared_call("magi_any", address, pattern.params, pattern.fields, Own)(1)
+    del Own
+    gc.collect()
+    assert ended() is None

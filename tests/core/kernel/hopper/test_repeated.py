@@ -1,0 +1,148 @@
+"""The shorter way of repeated calls of ``flex_flash_attn_func`` computes what the first ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron_magi import AttnMask, flex_flash_attn_func
+from megatron_magi.core.kernel import op
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
+from megatron_magi.core.kernel.hopper import HopperBackend
+from tests.core.kernel import abi_on_cpu
+from tests.core.kernel.hopper.launch_cases import BF16, NAMED
+from tests.core.kernel.hopper.test_form import moved
+
+MASK = NAMED["packed"]
+TOKENS = MASK.total_seqlen_q
+
+
+class Counted(HopperBackend):
+    """Counts the calls that take the longer way."""
+
+    def __init__(self) -> None:
+        self.forwards, self.backwards = 0, 0
+
+    def forward(self, call: AttnCall, **how: Any) -> OutLse:  # type: ignore[override]
+        self.forwards += 1
+        return HopperBackend.forward(call, **how)
+
+    def backward(self, call: AttnCall, grad: GradCall) -> Any:  # type: ignore[override]
+        self.backwards += 1
+        return HopperBackend.backward(call, grad)
+
+
+@pytest.fixture
+def kernel(library: abi_on_cpu.CpuLibrary, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    made = Counted()
+    monkeypatch.setattr(op, "select_backend", lambda *_: made)
+    abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
+    return made
+
+
+def mask() -> AttnMask:
+    """One with which nothing was computed."""
+    return AttnMask(MASK.slices.copy(), TOKENS, TOKENS)
+
+
+def inputs(seed: int) -> list[Tensor]:
+    gen = torch.Generator().manual_seed(seed)
+    made = [torch.randn(TOKENS, h, 64, generator=gen).to(BF16) for h in (4, 2, 2)]
+    return [x.requires_grad_() for x in made]
+
+
+def run(qkv: list[Tensor], slices: AttnMask, dout: Tensor, **how: Any) -> tuple[Tensor, ...]:
+    out, meta = flex_flash_attn_func(*qkv, slices=slices, **how)
+    most = () if meta.max_logits is None else (meta.max_logits,)
+    return (out, meta.lse, *most, *torch.autograd.grad(out, qkv, dout))
+
+
+def dout(seed: int = 9) -> Tensor:
+    return torch.randn(TOKENS, 4, 64, generator=torch.Generator().manual_seed(seed)).to(BF16)
+
+
+def assert_as_first(
+    calls: list[Callable[[AttnMask], tuple[Tensor, ...]]], slices: AttnMask
+) -> None:
+    """Every call gives with these slices what it gives with slices of its own."""
+    for call in calls:
+        for got, want in zip(call(slices), call(mask()), strict=True):
+            assert torch.equal(got, want)
+
+
+def test_a_third_call_takes_the_shorter_way(kernel: Counted) -> None:
+    slices = mask()
+    for seed in range(5):
+        run(inputs(seed), slices, dout(seed))
+    assert (kernel.forwards, kernel.backwards) == (2, 2)
+    calls = [lambda m, s=s: run(inputs(s), m, dout(s)) for s in range(5)]
+    assert_as_first(calls, slices)
+
+
+@pytest.mark.parametrize("how", [{"return_max_logits": True}, {"softcap": 2.0}], ids=str)
+def test_what_is_asked_besides_is_part_of_it(how: dict[str, Any], kernel: Counted) -> None:
+    """A plain call and one that asks for more, in turn."""
+    slices = mask()
+    calls = [lambda m, h=h, s=s: run(inputs(s), m, dout(), **h)
+             for s in range(4) for h in ({}, how)]  # fmt: skip
+    assert_as_first(calls, slices)
+
+
+def test_tensors_that_no_kernel_can_read_are_copied(kernel: Counted) -> None:
+    """Other bases do not change a form."""
+    slices = mask()
+    bases = [0, 0, 0, 1, 0, 3]
+
+    def call(m: AttnMask, base: int) -> tuple[Tensor, ...]:
+        q, k, v = inputs(base)
+        qkv = [moved(x.detach(), base).requires_grad_() for x in (q, k, v)]
+        return run(qkv, m, moved(dout(), base))
+
+    assert_as_first([lambda m, b=b: call(m, b) for b in bases], slices)
+
+
+def test_gradients_of_other_strides_are_computed(kernel: Counted) -> None:
+    slices = mask()
+    wide = torch.randn(4, TOKENS, 64, generator=torch.Generator().manual_seed(3)).to(BF16)
+    given = [dout(), dout(1), dout(2), wide.transpose(0, 1), dout(), wide[:1].transpose(0, 1).
+             expand(-1, 4, -1), dout()]  # fmt: skip
+    assert_as_first([lambda m, d=d: run(inputs(1), m, d) for d in given], slices)
+
+
+def test_hooks_may_return_tensors_of_other_strides(kernel: Counted) -> None:
+    """As one that keeps saved tensors elsewhere may do."""
+    slices = mask()
+    gaps = [0, 0, 0, 8, 1, 0]
+
+    def call(m: AttnMask, gap: int) -> tuple[Tensor, ...]:
+        def unpacked(x: Tensor) -> Tensor:
+            return moved(x, 0, gap) if x.ndim == 3 else x
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), unpacked):
+            return run(inputs(2), m, dout())
+
+    assert_as_first([lambda m, g=g: call(m, g) for g in gaps], slices)
+
+
+def test_without_gradients_too(kernel: Counted) -> None:
+    slices = mask()
+    with torch.no_grad():
+        outs = [flex_flash_attn_func(*inputs(s), slices=slices)[0] for s in range(4)]
+        wanted = [flex_flash_attn_func(*inputs(s), slices=mask())[0] for s in range(4)]
+    assert all(map(torch.equal, outs, wanted))
+    assert kernel.forwards == 2 + 4
+
+
+def test_sinks_take_the_longer_way(kernel: Counted) -> None:
+    """What one call has of them is not kept for another."""
+    slices = mask()
+
+    def call(m: AttnMask, sink: float) -> tuple[Tensor, ...]:
+        return run(inputs(0), m, dout(), sink=torch.full((1, 4), sink))
+
+    plain = [lambda m: run(inputs(0), m, dout())] * 3
+    assert_as_first([*plain, *(lambda m, s=s: call(m, s) for s in (0.0, 1.0, 4.0)), *plain], slices)
