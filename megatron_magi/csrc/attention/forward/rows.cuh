@@ -30,7 +30,8 @@ struct FwdRows {
   // Consumers issue their products one after another, in turn.
   MAGI_DEVICE void wait_turn() const { bar_sync(1 + Traits::kConsumers + consumer, 256); }
   MAGI_DEVICE void pass_turn() const {
-    bar_arrive(1 + Traits::kConsumers + (consumer + 1) % Traits::kConsumers, 256);
+    const int next = Traits::kConsumers == 2 ? consumer ^ 1 : (consumer + 1) % Traits::kConsumers;
+    bar_arrive(1 + Traits::kConsumers + next, 256);
   }
   MAGI_DEVICE int shared_by_lane0(const int& source) const {
     return from_lane0(lane == 0 ? source : 0);
