@@ -82,7 +82,8 @@ bool put_value(char kind, PyObject* value, char* to) {
   return kind == 'I' ? put_narrow<uint32_t>(number, to) : put<uint64_t>(number, to);
 }
 
-// The interpreter's lock is kept: a launch takes microseconds.
+// The interpreter's lock is free during the call. A launch takes microseconds, but where the device
+// is a thousand launches behind it waits, and other threads watch what it waits for.
 PyObject* call_prepared(PyObject* self, PyObject* const* values, size_t flags, PyObject* names) {
   const Call& call = *reinterpret_cast<PreparedCall*>(self)->call;
   const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
@@ -95,7 +96,9 @@ PyObject* call_prepared(PyObject* self, PyObject* const* values, size_t flags, P
     if (!put_value(call.fields[i].kind, values[i], params + call.fields[i].offset)) return nullptr;
   char message[kMessageBytes];
   message[0] = 0;
+  PyThreadState* const state = PyEval_SaveThread();
   const int code = call.function(params, message, kMessageBytes);
+  PyEval_RestoreThread(state);
   if (code == 0) Py_RETURN_NONE;
   return PyErr_Format(call.error.ptr(), "%s failed with code %d: %s", call.name.c_str(), code,
                       message);
