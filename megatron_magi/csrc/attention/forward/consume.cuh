@@ -41,6 +41,44 @@ MAGI_DEVICE void release_operands(const FwdRows<Traits>& me, int flags,
   if (flags & kStepLast) ring_q.advance();
 }
 
+// The softmax of a step: by maxima, or by what its kernel has in place of them. Scores become
+// probabilities; each way returns whether O must be multiplied by alpha.
+template <class Traits>
+struct SoftmaxStep {
+  using State = SoftmaxState<Traits::kMaxLogits>;
+  static constexpr int kScores = Traits::kBlockN / 2;
+  const FwdRows<Traits>& me;
+  const FwdStep& step;
+  int flags, q_slot, k_slot;
+
+  MAGI_DEVICE bool run(float (&s)[kScores], State& state, float (&alpha)[2]) const {
+    if constexpr (Traits::kSoftcap) return capped_softmax_step(me, flags, step, s, state, alpha);
+    if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+    if constexpr (Traits::kBySums) return by_sums(s, state, alpha);
+    return softmax_step(me.p, s, state, alpha);
+  }
+
+  MAGI_DEVICE bool by_sums(float (&s)[kScores], State& state, float (&alpha)[2]) const {
+    bool by_maxima = true, rescale = false;
+    if (flags & kStepBySums) {
+      const float2 sums = softmax_by_sums(me.p, s, state);
+      by_maxima = false;
+      if (!any_above(sums, kFar)) {
+        state.row_sum[0] += sums.x;
+        state.row_sum[1] += sums.y;
+      } else if (!any_above(sums, kOverflowing)) {
+        lower_far_rows(me.p, s, sums, state, alpha);
+        rescale = true;
+      } else {
+        remake_scores(me, s, q_slot, k_slot);
+        by_maxima = true;
+      }
+    }
+    if (by_maxima) rescale = softmax_step(me.p, s, state, alpha);
+    return rescale;
+  }
+};
+
 template <class Traits>
 MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
   using T = Traits;
@@ -87,33 +125,9 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         finish_rows(me, me.shared_by_lane0(smem.items[item_slot]), state, weight, weight_prev);
       state.reset();
     }
-    bool rescale;
-    if constexpr (T::kBySums) {
-      if (new_item) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
-      if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-      bool by_maxima = true;
-      rescale = false;
-      if (flags & kStepBySums) {
-        const float2 sums = softmax_by_sums(me.p, s, state);
-        by_maxima = false;
-        if (!any_above(sums, kFar)) {
-          state.row_sum[0] += sums.x;
-          state.row_sum[1] += sums.y;
-        } else if (!any_above(sums, kOverflowing)) {
-          lower_far_rows(me.p, s, sums, state, alpha);
-          rescale = true;
-        } else {
-          remake_scores(me, s, ring_q.slot, ring_k.slot);
-          by_maxima = true;
-        }
-      }
-      if (by_maxima) rescale = softmax_step(me.p, s, state, alpha);
-    } else if constexpr (T::kSoftcap) {
-      rescale = capped_softmax_step(me, flags, step, s, state, alpha);
-    } else {
-      if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
-      rescale = softmax_step(me.p, s, state, alpha);
-    }
+    if (T::kBySums && new_item) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
+    const SoftmaxStep<T> now{me, step, flags, ring_q.slot, ring_k.slot};
+    const bool rescale = now.run(s, state, alpha);
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
     if constexpr (T::kBySums) release_operands(me, flags, ring_k, ring_q);
