@@ -10,6 +10,7 @@ nothing: the environments borrow this Python's packages.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -136,6 +137,7 @@ def check_full(report: Report, scratch: Path, checkout: Path) -> None:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     report = Report()
     with tempfile.TemporaryDirectory(prefix="megatron-magi-install-") as name:
         scratch = Path(name)
