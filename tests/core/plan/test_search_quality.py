@@ -7,15 +7,19 @@ falls each cost more than that in one of these settings.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from megatron_magi import AttnMask, MagiConfig
 from megatron_magi.core.plan import make_attn_plan
-from scripts.bench_planner import DISTRIBUTIONS, HEADS, Setting, packed_causal, packs
 from tests.knobs import tile_config, with_trials
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+from bench_planner import DISTRIBUTIONS, HEADS, Setting, packed_causal, packs
 
 FINE = tile_config(chunk_size=512)
 

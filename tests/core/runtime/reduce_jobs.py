@@ -141,9 +141,8 @@ def ends_with_its_parent(rank: int, world_size: int) -> None:
     del dropped, group
     gc.collect()
     assert len([x for x in module._opened if x is not held]) == len(module._opened) - 1
-    reduce_group(
-        subgroup(world_size), CPU, 20.0
-    )  # looks for communicators whose parents have ended
+    # One that is opened looks for those whose parents have ended.
+    reduce_group(dist.new_group(ranks), CPU, 20.0)
     assert made[0] is not None and made[0].backend is None
 
 
