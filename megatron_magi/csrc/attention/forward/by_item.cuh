@@ -11,6 +11,7 @@
 // Two consumers take turns: one issues its two products, then the other one, so that the softmax of
 // each runs beside the products of the other. Three keep the tensor cores busy without.
 #pragma once
+#include "capped.cuh"
 #include "products.cuh"
 #include "store.cuh"
 
@@ -108,9 +109,10 @@ struct FwdItemConsumer {
 
   // Scores become unnormalised probabilities. Returns whether O must be multiplied by alpha.
   MAGI_DEVICE bool softmax(int flags, float (&alpha)[2]) {
-    static_assert(!Traits::kSoftcap, "its softmax is in the stream of consume.cuh alone");
-    if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(smem.steps[step_slot]));
+    const FwdStep& step = smem.steps[step_slot];
+    if (!Traits::kSoftcap && flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
+    if constexpr (Traits::kSoftcap) return capped_softmax_step(me, flags, step, s, state, alpha);
     return softmax_step(me.p, s, state, alpha);
   }
 

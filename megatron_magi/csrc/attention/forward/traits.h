@@ -66,9 +66,8 @@ struct FwdTraits {
   static constexpr int kRoom = 226 * 1024 - kStages * (kKBytes + kVBytes);
   static constexpr bool kStageOut = kRoom >= kConsumers * (kQBytes + kOutBytes);
   static constexpr int kQStages = kRoom >= kConsumers * (2 * kQBytes + kOutBytes) ? 2 : 1;
-  // With one Q tile an item ends before the next one begins (by_item.cuh). With softcap that has
-  // not been measured.
-  static constexpr bool kByItem = kQStages == 1 && !kSoftcap;
+  // With one Q tile an item ends before the next one begins (by_item.cuh).
+  static constexpr bool kByItem = kQStages == 1;
   // Whether the consumers issue their products in turn (rows.cuh).
   static constexpr bool kTurns = kByItem ? kConsumers == 2 : kBySums && kConsumers == 3;
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
