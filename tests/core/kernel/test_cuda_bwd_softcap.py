@@ -33,7 +33,7 @@ def _drawn(widths: tuple[int, int], dtype: torch.dtype, low: float) -> list[Tens
     return [x.to(dtype) for x in (q, k, v, dout)]
 
 
-def _check(inputs: list[Tensor], softcap: float, deterministic: bool) -> None:
+def _check(inputs: list[Tensor], softcap: float, deterministic: bool, bound: float) -> None:
     q, k, v, dout = inputs
     mask = masks.causal(len(q))
     table = SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
@@ -47,7 +47,7 @@ def _check(inputs: list[Tensor], softcap: float, deterministic: bool) -> None:
     got = backward(exact._replace(q=q, k=k, v=v), grad._replace(deterministic=deterministic))
     for name, x, y in zip(("dq", "dk", "dv"), got, want, strict=True):
         assert torch.isfinite(x).all(), name
-        assert (x.double() - y).norm() <= 1e-2 * y.norm(), name
+        assert (x.double() - y).norm() <= bound * y.norm(), name
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
@@ -58,7 +58,7 @@ def test_scores_far_below_the_others(
     widths: tuple[int, int], dtype: torch.dtype, low: float, deterministic: bool
 ) -> None:
     """The rows' lse stay moderate, and such keys lie beyond the polynomial's range."""
-    _check(_drawn(widths, dtype, low), 30.0, deterministic)
+    _check(_drawn(widths, dtype, low), 30.0, deterministic, 1e-2)
 
 
 @pytest.mark.parametrize("softcap", [12.0, 20.0, 30.0, 80.0])
@@ -71,4 +71,5 @@ def test_rows_at_the_ends_of_the_moderate_range(
     low that keys beyond the range have a share in it."""
     q, k, v, dout = _drawn(widths, BF16, 0.0)
     k[..., 0] = shift * softcap * widths[0] ** 0.5 / 16.0
-    _check([q, k, v, dout], softcap, False)
+    # The lse is exact, and the instruction for tanh may err by 2^-11.
+    _check([q, k, v, dout], softcap, False, 6e-3 + softcap * 2**-11)
