@@ -84,7 +84,7 @@ class Graphs {
     auto found = std::find_if(kept_.rbegin(), kept_.rend(),
                               [&](const Graph& graph) { return graph.key == key; });
     if (found == kept_.rend()) {
-      const cudaError_t error = add(key, calls, num);
+      const cudaError_t error = outside_capture([&] { return add(key, calls, num); });
       if (error != cudaSuccess) return error;
     } else {
       std::rotate(found.base() - 1, found.base(), kept_.end());
@@ -105,7 +105,7 @@ class Graphs {
   cudaError_t add(const Key& key, const KernelCall* calls, int num) {
     Graph made;
     made.key = key;
-    const cudaError_t error = outside_capture([&] { return fill(calls, num, &made); });
+    const cudaError_t error = fill(calls, num, &made);
     if (error != cudaSuccess) {
       destroy(made);
       return error;
