@@ -30,7 +30,10 @@ def test_two_ranks_on_the_cpu(bench: ModuleType, tmp_path: Path) -> None:
     given = ["--ranks", "2", "--tokens", "32,48", "--rounds", "2", "--record", str(record)]
     assert bench.main([*SMALL, *given]) == 0
     rows = json.loads(record.read_text())["rows"]
-    assert [(row["tokens"], row["ranks"], row["rounds"]) for row in rows] == [(32, 2, 2), (48, 2, 2)]
+    assert [(row["tokens"], row["ranks"], row["rounds"]) for row in rows] == [
+        (32, 2, 2),
+        (48, 2, 2),
+    ]
     for row in rows:
         assert 0 < row["least"] <= row["new_over_repeated"] <= row["most"]
         assert min(row["new_ms"], row["repeated_ms"]) > 0
