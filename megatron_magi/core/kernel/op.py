@@ -21,6 +21,7 @@ from megatron_magi.core.kernel.autograd import (
     direct_apply,
     live,
     must_dispatch,
+    refuse_gradients_of_transforms,
     refuse_second_derivative,
 )
 from megatron_magi.core.kernel.backend import (
@@ -98,12 +99,14 @@ def attend(
     """(out [T, H, D], lse [T, H]), differentiable in q, k, v and sink_lse; slices int32 [N, 6].
 
     Raises:
-        NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched.
+        NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched, or a
+            gradient of a transform.
     """
     options = asked.options
     sink_lse = options.sink_lse
     sinks = () if sink_lse is None else (sink_lse,)
     if must_dispatch(q, k, v, slices, *sinks):
+        refuse_gradients_of_transforms(q, k, v, *sinks)
         if max_logits is not None:
             raise NotImplementedError(
                 "the largest logits require an eager call on plain tensors, got a call under "
@@ -113,15 +116,13 @@ def attend(
         return out, lse
     if asked.chosen is None:
         asked.chosen = _chosen(q, k, v, slices, options)
+    inputs = live(q), live(k), live(v), None if sink_lse is None else live(sink_lse)
     needs = q.requires_grad or k.requires_grad or v.requires_grad
     needs = needs or (sink_lse is not None and sink_lse.requires_grad)
     if needs and torch.is_grad_enabled():
-        how = asked, slices, max_logits
-        out, lse = _apply(
-            live(q), live(k), live(v), None if sink_lse is None else live(sink_lse), how
-        )
+        out, lse = _apply(*inputs, (asked, slices, max_logits))
         return out, lse
-    return _call_forward((q, k, v, sink_lse), asked, max_logits)
+    return _call_forward(inputs, asked, max_logits)
 
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
