@@ -106,14 +106,7 @@ def attend(
     sink_lse = options.sink_lse
     sinks = () if sink_lse is None else (sink_lse,)
     if must_dispatch(q, k, v, slices, *sinks):
-        refuse_gradients_of_transforms(q, k, v, *sinks)
-        if max_logits is not None:
-            raise NotImplementedError(
-                "the largest logits require an eager call on plain tensors, got a call under "
-                "torch.compile, a dispatch mode or a transform; leave return_max_logits out"
-            )
-        out, lse = torch.ops.magi.attn_fwd(q, k, v, slices, *options)
-        return out, lse
+        return _dispatched((q, k, v), slices, options, max_logits)
     if asked.chosen is None:
         asked.chosen = _chosen(q, k, v, slices, options)
     inputs = live(q), live(k), live(v), None if sink_lse is None else live(sink_lse)
@@ -127,6 +120,20 @@ def attend(
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """q, k, v and sink_lse."""
+
+
+def _dispatched(
+    qkv: tuple[Tensor, Tensor, Tensor], slices: Tensor, options: Options, max_logits: Tensor | None
+) -> OutLse:
+    """See attend."""
+    refuse_gradients_of_transforms(*qkv, *(() if options.sink_lse is None else (options.sink_lse,)))
+    if max_logits is not None:
+        raise NotImplementedError(
+            "the largest logits require an eager call on plain tensors, got a call under "
+            "torch.compile, a dispatch mode or a transform; leave return_max_logits out"
+        )
+    out, lse = torch.ops.magi.attn_fwd(*qkv, slices, *options)
+    return out, lse
 
 
 def _chosen(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) -> Chosen:
@@ -153,7 +160,7 @@ def _call_forward(inputs: Inputs, asked: Asked, max_logits: Tensor | None) -> Ou
     call = AttnCall(q, k, v, table, *numbers, sink_lse)
     made = kernel.forward(call, out_dtype=options.out_dtype)
     asked.num_forwards += 1
-    if asked.num_forwards == 2 and sink_lse is None:  # many are asked once only
+    if asked.num_forwards == 2:  # many are asked once only
         asked.forward = kernel.repeated_forward(call, options.out_dtype)
     return made
 
