@@ -285,7 +285,7 @@ TIMED = {
 
 @pytest.mark.parametrize("head_dim", TIMED)
 def test_predicted_times_are_part_of_the_planner(head_dim):
-    """Ranks get equal ones. Fails after a change of csrc/schedule that predicts others: as above."""
+    """Ranks get equal ones. Fails after a change of csrc/schedule that changes them: as above."""
     clock = solver.KernelClock(8, 2, head_dim, 132)
     lengths = [1 + 41 * (i * i * i % 127) for i in range(1, 30)]
     tokens = sum(lengths)
