@@ -64,6 +64,37 @@ def refuse_tangents(*tensors: Tensor) -> None:
         )
 
 
+def refuse_transforms() -> None:
+    """Refuse the transforms of torch.func on behalf of distributed attention and the moves of its
+    tokens: an autograd function that exchanges rows has no rule for them.
+
+    Raises:
+        NotImplementedError: the call is inside of one.
+    """
+    if _transform() is not None:
+        raise NotImplementedError(
+            "distributed attention and the moves of its tokens must not be called inside of a "
+            f"transform of torch.func (grad, vjp, jacrev, vmap), got such a call; {_REMEDY}"
+        )
+
+
+def refuse_gradients_of_transforms(*tensors: Tensor) -> None:
+    """Refuse gradients of torch.func, whose rules PyTorch's own registration of an op lacks.
+
+    Raises:
+        NotImplementedError: inside of a transform, a gradient of the inputs is asked for.
+    """
+    if torch.compiler.is_compiling() or _transform() is None:
+        return
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise NotImplementedError(
+            "attention must not be differentiated by a transform of torch.func (grad, vjp, "
+            f"jacrev), got inputs whose gradient one asks for; {_REMEDY}"
+        )
+
+
+_REMEDY = "use backward() or torch.autograd.grad, and put batches into the tokens"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
