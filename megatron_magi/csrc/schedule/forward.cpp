@@ -1,6 +1,7 @@
 #include "schedule/forward.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -205,18 +206,30 @@ class Builder {
       options.resize(kMaxOptions - 1);
       options.push_back(last);
     }
-    // All options are compared up to here. Further on, tiles differ little between them.
+    // All options are compared up to here. Further on, tiles differ little between them, but for
+    // the last one of the strip.
     const int64_t horizon = std::min(strips_[j - 1].end, limit + kHorizon * tiling_.tile_q);
     int64_t best = own_end;
-    double best_cost = cost(i, begin, own_end) + plain_cost(i, own_end, horizon);
-    for (size_t o = 1; o < options.size(); ++o) {
-      const double option_cost = cost(i, begin, options[o]) + plain_cost(i, options[o], horizon);
+    double best_cost = std::numeric_limits<double>::infinity();
+    for (const int64_t option : options) {
+      const double option_cost = cost(i, begin, option) + plain_cost(i, option, horizon) +
+                                 waste_beyond(j - 1, option, horizon);
       if (option_cost < best_cost) {
         best_cost = option_cost;
-        best = options[o];
+        best = option;
       }
     }
     return best;
+  }
+
+  // What the last tile of strip i costs for the rows that it has room for and has not, if the strip
+  // is tiled from row `begin` on, or from its own start, and ends beyond the horizon.
+  double waste_beyond(size_t i, int64_t begin, int64_t horizon) {
+    const Strip& strip = strips_[i];
+    const int64_t rows = (strip.end - std::max(begin, strip.begin)) % tiling_.tile_q;
+    if (strip.end == horizon || rows == 0) return 0.;
+    const double unused = 1. - static_cast<double>(rows) / static_cast<double>(tiling_.tile_q);
+    return cost(i, strip.end - rows, strip.end) * unused;
   }
 
   void emit(size_t i, int64_t begin, int64_t end) {
