@@ -84,13 +84,22 @@ def refuse_gradients_of_transforms(*tensors: Tensor) -> None:
     Raises:
         NotImplementedError: inside of a transform, a gradient of the inputs is asked for.
     """
-    if torch.compiler.is_compiling() or _transform() is None:
+    if torch.compiler.is_compiling() or _transform() is None or not torch.is_grad_enabled():
         return
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    differentiates = any(x.key() != torch._C._functorch.TransformType.Vmap for x in levels)
+    if differentiates and any(map(_needs_gradient, tensors)):
         raise NotImplementedError(
             "attention must not be differentiated by a transform of torch.func (grad, vjp, "
             f"jacrev), got inputs whose gradient one asks for; {_REMEDY}"
         )
+
+
+def _needs_gradient(x: Tensor) -> bool:
+    """Whether the tensor or, if it is a transform's wrapper, one inside it requires a gradient."""
+    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
 
 
 _REMEDY = "use backward() or torch.autograd.grad, and put batches into the tokens"
