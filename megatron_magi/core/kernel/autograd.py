@@ -86,20 +86,22 @@ def refuse_gradients_of_transforms(*tensors: Tensor) -> None:
     """
     if torch.compiler.is_compiling() or _transform() is None or not torch.is_grad_enabled():
         return
-    levels = torch._C._functorch.get_interpreter_stack() or ()
-    differentiates = any(x.key() != torch._C._functorch.TransformType.Vmap for x in levels)
-    if differentiates and any(map(_needs_gradient, tensors)):
+    if any(map(_is_differentiated, tensors)):
         raise NotImplementedError(
             "attention must not be differentiated by a transform of torch.func (grad, vjp, "
             f"jacrev), got inputs whose gradient one asks for; {_REMEDY}"
         )
 
 
-def _needs_gradient(x: Tensor) -> bool:
-    """Whether the tensor or, if it is a transform's wrapper, one inside it requires a gradient."""
-    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-    return x.requires_grad
+def _is_differentiated(x: Tensor) -> bool:
+    """Whether one of the wrappers around a tensor is that of a transform that asks for its
+    gradient. Inside all wrappers backward() may ask for it."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_gradtrackingtensor(x) and x.requires_grad:
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 _REMEDY = "use backward() or torch.autograd.grad, and put batches into the tokens"
