@@ -84,13 +84,24 @@ def refuse_gradients_of_transforms(*tensors: Tensor) -> None:
     Raises:
         NotImplementedError: inside of a transform, a gradient of the inputs is asked for.
     """
-    if torch.compiler.is_compiling() or _transform() is None:
+    if torch.compiler.is_compiling() or _transform() is None or not torch.is_grad_enabled():
         return
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if any(map(_is_differentiated, tensors)):
         raise NotImplementedError(
             "attention must not be differentiated by a transform of torch.func (grad, vjp, "
             f"jacrev), got inputs whose gradient one asks for; {_REMEDY}"
         )
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    """Whether one of the wrappers around a tensor is that of a transform that asks for its
+    gradient. Inside all wrappers backward() may ask for it."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_gradtrackingtensor(x) and x.requires_grad:
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 _REMEDY = "use backward() or torch.autograd.grad, and put batches into the tokens"

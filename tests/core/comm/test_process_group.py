@@ -128,9 +128,10 @@ def test_ranks_of_a_group_meet_and_no_others(store: Any, monkeypatch: pytest.Mon
     group: Any = Rank("7", [0, 2])
     place = module.store_beside(group, "reduces")
     place.set("address", "here")
+    assert not module.store_beside(group, "reduces").check(["address"])
     others: list[Any] = [Rank("7", [0, 3]), Rank("8", [0, 2]), Rank("7", [0])]
-    elsewhere = [module.store_beside(other, "reduces") for other in others]
-    elsewhere += [module.store_beside(group, what) for what in ("agreement", "reduces")]
-    assert not any(other.check(["address"]) for other in elsewhere)
-    monkeypatch.setattr(module, "_num_opened", Counter())  # another process
-    assert module.store_beside(group, "reduces").get("address") == b"here"
+    asked = [*((other, "reduces") for other in others), (group, "agreement"), (group, "reduces")]
+    for one, purpose in asked:
+        monkeypatch.setattr(module, "_num_opened", Counter())  # another process
+        found = module.store_beside(one, purpose).check(["address"])
+        assert found == (one is group and purpose == "reduces")

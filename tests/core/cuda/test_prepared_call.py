@@ -45,6 +45,8 @@ def function(seen: list[bytes]) -> Any:
     @Function
     def made(params: int, message: Any, message_bytes: int) -> int:
         seen.append(ctypes.string_at(params, ctypes.sizeof(Params)))
+        if Params.from_buffer_copy(seen[-1]).count == 76:
+            return 2
         if Params.from_buffer_copy(seen[-1]).count == 77:
             ctypes.memmove(message, b"count is 77\0", 12)
             return 3
@@ -76,6 +78,8 @@ def test_a_code_is_raised_with_the_message(function: Any) -> None:
     for _ in range(2):
         with pytest.raises(Refused, match="magi_any failed with code 3: count is 77"):
             call(77)
+        with pytest.raises(Refused, match=r"magi_any failed with code 2: $"):
+            call(76)
         call(78)
 
 

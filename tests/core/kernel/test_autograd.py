@@ -212,6 +212,16 @@ def test_gradients_by_transforms_are_refused(attention: Attention, transform: An
         transform(lambda q: attention(q, k, v).sum())(q)
 
 
+def batched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.vmap(lambda q: eager(q, k, v))(q[None])
+
+
+def test_gradients_of_batches_are_refused_too() -> None:
+    q, k, v = (x.detach() for x in inputs())
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):
+        torch.func.grad(lambda q: batched(q, k, v).sum())(q)
+
+
 @pytest.mark.parametrize("attention", [distributed, moved, undispatched, shifted])
 def test_moves_inside_of_vmap_are_refused(attention: Attention) -> None:
     q, k, v = (x.detach() for x in inputs())
@@ -223,14 +233,16 @@ def test_moves_inside_of_vmap_are_refused(attention: Attention) -> None:
 def test_transforms_that_ask_for_no_gradient_of_attention_pass() -> None:
     q, k, v = inputs()
     batch = torch.stack([q, 2 * q])
-    got = torch.vmap(lambda q: eager(q, k.detach(), v.detach()))(batch)
+    got = torch.vmap(lambda q: eager(q, k, v))(batch)
     for out, x in zip(got, batch, strict=True):
         assert torch.equal(out, eager(x, k, v))
-    (grad,) = torch.autograd.grad(got[1].sum(), q, retain_graph=True)
-    torch.testing.assert_close(grad, torch.autograd.grad(eager(2 * q, k, v).sum(), q)[0])
-    q, k, v = (x.detach() for x in (q, k, v))
-    factor = torch.func.grad(lambda x: (x * eager(q, k, v)).sum())(torch.tensor(2.0))
-    torch.testing.assert_close(factor.double(), eager(q, k, v).sum(), rtol=1e-6, atol=1e-6)
+    wanted = torch.autograd.grad(eager(2 * q, k, v).sum(), (q, k, v))
+    for a, b in zip(torch.autograd.grad(got[1].sum(), (q, k, v)), wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    factor = torch.func.grad(lambda x: (x * eager(q, k, v)).sum())(torch.ones((), dtype=q.dtype))
+    wanted = eager(q, k, v).sum()
+    torch.testing.assert_close(factor, wanted)
+    torch.testing.assert_close(torch.autograd.grad(factor, k), torch.autograd.grad(wanted, k))
 
 
 class Doubled(torch.autograd.Function):

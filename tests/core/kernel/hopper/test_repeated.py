@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from megatron_magi import AttnMask, flex_flash_attn_func
-from megatron_magi.core.kernel import op
+from megatron_magi.core.kernel import form, op
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.hopper import HopperBackend
 from tests.core.kernel import abi_on_cpu
@@ -194,3 +197,25 @@ def test_a_gradient_of_lse_takes_the_longer_way(kernel: Counted) -> None:
         return run(inputs(0), m, dout())
 
     assert_as_first([of_out, of_out, of_out, of_lse, of_out, of_lse], slices)
+
+
+def test_threads_share_what_is_kept(kernel: Counted) -> None:
+    """Forms are dropped meanwhile, and each thread has other inputs."""
+    slices = mask()
+
+    def call(m: AttnMask, number: int) -> tuple[Tensor, ...]:
+        gap = 8 * (number % 3)
+        qkv = [moved(x.detach(), 0, gap).requires_grad_() for x in inputs(number)]
+        return run(qkv, m, dout(number), return_max_logits=number % 2 == 0)
+
+    wanted = [call(mask(), number) for number in range(8)]
+    numbers = [number for _ in range(6) for number in range(8)]
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as threads, mock.patch.object(form, "MOST_FORMS", 2):
+            made = list(threads.map(lambda number: call(slices, number), numbers))
+    finally:
+        sys.setswitchinterval(usual)
+    for number, got in zip(numbers, made, strict=True):
+        assert all(map(torch.equal, got, wanted[number]))
