@@ -100,20 +100,21 @@ def forwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
 
 
 def backwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
-    """The chosen list with every schedule, "splits/heads", and the chosen schedule."""
+    """The chosen list with every schedule, "splits/heads" (a part of a head: one split of it at a
+    time), and the chosen schedule."""
     num_keys = call.table.num_k
     chosen = backward_launch(call.table, key, False, num_keys, NO_TRAVEL)
     made = {}
     for splits in counts(min(key.heads_q // key.heads_kv, MOST_SPLITS)):
-        for heads in counts(key.heads_kv):
+        for lanes in sorted({1} | {splits * heads for heads in counts(key.heads_kv)}):
             params = type(chosen.params).from_buffer_copy(chosen.params)
-            params.num_splits, params.heads_per_section = splits, heads
+            params.num_splits, params.lanes_per_section = splits, lanes
             launch = replace(chosen, params=params, scratch_at=scratch_at(params))
-            made[f"{splits}/{heads}"] = launch
+            made[f"{splits}/{lanes / splits:g}"] = launch
     name = "bwd", key, False, num_keys, NO_TRAVEL
     p = chosen.params
     schedules = {n: with_launch(call, name, launch) for n, launch in made.items()}
-    return schedules, f"{p.num_splits}/{p.heads_per_section}"
+    return schedules, f"{p.num_splits}/{p.lanes_per_section / p.num_splits:g}"
 
 
 def timed(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -103,7 +103,7 @@ FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 // What the device reads of a backward, and its schedule.
 struct BwdArrays {
   Int32Array items, entries, segments, places, turns, order;
-  int64_t num_row_groups, steps, partial_steps, num_splits, heads_per_section;
+  int64_t num_row_groups, steps, partial_steps, num_splits, lanes_per_section;
   bool descending, heads_inner, grouped;
 };
 
@@ -114,7 +114,7 @@ BwdArrays arrays_of(const magi::BwdChoice& choice) {
           rows_to(list.turns),        rows_to(order).reshape({-1}),
           list.num_row_groups,        list.steps,
           list.partial_steps,         schedule.num_splits,
-          schedule.heads_per_section, list.descending,
+          schedule.lanes_per_section, list.descending,
           list.heads_inner,           list.grouped};
 }
 
@@ -207,7 +207,7 @@ void bind_kernel(py::module_& m) {
       .def_readonly("steps", &BwdArrays::steps)
       .def_readonly("partial_steps", &BwdArrays::partial_steps)
       .def_readonly("num_splits", &BwdArrays::num_splits)
-      .def_readonly("heads_per_section", &BwdArrays::heads_per_section)
+      .def_readonly("lanes_per_section", &BwdArrays::lanes_per_section)
       .def_readonly("descending", &BwdArrays::descending)
       .def_readonly("heads_inner", &BwdArrays::heads_inner)
       .def_readonly("grouped", &BwdArrays::grouped);

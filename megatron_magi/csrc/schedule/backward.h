@@ -38,6 +38,10 @@ struct BwdWorkList {
   // others.
   double uneven_rows = 0.;
   double even_rows = 0.;
+  // Scattered blocks only, whose groups share their rows: over how many rows items that start
+  // together drift apart, because their lengths differ. 0 for other masks and in deterministic
+  // mode, where blocks wait for each other.
+  double scattered_rows = 0.;
   int64_t num_own = 0;  // items from this key on are those of received keys
   // First rows of the slices.
   std::vector<int64_t> row_starts;

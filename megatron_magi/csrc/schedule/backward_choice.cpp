@@ -54,7 +54,8 @@ BwdChoice choose_bwd(std::span<const Slice> slices, const BwdLengths& lengths,
   choice.schedule = choose_bwd_schedule(choice.work, processors.group, heads.heads_kv, num_sms,
                                         head_bytes, lengths.num_q, lanes);
   if (mode.deterministic) {
-    processors.num_heads_kv = choice.schedule.heads_per_section;  // the first section, alone
+    // The first section, alone.
+    processors.num_heads_kv = choice.schedule.lanes_per_section / choice.schedule.num_splits;
     reorder(choice.work, launch_order(choice.work, choice.schedule, processors, travel));
     number_turns(choice.work);
   } else {

@@ -1,6 +1,7 @@
 #include "schedule/backward_order.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <vector>
@@ -85,6 +86,7 @@ class Groups {
   double uneven_share() const {
     return average([](const Group& g) { return g.uneven() ? 1 : 0; });
   }
+  double rows() const { return even_rows() + uneven_rows(); }
   // In how many groups a row lies, on average over the rows from the first group to the last.
   double overlap() const {
     double rows = 0.;
@@ -138,6 +140,17 @@ class Groups {
   mutable size_t last_ = 0;  // that was looked up
 };
 
+// How much the lengths of items differ: twice their standard deviation, over their mean.
+double spread(const BwdWorkList& list) {
+  double count = 0., sum = 0., squares = 0.;
+  for (const BwdItem& item : list.items) {
+    if (item.steps == 0) continue;
+    const auto steps = static_cast<double>(item.steps);
+    count += 1., sum += steps, squares += steps * steps;
+  }
+  return count > 0. ? 2. * std::sqrt(std::max(0., count * squares - sum * sum)) / sum : 0.;
+}
+
 // Sorts group by group, the group with the longest item first; items of a group stay in order.
 // Items without steps come last.
 void sort_by_group(BwdWorkList& list, const Groups& groups) {
@@ -160,9 +173,11 @@ void order_items(BwdWorkList& list, bool deterministic) {
   // Where groups share their rows, as those of scattered blocks do, neighbours of about one length
   // keep together wherever they start, and a group's own items drift apart. In deterministic mode
   // items of few groups wait less if they stand together.
-  list.grouped = groups.size() > 1 && (deterministic || groups.changes() > 2 * groups.size()) &&
-                 groups.uneven_share() > 0.5 && groups.overlap() <= kMostOverlap;
+  const bool uneven = groups.size() > 1 && groups.uneven_share() > 0.5;
+  const bool scattered = uneven && groups.overlap() > kMostOverlap;
+  list.grouped = uneven && !scattered && (deterministic || groups.changes() > 2 * groups.size());
   if (list.grouped) sort_by_group(list, groups);
+  if (scattered && !deterministic) list.scattered_rows = groups.rows() * spread(list);
   list.heads_inner = list.grouped || (deterministic && list.heads_inner);
 }
 

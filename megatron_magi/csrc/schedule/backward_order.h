@@ -9,8 +9,8 @@
 
 namespace magi {
 
-// Sets the walk (`descending`, `heads_inner`), sorts the items and fills `grouped`, `uneven_rows`
-// and `even_rows`. Expects the items in key order.
+// Sets the walk (`descending`, `heads_inner`), sorts the items and fills `grouped` and the rows
+// over which items spread. Expects the items in key order.
 void order_items(BwdWorkList& list, bool deterministic);
 
 }  // namespace magi

@@ -31,6 +31,13 @@ constexpr double kCacheBytes = 150e6;
 // simulation says.
 constexpr double kGroupedHeads = 32.;
 constexpr double kGroupedPenalty = 0.06;
+// Scattered blocks: items of about one length start together and walk at one pace, as long as what
+// they spread over fits the cache; the next ones start when these end, which is not at one time. So
+// short blocks of one lane are best. Fitted to 20 schedules of random blocks of 128 at 16k and 64k
+// tokens on an H200 (docs/history/kernel_backward.md, schedule).
+constexpr double kScatteredPenalty = 0.055;  // for twice the bytes of spread, squared
+constexpr double kScatteredBytes = 24e6;
+constexpr double kScatteredLanesPenalty = 0.065;  // for twice the lanes, beyond kScatteredBytes
 // Deterministic mode, where blocks of one lane (kv head and split) wait for each other and so go
 // through the same rows together. Fitted to 50 sweeps of 6 to 12 schedules on an H200: the choice
 // reached 99 % of the best of them on average (docs/kernel_notes_bwd.md, deterministic mode).
@@ -49,8 +56,9 @@ constexpr double kWideLag = 0.8;
 // From a block's addition to the next block's in steps of head_dim 128: the addition is complete
 // after about 0.4, the signal is on its way for 0.4 to 0.6, and is seen within 0.3 more.
 constexpr double kLag = 1.3;
-constexpr double kWidePenalties = 3.;         // times all of them, in fast mode at head_dim 256
-constexpr int64_t kMaxSplitBlocksPerSm = 32;  // with more blocks than this, splits do not pay
+constexpr double kWidePenalties = 3.;             // times all of them, in fast mode at head_dim 256
+constexpr int64_t kMaxSplitBlocksPerSm = 32;      // with more blocks than this, splits do not pay
+constexpr int64_t kMaxScatteredBlocksPerSm = 64;  // nor of scattered blocks with more than this
 
 double block_overhead(int64_t num_splits) {
   return kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
@@ -107,14 +115,27 @@ double row_bytes(int64_t head_bytes, int64_t num_q) {
 
 struct Candidate {
   int64_t splits = 1;
-  int64_t heads = 1;  // kv heads at a time
-  int64_t lanes() const { return splits * heads; }
+  int64_t heads = 1;      // kv heads at a time
+  bool one_lane = false;  // but one split of a single one
+  int64_t lanes() const { return one_lane ? 1 : splits * heads; }
 };
+
+// The factor below for scattered blocks.
+double scattered_factor(const BwdWorkList& list, int64_t group, double row,
+                        const Candidate& candidate) {
+  const double lanes = static_cast<double>(candidate.lanes());
+  const double bytes =
+      list.scattered_rows * row * lanes * static_cast<double>(group / candidate.splits);
+  const double beyond = doublings(bytes, kScatteredBytes);
+  return 1. + kScatteredPenalty * beyond * beyond +
+         kScatteredLanesPenalty * std::log2(lanes) * std::min(beyond, 1.);
+}
 
 // A factor for what the simulation ignores: blocks that run together may not share what they load.
 double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
                     const Candidate& candidate) {
   const double heads = static_cast<double>(candidate.heads), row = row_bytes(head_bytes, num_q);
+  if (list.scattered_rows > 0.) return scattered_factor(list, group, row, candidate);
   const int64_t num_splits = candidate.splits;
   // Each of the kv heads that run at a time spreads over as many bytes. If items are grouped, the
   // heads start together.
@@ -160,10 +181,11 @@ double lanes_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, 
          (1. + kLaneRowPenalty * uneven);
 }
 
-// Whether the partial sums of this many splits stay small (1.1 GB at head_dim 128).
+// Whether the partial sums of this many splits stay small (1.1 GB at head_dim 128, of scattered
+// blocks 2.2 GB).
 bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, int64_t splits) {
-  return static_cast<int64_t>(list.items.size()) * num_heads_kv * splits / 2 <=
-         kMaxSplitBlocksPerSm * num_sms;
+  const int64_t most = list.scattered_rows > 0. ? kMaxScatteredBlocksPerSm : kMaxSplitBlocksPerSm;
+  return static_cast<int64_t>(list.items.size()) * num_heads_kv * splits / 2 <= most * num_sms;
 }
 
 // Kv heads and splits that can run at a time.
@@ -180,6 +202,8 @@ std::vector<Candidate> candidates(const BwdWorkList& list, int64_t group, int64_
   std::vector<Candidate> found;
   for (int64_t splits = 1; splits <= group && group % splits == 0; splits *= 2) {
     if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
+    if (splits > 1 && list.scattered_rows > 0. && least_lanes <= 1)
+      found.push_back({splits, 1, true});
     for (int64_t heads = 1; heads <= num_heads_kv; ++heads)
       if (num_heads_kv % heads == 0 && splits * heads >= least_lanes)
         found.push_back({splits, heads});
@@ -215,10 +239,10 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
     const double total = total_cost(list, group, c.splits) * static_cast<double>(num_heads_kv);
     const double least = least_makespan(list, group, num_sms, total, c.splits);
     if (least * factor * kRounding > best * tolerance) continue;
-    const BwdLanes lanes{c.lanes(), group / c.splits, num_heads_kv / c.heads};
+    const BwdLanes lanes{c.lanes(), group / c.splits, num_heads_kv * c.splits / c.lanes()};
     const double end = waits ? waits->makespan(num_sms, lanes, overhead)
                              : simulate(list, num_sms, lanes, overhead, total);
-    choices.push_back({c.splits, c.heads, end * factor});
+    choices.push_back({c.splits, c.lanes(), end * factor});
     best = std::min(best, end * factor);
   }
   return *std::ranges::find_if(

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "planner/ceil_div.h"
+#include "schedule/number_set.h"
 
 namespace magi {
 namespace {
@@ -26,14 +27,18 @@ class RowGroups {
   explicit RowGroups(const BwdWorkList& list)
       : segments_(list.segments), num_row_groups_(list.num_row_groups) {}
 
-  // Number of the segment of a row.
-  int32_t segment_of(int32_t q) const {
+  // Number of the segment of a row. `guess` is one that it is likely to be in.
+  int32_t segment_of(int32_t q, int32_t guess) const {
+    const auto at = static_cast<size_t>(guess);
+    const bool is_last = at + 1 == segments_.size();
+    if (segments_[at].q_begin <= q && (is_last || q < segments_[at + 1].q_begin)) return guess;
     const auto above = std::ranges::upper_bound(segments_, q, {}, &BwdSegment::q_begin);
     return static_cast<int32_t>(above - segments_.begin()) - 1;
   }
-  int32_t group_of(int32_t q) const {
-    const BwdSegment& segment = segments_[static_cast<size_t>(segment_of(q))];
-    return segment.row_group + (q - segment.q_begin) / kBwdTileQ;
+  // Number of the row group of a row of this segment.
+  int32_t group_of(int32_t q, int32_t segment) const {
+    const BwdSegment& in = segments_[static_cast<size_t>(segment)];
+    return in.row_group + (q - in.q_begin) / kBwdTileQ;
   }
   // Row groups that end with a segment and are so short that a step may meet both neighbours.
   std::vector<Range> short_groups() const {
@@ -76,31 +81,41 @@ bool fits(const BwdWorkList& list, const RowGroups& groups) {
 // Who added last to each row group: a number that holds from its row group up to the next one's.
 class LastAdded {
  public:
+  explicit LastAdded(int64_t num_row_groups)
+      : begins_(num_row_groups), numbers_(static_cast<size_t>(num_row_groups) + 1) {
+    begins_.add(0);
+    begins_.add(num_row_groups);  // an end behind the last
+  }
+
   // Lets the entry follow on row groups [first, last], and appends whom it follows to `turns`.
   void add(int32_t number, int32_t first, int32_t last, std::vector<BwdTurn>& turns) {
-    const auto begin = cut(first), end = cut(last + 1);
+    cut(first);
+    cut(last + 1);
     const size_t first_turn = turns.size();
-    for (auto it = begin; it != end; ++it) {
-      const int32_t until = std::next(it)->first - 1;
-      if (turns.size() > first_turn && turns.back().after == it->second)
+    for (int64_t at = first; at <= last;) {
+      const int64_t next = begins_.next(at);
+      const int32_t after = numbers_[static_cast<size_t>(at)];
+      const auto until = static_cast<int32_t>(next - 1);
+      if (turns.size() > first_turn && turns.back().after == after)
         turns.back().last_row_group = until;
       else
-        turns.push_back({until, it->second});
+        turns.push_back({until, after});
+      if (at != first) begins_.remove(at);
+      at = next;
     }
-    begin->second = number;
-    numbers_.erase(std::next(begin), end);
+    numbers_[static_cast<size_t>(first)] = number;
   }
 
  private:
-  using Map = std::map<int32_t, int32_t>;
-
-  Map::iterator cut(int32_t row_group) {
-    const auto above = numbers_.upper_bound(row_group);
-    const auto at = std::prev(above);
-    return at->first == row_group ? at : numbers_.emplace_hint(above, row_group, at->second);
+  void cut(int64_t row_group) {
+    if (begins_.has(row_group)) return;
+    numbers_[static_cast<size_t>(row_group)] =
+        numbers_[static_cast<size_t>(begins_.previous(row_group))];
+    begins_.add(row_group);
   }
 
-  Map numbers_{{0, 0}};
+  NumberSet begins_;
+  std::vector<int32_t> numbers_;  // of the row groups in begins_
 };
 
 // Calls f(entry number) for the entries of an item in walk order.
@@ -125,16 +140,20 @@ void cut_row_groups(BwdWorkList& list, int64_t num_q) {
 void number_turns(BwdWorkList& list) {
   const RowGroups groups(list);
   list.places.resize(list.entries.size());
-  LastAdded last_added;
+  list.turns.reserve(list.entries.size());  // most entries follow on one other
+  LastAdded last_added(groups.num_row_groups());
+  int32_t segment = 0;
   for (const BwdItem& item : list.items) {
     for_entries(list, item, [&](size_t e) {
       const BwdEntry& entry = list.entries[e];
       BwdPlace& place = list.places[e];
-      place.segment_begin = groups.segment_of(entry.q_begin);
-      place.segment_end = groups.segment_of(entry.q_end - 1) + 1;
+      segment = groups.segment_of(entry.q_begin, segment);
+      const int32_t last = groups.segment_of(entry.q_end - 1, segment);
+      place.segment_begin = segment;
+      place.segment_end = last + 1;
       place.turn_begin = static_cast<int32_t>(list.turns.size());
-      last_added.add(static_cast<int32_t>(e) + 1, groups.group_of(entry.q_begin),
-                     groups.group_of(entry.q_end - 1), list.turns);
+      last_added.add(static_cast<int32_t>(e) + 1, groups.group_of(entry.q_begin, segment),
+                     groups.group_of(entry.q_end - 1, last), list.turns);
       place.turn_end = static_cast<int32_t>(list.turns.size());
     });
   }

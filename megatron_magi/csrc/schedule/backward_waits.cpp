@@ -10,7 +10,9 @@ namespace {
 
 constexpr int64_t kPiecesPerItem = 16;
 constexpr size_t kMaxStopsPerItem = 64;
-constexpr int64_t kLongSection = 8;  // blocks for every processor
+// Blocks for every processor.
+constexpr int64_t kLongSection = 8;
+constexpr int64_t kVeryLongSection = 64;
 
 }  // namespace
 
@@ -54,15 +56,16 @@ void BwdWaits::add_stops(const BwdEntry& entry, std::span<const BwdSegment> segm
       static_cast<double>(ceil_div(entry.q_end - entry.q_begin, kBwdTileQ)) / rows;
   const auto above = std::ranges::upper_bound(segments, entry.q_begin, {}, &BwdSegment::q_begin);
   auto segment = static_cast<size_t>(above - segments.begin()) - 1;
+  int64_t piece = (entry.q_begin - segments[segment].q_begin) / piece_rows;
   for (int64_t q = entry.q_begin; q < entry.q_end;) {
-    const int64_t begin = segments[segment].q_begin;
-    const int64_t piece = (q - begin) / piece_rows;
-    int64_t end = std::min<int64_t>(begin + (piece + 1) * piece_rows, entry.q_end);
+    const int64_t cut = segments[segment].q_begin + (piece + 1) * piece_rows;
     const bool is_last = segment + 1 == segments.size();
-    if (!is_last) end = std::min<int64_t>(end, segments[segment + 1].q_begin);
+    const int64_t next = is_last ? cut : std::min<int64_t>(cut, segments[segment + 1].q_begin);
+    const int64_t end = std::min<int64_t>(next, entry.q_end);
     stops_.push_back({first_[segment] + static_cast<int32_t>(piece),
                       static_cast<float>(static_cast<double>(end - q) * tiles_per_row)});
-    if (!is_last && end == segments[segment + 1].q_begin) ++segment;
+    ++piece;
+    if (!is_last && end == segments[segment + 1].q_begin) ++segment, piece = 0;
     q = end;
   }
 }
@@ -71,26 +74,32 @@ double BwdWaits::makespan(int64_t num_sms, const BwdLanes& lanes, double overhea
   Makespan launch(num_sms);
   const auto pieces = static_cast<size_t>(num_pieces_);
   std::vector<double> left(pieces * static_cast<size_t>(lanes.count));
-  // Long sections hardly overlap, and the third takes as long as the second.
+  // Long sections hardly overlap, and the third takes as long as the second. Of very long ones each
+  // but the last takes as long as its blocks, shared equally.
   const auto blocks = static_cast<int64_t>(ends_.size()) * lanes.count;
-  const int64_t simulated = blocks < kLongSection * num_sms ? lanes.sections : 2;
+  const int64_t most = blocks < kVeryLongSection * num_sms ? 2 : 1;
+  const int64_t simulated = blocks < kLongSection * num_sms ? lanes.sections : most;
   std::vector<double> ends;
+  double busy = 0.;
   for (int64_t section = 0; section < std::min(lanes.sections, simulated); ++section) {
     std::ranges::fill(left, 0.);
     for (size_t item = 0; item < ends_.size(); ++item) {
       for (size_t lane = 0; lane < static_cast<size_t>(lanes.count); ++lane) {
-        double now = launch.next() + overhead / 2;
+        const double start = launch.next();
+        double now = start + overhead / 2;
         for (size_t i = item == 0 ? 0 : ends_[item - 1]; i < ends_[item]; ++i) {
           double& before = left[lane * pieces + static_cast<size_t>(stops_[i].piece)];
           now = std::max(now + stops_[i].tiles * static_cast<double>(lanes.heads), before + lag_);
           before = now;
         }
         launch.add_until(now + overhead / 2);
+        busy += now + overhead / 2 - start;
       }
     }
     ends.push_back(launch.last());
   }
-  const double last = ends.size() > 1 ? ends.back() - ends[ends.size() - 2] : 0.;
+  const double last =
+      ends.size() > 1 ? ends.back() - ends[ends.size() - 2] : busy / static_cast<double>(num_sms);
   return ends.back() +
          last * static_cast<double>(lanes.sections - static_cast<int64_t>(ends.size()));
 }

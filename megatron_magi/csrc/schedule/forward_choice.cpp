@@ -18,19 +18,20 @@ struct TileCost {
   double step;
 };
 
-// Compiled tiles, each with the time of one step in units of a 128 x 128 step of head_dim 128.
-// Fitted to one H200 at 16k tokens (192 and 256: at 4k and 16k), docs/kernel_notes.md.
+// Compiled tiles, each with the time of one step, in units of a 128 x 128 step of head_dim 128 of
+// the kernel that took maxima in every step. Fitted to one H200 at 16k tokens (192 and 256: at 4k
+// and 16k), docs/kernel_notes.md.
 constexpr TileCost kTiles[] = {
     {64, 128, 128, 0.66},
     {64, 192, 128, 0.86},
     // Between those of 64 and 128 by cells of a step, to be measured.
     {96, 128, 128, 0.85},
     {96, 192, 96, 0.85},
-    {128, 192, 80, 0.85},
-    {128, 192, 64, 0.72},
-    {128, 128, 128, 1.0},
+    {128, 192, 80, 0.80},
+    {128, 192, 64, 0.68},  // like that of 80 keys
+    {128, 128, 128, 0.90},
     {192, 192, 80, 1.02},  // with values of 128
-    {192, 128, 128, 1.17},
+    {192, 128, 128, 1.10},
     {256, 128, 80, 1.08},
 };
 constexpr double kTileCost = 0.3;     // starting a tile and writing it out

@@ -14,7 +14,7 @@ constexpr int kMostEighths = 16;  // of the longest received block and its gradi
 
 using Order = std::vector<int32_t>;
 
-// The blocks of an item for all heads of a section, which start together.
+// The blocks of an item for all lanes of a section, which start together.
 struct Unit {
   double cost = 0.;  // of each
   bool is_received = false;
@@ -23,8 +23,8 @@ struct Unit {
 class Launch {
  public:
   Launch(const BwdWorkList& list, const BwdSchedule& schedule, const BwdProcessors& processors)
-      : num_sms_(processors.num_sms), blocks_(schedule.heads_per_section * schedule.num_splits) {
-    const int64_t sections = processors.num_heads_kv / schedule.heads_per_section;
+      : num_sms_(processors.num_sms), blocks_(schedule.lanes_per_section) {
+    const int64_t sections = processors.num_heads_kv * schedule.num_splits / blocks_;
     for (int64_t section = 0; section < sections; ++section)
       for (const BwdItem& item : list.items)
         units_.push_back({bwd_block_cost(item, processors.group, schedule.num_splits),

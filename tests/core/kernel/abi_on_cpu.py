@@ -196,7 +196,7 @@ def check_items(p: BwdParams) -> None:
     assert max(rows for _, rows in items) <= (64 if p.head_dim > 192 else 128)
     assert all(start >= p.num_own or start + rows <= p.num_own for start, rows in items)
     if p.order:
-        count = p.num_items * p.num_heads_kv // p.heads_per_section
+        count = p.num_items * p.num_heads_kv * p.num_splits // p.lanes_per_section
         assert sorted(table(p.order, count, 1)[:, 0].tolist()) == list(range(count))
 
 

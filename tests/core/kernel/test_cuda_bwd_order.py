@@ -94,6 +94,23 @@ def test_turns_of_a_million_tokens_are_few() -> None:
         assert len(work.turns) < 4 * len(work.entries)
 
 
+def test_each_entry_follows_those_that_added_last_to_its_row_groups() -> None:
+    """Of very many row groups, in walk order."""
+    cells = np.random.default_rng(0).random((256, 256)) < 0.03
+    mask, tokens = masks.from_block_mask(cells, 4096), 1 << 20
+    work = solver.bwd_work_list(mask.slices, tokens, tokens, 64, 8, deterministic=True)
+    assert work.num_row_groups == tokens // 64
+    last_added = np.zeros(work.num_row_groups, np.int32)
+    for _, _, begin, end, *_ in work.items.tolist():
+        for e in range(end - 1, begin - 1, -1) if work.descending else range(begin, end):
+            first, last = (work.entries[e, :2] - [0, 1]) // 64
+            before = last_added[first : last + 1]
+            ends = np.append(np.flatnonzero(np.diff(before)), last - first)
+            turns = work.turns[slice(*work.places[e, 2:])]
+            np.testing.assert_array_equal(turns, np.stack([first + ends, before[ends]], 1))
+            last_added[first : last + 1] = e + 1
+
+
 def test_deterministic_lists_have_tiles_of_the_kernel() -> None:
     with pytest.raises(ValueError, match="tile_q must be 64, got 32; leave it out"):
         solver.bwd_work_list(masks.full(64).slices, 64, 64, tile_q=32, deterministic=True)
@@ -104,16 +121,16 @@ def test_deterministic_mode_mixes_heads_or_splits_within_its_memory(length: int)
     work = solver.bwd_work_list(
         masks.causal(length).slices, length, length, 64, 8, deterministic=True
     )
-    assert work.num_splits * work.heads_per_section >= 2
+    assert work.lanes_per_section >= 2
     partial_bytes = 2 * 4 * work.num_splits * length * 8 * 128 * (work.num_splits > 1)
     assert partial_bytes < 1.2e9
 
 
 def schedule(mask: AttnMask, head_dim: int = 128) -> tuple[int, int]:
-    """Splits and kv heads at a time in deterministic mode, of 64 query heads on 8."""
+    """Splits, and kv heads at a time, in deterministic mode, of 64 query heads on 8."""
     tokens = mask.total_seqlen_q, mask.total_seqlen_k
     work = solver.bwd_work_list(mask.slices, *tokens, 64, 8, head_dim, deterministic=True)
-    return work.num_splits, work.heads_per_section
+    return work.num_splits, work.lanes_per_section // work.num_splits
 
 
 def lanes(mask: AttnMask) -> int:
@@ -170,13 +187,13 @@ def test_branches_are_segments_unless_a_step_would_meet_three(
     tokens = mask.total_seqlen_q, mask.total_seqlen_k
     work = solver.bwd_work_list(mask.slices, *tokens, 8, 2, deterministic=True)
     assert len(work.segments) == segments
-    assert work.num_splits * work.heads_per_section >= 2
+    assert work.lanes_per_section >= 2
 
 
 def test_a_single_head_has_a_schedule_in_deterministic_mode() -> None:
     """It has no second lane."""
     work = solver.bwd_work_list(masks.causal(1024).slices, 1024, 1024, 1, 1, deterministic=True)
-    assert (work.num_splits, work.heads_per_section) == (1, 1)
+    assert (work.num_splits, work.lanes_per_section) == (1, 1)
 
 
 def test_documents_stand_together_in_deterministic_mode_where_they_are_few() -> None:

@@ -82,17 +82,20 @@ def test_few_items_split_the_group_and_many_do_not() -> None:
 
     assert schedule(256).num_splits > 1
     assert schedule(16384).num_splits == 1
-    assert 8 % schedule(4096).heads_per_section == 0
+    made = schedule(4096)
+    assert 8 * made.num_splits % made.lanes_per_section == 0
 
 
 @pytest.mark.parametrize(
     ("mask", "heads", "deterministic", "chosen"),
     [
-        (masks.causal(65536), (64, 8, 128), False, (2, 1)),
-        (masks.causal(65536), (16, 1, 128), False, (16, 1)),
-        (masks.causal(65536), (16, 1, 256), False, (8, 1)),
-        (masks.full(65536), (64, 8, 64), False, (2, 1)),
-        (masks.full(65536), (32, 8, 64), False, (2, 1)),
+        (masks.causal(65536), (64, 8, 128), False, (2, 2)),
+        (masks.causal(65536), (16, 1, 128), False, (16, 16)),
+        (masks.causal(65536), (16, 4, 128), False, (4, 4)),
+        (masks.causal(131072), (8, 8, 256), False, (1, 1)),
+        (masks.causal(65536), (16, 1, 256), False, (8, 8)),
+        (masks.full(65536), (64, 8, 64), False, (2, 2)),
+        (masks.full(65536), (32, 8, 64), False, (2, 2)),
         (masks.sliding_window(262144, (1023, 0)), (32, 32, 64), True, (1, 2)),
         (masks.causal(1 << 20), (64, 8, 128), False, (1, 1)),
     ],
@@ -103,7 +106,7 @@ def test_much_work_is_scheduled_as_if_it_were_simulated(
     """Where no order could change the end, nothing is simulated; these are a simulation's."""
     tokens = mask.total_seqlen_q, mask.total_seqlen_k
     work = solver.bwd_work_list(mask.slices, *tokens, *heads, deterministic=deterministic)
-    assert (work.num_splits, work.heads_per_section) == chosen
+    assert (work.num_splits, work.lanes_per_section) == chosen
 
 
 def test_wide_heads_share_the_cache_with_few_others() -> None:
@@ -112,7 +115,8 @@ def test_wide_heads_share_the_cache_with_few_others() -> None:
     narrow, wide = (
         solver.bwd_work_list(mask.slices, 16384, 16384, 64, 8, head_dim) for head_dim in (128, 256)
     )
-    assert wide.heads_per_section == 1 < narrow.heads_per_section
+    heads = [work.lanes_per_section // work.num_splits for work in (wide, narrow)]
+    assert heads[0] == 1 < heads[1]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +137,16 @@ def test_walk_starts_neighbours_on_the_same_rows(
         mask.slices, mask.total_seqlen_q, mask.total_seqlen_k, deterministic=True
     )
     assert (work.descending, work.heads_inner) == (descending, heads_inner)
+
+
+def test_unseen_keys_come_last_also_in_groups() -> None:
+    """Blocks without steps would otherwise start before the longest ones."""
+    documents = masks.from_cu_seqlens([0, 700, 2900, 3500, 5200, 6000])
+    mask = AttnMask(documents.slices, 6000, 6600)
+    work = solver.bwd_work_list(mask.slices, 6000, 6600, 64, 8)
+    steps = work.items[:, 4] > 0
+    assert work.grouped and not steps[-1]
+    assert steps[: steps.sum()].all()
 
 
 def test_causal_documents_stand_together_longest_first() -> None:
@@ -168,6 +182,29 @@ def test_scattered_blocks_are_not_grouped_by_where_they_end(density: float) -> N
     sizes = work.items[:, 4].tolist()
     assert not work.grouped and not work.heads_inner
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > 1.3 * sizes[-1]
+
+
+def blocks(tokens: int) -> AttnMask:
+    """Random ones of 128 tokens, a fifth of them visible."""
+    cells = np.random.default_rng(0).random((tokens // 128, tokens // 128)) < 0.2
+    return masks.from_block_mask(cells, 128)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads_kv", "chosen"), [(16384, 8, (2, 1)), (65536, 8, (4, 1)), (16384, 64, (1, 1))]
+)
+def test_scattered_blocks_run_one_lane_at_a_time(
+    tokens: int, heads_kv: int, chosen: tuple[int, int]
+) -> None:
+    """Short blocks of one lane stay on the same rows; splits run one after another."""
+    mask = blocks(tokens)
+    work = solver.bwd_work_list(mask.slices, tokens, tokens, 64, heads_kv)
+    assert (work.num_splits, work.lanes_per_section) == chosen
+
+
+def test_scattered_blocks_that_the_cache_holds_run_all_lanes() -> None:
+    mask = blocks(2048)
+    assert solver.bwd_work_list(mask.slices, 2048, 2048, 64, 8).lanes_per_section > 1
 
 
 def test_branches_of_a_prefix_tree_stand_together() -> None:

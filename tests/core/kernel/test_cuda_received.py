@@ -167,6 +167,20 @@ def test_split_groups_are_added_up_with_and_without_a_counter(
         assert all(map(torch.equal, launch(call, grad)[1:], counted[1:]))
 
 
+def test_parts_of_sections_of_one_split_are_added_up() -> None:
+    """Blocks of a key tile that share its head group are far apart in the launch, in an order of
+    its own."""
+    from megatron_magi.core.kernel.hopper.choice import backward_launch
+    from megatron_magi.core.kernel.hopper.launch import HeadsKey
+
+    cells = np.random.default_rng(0).random((32, 32)) < 0.2
+    run, num_own = Run(Case("scattered", masks.from_block_mask(cells, 128), heads=(16, 1))), 1365
+    params = backward_launch(run.call.table, HeadsKey.of(run.call), False, num_own, TRAVEL).params
+    assert params.num_splits > params.lanes_per_section == 1 and params.order
+    for received in (FP32, BF16):
+        run.check(in_two(run, num_own, received))
+
+
 def test_deterministic_runs_have_equal_bits() -> None:
     run = Run(Case("repeated", masks.causal(2000), heads=(8, 2)))
     first = in_two(run, 900, deterministic=True)

@@ -36,14 +36,15 @@ class Times:
 
 def simulated(work: solver.BwdWorkList, num_own: int, arrival: float = 0.0) -> Times:
     """Blocks start on the processor that is free first; those of received keys wait for them."""
-    sections, splits = HEADS[1] // work.heads_per_section, work.num_splits
+    lanes, splits = work.lanes_per_section, work.num_splits
+    sections = HEADS[1] * splits // lanes
     order = work.order.tolist() or range(sections * len(work.items))
     free, starts, ends = [0.0] * NUM_SMS, [], {False: [0.0], True: [0.0]}
     for place in order:
         item = work.items[place % len(work.items)]
         is_received = bool(item[0] >= num_own)
         steps = item[4] * (HEADS[0] // HEADS[1] // splits) + (4.5 if splits > 1 else 3.0)
-        for _ in range(work.heads_per_section * splits):
+        for _ in range(lanes):
             starts.append((free[0], is_received))
             end = max(free[0], arrival if is_received else 0.0) + steps
             heapq.heapreplace(free, end)
@@ -99,7 +100,7 @@ def test_every_section_of_an_item_starts_once(
     work = solver.bwd_work_list(
         slices, num_q, num_k, 64, 8, 128, num_sms, num_own=min(boundary, num_k), travel=times
     )
-    count = len(work.items) * 8 // work.heads_per_section
+    count = len(work.items) * 8 * work.num_splits // work.lanes_per_section
     assert sorted(work.order.tolist()) in ([], list(range(count)))
 
 
@@ -117,7 +118,7 @@ def test_without_travel_the_list_is_that_of_one_buffer(
     work = solver.bwd_work_list(slices, *numbers, deterministic=deterministic, num_own=num_own)
     for name in ("items", "entries", "segments", "places", "turns", "order"):
         np.testing.assert_array_equal(getattr(work, name), getattr(plain, name))
-    for name in ("num_splits", "heads_per_section", "heads_inner", "descending", "grouped"):
+    for name in ("num_splits", "lanes_per_section", "heads_inner", "descending", "grouped"):
         assert getattr(work, name) == getattr(plain, name)
 
 

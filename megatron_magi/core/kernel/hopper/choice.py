@@ -123,7 +123,7 @@ def _choose_backward(
         num_own=num_own,
         num_items=len(work.items),
         num_splits=work.num_splits,
-        heads_per_section=work.heads_per_section,
+        lanes_per_section=work.lanes_per_section,
         deterministic=deterministic,
         num_row_groups=work.num_row_groups,
         heads_inner=work.heads_inner,

@@ -73,7 +73,7 @@ class BwdLaunch:
         p = self.params
         return (
             f"backward, head_dim {p.head_dim}: {p.num_items} items, {self.received_items} of them "
-            f"of received keys, {p.num_splits} splits, {p.heads_per_section} key heads at a time"
+            f"of received keys, {p.num_splits} splits, {p.lanes_per_section} lanes at a time"
             f"{', deterministic' if p.deterministic else ''}"
         )
 

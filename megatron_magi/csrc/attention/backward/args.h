@@ -79,7 +79,7 @@ struct BwdArgs {
   int32_t num_items;
   int32_t num_splits;
   int32_t heads_per_block;    // query heads of one block
-  int32_t heads_per_section;  // kv heads that are worked on together
+  int32_t lanes_per_section;  // that are worked on together, see MagiBwdParams
   int32_t num_heads_q;
   int32_t num_row_groups;
   int32_t stat_rows;

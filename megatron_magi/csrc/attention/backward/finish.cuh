@@ -27,8 +27,8 @@ MAGI_DEVICE void finish_received(const BwdArgs& args, uint32_t smem) {
   ptx::bar_sync(kBarEpilogue, 256);  // so that one thread releases what all have stored
   if (args.num_splits > 1) {
     if (counts) {
-      const int others =
-          ptx::add_acq_rel_gpu(args.parts_stored + block.number / args.num_splits, 1);
+      const int place = block.kv_head * args.num_items + block.item_number;
+      const int others = ptx::add_acq_rel_gpu(args.parts_stored + place, 1);
       ptx::store_shared(smem + T::kOffBlock, others);
     }
     ptx::bar_sync(kBarEpilogue, 256);

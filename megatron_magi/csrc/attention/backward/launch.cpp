@@ -17,9 +17,9 @@ Status check(const MagiBwdParams& p) {
   if (p.num_splits < 1 || p.num_heads_q / p.num_heads_kv % p.num_splits != 0)
     return {kInvalidArgument, "num_splits must divide the query heads per kv head, got " +
                                   std::to_string(p.num_splits) + "; use 1"};
-  if (p.heads_per_section < 1 || p.num_heads_kv % p.heads_per_section != 0)
-    return {kInvalidArgument, "heads_per_section must divide the kv heads, got " +
-                                  std::to_string(p.heads_per_section) + "; use 1"};
+  if (p.lanes_per_section < 1 || p.num_heads_kv * p.num_splits % p.lanes_per_section != 0)
+    return {kInvalidArgument, "lanes_per_section must divide the kv heads times num_splits, got " +
+                                  std::to_string(p.lanes_per_section) + "; use 1"};
   if (p.num_splits > 1 && p.partial == nullptr)
     return {kInvalidArgument, "num_splits > 1 needs the workspace `partial`; pass it"};
   if (p.lse == nullptr || (p.delta == nullptr) == (p.out.data == nullptr))
@@ -167,7 +167,7 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.parts_stored = p.semaphores + num_semaphores(p);
   args.num_splits = p.num_splits;
   args.heads_per_block = p.num_heads_q / p.num_heads_kv / p.num_splits;
-  args.heads_per_section = p.heads_per_section;
+  args.lanes_per_section = p.lanes_per_section;
   args.num_heads_q = p.num_heads_q;
   args.num_row_groups = p.num_row_groups;
   args.softmax_scale = p.softmax_scale;

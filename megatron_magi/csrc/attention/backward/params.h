@@ -47,7 +47,7 @@ struct MagiBwdParams {
   const int32_t* places;    // [num_entries, 4], deterministic mode only: struct BwdPlace
   const int32_t* turns;     // [num_turns, 2], likewise: struct BwdTurn
   const int32_t* segments;  // [num_segments, 2], likewise: struct BwdSegment
-  // [num_items * G / heads_per_section]: which item of which section starts next, as
+  // [num_items * G * num_splits / lanes_per_section]: which item of which section starts next, as
   // section * num_items + item; null: section by section in list order. In deterministic mode items
   // of one section must keep that order.
   const int32_t* order;
@@ -61,9 +61,11 @@ struct MagiBwdParams {
   int32_t dtype;       // MagiDtype of q, k, v, dout, dq
   int32_t grad_dtype;  // of dk and dv: dtype or kMagiFp32
   int32_t num_items;
-  int32_t num_splits;         // blocks that share the query heads of one kv head; divides H / G
-  int32_t heads_per_section;  // kv heads that are worked on together; divides G
-  int32_t clear_dq;           // 1: dq_acc is set to zero first (it must be contiguous)
+  int32_t num_splits;  // blocks that share the query heads of one kv head; divides H / G
+  // Lanes that are worked on together: kv heads, each with its splits, one after another, or some
+  // splits of one; divides G * num_splits.
+  int32_t lanes_per_section;
+  int32_t clear_dq;  // 1: dq_acc is set to zero first (it must be contiguous)
   int32_t deterministic;
   int32_t num_row_groups;  // deterministic mode only
   int32_t heads_inner;     // walk order, see BwdArgs

@@ -8,7 +8,7 @@ namespace magi {
 template <class Traits>
 struct BwdBlock {
   BwdItem item;
-  int number;  // of the block in list order
+  int item_number;  // in the list
   int kv_head;
   int split;
   int head_begin;
@@ -16,16 +16,16 @@ struct BwdBlock {
   bool is_received;  // whether the keys are; own ones otherwise
 
   MAGI_DEVICE BwdBlock(const BwdArgs& args, int block) {
-    const int per_item = args.heads_per_section * args.num_splits;
-    number =
-        args.order == nullptr ? block : args.order[block / per_item] * per_item + block % per_item;
-    // Sections of kv heads outermost, then items in list order, then the heads of the section.
-    const int section = number / (args.num_items * per_item);
-    const int rest = number - section * args.num_items * per_item;
-    item = args.items[rest / per_item];
+    // Sections of lanes outermost, then items in list order, then the lanes of the section.
+    const int lanes = args.lanes_per_section, place = block / lanes;
+    const int unit = args.order == nullptr ? place : args.order[place];
+    const int section = unit / args.num_items;
+    item_number = unit - section * args.num_items;
+    item = args.items[item_number];
     is_received = item.k_start >= args.num_own;
-    kv_head = section * args.heads_per_section + rest % per_item / args.num_splits;
-    split = rest % args.num_splits;
+    const int lane = section * lanes + block - place * lanes;
+    kv_head = lane / args.num_splits;
+    split = lane - kv_head * args.num_splits;
     head_begin = (kv_head * args.num_splits + split) * args.heads_per_block;
     num_steps = item.steps * args.heads_per_block;
   }

@@ -1,18 +1,20 @@
-// A consumer warpgroup of a kernel with one Q tile: the steps of one item, its output, then the
-// next item.
+// A consumer warpgroup that works item by item: the steps of one, its output, then the next one.
 //
-// The Q of an item cannot come before the last scores of the item before are made. In the stream of
-// consume.cuh the last P V of an item would be issued behind the next item's first product and wait
-// for that Q too. Here it does not, and the output leaves while Q comes:
+// With one Q tile, the Q of an item cannot come before the last scores of the item before are made.
+// In the stream of consume.cuh the last P V of an item would be issued behind the next item's first
+// product and wait for that Q too. Here it does not, and the output leaves while Q comes:
 //   first step:  S = Q K(0)^T, softmax, P(0) = S
 //   step g:      S = Q K(g)^T  |  O += P(g-1) V(g-1)  |  softmax of S beside the second product
 //   at the end:  O += P V of the last step; O leaves
 //
-// Two consumers take turns: one issues its two products, then the other one, so that the softmax of
-// each runs beside the products of the other. Three keep the tensor cores busy without.
+// A step's loop also has no branch for the end of an item. At head_dim 128 that counts more than a
+// second Q tile would.
+//
+// Where heads are wider than 128, two consumers take turns: one issues its two products, then the
+// other one, so that the softmax of each runs beside the products of the other. Three keep the
+// tensor cores busy without.
 #pragma once
-#include "capped.cuh"
-#include "products.cuh"
+#include "scores.cuh"
 #include "store.cuh"
 
 namespace magi {
@@ -57,10 +59,11 @@ struct FwdItemConsumer {
   MAGI_DEVICE void first_step(int flags) {
     make_scores();
     wgmma_wait<0>();
-    release_keys(flags);
     state.reset();
+    if (Traits::kBySums) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
     float alpha[2];
     softmax(flags, alpha);
+    if (Traits::kBySums) release_keys(flags);
     pack_probs();
   }
 
@@ -71,10 +74,10 @@ struct FwdItemConsumer {
     add_output(accumulate);
     if (Traits::kTurns) me.pass_turn();
     wgmma_wait<1>();
-    release_keys(flags);
     float alpha[2];
     const bool rescale = softmax(flags, alpha);
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
+    if (Traits::kBySums) release_keys(flags);
     wait_for_output();
     if (rescale) scale_output(alpha);
     pack_probs();
@@ -99,21 +102,22 @@ struct FwdItemConsumer {
     wgmma_commit();
   }
 
-  // The scores are complete: K may be overwritten, and after an item's last scores Q too.
+  // The scores are made: K may be overwritten, and after an item's last scores Q too.
   MAGI_DEVICE void release_keys(int flags) {
-    pin_registers(s);
     me.release(&smem.empty_k[ring_k.slot]);
     if (flags & kStepLast) me.release(&smem.empty_q[0]);
     ring_k.advance();
   }
 
-  // Scores become unnormalised probabilities. Returns whether O must be multiplied by alpha.
+  // Complete scores become unnormalised probabilities. Returns whether O must be multiplied by
+  // alpha. K is left for a second look where sums may ask for one.
   MAGI_DEVICE bool softmax(int flags, float (&alpha)[2]) {
-    const FwdStep& step = smem.steps[step_slot];
-    if (!Traits::kSoftcap && flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
+    pin_registers(s);
+    if (!Traits::kBySums) release_keys(flags);
+    const SoftmaxStep<Traits> now{me, smem.steps[step_slot], flags, 0, ring_k.slot};
+    const bool rescale = now.run(s, state, alpha);
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
-    if constexpr (Traits::kSoftcap) return capped_softmax_step(me, flags, step, s, state, alpha);
-    return softmax_step(me.p, s, state, alpha);
+    return rescale;
   }
 
   MAGI_DEVICE void pack_probs() {

@@ -10,19 +10,21 @@
 // then head; a block takes item blockIdx.x first and then what the global counter hands out.
 //
 // Roles: warpgroup 0 = producer (thread 0 loads, load.cuh; warps 1-3 write the rows that no
-//        slice covers), warpgroups 1.. = two or three consumers of 64 rows each (consume.cuh; in
-//        kernels with one Q tile by_item.cuh, which says how they differ).
+//        slice covers), warpgroups 1.. = two or three consumers of 64 rows each (consume.cuh,
+//        by_item.cuh).
 //
-// The consumers see one endless stream of steps (a step = one key tile), across items:
+// With two Q tiles the consumers see one endless stream of steps (a step = one key tile), across
+// items:
 //   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  softmax of S beside the second product
 //   then, if step g was the last of its item, O leaves; P(g+1) = S.
 // So the next item's first product already runs while the last one's output is written, and the two
 // matrix products exist once in the code (nvcc serialises wgmma when they are in several copies).
 // The stream begins with a product of nothing (P = 0) and ends with one whose S is not used.
 //
+// Kernels with one Q tile end an item before they begin the next one (by_item.cuh).
+//
 // Where Traits::kBySums, most steps take no maxima (softmax.cuh): K and Q are then released after
-// the softmax, because it may ask for the scores again, and the consumers issue their products in
-// turn.
+// the softmax, because it may ask for the scores again.
 //
 // Barriers (mbarrier)   arrives                                          waits
 //   full_k[]            bytes of K, of Q too in an item's first step     consumers
@@ -38,7 +40,7 @@
 // it (which may be a one-step item).
 //
 // Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared
-// memory: Q 2 x 48 KB, K and V 2 x 20 KB each, output 48 KB.
+// memory: Q 48 KB, K and V 2 x 20 KB each, output 48 KB.
 #pragma once
 #include "by_item.cuh"
 #include "consume.cuh"

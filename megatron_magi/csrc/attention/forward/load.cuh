@@ -5,10 +5,10 @@
 
 namespace magi {
 
-// With one Q tile, an item claims the next one when it has so many steps left to load: late, so
-// that blocks with long items do not take more of them than others, and early enough to hide the
-// reads of the list. (Kernels with two Q tiles claim at an item's beginning: they were slower this
-// way.)
+// Kernels that work item by item claim the next one when they have so many steps of an item left to
+// load: late, so that blocks with long items do not take more of them than others, and early enough
+// to hide the reads of the list. (Those with two Q tiles claim at an item's beginning: they were
+// slower this way.)
 constexpr int kClaimSteps = 3;
 
 template <class Traits>
@@ -37,8 +37,8 @@ struct FwdProducer {
   }
 
   // `flags` of the step decide what is loaded: Q too for an item's first step, nothing at the end.
-  // With one Q tile, the item before may still need it: then the last V of that item goes first,
-  // and Q behind K.
+  // With one Q tile, the item before may still need it: the last V of that item goes first, and Q
+  // behind K.
   MAGI_DEVICE void push_step(FwdStep step, int key, int kv_head, int q_start, FwdItem item) {
     if (Traits::kByItem && (step.flags() & (kStepFirst | kStepEnd))) load_pending_v();
     wait_for(smem_addr(&smem.empty_k[ring_k.slot]), ring_k.phase ^ 1);

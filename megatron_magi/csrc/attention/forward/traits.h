@@ -54,22 +54,26 @@ struct FwdTraits {
   static constexpr int kProducerRegs = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegs = kConsumers == 2 ? 232 : 160;
   // Whether steps look for a new maximum only where the sums of their exponentials ask for it
-  // (softmax.cuh).
-  static constexpr bool kBySums = kHeadDim == 64 && !kSoftcap;
-  static constexpr int kStages = kBySums ? 3 : 2;       // of K and of V
-  static constexpr int kQBytes = 64 * kHeadDim * 2;     // one consumer's rows
-  static constexpr int kOutBytes = 64 * kValueDim * 2;  // likewise
+  // (softmax.cuh). Wider heads gain nothing by it, and three consumers of 192 spill.
+  static constexpr bool kBySums =
+      !kSoftcap && (kHeadDim <= 128 || (kHeadDim == 192 && kConsumers == 2));
+  static constexpr int kStages = kBySums && kHeadDim == 64 ? 3 : 2;  // of K and of V
+  static constexpr int kQBytes = 64 * kHeadDim * 2;                  // one consumer's rows
+  static constexpr int kOutBytes = 64 * kValueDim * 2;               // likewise
   static constexpr int kKBytes = kBlockN * kHeadDim * 2;
   static constexpr int kVBytes = kBlockN * kValueDim * 2;
   // As many Q tiles, and an own buffer for the output, as there is room for; without the buffer the
   // output leaves straight from registers.
   static constexpr int kRoom = 226 * 1024 - kStages * (kKBytes + kVBytes);
   static constexpr bool kStageOut = kRoom >= kConsumers * (kQBytes + kOutBytes);
-  static constexpr int kQStages = kRoom >= kConsumers * (2 * kQBytes + kOutBytes) ? 2 : 1;
-  // With one Q tile an item ends before the next one begins (by_item.cuh).
-  static constexpr bool kByItem = kQStages == 1;
+  static constexpr bool kFitsTwoQ = kRoom >= kConsumers * (2 * kQBytes + kOutBytes);
+  // Whether an item ends before the next one begins (by_item.cuh): with one Q tile, and at head_dim
+  // 128, where that is faster; with softcap it has not been measured there.
+  static constexpr bool kByItem = !kFitsTwoQ || (kHeadDim == 128 && !kSoftcap);
+  static constexpr int kQStages = kByItem || !kFitsTwoQ ? 1 : 2;
   // Whether the consumers issue their products in turn (rows.cuh).
-  static constexpr bool kTurns = kByItem ? kConsumers == 2 : kBySums && kConsumers == 3;
+  static constexpr bool kTurns =
+      kByItem ? (kConsumers == 2 && kHeadDim > 128) : (kBySums && kConsumers == 3);
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
   static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh
 
