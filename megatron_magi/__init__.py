@@ -40,6 +40,7 @@ __all__ = [
     "measured_costs",
     "plan",
     "position_ids",
+    "prepare",
     "shift_tokens",
     "slices_tensor",
     "undispatch",
@@ -58,6 +59,7 @@ try:
     from megatron_magi.core.runtime.calibration import measured_costs
     from megatron_magi.core.runtime.dist_attn import dist_attn
     from megatron_magi.core.runtime.plan_cache import plan_for as plan
+    from megatron_magi.core.runtime.prepared import prepare
     from megatron_magi.core.runtime.shift import shift_tokens
     from megatron_magi.core.runtime.token_dispatch import dispatch, position_ids, undispatch
 except MissingRequirement as error:

@@ -200,11 +200,11 @@ def refusing_renamed(
 
 def shown(value: Any) -> str:
     """A value in an error: a short one as it is written, a long one by its class."""
-    if getattr(value, "ndim", 0) and hasattr(value, "dtype"):
-        return f"{type(value).__name__} {value.dtype} {list(value.shape)}"
     try:
+        if getattr(value, "ndim", 0) and hasattr(value, "dtype"):
+            return f"{type(value).__name__} {value.dtype} {list(value.shape)}"
         text = repr(value)
-    except Exception:  # a foreign class; our error must still come
+    except Exception:  # a foreign class, or a nested tensor; our error must still come
         text = ""
     return text if text and len(text) <= 60 and "\n" not in text else type(value).__name__
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from megatron_magi.checks import INT32_MAX, integer, number_or_infinite, refusing, shown
+from megatron_magi.checks import INT32_MAX, flag, integer, number_or_infinite, refusing, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
@@ -16,6 +16,8 @@ SYMMETRIC_MEMORY = ("symm_mem", "symm_mem_joined")
 """The transports that need GPUs which read each other's memory."""
 MOST_SMS = 2**16
 """The most processors for which the planner simulates a launch, block by block."""
+MOST_SECONDS = 10**9
+"""The longest wait, 31 years: torch.distributed counts nanoseconds in 64 bits."""
 
 
 def _convert(config: Any, field: str, kind: Callable[[Any, str], Any], what: str) -> None:
@@ -121,7 +123,7 @@ class MagiConfig:
     """What changes results or speed; part of every plan's digest, equal on every rank.
 
     Raises:
-        TypeError: a field that is no number where one is required.
+        TypeError: a field that is no number, or not True or False, where one is required.
         ValueError: a field out of its range.
     """
 
@@ -183,11 +185,13 @@ class MagiConfig:
         for name, values in _CHOICES.items():
             value = getattr(self, name)
             _require(value is None or isinstance(value, str), name, "a word", self)
+            if value is not None:
+                object.__setattr__(self, name, str(value))  # numpy's has another repr
             words = tuple(word for word in values if word is not None)
             rule = f"one of {words}" + (" or None" if None in values else "")
             _require(value in values, name, rule, self)
         for name in ("deterministic", "dkv_reduce_in_fp32", "keep_received_keys"):
-            _require(isinstance(getattr(self, name), bool), name, "True or False", self)
+            _convert(self, name, flag, "True or False")
         _require(isinstance(self.costs, CostTable), "costs", "a CostTable", self)
         _check_count(self, "chunk_size", 1)
         degree = self.overlap_degree
@@ -196,7 +200,8 @@ class MagiConfig:
         )
         _require(self.max_imbalance >= 1.0, "max_imbalance", ">= 1.0", self)
         name = "agreement_timeout_s"
-        _require(0 < self.agreement_timeout_s < math.inf, name, "> 0 and finite", self)
+        rule = f"> 0, finite and at most {MOST_SECONDS}"
+        _require(0 < self.agreement_timeout_s <= MOST_SECONDS, name, rule, self)
 
 
 _CHOICES = {

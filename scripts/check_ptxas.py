@@ -22,6 +22,8 @@ ALLOWED_SPILLS: dict[str, str] = {
     "has some 1300 instructions",
     "Li64ELi192ELi128ELi64ELb1ELb0E": "forward, head_dim 64, largest logits: one register, kept "
     "where an item begins",
+    "Li128ELb1ELi128ELb1E": "backward, head_dim 128, deterministic, softcap: one register, read "
+    "once a step, which has some 1000 instructions",
 }
 
 MESSAGE = re.compile(r"\((C75\d\d)\)(.*)")

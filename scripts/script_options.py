@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -53,6 +54,9 @@ def head_counts(text: str) -> list[int]:
 def new_file(text: str) -> Path:
     """A file to write, in a folder that exists: what was measured must not be lost."""
     path = Path(text)
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"must be a file that may be written, got {text}")
     return path

@@ -12,7 +12,7 @@ python=.venv/bin/python
 echo "== format and lint"
 "$python" -m ruff format --check .
 "$python" -m ruff check .
-find megatron_magi/csrc \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
+find megatron_magi/csrc tests \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
   xargs -0 "$python" -c 'import clang_format; clang_format.clang_format()' --dry-run --Werror
 echo "== types"
 "$python" -m mypy

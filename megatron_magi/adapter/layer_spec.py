@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
@@ -21,6 +22,7 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from megatron_magi.adapter.compat import repair_mla_without_te
 from megatron_magi.adapter.core_attention import MagiCoreAttention
@@ -33,6 +35,12 @@ REPLACEABLE = ("DotProductAttention", "TEDotProductAttention", "MagiCoreAttentio
 OTHER_ATTENTION_FIELDS = ("dsa_layer",)
 """Fields of a hybrid stack's spec that stay as they are, because their attention is not softmax
 over rows; `attach` refuses a model that builds one."""
+
+REPLACED_NORMS = (RMSNorm, LocalNorm, WrappedTorchNorm)
+"""Norms that compute what the fused one does."""
+
+ADDED_PAST = {"input_layernorm": "self_attn_bda", "pre_mlp_layernorm": "mlp_bda"}
+"""A layer's norms, and the additions where the rows that went past them come in again."""
 
 Rule = Callable[[Any, str, Any], Any]
 """(owner, field name, value) -> the value to put there."""
@@ -129,7 +137,7 @@ def with_own_norms(spec: Any) -> Any:
 
 
 def with_fused_parts(spec: Any, parts: FusedParts) -> Any:
-    """The same spec with those fused parts that are modules: attention, activation, norms.
+    """The same spec with those fused parts of its modules: attention, activation, norms.
 
     Raises:
         ValueError: the spec holds no module that a part would replace.
@@ -161,9 +169,17 @@ def _fused_activation(owner: Any, name: str, value: Any) -> Any:
 
 
 def _fused_norm(owner: Any, name: str, value: Any) -> Any:
-    from megatron_magi.adapter.fused.norm import FusedRMSNorm
+    from megatron_magi.adapter.fused.norm import BlockRMSNorm, FusedRMSNorm, add_rows_past_norm
 
-    return FusedRMSNorm if value in (RMSNorm, LocalNorm, WrappedTorchNorm) else value
+    if isinstance(owner, TransformerLayerSubmodules):
+        for norm, add in ADDED_PAST.items():
+            pair = getattr(owner, norm), getattr(owner, add)
+            if pair[0] in REPLACED_NORMS and pair[1] is get_bias_dropout_add:
+                if name == norm:
+                    return BlockRMSNorm
+                if name == add:
+                    return add_rows_past_norm
+    return FusedRMSNorm if value in REPLACED_NORMS else value
 
 
 def llama_mtp_spec(

@@ -11,8 +11,13 @@ from megatron_magi.checks import flag, instance, integer, number_or_infinite, sh
 
 
 def tensor(value: Any, name: str) -> None:
-    """Require a torch Tensor."""
+    """Require a torch Tensor that is not nested: those have no shape."""
     instance(value, Tensor, name, "convert it, e.g. with torch.as_tensor")
+    if value.is_nested:
+        raise TypeError(
+            f"{name} must be a tensor with a shape, got a nested tensor; concatenate its parts, "
+            f"e.g. documents along the tokens"
+        )
 
 
 def on_host(x: Tensor, name: str) -> Tensor:

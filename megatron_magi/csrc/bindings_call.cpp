@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 #include <structmember.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -66,11 +67,19 @@ bool put_narrow(Wide value, char* to) {
   return false;
 }
 
+bool put_float(double value, char* to) {
+  const auto narrow = static_cast<float>(value);
+  if (!std::isinf(narrow) || std::isinf(value)) return put(narrow, to);
+  PyErr_Format(PyExc_OverflowError, "a value of a 32-bit field must fit into it");
+  return false;
+}
+
 // False: with an exception.
 bool put_value(char kind, PyObject* value, char* to) {
   if (kind == 'f') {
     const double number = PyFloat_AsDouble(value);
-    return !(number == -1.0 && PyErr_Occurred()) && put(static_cast<float>(number), to);
+    if (number == -1.0 && PyErr_Occurred()) return false;
+    return put_float(number, to);
   }
   if (kind == 'l' || kind == 'q' || kind == 'i') {
     const long long number = PyLong_AsLongLong(value);
@@ -119,7 +128,9 @@ void destroy(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyTypeObject* prepared_call_type() {
+PyTypeObject* prepared_call_type = nullptr;  // is made when the module is loaded
+
+PyTypeObject* make_type() {
   static PyMemberDef members[] = {
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(PreparedCall, vectorcall), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr}};
@@ -127,9 +138,12 @@ PyTypeObject* prepared_call_type() {
                                 {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                 {Py_tp_members, members},
                                 {0, nullptr}};
-  static PyType_Spec spec = {"megatron_magi._solver.PreparedCall", sizeof(PreparedCall), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-  static auto* const type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  // An instance that Python makes itself would have no function.
+  constexpr auto kFlags =
+      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  static PyType_Spec spec = {"megatron_magi._solver.PreparedCall", sizeof(PreparedCall), 0, kFlags,
+                             slots};
+  auto* const type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
   if (type == nullptr) throw py::error_already_set();
   return type;
 }
@@ -142,8 +156,7 @@ py::object prepared_call(std::string name, uintptr_t function, const py::bytes& 
     throw std::invalid_argument("a function and a struct of at most " + std::to_string(kMostBytes) +
                                 " bytes are required");
   for (const auto& [offset, kind] : fields) add_field(offset, kind, call.get());
-  PyTypeObject* type = prepared_call_type();
-  auto* made = reinterpret_cast<PreparedCall*>(type->tp_alloc(type, 0));
+  auto* made = reinterpret_cast<PreparedCall*>(prepared_call_type->tp_alloc(prepared_call_type, 0));
   if (made == nullptr) throw py::error_already_set();
   made->vectorcall = call_prepared;
   made->call = call.release();
@@ -153,6 +166,7 @@ py::object prepared_call(std::string name, uintptr_t function, const py::bytes& 
 }  // namespace
 
 void bind_call(py::module_& m) {
+  prepared_call_type = make_type();
   m.def("prepared_call", &prepared_call, py::arg("name"), py::arg("function"), py::arg("params"),
         py::arg("fields"), py::arg("error"),
         "What calls a C function with a struct; its arguments are the fields that differ.");

@@ -13,10 +13,16 @@ from tests.knobs import magi_config
 
 def test_equal_configs_have_equal_digests() -> None:
     """A rank that spells a number otherwise plans the same thing."""
-    spelled = magi_config(max_imbalance=2, tile_q=np.int64(64), link_gib_s=np.float32(100))  # type: ignore[arg-type]
-    plain = magi_config(max_imbalance=2.0, tile_q=64, link_gib_s=100.0)
+    spelled = magi_config(max_imbalance=2, tile_q=np.int64(64), link_gib_s=np.float32(100),
+                          overlap_degree=np.int64(3), deterministic=np.True_,  # type: ignore[arg-type]
+                          kernel_backend=np.str_("flex"))  # type: ignore[arg-type]  # fmt: skip
+    plain = magi_config(max_imbalance=2.0, tile_q=64, link_gib_s=100.0, overlap_degree=3,
+                        deterministic=True, kernel_backend="flex")  # fmt: skip
     plans = [make_attn_plan(masks.causal(64), 2, HeadShape(2, 1, 4), c) for c in (spelled, plain)]
     assert spelled == plain and plans[0].digest == plans[1].digest
+    assert repr(spelled) == repr(plain)
+    types = [[type(getattr(c, f.name)) for f in dataclasses.fields(c)] for c in (spelled, plain)]
+    assert types[0] == types[1]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +31,13 @@ def test_equal_configs_have_equal_digests() -> None:
         ("chunk_size", 12.5, TypeError, "must be an integer, got 12.5; leave it out"),
         ("tile_q", None, TypeError, "must be an integer, got None"),
         ("max_imbalance", "1.1", TypeError, "must be a number, got '1.1'"),
-        ("agreement_timeout_s", math.inf, ValueError, "must be > 0 and finite, got inf"),
+        (
+            "agreement_timeout_s",
+            math.inf,
+            ValueError,
+            "> 0, finite and at most 10.*, got inf",
+        ),
+        ("agreement_timeout_s", 1e10, ValueError, "finite and at most 1000000000, got 1"),
         ("stage_latency_us", math.nan, ValueError, "must be >= 0 and finite, got nan"),
         ("num_sms", 2**16 + 1, ValueError, "must be 0 to 65536, got 65537"),
         ("chunk_size", 0, ValueError, "must be >= 1 or None, got 0"),
@@ -34,9 +46,9 @@ def test_equal_configs_have_equal_digests() -> None:
         ("memory_gib_s", 0, ValueError, "must be > 0 and finite, got 0"),
         ("transport", "best", ValueError, "must be one of .*'symm_mem'.* got 'best'"),
         ("kernel_backend", "fa3", ValueError, "must be one of"),
-        ("dkv_reduce_in_fp32", "no", ValueError, "must be True or False, got 'no'"),
-        ("keep_received_keys", 1, ValueError, "must be True or False, got 1"),
-        ("deterministic", None, ValueError, "must be True or False, got None"),
+        ("dkv_reduce_in_fp32", "no", TypeError, "must be True or False, got 'no'"),
+        ("keep_received_keys", 1, TypeError, "must be True or False, got 1"),
+        ("deterministic", None, TypeError, "must be True or False, got None"),
     ],
 )
 def test_bad_values_are_refused(field: str, value: object, error: type, text: str) -> None:

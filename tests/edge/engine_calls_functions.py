@@ -121,6 +121,16 @@ FUNCTIONS = [
         {"plan": kind.PLAN},
         free=("cp_group", "device"),
     ),
+    Call(
+        "prepare",
+        magi.prepare,
+        LOCAL | {"device": "cpu"},
+        {
+            "plan": kind.PLAN,
+            "cp_group": kind.GROUP.also((True, "integer"), (-1, "between"), (1, "between")),
+            "device": kind.DEVICE,
+        },
+    ),
     Call("agree", magi.agree, LOCAL, LOCAL_KINDS),
     Call(
         "plan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,13 @@ def everything(words: str, *values: Any) -> Kind:
     return Kind(tuple((value, words) for value in values))
 
 
+def nested(layout: torch.layout) -> torch.Tensor:
+    """Two documents; a strided one has no shape, and raises PyTorch's internal errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are a prototype
+        return torch.nested.nested_tensor([torch.zeros(2, 8), torch.zeros(3, 8)], layout=layout)
+
+
 def config(name: str) -> Kind:
     """An instance of one of the configuration classes."""
     return everything(f"must be a {name}", {}, "config", 3, True)
@@ -60,7 +68,9 @@ FLAG = everything("True or False", 1, 0.0, "no", np.array([True]), None)
 WORD = everything("must be", 3, "nonsense", ["auto"], np.array(["a", "b"]), None)
 DEVICE = everything("must be a torch device", 3.5, "nonsense", ["cpu"], None, "cuda:99")
 
-TENSOR = everything("must be a Tensor", np.zeros((4, 2, 8), np.float32), [1.0], "q", 3, None)
+TENSOR = everything("must be a Tensor", np.zeros((4, 2, 8), np.float32), [1.0], "q", 3, None).also(
+    *((nested(layout), "nested tensor") for layout in (torch.strided, torch.jagged)),
+)
 INT_TENSOR = TENSOR.also(
     (torch.zeros(1, 2), "must hold integers"),
     (torch.zeros(1, 2, dtype=torch.int32, device="meta"), "with values"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -48,6 +49,20 @@ def test_a_new_file_lies_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for text in (str(tmp_path), str(tmp_path / "none" / "a.json")):
         with pytest.raises(argparse.ArgumentTypeError, match="a folder that exists, got"):
             new_file(text)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_new_file_may_be_written(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    if exists:
+        path.touch()
+    asked = []
+    monkeypatch.setattr("os.access", lambda place, mode: asked.append((place, mode)))
+    with pytest.raises(argparse.ArgumentTypeError, match="that may be written, got"):
+        new_file(str(path))
+    assert asked == [(path if exists else tmp_path, os.W_OK)]
 
 
 NOTHING = [

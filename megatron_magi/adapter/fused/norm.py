@@ -2,15 +2,21 @@
 
 torch's backward takes two kernels that each read the rows and their gradients. Here sums over rows
 are added in a fixed order, so two runs give equal bits.
+
+In a transformer layer the rows of a norm go past it too, to the addition behind attention or MLP.
+Autograd adds the two gradients by a kernel that reads both and writes their sum. Here the rows that
+go past the norm are a second output of it, so its backward kernel adds their gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from torch import Tensor
 
 from megatron_magi.adapter.rms_norm import RMSNorm
@@ -19,8 +25,14 @@ PROGRAMS = 528
 """Number of programs of the backward pass, each with a partial sum of the weight's gradient: four
 for each of an H200's multiprocessors."""
 
+SUMMED = (64, 32)
+"""Rows and columns of the partial sums that a program adds at a time."""
+
 WIDEST = 16384
 """The most columns of a row that a program holds in registers."""
+
+PAST_NORM = "_magi_past_norm"
+"""Attribute of a norm's input: the same rows as an output of the norm."""
 
 
 class FusedRMSNorm(RMSNorm):
@@ -29,6 +41,29 @@ class FusedRMSNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden_size] -> the same shape and dtype."""
         return rms_norm(x, self.weight, self.eps)
+
+
+class BlockRMSNorm(FusedRMSNorm):
+    """The norm before attention or MLP, in a layer that adds by `add_rows_past_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden_size] -> the same shape and dtype; leaves the rows for the addition."""
+        out, past = rms_norm_and_rows(x, self.weight, self.eps)
+        if torch.is_grad_enabled() and past.requires_grad:  # not when it is computed again later
+            setattr(x, PAST_NORM, past)
+        return out
+
+
+def add_rows_past_norm(training: bool, fused: bool) -> Callable[..., Tensor]:
+    """Megatron's addition of bias and residual, with the rows that `BlockRMSNorm` left."""
+    add = get_bias_dropout_add(training, fused)
+
+    def add_past_norm(x_with_bias: Any, residual: Tensor, prob: float) -> Tensor:
+        past = residual.__dict__.pop(PAST_NORM, residual)
+        out: Tensor = add(x_with_bias, past, prob)
+        return out
+
+    return add_past_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -41,39 +76,57 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Raises:
         ValueError: a weight of another width, or one above WIDEST.
     """
+    return rms_norm_and_rows(x, weight, eps)[0]
+
+
+def rms_norm_and_rows(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`rms_norm`, and the rows of x themselves, whose gradient its backward kernel adds.
+
+    Raises:
+        ValueError: as `rms_norm`.
+    """
     if weight.shape != x.shape[-1:] or weight.numel() > WIDEST:
         raise ValueError(
             f"the fused RMSNorm requires a weight of {x.shape[-1]} columns, at most {WIDEST:,}, "
             f"got {list(weight.shape)}; set model.fused=off"
         )
-    out: Tensor = _RMSNorm.apply(x, weight, eps)
-    return out
+    out, past = _RMSNorm.apply(x, weight, eps)
+    return out, past
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        past = x.detach()  # a view would hold x
         x = x.contiguous()
         rows, width = x.numel() // x.shape[-1], x.shape[-1]
         out = torch.empty_like(x)
         inverse = torch.empty(rows, dtype=torch.float32, device=x.device)
         _normalize[(rows,)](x, weight, out, inverse, eps, width, **_shape(width))
-        ctx.save_for_backward(x, weight, inverse)
-        return out
+        # Detached: x may carry `past`, whose graph must not keep x alive.
+        ctx.save_for_backward(x.detach(), weight, inverse)
+        ctx.set_materialize_grads(False)
+        return out, past
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        grad, past = grads
+        if grad is None:
+            return past, None, None
         x, weight, inverse = ctx.saved_tensors
-        (grad,) = grads
         rows, width = len(inverse), x.shape[-1]
         programs = max(1, min(PROGRAMS, rows))
-        dx = torch.empty_like(x)
+        dx, dweight = torch.empty_like(x), torch.empty_like(weight)
         partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+        grad = grad.contiguous()
         _normalize_gradient[(programs,)](
-            x, weight, inverse, grad.contiguous(), dx, partial,
-            rows, triton.cdiv(rows, programs), width, **_shape(width),
+            x, weight, inverse, grad, grad if past is None else past.contiguous(), dx, partial,
+            rows, triton.cdiv(rows, programs), width, adds=past is not None, **_shape(width),
         )  # fmt: skip
-        return dx, partial.sum(0).to(weight.dtype), None
+        _sum_rows[(triton.cdiv(width, SUMMED[1]),)](
+            partial, dweight, programs, width, rows_each=SUMMED[0], block=SUMMED[1]
+        )
+        return dx, dweight, None
 
 
 def _shape(width: int) -> dict[str, int]:
@@ -98,8 +151,9 @@ def _normalize(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _normalize_gradient(  # type: ignore[no-untyped-def]
-    x, weight, inverse, grad, dx, partial, num_rows, rows_each, width, block: tl.constexpr
-):
+    x, weight, inverse, grad, past, dx, partial, num_rows, rows_each, width,
+    adds: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """Each program computes `rows_each` rows of dx, and their share of the weight's gradient."""
     program = tl.program_id(0)
     column = tl.arange(0, block)
@@ -115,5 +169,23 @@ def _normalize_gradient(  # type: ignore[no-untyped-def]
         dweight += g * normal
         g *= w
         along = tl.sum(g * normal, axis=0) / width
-        tl.store(dx + at, (g - normal * along) * scale, mask=inside)
+        change = (g - normal * along) * scale
+        if adds:
+            change += tl.load(past + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx + at, change, mask=inside)
     tl.store(partial + program.to(tl.int64) * width + column, dweight, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_rows(  # type: ignore[no-untyped-def]
+    rows, out, num_rows, width, rows_each: tl.constexpr, block: tl.constexpr
+):
+    """Each program adds up some columns, `rows_each` rows at a time."""
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    total = tl.zeros([rows_each, block], dtype=tl.float32)
+    for first in range(0, num_rows, rows_each):
+        row = first + tl.arange(0, rows_each)
+        inside = (row < num_rows)[:, None] & (column < width)[None, :]
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        total += tl.load(rows + at, mask=inside, other=0.0)
+    tl.store(out + column, tl.sum(total, axis=0), mask=column < width)

@@ -25,7 +25,8 @@ class CudaLibrary:
     """A loaded library. Its functions take a params struct and raise CudaKernelError."""
 
     def __init__(self, path: Path) -> None:
-        # PyDLL keeps the GIL: a launch takes microseconds, and no other thread should interrupt it.
+        # PyDLL keeps the GIL: most calls take microseconds, and no other thread should interrupt
+        # them. Calls by `prepared`, which may wait for the device, leave it to others.
         self.handle = ctypes.PyDLL(str(path))
         check_abi(self.handle, path)
 

@@ -94,8 +94,9 @@ def flex_flash_attn_func(
 
     Raises:
         TypeError, ValueError: inputs that do not fit, named with the remedy.
-        NotImplementedError: a backend that cannot run here, inputs with forward-mode tangents, or
-            ``return_max_logits`` with "flex" or under torch.compile.
+        NotImplementedError: a backend that cannot run here, inputs with forward-mode tangents or
+            whose gradient a transform of torch.func asks for, or ``return_max_logits`` with "flex"
+            or under torch.compile.
         RuntimeError: in backward, a second derivative.
 
     Cost: ranges or slices given as CUDA tensors are copied to the host when first seen.
@@ -218,6 +219,8 @@ def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
     which take several times as long."""
     if not (type(q) is type(k) is type(v) is Tensor and q.ndim == k.ndim == v.ndim == 3):
         return False
+    if q.is_nested or k.is_nested or v.is_nested:
+        return False
     (_, heads, width), (keys, groups, of_keys), (values, of_values, width_v) = (
         q.shape, k.shape, v.shape
     )  # fmt: skip
@@ -234,6 +237,8 @@ def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _check_kind(name: str, x: Tensor, q: Tensor) -> None:
     """Check device, dtype and number of dimensions."""
     tensor(x, name)
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got {x.layout}; call .to_dense()")
     if x.device != q.device:
         raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}; move it")
     if x.dtype != q.dtype or x.dtype not in FLOAT_DTYPES:
@@ -286,8 +291,8 @@ def _check_lengths(mask: AttnMask, num_q: int, num_k: int) -> None:
 
 
 def _check_slices(slices: Tensor) -> None:
-    if not isinstance(slices, Tensor):
-        instance(slices, (Tensor, AttnMask), "slices", "make them with slices_tensor(mask)")
+    instance(slices, (Tensor, AttnMask), "slices", "make them with slices_tensor(mask)")
+    tensor(slices, "slices")
     if slices.dtype != torch.int32 or slices.ndim != 2 or slices.shape[1] != 6:
         raise ValueError(
             f"slices must be int32 [num_slices, 6], got {slices.dtype} {list(slices.shape)}; "

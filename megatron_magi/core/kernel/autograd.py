@@ -64,6 +64,48 @@ def refuse_tangents(*tensors: Tensor) -> None:
         )
 
 
+def refuse_transforms() -> None:
+    """Refuse the transforms of torch.func on behalf of distributed attention and the moves of its
+    tokens: an autograd function that exchanges rows has no rule for them.
+
+    Raises:
+        NotImplementedError: the call is inside of one.
+    """
+    if _transform() is not None:
+        raise NotImplementedError(
+            "distributed attention and the moves of its tokens must not be called inside of a "
+            f"transform of torch.func (grad, vjp, jacrev, vmap), got such a call; {_REMEDY}"
+        )
+
+
+def refuse_gradients_of_transforms(*tensors: Tensor) -> None:
+    """Refuse gradients of torch.func, whose rules PyTorch's own registration of an op lacks.
+
+    Raises:
+        NotImplementedError: inside of a transform, a gradient of the inputs is asked for.
+    """
+    if torch.compiler.is_compiling() or _transform() is None or not torch.is_grad_enabled():
+        return
+    if any(map(_is_differentiated, tensors)):
+        raise NotImplementedError(
+            "attention must not be differentiated by a transform of torch.func (grad, vjp, "
+            f"jacrev), got inputs whose gradient one asks for; {_REMEDY}"
+        )
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    """Whether one of the wrappers around a tensor is that of a transform that asks for its
+    gradient. Inside all wrappers backward() may ask for it."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_gradtrackingtensor(x) and x.requires_grad:
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
+_REMEDY = "use backward() or torch.autograd.grad, and put batches into the tokens"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

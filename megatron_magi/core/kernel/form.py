@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from megatron_magi.core.tensor_checks import tensor
+
 MOST_FORMS = 64
 """That are kept in one place; tensors whose strides differ in every call fill no memory."""
 
@@ -24,12 +26,22 @@ class Forms(dict[Hashable, Any]):
 
 
 def form_of_qkv(q: Tensor, k: Tensor, v: Tensor) -> Hashable:
-    # Written out: as a loop it takes twice as long.
-    return (
-        q.shape, q.stride(), q.dtype, q.device,
-        k.shape, k.stride(), k.dtype, k.device,
-        v.shape, v.stride(), v.dtype, v.device,
-    )  # fmt: skip
+    """See above.
+
+    Raises:
+        TypeError: a nested tensor.
+    """
+    try:
+        # Written out: as a loop it takes twice as long.
+        return (
+            q.shape, q.stride(), q.dtype, q.device,
+            k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device,
+        )  # fmt: skip
+    except RuntimeError:  # one without a shape
+        for name, x in zip("qkv", (q, k, v), strict=True):
+            tensor(x, name)
+        raise
 
 
 def form_of(x: Tensor | None) -> Hashable:

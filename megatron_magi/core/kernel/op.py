@@ -21,6 +21,7 @@ from megatron_magi.core.kernel.autograd import (
     direct_apply,
     live,
     must_dispatch,
+    refuse_gradients_of_transforms,
     refuse_second_derivative,
 )
 from megatron_magi.core.kernel.backend import (
@@ -98,34 +99,41 @@ def attend(
     """(out [T, H, D], lse [T, H]), differentiable in q, k, v and sink_lse; slices int32 [N, 6].
 
     Raises:
-        NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched.
+        NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched, or a
+            gradient of a transform.
     """
     options = asked.options
     sink_lse = options.sink_lse
     sinks = () if sink_lse is None else (sink_lse,)
     if must_dispatch(q, k, v, slices, *sinks):
-        if max_logits is not None:
-            raise NotImplementedError(
-                "the largest logits require an eager call on plain tensors, got a call under "
-                "torch.compile, a dispatch mode or a transform; leave return_max_logits out"
-            )
-        out, lse = torch.ops.magi.attn_fwd(q, k, v, slices, *options)
-        return out, lse
+        return _dispatched((q, k, v), slices, options, max_logits)
     if asked.chosen is None:
         asked.chosen = _chosen(q, k, v, slices, options)
+    inputs = live(q), live(k), live(v), None if sink_lse is None else live(sink_lse)
     needs = q.requires_grad or k.requires_grad or v.requires_grad
     needs = needs or (sink_lse is not None and sink_lse.requires_grad)
     if needs and torch.is_grad_enabled():
-        how = asked, slices, max_logits
-        out, lse = _apply(
-            live(q), live(k), live(v), None if sink_lse is None else live(sink_lse), how
-        )
+        out, lse = _apply(*inputs, (asked, slices, max_logits))
         return out, lse
-    return _call_forward((q, k, v, sink_lse), asked, max_logits)
+    return _call_forward(inputs, asked, max_logits)
 
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """q, k, v and sink_lse."""
+
+
+def _dispatched(
+    qkv: tuple[Tensor, Tensor, Tensor], slices: Tensor, options: Options, max_logits: Tensor | None
+) -> OutLse:
+    """See attend."""
+    refuse_gradients_of_transforms(*qkv, *(() if options.sink_lse is None else (options.sink_lse,)))
+    if max_logits is not None:
+        raise NotImplementedError(
+            "the largest logits require an eager call on plain tensors, got a call under "
+            "torch.compile, a dispatch mode or a transform; leave return_max_logits out"
+        )
+    out, lse = torch.ops.magi.attn_fwd(*qkv, slices, *options)
+    return out, lse
 
 
 def _chosen(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) -> Chosen:
@@ -152,7 +160,7 @@ def _call_forward(inputs: Inputs, asked: Asked, max_logits: Tensor | None) -> Ou
     call = AttnCall(q, k, v, table, *numbers, sink_lse)
     made = kernel.forward(call, out_dtype=options.out_dtype)
     asked.num_forwards += 1
-    if asked.num_forwards == 2 and sink_lse is None:  # many are asked once only
+    if asked.num_forwards == 2:  # many are asked once only
         asked.forward = kernel.repeated_forward(call, options.out_dtype)
     return made
 

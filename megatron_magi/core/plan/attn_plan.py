@@ -28,7 +28,7 @@ from megatron_magi.core.plan.token_layout import (
     timed_token_layout,
 )
 
-PLANNER_VERSION = 8
+PLANNER_VERSION = 9
 """Part of every digest. Raise it whenever the same input may lead to another plan."""
 
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)

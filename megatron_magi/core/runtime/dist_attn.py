@@ -32,6 +32,7 @@ from megatron_magi.core.kernel.autograd import (
     live,
     one_graph_break,
     refuse_tangents,
+    refuse_transforms,
 )
 from megatron_magi.core.kernel.backend import AttnCall, Pair, acc_dtype, less_dlse
 from megatron_magi.core.kernel.form import Forms, form_of_qkv
@@ -85,7 +86,8 @@ def dist_attn(
         AgreementError: ranks that have different plans, or differ in heads, dtype, scale, softcap,
             in whether there are sinks, for all tokens or per token, or in whether a gradient will
             be asked for.
-        NotImplementedError: inputs with forward-mode tangents.
+        NotImplementedError: inputs with forward-mode tangents, or a call inside of a transform of
+            torch.func.
         RuntimeError: in backward, a second derivative.
 
     Cost: forward receives each key/value row that this rank needs once; backward receives them
@@ -136,6 +138,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """``dist_attn``; raises ``max_logits`` to those of this rank's rows."""
     q, k, v = qkv
+    refuse_transforms()
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
     _refuse_capture(q)

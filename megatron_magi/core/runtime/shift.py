@@ -14,7 +14,11 @@ from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
-from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
+from megatron_magi.core.kernel.autograd import (
+    differentiable_once,
+    one_graph_break,
+    refuse_transforms,
+)
 from megatron_magi.core.plan import AttnPlan, TokenLayout, make_shift_plan
 from megatron_magi.core.runtime.prepared import kept_with
 from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
@@ -35,6 +39,7 @@ def shift_tokens(
 
     Cost: only rows that another rank holds are sent, each once.
     """
+    refuse_transforms()
     check_group(plan, cp_group)
     shift = integer(shift, "shift")
     dim = check_tokens(x_local, dim, plan.layout.num_local_tokens, "this rank's tokens")

@@ -12,7 +12,11 @@ from torch import Tensor
 from megatron_magi.checks import flag, integer, is_integer_like
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
-from megatron_magi.core.kernel.autograd import differentiable_once, one_graph_break
+from megatron_magi.core.kernel.autograd import (
+    differentiable_once,
+    one_graph_break,
+    refuse_transforms,
+)
 from megatron_magi.core.plan import AttnPlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement import begin_comparing, compare
@@ -39,10 +43,12 @@ def dispatch(
 
     Raises:
         ValueError: another number of tokens, or a group of another size than the plan's.
+        NotImplementedError: a call inside of a transform of torch.func.
 
     Cost: nothing is sent, but a group's first call waits for its ranks; the backward gathers the
     gradient on every rank.
     """
+    refuse_transforms()
     check_group(plan, cp_group)
     dim = check_tokens(x, dim, plan.layout.total_seqlen, "the full sequence")
     pad_value = fill(pad_value, x, "pad_value")
@@ -74,6 +80,7 @@ def undispatch(
 
     Cost: one all-gather; with ``is_partial_grad`` the backward adds an all-reduce.
     """
+    refuse_transforms()
     check_group(plan, cp_group)
     dim = check_tokens(x_local, dim, plan.layout.num_local_tokens, "this rank's tokens")
     is_partial_grad = flag(is_partial_grad, "is_partial_grad")

@@ -1,6 +1,7 @@
 #include "schedule/forward.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -187,36 +188,57 @@ class Builder {
     return total;
   }
 
+  // Where a tile that reaches beyond its strip may end, and the last strip that it may reach.
+  struct Ends {
+    std::vector<int64_t> options;
+    size_t last_strip = 0;
+  };
+  Ends ends_of(size_t i, int64_t limit) const {
+    constexpr int kMaxOptions = 6;
+    Ends ends{{strips_[i].end}, i};
+    for (size_t j = i + 1; j < strips_.size() && strips_[j].begin < limit; ++j) {
+      if (strips_[j].covering.empty()) break;  // never waste rows on a gap
+      ends.options.push_back(std::min(strips_[j].end, limit));
+      ends.last_strip = j;
+    }
+    if (ends.options.size() > kMaxOptions) {
+      const int64_t last = ends.options.back();
+      ends.options.resize(kMaxOptions - 1);
+      ends.options.push_back(last);
+    }
+    return ends;
+  }
+
   // Chooses the end of the tile that starts at `begin` in strip i.
   int64_t choose_end(size_t i, int64_t begin) {
     const int64_t limit = begin + tiling_.tile_q;
-    const int64_t own_end = strips_[i].end;
-    if (own_end >= limit) return limit;
-    constexpr int kMaxOptions = 6;
-    std::vector<int64_t> options = {own_end};
-    size_t j = i + 1;
-    for (; j < strips_.size() && strips_[j].begin < limit; ++j) {
-      if (strips_[j].covering.empty()) break;  // never waste rows on a gap
-      options.push_back(std::min(strips_[j].end, limit));
-    }
-    if (options.size() == 1) return own_end;
-    if (options.size() > kMaxOptions) {
-      const int64_t last = options.back();
-      options.resize(kMaxOptions - 1);
-      options.push_back(last);
-    }
-    // All options are compared up to here. Further on, tiles differ little between them.
-    const int64_t horizon = std::min(strips_[j - 1].end, limit + kHorizon * tiling_.tile_q);
-    int64_t best = own_end;
-    double best_cost = cost(i, begin, own_end) + plain_cost(i, own_end, horizon);
-    for (size_t o = 1; o < options.size(); ++o) {
-      const double option_cost = cost(i, begin, options[o]) + plain_cost(i, options[o], horizon);
+    if (strips_[i].end >= limit) return limit;
+    const auto [options, last_strip] = ends_of(i, limit);
+    if (options.size() == 1) return options.front();
+    // All options are compared up to here. Further on, tiles differ little between them, but for
+    // the last one of the strip.
+    const int64_t horizon = std::min(strips_[last_strip].end, limit + kHorizon * tiling_.tile_q);
+    int64_t best = limit;
+    double best_cost = std::numeric_limits<double>::infinity();
+    for (const int64_t option : options) {
+      const double option_cost = cost(i, begin, option) + plain_cost(i, option, horizon) +
+                                 waste_beyond(last_strip, option, horizon);
       if (option_cost < best_cost) {
         best_cost = option_cost;
-        best = options[o];
+        best = option;
       }
     }
     return best;
+  }
+
+  // What the last tile of strip i costs for the rows that it has room for and has not, if the strip
+  // is tiled from row `begin` on, or from its own start, and ends beyond the horizon.
+  double waste_beyond(size_t i, int64_t begin, int64_t horizon) {
+    const Strip& strip = strips_[i];
+    const int64_t rows = (strip.end - std::max(begin, strip.begin)) % tiling_.tile_q;
+    if (strip.end == horizon || rows == 0) return 0.;
+    const double unused = 1. - static_cast<double>(rows) / static_cast<double>(tiling_.tile_q);
+    return cost(i, strip.end - rows, strip.end) * unused;
   }
 
   void emit(size_t i, int64_t begin, int64_t end) {

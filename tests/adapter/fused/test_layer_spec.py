@@ -5,7 +5,7 @@ import pytest
 import tests.adapter.interpreter  # noqa: F401  # isort: skip
 
 import megatron_magi.adapter  # noqa: F401
-from megatron_magi.adapter.fused.norm import FusedRMSNorm
+from megatron_magi.adapter.fused.norm import BlockRMSNorm, FusedRMSNorm, add_rows_past_norm
 from megatron_magi.adapter.fused.parts import FusedParts
 from megatron_magi.adapter.fused.qkv_rope import FusedSelfAttention
 from megatron_magi.adapter.fused.swiglu import SwiGLU
@@ -31,10 +31,26 @@ def test_norms_and_activation_are_exchanged():
 
     spec = get_gpt_layer_local_spec(normalization="RMSNorm")
     fused = with_fused_parts(spec, FusedParts(swiglu="triton", norm="triton")).submodules
-    assert (fused.input_layernorm, fused.pre_mlp_layernorm) == (FusedRMSNorm, FusedRMSNorm)
+    assert (fused.input_layernorm, fused.pre_mlp_layernorm) == (BlockRMSNorm, BlockRMSNorm)
+    assert (fused.self_attn_bda, fused.mlp_bda) == (add_rows_past_norm, add_rows_past_norm)
     assert mlp_submodules(fused.mlp).activation_func is SwiGLU
     assert mlp_submodules(spec.submodules.mlp).activation_func is None
     assert fused.self_attention == spec.submodules.self_attention
+
+
+def test_a_norm_leaves_rows_only_for_megatrons_addition():
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
+    spec.submodules.mlp_bda = own_addition
+    fused = with_fused_parts(spec, FusedParts(norm="triton")).submodules
+    assert (fused.input_layernorm, fused.self_attn_bda) == (BlockRMSNorm, add_rows_past_norm)
+    assert (fused.pre_mlp_layernorm, fused.mlp_bda) == (FusedRMSNorm, own_addition)
+    attention = fused.self_attention.submodules
+    assert (attention.q_layernorm, attention.k_layernorm) == (FusedRMSNorm, FusedRMSNorm)
+
+
+def own_addition(training, fused): ...
 
 
 def mlp_submodules(mlp):

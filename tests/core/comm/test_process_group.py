@@ -5,14 +5,17 @@ The groups are PyTorch's fake ones: four ranks of which this process is the thir
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from megatron_magi.core.comm import process_group as module
 from megatron_magi.core.comm.process_group import (
     group_rank,
     group_size,
@@ -101,3 +104,34 @@ def test_a_group_of_an_earlier_world_is_dead(world: dist.ProcessGroup) -> None:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     assert dist.group.WORLD is not None
     assert not is_alive(world) and is_alive(dist.group.WORLD)
+
+
+class Rank(NamedTuple):
+    """A group as one of its ranks sees it."""
+
+    group_name: str
+    ranks: list[int]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The job's."""
+    made = dist.HashStore()
+    monkeypatch.setattr(module, "_get_default_store", lambda: made)
+    monkeypatch.setattr(module.dist, "get_process_group_ranks", lambda group: group.ranks)
+    monkeypatch.setattr(module, "_num_opened", Counter())
+    return made
+
+
+def test_ranks_of_a_group_meet_and_no_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same name may stand for groups of other ranks, and for one that is made again."""
+    group: Any = Rank("7", [0, 2])
+    place = module.store_beside(group, "reduces")
+    place.set("address", "here")
+    assert not module.store_beside(group, "reduces").check(["address"])
+    others: list[Any] = [Rank("7", [0, 3]), Rank("8", [0, 2]), Rank("7", [0])]
+    asked = [*((other, "reduces") for other in others), (group, "agreement"), (group, "reduces")]
+    for one, purpose in asked:
+        monkeypatch.setattr(module, "_num_opened", Counter())  # another process
+        found = module.store_beside(one, purpose).check(["address"])
+        assert found == (one is group and purpose == "reduces")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -101,6 +102,30 @@ def test_the_end_of_the_process_waits_for_no_peer(job: set[Any]) -> None:
     assert (left.ended, closed.ended) == (0, 1)
     del alive
     assert left.ended == 0
+
+
+def test_an_exchange_is_asynchronous() -> None:
+    """NCCL would otherwise keep the current stream waiting for it."""
+    asked: list[Any] = []
+    backend = SimpleNamespace(alltoall_base=lambda *given: asked.append(given))
+    send, recv = torch.zeros(3), torch.zeros(2)
+    module.ReduceGroup(backend).all_to_all(recv, send, [2, 0], [1, 2])
+    ((*given, options),) = asked
+    assert given[0] is recv and given[1] is send and given[2:] == [[2, 0], [1, 2]]
+    assert getattr(options, "asyncOp", True) is True
+
+
+@pytest.mark.parametrize("in_child", [False, True])
+def test_threads_of_gloo_and_of_a_parent_process_are_never_joined(in_child: bool) -> None:
+    """They may wait for peers that are gone, or do not exist here. Whoever drops the last reference
+    joins them."""
+    gloo = module.dist.ProcessGroupGloo(module.dist.HashStore(), 0, 1, timedelta(seconds=5))
+    for backend, stays in ((gloo, True), (Nccl("", 0, 1, Nccl.Options()), in_child)):
+        group = module.ReduceGroup(backend)
+        before = sys.getrefcount(backend)
+        group.leave(in_child=in_child)
+        assert group.backend is None
+        assert sys.getrefcount(backend) == before - (0 if stays else 1)
 
 
 def test_a_group_that_is_forgotten_ends_it() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import math
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_float, c_int32, c_int64, c_uint32
@@ -41,6 +45,8 @@ def function(seen: list[bytes]) -> Any:
     @Function
     def made(params: int, message: Any, message_bytes: int) -> int:
         seen.append(ctypes.string_at(params, ctypes.sizeof(Params)))
+        if Params.from_buffer_copy(seen[-1]).count == 76:
+            return 2
         if Params.from_buffer_copy(seen[-1]).count == 77:
             ctypes.memmove(message, b"count is 77\0", 12)
             return 3
@@ -72,6 +78,8 @@ def test_a_code_is_raised_with_the_message(function: Any) -> None:
     for _ in range(2):
         with pytest.raises(Refused, match="magi_any failed with code 3: count is 77"):
             call(77)
+        with pytest.raises(Refused, match=r"magi_any failed with code 2: $"):
+            call(76)
         call(78)
 
 
@@ -88,6 +96,8 @@ def test_a_code_is_raised_with_the_message(function: Any) -> None:
         ("number", 2**32, OverflowError),
         ("number", -1, OverflowError),
         ("scale", "1", TypeError),
+        ("scale", 1e39, OverflowError),
+        ("scale", -1e39, OverflowError),
     ],
 )
 def test_values_that_do_not_fit_are_refused_before_the_call(
@@ -96,6 +106,16 @@ def test_values_that_do_not_fit_are_refused_before_the_call(
     with pytest.raises(error):
         call_of(function, Pattern(Params(), [name]))(value)
     assert not seen
+
+
+def test_floats_are_what_the_pattern_makes_of_them(function: Any, seen: list[bytes]) -> None:
+    pattern = Pattern(Params(), ["scale"])
+    call = call_of(function, pattern)
+    for value in (math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-50, 3.4028235e38, 3):
+        call(value)
+        assert seen[-1] == pattern.filled(value)
+    call(math.nan)
+    assert math.isnan(Params.from_buffer_copy(seen[-1]).scale)
 
 
 def test_other_numbers_of_values_are_refused(function: Any, seen: list[bytes]) -> None:
@@ -116,6 +136,44 @@ def test_fields_outside_the_struct_are_refused() -> None:
         solver.prepared_call("magi_any", 8, bytes(2049), [], Refused)
     with pytest.raises(ValueError, match="a function and a struct"):
         solver.prepared_call("magi_any", 0, bytes(8), [], Refused)
+
+
+class Duration(Structure):
+    """timespec"""
+
+    _fields_ = [("seconds", c_int64), ("nanoseconds", c_int64)]
+
+
+def test_another_thread_runs_during_a_call() -> None:
+    """A launch may wait for work that only another thread enqueues."""
+    nanosleep = ctypes.CDLL(None).nanosleep
+    call = call_of(nanosleep, Pattern(Duration(0, 500_000_000), []))
+    begun, ended = threading.Event(), threading.Event()
+
+    def run() -> None:
+        begun.set()
+        call()
+        ended.set()
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # so that this thread runs on as soon as the call lets it
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+        begun.wait()
+        ran_meanwhile = not ended.is_set()
+    finally:
+        sys.setswitchinterval(usual)
+    thread.join()
+    assert ran_meanwhile
+
+
+def test_only_the_library_makes_calls(function: Any) -> None:
+    """One without a function would end the process."""
+    call = call_of(function, Pattern(Params(), ["count"]))
+    for make in (type(call), lambda: copy.copy(call), lambda: object.__new__(type(call))):
+        with pytest.raises(TypeError):
+            make()
 
 
 def test_a_call_is_freed(function: Any) -> None:

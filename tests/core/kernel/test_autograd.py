@@ -191,6 +191,60 @@ def test_the_compiler_leaves_a_call_out_and_is_not_loaded_for_it(
     assert ran == ["as it is", "outside"]
 
 
+def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return magi.shift_tokens(q, 1, magi.plan(MASK, 1, magi.HeadShape(4, 2, 8)), None)
+
+
+def undispatched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return magi.undispatch(q, magi.plan(MASK, 1, magi.HeadShape(4, 2, 8)), None)
+
+
+def vjp(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    return lambda x: torch.func.vjp(function, x)
+
+
+@pytest.mark.parametrize("attention", [eager, distributed, moved, undispatched, shifted])
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, vjp])
+def test_gradients_by_transforms_are_refused(attention: Attention, transform: Any) -> None:
+    """PyTorch's own error speaks of a method that users do not write."""
+    q, k, v = (x.detach() for x in inputs())
+    with pytest.raises(NotImplementedError, match=r"torch\.func.*use backward\(\) or torch.autogr"):
+        transform(lambda q: attention(q, k, v).sum())(q)
+
+
+def batched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.vmap(lambda q: eager(q, k, v))(q[None])
+
+
+def test_gradients_of_batches_are_refused_too() -> None:
+    q, k, v = (x.detach() for x in inputs())
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):
+        torch.func.grad(lambda q: batched(q, k, v).sum())(q)
+
+
+@pytest.mark.parametrize("attention", [distributed, moved, undispatched, shifted])
+def test_moves_inside_of_vmap_are_refused(attention: Attention) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    with pytest.raises(NotImplementedError, match=r"inside of a transform of torch\.func"):
+        torch.vmap(lambda q: attention(q, k, v))(q[None])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_that_ask_for_no_gradient_of_attention_pass() -> None:
+    q, k, v = inputs()
+    batch = torch.stack([q, 2 * q])
+    got = torch.vmap(lambda q: eager(q, k, v))(batch)
+    for out, x in zip(got, batch, strict=True):
+        assert torch.equal(out, eager(x, k, v))
+    wanted = torch.autograd.grad(eager(2 * q, k, v).sum(), (q, k, v))
+    for a, b in zip(torch.autograd.grad(got[1].sum(), (q, k, v)), wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    factor = torch.func.grad(lambda x: (x * eager(q, k, v)).sum())(torch.ones((), dtype=q.dtype))
+    wanted = eager(q, k, v).sum()
+    torch.testing.assert_close(factor, wanted)
+    torch.testing.assert_close(torch.autograd.grad(factor, k), torch.autograd.grad(wanted, k))
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

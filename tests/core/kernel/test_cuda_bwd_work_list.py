@@ -91,6 +91,8 @@ def test_few_items_split_the_group_and_many_do_not() -> None:
     [
         (masks.causal(65536), (64, 8, 128), False, (2, 2)),
         (masks.causal(65536), (16, 1, 128), False, (16, 16)),
+        (masks.causal(65536), (16, 4, 128), False, (4, 4)),
+        (masks.causal(131072), (8, 8, 256), False, (1, 1)),
         (masks.causal(65536), (16, 1, 256), False, (8, 8)),
         (masks.full(65536), (64, 8, 64), False, (2, 2)),
         (masks.full(65536), (32, 8, 64), False, (2, 2)),
@@ -135,6 +137,16 @@ def test_walk_starts_neighbours_on_the_same_rows(
         mask.slices, mask.total_seqlen_q, mask.total_seqlen_k, deterministic=True
     )
     assert (work.descending, work.heads_inner) == (descending, heads_inner)
+
+
+def test_unseen_keys_come_last_also_in_groups() -> None:
+    """Blocks without steps would otherwise start before the longest ones."""
+    documents = masks.from_cu_seqlens([0, 700, 2900, 3500, 5200, 6000])
+    mask = AttnMask(documents.slices, 6000, 6600)
+    work = solver.bwd_work_list(mask.slices, 6000, 6600, 64, 8)
+    steps = work.items[:, 4] > 0
+    assert work.grouped and not steps[-1]
+    assert steps[: steps.sum()].all()
 
 
 def test_causal_documents_stand_together_longest_first() -> None:

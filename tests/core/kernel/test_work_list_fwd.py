@@ -153,6 +153,23 @@ def test_short_rests_join_their_neighbours() -> None:
     assert len(work.tiles) <= 4
 
 
+@pytest.mark.parametrize(
+    "lengths, tiling, steps",
+    [
+        ([101, 382, 398, 119, 361], (48, 80), 88),  # 96 by the ends of a tile alone
+        ([526, 3666], (192, 128), 310),  # 329 by the next 16 tiles: the last one has few rows
+        ([718, 3945], (192, 128), 367),  # 378 if a tile beyond the horizon counts as a whole
+    ],
+)
+def test_a_tile_ends_where_all_tiles_cost_least(
+    lengths: list[int], tiling: tuple[int, int], steps: int
+) -> None:
+    """What is not compared tile by tile is estimated well enough."""
+    mask = builders.from_cu_seqlens([0, *itertools.accumulate(lengths)])
+    total = sum(lengths)
+    assert solver.fwd_work_list(mask.slices, total, total, *tiling).steps == steps
+
+
 def test_outside_slices_are_refused() -> None:
     with pytest.raises(ValueError, match="slices must lie inside 100 queries x 50 keys"):
         solver.fwd_work_list(builders.full(100, 100).slices, 100, 50, 128, 128)

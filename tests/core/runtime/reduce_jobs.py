@@ -18,7 +18,7 @@ import torch.distributed as dist
 import megatron_magi as magi
 from megatron_magi import MagiConfig, masks
 from megatron_magi.core.comm import reduce_group as module
-from megatron_magi.core.comm.group_cast import group_cast
+from megatron_magi.core.comm.group_cast import PendingCast, group_cast
 from megatron_magi.core.comm.reduce_group import ReduceGroup, reduce_group, share_communicator
 from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.comm.transport_choice import CASTS_BEHIND_REDUCES
@@ -72,14 +72,19 @@ def both_ways(rank: int, cp_size: int, degree: int | str, nodes: int) -> None:
 
 @contextmanager
 def recorded(begun: list[str]) -> Iterator[None]:
-    """Names every exchange that this rank begins: its communicator."""
-    exchange = AllToAll.exchange
+    """Names every exchange that this rank begins: its communicator; and every wait for keys."""
+    exchange, wait = AllToAll.exchange, PendingCast.wait
 
     def named(self: AllToAll, *args: Any, **kwargs: Any) -> Any:
         begun.append("cast" if self.beside is None else "reduce")
         return exchange(self, *args, **kwargs)
 
-    with mock.patch.object(AllToAll, "exchange", named):
+    def waiting(self: PendingCast) -> Any:
+        begun.append("wait")
+        return wait(self)
+
+    named_wait = mock.patch.object(PendingCast, "wait", waiting)
+    with mock.patch.object(AllToAll, "exchange", named), named_wait:
         yield
 
 

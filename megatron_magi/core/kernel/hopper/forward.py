@@ -139,14 +139,25 @@ def _checked_forward(
         dtype = out_dtype if into is None else into[0].dtype
         made = _forward_in_parts(launch, call, prev, dtype)
         return made if into is None else put_rows(made, call.table, into), None
-    given = into if prev is None else prev
+    return _forward_at_once(
+        launch, call, into if prev is None else prev, prev is not None, out_dtype
+    )
+
+
+def _forward_at_once(
+    launch: FwdLaunch,
+    call: AttnCall,
+    given: OutLse | None,
+    merge: bool,
+    out_dtype: torch.dtype | None,
+) -> tuple[OutLse, _Repeat | None]:
+    """One launch, and what further ones of the form repeat; ``given``: ``prev`` or ``into``."""
     device = call.q.device
     new_out = new_of(out_shape(call), out_dtype or call.q.dtype, device)
     new_lse = new_of(tuple(call.q.shape[:2]), torch.float32, device)
     result = (new_out(), new_lse()) if given is None else given
-    how = {"merge": prev is not None, "fill_empty_rows": given is None}
     readable = _readable(call)
-    shared = _shared(launch, readable, result, **how)
+    shared = _shared(launch, readable, result, merge=merge, fill_empty_rows=given is None)
     _launch(shared, _places(readable), result, readable.sink_lse, readable.max_logits)
     return result, _Repeat(shared, new_out, new_lse) if readable is call else None
 

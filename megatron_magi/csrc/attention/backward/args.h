@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "../device/cap_polynomial.h"
 #include "../device/kernel_chain.h"
 #include "../device/kernel_list.h"
 #include "../work_lists.h"
@@ -88,6 +89,8 @@ struct BwdArgs {
   float softmax_scale;
   float cap_scale;  // softmax_scale / softcap, and softcap * log2(e), where there is one
   float cap_log2;
+  CapPolynomial cap_polynomial;         // of tanh
+  float least_moderate, most_moderate;  // lse * log2(e) of rows whose scores it may cap
   const BwdTurn* turns;
   const BwdSegment* segments;
 };
@@ -97,8 +100,9 @@ struct BwdArgs {
 // as eight 16-bit values of which the first three, times these units, sum up to it with the
 // precision of fp32; up to 2e9 in fp16, where the units are all that gives it range. Head-major: a
 // step reads 64 rows of a head. Steps may begin at the last row, so there are 64 rows more than
-// tokens. With softcap nothing can be added to scores that are not capped yet, and the first number
-// of a row of the first kind is -lse * log2(e) as fp32.
+// tokens. With softcap nothing can be added to scores that are not capped yet, and those of row r
+// of the first kind are -lse * log2(e) of the rows r, r + 1, r + 8 and r + 9 as fp32, which are
+// what a thread needs at a time (see load_shifts).
 constexpr float kStatHigh = 32768.f, kStatMiddle = 16.f, kStatLow = 1.f / 128.f;
 constexpr int bwd_stat_rows(int num_q) {
   return (num_q + 65) & ~1;

@@ -41,6 +41,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     ptx::wgmma_commit();
     // Here, where the load has come back, and the queue not yet full with products.
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
+    [[maybe_unused]] const bool moderate = T::kCapsByPolynomial && are_moderate(args, shift);
     wait_for(bars + T::kBarDoFull + 8 * stage, parity);
     ptx::wgmma_fence();
     gemm_over_columns<T, T::kValueDim>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
@@ -53,7 +54,11 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     ptx::wgmma_wait<1>();
     uint32_t p[16];
     if constexpr (T::kSoftcap) {
-      capped_probabilities<Element>(args, shift, s, p);
+      if (moderate)
+        capped_probabilities<Element>(args, shift, s, p,
+                                      [&](float score) { return args.cap_polynomial.of(score); });
+      else
+        capped_probabilities<Element>(args, shift, s, p);
       if (partial >> wg & 1) {
         const uint32_t visible = visible_cells(from_lane0(load_by_lane0(meta)), d_hi, wg);
         mask_scores(s, visible);

@@ -109,6 +109,18 @@ MAGI_DEVICE void clear(const BwdCleared& cleared) {
   if (thread < cleared.count % 4) cleared.words[cleared.count - 1 - thread] = 0;
 }
 
+// With softcap, -lse * log2(e) of the rows whose cells a thread of the main kernel holds in
+// neighbouring registers. Rows behind the end are never used, but they are read.
+MAGI_DEVICE uint4 capped_shifts(const BwdPrepareArgs& args, int first, int head) {
+  const auto of = [&](int row) {
+    const int token = first + row;
+    if (token >= args.num_q) return 0u;
+    const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
+    return __float_as_uint(lse != -INFINITY ? lse * -kLog2e : -INFINITY);
+  };
+  return {of(0), of(1), of(8), of(9)};
+}
+
 // A block makes the stats of 32 tokens x 8 heads: numbers are read where heads are neighbours and
 // written where tokens are.
 template <class Element, int kValueDim, bool kSoftcap>
@@ -125,10 +137,7 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
   if (token < args.num_q) {
     const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
     const bool sees = lse != -INFINITY;
-    if constexpr (kSoftcap)
-      shift = sees ? lse * -kLog2e : -INFINITY;
-    else
-      shift = sees ? -lse / args.softmax_scale : kHidden;
+    shift = sees ? -lse / args.softmax_scale : kHidden;
     // A row that sees nothing takes no part; its delta may be infinite (a gradient of its lse).
     if (sees)
       delta = args.out.data != nullptr
@@ -137,7 +146,7 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
   }
   const int64_t row = static_cast<int64_t>(head) * args.stat_rows + token;
   if constexpr (kSoftcap)
-    args.stats[row] = {__float_as_uint(shift), 0, 0, 0};
+    args.stats[row] = capped_shifts(args, token, head);
   else
     args.stats[row] = split_stat<Element>(shift);
   args.stats[static_cast<int64_t>(args.num_heads_q) * args.stat_rows + row] =

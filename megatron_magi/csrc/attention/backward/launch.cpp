@@ -1,4 +1,5 @@
 // Host entries of the backward: check the parameters, encode the tensor maps, pick the variant.
+#include <cmath>
 #include <string>
 
 #include "../device/export.h"
@@ -134,6 +135,16 @@ bool adds_received_parts(const MagiBwdParams& p) {
   return p.num_splits > 1 && p.received.done != nullptr;
 }
 
+// The polynomial holds for a row's logits up to that of its bound, and no logit is above the lse.
+// A logit below minus that is one of a probability below 2^-kNegligible, if the lse is not low.
+constexpr float kNegligible = 20.f;
+void set_polynomial(BwdArgs* args) {
+  args->cap_polynomial = make_cap_polynomial(args->cap_scale, 1.0);
+  const float reach = args->cap_log2 * static_cast<float>(std::tanh(kTanhBound));
+  args->least_moderate = kNegligible - reach;
+  args->most_moderate = args->cap_polynomial.bound > 0.f ? reach : -INFINITY;
+}
+
 BwdArgs main_args(const MagiBwdParams& p) {
   BwdArgs args{};
   args.stats = static_cast<const uint4*>(p.stats);
@@ -163,6 +174,7 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.scale_log2 = p.softmax_scale * kLog2e;
   args.cap_scale = p.softcap > 0.f ? p.softmax_scale / p.softcap : 0.f;
   args.cap_log2 = p.softcap * kLog2e;
+  if (p.softcap > 0.f) set_polynomial(&args);
   const MagiReceivedKeys& received = p.received;
   const bool in_parts = p.num_splits > 1;
   args.grads[0] = in_parts ? partial_at(p, 0) : grads_at(p.dk, p.dv, p.grad_dtype);

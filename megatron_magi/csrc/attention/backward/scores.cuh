@@ -109,25 +109,46 @@ MAGI_DEVICE void mask_scores(float (&p)[32], uint32_t visible) {
 MAGI_DEVICE void load_shifts(float (&shift)[16], uint32_t stats) {
   const uint32_t first = stats + ptx::thread_again() % 4 * 32;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) shift[i] = ptx::load_shared_float(first + i / 2 * 128 + i % 2 * 16);
+  for (int i = 0; i < 16; i += 4) {
+    const uint4 x = ptx::load_shared_16(first + i * 64);
+    shift[i] = __uint_as_float(x.x), shift[i + 1] = __uint_as_float(x.y);
+    shift[i + 2] = __uint_as_float(x.z), shift[i + 3] = __uint_as_float(x.w);
+  }
   __syncwarp();  // lane 0 releases the stats for its warp
 }
 
+// Softcap: whether the polynomial may cap the scores of this step. No logit of a row is above its
+// lse, so none of them need be asked. Logits below the polynomial's range come out too low, but
+// their probabilities are negligible beside those of the row's other keys.
+MAGI_DEVICE bool are_moderate(const BwdArgs& args, const float (&shift)[16]) {
+  float least = shift[0], most = shift[0];
+#pragma unroll
+  for (int i = 1; i < 16; ++i) least = fminf(least, shift[i]), most = fmaxf(most, shift[i]);
+  return __all_sync(0xffffffff, -least <= args.most_moderate && -most >= args.least_moderate);
+}
+
 // Softcap: P in 16 bits, and in place of the scores what turns dP into dS, P * (1 - tanh^2).
-template <class Element>
+template <class Element, class Tanh>
 MAGI_DEVICE void capped_probabilities(const BwdArgs& args, const float (&shift)[16], float (&s)[32],
-                                      uint32_t (&p)[16]) {
+                                      uint32_t (&p)[16], const Tanh& tanh_of) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float prob[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float capped = ptx::tanh_approx(s[2 * i + e] * args.cap_scale);
+      const float capped = tanh_of(s[2 * i + e]);
       prob[e] = ptx::exp2_approx(fmaf(capped, args.cap_log2, shift[i / 2 * 2 + e]));
-      s[2 * i + e] = prob[e] * fmaf(-capped, capped, 1.f);
+      // At least 0, also of a polynomial far beyond its range.
+      s[2 * i + e] = prob[e] * __saturatef(fmaf(-capped, capped, 1.f));
     }
     p[i] = ptx::pack2<Element>(prob[0], prob[1]);
   }
+}
+template <class Element>
+MAGI_DEVICE void capped_probabilities(const BwdArgs& args, const float (&shift)[16], float (&s)[32],
+                                      uint32_t (&p)[16]) {
+  capped_probabilities<Element>(
+      args, shift, s, p, [&](float score) { return ptx::tanh_approx(score * args.cap_scale); });
 }
 
 // dS of a warpgroup's 64 keys to rows of a tile, from `first_row` on; `offset`, of the tile from

@@ -38,6 +38,9 @@ struct BwdTraits {
   static constexpr bool kRelay = kTileK == 64;
   // Wide heads leave room for one dO, one dS, and packed probabilities only.
   static constexpr bool kWide = !kRelay && kHeadDim + kValueDim > 256;
+  // Softcap: whether a polynomial caps the scores of moderate steps (see are_moderate). In pairs it
+  // costs registers, and wider heads hide the instruction for tanh.
+  static constexpr bool kCapsByPolynomial = kSoftcap && !kInPairs && kHeadDim <= 128;
   static constexpr int kStages = kInPairs ? 4 : 2;  // of Q and the stats
   static constexpr int kDoStages = kWide || kRelay ? 1 : kStages;
   static constexpr int kDsStages = kWide ? 1 : kStages;

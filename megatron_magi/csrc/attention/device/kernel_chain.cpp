@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "driver.h"
@@ -26,19 +27,6 @@ struct Key {
   }
 };
 
-struct Graph {
-  Key key;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  cudaGraphNode_t nodes[KernelChain::kMost] = {};
-};
-
-// A graph that runs is freed when it has ended.
-void destroy(const Graph& graph) {
-  if (graph.exec != nullptr) cudaGraphExecDestroy(graph.exec);
-  if (graph.graph != nullptr) cudaGraphDestroy(graph.graph);
-}
-
 cudaKernelNodeParams node_params(const KernelCall& call) {
   cudaKernelNodeParams params{};
   params.func = const_cast<void*>(call.function);
@@ -49,21 +37,57 @@ cudaKernelNodeParams node_params(const KernelCall& call) {
   return params;
 }
 
-cudaError_t fill(const KernelCall* calls, int num, Graph* made) {
-  cudaError_t error = cudaGraphCreate(&made->graph, 0);
-  for (int i = 0; i < num && error == cudaSuccess; ++i) {
-    const cudaKernelNodeParams params = node_params(calls[i]);
-    const cudaGraphNode_t* before = i > 0 ? &made->nodes[i - 1] : nullptr;
-    error = cudaGraphAddKernelNode(&made->nodes[i], made->graph, before, i > 0, &params);
-    if (error != cudaSuccess || made->key.priority == 0) continue;
-    cudaKernelNodeAttrValue value{};
-    value.priority = made->key.priority;
-    error =
-        cudaGraphKernelNodeSetAttribute(made->nodes[i], cudaKernelNodeAttributePriority, &value);
+class Graph {
+ public:
+  const Key key;
+
+  explicit Graph(const Key& of) : key(of) {}
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  // One that runs is freed when it has ended.
+  ~Graph() {
+    outside_capture([&] {
+      if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+      return graph_ != nullptr ? cudaGraphDestroy(graph_) : cudaSuccess;
+    });
   }
-  if (error != cudaSuccess) return error;
-  return cudaGraphInstantiateWithFlags(&made->exec, made->graph, 0);
-}
+
+  cudaError_t make(const KernelCall* calls, int num) {
+    return outside_capture([&] { return fill(calls, num); });
+  }
+
+  // Threads may do so at the same time, one after the other.
+  cudaError_t launch(const KernelCall* calls, int num) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (int i = 0; i < num; ++i) {
+      const cudaKernelNodeParams params = node_params(calls[i]);
+      const cudaError_t error = cudaGraphExecKernelNodeSetParams(exec_, nodes_[i], &params);
+      if (error != cudaSuccess) return error;
+    }
+    return cudaGraphLaunch(exec_, key.stream);
+  }
+
+ private:
+  cudaError_t fill(const KernelCall* calls, int num) {
+    cudaError_t error = cudaGraphCreate(&graph_, 0);
+    for (int i = 0; i < num && error == cudaSuccess; ++i) {
+      const cudaKernelNodeParams params = node_params(calls[i]);
+      const cudaGraphNode_t* before = i > 0 ? &nodes_[i - 1] : nullptr;
+      error = cudaGraphAddKernelNode(&nodes_[i], graph_, before, i > 0, &params);
+      if (error != cudaSuccess || key.priority == 0) continue;
+      cudaKernelNodeAttrValue value{};
+      value.priority = key.priority;
+      error = cudaGraphKernelNodeSetAttribute(nodes_[i], cudaKernelNodeAttributePriority, &value);
+    }
+    return error != cudaSuccess ? error : cudaGraphInstantiateWithFlags(&exec_, graph_, 0);
+  }
+
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+  cudaGraphNode_t nodes_[KernelChain::kMost] = {};
+  std::mutex mutex_;
+};
 
 cudaError_t key_of(const KernelCall* calls, int num, cudaStream_t stream, Key* key) {
   using GetCurrent = CUresult (*)(CUcontext*);
@@ -79,47 +103,42 @@ cudaError_t key_of(const KernelCall* calls, int num, cudaStream_t stream, Key* k
 // Those that were launched last, the last one at the end.
 class Graphs {
  public:
+  // A launch waits where its stream is a thousand launches behind, so it holds up those of the same
+  // graph alone: another stream's may be what its stream waits for.
   cudaError_t launch(const Key& key, const KernelCall* calls, int num) {
+    std::shared_ptr<Graph> graph;
+    const cudaError_t error = get(key, calls, num, &graph);
+    return error != cudaSuccess ? error : graph->launch(calls, num);
+  }
+
+ private:
+  static constexpr size_t kMost = 64;
+
+  cudaError_t get(const Key& key, const KernelCall* calls, int num, std::shared_ptr<Graph>* graph) {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto found = std::find_if(kept_.rbegin(), kept_.rend(),
-                              [&](const Graph& graph) { return graph.key == key; });
+                              [&](const auto& kept) { return kept->key == key; });
     if (found == kept_.rend()) {
       const cudaError_t error = add(key, calls, num);
       if (error != cudaSuccess) return error;
     } else {
       std::rotate(found.base() - 1, found.base(), kept_.end());
     }
-    const Graph& graph = kept_.back();
-    for (int i = 0; i < num; ++i) {
-      const cudaKernelNodeParams params = node_params(calls[i]);
-      const cudaError_t error =
-          cudaGraphExecKernelNodeSetParams(graph.exec, graph.nodes[i], &params);
-      if (error != cudaSuccess) return error;
-    }
-    return cudaGraphLaunch(graph.exec, key.stream);
+    *graph = kept_.back();
+    return cudaSuccess;
   }
 
- private:
-  static constexpr size_t kMost = 64;
-
   cudaError_t add(const Key& key, const KernelCall* calls, int num) {
-    Graph made;
-    made.key = key;
-    const cudaError_t error = outside_capture([&] { return fill(calls, num, &made); });
-    if (error != cudaSuccess) {
-      destroy(made);
-      return error;
-    }
-    if (kept_.size() == kMost) {
-      destroy(kept_.front());
-      kept_.erase(kept_.begin());
-    }
-    kept_.push_back(made);
+    auto made = std::make_shared<Graph>(key);
+    const cudaError_t error = made->make(calls, num);
+    if (error != cudaSuccess) return error;
+    if (kept_.size() == kMost) kept_.erase(kept_.begin());
+    kept_.push_back(std::move(made));
     return cudaSuccess;
   }
 
   std::mutex mutex_;
-  std::vector<Graph> kept_;
+  std::vector<std::shared_ptr<Graph>> kept_;
 };
 
 cudaError_t launch_graph(const KernelCall* calls, int num, cudaStream_t stream) {

@@ -1,8 +1,8 @@
 // What the forward kernel gets, and what its producer and consumers share.
 #pragma once
+#include "../device/cap_polynomial.h"
 #include "../device/watchdog.h"
 #include "../params.h"
-#include "cap_polynomial.h"
 #include "traits.h"
 
 namespace magi {

@@ -112,7 +112,6 @@ struct FwdItemConsumer {
   // Complete scores become unnormalised probabilities. Returns whether O must be multiplied by
   // alpha. K is left for a second look where sums may ask for one.
   MAGI_DEVICE bool softmax(int flags, float (&alpha)[2]) {
-    static_assert(!Traits::kSoftcap, "with softcap the stream of consume.cuh runs");
     pin_registers(s);
     if (!Traits::kBySums) release_keys(flags);
     const SoftmaxStep<Traits> now{me, smem.steps[step_slot], flags, 0, ring_k.slot};

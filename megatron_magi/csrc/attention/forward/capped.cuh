@@ -11,13 +11,6 @@
 
 namespace magi {
 
-MAGI_DEVICE float cap_small_score(const CapPolynomial& p, float score) {
-  const float square = score * score;
-  float sum = p.c[CapPolynomial::kTerms - 1];
-#pragma unroll
-  for (int i = CapPolynomial::kTerms - 2; i >= 0; --i) sum = fmaf(sum, square, p.c[i]);
-  return score * sum;
-}
 MAGI_DEVICE float cap_score(const FwdKernelParams& p, float score) {
   return tanh_approx(score * p.cap_scale) * p.scale_log2;
 }
@@ -69,7 +62,7 @@ MAGI_DEVICE void unshifted_softmax_step(const FwdRows<Traits>& me, int flags, co
   float sum[2][2] = {};
   if (Traits::kCapsByPolynomial && are_small(p, s))
     exponentiate(s, sum, [&](int j, float score) {
-      return by_polynomial(j) ? cap_small_score(p.cap_polynomial, score) : cap_score(p, score);
+      return by_polynomial(j) ? p.cap_polynomial.of(score) : cap_score(p, score);
     });
   else
     exponentiate(s, sum, [&](int, float score) { return cap_score(p, score); });

@@ -1,6 +1,7 @@
 // Masking and online softmax of a step's scores, in registers. Register j of a score fragment is
 // row row + 8 * ((j >> 1) & 1) and key 8 * (j >> 2) + 2 * (lane & 3) + (j & 1) of the tile.
 #pragma once
+#include "../device/wgmma.h"
 #include "rows.cuh"
 
 namespace magi {

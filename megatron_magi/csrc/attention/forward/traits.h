@@ -68,8 +68,8 @@ struct FwdTraits {
   static constexpr bool kStageOut = kRoom >= kConsumers * (kQBytes + kOutBytes);
   static constexpr bool kFitsTwoQ = kRoom >= kConsumers * (2 * kQBytes + kOutBytes);
   // Whether an item ends before the next one begins (by_item.cuh): with one Q tile, and at head_dim
-  // 128, where that is faster. With softcap it has not been measured.
-  static constexpr bool kByItem = (!kFitsTwoQ || kHeadDim == 128) && !kSoftcap;
+  // 128, where that is faster; with softcap it has not been measured there.
+  static constexpr bool kByItem = !kFitsTwoQ || (kHeadDim == 128 && !kSoftcap);
   static constexpr int kQStages = kByItem || !kFitsTwoQ ? 1 : 2;
   // Whether the consumers issue their products in turn (rows.cuh).
   static constexpr bool kTurns =

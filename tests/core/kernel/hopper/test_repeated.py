@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from megatron_magi import AttnMask, flex_flash_attn_func
-from megatron_magi.core.kernel import op
+from megatron_magi.core.kernel import form, op
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.hopper import HopperBackend
 from tests.core.kernel import abi_on_cpu
-from tests.core.kernel.hopper.launch_cases import BF16, NAMED
+from tests.core.kernel.hopper.launch_cases import BF16, NAMED, case
 from tests.core.kernel.hopper.test_form import moved
 
 MASK = NAMED["packed"]
@@ -105,6 +108,26 @@ def test_tensors_that_no_kernel_can_read_are_copied(kernel: Counted) -> None:
     assert_as_first([lambda m, b=b: call(m, b) for b in bases], slices)
 
 
+@pytest.mark.parametrize("which", range(5))
+def test_each_tensor_may_lie_elsewhere(which: int, kernel: Counted) -> None:
+    """q, k, v, and of a backward dout and out, after calls that the shorter way takes."""
+    slices = mask()
+
+    def call(m: AttnMask, base: int) -> tuple[Tensor, ...]:
+        bases = [base if i == which else 0 for i in range(5)]
+        qkv = [
+            moved(x.detach(), b).requires_grad_() for x, b in zip(inputs(2), bases, strict=False)
+        ]
+
+        def unpacked(x: Tensor) -> Tensor:
+            return moved(x, base) if x.ndim == 3 and which == 4 and x.shape[1] == 4 else x
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpacked):
+            return run(qkv, m, moved(dout(), bases[3]))
+
+    assert_as_first([lambda m, b=b: call(m, b) for b in (0, 0, 0, 3, 0, 1)], slices)
+
+
 def test_gradients_of_other_strides_are_computed(kernel: Counted) -> None:
     slices = mask()
     wide = torch.randn(4, TOKENS, 64, generator=torch.Generator().manual_seed(3)).to(BF16)
@@ -137,6 +160,18 @@ def test_without_gradients_too(kernel: Counted) -> None:
     assert kernel.forwards == 2 + 4
 
 
+def test_a_call_with_sinks_or_without_out_has_no_shorter_way(kernel: Counted) -> None:
+    call, dout = case(MASK)
+    for asked in (call._replace(sink_lse=torch.zeros(4)), call):
+        out, lse = kernel.forward(asked, out_dtype=BF16)
+        found = kernel.repeated_forward(asked, BF16)
+        assert (found is None) == (asked.sink_lse is not None)
+    for given in ((torch.zeros_like(lse), None), (None, out)):
+        grad = GradCall(dout.to(BF16), lse, *given, BF16)
+        kernel.backward(call, grad)
+        assert (kernel.repeated_backward(call, grad) is None) == (grad.out is None)
+
+
 def test_sinks_take_the_longer_way(kernel: Counted) -> None:
     """What one call has of them is not kept for another."""
     slices = mask()
@@ -146,3 +181,41 @@ def test_sinks_take_the_longer_way(kernel: Counted) -> None:
 
     plain = [lambda m: run(inputs(0), m, dout())] * 3
     assert_as_first([*plain, *(lambda m, s=s: call(m, s) for s in (0.0, 1.0, 4.0)), *plain], slices)
+
+
+def test_a_gradient_of_lse_takes_the_longer_way(kernel: Counted) -> None:
+    """Delta is given then, and out is not."""
+    slices = mask()
+
+    def of_lse(m: AttnMask) -> tuple[Tensor, ...]:
+        qkv = inputs(1)
+        out, meta = flex_flash_attn_func(*qkv, slices=m)
+        loss = (out.float() * dout()).sum() + meta.lse.sum()
+        return (out, meta.lse, *torch.autograd.grad(loss, qkv))
+
+    def of_out(m: AttnMask) -> tuple[Tensor, ...]:
+        return run(inputs(0), m, dout())
+
+    assert_as_first([of_out, of_out, of_out, of_lse, of_out, of_lse], slices)
+
+
+def test_threads_share_what_is_kept(kernel: Counted) -> None:
+    """Forms are dropped meanwhile, and each thread has other inputs."""
+    slices = mask()
+
+    def call(m: AttnMask, number: int) -> tuple[Tensor, ...]:
+        gap = 8 * (number % 3)
+        qkv = [moved(x.detach(), 0, gap).requires_grad_() for x in inputs(number)]
+        return run(qkv, m, dout(number), return_max_logits=number % 2 == 0)
+
+    wanted = [call(mask(), number) for number in range(8)]
+    numbers = [number for _ in range(6) for number in range(8)]
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as threads, mock.patch.object(form, "MOST_FORMS", 2):
+            made = list(threads.map(lambda number: call(slices, number), numbers))
+    finally:
+        sys.setswitchinterval(usual)
+    for number, got in zip(numbers, made, strict=True):
+        assert all(map(torch.equal, got, wanted[number]))
