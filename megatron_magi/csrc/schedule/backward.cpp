@@ -187,6 +187,9 @@ BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths&
   BwdWorkList list;
   list.num_own = lengths.num_own;
   for (const Slice& s : kept) list.row_starts.push_back(s.q_start);
+  const auto tiles = static_cast<size_t>(lengths.num_k / tiling.tile_k);
+  list.items.reserve(tiles + kept.size());
+  list.entries.reserve(tiles + kept.size());
   TileCutter cutter(kept, lengths, tiling);
   Range tile;
   std::vector<Slice> cuts;

@@ -19,6 +19,7 @@ constexpr int64_t kVeryLongSection = 64;
 BwdWaits::BwdWaits(const BwdWorkList& list, double lag) : lag_(lag) {
   const auto items = std::max<int64_t>(static_cast<int64_t>(list.items.size()), 1);
   const int64_t tiles = std::max<int64_t>(ceil_div(list.steps, items * kPiecesPerItem), 1);
+  stops_.reserve(static_cast<size_t>(items * kPiecesPerItem * 2));
   // Pieces begin with segments, because documents that share a piece would wait in vain. Of a trunk
   // with very many branches they would be too many.
   if (!cut(list, list.segments, tiles * kBwdTileQ))
