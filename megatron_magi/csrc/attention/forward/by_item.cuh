@@ -59,8 +59,8 @@ struct FwdItemConsumer {
     release_keys(flags);
     state.reset();
     float alpha[2];
-    softmax(flags, alpha);
-    pack_probs();
+    begin_softmax(flags, alpha);
+    end_softmax();
   }
 
   MAGI_DEVICE void next_step(int flags, int accumulate) {
@@ -72,11 +72,11 @@ struct FwdItemConsumer {
     wgmma_wait<1>();
     release_keys(flags);
     float alpha[2];
-    const bool rescale = softmax(flags, alpha);
+    const bool rescale = begin_softmax(flags, alpha);
     compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
     wait_for_output();
     if (rescale) scale_output(alpha);
-    pack_probs();
+    end_softmax();
   }
 
   MAGI_DEVICE void last_output(int accumulate) {
@@ -106,18 +106,19 @@ struct FwdItemConsumer {
     ring_k.advance();
   }
 
-  // Scores become unnormalised probabilities. Returns whether O must be multiplied by alpha.
-  MAGI_DEVICE bool softmax(int flags, float (&alpha)[2]) {
+  // The part of the softmax beside the product in flight. Returns whether O must be multiplied by
+  // alpha.
+  MAGI_DEVICE bool begin_softmax(int flags, float (&alpha)[2]) {
     static_assert(!Traits::kSoftcap, "its softmax is in the stream of consume.cuh alone");
     if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(smem.steps[step_slot]));
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
+    if constexpr (Traits::kPacksBeside) return follow_maxima(me.p, s, state, alpha);
     return softmax_step(me.p, s, state, alpha);
   }
-
-  MAGI_DEVICE void pack_probs() {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i)
-      probs[i] = pack2<typename Traits::Element>(s[2 * i], s[2 * i + 1]);
+  // Scores, or what the first part has made of them, become packed probabilities.
+  MAGI_DEVICE void end_softmax() {
+    if constexpr (Traits::kPacksBeside) finish_softmax(me.p, s, state);
+    pack_probs<typename Traits::Element>(s, probs);
   }
 
   MAGI_DEVICE void add_output(int accumulate) {

@@ -83,7 +83,11 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
   } else {
     setmaxnreg_inc<Traits::kConsumerRegs>();
-    const FwdRows<Traits> me(p, smem, warpgroup - 1);
+    // The address comes out of an exchange, so that the compiler keeps it. It would make it anew
+    // for every barrier otherwise, from a special register that is slow to read.
+    const uint32_t base = from_lane0(smem_addr(raw));
+    const FwdRows<Traits> me(p, *static_cast<Storage*>(__cvta_shared_to_generic(base)),
+                             warpgroup - 1);
     if constexpr (Traits::kByItem)
       FwdItemConsumer<Traits>(me).run();
     else

@@ -71,6 +71,13 @@ struct FwdTraits {
   static constexpr bool kByItem = kQStages == 1 && !kSoftcap;
   // Whether the consumers issue their products in turn (rows.cuh).
   static constexpr bool kTurns = kByItem ? kConsumers == 2 : kBySums && kConsumers == 3;
+  // Whether exponentials are made when the product in flight is complete, so that they can be
+  // packed as they come; else beside that product, and packed behind it. Three consumers with one Q
+  // tile were slower so, and with softcap it has not been measured.
+  static constexpr bool kPacksBeside = kByItem ? kConsumers == 2 : !kSoftcap;
+  // So many of a thread's exponentials are made first nevertheless: without maxima, that product
+  // would not have the time.
+  static constexpr int kEarlyScores = kBySums ? 8 : 0;
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
   static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh
 
