@@ -14,15 +14,16 @@
 //        kernels with one Q tile by_item.cuh, which says how they differ).
 //
 // The consumers see one endless stream of steps (a step = one key tile), across items:
-//   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  softmax of S beside the second product
-//   then, if step g was the last of its item, O leaves; P(g+1) = S.
+//   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  maxima of S beside the second product
+//   then, if step g was the last of its item, O leaves; P(g+1) = exponentials of S, packed as they
+//   come into the registers that the second product has read.
 // So the next item's first product already runs while the last one's output is written, and the two
 // matrix products exist once in the code (nvcc serialises wgmma when they are in several copies).
 // The stream begins with a product of nothing (P = 0) and ends with one whose S is not used.
 //
-// Where Traits::kBySums, most steps take no maxima (softmax.cuh): K and Q are then released after
-// the softmax, because it may ask for the scores again, and the consumers issue their products in
-// turn.
+// Where Traits::kBySums, most steps take no maxima (softmax.cuh): a few exponentials stand in their
+// place, K and Q are released after the softmax, because it may ask for the scores again, and the
+// consumers issue their products in turn.
 //
 // Barriers (mbarrier)   arrives                                          waits
 //   full_k[]            bytes of K, of Q too in an item's first step     consumers
