@@ -30,7 +30,7 @@ constexpr TileCost kTiles[] = {
     {128, 192, 64, 0.72},
     {128, 128, 128, 1.0},
     {192, 192, 80, 1.02},  // with values of 128
-    {192, 128, 128, 1.06},
+    {192, 128, 128, 1.17},
     {256, 128, 80, 1.08},
 };
 constexpr double kTileCost = 0.3;     // starting a tile and writing it out
