@@ -9,9 +9,9 @@
 //   at the end:  O += P V of the last step; O leaves
 //
 // Two consumers take turns: one issues its two products, then the other one, so that the softmax of
-// each runs beside the products of the other. Of its own second product, only the maxima do: the
-// exponentials follow it, and are packed as they come. Three consumers keep the tensor cores busy
-// without turns, and with the whole softmax beside their own product.
+// each runs beside the products of the other. Three keep the tensor cores busy without. Where
+// Traits::kPacksBeside, only the maxima are found beside a consumer's own second product: the
+// exponentials follow it, and are packed as they come.
 #pragma once
 #include "products.cuh"
 #include "store.cuh"

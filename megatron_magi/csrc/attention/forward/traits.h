@@ -73,8 +73,8 @@ struct FwdTraits {
   static constexpr bool kTurns = kByItem ? kConsumers == 2 : kBySums && kConsumers == 3;
   // Whether exponentials are made when the product in flight is complete, so that they can be
   // packed as they come; else beside that product, and packed behind it. Three consumers with one Q
-  // tile were slower so, and with softcap it has not been measured.
-  static constexpr bool kPacksBeside = kByItem ? kConsumers == 2 : !kSoftcap;
+  // tile were slower so; head_dim 256 and softcap have not been measured.
+  static constexpr bool kPacksBeside = kByItem ? kHeadDim == 192 && kConsumers == 2 : !kSoftcap;
   // So many of a thread's exponentials are made first nevertheless: without maxima, that product
   // would not have the time.
   static constexpr int kEarlyScores = kBySums ? 8 : 0;
