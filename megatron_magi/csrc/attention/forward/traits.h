@@ -74,6 +74,9 @@ struct FwdTraits {
   // Whether the consumers issue their products in turn (rows.cuh).
   static constexpr bool kTurns =
       kByItem ? (kConsumers == 2 && kHeadDim > 128) : (kBySums && kConsumers == 3);
+  // So many of a thread's exponentials are made beside the product in flight; the others follow it
+  // and are packed as they come. By item, that has been measured with 192 columns only.
+  static constexpr int kEarlyScores = kByItem || kSoftcap ? kBlockN / 2 : kBySums ? 8 : 0;
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
   static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh
 
