@@ -112,7 +112,7 @@ struct FwdItemConsumer {
   // look where sums may ask for one.
   MAGI_DEVICE SoftmaxStep<Traits> begin_softmax(int flags) {
     pin_registers(s);
-    SoftmaxStep<Traits> step{me, smem.steps[step_slot], smem.items[item_slot], flags, 0,
+    SoftmaxStep<Traits> step{me,         smem.steps[step_slot], smem.items[item_slot], flags, 0,
                              ring_k.slot};
     if (!Traits::kBySums) release_keys(flags);
     rescale = step.begin(s, state, alpha);
