@@ -61,6 +61,7 @@ from bench_dist_calls import (
 from bench_dist_flash import FA3, FlashKernel, missing, refuses
 from bench_dist_packs import pack, packs
 from bench_dist_peers import Ring, Ulysses
+from bench_dist_ranks import join
 from bench_dist_zigzag import AllGatherZigzag
 from bench_kernel_masks import MASKS
 from bench_kernel_record import describe
@@ -286,15 +287,7 @@ def show(rows: list[dict[str, Any]], wrong: list[str], left_out: dict[str, str])
 
 def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None:
     """One rank; rank 0 prints and writes. Raises SystemExit(1) if results disagreed."""
-    device = torch.device(args.device, rank) if args.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=args.ranks
-    )
+    device = join(rank, args.ranks, args.device, store)
     began, rows, failed = time.monotonic(), [], False
     for tokens in args.tokens:
         for name in args.masks:

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from bench_dist_packs import pack
+from bench_dist_ranks import join
 from bench_kernel_record import describe
 from script_options import at_least, head_counts, list_of, new_file, one_of
 
@@ -146,15 +147,7 @@ def line(found: dict[str, Any]) -> str:
 
 def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None:
     """One rank; rank 0 prints and writes."""
-    device = torch.device(args.device, rank) if args.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=args.ranks
-    )
+    device = join(rank, args.ranks, args.device, store)
     found = []
     for tokens in args.tokens:
         found.append(row(tokens, args, rounds(tokens, args, device)))

@@ -1,0 +1,23 @@
+"""How the processes of a benchmark of several ranks begin."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def join(rank: int, num_ranks: int, kind: str, store: str) -> torch.device:
+    """Make this process one of the ranks; returns its device, the current one on a GPU.
+
+    Args:
+        kind: "cuda", with NCCL and a GPU of its own for every rank, or "cpu", with gloo.
+        store: a file that all ranks see and that does not exist yet.
+    """
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    return device
