@@ -27,7 +27,7 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
   state.reset();
   RingPosition<T::kStages> ring_k, ring_v;
   RingPosition<T::kQStages> ring_q;
-  int step_slot = 0, item_slot = 0;  // item_slot: of the item whose O is accumulated
+  int step_slot = 0, item_slot = 0;  // item_slot: of the item of the scores
   bool started = false;              // false in the first iteration: there is no step g yet
   int accumulate = 0;
 #pragma unroll
@@ -59,14 +59,14 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
     const bool new_item = (flags & (kStepFirst | kStepEnd)) != 0;
     if (new_item) {
-      if (started)
+      if (started) {
         finish_rows(me, me.shared_by_lane0(smem.items[item_slot]), state, weight, weight_prev);
+        item_slot = item_slot + 1 == T::kItemSlots ? 0 : item_slot + 1;
+      }
       state.reset();
     }
     if (T::kBySums && new_item) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
-    const int next_item = item_slot + 1 == T::kItemSlots ? 0 : item_slot + 1;
-    const FwdItem& item = smem.items[new_item && started ? next_item : item_slot];
-    SoftmaxStep<T> softmax{me, step, item, flags, ring_q.slot, ring_k.slot};
+    SoftmaxStep<T> softmax{me, step, smem.items[item_slot], flags, ring_q.slot, ring_k.slot};
     const bool rescale = softmax.begin(s, state, alpha);
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
 
@@ -84,8 +84,8 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         o[j] *= new_item ? weight[h] : alpha[h];
       }
       if (new_item && started) {
-        store_output(me, o, me.shared_by_lane0(smem.items[item_slot]), weight_prev);
-        item_slot = next_item;
+        const int left = item_slot == 0 ? T::kItemSlots - 1 : item_slot - 1;
+        store_output(me, o, me.shared_by_lane0(smem.items[left]), weight_prev);
       }
     }
     if (flags & kStepEnd) break;

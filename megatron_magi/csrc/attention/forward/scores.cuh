@@ -40,7 +40,7 @@ MAGI_DEVICE void scale_output(float (&o)[Traits::kValueDim / 2], const float (&f
   for (int j = 0; j < Traits::kValueDim / 2; ++j) o[j] *= factor[(j >> 1) & 1];
 }
 
-// What all have told of the largest logits of the heads of this thread's rows.
+// The largest logits that have been told, of the heads of this thread's rows.
 template <class Traits>
 MAGI_DEVICE void load_told(const FwdRows<Traits>& me, const FwdItem& item, float (&told)[2]) {
   const int unit = me.shared_by_lane0(item.unit) << me.p.pack_shift;
@@ -51,13 +51,24 @@ MAGI_DEVICE void load_told(const FwdRows<Traits>& me, const FwdItem& item, float
   }
 }
 
+// Tells the largest of this warp's scores; seen: of this lane's.
+template <class Traits>
+MAGI_DEVICE void tell_largest(const FwdRows<Traits>& me, const FwdItem& item,
+                              const float (&seen)[2], SoftmaxState<true>& state) {
+  raise_max_logits(me, me.shared_by_lane0(item), seen);
+  float told[2];
+  load_told(me, item, told);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) told[h] = fmaxf(told[h], logit_of<Traits>(me.p, seen[h]));
+  know_largest(told, state);
+}
+
 // The softmax of a step, in two parts: what is done beside the product in flight, and what when it
 // is complete.
 template <class Traits>
 struct SoftmaxStep {
   using State = SoftmaxState<Traits::kMaxLogits>;
   static constexpr int kScores = Traits::kBlockN / 2, kEarly = Traits::kEarlyScores;
-  static constexpr bool kTellsLargest = Traits::kBySums && Traits::kMaxLogits;
   const FwdRows<Traits>& me;
   const FwdStep& step;
   const FwdItem& item;  // of the step
@@ -105,24 +116,35 @@ struct SoftmaxStep {
   MAGI_DEVICE bool by_sums() const { return Traits::kBySums && (flags & kStepBySums) != 0; }
 
   MAGI_DEVICE bool by_maxima(float (&s)[kScores], State& state, float (&alpha)[2]) const {
-    [[maybe_unused]] const bool first = (flags & kStepFirst) != 0;
-    [[maybe_unused]] float told[2];
-    if constexpr (kTellsLargest)
-      if (first) load_told(me, item, told);
+    const bool first = (flags & kStepFirst) != 0;
+    float told[2], seen[2];
+    if (Traits::kTellsLargest && first) load_told(me, item, told);
     if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
     if constexpr (Traits::kBySums) limits_of_shifts(me.p, state);
-    const bool rescale = follow_maxima(me.p, s, state, alpha);
-    if constexpr (kTellsLargest) {
+    const bool rescale = follow_maxima(me.p, s, state, alpha, seen);
+    if constexpr (Traits::kTellsLargest) {
       if (first)
-        know_largest(me.p, told, state);
+        know_largest(told, state);
       else
         state.known[0] *= alpha[0], state.known[1] *= alpha[1];
+      tell_if_unknown(seen, state);
+    } else {
+      state.keep(seen);
     }
     return rescale;
   }
 
+  // The scores behind the last item are no one's.
+  MAGI_DEVICE void tell_if_unknown(const float (&seen)[2], State& state) const {
+    float most[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      most[h] = exp2_approx(fmaf(seen[h], me.p.scale_log2, state.minus_shift[h]));
+    if (!(flags & kStepEnd) && any_unknown(most, state)) tell_largest(me, item, seen, state);
+  }
+
   MAGI_DEVICE static bool unusual(const float (&sums)[2], const State& state) {
-    if constexpr (kTellsLargest) return any_unknown(sums, state);
+    if constexpr (Traits::kTellsLargest) return any_unknown(sums, state);
     return any_above(sums, kFar);
   }
 
@@ -130,7 +152,8 @@ struct SoftmaxStep {
   MAGI_DEVICE void mend(float (&s)[kScores], const float (&sums)[2], State& state,
                         float (&o)[Traits::kValueDim / 2], uint32_t (&probs)[kScores / 2]) const {
     bool fit = true;
-    if constexpr (kTellsLargest) fit = raise_tops(me.p, s, state);
+    float seen[2];
+    if constexpr (Traits::kTellsLargest) fit = scores_of_largest(me.p, s, state, seen);
     if (!fit || any_above(sums, kFar)) {
       float alpha[2];
       if (fit && !any_above(sums, kOverflowing)) {
@@ -138,7 +161,8 @@ struct SoftmaxStep {
       } else {
         remake_scores(me, s, q_slot, k_slot);
         limits_of_shifts(me.p, state);
-        softmax_step(me.p, s, state, alpha);
+        follow_maxima(me.p, s, state, alpha, seen);
+        finish_softmax(me.p, s, state);
       }
       scale_output<Traits>(o, alpha);
       pack_probs<typename Traits::Element>(s, probs);
@@ -146,12 +170,7 @@ struct SoftmaxStep {
       state.row_sum[0] += sums[0];
       state.row_sum[1] += sums[1];
     }
-    if constexpr (kTellsLargest) {
-      raise_max_logits(me, me.shared_by_lane0(item), state.top);
-      float told[2];
-      load_told(me, item, told);
-      know_largest(me.p, told, state);
-    }
+    if constexpr (Traits::kTellsLargest) tell_largest(me, item, seen, state);
   }
 };
 

@@ -50,9 +50,13 @@ MAGI_DEVICE float quad_sum(float x) {
 template <bool kMaxLogits>
 struct SoftmaxState {
   float minus_shift[2], limit[2], row_sum[2];
-  // Where largest logits are asked for: this lane's largest scores, and for steps by sums the sums
-  // up to which there is no logit above the largest known.
+  // Where largest logits are asked for, one of these: this lane's largest scores, or with steps by
+  // sums the sums up to which there is no logit above the largest known.
   float top[kMaxLogits ? 2 : 1], known[kMaxLogits ? 2 : 1];
+  MAGI_DEVICE void keep(const float (&seen)[2]) {
+    if (kMaxLogits)
+      top[0] = fmaxf(top[0], seen[0]), top[kMaxLogits] = fmaxf(top[kMaxLogits], seen[1]);
+  }
   MAGI_DEVICE void reset() {
     if (kMaxLogits) top[0] = top[kMaxLogits] = -INFINITY;
     if (kMaxLogits) known[0] = known[kMaxLogits] = 0.f;
@@ -68,35 +72,33 @@ struct SoftmaxState {
 constexpr float kSlack = 8.f;  // log2
 constexpr float kLog2e = 1.44269504089f;
 
-// Lets the shifts follow the maxima of a step's scores. Returns whether the accumulators of this
-// warp must be multiplied by alpha; row_sum has been.
+// Lets the shifts follow the maxima of a step's scores; seen: this lane's largest. Returns whether
+// the accumulators of this warp must be multiplied by alpha; row_sum has been.
 template <int kScores, bool kMaxLogits>
 MAGI_DEVICE bool follow_maxima(const FwdKernelParams& p, const float (&s)[kScores],
-                               SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
+                               SoftmaxState<kMaxLogits>& state, float (&alpha)[2],
+                               float (&seen)[2]) {
   float top[2][2];  // two chains per row, for latency
 #pragma unroll
   for (int i = 0; i < 4; ++i) top[i >> 1][i & 1] = s[i];
 #pragma unroll
   for (int j = 4; j < kScores; ++j)
     top[(j >> 1) & 1][j & 1] = fmaxf(top[(j >> 1) & 1][j & 1], s[j]);
-  const float top0 = fmaxf(top[0][0], top[0][1]), top1 = fmaxf(top[1][0], top[1][1]);
-  if constexpr (kMaxLogits) {
-    state.top[0] = fmaxf(state.top[0], top0);
-    state.top[1] = fmaxf(state.top[1], top1);
-  }
+  seen[0] = fmaxf(top[0][0], top[0][1]);
+  seen[1] = fmaxf(top[1][0], top[1][1]);
   alpha[0] = alpha[1] = 1.f;
-  const bool rescale = __any_sync(0xffffffff, top0 > state.limit[0] || top1 > state.limit[1]);
+  const bool rescale = __any_sync(0xffffffff, seen[0] > state.limit[0] || seen[1] > state.limit[1]);
   if (rescale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float seen = quad_max(h == 0 ? top0 : top1);
-      if (seen > state.limit[h]) {
-        const float minus_shift = -seen * p.scale_log2;
+      const float most = quad_max(seen[h]);
+      if (most > state.limit[h]) {
+        const float minus_shift = -most * p.scale_log2;
         // A row that saw nothing before has sums of 0, which any finite alpha leaves.
         alpha[h] =
             state.limit[h] == -INFINITY ? 0.f : exp2_approx(minus_shift - state.minus_shift[h]);
         state.minus_shift[h] = minus_shift;
-        state.limit[h] = seen + kSlack * p.inverse_scale_log2;
+        state.limit[h] = most + kSlack * p.inverse_scale_log2;
         state.row_sum[h] *= alpha[h];
       }
     }
@@ -134,17 +136,20 @@ MAGI_DEVICE void finish_softmax(const FwdKernelParams& p, float (&s)[kScores],
   for (int h = 0; h < 2; ++h) state.row_sum[h] = sum[h][0] + sum[h][1];
 }
 
-// Both: scores become unnormalised probabilities. Returns as follow_maxima does.
+// Both, where every step takes maxima: scores become unnormalised probabilities. Returns as
+// follow_maxima does.
 template <int kScores, bool kMaxLogits>
 MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
                               SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {
-  const bool rescale = follow_maxima(p, s, state, alpha);
+  float seen[2];
+  const bool rescale = follow_maxima(p, s, state, alpha, seen);
+  state.keep(seen);
   finish_softmax(p, s, state);
   return rescale;
 }
 
 // The shift of a row without a finite score, where steps go by sums: exponentials of its first
-// ones overflow, so that softmax_step gives it another.
+// ones overflow, so that follow_maxima gives it another.
 constexpr float kUnseen = 0x1p120f;
 
 // The limits that belong to the shifts: steps by sums keep the shifts alone.
@@ -166,25 +171,22 @@ MAGI_DEVICE bool any_above(const float (&sums)[2], float bound) {
 }
 
 // Largest logits cost a step by sums nothing, as long as its sums are below the exponential of the
-// largest one known: of those that this lane has seen, and of those that all have told (`told`).
-// Threads therefore tell what they find at once.
+// largest logit known. Threads tell at once what they find, so that all soon know the largest.
 constexpr float kSurely = 1.f - 0x1p-18f;  // exponentials err by less
-MAGI_DEVICE void know_largest(const FwdKernelParams& p, const float (&told)[2],
-                              SoftmaxState<true>& state) {
+MAGI_DEVICE void know_largest(const float (&logits)[2], SoftmaxState<true>& state) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float logit = fmaxf(state.top[h] * p.scale_log2, told[h] * kLog2e);
-    state.known[h] = fminf(kFar, exp2_approx(logit + state.minus_shift[h]) * kSurely);
-  }
+  for (int h = 0; h < 2; ++h)
+    state.known[h] =
+        fminf(kFar, exp2_approx(fmaf(logits[h], kLog2e, state.minus_shift[h])) * kSurely);
 }
 MAGI_DEVICE bool any_unknown(const float (&sums)[2], const SoftmaxState<true>& state) {
   return __any_sync(0xffffffff, !(sums[0] <= state.known[0]) || !(sums[1] <= state.known[1]));
 }
-// Finds the largest scores of a step by their exponentials, where those of nan do not count. False:
-// some have overflowed.
+// Finds this lane's largest scores of a step by their exponentials, where those of nan do not
+// count. False: some have overflowed.
 template <int kScores>
-MAGI_DEVICE bool raise_tops(const FwdKernelParams& p, const float (&s)[kScores],
-                            SoftmaxState<true>& state) {
+MAGI_DEVICE bool scores_of_largest(const FwdKernelParams& p, const float (&s)[kScores],
+                                   const SoftmaxState<true>& state, float (&seen)[2]) {
   float most[2][2] = {};  // two chains per row, for latency
 #pragma unroll
   for (int j = 0; j < kScores; ++j)
@@ -193,8 +195,7 @@ MAGI_DEVICE bool raise_tops(const FwdKernelParams& p, const float (&s)[kScores],
   if (__any_sync(0xffffffff, fmaxf(row[0], row[1]) == INFINITY)) return false;
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    state.top[h] =
-        fmaxf(state.top[h], (__log2f(row[h]) - state.minus_shift[h]) * p.inverse_scale_log2);
+    seen[h] = (__log2f(row[h]) - state.minus_shift[h]) * p.inverse_scale_log2;
   return true;
 }
 

@@ -57,6 +57,8 @@ struct FwdTraits {
   // (softmax.cuh). Wider heads gain nothing by it, and three consumers of 192 spill.
   static constexpr bool kBySums =
       !kSoftcap && (kHeadDim <= 128 || (kHeadDim == 192 && kConsumers == 2));
+  // Whether largest logits are told in the steps that find them, and not at the end of an item.
+  static constexpr bool kTellsLargest = kBySums && kMaxLogits;
   static constexpr int kStages = kBySums && kHeadDim == 64 ? 3 : 2;  // of K and of V
   static constexpr int kQBytes = 64 * kHeadDim * 2;                  // one consumer's rows
   static constexpr int kOutBytes = 64 * kValueDim * 2;               // likewise
