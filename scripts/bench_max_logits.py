@@ -26,7 +26,7 @@ from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, Widths
 
-HEADS = {64: (64, 8), 128: (64, 8), 192: (16, 16), 256: (16, 4)}
+HEADS = {64: (64, 8), 96: (32, 8), 128: (64, 8), 192: (16, 16), 256: (16, 4)}
 """Query and key/value heads, by head_dim."""
 MASKS = ("full", "causal", "packed_causal")
 WARM_UP = 4
