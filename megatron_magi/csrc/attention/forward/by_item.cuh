@@ -26,7 +26,7 @@ struct FwdItemConsumer {
   typename Traits::SharedStorage& smem;
   float o[kOuts], s[kScores];
   uint32_t probs[kScores / 2];
-  float alpha[2], told[2];
+  float alpha[2];
   bool rescale = false;
   SoftmaxState<Traits::kMaxLogits> state;
   RingPosition<Traits::kStages> ring_k, ring_v;
@@ -60,7 +60,6 @@ struct FwdItemConsumer {
 
   MAGI_DEVICE void first_step(int flags) {
     make_scores();
-    if (Traits::kTellsLargest) load_told(me, smem.items[item_slot], told);
     wgmma_wait<0>();
     state.reset();
     if (Traits::kBySums) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
@@ -113,8 +112,8 @@ struct FwdItemConsumer {
   // look where sums may ask for one.
   MAGI_DEVICE SoftmaxStep<Traits> begin_softmax(int flags) {
     pin_registers(s);
-    SoftmaxStep<Traits> step{
-        me, smem.steps[step_slot], smem.items[item_slot], told, flags, 0, ring_k.slot};
+    SoftmaxStep<Traits> step{me,         smem.steps[step_slot], smem.items[item_slot], flags, 0,
+                             ring_k.slot};
     if (!Traits::kBySums) release_keys(flags);
     rescale = step.begin(s, state, alpha);
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;

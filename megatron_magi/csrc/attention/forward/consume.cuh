@@ -19,7 +19,6 @@ MAGI_DEVICE void release_operands(const FwdRows<Traits>& me, int flags,
 template <class Traits>
 MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
   using T = Traits;
-  const auto item_after = [](int slot) { return slot + 1 == T::kItemSlots ? 0 : slot + 1; };
   constexpr int kScores = T::kBlockN / 2, kOuts = T::kValueDim / 2;
   auto& smem = me.smem;
   float o[kOuts], s[kScores];
@@ -51,9 +50,6 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     issue_output(me, o, probs, ring_v.slot, accumulate);
     wgmma_commit();
     if constexpr (T::kTurns) me.pass_turn();
-    float told[2];
-    if (T::kTellsLargest && (flags & kStepFirst))
-      load_told(me, smem.items[started ? item_after(item_slot) : item_slot], told);
     wgmma_wait<1>();
     pin_registers(s);
     if constexpr (!T::kBySums) release_operands(me, flags, ring_k, ring_q);
@@ -65,12 +61,12 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     if (new_item) {
       if (started) {
         finish_rows(me, me.shared_by_lane0(smem.items[item_slot]), state, weight, weight_prev);
-        item_slot = item_after(item_slot);
+        item_slot = item_slot + 1 == T::kItemSlots ? 0 : item_slot + 1;
       }
       state.reset();
     }
     if (T::kBySums && new_item) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
-    SoftmaxStep<T> softmax{me, step, smem.items[item_slot], told, flags, ring_q.slot, ring_k.slot};
+    SoftmaxStep<T> softmax{me, step, smem.items[item_slot], flags, ring_q.slot, ring_k.slot};
     const bool rescale = softmax.begin(s, state, alpha);
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
 

@@ -40,8 +40,7 @@ MAGI_DEVICE void scale_output(float (&o)[Traits::kValueDim / 2], const float (&f
   for (int j = 0; j < Traits::kValueDim / 2; ++j) o[j] *= factor[(j >> 1) & 1];
 }
 
-// The largest logits that have been told, of the heads of this thread's rows. They are loaded
-// before a product whose time hides the load.
+// The largest logits that have been told, of the heads of this thread's rows.
 template <class Traits>
 MAGI_DEVICE void load_told(const FwdRows<Traits>& me, const FwdItem& item, float (&told)[2]) {
   const int unit = me.shared_by_lane0(item.unit) << me.p.pack_shift;
@@ -72,8 +71,7 @@ struct SoftmaxStep {
   static constexpr int kScores = Traits::kBlockN / 2, kEarly = Traits::kEarlyScores;
   const FwdRows<Traits>& me;
   const FwdStep& step;
-  const FwdItem& item;     // of the step
-  const float (&told)[2];  // in the first step of an item, by load_told
+  const FwdItem& item;  // of the step
   int flags, q_slot, k_slot;
   float sum[2][2] = {};
 
@@ -118,12 +116,14 @@ struct SoftmaxStep {
   MAGI_DEVICE bool by_sums() const { return Traits::kBySums && (flags & kStepBySums) != 0; }
 
   MAGI_DEVICE bool by_maxima(float (&s)[kScores], State& state, float (&alpha)[2]) const {
-    float seen[2];
+    const bool first = (flags & kStepFirst) != 0;
+    float told[2], seen[2];
+    if (Traits::kTellsLargest && first) load_told(me, item, told);
     if (flags & kStepMasked) apply_mask(me, s, me.shared_by_lane0(step));
     if constexpr (Traits::kBySums) limits_of_shifts(me.p, state);
     const bool rescale = follow_maxima(me.p, s, state, alpha, seen);
     if constexpr (Traits::kTellsLargest) {
-      if (flags & kStepFirst)
+      if (first)
         know_largest(told, state);
       else
         state.known[0] *= alpha[0], state.known[1] *= alpha[1];
