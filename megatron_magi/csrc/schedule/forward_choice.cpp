@@ -31,7 +31,7 @@ constexpr TileCost kTiles[] = {
     {128, 192, 64, 0.68},  // like that of 80 keys
     {128, 128, 128, 0.90},
     {192, 192, 80, 1.02},  // with values of 128
-    {192, 128, 128, 1.10},
+    {192, 128, 128, 1.05},
     {256, 128, 80, 1.08},
 };
 constexpr double kTileCost = 0.3;     // starting a tile and writing it out

@@ -236,6 +236,29 @@ def test_maxima_that_climb(name: str, dtype: torch.dtype, widths: tuple[int, int
         torch.testing.assert_close(most.double(), dense_largest(q, k, *how), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+def test_largest_logits_beside_those_that_are_known(dtype: torch.dtype) -> None:
+    """Steps without maxima look for a larger logit only where there may be one: a larger number
+    that is known stays, a smaller one does not hide the largest, and a score of nan neither."""
+    case, mask = Case("", (8, 2), 64, dtype=dtype), masks.full(300, 1300)
+    q, k, v = draw(case, mask, 5)
+    largest = dense_largest(q, k, mask, case.head_dim**-0.5)
+    broken = k.clone()
+    broken[700] = torch.nan
+    others = torch.cat((k[:700], k[701:]))
+    of_others = dense_largest(q, others, masks.full(300, 1299), case.head_dim**-0.5)
+    for variant in variants(case):
+        for off in (-1.0, -1e-3, 1e-3, 1.0):
+            known = (largest + off).float()
+            most = known.clone()
+            run_variant(case, mask, variant, (q, k, v), most)
+            want = torch.maximum(known.double(), largest)
+            torch.testing.assert_close(most.double(), want, rtol=1e-5, atol=1e-5)
+        most = torch.full((8,), -torch.inf, device="cuda")
+        run_variant(case, mask, variant, (q, broken, v), most)
+        torch.testing.assert_close(most.double(), of_others, rtol=1e-5, atol=1e-5)
+
+
 def test_nan_stays_in_its_row() -> None:
     mask = masks.causal(200)
     q, k, v = draw(Case("", (1, 1)), mask, 4)

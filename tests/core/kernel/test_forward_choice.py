@@ -16,7 +16,7 @@ STEP = {
     (64, 128, 128): 0.66, (64, 192, 128): 0.86,
     (96, 128, 128): 0.85, (96, 192, 96): 0.85,
     (128, 192, 80): 0.80, (128, 192, 64): 0.68, (128, 128, 128): 0.90,
-    (192, 128, 128): 1.10, (192, 192, 80): 1.02, (256, 128, 80): 1.08,
+    (192, 128, 128): 1.05, (192, 192, 80): 1.02, (256, 128, 80): 1.08,
 }  # fmt: skip
 Heads = tuple[int, int, int]
 
@@ -116,7 +116,7 @@ def test_heads_walked_together_fit_in_the_cache(keys: int, together: int) -> Non
     assert chosen.heads_per_section == together
 
 
-@pytest.mark.parametrize("tokens, together", [(16384, 8), (65536, 4), (2**20, 1)])
+@pytest.mark.parametrize("tokens, together", [(16384, 8), (65536, 3), (2**20, 1)])
 def test_heads_walked_together_fill_the_processors(tokens: int, together: int) -> None:
     """Few tiles of a head: eight items for every processor, or half as many where the heads of two
     sections are equally many, whatever the cache holds."""

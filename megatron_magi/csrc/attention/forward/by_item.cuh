@@ -26,6 +26,8 @@ struct FwdItemConsumer {
   typename Traits::SharedStorage& smem;
   float o[kOuts], s[kScores];
   uint32_t probs[kScores / 2];
+  float alpha[2];
+  bool rescale = false;
   SoftmaxState<Traits::kMaxLogits> state;
   RingPosition<Traits::kStages> ring_k, ring_v;
   int step_slot = 0, item_slot = 0;
@@ -61,10 +63,10 @@ struct FwdItemConsumer {
     wgmma_wait<0>();
     state.reset();
     if (Traits::kBySums) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
-    float alpha[2];
-    softmax(flags, alpha);
-    if (Traits::kBySums) release_keys(flags);
-    pack_probs();
+#pragma unroll
+    for (int j = 0; j < kOuts; ++j) o[j] = 0.f;  // a step may scale it
+    auto softmax = begin_softmax(flags);
+    end_softmax(softmax, flags);
   }
 
   MAGI_DEVICE void next_step(int flags, int accumulate) {
@@ -74,13 +76,10 @@ struct FwdItemConsumer {
     add_output(accumulate);
     if (Traits::kTurns) me.pass_turn();
     wgmma_wait<1>();
-    float alpha[2];
-    const bool rescale = softmax(flags, alpha);
-    compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
-    if (Traits::kBySums) release_keys(flags);
+    auto softmax = begin_softmax(flags);
     wait_for_output();
-    if (rescale) scale_output(alpha);
-    pack_probs();
+    if (rescale) scale_output<Traits>(o, alpha);
+    end_softmax(softmax, flags);
   }
 
   MAGI_DEVICE void last_output(int accumulate) {
@@ -90,7 +89,7 @@ struct FwdItemConsumer {
     const FwdItem item = me.shared_by_lane0(smem.items[item_slot]);
     finish_rows(me, item, state, weight, weight_prev);
     wait_for_output();
-    scale_output(weight);
+    scale_output<Traits>(o, weight);
     store_output(me, o, item, weight_prev);
     item_slot = item_slot + 1 == Traits::kItemSlots ? 0 : item_slot + 1;
   }
@@ -109,21 +108,20 @@ struct FwdItemConsumer {
     ring_k.advance();
   }
 
-  // Complete scores become unnormalised probabilities. Returns whether O must be multiplied by
-  // alpha. K is left for a second look where sums may ask for one.
-  MAGI_DEVICE bool softmax(int flags, float (&alpha)[2]) {
+  // The part of a step's softmax that runs beside the product in flight. K is left for a second
+  // look where sums may ask for one.
+  MAGI_DEVICE SoftmaxStep<Traits> begin_softmax(int flags) {
     pin_registers(s);
+    SoftmaxStep<Traits> step{me,         smem.steps[step_slot], smem.items[item_slot], flags, 0,
+                             ring_k.slot};
     if (!Traits::kBySums) release_keys(flags);
-    const SoftmaxStep<Traits> now{me, smem.steps[step_slot], flags, 0, ring_k.slot};
-    const bool rescale = now.run(s, state, alpha);
+    rescale = step.begin(s, state, alpha);
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
-    return rescale;
+    return step;
   }
-
-  MAGI_DEVICE void pack_probs() {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i)
-      probs[i] = pack2<typename Traits::Element>(s[2 * i], s[2 * i + 1]);
+  MAGI_DEVICE void end_softmax(SoftmaxStep<Traits>& step, int flags) {
+    step.end(s, state, o, probs);
+    if (Traits::kBySums) release_keys(flags);
   }
 
   MAGI_DEVICE void add_output(int accumulate) {
@@ -137,10 +135,6 @@ struct FwdItemConsumer {
     pin_registers(o);
     me.release(&smem.empty_v[ring_v.slot]);
     ring_v.advance();
-  }
-  MAGI_DEVICE void scale_output(const float (&by)[2]) {
-#pragma unroll
-    for (int j = 0; j < kOuts; ++j) o[j] *= by[(j >> 1) & 1];
   }
 };
 

@@ -27,7 +27,7 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
   state.reset();
   RingPosition<T::kStages> ring_k, ring_v;
   RingPosition<T::kQStages> ring_q;
-  int step_slot = 0, item_slot = 0;  // item_slot: of the item whose O is accumulated
+  int step_slot = 0, item_slot = 0;  // item_slot: of the item of the scores
   bool started = false;              // false in the first iteration: there is no step g yet
   int accumulate = 0;
 #pragma unroll
@@ -54,20 +54,21 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     pin_registers(s);
     if constexpr (!T::kBySums) release_operands(me, flags, ring_k, ring_q);
 
-    // 2. Softmax of step g+1; a new item first closes the sums of the old one.
+    // 2. The part of the softmax of step g+1 that runs beside the product in flight; a new item
+    // first closes the sums of the old one.
     float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
     const bool new_item = (flags & (kStepFirst | kStepEnd)) != 0;
     if (new_item) {
-      if (started)
+      if (started) {
         finish_rows(me, me.shared_by_lane0(smem.items[item_slot]), state, weight, weight_prev);
+        item_slot = item_slot + 1 == T::kItemSlots ? 0 : item_slot + 1;
+      }
       state.reset();
     }
     if (T::kBySums && new_item) state.minus_shift[0] = state.minus_shift[1] = kUnseen;
-    const SoftmaxStep<T> now{me, step, flags, ring_q.slot, ring_k.slot};
-    const bool rescale = now.run(s, state, alpha);
-    compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&smem.items[0]));
+    SoftmaxStep<T> softmax{me, step, smem.items[item_slot], flags, ring_q.slot, ring_k.slot};
+    const bool rescale = softmax.begin(s, state, alpha);
     step_slot = step_slot + 1 == T::kStepSlots ? 0 : step_slot + 1;
-    if constexpr (T::kBySums) release_operands(me, flags, ring_k, ring_q);
 
     // 3. Step g is complete: rescale O, or let it leave.
     wgmma_wait<0>();
@@ -83,19 +84,18 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
         o[j] *= new_item ? weight[h] : alpha[h];
       }
       if (new_item && started) {
-        store_output(me, o, me.shared_by_lane0(smem.items[item_slot]), weight_prev);
-        item_slot = item_slot + 1 == T::kItemSlots ? 0 : item_slot + 1;
+        const int left = item_slot == 0 ? T::kItemSlots - 1 : item_slot - 1;
+        store_output(me, o, me.shared_by_lane0(smem.items[left]), weight_prev);
       }
     }
     if (flags & kStepEnd) break;
     accumulate = new_item ? 0 : 1;
     started = true;
 
-    // 4. P(g+1), in place as the A operand of the next product. (Packing beside the product in
-    // flight, into other registers, was 7 % slower.)
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i)
-      probs[i] = pack2<typename T::Element>(s[2 * i], s[2 * i + 1]);
+    // 4. P(g+1), in place as the A operand of the next product, as soon as the exponentials come.
+    // (Packing beside the product in flight, into other registers, was 7 % slower.)
+    softmax.end(s, state, o, probs);
+    if constexpr (T::kBySums) release_operands(me, flags, ring_k, ring_q);
   }
   if (me.thread == 0) bulk_wait<0>();
 }

@@ -15,16 +15,17 @@
 //
 // With two Q tiles the consumers see one endless stream of steps (a step = one key tile), across
 // items:
-//   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  softmax of S beside the second product
-//   then, if step g was the last of its item, O leaves; P(g+1) = S.
+//   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  maxima of S beside the second product
+//   then, if step g was the last of its item, O leaves; P(g+1) = exponentials of S, packed as they
+//   come into the registers that the second product has read.
 // So the next item's first product already runs while the last one's output is written, and the two
 // matrix products exist once in the code (nvcc serialises wgmma when they are in several copies).
 // The stream begins with a product of nothing (P = 0) and ends with one whose S is not used.
 //
 // Kernels with one Q tile end an item before they begin the next one (by_item.cuh).
 //
-// Where Traits::kBySums, most steps take no maxima (softmax.cuh): K and Q are then released after
-// the softmax, because it may ask for the scores again.
+// Where Traits::kBySums, most steps take no maxima (softmax.cuh): exponentials stand in their
+// place, and K and Q are released after the softmax, because it may ask for the scores again.
 //
 // Barriers (mbarrier)   arrives                                          waits
 //   full_k[]            bytes of K, of Q too in an item's first step     consumers
@@ -85,7 +86,11 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
   } else {
     setmaxnreg_inc<Traits::kConsumerRegs>();
-    const FwdRows<Traits> me(p, smem, warpgroup - 1);
+    // The address comes out of an exchange, so that the compiler keeps it. It would make it anew
+    // for every barrier otherwise, from a special register that is slow to read.
+    const uint32_t base = from_lane0(smem_addr(raw));
+    const FwdRows<Traits> me(p, *static_cast<Storage*>(__cvta_shared_to_generic(base)),
+                             warpgroup - 1);
     if constexpr (Traits::kByItem)
       FwdItemConsumer<Traits>(me).run();
     else

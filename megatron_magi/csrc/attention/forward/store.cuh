@@ -92,7 +92,7 @@ MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item,
                              const SoftmaxState<Traits::kMaxLogits>& state, float (&weight)[2],
                              float (&weight_prev)[2]) {
   const MagiFwdParams& a = me.p.args;
-  if constexpr (Traits::kMaxLogits) {
+  if constexpr (Traits::kMaxLogits && !Traits::kTellsLargest) {
     if (!Traits::kSoftcap || a.max_logits != nullptr) raise_max_logits(me, item, state.top);
   }
   const bool joins = a.merge || a.sink_lse != nullptr;

@@ -57,6 +57,8 @@ struct FwdTraits {
   // (softmax.cuh). Wider heads gain nothing by it, and three consumers of 192 spill.
   static constexpr bool kBySums =
       !kSoftcap && (kHeadDim <= 128 || (kHeadDim == 192 && kConsumers == 2));
+  // Whether largest logits are told in the steps that find them, and not at the end of an item.
+  static constexpr bool kTellsLargest = kBySums && kMaxLogits;
   static constexpr int kStages = kBySums && kHeadDim == 64 ? 3 : 2;  // of K and of V
   static constexpr int kQBytes = 64 * kHeadDim * 2;                  // one consumer's rows
   static constexpr int kOutBytes = 64 * kValueDim * 2;               // likewise
@@ -74,6 +76,9 @@ struct FwdTraits {
   // Whether the consumers issue their products in turn (rows.cuh).
   static constexpr bool kTurns =
       kByItem ? (kConsumers == 2 && kHeadDim > 128) : (kBySums && kConsumers == 3);
+  // So many of a thread's exponentials are made beside the product in flight; the others follow it
+  // and are packed as they come. By item, that has been measured with 192 columns only.
+  static constexpr int kEarlyScores = kByItem || kSoftcap ? kBlockN / 2 : kBySums ? 8 : 0;
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
   static constexpr int kItemSlots = kQStages + 2;  // see kernel.cuh
 
