@@ -81,23 +81,23 @@ def test_few_items_split_the_group_and_many_do_not() -> None:
         return solver.bwd_work_list(mask.slices, length, length, 64, 8)
 
     assert schedule(256).num_splits > 1
-    assert schedule(16384).num_splits == 1
     made = schedule(4096)
-    assert 8 * made.num_splits % made.lanes_per_section == 0
+    assert made.num_splits == 1 and 8 % made.lanes_per_section == 0
 
 
 @pytest.mark.parametrize(
     ("mask", "heads", "deterministic", "chosen"),
     [
-        (masks.causal(65536), (64, 8, 128), False, (2, 1)),
-        (masks.causal(65536), (16, 1, 128), False, (16, 1)),
-        (masks.causal(65536), (16, 4, 128), False, (4, 1)),
+        (masks.causal(65536), (64, 8, 128), False, (4, 1)),
+        (masks.causal(65536), (16, 1, 128), False, (8, 1)),
+        (masks.causal(65536), (16, 4, 128), False, (4, 4)),
         (masks.causal(131072), (8, 8, 256), False, (1, 1)),
-        (masks.causal(65536), (16, 1, 256), False, (8, 1)),
-        (masks.full(65536), (64, 8, 64), False, (2, 2)),
-        (masks.full(65536), (32, 8, 64), False, (2, 2)),
+        (masks.causal(65536), (16, 1, 256), False, (16, 1)),
+        (masks.full(65536), (64, 8, 64), False, (8, 1)),
+        (masks.full(65536), (32, 8, 64), False, (4, 1)),
+        (masks.full(131072), (64, 8, 128), False, (8, 1)),
         (masks.sliding_window(262144, (1023, 0)), (32, 32, 64), True, (1, 2)),
-        (masks.causal(1 << 20), (64, 8, 128), False, (1, 1)),
+        (masks.causal(1 << 20), (64, 8, 128), False, (8, 1)),
     ],
 )
 def test_much_work_is_scheduled_as_if_it_were_simulated(
@@ -200,23 +200,6 @@ def test_scattered_blocks_run_one_lane_at_a_time(
     mask = blocks(tokens)
     work = solver.bwd_work_list(mask.slices, tokens, tokens, 64, heads_kv)
     assert (work.num_splits, work.lanes_per_section) == chosen
-
-
-@pytest.mark.parametrize("tokens", [16384, 32768, 65536])
-def test_splits_of_a_long_causal_document_run_one_after_another(tokens: int) -> None:
-    """Its items differ in length and would drift apart over all heads of a kv head."""
-    work = solver.bwd_work_list(masks.causal(tokens).slices, tokens, tokens, 64, 8)
-    assert work.num_splits > 1 and work.lanes_per_section == 1
-    exact = solver.bwd_work_list(
-        masks.causal(tokens).slices, tokens, tokens, 64, 8, deterministic=True
-    )
-    assert exact.lanes_per_section > 1  # blocks of one lane would wait for each other
-
-
-@pytest.mark.parametrize("mask", [masks.full(16384), masks.sliding_window(16384, (1023, 0))])
-def test_items_that_walk_together_have_no_lane_of_their_own(mask: AttnMask) -> None:
-    work = solver.bwd_work_list(mask.slices, 16384, 16384, 64, 8)
-    assert work.num_splits == 1
 
 
 def test_scattered_blocks_that_the_cache_holds_run_all_lanes() -> None:
