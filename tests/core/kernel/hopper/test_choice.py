@@ -104,6 +104,6 @@ def test_parts_in_turns_have_one_sum_for_a_tile_and_its_heads(
     for p.num_splits, p.lanes_per_section, heads in ((4, 1, 1), (4, 4, 1), (2, 4, 2)):
         p.in_turns, p.num_tiles = 1, 132
         _, partial, semaphores, end = scratch_at(p)
-        assert semaphores - partial == 4 * 132 * heads * 128 * (128 + 128)
+        assert semaphores - partial == 4 * 132 * heads * 128 * (p.head_dim + p.value_dim)
         assert 0 <= end - semaphores - 4 * (1 + 132 * heads) < 128
     assert "4 splits in turns" not in str(launch) and "2 splits in turns" in str(launch)
