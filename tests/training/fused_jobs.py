@@ -36,12 +36,13 @@ def train_fused(recipe: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
 
 
 def _note_triton_parts() -> None:
-    from megatron_magi.adapter.fused import cross_entropy, norm, qkv_rope, swiglu
+    from megatron_magi.adapter.fused import cross_entropy, norm, qkv_rope, residual, swiglu
 
     _note(cross_entropy, "cross_entropy")
     _note(qkv_rope, "split_and_rotate")
     _note(swiglu, "swiglu")
-    _note(norm, "rms_norm")
+    _note(norm, "rms_norm_and_rows")
+    _note(residual, "add_and_normalize")
 
 
 def _note(owner: Any, name: str) -> None:

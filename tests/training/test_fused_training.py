@@ -114,7 +114,8 @@ def test_the_parts_really_ran(results: dict[str, Any], name: str) -> None:
     parts = RUNS[name][0]
     wanted = []
     if "triton" in parts.values():
-        wanted += ["cross_entropy", "split_and_rotate", "swiglu", "rms_norm"]
+        wanted += ["cross_entropy", "split_and_rotate", "swiglu"]
+        wanted += ["rms_norm_and_rows", "add_and_normalize"]
     if parts.get("weight_grad") == "addmm":
         wanted += ["wgrad_gemm_accum_fp32"]
         wanted += [] if "tp2" in name else ["add_rows"]
