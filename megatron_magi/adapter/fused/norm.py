@@ -23,11 +23,11 @@ from torch import Tensor
 
 from megatron_magi.adapter.rms_norm import RMSNorm
 
-PROGRAMS = 528
-"""Number of programs of the backward pass, each with a partial sum of the weight's gradient: four
+PROGRAMS = 396
+"""Number of programs of the backward pass, each with a partial sum of the weight's gradient: three
 for each of an H200's multiprocessors."""
 
-SUMMED = (64, 32)
+SUMMED = (128, 16)
 """Rows and columns of the partial sums that a program adds at a time."""
 
 WIDEST = 16384
@@ -217,7 +217,7 @@ def gradients(
     grad = grad.contiguous()
     _normalize_gradient[(programs,)](
         x, weight, inverse, grad, grad if past is None else past.contiguous(), dx, partial,
-        rows, triton.cdiv(rows, programs), width, adds=past is not None, **_shape(width),
+        rows, width, adds=past is not None, **_shape(width),
     )  # fmt: skip
     return dx, _weight_gradient(partial, weight, into_main_grad)
 
@@ -231,7 +231,7 @@ def _weight_gradient(partial: Tensor, weight: Any, into_main_grad: bool) -> Tens
     programs, width = partial.shape
     _sum_rows[(triton.cdiv(width, SUMMED[1]),)](
         partial, weight.main_grad if adds else dweight, programs, width,
-        adds=adds, rows_each=SUMMED[0], block=SUMMED[1],
+        adds=adds, rows_each=SUMMED[0], block=SUMMED[1], num_warps=8,
     )  # fmt: skip
     if adds:
         weight.grad_added_to_main_grad = True
@@ -266,27 +266,44 @@ def _normalize(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _normalize_gradient(  # type: ignore[no-untyped-def]
-    x, weight, inverse, grad, past, dx, partial, num_rows, rows_each, width,
+    x, weight, inverse, grad, past, dx, partial, num_rows, width,
     adds: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Each program computes `rows_each` rows of dx, and their share of the weight's gradient."""
-    program = tl.program_id(0)
+    """Each program computes every num_programs-th row of dx, and their share of the weight's
+    gradient.
+
+    The next row is loaded before this one is used, so that loads are under way at all times.
+    """
+    program, step = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, block)
     inside = column < width
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     dweight = tl.zeros([block], dtype=tl.float32)
-    first = program * rows_each
-    for row in range(first, tl.minimum(first + rows_each, num_rows)):
+    at = tl.cast(program, tl.int64) * width + column
+    x_next = tl.load(x + at, mask=inside, other=0.0)
+    grad_next = tl.load(grad + at, mask=inside, other=0.0)
+    scale_next = tl.load(inverse + program)
+    if adds:
+        past_next = tl.load(past + at, mask=inside, other=0.0)
+    for row in range(program, num_rows, step):
         at = tl.cast(row, tl.int64) * width + column
-        scale = tl.load(inverse + row)
-        normal = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale
-        g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        following = at + tl.cast(step, tl.int64) * width
+        is_row = row + step < num_rows
+        scale = scale_next
+        normal = x_next.to(tl.float32) * scale
+        g = grad_next.to(tl.float32)
+        x_next = tl.load(x + following, mask=inside & is_row, other=0.0)
+        grad_next = tl.load(grad + following, mask=inside & is_row, other=0.0)
+        scale_next = tl.load(inverse + row + step, mask=is_row, other=0.0)
+        if adds:
+            added = past_next
+            past_next = tl.load(past + following, mask=inside & is_row, other=0.0)
         dweight += g * normal
         g *= w
         along = tl.sum(g * normal, axis=0) / width
         change = (g - normal * along) * scale
         if adds:
-            change += tl.load(past + at, mask=inside, other=0.0).to(tl.float32)
+            change += added.to(tl.float32)
         tl.store(dx + at, change, mask=inside)
     tl.store(partial + program.to(tl.int64) * width + column, dweight, mask=inside)
 

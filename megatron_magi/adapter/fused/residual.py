@@ -68,19 +68,20 @@ class JoinedAddition:
 def add_and_normalize(x: Tensor, residual: Tensor, norm: FusedRMSNorm) -> Tensor:
     """x + residual, of one dtype and contiguous, with its normalised rows left at it."""
     weight = norm.weight
+    total: Tensor
     total, out = AddAndNormalize.apply(x, residual, weight, norm.eps, norm.into_main_grad)
     setattr(total, NORMED, Normed(out, norm, (total._version, weight._version)))
-    return total  # type: ignore[no-any-return]
+    return total
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether something runs when a module is called, such as the arrival of its gathered weight,
     or sees what it returns."""
-    own = (module._forward_pre_hooks, module._forward_hooks)
+    own: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_hooks)
     own += (module._backward_pre_hooks, module._backward_hooks)
-    everywhere = (modules._global_forward_pre_hooks, modules._global_forward_hooks)
-    everywhere += (modules._global_backward_pre_hooks, modules._global_backward_hooks)
-    return any(own) or any(everywhere)
+    own += (modules._global_forward_pre_hooks, modules._global_forward_hooks)
+    own += (modules._global_backward_pre_hooks, modules._global_backward_hooks)
+    return any(own)
 
 
 def join_additions(model: Any) -> int:

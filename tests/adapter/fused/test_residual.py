@@ -1,5 +1,6 @@
 """The addition that computes the norm behind it: bits of two kernels, and when it stays away."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,6 @@ import torch
 from tests.adapter.interpreter import DEVICE  # isort: skip
 
 import megatron_magi.adapter  # noqa: F401
-from megatron.core.transformer.identity_op import IdentityOp
 from megatron_magi.adapter.fused import norm as norms
 from megatron_magi.adapter.fused.norm import (
     NORMED,
@@ -215,6 +215,8 @@ def test_the_weights_gradient_is_added_in_fp32_where_megatron_accumulates():
 
 
 def fake_model(layers=3, final=True, **config):
+    from megatron.core.transformer.identity_op import IdentityOp
+
     fields = {"recompute_granularity": None, "recompute_modules": None, **config}
 
     def layer():
@@ -234,7 +236,7 @@ def test_every_addition_is_joined_with_the_norm_behind_it():
     model = fake_model()
     assert join_additions(model) == 6
     layers = model.decoder.layers
-    for here, after in zip(layers, layers[1:], strict=False):
+    for here, after in pairwise(layers):
         assert here.self_attn_bda.norm is here.pre_mlp_layernorm
         assert here.mlp_bda.norm is after.input_layernorm
     assert layers[-1].mlp_bda.norm is model.decoder.final_layernorm
