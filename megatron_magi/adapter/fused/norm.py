@@ -287,17 +287,18 @@ def _normalize_gradient(  # type: ignore[no-untyped-def]
         past_next = tl.load(past + at, mask=inside, other=0.0)
     for row in range(program, num_rows, step):
         at = tl.cast(row, tl.int64) * width + column
-        following = at + tl.cast(step, tl.int64) * width
-        is_row = row + step < num_rows
+        row_next = tl.cast(row + step, tl.int64)
+        following = row_next * width + column
+        is_inside = inside & (row_next < num_rows)
         scale = scale_next
         normal = x_next.to(tl.float32) * scale
         g = grad_next.to(tl.float32)
-        x_next = tl.load(x + following, mask=inside & is_row, other=0.0)
-        grad_next = tl.load(grad + following, mask=inside & is_row, other=0.0)
-        scale_next = tl.load(inverse + row + step, mask=is_row, other=0.0)
+        x_next = tl.load(x + following, mask=is_inside, other=0.0)
+        grad_next = tl.load(grad + following, mask=is_inside, other=0.0)
+        scale_next = tl.load(inverse + row_next, mask=row_next < num_rows, other=0.0)
         if adds:
             added = past_next
-            past_next = tl.load(past + following, mask=inside & is_row, other=0.0)
+            past_next = tl.load(past + following, mask=is_inside, other=0.0)
         dweight += g * normal
         g *= w
         along = tl.sum(g * normal, axis=0) / width
