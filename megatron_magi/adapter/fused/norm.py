@@ -279,6 +279,7 @@ def _normalize_gradient(  # type: ignore[no-untyped-def]
     inside = column < width
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     dweight = tl.zeros([block], dtype=tl.float32)
+    end = tl.cast(num_rows, tl.int64) * width
     at = tl.cast(program, tl.int64) * width + column
     x_next = tl.load(x + at, mask=inside, other=0.0)
     grad_next = tl.load(grad + at, mask=inside, other=0.0)
@@ -287,9 +288,9 @@ def _normalize_gradient(  # type: ignore[no-untyped-def]
         past_next = tl.load(past + at, mask=inside, other=0.0)
     for row in range(program, num_rows, step):
         at = tl.cast(row, tl.int64) * width + column
-        row_next = tl.cast(row + step, tl.int64)
-        following = row_next * width + column
-        is_inside = inside & (row_next < num_rows)
+        row_next = row + step
+        following = tl.cast(row_next, tl.int64) * width + column
+        is_inside = inside & (following < end)
         scale = scale_next
         normal = x_next.to(tl.float32) * scale
         g = grad_next.to(tl.float32)
