@@ -21,6 +21,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from megatron_magi.adapter.adam_state import choose_update
+from megatron_magi.adapter.fused import embedding
 from megatron_magi.adapter.fused.embedding import take_rows
 from megatron_magi.adapter.fused.parts import FusedParts, choose_parts
 from megatron_magi.adapter.init import init_by_name
@@ -146,9 +147,13 @@ def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | 
 def _fuse(chunk: GPTModel, parts: FusedParts) -> None:
     """The parts that a layer spec cannot bring."""
     if parts.embedding == "rows":
-        take_rows(chunk)
+        take_rows(chunk, embedding.add_rows)
+    elif parts.embedding == "triton":
+        from megatron_magi.adapter.fused import word_rows  # needs Triton, as below
+
+        take_rows(chunk, word_rows.add_word_rows)
     if parts.norm == "triton":
-        from megatron_magi.adapter.fused.residual import join_additions  # needs Triton
+        from megatron_magi.adapter.fused.residual import join_additions
 
         join_additions(chunk)
 
