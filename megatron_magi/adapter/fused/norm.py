@@ -240,7 +240,8 @@ def _weight_gradient(partial: Tensor, weight: Any, into_main_grad: bool) -> Tens
 
 def _shape(width: int) -> dict[str, int]:
     block = triton.next_power_of_2(width)
-    return {"block": block, "num_warps": min(16, max(1, block // 256))}
+    # 8 columns of a thread are one load; 16 warps may hold more columns, but in registers only 16.
+    return {"block": block, "num_warps": max(1, min(16, block // 256), block // 512)}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
