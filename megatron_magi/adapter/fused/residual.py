@@ -98,12 +98,12 @@ def join_additions(model: Any) -> int:
     layers = list(getattr(decoder, "layers", ()))
     if not layers or _leaves_the_gpu(model.config) or _recomputes_norms(model.config):
         return 0
-    behind = [layer.input_layernorm for layer in layers[1:]]
+    behind = [getattr(layer, "input_layernorm", None) for layer in layers[1:]]
     behind.append(getattr(decoder, "final_layernorm", None))
     is_block = model.config.recompute_granularity == "full"
     count = 0
     for layer, norm in zip(layers, behind, strict=True):
-        if isinstance(layer.cross_attention, IdentityOp):
+        if isinstance(getattr(layer, "cross_attention", None), IdentityOp):
             count += _join(layer, "self_attn_bda", layer.pre_mlp_layernorm)
         if not is_block:
             count += _join(layer, "mlp_bda", norm)
@@ -111,7 +111,7 @@ def join_additions(model: Any) -> int:
 
 
 def _join(layer: Any, addition: str, norm: Any) -> int:
-    if getattr(layer, addition) is not add_rows_past_norm:
+    if getattr(layer, addition, None) is not add_rows_past_norm:
         return 0
     if type(norm) not in (BlockRMSNorm, FusedRMSNorm):
         return 0

@@ -256,3 +256,6 @@ def test_what_is_not_followed_by_its_norm_is_not_joined():
     model.decoder.layers[1].mlp_bda = hook
     model.decoder.layers[2].pre_mlp_layernorm = torch.nn.Identity()
     assert join_additions(model) == 3
+    model = fake_model()
+    model.decoder.layers[1] = SimpleNamespace()  # as Mamba's layers, which have other names
+    assert join_additions(model) == 3
