@@ -38,7 +38,8 @@
 // A FwdStep lies beside each K tile. It has 2 * kStages slots: the producer reuses a slot only
 // after the K tile kStages later is released, by which time its mask has been applied. A FwdItem
 // has kQStages + 2 slots, because an item's output leaves after the first Q K^T of the item behind
-// it (which may be a one-step item).
+// it (which may be a one-step item). With one Q tile, an item's record is written when the Q of the
+// item two before it has been released, by when the output of the one three before it has left.
 //
 // Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared
 // memory: Q 48 KB, K and V 2 x 20 KB each, output 48 KB.
