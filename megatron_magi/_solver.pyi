@@ -175,8 +175,16 @@ class BwdWorkList:
     def turns(self) -> _Int32Array: ...
     def visits(self) -> _Int32Array:
         """What every step waits for and signals, by item and walk (deterministic mode)."""
+    def in_bands(self, rows: int, tile_q: int = 64) -> BwdWorkList:
+        """The list with its items cut into bands of rows."""
+    def blocks(self, heads_q: int, heads_kv: int, schedule: tuple[int, int, int]) -> _Int32Array:
+        """Every block of a launch in this schedule (splits, lanes of a section, whole heads) whose
+        parts take turns: item, kv head, first query head, query heads, number of its sums, turn,
+        turns of the tile, turns before those."""
     @property
     def order(self) -> _Int32Array: ...
+    @property
+    def num_tiles(self) -> int: ...
     @property
     def num_row_groups(self) -> int: ...
     @property
@@ -187,6 +195,10 @@ class BwdWorkList:
     def num_splits(self) -> int: ...
     @property
     def lanes_per_section(self) -> int: ...
+    @property
+    def in_turns(self) -> bool: ...
+    @property
+    def whole_heads(self) -> int: ...
     @property
     def descending(self) -> bool: ...
     @property
@@ -241,4 +253,5 @@ def bwd_work_list(
     deterministic: bool = False,
     num_own: int | None = None,
     travel: tuple[float, float] = (0.0, 0.0),
+    may_take_turns: bool = True,
 ) -> BwdWorkList: ...

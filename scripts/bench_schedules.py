@@ -35,6 +35,7 @@ from megatron_magi.core.kernel.hopper.choice import (
     backward_launch,
     forward_launch,
     scratch_at,
+    upload_backward,
     upload_forward,
 )
 from megatron_magi.core.kernel.hopper.launch import BwdLaunch, FwdLaunch, HeadsKey
@@ -100,21 +101,33 @@ def forwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
 
 
 def backwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
-    """The chosen list with every schedule, "splits/heads" (a part of a head: one split of it at a
-    time), and the chosen schedule."""
-    num_keys = call.table.num_k
-    chosen = backward_launch(call.table, key, False, num_keys, NO_TRAVEL)
-    made = {}
+    """The chosen launch, and its list with every schedule, "splits/heads" (a part of a head: one
+    split of it at a time) and "turns" if its parts take turns; and the chosen schedule."""
+    table, num_keys = call.table, call.table.num_k
+    chosen = backward_launch(table, key, False, num_keys, NO_TRAVEL)
+    work = solver.bwd_work_list(table.slices, table.num_q, num_keys, *key[:3], may_take_turns=False)
+    plain, made = upload_backward(table, key, work, False, num_keys), {}
     for splits in counts(min(key.heads_q // key.heads_kv, MOST_SPLITS)):
         for lanes in sorted({1} | {splits * heads for heads in counts(key.heads_kv)}):
-            params = type(chosen.params).from_buffer_copy(chosen.params)
-            params.num_splits, params.lanes_per_section = splits, lanes
-            launch = replace(chosen, params=params, scratch_at=scratch_at(params))
-            made[f"{splits}/{lanes / splits:g}"] = launch
+            for turns in (False, True)[: min(splits, 2)]:
+                params = type(plain.params).from_buffer_copy(plain.params)
+                params.num_splits, params.lanes_per_section = splits, lanes
+                params.in_turns = turns
+                launch = replace(plain, params=params, scratch_at=scratch_at(params))
+                made[schedule_name(launch)] = launch
+    made[schedule_name(chosen)] = chosen
     name = "bwd", key, False, num_keys, NO_TRAVEL
-    p = chosen.params
     schedules = {n: with_launch(call, name, launch) for n, launch in made.items()}
-    return schedules, f"{p.num_splits}/{p.lanes_per_section / p.num_splits:g}"
+    return schedules, schedule_name(chosen)
+
+
+def schedule_name(launch: BwdLaunch) -> str:
+    p = launch.params
+    words = [f"{p.num_splits}/{p.lanes_per_section / p.num_splits:g}"]
+    words += ["turns"] * bool(p.in_turns)
+    words += [f"after {p.whole_heads} whole heads"] * bool(p.whole_heads)
+    words += [f"{p.num_items} bands"] * (p.num_items > p.num_tiles)
+    return " ".join(words)
 
 
 def timed(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

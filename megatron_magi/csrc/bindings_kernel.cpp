@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstring>
 #include <initializer_list>
 #include <optional>
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include "arrays.h"
+#include "attention/backward/blocks.h"
 #include "bindings.h"
+#include "schedule/backward_bands.h"
 #include "schedule/backward_choice.h"
 #include "schedule/backward_turns.h"
 #include "schedule/forward.h"
@@ -103,25 +106,26 @@ FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 // What the device reads of a backward, and its schedule.
 struct BwdArrays {
   Int32Array items, entries, segments, places, turns, order;
-  int64_t num_row_groups, steps, partial_steps, num_splits, lanes_per_section;
-  bool descending, heads_inner, grouped;
+  int64_t num_tiles, num_row_groups, steps, partial_steps;
+  int64_t num_splits, lanes_per_section, whole_heads;
+  bool in_turns, descending, heads_inner, grouped;
 };
 
 BwdArrays arrays_of(const magi::BwdChoice& choice) {
   const auto& [list, schedule, order] = choice;
-  return {rows_to(list.items),        rows_to(list.entries),
-          rows_to(list.segments),     rows_to(list.places),
-          rows_to(list.turns),        rows_to(order).reshape({-1}),
-          list.num_row_groups,        list.steps,
-          list.partial_steps,         schedule.num_splits,
-          schedule.lanes_per_section, list.descending,
-          list.heads_inner,           list.grouped};
+  return {rows_to(list.items),  rows_to(list.entries), rows_to(list.segments),
+          rows_to(list.places), rows_to(list.turns),   rows_to(order).reshape({-1}),
+          list.num_tiles,       list.num_row_groups,   list.steps,
+          list.partial_steps,   schedule.num_splits,   schedule.lanes_per_section,
+          schedule.whole_heads, schedule.in_turns,     list.descending,
+          list.heads_inner,     list.grouped};
 }
 
 BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
                         int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
                         std::optional<int64_t> asked_tile_k, bool deterministic,
-                        std::optional<int64_t> num_own, std::pair<double, double> travel) {
+                        std::optional<int64_t> num_own, std::pair<double, double> travel,
+                        bool may_take_turns) {
   const int64_t tile_k = asked_tile_k.value_or(magi::bwd_tile_k(static_cast<int>(head_dim)));
   require_positive({{"heads_q", heads_q},
                     {"heads_kv", heads_kv},
@@ -137,7 +141,7 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
     py::gil_scoped_release nogil;
     choice = magi::choose_bwd(slices, {num_q, num_k, num_own.value_or(num_k)},
                               {heads_q, heads_kv, head_dim}, num_sms, tiling,
-                              {deterministic, {travel.first, travel.second}});
+                              {deterministic, {travel.first, travel.second}, may_take_turns});
   }
   return arrays_of(choice);
 }
@@ -148,6 +152,43 @@ std::vector<Row> rows_from(const Int32Array& array) {
   void* bytes = rows.data();
   if (!rows.empty()) std::memcpy(bytes, array.data(), rows.size() * sizeof(Row));
   return rows;
+}
+
+BwdArrays bwd_in_bands(BwdArrays arrays, int64_t rows, int64_t tile_q) {
+  require_positive({{"rows", rows}, {"tile_q", tile_q}});
+  magi::BwdWorkList list;
+  list.items = rows_from<magi::BwdItem>(arrays.items);
+  list.entries = rows_from<magi::BwdEntry>(arrays.entries);
+  magi::cut_into_bands(list, rows, tile_q);
+  arrays.items = rows_to(list.items);
+  arrays.entries = rows_to(list.entries);
+  return arrays;
+}
+
+// What a block of a launch works on, and which turn it takes at which sums.
+struct BlockRow {
+  int32_t item, kv_head, head_begin, heads, sums, turn, count, before;
+};
+
+Int32Array bwd_blocks(const BwdArrays& arrays, int64_t heads_q, int64_t heads_kv,
+                      std::array<int64_t, 3> schedule) {
+  require_positive({{"heads_q", heads_q}, {"heads_kv", heads_kv}, {"splits", schedule[0]}});
+  const auto [splits, lanes, whole] = schedule;
+  const auto items = rows_from<magi::BwdItem>(arrays.items);
+  const auto narrow = [](int64_t n) { return static_cast<int32_t>(n); };
+  const magi::BwdBlocks blocks{nullptr,        narrow(arrays.items.shape(0)),
+                               narrow(splits), narrow(lanes),
+                               narrow(whole),  narrow(heads_q / heads_kv / splits)};
+  std::vector<BlockRow> rows;
+  const int64_t count = arrays.items.shape(0) * (whole + (heads_kv - whole) * splits);
+  for (int32_t block = 0; block < count; ++block) {
+    const magi::BwdBlockWork work = blocks.work(block);
+    const magi::BwdTurnOfPart part =
+        blocks.turn(work, items[static_cast<size_t>(work.item_number)]);
+    rows.push_back({work.item_number, work.kv_head, work.head_begin, work.heads, part.sums,
+                    part.turn, part.count, part.before});
+  }
+  return rows_to(rows);
 }
 
 Int32Array bwd_visits(const BwdArrays& arrays) {
@@ -202,12 +243,21 @@ void bind_kernel(py::module_& m) {
       .def("visits", &bwd_visits,
            "The step of every item in walk order: first row group, the numbers that it and the "
            "next one wait for, what is signalled (attention/backward/visit.h).")
+      .def("in_bands", &bwd_in_bands, py::arg("rows"), py::arg("tile_q") = magi::kBwdTileQ,
+           "The list with its items cut into bands of rows (schedule/backward_bands.h).")
+      .def("blocks", &bwd_blocks, py::arg("heads_q"), py::arg("heads_kv"), py::arg("schedule"),
+           "Every block of a launch in this schedule (splits, lanes of a section, whole heads) "
+           "whose parts take turns: item, kv head, first query head, query heads, number of its "
+           "sums, turn, turns of the tile, turns before those (attention/backward/blocks.h).")
       .def_readonly("order", &BwdArrays::order)
+      .def_readonly("num_tiles", &BwdArrays::num_tiles)
       .def_readonly("num_row_groups", &BwdArrays::num_row_groups)
       .def_readonly("steps", &BwdArrays::steps)
       .def_readonly("partial_steps", &BwdArrays::partial_steps)
       .def_readonly("num_splits", &BwdArrays::num_splits)
       .def_readonly("lanes_per_section", &BwdArrays::lanes_per_section)
+      .def_readonly("in_turns", &BwdArrays::in_turns)
+      .def_readonly("whole_heads", &BwdArrays::whole_heads)
       .def_readonly("descending", &BwdArrays::descending)
       .def_readonly("heads_inner", &BwdArrays::heads_inner)
       .def_readonly("grouped", &BwdArrays::grouped);
@@ -231,6 +281,7 @@ void bind_kernel(py::module_& m) {
         py::arg("num_sms") = 132, py::arg("tile_q") = magi::kBwdTileQ,
         py::arg("tile_k") = py::none(), py::arg("deterministic") = false,
         py::arg("num_own") = py::none(), py::arg("travel") = std::pair(0., 0.),
+        py::arg("may_take_turns") = true,
         "Items, entries, turns, order and schedule of the backward (schedule/backward_choice.h). "
         "tile_k: keys of a tile; None: those of the kernel for this head_dim. num_own: keys before "
         "the received ones; None: all. travel: of received keys and of their gradients.");

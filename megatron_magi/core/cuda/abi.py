@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
 """Number of tensors whose rows one call may move: keys and values."""
@@ -120,8 +120,8 @@ class BwdParams(Structure):
         *_fields(c_void_p, "semaphores", "stream"),
         *_fields(c_int32, "num_q", "num_k", "num_own", "num_heads_q", "num_heads_kv"),
         *_fields(c_int32, "head_dim", "value_dim"),
-        *_fields(c_int32, "dtype", "grad_dtype", "num_items", "num_splits"),
-        *_fields(c_int32, "lanes_per_section"),
+        *_fields(c_int32, "dtype", "grad_dtype", "num_items", "num_tiles", "num_splits"),
+        *_fields(c_int32, "lanes_per_section", "in_turns", "whole_heads"),
         *_fields(
             c_int32, "clear_dq", "deterministic", "num_row_groups", "heads_inner", "descending"
         ),

@@ -36,14 +36,17 @@ constexpr int bwd_tile_k(int head_dim) {
 }
 constexpr int kBwdTileQ = 64;  // query rows of a step
 
-// Backward: one key tile with its entries, [entry_begin, entry_end) of the list.
+// Backward: one key tile with its entries, [entry_begin, entry_end) of the list; or a band of the
+// query rows that see it.
 struct alignas(16) BwdItem {
   int32_t k_start = 0;  // first key row of the tile
   int32_t k_rows = 0;   // 1..tile_k
   int32_t entry_begin = 0;
   int32_t entry_end = 0;
   int32_t steps = 0;  // query tiles of all entries, per head
-  int32_t unused[3] = {0, 0, 0};
+  int32_t tile = 0;   // number of the key tile
+  int32_t band = 0;   // of the tile's num_bands
+  int32_t num_bands = 1;
 };
 
 // Backward: the rows [q_begin, q_end) that see something of a key tile through one slice, of which

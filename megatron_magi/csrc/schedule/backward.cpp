@@ -148,6 +148,7 @@ int64_t count_partial(const Slice& s, Range tile, int64_t tile_q) {
 
 void add_item(BwdWorkList& list, Range tile, const std::vector<Slice>& cuts, int64_t tile_q) {
   BwdItem item;
+  item.tile = static_cast<int32_t>(list.num_tiles++);
   item.k_start = static_cast<int32_t>(tile.start);
   item.k_rows = static_cast<int32_t>(tile.size());
   item.entry_begin = static_cast<int32_t>(list.entries.size());

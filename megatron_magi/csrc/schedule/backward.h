@@ -2,9 +2,10 @@
 //
 // One item is one key tile. A thread block computes one item for one group of query heads and keeps
 // dK and dV of the tile in registers, so every key row belongs to exactly one item, even if no
-// query sees it. One entry is one slice of one item, cut to the tile's keys (or several slices of
-// neighbouring rows that all see the same keys). Its queries are walked in tiles of `tile_q` rows
-// from `q_begin` on, so no rows are wasted wherever a document starts.
+// query sees it; long lists are cut into bands of query rows (backward_bands.h). One entry is one
+// slice of one item, cut to the tile's keys (or several slices of neighbouring rows that all see
+// the same keys). Its queries are walked in tiles of `tile_q` rows from `q_begin` on, so no rows
+// are wasted wherever a document starts.
 //
 // Keys may come from two places: a rank's own, and behind them those that it received from other
 // ranks. No tile holds keys of both.
@@ -42,7 +43,8 @@ struct BwdWorkList {
   // together drift apart, because their lengths differ. 0 for other masks and in deterministic
   // mode, where blocks wait for each other.
   double scattered_rows = 0.;
-  int64_t num_own = 0;  // items from this key on are those of received keys
+  int64_t num_tiles = 0;  // key tiles, of which each is one item, or several bands of query rows
+  int64_t num_own = 0;    // items from this key on are those of received keys
   // First rows of the slices.
   std::vector<int64_t> row_starts;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "schedule/backward_bands.h"
 #include "schedule/backward_turns.h"
 #include "schedule/kernel_clock.h"
 #include "schedule/launch_order.h"
@@ -50,9 +51,12 @@ BwdChoice choose_bwd(std::span<const Slice> slices, const BwdLengths& lengths,
   const int64_t head_bytes = lengths.num_q * heads.head_dim * 8;  // Q, dO in 16 bits, dQ in 32
   BwdProcessors processors{num_sms, heads.heads_q / heads.heads_kv, heads.heads_kv};
   const BwdTravel travel = in_steps(mode.travel, lengths, heads, num_sms);
+  // Gradients of received keys return while the launch goes on, so their parts come together.
+  const bool may_take_turns =
+      mode.may_take_turns && !mode.deterministic && travel.arrival <= 0. && travel.departure <= 0.;
   const int64_t lanes = mode.deterministic ? fewest_lanes(choice.work, travel, num_sms) : 0;
   choice.schedule = choose_bwd_schedule(choice.work, processors.group, heads.heads_kv, num_sms,
-                                        head_bytes, lengths.num_q, lanes);
+                                        head_bytes, lengths.num_q, {lanes, may_take_turns});
   if (mode.deterministic) {
     // The first section, alone.
     processors.num_heads_kv = choice.schedule.lanes_per_section / choice.schedule.num_splits;
@@ -60,6 +64,8 @@ BwdChoice choose_bwd(std::span<const Slice> slices, const BwdLengths& lengths,
     number_turns(choice.work);
   } else {
     choice.order = launch_order(choice.work, choice.schedule, processors, travel);
+    if (choice.schedule.band_rows > 0)
+      cut_into_bands(choice.work, choice.schedule.band_rows, tiling.tile_q);
   }
   return choice;
 }

@@ -23,6 +23,7 @@ struct Travel {
 struct BwdMode {
   bool deterministic = false;
   Travel travel{};
+  bool may_take_turns = true;  // parts of a tile, in fast mode, if nothing travels
 };
 
 struct BwdChoice {

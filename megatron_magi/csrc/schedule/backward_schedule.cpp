@@ -4,8 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "schedule/backward_bands.h"
 #include "schedule/backward_waits.h"
 #include "schedule/makespan.h"
 
@@ -13,7 +15,7 @@ namespace magi {
 namespace {
 
 constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
-constexpr double kSplitOverhead = 1.5;  // steps: partial sums of a block, written and read again
+constexpr double kSplitOverhead = 1.5;  // steps: sums of a block, written and read again
 constexpr double kTolerance = 1.005;
 constexpr double kEvenly = 1.002;        // at most so far from equal shares is as good as equal
 constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
@@ -22,6 +24,12 @@ constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in anoth
 constexpr double kHeadsPenalty = 0.02;  // for twice the kv heads at a time
 constexpr double kDriftPenalty = 0.02;  // for twice the bytes over which uneven items spread
 constexpr double kDriftBytes = 67e6;
+constexpr double kLaneDriftBytes = 134e6;  // if lanes run one after another
+// For twice the bytes over which processors of different speed drift apart in a launch of even
+// items, if the cache does not hold all that a block walks (docs/history/kernel_backward.md, long
+// rows).
+constexpr double kSpeedPenalty = 0.016;
+constexpr double kSpeedBytes = 10e6;
 constexpr double kEvenPenalty = 0.05;  // for twice the bytes that even items go through, squared
 constexpr double kEvenBytes = 67e6;
 constexpr double kCachePenalty = 0.1;  // for grouped items that evict each other's tiles
@@ -59,24 +67,71 @@ constexpr double kLag = 1.3;
 constexpr double kWidePenalties = 3.;             // times all of them, in fast mode at head_dim 256
 constexpr int64_t kMaxSplitBlocksPerSm = 32;      // with more blocks than this, splits do not pay
 constexpr int64_t kMaxScatteredBlocksPerSm = 64;  // nor of scattered blocks with more than this
+// With more blocks than this, the last ones take less than 1 % of the time.
+constexpr int64_t kMaxWholeBlocksPerSm = 64;
+// Of a block on average, for each of those that it waits for. Beyond that, turns cost less than the
+// pass over partial sums, up to 2 %.
+constexpr int64_t kStepsForTurn = 64;
+constexpr int64_t kMostSplitHeads = 2;  // kv heads at the end, if the others are whole
 
 double block_overhead(int64_t num_splits) {
   return kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
 }
 
-double total_cost(const BwdWorkList& list, int64_t group, int64_t num_splits) {
-  const double blocks = static_cast<double>(list.items.size()) * static_cast<double>(num_splits);
-  return static_cast<double>(list.steps * group) + block_overhead(num_splits) * blocks;
+struct Candidate {
+  int64_t splits = 1;
+  int64_t heads = 1;      // kv heads at a time
+  bool one_lane = false;  // but one split of a single one
+  bool in_turns = false;  // and parts take turns
+  int64_t whole = 0;      // kv heads before them that are not split
+  int64_t band_rows = 0;  // of bands of an even list
+  int64_t lanes() const { return one_lane ? 1 : splits * heads; }
+  bool has_partial_sums() const { return splits > 1 && !in_turns; }
+  // Of most blocks.
+  int64_t common_splits() const { return whole > 0 ? 1 : splits; }
+};
+
+// Blocks that follow one another in a launch: sections of lanes.
+struct Stretch {
+  BwdLanes lanes;
+  double overhead = 0.;  // of each block, in steps
+  double bands = 1.;     // that an item is cut into
+
+  double cost(const BwdItem& item) const {
+    return static_cast<double>(item.steps * lanes.heads) / bands + overhead;
+  }
+};
+
+std::vector<Stretch> stretches(const BwdWorkList& list, const Candidate& c, int64_t group,
+                               int64_t num_heads_kv) {
+  std::vector<Stretch> found;
+  if (c.whole > 0) found.push_back({{1, group, c.whole}, block_overhead(1), 1.});
+  const double rows = static_cast<double>(c.band_rows);
+  const auto bands = c.band_rows > 0 ? static_cast<int64_t>(std::ceil(list.even_rows / rows)) : 1;
+  const int64_t sections = (num_heads_kv - c.whole) * c.splits / c.lanes() * bands;
+  found.push_back({{c.lanes(), group / c.splits, sections},
+                   block_overhead(c.splits * bands),
+                   static_cast<double>(bands)});
+  return found;
+}
+
+// Of all processors.
+double total_cost(const BwdWorkList& list, std::span<const Stretch> launch) {
+  const double items = static_cast<double>(list.items.size());
+  double total = 0.;
+  for (const auto& [lanes, overhead, bands] : launch)
+    total += static_cast<double>(lanes.count * lanes.sections) *
+             (static_cast<double>(list.steps * lanes.heads) / bands + overhead * items);
+  return total;
 }
 
 // No launch ends later: a block starts at the latest when what is before it would end if it were
 // shared equally. Whatever an item has behind it, it has the most before it in the last section.
-double most_makespan(const BwdWorkList& list, int64_t num_sms, const BwdLanes& lanes,
-                     double overhead, double total) {
-  const double sms = static_cast<double>(num_sms), count = static_cast<double>(lanes.count);
+double most_makespan(const BwdWorkList& list, int64_t num_sms, const Stretch& last, double total) {
+  const double sms = static_cast<double>(num_sms), count = static_cast<double>(last.lanes.count);
   double before = total, most = 0.;
   for (auto item = list.items.rbegin(); item != list.items.rend(); ++item) {
-    const double cost = static_cast<double>(item->steps * lanes.heads) + overhead;
+    const double cost = last.cost(*item);
     most = std::max(most, (before - cost) / sms + cost);
     before -= count * cost;
   }
@@ -85,24 +140,26 @@ double most_makespan(const BwdWorkList& list, int64_t num_sms, const BwdLanes& l
 
 // The finishing time of the last block, if blocks start in launch order on the first free
 // processor. Where the work is so much that no order could change it, it is not simulated.
-double simulate(const BwdWorkList& list, int64_t num_sms, const BwdLanes& lanes, double overhead,
+double simulate(const BwdWorkList& list, int64_t num_sms, std::span<const Stretch> launch,
                 double total) {
   const double even = total / static_cast<double>(num_sms);
-  if (most_makespan(list, num_sms, lanes, overhead, total) <= even * kEvenly) return even;
+  if (launch.size() == 1 && most_makespan(list, num_sms, launch.front(), total) <= even * kEvenly)
+    return even;
   Makespan makespan(num_sms);
-  for (int64_t section = 0; section < lanes.sections; ++section)
-    for (const BwdItem& item : list.items)
-      makespan.add(static_cast<double>(item.steps * lanes.heads) + overhead, lanes.count);
+  for (const Stretch& part : launch)
+    for (int64_t section = 0; section < part.lanes.sections; ++section)
+      for (const BwdItem& item : list.items) makespan.add(part.cost(item), part.lanes.count);
   return makespan.last();
 }
 
 // No launch ends before its longest block, nor before its work is shared equally.
-double least_makespan(const BwdWorkList& list, int64_t group, int64_t num_sms, double total,
-                      int64_t num_splits) {
-  int64_t longest = 0;
-  for (const BwdItem& item : list.items) longest = std::max<int64_t>(longest, item.steps);
-  return std::max(total / static_cast<double>(num_sms),
-                  static_cast<double>(longest * (group / num_splits)));
+double least_makespan(const BwdWorkList& list, int64_t num_sms, std::span<const Stretch> launch,
+                      double total) {
+  BwdItem longest;
+  for (const BwdItem& item : list.items) longest.steps = std::max(longest.steps, item.steps);
+  double least = total / static_cast<double>(num_sms);
+  for (const Stretch& part : launch) least = std::max(least, part.cost(longest) - part.overhead);
+  return least;
 }
 
 double doublings(double value, double base) {
@@ -112,13 +169,6 @@ double doublings(double value, double base) {
 double row_bytes(int64_t head_bytes, int64_t num_q) {
   return static_cast<double>(head_bytes) / static_cast<double>(std::max<int64_t>(num_q, 1));
 }
-
-struct Candidate {
-  int64_t splits = 1;
-  int64_t heads = 1;      // kv heads at a time
-  bool one_lane = false;  // but one split of a single one
-  int64_t lanes() const { return one_lane ? 1 : splits * heads; }
-};
 
 // The factor below for scattered blocks.
 double scattered_factor(const BwdWorkList& list, int64_t group, double row,
@@ -131,24 +181,46 @@ double scattered_factor(const BwdWorkList& list, int64_t group, double row,
          kScatteredLanesPenalty * std::log2(lanes) * std::min(beyond, 1.);
 }
 
+// What a factor depends on besides the list and the candidate.
+struct Sizes {
+  int64_t group = 1;
+  int64_t head_bytes = 0;
+  int64_t num_q = 0;
+  double steps = 0.;  // of a processor
+};
+
+// The part of the factor below for even items: the bytes that all lanes go through, and those over
+// which processors of different speed drift apart, but within the rows of a block.
+double even_factor(const BwdWorkList& list, const Sizes& sizes, double row,
+                   const Candidate& candidate) {
+  const double all_rows = list.even_rows;
+  const double rows = candidate.band_rows > 0 ? static_cast<double>(candidate.band_rows) : all_rows;
+  const double even = rows * row * static_cast<double>(candidate.lanes());
+  const double of_block = rows * row * static_cast<double>(sizes.group / candidate.common_splits());
+  const double drift =
+      of_block > kBwdSharedBytes ? std::min(bwd_drift(sizes.steps, row), of_block) : 0.;
+  return kEvenPenalty * std::pow(doublings(even, kEvenBytes), 2) +
+         kSpeedPenalty * doublings(drift, kSpeedBytes);
+}
+
 // A factor for what the simulation ignores: blocks that run together may not share what they load.
-double cache_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
-                    const Candidate& candidate) {
-  const double heads = static_cast<double>(candidate.heads), row = row_bytes(head_bytes, num_q);
-  if (list.scattered_rows > 0.) return scattered_factor(list, group, row, candidate);
-  const int64_t num_splits = candidate.splits;
+double cache_factor(const BwdWorkList& list, const Sizes& sizes, const Candidate& candidate) {
+  const double row = row_bytes(sizes.head_bytes, sizes.num_q);
+  if (list.scattered_rows > 0.) return scattered_factor(list, sizes.group, row, candidate);
+  const double heads = static_cast<double>(candidate.heads);
+  const int64_t num_splits = candidate.common_splits();
+  const double of_block = static_cast<double>(sizes.group / num_splits);
   // Each of the kv heads that run at a time spreads over as many bytes. If items are grouped, the
   // heads start together.
-  const double at_once = static_cast<double>(group / num_splits) * (list.grouped ? 1. : heads);
-  const double drift = list.uneven_rows * row * at_once;
-  const double even = list.even_rows * row * heads * static_cast<double>(num_splits);
+  const double drift = list.uneven_rows * row * of_block * (list.grouped ? 1. : heads);
   double factor = 1. + kHeadsPenalty * std::log2(heads);
-  factor += kEvenPenalty * std::pow(doublings(even, kEvenBytes), 2);
-  if (list.grouped && heads * static_cast<double>(head_bytes) > kCacheBytes)
+  factor += even_factor(list, sizes, row, candidate);
+  if (list.grouped && heads * static_cast<double>(sizes.head_bytes) > kCacheBytes)
     factor += kCachePenalty;
-  if (list.grouped && heads * static_cast<double>(group / num_splits) > kGroupedHeads)
-    factor += kGroupedPenalty;
-  return factor * (1. + kDriftPenalty * doublings(drift, kDriftBytes));
+  if (list.grouped && heads * of_block > kGroupedHeads) factor += kGroupedPenalty;
+  const double shared =
+      candidate.common_splits() > 1 && candidate.one_lane ? kLaneDriftBytes : kDriftBytes;
+  return factor * (1. + kDriftPenalty * doublings(drift, shared));
 }
 
 bool has_wide_rows(int64_t head_bytes, int64_t num_q) {
@@ -157,23 +229,22 @@ bool has_wide_rows(int64_t head_bytes, int64_t num_q) {
 
 // The same for fast mode. Where tiles have 64 keys, a product moves twice the bytes, and what is
 // not shared costs more.
-double sharing_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
-                      const Candidate& candidate) {
-  const double factor = cache_factor(list, group, head_bytes, num_q, candidate);
-  return has_wide_rows(head_bytes, num_q) ? 1. + kWidePenalties * (factor - 1.) : factor;
+double sharing_factor(const BwdWorkList& list, const Sizes& sizes, const Candidate& candidate) {
+  const double factor = cache_factor(list, sizes, candidate);
+  const bool is_wide = has_wide_rows(sizes.head_bytes, sizes.num_q);
+  return is_wide ? 1. + kWidePenalties * (factor - 1.) : factor;
 }
 
 // The same for deterministic mode: lanes do not share what they load.
-double lanes_factor(const BwdWorkList& list, int64_t group, int64_t head_bytes, int64_t num_q,
-                    const Candidate& candidate) {
-  if (has_wide_rows(head_bytes, num_q))
-    return cache_factor(list, group, head_bytes, num_q, candidate);
+double lanes_factor(const BwdWorkList& list, const Sizes& sizes, const Candidate& candidate) {
+  if (has_wide_rows(sizes.head_bytes, sizes.num_q)) return cache_factor(list, sizes, candidate);
   if (!list.heads_inner)
     return 1. + kSplitsPenalty * std::log2(static_cast<double>(candidate.splits));
-  const double lanes = static_cast<double>(candidate.lanes()), row = row_bytes(head_bytes, num_q);
+  const double lanes = static_cast<double>(candidate.lanes());
+  const double row = row_bytes(sizes.head_bytes, sizes.num_q);
   const double even = list.even_rows * row * lanes;
   const double share = list.uneven_rows / std::max(list.uneven_rows + list.even_rows, 1.);
-  const double lane_row = row * static_cast<double>(group / candidate.splits);
+  const double lane_row = row * static_cast<double>(sizes.group / candidate.splits);
   const double uneven = share * doublings(lane_row, kLaneRowBytes) *
                         std::log2(2. * static_cast<double>(candidate.heads));
   return (1. + kLanesPenalty * std::log2(lanes) +
@@ -188,6 +259,11 @@ bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, i
   return static_cast<int64_t>(list.items.size()) * num_heads_kv * splits / 2 <= most * num_sms;
 }
 
+// Items of one document that differ in length, or scattered ones: their blocks drift apart.
+bool drifts(const BwdWorkList& list) {
+  return !list.grouped && list.uneven_rows + list.scattered_rows > 0.;
+}
+
 // Kv heads and splits that can run at a time.
 int64_t most_lanes(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms) {
   int64_t splits = 1;
@@ -196,19 +272,62 @@ int64_t most_lanes(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
   return splits * num_heads_kv;
 }
 
-// All choices of at least so many lanes; by splits, or by lanes if those are asked for.
-std::vector<Candidate> candidates(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                  int64_t num_sms, int64_t least_lanes) {
+// Those of deterministic mode, by lanes, and of fast mode without turns, by splits.
+std::vector<Candidate> at_once(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
+                               int64_t num_sms, int64_t fewest_lanes) {
+  const int64_t least_lanes =
+      std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms));
   std::vector<Candidate> found;
   for (int64_t splits = 1; splits <= group && group % splits == 0; splits *= 2) {
     if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
-    if (splits > 1 && list.scattered_rows > 0. && least_lanes <= 1)
+    if (splits > 1 && list.scattered_rows > 0. && fewest_lanes == 0)
       found.push_back({splits, 1, true});
     for (int64_t heads = 1; heads <= num_heads_kv; ++heads)
       if (num_heads_kv % heads == 0 && splits * heads >= least_lanes)
         found.push_back({splits, heads});
   }
   if (least_lanes > 0) std::ranges::stable_sort(found, {}, &Candidate::lanes);
+  return found;
+}
+
+// Whether blocks of a tile that start together may wait for one another at their end.
+bool have_time_for_turns(const BwdWorkList& list, int64_t group, int64_t splits) {
+  const auto items = static_cast<int64_t>(list.items.size());
+  return splits > 1 && list.steps * (group / splits) >= kStepsForTurn * (splits - 1) * items;
+}
+
+// Those in which parts of a tile take turns: one lane at a time of items that drift apart, the last
+// kv head alone in splits, and bands of rows of long even items.
+std::vector<Candidate> in_turns(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
+                                int64_t num_sms, double row) {
+  std::vector<Candidate> found;
+  const auto blocks = static_cast<int64_t>(list.items.size()) * num_heads_kv;
+  const bool has_end = list.scattered_rows == 0. && blocks <= kMaxWholeBlocksPerSm * num_sms;
+  int64_t most = 1;
+  for (int64_t splits = 2; splits <= group && group % splits == 0; splits *= 2) {
+    if (drifts(list) || list.even_rows > 0.) found.push_back({splits, 1, true, true});
+    for (int64_t split_heads = 1; has_end && split_heads <= kMostSplitHeads; ++split_heads)
+      if (split_heads < num_heads_kv)
+        found.push_back({splits, 1, true, true, num_heads_kv - split_heads});
+    most = splits;
+  }
+  const bool is_even = list.uneven_rows + list.scattered_rows == 0.;
+  const int64_t band_rows = is_even ? rows_of_band(list.even_rows, row) : 0;
+  if (band_rows > 0) found.push_back({most, 1, true, true, 0, band_rows});
+  return found;
+}
+
+std::vector<Candidate> candidates(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
+                                  int64_t num_sms, double row, const BwdRules& rules) {
+  std::vector<Candidate> found = at_once(list, group, num_heads_kv, num_sms, rules.fewest_lanes);
+  if (!rules.may_take_turns) return found;
+  for (Candidate& c : found) c.in_turns = have_time_for_turns(list, group, c.splits);
+  if (list.grouped) return found;
+  std::erase_if(found, [](const Candidate& c) { return c.one_lane; });
+  const std::vector<Candidate> more = in_turns(list, group, num_heads_kv, num_sms, row);
+  found.insert(found.end(), more.begin(), more.end());
+  // Of equally good ones, those that need no partial sums.
+  std::ranges::stable_partition(found, [](const Candidate& c) { return !c.has_partial_sums(); });
   return found;
 }
 
@@ -220,29 +339,30 @@ double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits) {
 
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
-                                int64_t fewest_lanes) {
+                                const BwdRules& rules) {
   // Items that share no rows hardly wait and are simulated as in fast mode.
-  const bool deterministic = fewest_lanes > 0;
+  const bool deterministic = rules.fewest_lanes > 0;
   const bool is_wide = has_wide_rows(head_bytes, num_q);
   std::optional<BwdWaits> waits;
   if (deterministic && list.heads_inner) waits.emplace(list, is_wide ? kWideLag : kLag);
-  const int64_t least_lanes =
-      std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms));
   const double tolerance = !deterministic ? kTolerance : is_wide ? kWideTolerance : 1.;
+  const double row = row_bytes(head_bytes, num_q);
   std::vector<BwdSchedule> choices;
   double best = std::numeric_limits<double>::infinity();
-  for (const Candidate& c : candidates(list, group, num_heads_kv, num_sms, least_lanes)) {
-    const double factor = deterministic ? lanes_factor(list, group, head_bytes, num_q, c)
-                                        : sharing_factor(list, group, head_bytes, num_q, c);
+  for (const Candidate& c : candidates(list, group, num_heads_kv, num_sms, row, rules)) {
+    const std::vector<Stretch> launch = stretches(list, c, group, num_heads_kv);
+    const double total = total_cost(list, launch);
+    const Sizes sizes{group, head_bytes, num_q,
+                      deterministic ? 0. : total / static_cast<double>(num_sms)};
+    const double factor =
+        deterministic ? lanes_factor(list, sizes, c) : sharing_factor(list, sizes, c);
     // Simulations take most of the time; one that cannot be near the best is left out.
-    const double overhead = block_overhead(c.splits);
-    const double total = total_cost(list, group, c.splits) * static_cast<double>(num_heads_kv);
-    const double least = least_makespan(list, group, num_sms, total, c.splits);
+    const double least = least_makespan(list, num_sms, launch, total);
     if (least * factor * kRounding > best * tolerance) continue;
-    const BwdLanes lanes{c.lanes(), group / c.splits, num_heads_kv * c.splits / c.lanes()};
-    const double end = waits ? waits->makespan(num_sms, lanes, overhead)
-                             : simulate(list, num_sms, lanes, overhead, total);
-    choices.push_back({c.splits, c.lanes(), end * factor});
+    const Stretch& last = launch.back();
+    const double end = waits ? waits->makespan(num_sms, last.lanes, last.overhead)
+                             : simulate(list, num_sms, launch, total);
+    choices.push_back({c.splits, c.lanes(), c.in_turns, c.whole, c.band_rows, end * factor});
     best = std::min(best, end * factor);
   }
   return *std::ranges::find_if(

@@ -189,7 +189,9 @@ BWD_MASKS: list[Tensor] = []
 def check_items(p: BwdParams) -> None:
     """Every key is in one tile, a tile fits the kernel of these heads, and each of its sections
     starts once."""
-    items = table(p.items, p.num_items, ITEM)[:, :2].tolist()
+    bands = table(p.items, p.num_items, ITEM)
+    items = bands[bands[:, 6] == 0, :2].tolist()
+    assert len(items) == p.num_tiles and set(bands[:, 5]) <= set(range(p.num_tiles))
     assert sorted(k for start, rows in items for k in range(start, start + rows)) == list(
         range(p.num_k)
     )
@@ -209,7 +211,8 @@ def check_arrival(p: BwdParams) -> None:
 
 def count_done(p: BwdParams) -> None:
     if p.received.done:
-        received = (table(p.items, p.num_items, ITEM)[:, 0] >= p.num_own).sum()
+        items = table(p.items, p.num_items, ITEM)
+        received = ((items[:, 0] >= p.num_own) & (items[:, 6] == 0)).sum()
         memory(p.received.done, 1, torch.int32).add_(int(received) * p.num_heads_kv)
 
 

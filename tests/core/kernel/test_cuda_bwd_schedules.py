@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from megatron_magi import masks
+from megatron_magi.core.native import solver
+from megatron_magi.core.plan.travel import NO_TRAVEL
 from tests.core.kernel.cuda_bwd_cases import Case, docs
 from tests.core.kernel.test_cuda_bwd import HOPPER, Run
 from tests.core.kernel.test_cuda_bwd import _backward as backward_of
 from tests.core.kernel.test_cuda_bwd import _table as table_of
+from tests.core.kernel.test_cuda_received import in_two
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
@@ -30,18 +34,37 @@ def test_split_groups_give_gradients_in_the_dtype_of_q(head_dim: int) -> None:
         run.check(backward_of(run, deterministic=deterministic, dtype=torch.bfloat16))
 
 
-def _scheduled(run: Run, splits: int, lanes: int) -> Run:
+class Schedule(NamedTuple):
+    splits: int
+    lanes: int
+    in_turns: bool = False
+    whole: int = 0
+    """Kv heads before them that are not split."""
+    band_rows: int = 0
+
+
+def _scheduled(run: Run, schedule: Schedule, num_own: int | None = None) -> Run:
     """The same call with another schedule of its list, in fast mode."""
-    from megatron_magi.core.kernel.hopper.choice import backward_launch, scratch_at
+    from megatron_magi.core.kernel.hopper.choice import scratch_at, upload_backward
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
-    from megatron_magi.core.plan.travel import NO_TRAVEL
 
     key, table, num_keys = HeadsKey.of(run.call), table_of(run.case.mask), run.call.table.num_k
-    chosen = backward_launch(run.call.table, key, False)
-    params = type(chosen.params).from_buffer_copy(chosen.params)
-    params.num_splits, params.lanes_per_section = splits, lanes
-    made = dataclasses.replace(chosen, params=params, scratch_at=scratch_at(params))
-    table.cache["bwd", key, False, num_keys, NO_TRAVEL] = made
+    own = num_keys if num_own is None else num_own
+    work = solver.bwd_work_list(
+        table.slices,
+        table.num_q,
+        num_keys,
+        head_dim=key.head_dim,
+        num_own=own,
+        may_take_turns=False,
+    )
+    if schedule.band_rows:
+        work = work.in_bands(schedule.band_rows)
+    made = upload_backward(table, key, work, False, own)
+    p = made.params
+    p.num_splits, p.lanes_per_section, p.in_turns, p.whole_heads = schedule[:4]
+    made = dataclasses.replace(made, scratch_at=scratch_at(p))
+    table.cache["bwd", key, False, own, NO_TRAVEL] = made
     other = copy.copy(run)
     other.call = run.call._replace(table=table)
     return other
@@ -51,8 +74,61 @@ def _scheduled(run: Run, splits: int, lanes: int) -> Run:
 def test_splits_of_a_head_may_run_one_after_another(head_dim: int) -> None:
     """A section has whole kv heads, or some lanes of one: the sums of keys are the same bits."""
     run = Run(Case("lanes", docs(700, 300, 24), heads=(16, 2), head_dim=head_dim))
-    together = backward_of(_scheduled(run, 4, 8))
+    together = backward_of(_scheduled(run, Schedule(4, 8)))
     for lanes in (1, 2, 4):
-        apart = backward_of(_scheduled(run, 4, lanes))
+        apart = backward_of(_scheduled(run, Schedule(4, lanes)))
         run.check(apart)
         assert all(map(torch.equal, apart[1:], together[1:])), lanes
+
+
+TURNS = [
+    Schedule(2, 1, True),
+    Schedule(8, 1, True),
+    Schedule(4, 2, True),
+    Schedule(4, 8, True),
+    Schedule(8, 1, True, whole=1),
+    Schedule(1, 1, True, band_rows=64),
+    Schedule(1, 2, True, band_rows=200),
+    Schedule(4, 1, True, band_rows=192),
+    Schedule(2, 4, True, band_rows=500),
+]
+"""One lane at a time, some lanes, all of them; the last kv head alone; bands of rows."""
+
+
+@pytest.mark.parametrize("schedule", TURNS, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_parts_of_a_tile_take_turns_at_one_sum(head_dim: int, schedule: Schedule) -> None:
+    """In the order in which they start, so that bits are equal in every run."""
+    value_dim = min(head_dim, 128) if head_dim == 192 else head_dim
+    for mask in (docs(700, 300, 24), masks.full(333, 517), masks.sliding_window(900, (99, 0))):
+        run = Run(Case("turns", mask, (16, 2), head_dim, value_dim))
+        scheduled = _scheduled(run, schedule)
+        first = backward_of(scheduled)
+        run.check(first)
+        for _ in range(3):
+            assert all(map(torch.equal, first[1:], backward_of(scheduled)[1:]))
+        rounded = backward_of(scheduled, dtype=torch.bfloat16)
+        assert all(
+            torch.equal(r, x.bfloat16()) for r, x in zip(rounded[1:], first[1:], strict=True)
+        )
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 64])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_turns_add_in_the_order_of_partial_sums(head_dim: int, lanes: int) -> None:
+    """A thousand blocks and more on all processors: each reads what all before it have stored."""
+    run = Run(Case("order", masks.causal(2048), heads=(64, 8), head_dim=head_dim))
+    want = backward_of(_scheduled(run, Schedule(8, 64)))
+    run.check(want)
+    for _ in range(3):
+        made = backward_of(_scheduled(run, Schedule(8, lanes, True)))
+        run.check(made)
+        assert torch.equal(made[2], want[2])  # dk is scaled once instead of for every part
+
+
+@pytest.mark.parametrize("schedule", TURNS, ids=str)
+def test_received_keys_are_counted_when_the_last_part_is_stored(schedule: Schedule) -> None:
+    run = Run(Case("received turns", docs(700, 300, 24), heads=(16, 2)))
+    for num_own in (0, 384, 700):
+        scheduled = _scheduled(run, schedule, num_own)
+        run.check(in_two(scheduled, num_own, travel=NO_TRAVEL))

@@ -81,23 +81,23 @@ def test_few_items_split_the_group_and_many_do_not() -> None:
         return solver.bwd_work_list(mask.slices, length, length, 64, 8)
 
     assert schedule(256).num_splits > 1
-    assert schedule(16384).num_splits == 1
     made = schedule(4096)
-    assert 8 * made.num_splits % made.lanes_per_section == 0
+    assert made.num_splits == 1 and 8 % made.lanes_per_section == 0
 
 
 @pytest.mark.parametrize(
     ("mask", "heads", "deterministic", "chosen"),
     [
-        (masks.causal(65536), (64, 8, 128), False, (2, 2)),
-        (masks.causal(65536), (16, 1, 128), False, (16, 16)),
+        (masks.causal(65536), (64, 8, 128), False, (4, 1)),
+        (masks.causal(65536), (16, 1, 128), False, (8, 1)),
         (masks.causal(65536), (16, 4, 128), False, (4, 4)),
         (masks.causal(131072), (8, 8, 256), False, (1, 1)),
-        (masks.causal(65536), (16, 1, 256), False, (8, 8)),
-        (masks.full(65536), (64, 8, 64), False, (2, 2)),
-        (masks.full(65536), (32, 8, 64), False, (2, 2)),
+        (masks.causal(65536), (16, 1, 256), False, (16, 1)),
+        (masks.full(65536), (64, 8, 64), False, (8, 1)),
+        (masks.full(65536), (32, 8, 64), False, (4, 1)),
+        (masks.full(131072), (64, 8, 128), False, (8, 1)),
         (masks.sliding_window(262144, (1023, 0)), (32, 32, 64), True, (1, 2)),
-        (masks.causal(1 << 20), (64, 8, 128), False, (1, 1)),
+        (masks.causal(1 << 20), (64, 8, 128), False, (8, 1)),
     ],
 )
 def test_much_work_is_scheduled_as_if_it_were_simulated(

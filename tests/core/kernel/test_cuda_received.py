@@ -57,12 +57,14 @@ TRAVEL = Travel(3000, 6000)
 """Long enough that blocks start in another order than on one buffer."""
 
 
-def parted(call: AttnCall, num_own: int, arrival: Arrival | None = None) -> AttnCall:
+def parted(
+    call: AttnCall, num_own: int, arrival: Arrival | None = None, travel: Travel = TRAVEL
+) -> AttnCall:
     """The same keys in two buffers, the received ones side by side as they travel."""
     k, v = (x[:num_own].clone() for x in (call.k, call.v))
     both = torch.cat([call.k[num_own:], call.v[num_own:]], -1)
     k2, v2 = both.split((call.k.shape[2], call.v.shape[2]), -1)
-    return call._replace(k=k, v=v, received=Received(k2, v2, arrival, TRAVEL))
+    return call._replace(k=k, v=v, received=Received(k2, v2, arrival, travel))
 
 
 def places(call: AttnCall, dtype: torch.dtype) -> Pair:
@@ -89,12 +91,16 @@ def launch(call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def in_two(
-    run: Run, num_own: int, received: torch.dtype = FP32, **options: object
+    run: Run,
+    num_own: int,
+    received: torch.dtype = FP32,
+    travel: Travel = TRAVEL,
+    **options: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The case with its keys in two buffers; ``received`` is the dtype of gradients that return."""
     from megatron_magi.core.kernel.hopper import HopperBackend
 
-    call, done = parted(run.call, num_own), word(-1)
+    call, done = parted(run.call, num_own, travel=travel), word(-1)
     asked = run.grad._replace(received_dkv=places(call, received), done=done.data_ptr(), **options)
     grads = launch(call, asked)
     assert done.item() == HopperBackend.done_count(call, asked.deterministic) - 1

@@ -113,6 +113,17 @@ def _choose_backward(
     work = solver.bwd_work_list(
         table.slices, *numbers, deterministic=deterministic, num_own=num_own, travel=travel
     )
+    return upload_backward(table, key, work, deterministic, num_own)
+
+
+def upload_backward(
+    table: SliceTable,
+    key: HeadsKey,
+    work: solver.BwdWorkList,
+    deterministic: bool,
+    num_own: int,
+) -> BwdLaunch:
+    """The same for a backward's work list and its schedule."""
     names = ["items", "entries", "places", "turns", "segments"]
     if len(work.order):
         names.append("order")
@@ -122,24 +133,42 @@ def _choose_backward(
         **_shape(table, key),
         num_own=num_own,
         num_items=len(work.items),
+        num_tiles=work.num_tiles,
         num_splits=work.num_splits,
         lanes_per_section=work.lanes_per_section,
+        in_turns=work.in_turns,
+        whole_heads=work.whole_heads,
         deterministic=deterministic,
         num_row_groups=work.num_row_groups,
         heads_inner=work.heads_inner,
         descending=work.descending,
     )
-    received = int((work.items[:, 0] >= num_own).sum())
+    first_key, _, _, _, _, _, band, _ = work.items.T
+    received = int(((first_key >= num_own) & (band == 0)).sum())
     return BwdLaunch(tables[0].buffer, params, received, scratch_at(params))
 
 
 def scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
     """See ``BwdLaunch.scratch_at``; the sizes are those of csrc/attention/backward/params.h."""
     stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
-    gradients = 4 * p.num_k * p.num_heads_kv * (p.head_dim + p.value_dim)
-    partial = gradients * p.num_splits if p.num_splits > 1 else 0
-    semaphores = 4 * (1 + 2 * p.num_heads_q * p.num_row_groups) if p.deterministic else 0
-    receives = p.num_own < p.num_k
-    semaphores += 4 * p.num_items * p.num_heads_kv if receives and p.num_splits > 1 else 0
-    sizes = [-(-size // 128) * 128 for size in (stats, partial, semaphores)]
+    rows, counters = (_sums_in_turns if p.in_turns else _sums_at_once)(p)
+    partial = 4 * rows * (p.head_dim + p.value_dim)
+    sizes = [-(-size // 128) * 128 for size in (stats, partial, 4 * counters)]
     return 0, sizes[0], sum(sizes[:2]), sum(sizes)
+
+
+def _sums_at_once(p: BwdParams) -> tuple[int, int]:
+    """Rows of partial sums, one for each split, and counters."""
+    counters = 1 + 2 * p.num_heads_q * p.num_row_groups if p.deterministic else 0
+    if p.num_splits == 1:
+        return 0, counters
+    receives = p.num_own < p.num_k
+    rows = p.num_k * p.num_heads_kv * p.num_splits
+    return rows, counters + (p.num_items * p.num_heads_kv if receives else 0)
+
+
+def _sums_in_turns(p: BwdParams) -> tuple[int, int]:
+    """The same for parts that take turns: one sum for each tile and kv head of a section."""
+    tile_k = 64 if p.head_dim > 192 else 128  # bwd_tile_k of csrc/attention/work_lists.h
+    sums = p.num_tiles * max(1, p.lanes_per_section // p.num_splits)
+    return sums * tile_k, 1 + sums

@@ -73,7 +73,9 @@ class BwdLaunch:
         p = self.params
         return (
             f"backward, head_dim {p.head_dim}: {p.num_items} items, {self.received_items} of them "
-            f"of received keys, {p.num_splits} splits, {p.lanes_per_section} lanes at a time"
+            f"of received keys, {p.num_splits} splits{' in turns' if p.in_turns else ''}, "
+            f"{p.lanes_per_section} lanes at a time"
+            f"{f' after {p.whole_heads} whole key heads' if p.whole_heads else ''}"
             f"{', deterministic' if p.deterministic else ''}"
         )
 

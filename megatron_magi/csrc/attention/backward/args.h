@@ -9,6 +9,7 @@
 #include "../device/kernel_chain.h"
 #include "../device/kernel_list.h"
 #include "../work_lists.h"
+#include "blocks.h"
 #include "params.h"
 
 namespace magi {
@@ -66,20 +67,17 @@ struct BwdArgs {
   int64_t stat_kind_stride;  // H * stat_rows
   const BwdItem* items;
   const BwdEntry* entries;
-  const BwdPlace* places;    // deterministic mode, like turns and segments below
-  const int32_t* order;      // as in MagiBwdParams
-  int32_t* semaphores;       // [0] ticket, then [2 halves][H][row groups]
+  const BwdPlace* places;  // deterministic mode, like turns and segments below
+  BwdBlocks blocks;
+  int32_t* semaphores;       // [0] ticket; deterministic mode: then [2 halves][H][row groups]
   BwdKeyGradients grads[2];  // of own keys and of received ones
   const uint32_t* arrival;   // see MagiReceivedKeys
   uint32_t* done;
-  int32_t* parts_stored;           // with splits: of each item and kv head, how many blocks
+  float4* sums;                    // MagiBwdParams.partial, if parts take turns, or null
+  int32_t* parts_stored;           // of each item and kv head, how many; in turns: of each sum
   BwdConvertJob received_jobs[2];  // and dk and dv, which the last of them makes of the sums
   uint32_t arrival_number;
   int32_t num_own;  // keys before the received ones
-  int32_t num_items;
-  int32_t num_splits;
-  int32_t heads_per_block;    // query heads of one block
-  int32_t lanes_per_section;  // that are worked on together, see MagiBwdParams
   int32_t num_heads_q;
   int32_t num_row_groups;
   int32_t stat_rows;

@@ -1,8 +1,8 @@
 // Gradients of received keys, which others take while the launch goes on: added up if the launch
-// splits head groups, and counted.
+// splits head groups and works on all parts at once, and counted.
 #pragma once
 #include "elementwise.cuh"
-#include "walk.cuh"
+#include "parts.cuh"
 
 namespace magi {
 
@@ -21,18 +21,18 @@ template <class Traits>
 MAGI_DEVICE void finish_received(const BwdArgs& args, uint32_t smem) {
   using T = Traits;
   const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
-  if (!block.is_received) return;
+  if (!block.is_received || !BwdPart<T>(args, block).is_last()) return;
   const bool counts = threadIdx.x == 128;
   __syncwarp();
   ptx::bar_sync(kBarEpilogue, 256);  // so that one thread releases what all have stored
-  if (args.num_splits > 1) {
+  if (args.blocks.num_splits > 1 && args.sums == nullptr) {
     if (counts) {
-      const int place = block.kv_head * args.num_items + block.item_number;
+      const int place = block.kv_head * args.blocks.num_items + block.item_number;
       const int others = ptx::add_acq_rel_gpu(args.parts_stored + place, 1);
       ptx::store_shared(smem + T::kOffBlock, others);
     }
     ptx::bar_sync(kBarEpilogue, 256);
-    if (ptx::load_shared_volatile(smem + T::kOffBlock) != args.num_splits - 1) return;
+    if (ptx::load_shared_volatile(smem + T::kOffBlock) != args.blocks.num_splits - 1) return;
     const int first_row = block.first_row(args);
     add_parts<T, T::kHeadDim>(args.received_jobs[0], block, first_row);
     add_parts<T, T::kValueDim>(args.received_jobs[1], block, first_row);

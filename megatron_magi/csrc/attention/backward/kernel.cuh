@@ -1,10 +1,11 @@
 // Main kernel of the attention backward for sm_90a.
 //
 // A block owns one tile of 128 keys of one kv head (an item of the work list) and walks all query
-// tiles of 64 rows that see it, for every query head of the group (or of its part, where a launch
-// splits the group: the parts' sums are then added by another kernel), so dK and dV stay in
-// registers and are written once: no atomics, no zero fill. dQ is added in fp32 to global memory by
-// TMA.
+// tiles of 64 rows that see it, for every query head of the group, so dK and dV stay in registers
+// and are written once: no atomics, no zero fill. A launch can work on a tile in parts: on parts of
+// its heads at once, whose sums another kernel adds, or on parts of its heads or rows in turns,
+// each of which adds to the sums of those before it (parts.cuh). dQ is added in fp32 to global
+// memory by TMA.
 //
 // Warpgroup 0 gives its registers away: warp 0 loads (load.cuh), warps 2 and 3 add dQ, half of
 // the columns each (dq.cuh; in deterministic mode dq_in_order.cuh and own_signals.cuh, where
@@ -131,7 +132,8 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
     ptx::mbar_init_fence();
     // A ticket makes sure that the blocks a block waits for have started.
-    *block_slot = T::kDeterministic ? atomicAdd(args.semaphores, 1) : blockIdx.x;
+    const bool waits = T::kDeterministic || args.sums != nullptr;
+    *block_slot = waits ? atomicAdd(args.semaphores, 1) : blockIdx.x;
     if constexpr (T::kDeterministic) {
       int* added = reinterpret_cast<int*>(smem_ptr + T::kOffAdded);
       added[0] = added[1] = 0;
@@ -139,7 +141,7 @@ __global__ __launch_bounds__(Traits::kThreads,
   }
   write_constants<T>(smem_ptr);
   __syncthreads();
-  const int block_idx = T::kDeterministic ? *block_slot : blockIdx.x;
+  const int block_idx = *block_slot;
   const int wg = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 
   if (wg == 0) {
@@ -162,7 +164,9 @@ __global__ __launch_bounds__(Traits::kThreads,
     }
   } else {
     ptx::setmaxnreg_inc<T::kConsumerRegs>();
-    const int num_steps = BwdBlock<T>(args, block_idx).num_whole_steps();
+    // By a shuffle, because what the compiler knows to be uniform takes no register here.
+    const int num_steps =
+        __shfl_sync(0xffffffff, BwdBlock<T>(args, block_idx).num_whole_steps(), 0);
     if constexpr (T::kInPairs)
       bwd_consume_pairs<T>(args, num_steps, wg - 1, smem);
     else if constexpr (T::kRelay)

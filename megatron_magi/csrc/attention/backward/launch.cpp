@@ -1,4 +1,5 @@
 // Host entries of the backward: check the parameters, encode the tensor maps, pick the variant.
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -9,19 +10,36 @@
 namespace magi {
 namespace {
 
+// Expects kv heads that divide the query heads.
+Status check_schedule(const MagiBwdParams& p) {
+  if (p.num_splits < 1 || p.num_heads_q / p.num_heads_kv % p.num_splits != 0)
+    return {kInvalidArgument, "num_splits must divide the query heads per kv head, got " +
+                                  std::to_string(p.num_splits) + "; use 1"};
+  if (p.whole_heads < 0 || p.whole_heads >= p.num_heads_kv || (p.whole_heads > 0 && !p.in_turns))
+    return {kInvalidArgument, "whole_heads must be below the kv heads and needs in_turns, got " +
+                                  std::to_string(p.whole_heads) + "; use 0"};
+  const int lanes = p.lanes_per_section,
+            most_lanes = (p.num_heads_kv - p.whole_heads) * p.num_splits;
+  if (lanes < 1 || most_lanes % lanes != 0 ||
+      (lanes % p.num_splits != 0 && p.num_splits % lanes != 0))
+    return {kInvalidArgument,
+            "lanes_per_section must be whole kv heads or some splits of one, and "
+            "divide them all, got " +
+                std::to_string(lanes) + "; use 1"};
+  if ((p.num_splits > 1 || p.in_turns) && p.partial == nullptr)
+    return {kInvalidArgument, "parts of tiles need the workspace `partial`; pass it"};
+  if (p.in_turns && (p.order != nullptr || p.deterministic))
+    return {kInvalidArgument,
+            "parts in turns have no order and no deterministic mode; pass in_turns 0"};
+  return {};
+}
+
 Status check(const MagiBwdParams& p) {
   if (p.num_heads_kv <= 0 || p.num_heads_q % p.num_heads_kv != 0)
     return {kInvalidArgument, "query heads must be a multiple of kv heads, got " +
                                   std::to_string(p.num_heads_q) + " and " +
                                   std::to_string(p.num_heads_kv) + "; repeat the kv heads"};
-  if (p.num_splits < 1 || p.num_heads_q / p.num_heads_kv % p.num_splits != 0)
-    return {kInvalidArgument, "num_splits must divide the query heads per kv head, got " +
-                                  std::to_string(p.num_splits) + "; use 1"};
-  if (p.lanes_per_section < 1 || p.num_heads_kv * p.num_splits % p.lanes_per_section != 0)
-    return {kInvalidArgument, "lanes_per_section must divide the kv heads times num_splits, got " +
-                                  std::to_string(p.lanes_per_section) + "; use 1"};
-  if (p.num_splits > 1 && p.partial == nullptr)
-    return {kInvalidArgument, "num_splits > 1 needs the workspace `partial`; pass it"};
+  MAGI_RETURN_IF_ERROR(check_schedule(p));
   if (p.lse == nullptr || (p.delta == nullptr) == (p.out.data == nullptr))
     return {kInvalidArgument,
             "lse and either delta or out are required, got none or both; pass lse and one of them"};
@@ -125,14 +143,26 @@ void received_jobs(const MagiBwdParams& p, BwdConvertJob* jobs) {
            jobs);
 }
 
-// Counters of deterministic mode; those of stored parts stand behind them.
+// The ticket and the counters of deterministic mode; those of stored parts stand behind them.
 size_t num_semaphores(const MagiBwdParams& p) {
+  if (p.in_turns) return 1;
   return p.deterministic ? 1 + size_t{2} * p.num_heads_q * p.num_row_groups : 0;
 }
 
 // Whether the main kernel adds up the parts of received keys' gradients, so that it can count them.
 bool adds_received_parts(const MagiBwdParams& p) {
-  return p.num_splits > 1 && p.received.done != nullptr;
+  return p.num_splits > 1 && !p.in_turns && p.received.done != nullptr;
+}
+
+// Counters of stored parts.
+size_t num_stored(const MagiBwdParams& p) {
+  if (p.in_turns) return size_t{1} * p.num_tiles * std::max(1, p.lanes_per_section / p.num_splits);
+  return adds_received_parts(p) ? size_t{1} * p.num_items * p.num_heads_kv : 0;
+}
+
+// Whether each split has sums of its own, which another kernel adds up.
+bool has_partial_sums(const MagiBwdParams& p) {
+  return p.num_splits > 1 && !p.in_turns;
 }
 
 // The polynomial holds for a row's logits up to that of its bound, and no logit is above the lse.
@@ -157,17 +187,16 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.places = reinterpret_cast<const BwdPlace*>(p.places);
   args.turns = reinterpret_cast<const BwdTurn*>(p.turns);
   args.segments = reinterpret_cast<const BwdSegment*>(p.segments);
-  args.order = p.order;
+  args.blocks = {p.order,       p.num_items,
+                 p.num_splits,  p.lanes_per_section,
+                 p.whole_heads, p.num_heads_q / p.num_heads_kv / p.num_splits};
   args.semaphores = p.semaphores;
-  args.num_items = p.num_items;
   args.num_own = p.num_own;
   args.arrival = p.received.arrival;
   args.arrival_number = p.received.arrival_number;
   args.done = p.received.done;
+  args.sums = p.in_turns ? reinterpret_cast<float4*>(p.partial) : nullptr;
   args.parts_stored = p.semaphores + num_semaphores(p);
-  args.num_splits = p.num_splits;
-  args.heads_per_block = p.num_heads_q / p.num_heads_kv / p.num_splits;
-  args.lanes_per_section = p.lanes_per_section;
   args.num_heads_q = p.num_heads_q;
   args.num_row_groups = p.num_row_groups;
   args.softmax_scale = p.softmax_scale;
@@ -176,10 +205,10 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.cap_log2 = p.softcap * kLog2e;
   if (p.softcap > 0.f) set_polynomial(&args);
   const MagiReceivedKeys& received = p.received;
-  const bool in_parts = p.num_splits > 1;
-  args.grads[0] = in_parts ? partial_at(p, 0) : grads_at(p.dk, p.dv, p.grad_dtype);
+  const bool partial = has_partial_sums(p);
+  args.grads[0] = partial ? partial_at(p, 0) : grads_at(p.dk, p.dv, p.grad_dtype);
   args.grads[1] =
-      in_parts ? partial_at(p, p.num_own) : grads_at(received.dk, received.dv, received.grad_dtype);
+      partial ? partial_at(p, p.num_own) : grads_at(received.dk, received.dv, received.grad_dtype);
   if (adds_received_parts(p)) received_jobs(p, args.received_jobs);
   return args;
 }
@@ -209,8 +238,7 @@ Status prepare(const MagiBwdParams& p, BwdPass* pass) {
   BwdPrepareArgs& args = pass->prepare;
   const size_t sums = p.clear_dq ? size_t{1} * p.num_q * p.num_heads_q * p.head_dim : 0;
   MAGI_RETURN_IF_ERROR(clear(p.dq_acc.data, sums, &args.cleared[0], stream));
-  const size_t stored = adds_received_parts(p) ? size_t{1} * p.num_items * p.num_heads_kv : 0;
-  const size_t counters = num_semaphores(p) + stored;
+  const size_t counters = num_semaphores(p) + num_stored(p);
   MAGI_RETURN_IF_ERROR(clear(p.semaphores, counters, &args.cleared[1], stream));
   args.out = p.out;
   args.dout = p.dout;
@@ -252,11 +280,11 @@ void convert(const MagiBwdParams& p, BwdPass* pass) {
   BwdConvertArgs& args = pass->convert;
   if (p.dq.data != nullptr)
     args.jobs[args.num_jobs++] = {p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, p.head_dim, false};
-  if (p.num_splits > 1 && p.num_own > 0) {
+  if (has_partial_sums(p) && p.num_own > 0) {
     own_jobs(p, args.jobs + args.num_jobs);
     args.num_jobs += 2;
   }
-  if (p.num_splits > 1 && p.num_own < p.num_k && !adds_received_parts(p)) {
+  if (has_partial_sums(p) && p.num_own < p.num_k && !adds_received_parts(p)) {
     received_jobs(p, args.jobs + args.num_jobs);
     args.num_jobs += 2;
   }
@@ -266,7 +294,8 @@ void convert(const MagiBwdParams& p, BwdPass* pass) {
 template <int kDtype, int kHeadDim, int kValueDim>
 Status launch(const MagiBwdParams& p) {
   BwdPass pass{};
-  const int num_blocks = p.num_items * p.num_heads_kv * p.num_splits;
+  const int split_heads = p.num_heads_kv - p.whole_heads;
+  const int num_blocks = p.num_items * (p.whole_heads + split_heads * p.num_splits);
   if (p.num_q > 0) MAGI_RETURN_IF_ERROR((prepare<kDtype, kValueDim>(p, &pass)));
   if (num_blocks > 0)
     MAGI_RETURN_IF_ERROR((compute<kDtype, kHeadDim, kValueDim>(p, num_blocks, &pass)));

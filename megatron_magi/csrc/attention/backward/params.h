@@ -40,8 +40,11 @@ struct MagiBwdParams {
   const float* delta;                         // [T, H] rowsum(out * dout); null: out is given
   int64_t lse_stride_token, lse_stride_head;  // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
-  void* stats;              // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
-  float* partial;           // workspace [num_splits, S, G, D + E] fp32; unused if num_splits is 1
+  void* stats;  // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
+  // Workspace of a launch that works on tiles in parts. Of splits at once, each has its own sums,
+  // [num_splits, S, G, D + E] fp32; unused if num_splits is 1. Parts in turns have one for a tile
+  // and each kv head of a section, [num_tiles, heads, keys of a tile, D + E] fp32.
+  float* partial;
   const int32_t* items;     // [num_items, 8]: struct BwdItem of work_lists.h
   const int32_t* entries;   // [num_entries, 8]: struct BwdEntry
   const int32_t* places;    // [num_entries, 4], deterministic mode only: struct BwdPlace
@@ -49,10 +52,11 @@ struct MagiBwdParams {
   const int32_t* segments;  // [num_segments, 2], likewise: struct BwdSegment
   // [num_items * G * num_splits / lanes_per_section]: which item of which section starts next, as
   // section * num_items + item; null: section by section in list order. In deterministic mode items
-  // of one section must keep that order.
+  // of one section must keep that order. Null if parts take turns.
   const int32_t* order;
   int32_t* semaphores;   // of any content: in deterministic mode 1 + 2 * H * num_row_groups; then,
-                         // with num_splits > 1 and received keys, num_items * G
+                         // with num_splits > 1 and received keys, num_items * G; if parts take
+                         // turns 1 + num_tiles * kv heads of a section
   void* stream;          // host: cudaStream_t
   int32_t num_q, num_k;  // T, S
   int32_t num_own;       // S1
@@ -61,10 +65,18 @@ struct MagiBwdParams {
   int32_t dtype;       // MagiDtype of q, k, v, dout, dq
   int32_t grad_dtype;  // of dk and dv: dtype or kMagiFp32
   int32_t num_items;
+  int32_t num_tiles;   // of keys; fewer than items if these are bands of query rows
   int32_t num_splits;  // blocks that share the query heads of one kv head; divides H / G
   // Lanes that are worked on together: kv heads, each with its splits, one after another, or some
   // splits of one; divides G * num_splits.
   int32_t lanes_per_section;
+  // 1: parts of a tile, which are splits and bands of query rows, add to one sum in the order in
+  // which their blocks start. Not in deterministic mode. 0: each split has a sum of its own, and
+  // there are no bands.
+  int32_t in_turns;
+  // So many kv heads come first, one after another and not split; the others' lanes follow. Needs
+  // parts in turns, and no bands.
+  int32_t whole_heads;
   int32_t clear_dq;  // 1: dq_acc is set to zero first (it must be contiguous)
   int32_t deterministic;
   int32_t num_row_groups;  // deterministic mode only

@@ -210,12 +210,13 @@ struct BwdRelay : BwdConsumer<Traits> {
     }
   }
 
-  // dV or dK of the tile to global memory.
-  MAGI_DEVICE void store_sum(const float (&sum)[128]) const {
+  // dV or dK of the tile to global memory, as store_gradients does.
+  MAGI_DEVICE void store_sum(float (&sum)[128]) const {
     // K and V are no longer read: their tiles stage the gradients.
     ptx::bar_sync(kBarEpilogue, 256);
     const bool is_dk = wg == 1;
     const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
+    if (!take_turn(args, block, sum)) return;
     const BwdKeyGradients& to = args.grads[block.is_received];
     const int64_t split_stride = is_dk ? to.dk_split_stride : to.dv_split_stride;
     const int64_t token_stride = is_dk ? to.dk_stride_token : to.dv_stride_token;

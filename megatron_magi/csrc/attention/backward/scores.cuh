@@ -2,7 +2,7 @@
 #pragma once
 #include "../device/lanes.h"
 #include "../device/wgmma.h"
-#include "walk.cuh"
+#include "parts.cuh"
 
 namespace magi {
 
@@ -311,16 +311,18 @@ MAGI_DEVICE void store_gradient(const float (&acc)[kCount], uint32_t tile, void*
   }
 }
 
-// dK and dV of this warpgroup's keys to global memory, when all steps are done.
+// dK and dV of this warpgroup's keys to global memory, when all steps are done: to the sums of the
+// tile if another part follows.
 template <class Traits>
-MAGI_DEVICE void store_gradients(const BwdArgs& args, const float (&dk)[Traits::kHeadDim / 2],
-                                 const float (&dv)[Traits::kValueDim / 2], int wg, uint32_t smem) {
+MAGI_DEVICE void store_gradients(const BwdArgs& args, float (&dk)[Traits::kHeadDim / 2],
+                                 float (&dv)[Traits::kValueDim / 2], int wg, uint32_t smem) {
   using T = Traits;
   // K and V are no longer read: their tiles stage the gradients.
   ptx::bar_sync(kBarEpilogue, 256);
   const int warp = ptx::thread_again() % 128 / 32, lane = ptx::thread_again() % 32,
             first_row = 64 * wg;
   const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
+  if (!take_turn(args, block, dv, dk)) return;
   const BwdKeyGradients& to = args.grads[block.is_received];
   const int grad_bytes = to.is_fp32 ? 4 : 2, tile_row = block.first_row(args);
   char* dk_base = static_cast<char*>(to.dk) +

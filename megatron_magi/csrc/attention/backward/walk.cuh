@@ -6,29 +6,16 @@
 namespace magi {
 
 template <class Traits>
-struct BwdBlock {
+struct BwdBlock : BwdBlockWork {
   BwdItem item;
-  int item_number;  // in the list
-  int kv_head;
-  int split;
-  int head_begin;
   int num_steps;
   bool is_received;  // whether the keys are; own ones otherwise
 
-  MAGI_DEVICE BwdBlock(const BwdArgs& args, int block) {
-    // Sections of lanes outermost, then items in list order, then the lanes of the section.
-    const int lanes = args.lanes_per_section, place = block / lanes;
-    const int unit = args.order == nullptr ? place : args.order[place];
-    const int section = unit / args.num_items;
-    item_number = unit - section * args.num_items;
-    item = args.items[item_number];
-    is_received = item.k_start >= args.num_own;
-    const int lane = section * lanes + block - place * lanes;
-    kv_head = lane / args.num_splits;
-    split = lane - kv_head * args.num_splits;
-    head_begin = (kv_head * args.num_splits + split) * args.heads_per_block;
-    num_steps = item.steps * args.heads_per_block;
-  }
+  MAGI_DEVICE BwdBlock(const BwdArgs& args, int block)
+      : BwdBlockWork(args.blocks.work<!Traits::kDeterministic>(block)),
+        item(args.items[item_number]),
+        num_steps(item.steps * heads),
+        is_received(item.k_start >= args.num_own) {}
 
   // The first key's row among the own keys, or among the received ones.
   MAGI_DEVICE int first_row(const BwdArgs& args) const {
@@ -39,7 +26,7 @@ struct BwdBlock {
   template <class F>
   MAGI_DEVICE void walk(const BwdArgs& args, F&& f) const {
     const int num_entries = item.entry_end - item.entry_begin;
-    const int inner_heads = args.heads_inner ? args.heads_per_block : 1;
+    const int inner_heads = args.heads_inner ? heads : 1;
     int outer = 0, inner = 0, e = -1, tile = 0, tiles = 0, entry_number = 0;
     BwdEntry entry{};
 #pragma unroll 1

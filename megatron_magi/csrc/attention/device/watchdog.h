@@ -38,4 +38,19 @@ MAGI_DEVICE void wait_for_number(const uint32_t* word, uint32_t number) {
   }
 }
 
+// Until other blocks have brought the count at `word` to this one. Their earlier writes are visible
+// then.
+MAGI_DEVICE void wait_for_count(const int32_t* word, int count) {
+  for (int tries = 0; ptx::load_acquire_gpu(word) < count; ++tries) {
+    __nanosleep(100);
+#ifdef MAGI_DEBUG_WATCHDOG
+    if (tries > 10000000) {
+      printf("block %d waits for count %d, which is at %d\n", blockIdx.x, count,
+             ptx::load_acquire_gpu(word));
+      __trap();
+    }
+#endif
+  }
+}
+
 }  // namespace magi

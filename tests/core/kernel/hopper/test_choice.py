@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from megatron_magi import masks
-from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch
+from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch, scratch_at
 from megatron_magi.core.kernel.hopper.launch import HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
@@ -92,3 +92,18 @@ def test_scratch_memory_is_as_large_as_its_parts(
     assert stats == 0 and partial == semaphores == 32 * 2 * 264 and partial % 128 == 0
     used = 4 * (1 + 2 * 2 * p.num_row_groups) if deterministic else 0
     assert 0 <= end - semaphores - used < 128 and end % 128 == 0
+
+
+def test_parts_in_turns_have_one_sum_for_a_tile_and_its_heads(
+    library: abi_on_cpu.CpuLibrary,
+) -> None:
+    """Counters: a ticket, and one for each sum."""
+    call, _ = case(NAMED["packed"], heads=(8, 2))
+    launch = backward_launch(call.table, HeadsKey.of(call), False)
+    p = launch.params
+    for p.num_splits, p.lanes_per_section, heads in ((4, 1, 1), (4, 4, 1), (2, 4, 2)):
+        p.in_turns, p.num_tiles = 1, 132
+        _, partial, semaphores, end = scratch_at(p)
+        assert semaphores - partial == 4 * 132 * heads * 128 * (128 + 128)
+        assert 0 <= end - semaphores - 4 * (1 + 132 * heads) < 128
+    assert "4 splits in turns" not in str(launch) and "2 splits in turns" in str(launch)
