@@ -35,7 +35,7 @@ struct FwdItemConsumer {
   MAGI_DEVICE explicit FwdItemConsumer(const FwdRows<Traits>& rows) : me(rows), smem(rows.smem) {}
 
   MAGI_DEVICE void run() {
-    if (Traits::kTurns && me.consumer == 1) me.pass_turn();
+    if (Traits::kTurns && me.consumer == Traits::kConsumers - 1) me.pass_turn();
     while (true) {
       int flags = next_keys();
       if (flags & kStepEnd) break;
@@ -109,19 +109,19 @@ struct FwdItemConsumer {
   }
 
   // The part of a step's softmax that runs beside the product in flight. K is left for a second
-  // look where sums may ask for one.
+  // look where the softmax may ask for one.
   MAGI_DEVICE SoftmaxStep<Traits> begin_softmax(int flags) {
     pin_registers(s);
     SoftmaxStep<Traits> step{me,         smem.steps[step_slot], smem.items[item_slot], flags, 0,
                              ring_k.slot};
-    if (!Traits::kBySums) release_keys(flags);
+    if (!Traits::kRemakesScores) release_keys(flags);
     rescale = step.begin(s, state, alpha);
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
     return step;
   }
   MAGI_DEVICE void end_softmax(SoftmaxStep<Traits>& step, int flags) {
     step.end(s, state, o, probs);
-    if (Traits::kBySums) release_keys(flags);
+    if (Traits::kRemakesScores) release_keys(flags);
   }
 
   MAGI_DEVICE void add_output(int accumulate) {

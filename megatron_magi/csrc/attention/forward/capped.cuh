@@ -2,10 +2,14 @@
 //
 // In bf16 and up to a softcap of 55 it has no shift: logits are between minus and plus softcap, and
 // bf16 has the exponents of fp32. So there are no maxima, no votes about them and no rescaling. The
-// probabilities of fp16 and larger softcaps take the way of plain logits.
+// probabilities of fp16 and larger softcaps take the way of plain logits. Where heads are narrow, a
+// kernel has a loop for each of the two ways (Unshifted, traits.h).
 //
-// tanh and the exponential take 8 clocks each of one unit. So where heads are narrow, three
-// quarters of the scores are capped by a polynomial in steps in which all of these are small.
+// tanh and the exponential take 8 clocks each of one unit, and every instruction for a score
+// counts, most of all those before the first exponential. So where heads are narrow, a step is
+// first taken to have small scores only, which a short polynomial caps; it tells if that is wrong.
+// Then the scores are made again, and this step and those that follow are careful: a vote finds out
+// whether a longer polynomial may cap three quarters of the scores.
 #pragma once
 #include "softmax.cuh"
 
@@ -20,17 +24,16 @@ MAGI_DEVICE constexpr bool by_polynomial(int j) {
   return (j >> 1) % 4 != 0;
 }
 
-// Whether it may in this step; scores of nan stay nan on either way.
+// The largest size of these; scores of nan have none, and stay nan on either way.
 template <int kScores>
-MAGI_DEVICE bool are_small(const FwdKernelParams& p, const float (&s)[kScores]) {
+MAGI_DEVICE float largest_size(const float (&s)[kScores]) {
   float size[2][2] = {};  // chains, for latency
 #pragma unroll
   for (int j = 0; j < kScores; ++j) {
     float& most = size[(j >> 3) & 1][j & 1];
     if (by_polynomial(j)) most = fmaxf(most, fabsf(s[j]));
   }
-  const float most = fmaxf(fmaxf(size[0][0], size[0][1]), fmaxf(size[1][0], size[1][1]));
-  return __all_sync(0xffffffff, most <= p.cap_polynomial.bound);
+  return fmaxf(fmaxf(size[0][0], size[0][1]), fmaxf(size[1][0], size[1][1]));
 }
 
 // Scores to probabilities and their sums. One block of code with the capping, so that the units
@@ -55,21 +58,51 @@ MAGI_DEVICE void hide_probabilities(const FwdRows<Traits>& me, Band band, float 
   for (int j = 0; j < kScores; ++j) sum[(j >> 1) & 1][j & 1] += s[j];
 }
 
-template <class Traits, int kScores>
-MAGI_DEVICE void unshifted_softmax_step(const FwdRows<Traits>& me, int flags, const FwdStep& step,
-                                        float (&s)[kScores], SoftmaxState<true>& state) {
-  const FwdKernelParams& p = me.p;
-  float sum[2][2] = {};
-  if (Traits::kCapsByPolynomial && are_small(p, s))
+// Likewise, if all scores are small; returns whether they were.
+template <int kScores>
+MAGI_DEVICE bool exponentiate_small(const FwdKernelParams& p, float (&s)[kScores],
+                                    float (&sum)[2][2]) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < kScores; j += 2) {
+    const float of[2] = {p.small_cap.sum(s[j]), p.small_cap.sum(s[j + 1])};
+    bits |= __float_as_uint(of[0]) | __float_as_uint(of[1]);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      s[j + e] = exp2_approx(p.small_cap.of(s[j + e], of[e]));
+      sum[(j >> 1) & 1][e] += s[j + e];
+    }
+  }
+  return __all_sync(0xffffffff, p.small_cap.held(bits));
+}
+
+// Likewise, whatever the scores are. So many steps are careful, until there has been none for long
+// that had to be.
+constexpr int kCarefulSteps = 16;
+template <int kScores>
+MAGI_DEVICE void exponentiate_carefully(const FwdKernelParams& p, float (&s)[kScores],
+                                        float (&sum)[2][2], int& careful) {
+  const float most = largest_size(s);
+  const bool small =
+      __all_sync(0xffffffff, p.small_cap.held(__float_as_uint(p.small_cap.sum(most))));
+  careful = small ? careful - 1 : kCarefulSteps;
+  if (__all_sync(0xffffffff, most <= p.cap_polynomial.bound))
     exponentiate(s, sum, [&](int j, float score) {
       return by_polynomial(j) ? p.cap_polynomial.of(score) : cap_score(p, score);
     });
   else
     exponentiate(s, sum, [&](int, float score) { return cap_score(p, score); });
+}
+
+// What is left when all scores are probabilities.
+template <class Traits, int kScores>
+MAGI_DEVICE void finish_unshifted(const FwdRows<Traits>& me, int flags, const FwdStep& step,
+                                  float (&s)[kScores], float (&sum)[2][2],
+                                  SoftmaxState<true>& state) {
   if (flags & kStepMasked) hide_probabilities(me, me.shared_by_lane0(step), s, sum);
 #pragma unroll
   for (int h = 0; h < 2; ++h) state.row_sum[h] += sum[h][0] + sum[h][1];
-  if (p.args.max_logits == nullptr) return;
+  if (me.p.args.max_logits == nullptr) return;
 #pragma unroll
   for (int j = 0; j < kScores; ++j) {
     float& top = state.top[(j >> 1) & 1];
@@ -82,8 +115,10 @@ template <class Traits, int kScores>
 MAGI_DEVICE bool capped_softmax_step(const FwdRows<Traits>& me, int flags, const FwdStep& step,
                                      float (&s)[kScores], SoftmaxState<true>& state,
                                      float (&alpha)[2]) {
-  if (Traits::kMayBeUnshifted && me.p.unshifted) {
-    unshifted_softmax_step(me, flags, step, s, state);
+  if (Traits::kMayBeUnshifted && !Traits::kCapsByPolynomial && me.p.unshifted) {
+    float sum[2][2] = {};
+    exponentiate(s, sum, [&](int, float score) { return cap_score(me.p, score); });
+    finish_unshifted(me, flags, step, s, sum, state);
     alpha[0] = alpha[1] = 1.f;
     return false;
   }
