@@ -38,9 +38,10 @@ inline CapPolynomial make_cap_polynomial(double scale, double unit) {
   return p;
 }
 
-// Likewise of degree 3, for scores up to a smaller bound; it errs by 2^-12 too, and does not grow
-// beyond its range. It tells on the way which scores are out of range: a sum below `limit`, a power
-// of two, has the exponent of `shift`, and no sum has a lower one.
+// unit * tanh(scale * score) for scores up to a smaller bound, of degree 3: score * (c[0] + c[1] *
+// (score^2 + shift)). It errs by 2^-12 too, and does not grow beyond its range. It tells on the way
+// which scores are out of range: a sum below `limit`, a power of two, has the exponent of `shift`,
+// and no sum has a lower one.
 struct SmallCapPolynomial {
   float shift, limit, c[2];
 
