@@ -132,6 +132,7 @@ struct SoftmaxStep {
     remake_scores(me, s, q_slot, k_slot);
     sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.f;
     exponentiate_carefully(me.p, s, sum, state.careful);
+    state.careful = kCarefulSteps;  // also if nan, or a score of which no vote asks, was the reason
   }
 
   MAGI_DEVICE bool by_sums() const { return Traits::kBySums && (flags & kStepBySums) != 0; }
