@@ -38,22 +38,13 @@ inline CapPolynomial make_cap_polynomial(double scale, double unit) {
   return p;
 }
 
-// unit * tanh(scale * score) for scores up to a smaller bound, of degree 3: score * (c[0] + c[1] *
-// (score^2 + shift)). It errs by 2^-12 too, and does not grow beyond its range. It tells on the way
-// which scores are out of range: a sum below `limit`, a power of two, has the exponent of `shift`,
-// and no sum has a lower one.
+// Likewise of degree 3, for scores up to a smaller bound; it errs by 2^-12 too.
 struct SmallCapPolynomial {
-  float shift, limit, c[2];
+  float bound, c[2];
 
 #if defined(__CUDACC__)
-  // The sum of a score is what tells.
-  __device__ __forceinline__ float sum(float score) const { return fmaf(score, score, shift); }
-  __device__ __forceinline__ float of(float score, float sum) const {
-    return score * fmaf(sum, c[1], c[0]);
-  }
-  // `bits`: those of any of the sums.
-  __device__ __forceinline__ bool held(unsigned bits) const {
-    return __uint_as_float(bits) < limit;
+  __device__ __forceinline__ float of(float score) const {
+    return score * fmaf(score * score, c[1], c[0]);
   }
 #endif
 };
@@ -62,15 +53,11 @@ constexpr double kSmallTanhBound = 0.352;
 constexpr double kSmallTanh[2] = {0.99975748, -0.31752469};
 
 inline SmallCapPolynomial make_small_cap_polynomial(double scale, double unit) {
-  const double bound = kSmallTanhBound / std::abs(scale), square = bound * bound;
-  const double limit = std::exp2(std::ceil(std::log2(square)) + 1.);  // shift is above half of it
-  const double shift = limit - square, c1 = kSmallTanh[1] * unit * scale * scale * scale;
-  const double c0 = kSmallTanh[0] * unit * scale - c1 * shift;
-  SmallCapPolynomial p{static_cast<float>(shift),
-                       static_cast<float>(limit),
-                       {static_cast<float>(c0), static_cast<float>(c1)}};
-  for (const float x : {p.shift, p.limit, p.c[0], p.c[1]})
-    if (!std::isnormal(x)) p.limit = 0.f;  // beyond fp32: it never holds
+  const double linear = kSmallTanh[0] * unit * scale;
+  const double cubic = kSmallTanh[1] * unit * scale * scale * scale;
+  SmallCapPolynomial p{static_cast<float>(kSmallTanhBound / std::abs(scale)),
+                       {static_cast<float>(linear), static_cast<float>(cubic)}};
+  if (!std::isnormal(p.c[0]) || !std::isnormal(p.c[1])) p.bound = -1.f;  // as above
   return p;
 }
 

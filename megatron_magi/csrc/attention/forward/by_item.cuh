@@ -114,14 +114,14 @@ struct FwdItemConsumer {
     pin_registers(s);
     SoftmaxStep<Traits> step{me,         smem.steps[step_slot], smem.items[item_slot], flags, 0,
                              ring_k.slot};
-    if (!Traits::kRemakesScores) release_keys(flags);
+    if (!Traits::kBySums) release_keys(flags);
     rescale = step.begin(s, state, alpha);
     step_slot = step_slot + 1 == Traits::kStepSlots ? 0 : step_slot + 1;
     return step;
   }
   MAGI_DEVICE void end_softmax(SoftmaxStep<Traits>& step, int flags) {
     step.end(s, state, o, probs);
-    if (Traits::kRemakesScores) release_keys(flags);
+    if (Traits::kBySums) release_keys(flags);
   }
 
   MAGI_DEVICE void add_output(int accumulate) {

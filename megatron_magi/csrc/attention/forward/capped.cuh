@@ -6,10 +6,9 @@
 // kernel has a loop for each of the two ways (Unshifted, traits.h).
 //
 // tanh and the exponential take 8 clocks each of one unit, and every instruction for a score
-// counts, most of all those before the first exponential. So where heads are narrow, a step is
-// first taken to have small scores only, which a short polynomial caps; it tells if that is wrong.
-// Then the scores are made again, and this step and those that follow are careful: a vote finds out
-// whether a longer polynomial may cap three quarters of the scores.
+// counts. So where heads are narrow, a step is capped by the size of its scores: if all are
+// smallest, by a short polynomial; if all are small, three quarters of them by a longer one; else
+// by tanh.
 #pragma once
 #include "softmax.cuh"
 
@@ -19,19 +18,19 @@ MAGI_DEVICE float cap_score(const FwdKernelParams& p, float score) {
   return tanh_approx(score * p.cap_scale) * p.scale_log2;
 }
 
-// Which scores a polynomial may cap.
+// Which of the small scores a polynomial caps.
 MAGI_DEVICE constexpr bool by_polynomial(int j) {
   return (j >> 1) % 4 != 0;
 }
 
-// The largest size of these; scores of nan have none, and stay nan on either way.
+// The largest size; scores of nan have none, and stay nan on every way.
 template <int kScores>
 MAGI_DEVICE float largest_size(const float (&s)[kScores]) {
   float size[2][2] = {};  // chains, for latency
 #pragma unroll
   for (int j = 0; j < kScores; ++j) {
-    float& most = size[(j >> 3) & 1][j & 1];
-    if (by_polynomial(j)) most = fmaxf(most, fabsf(s[j]));
+    float& most = size[(j >> 1) & 1][j & 1];
+    most = fmaxf(most, fabsf(s[j]));
   }
   return fmaxf(fmaxf(size[0][0], size[0][1]), fmaxf(size[1][0], size[1][1]));
 }
@@ -58,35 +57,14 @@ MAGI_DEVICE void hide_probabilities(const FwdRows<Traits>& me, Band band, float 
   for (int j = 0; j < kScores; ++j) sum[(j >> 1) & 1][j & 1] += s[j];
 }
 
-// Likewise, if all scores are small; returns whether they were.
+// Likewise, by what the largest of this warp's scores allows.
 template <int kScores>
-MAGI_DEVICE bool exponentiate_small(const FwdKernelParams& p, float (&s)[kScores],
-                                    float (&sum)[2][2]) {
-  uint32_t bits = 0;
-#pragma unroll
-  for (int j = 0; j < kScores; j += 2) {
-    const float of[2] = {p.small_cap.sum(s[j]), p.small_cap.sum(s[j + 1])};
-    bits |= __float_as_uint(of[0]) | __float_as_uint(of[1]);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      s[j + e] = exp2_approx(p.small_cap.of(s[j + e], of[e]));
-      sum[(j >> 1) & 1][e] += s[j + e];
-    }
-  }
-  return __all_sync(0xffffffff, p.small_cap.held(bits));
-}
-
-// Likewise, whatever the scores are. So many steps are careful, until there has been none for long
-// that had to be.
-constexpr int kCarefulSteps = 16;
-template <int kScores>
-MAGI_DEVICE void exponentiate_carefully(const FwdKernelParams& p, float (&s)[kScores],
-                                        float (&sum)[2][2], int& careful) {
+MAGI_DEVICE void exponentiate_by_size(const FwdKernelParams& p, float (&s)[kScores],
+                                      float (&sum)[2][2]) {
   const float most = largest_size(s);
-  const bool small =
-      __all_sync(0xffffffff, p.small_cap.held(__float_as_uint(p.small_cap.sum(most))));
-  careful = small ? careful - 1 : kCarefulSteps;
-  if (__all_sync(0xffffffff, most <= p.cap_polynomial.bound))
+  if (__all_sync(0xffffffff, most <= p.small_cap.bound))
+    exponentiate(s, sum, [&](int, float score) { return p.small_cap.of(score); });
+  else if (__all_sync(0xffffffff, most <= p.cap_polynomial.bound))
     exponentiate(s, sum, [&](int j, float score) {
       return by_polynomial(j) ? p.cap_polynomial.of(score) : cap_score(p, score);
     });
@@ -115,9 +93,13 @@ template <class Traits, int kScores>
 MAGI_DEVICE bool capped_softmax_step(const FwdRows<Traits>& me, int flags, const FwdStep& step,
                                      float (&s)[kScores], SoftmaxState<true>& state,
                                      float (&alpha)[2]) {
-  if (Traits::kMayBeUnshifted && !Traits::kCapsByPolynomial && me.p.unshifted) {
+  if (Traits::kUnshifted ||
+      (Traits::kMayBeUnshifted && !Traits::kCapsByPolynomial && me.p.unshifted)) {
     float sum[2][2] = {};
-    exponentiate(s, sum, [&](int, float score) { return cap_score(me.p, score); });
+    if constexpr (Traits::kCapsByPolynomial)
+      exponentiate_by_size(me.p, s, sum);
+    else
+      exponentiate(s, sum, [&](int, float score) { return cap_score(me.p, score); });
     finish_unshifted(me, flags, step, s, sum, state);
     alpha[0] = alpha[1] = 1.f;
     return false;

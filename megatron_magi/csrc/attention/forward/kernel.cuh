@@ -25,8 +25,7 @@
 // Kernels with one Q tile end an item before they begin the next one (by_item.cuh).
 //
 // Where Traits::kBySums, most steps take no maxima (softmax.cuh): exponentials stand in their
-// place, and K and Q are released after the softmax, because it may ask for the scores again. So
-// they are where scores are capped without a shift (capped.cuh).
+// place, and K and Q are released after the softmax, because it may ask for the scores again.
 //
 // Barriers (mbarrier)   arrives                                          waits
 //   full_k[]            bytes of K, of Q too in an item's first step     consumers

@@ -74,20 +74,9 @@ struct SoftmaxStep {
   const FwdItem& item;  // of the step
   int flags, q_slot, k_slot;
   float sum[2][2] = {};
-  bool wrong = false;  // of capped scores: not all were small
 
   // Returns whether O must be multiplied by alpha.
   MAGI_DEVICE bool begin(float (&s)[kScores], State& state, float (&alpha)[2]) {
-    if constexpr (Traits::kUnshifted) {
-      alpha[0] = alpha[1] = 1.f;
-      if (state.careful == 0)
-        wrong = !exponentiate_small(me.p, s, sum);
-      else
-        exponentiate_carefully(me.p, s, sum, state.careful);
-      compute_before_wait(fmaf(state.row_sum[0], 0x1p-100f, sum[0][0] + sum[1][1]),
-                          smem_addr(&me.smem.items[0]));
-      return false;
-    }
     if constexpr (Traits::kSoftcap) {
       const bool rescale = capped_softmax_step(me, flags, step, s, state, alpha);
       compute_before_wait(state.row_sum[0] + state.row_sum[1], smem_addr(&me.smem.items[0]));
@@ -110,10 +99,6 @@ struct SoftmaxStep {
   MAGI_DEVICE void end(float (&s)[kScores], State& state, float (&o)[Traits::kValueDim / 2],
                        uint32_t (&probs)[kScores / 2]) {
     if constexpr (!Traits::kSoftcap) exponentiate<kEarly, kScores>(me.p, s, state, sum);
-    if constexpr (Traits::kUnshifted) {
-      if (wrong) start_again(s, state);
-      finish_unshifted(me, flags, step, s, sum, state);
-    }
     pack_probs<typename Traits::Element>(s, probs);
     if constexpr (Traits::kSoftcap) return;
     float sums[2] = {sum[0][0] + sum[0][1], sum[1][0] + sum[1][1]};
@@ -128,13 +113,6 @@ struct SoftmaxStep {
   }
 
  private:
-  MAGI_DEVICE void start_again(float (&s)[kScores], State& state) {
-    remake_scores(me, s, q_slot, k_slot);
-    sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.f;
-    exponentiate_carefully(me.p, s, sum, state.careful);
-    state.careful = kCarefulSteps;  // also if nan, or a score of which no vote asks, was the reason
-  }
-
   MAGI_DEVICE bool by_sums() const { return Traits::kBySums && (flags & kStepBySums) != 0; }
 
   MAGI_DEVICE bool by_maxima(float (&s)[kScores], State& state, float (&alpha)[2]) const {

@@ -57,7 +57,6 @@ struct SoftmaxState {
     if (kMaxLogits)
       top[0] = fmaxf(top[0], seen[0]), top[kMaxLogits] = fmaxf(top[kMaxLogits], seen[1]);
   }
-  int careful = 0;  // of capped logits, see capped.cuh
   MAGI_DEVICE void reset() {
     if (kMaxLogits) top[0] = top[kMaxLogits] = -INFINITY;
     if (kMaxLogits) known[0] = known[kMaxLogits] = 0.f;

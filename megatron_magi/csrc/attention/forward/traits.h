@@ -60,11 +60,9 @@ struct FwdTraits {
       !kSoftcap && (kHeadDim <= 128 || (kHeadDim == 192 && kConsumers == 2));
   // Whether largest logits are told in the steps that find them, and not at the end of an item.
   static constexpr bool kTellsLargest = kBySums && kMaxLogits;
-  // Whether scores may be made again after their softmax, so that K and Q stay for it.
-  static constexpr bool kRemakesScores = kBySums || kCapsByPolynomial;
-  static constexpr int kStages = kRemakesScores && kHeadDim == 64 ? 3 : 2;  // of K and of V
-  static constexpr int kQBytes = 64 * kHeadDim * 2;                         // one consumer's rows
-  static constexpr int kOutBytes = 64 * kValueDim * 2;                      // likewise
+  static constexpr int kStages = kBySums && kHeadDim == 64 ? 3 : 2;  // of K and of V
+  static constexpr int kQBytes = 64 * kHeadDim * 2;                  // one consumer's rows
+  static constexpr int kOutBytes = 64 * kValueDim * 2;               // likewise
   static constexpr int kKBytes = kBlockN * kHeadDim * 2;
   static constexpr int kVBytes = kBlockN * kValueDim * 2;
   // As many Q tiles, and an own buffer for the output, as there is room for; without the buffer the
