@@ -51,6 +51,16 @@
 namespace magi {
 
 template <class Traits>
+MAGI_DEVICE void run_consumer(const FwdKernelParams& p, typename Traits::SharedStorage& smem,
+                              int consumer) {
+  const FwdRows<Traits> me(p, smem, consumer);
+  if constexpr (Traits::kByItem)
+    FwdItemConsumer<Traits>(me).run();
+  else
+    fwd_consume(me);
+}
+
+template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads,
                              1) void fwd_kernel(const __grid_constant__ FwdKernelParams p) {
   extern __shared__ __align__(1024) uint8_t raw[];
@@ -90,12 +100,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     // The address comes out of an exchange, so that the compiler keeps it. It would make it anew
     // for every barrier otherwise, from a special register that is slow to read.
     const uint32_t base = from_lane0(smem_addr(raw));
-    const FwdRows<Traits> me(p, *static_cast<Storage*>(__cvta_shared_to_generic(base)),
-                             warpgroup - 1);
-    if constexpr (Traits::kByItem)
-      FwdItemConsumer<Traits>(me).run();
-    else
-      fwd_consume(me);
+    Storage& storage = *static_cast<Storage*>(__cvta_shared_to_generic(base));
+    if constexpr (Traits::kCapsByPolynomial)
+      if (p.unshifted) return run_consumer<Unshifted<Traits>>(p, storage, warpgroup - 1);
+    run_consumer<Traits>(p, storage, warpgroup - 1);
   }
 }
 
