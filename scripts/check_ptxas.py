@@ -18,8 +18,8 @@ from megatron_magi.cli.parser import CommandParser
 MAX_STACK_BYTES = 64
 ALLOWED_SPILLS: dict[str, str] = {
     # "part of a kernel's mangled name": "why its spills are harmless",
-    "Li64ELi192ELi128ELi64ELb1ELb1E": "forward, head_dim 64, softcap: two registers a step, which "
-    "has some 1300 instructions",
+    "Li64ELi192ELi128ELi64ELb1ELb1E": "forward, head_dim 64, softcap: four registers, kept where "
+    "an item ends, and a few a step in the loop of softcaps above 55",
     "Li64ELi192ELi128ELi64ELb1ELb0E": "forward, head_dim 64, largest logits: three registers, "
     "kept where an item ends or a step has a larger logit than were known",
     "Li128ELb1ELi128ELb1E": "backward, head_dim 128, deterministic, softcap: one register, read "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import training_jobs
+from megatron.core.optimizer import clip_grads
 from megatron.core.tensor_parallel import layers
 
 from megatron_magi.adapter.fused import embedding
@@ -30,18 +31,26 @@ def train_fused(recipe: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
             _note(layers.fused_weight_gradient_mlp_cuda, "wgrad_gemm_accum_fp32")
         if self.embedding == "rows":
             _note(embedding, "add_rows")
+        if self.embedding == "triton":
+            from megatron_magi.adapter.fused import word_rows
+
+            _note(word_rows, "add_word_rows")
+        if self.clipping == "foreach":
+            _note(clip_grads, "l2_norm_impl")
+            _note(clip_grads, "multi_tensor_scale_impl")
 
     FusedParts.install = and_note
     return {"steps": training_jobs.train(recipe), "taken": sorted(set(TAKEN))}
 
 
 def _note_triton_parts() -> None:
-    from megatron_magi.adapter.fused import cross_entropy, norm, qkv_rope, swiglu
+    from megatron_magi.adapter.fused import cross_entropy, norm, qkv_rope, residual, swiglu
 
     _note(cross_entropy, "cross_entropy")
     _note(qkv_rope, "split_and_rotate")
     _note(swiglu, "swiglu")
-    _note(norm, "rms_norm")
+    _note(norm, "rms_norm_and_rows")
+    _note(residual, "add_and_normalize")
 
 
 def _note(owner: Any, name: str) -> None:

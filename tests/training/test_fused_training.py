@@ -23,6 +23,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 NEEDS_TRITON = pytest.mark.skipif(not HAS_TRITON, reason="the fused kernels are Triton's")
 TRITON = dict.fromkeys(("cross_entropy", "qkv_rope", "swiglu", "norm"), "triton")
 ADDMM = {"weight_grad": "addmm", "embedding": "rows"}
+ALL = TRITON | {"weight_grad": "addmm", "embedding": "triton", "clipping": "foreach"}
 UNTIED = {"model": {"tie_embeddings": False}}
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "plain": ({}, {}, ""),
@@ -39,12 +40,25 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "triton_full": (TRITON, {"train": {"recompute": "full"}}, "plain"),
     "triton_attention": (TRITON, {"train": {"recompute": "attention"}}, "plain"),
     "all_tp2_sp": (
-        TRITON | ADDMM,
+        ALL,
         {"parallel": {"tp": 2, "sequence_parallel": True}},
         "plain",
     ),
-    "all_cp2": (TRITON | ADDMM, {"parallel": {"cp": 2}}, "plain"),
-    "all_sdpa": (TRITON | ADDMM, {"attention": "sdpa"}, "plain"),
+    "all_cp2": (ALL, {"parallel": {"cp": 2}}, "plain"),
+    "all_pp2": (ALL, {"parallel": {"pp": 2}}, "plain"),
+    "all_sharded": (
+        ALL,
+        {
+            "parallel": {
+                "dp": 2,
+                "distributed_optimizer": True,
+                "overlap_grad_reduce": True,
+                "overlap_param_gather": True,
+            }
+        },
+        "plain",
+    ),
+    "all_sdpa": (ALL, {"attention": "sdpa"}, "plain"),
 }
 """Parts, sections of the recipe, and the run without parts that it must equal."""
 CASES = [
@@ -111,12 +125,19 @@ def test_fused_parts_train_like_plain_operations(
 @pytest.mark.parametrize("name", CASES)
 def test_the_parts_really_ran(results: dict[str, Any], name: str) -> None:
     """On some rank: the first pipeline stage has no loss."""
-    parts = RUNS[name][0]
+    parts, sections, _ = RUNS[name]
     wanted = []
     if "triton" in parts.values():
-        wanted += ["cross_entropy", "split_and_rotate", "swiglu", "rms_norm"]
+        wanted += ["cross_entropy", "split_and_rotate", "swiglu"]
+        wanted += ["rms_norm_and_rows"]
+        # The weight of a norm arrives when the norm is called, which an addition does not wait for.
+        is_gathered_late = sections.get("parallel", {}).get("overlap_param_gather")
+        wanted += [] if is_gathered_late else ["add_and_normalize"]
     if parts.get("weight_grad") == "addmm":
         wanted += ["wgrad_gemm_accum_fp32"]
-        wanted += [] if "tp2" in name else ["add_rows"]
+        rows = "add_word_rows" if parts["embedding"] == "triton" else "add_rows"
+        wanted += [] if "tp2" in name else [rows]
+    if parts.get("clipping") == "foreach":
+        wanted += ["l2_norm_impl", "multi_tensor_scale_impl"]
     taken = {part for rank in results[name]["values"] for part in rank["taken"]}
     assert taken == set(wanted)

@@ -7,16 +7,20 @@ five gigabytes of memory traffic for the rows of a few thousand tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import VocabParallelEmbedding
 from torch import Tensor
 
+Add = Callable[[Tensor, Tensor, Tensor], None]
+
 
 class RowGradientEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
     """Megatron's embedding on one tensor-parallel rank; its weight has a ``main_grad``."""
 
+    add: Add
     has_other_gradient = False
     """Whether the output layer shares the weight and tells the wrapper that its gradient is
     complete."""
@@ -26,12 +30,14 @@ class RowGradientEmbedding(VocabParallelEmbedding):  # type: ignore[misc]
         if not torch.is_grad_enabled():
             out: Tensor = super().forward(input_)
             return out
-        out = _Rows.apply(input_, self.weight, self.has_other_gradient)
+        out = _Rows.apply(input_, self.weight, self.add, self.has_other_gradient)
         return out
 
 
-def take_rows(model: Any) -> None:
+def take_rows(model: Any, add: Add) -> None:
     """Let a GPTModel's embedding add its gradient by rows; call it before the model is wrapped.
+
+    add is `add_rows`, or another function of its arguments.
 
     Nothing changes if the rows are split over tensor-parallel ranks, or on a pipeline stage without
     an embedding.
@@ -41,6 +47,7 @@ def take_rows(model: Any) -> None:
         return
     # Megatron's model creates its embedding by class name, so the class is replaced afterwards.
     words.__class__ = RowGradientEmbedding
+    words.add = add
     words.has_other_gradient = model.share_embeddings_and_output_weights and model.post_process
     # For a shared weight Megatron zeroes the gradient that the output layer returns and adds it to
     # the buffer. No other layer returns a gradient now, so this step is unnecessary.
@@ -72,17 +79,19 @@ def add_rows(main_grad: Tensor, words: Tensor, grad: Tensor) -> None:
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, words: Tensor, weight: Tensor, has_other_gradient: bool) -> Tensor:
+    def forward(
+        ctx: Any, words: Tensor, weight: Tensor, add: Add, has_other_gradient: bool
+    ) -> Tensor:
         ctx.save_for_backward(words)
-        ctx.weight, ctx.has_other_gradient = weight, has_other_gradient
+        ctx.weight, ctx.add, ctx.has_other_gradient = weight, add, has_other_gradient
         return torch.nn.functional.embedding(words, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (words,) = ctx.saved_tensors
         (grad,) = grads
         weight = ctx.weight
-        add_rows(weight.main_grad, words.flatten(), grad.flatten(0, -2))
+        ctx.add(weight.main_grad, words.flatten(), grad.flatten(0, -2))
         weight.grad_added_to_main_grad = True
         # The wrapper waits for a gradient of every weight, but does not read its values.
-        return None, None if ctx.has_other_gradient else torch.empty_like(weight), None
+        return None, None if ctx.has_other_gradient else torch.empty_like(weight), None, None

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from megatron_magi.adapter.fused.clipping import has_own_clipping, install_foreach
 from megatron_magi.adapter.fused.weight_grad import has_addmm, has_apex, install_addmm
 
 
@@ -25,14 +26,17 @@ class FusedParts:
     """What gradient_accumulation_fusion calls; "addmm": `weight_grad.py`."""
     norm: Literal["triton", "plain"] = "plain"
     """"triton": `norm.py`."""
-    embedding: Literal["rows", "plain"] = "plain"
-    """"rows": `embedding.py`; needs weight gradients that are added to the buffer."""
+    embedding: Literal["triton", "rows", "plain"] = "plain"
+    """"rows": `embedding.py`; needs weight gradients that are added to the buffer. "triton": the
+    same by the kernel of `word_rows.py`."""
+    clipping: Literal["foreach", "plain"] = "plain"
+    """"foreach": `clipping.py`. "plain": Megatron's, from TransformerEngine or apex if there."""
 
     def __str__(self) -> str:
         return (
             f"cross entropy {self.cross_entropy}, SwiGLU {self.swiglu}, QKV split and RoPE "
             f"{self.qkv_rope}, weight gradients {self.weight_grad}, RMSNorm {self.norm}, "
-            f"embedding gradient {self.embedding}"
+            f"embedding gradient {self.embedding}, clipping {self.clipping}"
         )
 
     def config_fields(self) -> dict[str, Any]:
@@ -50,6 +54,8 @@ class FusedParts:
         """Prepare Megatron for the parts; call it before the model is built."""
         if self.weight_grad == "addmm":
             install_addmm()
+        if self.clipping == "foreach":
+            install_foreach()
 
 
 def choose_parts(setting: Literal["auto", "off"]) -> FusedParts:
@@ -64,7 +70,8 @@ def choose_parts(setting: Literal["auto", "off"]) -> FusedParts:
         qkv_rope=_triton(has_triton),
         weight_grad=weight_grad,
         norm=_triton(has_triton),
-        embedding="plain" if weight_grad == "plain" else "rows",
+        embedding="plain" if weight_grad == "plain" else "triton" if has_triton else "rows",
+        clipping="foreach" if has_own_clipping() else "plain",
     )
 
 

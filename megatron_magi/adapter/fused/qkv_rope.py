@@ -16,7 +16,7 @@ import triton.language as tl
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
-ROWS = 32
+ROWS = 8
 """Number of rows that a program handles, for one key/value group."""
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -122,6 +122,7 @@ def _launch(mixed: Tensor, angles: Tensor, qkv: QKV, is_backward: bool) -> None:
         batch,
         groups,
         heads // groups,
+        triton.next_power_of_2(heads // groups),
         half,
         triton.next_power_of_2(half),
         ROWS,
@@ -140,37 +141,51 @@ def _rotate(  # type: ignore[no-untyped-def]
     batch,
     groups,
     per_group: tl.constexpr,
+    heads_block: tl.constexpr,
     half: tl.constexpr,
     half_block: tl.constexpr,
     rows: tl.constexpr,
     is_backward: tl.constexpr,
 ):
-    """mixed -> q, k, v, or back with negated angles. Each program handles `rows` x one group."""
-    group = tl.program_id(1)
-    row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)[:, None]
-    channel = tl.arange(0, half_block)[None, :]
+    """mixed -> q, k, v, or back with negated angles. Each program handles `rows` x one group.
+
+    It loads all heads before it stores one, so that the loads do not wait for each other.
+    """
+    row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)[:, None, None]
+    head = tl.arange(0, heads_block)[None, :, None]
+    channel = tl.arange(0, half_block)[None, None, :]
     inside = (row < num_rows) & (channel < half)
+    is_query = inside & (head < per_group)
     angle = tl.load(angles + (row // batch) * 2 * half + channel, mask=inside, other=0.0)
     cos = tl.cos(angle)
     sin = tl.sin(angle)
     if is_backward:
         sin = -sin
-    in_group = (row * groups + group) * (per_group + 2) * 2 * half + channel
-    for head in tl.static_range(per_group + 2):
-        there = mixed + in_group + head * 2 * half
-        if head < per_group:
-            here = q + ((row * groups + group) * per_group + head) * 2 * half + channel
-        elif head == per_group:
-            here = k + (row * groups + group) * 2 * half + channel
-        else:
-            here = v + (row * groups + group) * 2 * half + channel
-        source = here if is_backward else there
-        target = there if is_backward else here
-        low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-        high = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
-        if head <= per_group:
-            turned = low * cos - high * sin
-            high = high * cos + low * sin
-            low = turned
-        tl.store(target, low, mask=inside)
-        tl.store(target + half, high, mask=inside)
+    of_group = row * groups + tl.program_id(1)
+    mixed_q = mixed + (of_group * (per_group + 2) + head) * 2 * half + channel
+    mixed_k = mixed + (of_group * (per_group + 2) + per_group) * 2 * half + channel
+    mixed_v = mixed_k + 2 * half
+    own_q = q + (of_group * per_group + head) * 2 * half + channel
+    own_k = k + of_group * 2 * half + channel
+    own_v = v + of_group * 2 * half + channel
+    from_q, to_q = (own_q, mixed_q) if is_backward else (mixed_q, own_q)
+    from_k, to_k = (own_k, mixed_k) if is_backward else (mixed_k, own_k)
+    from_v, to_v = (own_v, mixed_v) if is_backward else (mixed_v, own_v)
+    q_low = tl.load(from_q, mask=is_query, other=0.0)
+    q_high = tl.load(from_q + half, mask=is_query, other=0.0)
+    k_low = tl.load(from_k, mask=inside, other=0.0)
+    k_high = tl.load(from_k + half, mask=inside, other=0.0)
+    v_low = tl.load(from_v, mask=inside, other=0.0)
+    v_high = tl.load(from_v + half, mask=inside, other=0.0)
+    _store_rotated(to_q, q_low, q_high, cos, sin, half, is_query)
+    _store_rotated(to_k, k_low, k_high, cos, sin, half, inside)
+    tl.store(to_v, v_low, mask=inside)
+    tl.store(to_v + half, v_high, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_rotated(to, low, high, cos, sin, half: tl.constexpr, inside):  # type: ignore[no-untyped-def]
+    low = low.to(tl.float32)
+    high = high.to(tl.float32)
+    tl.store(to, low * cos - high * sin, mask=inside)
+    tl.store(to + half, high * cos + low * sin, mask=inside)

@@ -21,8 +21,9 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from megatron_magi.adapter.adam_state import choose_update
+from megatron_magi.adapter.fused import embedding
 from megatron_magi.adapter.fused.embedding import take_rows
-from megatron_magi.adapter.fused.parts import choose_parts
+from megatron_magi.adapter.fused.parts import FusedParts, choose_parts
 from megatron_magi.adapter.init import init_by_name
 from megatron_magi.adapter.layer_spec import llama_layer_spec, with_fused_parts
 from megatron_magi.adapter.plugin import attach
@@ -87,9 +88,8 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
     parts.install()
     stages = [None] if config.parallel.vpp is None else range(config.parallel.vpp)
     model_chunks = [_gpt_model(config, model_config, stage) for stage in stages]
-    if parts.embedding == "rows":
-        for chunk in model_chunks:
-            take_rows(chunk)
+    for chunk in model_chunks:
+        _fuse(chunk, parts)
     init_by_name(model_chunks, config.train.seed, config.model.init_std)
     if config.attention == "magi":
         attach(model_chunks, config.magi, config.data.seq_length)  # logs what runs, or raises
@@ -142,6 +142,20 @@ def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | 
         rope_scaling_factor=m.rope_scaling_factor,
         vp_stage=stage,
     )
+
+
+def _fuse(chunk: GPTModel, parts: FusedParts) -> None:
+    """The parts that a layer spec cannot bring."""
+    if parts.embedding == "rows":
+        take_rows(chunk, embedding.add_rows)
+    elif parts.embedding == "triton":
+        from megatron_magi.adapter.fused import word_rows  # needs Triton, as below
+
+        take_rows(chunk, word_rows.add_word_rows)
+    if parts.norm == "triton":
+        from megatron_magi.adapter.fused.residual import join_additions
+
+        join_additions(chunk)
 
 
 def _model_class(config: RunConfig) -> type[GPTModel]:

@@ -16,6 +16,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(parts, "_importable", lambda package: package in packages)
         monkeypatch.setattr(parts, "has_apex", lambda: apex)
         monkeypatch.setattr(parts, "has_addmm", lambda: addmm)
+        monkeypatch.setattr(parts, "has_own_clipping", lambda: not packages[1:])
 
     return make
 
@@ -23,22 +24,24 @@ def machine(monkeypatch):
 def test_triton_and_torch_are_enough(machine):
     machine("triton")
     assert choose_parts("auto") == FusedParts(
-        "triton", "triton", "triton", "addmm", "triton", "rows"
+        "triton", "triton", "triton", "addmm", "triton", "triton", "foreach"
     )
-    assert choose_parts("off") == FusedParts() == FusedParts(*["plain"] * 6)
+    assert choose_parts("off") == FusedParts() == FusedParts(*["plain"] * 7)
 
 
 def test_what_is_there_comes_first(machine):
     machine("triton", "transformer_engine", apex=True)
-    assert choose_parts("auto") == FusedParts("te", "triton", "triton", "apex", "triton", "rows")
+    assert choose_parts("auto") == FusedParts(
+        "te", "triton", "triton", "apex", "triton", "triton", "plain"
+    )
 
 
 @pytest.mark.parametrize(
     ("has", "expected"),
     [
         ({"cuda": False}, FusedParts()),
-        ({}, FusedParts(weight_grad="addmm", embedding="rows")),
-        ({"addmm": False}, FusedParts()),
+        ({}, FusedParts(weight_grad="addmm", embedding="rows", clipping="foreach")),
+        ({"addmm": False}, FusedParts(clipping="foreach")),
     ],
     ids=["no_cuda", "no_triton", "nothing"],
 )

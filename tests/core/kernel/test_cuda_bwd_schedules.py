@@ -126,6 +126,57 @@ def test_turns_add_in_the_order_of_partial_sums(head_dim: int, lanes: int) -> No
         assert torch.equal(made[2], want[2])  # dk is scaled once instead of for every part
 
 
+def launched(run: Run) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from megatron_magi.core.kernel.hopper.backward import backward
+
+    return backward(run.call, run.grad)
+
+
+def test_turns_in_a_graph_that_is_replayed() -> None:
+    """Every launch counts turns from 0."""
+    run = _scheduled(Run(Case("graph", masks.causal(900), heads=(16, 2))), Schedule(8, 2, True))
+    want = launched(run)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = launched(run)
+    for _ in range(3):
+        for x in made:
+            x.fill_(float("nan"))
+        graph.replay()
+        run.check(made)
+        assert all(map(torch.equal, made[1:], want[1:]))
+
+
+def test_turns_on_two_streams_at_once() -> None:
+    """Two launches of one list have counters of their own."""
+    run = _scheduled(Run(Case("streams", masks.causal(2048), heads=(64, 8))), Schedule(8, 1, True))
+    want = launched(run)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    made = []
+    for _ in range(8):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                made.append(launched(run))
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for m in made for x, y in zip(m[1:], want[1:], strict=True))
+
+
+@pytest.mark.parametrize("schedule", [Schedule(8, 1, True), Schedule(1, 1, True, band_rows=64)])
+def test_turns_while_another_kernel_has_most_processors(schedule: Schedule) -> None:
+    """Blocks wait only for blocks that have started, however few run at a time."""
+    run = _scheduled(Run(Case("few", masks.causal(1024), heads=(16, 2))), schedule)
+    want = launched(run)
+    side, busy = torch.cuda.Stream(), torch.randn(8192, 8192, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            torch.mm(busy, busy)
+    made = [launched(run) for _ in range(20)]
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for m in made for x, y in zip(m[1:], want[1:], strict=True))
+
+
 @pytest.mark.parametrize("schedule", TURNS, ids=str)
 def test_received_keys_are_counted_when_the_last_part_is_stored(schedule: Schedule) -> None:
     run = Run(Case("received turns", docs(700, 300, 24), heads=(16, 2)))

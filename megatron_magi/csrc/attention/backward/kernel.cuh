@@ -141,7 +141,8 @@ __global__ __launch_bounds__(Traits::kThreads,
   }
   write_constants<T>(smem_ptr);
   __syncthreads();
-  const int block_idx = *block_slot;
+  // At once, because consumers may put another number there at their end (finish.cuh).
+  const int block_idx = ptx::load_shared_volatile(smem + T::kOffBlock);
   const int wg = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 
   if (wg == 0) {

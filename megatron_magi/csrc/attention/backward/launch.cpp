@@ -1,6 +1,7 @@
 // Host entries of the backward: check the parameters, encode the tensor maps, pick the variant.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "../device/export.h"
@@ -31,6 +32,15 @@ Status check_schedule(const MagiBwdParams& p) {
   if (p.in_turns && (p.order != nullptr || p.deterministic))
     return {kInvalidArgument,
             "parts in turns have no order and no deterministic mode; pass in_turns 0"};
+  const bool in_bands = p.num_tiles != p.num_items;
+  if (p.num_tiles > p.num_items || (in_bands && (!p.in_turns || p.whole_heads > 0)))
+    return {kInvalidArgument,
+            "num_tiles must be that of items, or below it with in_turns and without whole_heads, "
+            "got " +
+                std::to_string(p.num_tiles) + " and " + std::to_string(p.num_items) +
+                " items; pass their number"};
+  if ((p.in_turns || p.deterministic) && p.semaphores == nullptr)
+    return {kInvalidArgument, "blocks that wait need the workspace `semaphores`; pass it"};
   return {};
 }
 
@@ -50,6 +60,13 @@ Status check(const MagiBwdParams& p) {
     return {kInvalidArgument, "num_own must be between 0 and the " + std::to_string(p.num_k) +
                                   " keys, got " + std::to_string(p.num_own) +
                                   "; pass both lengths"};
+  if (p.num_q == 0 && p.num_items > 0)
+    return {kInvalidArgument, "items need queries, got " + std::to_string(p.num_items) +
+                                  " items and none; pass no items"};
+  const int64_t blocks = int64_t{p.num_items} * p.num_heads_kv * p.num_splits;
+  if (blocks > INT32_MAX)
+    return {kUnsupported, "a launch has at most 2^31 - 1 blocks, got " + std::to_string(blocks) +
+                              "; use fewer splits or rows"};
   const bool receives = p.num_own < p.num_k;
   for (const int32_t grad_dtype : {p.grad_dtype, receives ? p.received.grad_dtype : p.grad_dtype})
     if (grad_dtype != p.dtype && grad_dtype != kMagiFp32)

@@ -32,7 +32,8 @@ struct BwdOwnSignals {
   // Whether the other warp has added what it shares with this step.
   MAGI_DEVICE bool follows(int step, const BwdVisit& visit) const {
     if (!Traits::kInPairs || (visit.signal & BwdVisit::kContinues) == 0) return true;
-    const bool is_own = args.heads_inner && args.blocks.heads_per_block % 2 == 0;  // added by this warp
+    const bool is_own =
+        args.heads_inner && args.blocks.heads_per_block % 2 == 0;  // added by this warp
     return is_own || ptx::load_acquire_cta(added + 4 * (1 - half)) >= step;
   }
   MAGI_DEVICE void pending(const BwdVisit& visit) {

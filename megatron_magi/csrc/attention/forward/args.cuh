@@ -31,6 +31,7 @@ struct FwdKernelParams {
   float cap_scale;    // softmax_scale / softcap, where there is one
   int32_t unshifted;  // with softcap, 1: the softmax has no shift, see capped.cuh
   CapPolynomial cap_polynomial;
+  SmallCapPolynomial small_cap;
 };
 
 // A position in a ring of kSlots slots and the parity of its current pass.

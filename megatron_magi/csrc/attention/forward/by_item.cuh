@@ -12,7 +12,7 @@
 //
 // Where heads are wider than 128, two consumers take turns: one issues its two products, then the
 // other one, so that the softmax of each runs beside the products of the other. Three keep the
-// tensor cores busy without.
+// tensor cores busy without, but for head_dim 64 with softcap.
 #pragma once
 #include "scores.cuh"
 #include "store.cuh"
@@ -35,7 +35,7 @@ struct FwdItemConsumer {
   MAGI_DEVICE explicit FwdItemConsumer(const FwdRows<Traits>& rows) : me(rows), smem(rows.smem) {}
 
   MAGI_DEVICE void run() {
-    if (Traits::kTurns && me.consumer == 1) me.pass_turn();
+    if (Traits::kTurns && me.consumer == Traits::kConsumers - 1) me.pass_turn();
     while (true) {
       int flags = next_keys();
       if (flags & kStepEnd) break;
@@ -109,7 +109,7 @@ struct FwdItemConsumer {
   }
 
   // The part of a step's softmax that runs beside the product in flight. K is left for a second
-  // look where sums may ask for one.
+  // look where the softmax may ask for one.
   MAGI_DEVICE SoftmaxStep<Traits> begin_softmax(int flags) {
     pin_registers(s);
     SoftmaxStep<Traits> step{me,         smem.steps[step_slot], smem.items[item_slot], flags, 0,

@@ -38,7 +38,8 @@
 // A FwdStep lies beside each K tile. It has 2 * kStages slots: the producer reuses a slot only
 // after the K tile kStages later is released, by which time its mask has been applied. A FwdItem
 // has kQStages + 2 slots, because an item's output leaves after the first Q K^T of the item behind
-// it (which may be a one-step item).
+// it (which may be a one-step item). With one Q tile, an item's record is written when the Q of the
+// item two before it has been released, by when the output of the one three before it has left.
 //
 // Registers of a consumer thread (head_dim 128), of 160: O 64, S 40, P 20, softmax state 6. Shared
 // memory: Q 48 KB, K and V 2 x 20 KB each, output 48 KB.
@@ -48,6 +49,16 @@
 #include "load.cuh"
 
 namespace magi {
+
+template <class Traits>
+MAGI_DEVICE void run_consumer(const FwdKernelParams& p, typename Traits::SharedStorage& smem,
+                              int consumer) {
+  const FwdRows<Traits> me(p, smem, consumer);
+  if constexpr (Traits::kByItem)
+    FwdItemConsumer<Traits>(me).run();
+  else
+    fwd_consume(me);
+}
 
 template <class Traits>
 __global__ __launch_bounds__(Traits::kThreads,
@@ -89,12 +100,10 @@ __global__ __launch_bounds__(Traits::kThreads,
     // The address comes out of an exchange, so that the compiler keeps it. It would make it anew
     // for every barrier otherwise, from a special register that is slow to read.
     const uint32_t base = from_lane0(smem_addr(raw));
-    const FwdRows<Traits> me(p, *static_cast<Storage*>(__cvta_shared_to_generic(base)),
-                             warpgroup - 1);
-    if constexpr (Traits::kByItem)
-      FwdItemConsumer<Traits>(me).run();
-    else
-      fwd_consume(me);
+    Storage& storage = *static_cast<Storage*>(__cvta_shared_to_generic(base));
+    if constexpr (Traits::kCapsByPolynomial)
+      if (p.unshifted) return run_consumer<Unshifted<Traits>>(p, storage, warpgroup - 1);
+    run_consumer<Traits>(p, storage, warpgroup - 1);
   }
 }
 

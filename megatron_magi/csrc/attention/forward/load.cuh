@@ -49,12 +49,13 @@ struct FwdProducer {
       mbar_arrive(bar);
     } else {
       const bool first = (step.flags() & kStepFirst) != 0;
+      if (first) note_item(item);
       mbar_arrive_expect_tx(bar,
                             Traits::kKBytes + (first ? Traits::kConsumers * Traits::kQBytes : 0));
-      if (first && !Traits::kByItem) load_q(bar, q_start, item.unit);
+      if (first && !Traits::kByItem) load_q(bar, q_start, item.unit);  // waited for in run_item
       tma_load_4d(smem_addr(smem.k[ring_k.slot]), &p.map_k, bar, 0, key, 0, kv_head, kEvictLast);
       if (first && Traits::kByItem) {
-        begin_item(item);
+        wait_for_q();
         load_q(bar, q_start, item.unit);
       }
     }
@@ -64,9 +65,13 @@ struct FwdProducer {
     pending_kv_head = kv_head;
   }
 
-  // Waits for the Q tile, and writes the item's record.
-  MAGI_DEVICE void begin_item(FwdItem item) {
+  MAGI_DEVICE void wait_for_q() const {
     wait_for(smem_addr(&smem.empty_q[ring_q.slot]), ring_q.phase ^ 1);
+  }
+
+  // Before the arrival of the item's first step, which orders it for the consumers. The slot is
+  // free: see kItemSlots in kernel.cuh.
+  MAGI_DEVICE void note_item(FwdItem item) {
     smem.items[item_slot] = item;
     item_slot = item_slot + 1 == Traits::kItemSlots ? 0 : item_slot + 1;
   }
@@ -97,7 +102,7 @@ struct FwdProducer {
     const FwdTile tile = reinterpret_cast<const FwdTile*>(p.args.tiles)[tile_index];
     const FwdEntry* entry = reinterpret_cast<const FwdEntry*>(p.args.entries) + tile.entry_begin;
     const FwdItem record = {tile.out_start, tile.num_tokens, unit, tile_index};
-    if (!Traits::kByItem) begin_item(record);
+    if (!Traits::kByItem) wait_for_q();
     const int claim_at = min(tile.num_steps, kClaimSteps);
     int flags = kStepFirst;
     [[maybe_unused]] bool seen = false;  // all rows have seen keys

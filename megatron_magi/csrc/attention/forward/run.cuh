@@ -29,9 +29,11 @@ Status run_fwd(const MagiFwdParams& args) {
   p.inverse_scale_log2 = 1.f / p.scale_log2;
   p.cap_scale = Traits::kSoftcap ? args.softmax_scale / args.softcap : 0.f;
   p.unshifted = Traits::kMayBeUnshifted && p.scale_log2 <= kLargestUnshifted;
-  if (p.unshifted)
-    p.cap_polynomial =
-        make_cap_polynomial(args.softmax_scale / args.softcap, args.softcap * M_LOG2E);
+  if (p.unshifted) {
+    const double unit = args.softcap * M_LOG2E;
+    p.cap_polynomial = make_cap_polynomial(p.cap_scale, unit);
+    p.small_cap = make_small_cap_polynomial(p.cap_scale, unit);
+  }
 
   if (p.num_items > 0) {
     const bool stage_out = args.out_dtype != kMagiFp32;

@@ -44,6 +44,7 @@ struct FwdTraits {
   static constexpr bool kSoftcap = kSoftcap_;
   // Whether the softmax of a moderate softcap needs no shift, see capped.cuh.
   static constexpr bool kMayBeUnshifted = kSoftcap && std::is_same_v<Element, ptx::bf16>;
+  static constexpr bool kUnshifted = false;  // true in Unshifted
   // Whether it then caps small scores by polynomials. The products of wider heads take so long that
   // the unit for tanh suffices.
   static constexpr bool kCapsByPolynomial = kMayBeUnshifted && kHeadDim <= 128;
@@ -69,13 +70,14 @@ struct FwdTraits {
   static constexpr int kRoom = 226 * 1024 - kStages * (kKBytes + kVBytes);
   static constexpr bool kStageOut = kRoom >= kConsumers * (kQBytes + kOutBytes);
   static constexpr bool kFitsTwoQ = kRoom >= kConsumers * (2 * kQBytes + kOutBytes);
-  // Whether an item ends before the next one begins (by_item.cuh): with one Q tile, and at head_dim
-  // 128, where that is faster; with softcap it has not been measured there.
-  static constexpr bool kByItem = !kFitsTwoQ || (kHeadDim == 128 && !kSoftcap);
+  // Whether an item ends before the next one begins (by_item.cuh): with one Q tile, and where that
+  // is faster.
+  static constexpr bool kByItem = !kFitsTwoQ || kHeadDim == 128 || kCapsByPolynomial;
   static constexpr int kQStages = kByItem || !kFitsTwoQ ? 1 : 2;
   // Whether the consumers issue their products in turn (rows.cuh).
   static constexpr bool kTurns =
-      kByItem ? (kConsumers == 2 && kHeadDim > 128) : (kBySums && kConsumers == 3);
+      kByItem ? (kConsumers == 2 ? kHeadDim > 128 : kCapsByPolynomial&& kHeadDim == 64)
+              : (kBySums && kConsumers == 3);
   // So many of a thread's exponentials are made beside the product in flight; the others follow it
   // and are packed as they come. By item, that has been measured with 192 columns only.
   static constexpr int kEarlyScores = kByItem || kSoftcap ? kBlockN / 2 : kBySums ? 8 : 0;
@@ -110,6 +112,12 @@ struct FwdTraits {
   static_assert(kMaxLogits || !kSoftcap, "softcap without max logits is not compiled");
   static_assert(kConsumers == 2 || kConsumers == 3, "register budgets are set for these");
   static_assert(kSharedBytes <= 227 * 1024, "a Hopper block has 227 KB of shared memory");
+};
+
+// As Traits, for launches whose softmax has no shift.
+template <class Traits>
+struct Unshifted : Traits {
+  static constexpr bool kUnshifted = true;
 };
 
 }  // namespace magi
