@@ -150,7 +150,7 @@ class _RMSNorm(torch.autograd.Function):
         out, inverse = normalize(x, weight, eps)
         # Detached: x may carry `past`, whose graph must not keep x alive.
         ctx.save_for_backward(x.detach(), weight, inverse)
-        ctx.into_main_grad = into_main_grad
+        ctx.into_main_grad = into_main_grad and weight.requires_grad
         ctx.set_materialize_grads(False)
         return out, past
 
@@ -173,7 +173,7 @@ class AddAndNormalize(torch.autograd.Function):
         total = torch.empty_like(x)
         out, inverse = normalize(x, weight, eps, (residual, total))
         ctx.save_for_backward(total, weight, inverse)
-        ctx.into_main_grad = into_main_grad
+        ctx.into_main_grad = into_main_grad and weight.requires_grad
         ctx.set_materialize_grads(False)
         return total, out
 

@@ -214,6 +214,19 @@ def test_the_weights_gradient_is_added_in_fp32_where_megatron_accumulates():
     torch.testing.assert_close(weight.grad, want)
 
 
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_weight_that_is_frozen_after_it_was_wrapped_gets_no_gradient(joined):
+    """Its main_grad stays there, and the optimizer would still read it."""
+    module, (x, residual) = block_norm(gradient_accumulation_fusion=True), addends(5, 1, WIDTH)
+    module.weight.main_grad = torch.zeros(WIDTH, device=DEVICE)
+    module.weight.grad_added_to_main_grad = False
+    module.weight.requires_grad_(False)
+    total = add(module, x, residual) if joined else x + residual
+    module(total).sin().sum().backward()
+    assert x.grad.any() and not module.weight.main_grad.any()
+    assert not module.weight.grad_added_to_main_grad
+
+
 def fake_model(layers=3, final=True, **config):
     from megatron.core.transformer.identity_op import IdentityOp
 
