@@ -52,7 +52,10 @@ class JoinedAddition:
         return add_and_normalize(x, past, self.norm)
 
     def _fits(self, x: Tensor, residual: Tensor) -> bool:
-        """Whether one kernel can add these, and may read the norm's weight now."""
+        """Whether one kernel can add these, and may read the norm's weight now.
+
+        Inference tensors do not count their changes in place, which `take_normed` must know.
+        """
         weight = self.norm.weight
         return (
             (x.dtype, x.shape, x.device) == (residual.dtype, residual.shape, residual.device)
@@ -62,6 +65,7 @@ class JoinedAddition:
             and weight.shape == x.shape[-1:]
             and weight.numel() <= WIDEST
             and not has_hooks(self.norm)
+            and not (torch.is_inference_mode_enabled() or weight.is_inference())
         )
 
 

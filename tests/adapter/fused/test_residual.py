@@ -157,6 +157,19 @@ def test_the_rows_that_went_past_a_norm_get_their_gradient():
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("made_there", [True, False])
+def test_inference_mode_adds_and_normalises_one_after_the_other(made_there):
+    """Its tensors do not count their changes in place."""
+    with torch.inference_mode(made_there):
+        module = block_norm()
+    with torch.inference_mode(not made_there), torch.no_grad():
+        x, residual = torch.randn(2, 5, 1, WIDTH, device=DEVICE)
+        total = add(module, x.clone(), residual, training=False)
+        total += 1
+        out = module(total)
+        torch.testing.assert_close(out, normed(residual + x + 1, module.weight))
+
+
 def hook(*_):
     return None
 
