@@ -39,6 +39,8 @@ PAST_NORM = "_magi_past_norm"
 NORMED = "_magi_normed"
 """Attribute of a norm's input: what the addition that wrote it computed for the norm."""
 
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
 
 class FusedRMSNorm(RMSNorm):
     """`RMSNorm` with the same parameters, for rows of up to WIDEST columns.
@@ -78,20 +80,30 @@ class Normed:
 
     out: Tensor
     norm: FusedRMSNorm
-    versions: tuple[int, int]
-    """How often the rows and the weight had been changed in place."""
+    state: tuple[Any, ...]
+    """`state_of` the rows and the weight when they were read."""
+
+
+def state_of(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
+    """What must be the same at the addition and at the norm.
+
+    How often rows and weight were changed in place, and who keeps the tensors of a backward pass:
+    torch's checkpoint numbers them, so what it computes again must save as many as at first.
+    """
+    return x._version, weight._version, _saving_hooks(True)
 
 
 def take_normed(x: Tensor, norm: FusedRMSNorm) -> Tensor | None:
     """The rows of x that an addition normalised for this norm; None: the norm must do it.
 
-    They are taken once, and only if rows and weight are unchanged since then. Rows with a graph are
-    not taken where gradients are off, since what is computed there is computed again later.
+    They are taken once, and only if rows and weight are unchanged since then, in the same part of
+    torch's checkpoint. Rows with a graph are not taken where gradients are off, since what is
+    computed there is computed again later.
     """
     ready: Normed | None = x.__dict__.pop(NORMED, None)
     if ready is None or ready.norm is not norm:
         return None
-    if ready.versions != (x._version, norm.weight._version):
+    if ready.state != state_of(x, norm.weight):
         return None
     return None if ready.out.requires_grad and not torch.is_grad_enabled() else ready.out
 

@@ -27,6 +27,7 @@ from megatron_magi.adapter.fused.norm import (
     FusedRMSNorm,
     Normed,
     add_rows_past_norm,
+    state_of,
 )
 
 
@@ -74,7 +75,7 @@ def add_and_normalize(x: Tensor, residual: Tensor, norm: FusedRMSNorm) -> Tensor
     weight = norm.weight
     total: Tensor
     total, out = AddAndNormalize.apply(x, residual, weight, norm.eps, norm.into_main_grad)
-    setattr(total, NORMED, Normed(out, norm, (total._version, weight._version)))
+    setattr(total, NORMED, Normed(out, norm, state_of(total, weight)))
     return total
 
 

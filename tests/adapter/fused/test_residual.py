@@ -143,6 +143,35 @@ def test_without_gradients_rows_with_a_graph_are_not_taken():
     assert not out.requires_grad and not vars(total)
 
 
+def test_a_norm_that_torchs_checkpoint_computes_again_computes_at_first():
+    """Its second pass has no rows to take; it would save other tensors under the same numbers."""
+    from torch.utils.checkpoint import checkpoint
+
+    def way(total):
+        return checkpoint(lambda rows: module(rows).sin(), total, use_reentrant=False)
+
+    module, (x, residual) = block_norm(), addends(5, 1, WIDTH)
+    leaves = (x, residual, module.weight)
+    got = torch.autograd.grad(way(add(module, x, residual)).sum(), leaves)
+    want = torch.autograd.grad(normed(residual + x, module.weight).sin().sum(), leaves)
+    torch.testing.assert_close(got, want)
+
+
+def test_within_torchs_checkpoint_the_norm_takes_the_rows(monkeypatch):
+    from torch.utils.checkpoint import checkpoint
+
+    module, (x, residual) = block_norm(), addends(5, 1, WIDTH)
+    leaves = (x, residual, module.weight)
+    want = torch.autograd.grad(normed(residual + x, module.weight).sin().sum(), leaves)
+    monkeypatch.setattr(norms, "rms_norm_and_rows", None)  # the norm itself computes nothing
+
+    def way(x, residual):
+        return module(add(module, x, residual)).sin()
+
+    got = torch.autograd.grad(checkpoint(way, x, residual, use_reentrant=False).sum(), leaves)
+    torch.testing.assert_close(got, want)
+
+
 def test_the_rows_that_went_past_a_norm_get_their_gradient():
     """The first addition of a decoder: the norm before its sublayer was not computed early."""
     first, second = block_norm(), block_norm()
