@@ -32,6 +32,14 @@ def test_the_norm_is_that_of_all_elements():
     torch.testing.assert_close(norm[0].double(), want, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_norm_of_16_bit_gradients_is_not_rounded_to_16_bits(dtype):
+    some = [torch.full((10_001,), 1000.0, dtype=dtype, device=DEVICE)]
+    norm, _ = l2_norm(1, None, [some], False)  # above fp16's range
+    want = some[0].double().norm()
+    torch.testing.assert_close(norm[0].double(), want, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_the_norm_shows_what_is_not_finite(value):
     some = tensors(0)
