@@ -41,6 +41,8 @@ def l2_norm(
 def scale(chunk_size: int, noop_flag: Tensor, lists: list[list[Tensor]], factor: float) -> None:
     """Tensors of the second list = those of the first * factor, by amp_C's arguments."""
     sources, targets = lists
+    if not targets:  # torch's operations refuse an empty list
+        return
     if any(a is not b for a, b in zip(sources, targets, strict=True)):
         torch._foreach_copy_(targets, sources)
     torch._foreach_mul_(targets, factor)

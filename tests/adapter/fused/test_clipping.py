@@ -60,6 +60,10 @@ def test_scaling_leaves_the_sources_alone_unless_they_are_the_targets(in_place):
         assert all(torch.equal(s, b) for s, b in zip(sources, before, strict=True))
 
 
+def test_parameters_without_gradients_are_nothing_to_scale():
+    scale(1, None, [[], []], 0.5)
+
+
 def test_megatrons_clipping_takes_them(clip_grads):
     install_foreach()
     assert (clip_grads.l2_norm_impl, clip_grads.multi_tensor_scale_impl) == (l2_norm, scale)
