@@ -73,12 +73,13 @@ def split_and_rotate(mixed: Tensor, angles: Tensor, groups: int, head_dim: int) 
         angles: float32 [rows, 1, 1, head_dim], both halves equal (Megatron's RotaryEmbedding).
 
     Raises:
-        ValueError: angles of another number of rows or another width.
+        ValueError: angles of another shape, such as others for each sequence of a batch.
     """
-    if angles.shape[0] != mixed.shape[0] or angles.shape[-1] != head_dim:
+    if angles.shape != (mixed.shape[0], 1, 1, head_dim):
         raise ValueError(
             f"rotary angles must be [{mixed.shape[0]}, 1, 1, {head_dim}], one for each row and "
-            f"channel of a head, got {tuple(angles.shape)}; rotary_percent must be 1"
+            f"channel of a head, got {tuple(angles.shape)}; rotary_percent must be 1, and the "
+            f"sequences of a batch share their positions"
         )
     q, k, v = _SplitAndRotate.apply(mixed, angles, groups, head_dim)
     return q, k, v

@@ -68,6 +68,14 @@ def test_split_and_rotate_refuses_partial_rotary_dimensions():
         )
 
 
+def test_split_and_rotate_refuses_angles_of_each_sequence():
+    """As Megatron's multimodal positions are; the kernel reads one angle for all sequences."""
+    with pytest.raises(ValueError, match="share their positions"):
+        split_and_rotate(
+            torch.zeros(4, 2, 48, device=DEVICE), torch.zeros(4, 2, 1, 16, device=DEVICE), 1, 16
+        )
+
+
 def config(**changes):
     plain = {"qk_layernorm": False, "rotary_interleaved": False, "attention_output_gate": False}
     sizes = {"num_query_groups": 4, "tensor_model_parallel_size": 2}
