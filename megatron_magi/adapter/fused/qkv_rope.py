@@ -19,6 +19,9 @@ from torch import Tensor
 ROWS = 8
 """Number of rows that a program handles, for one key/value group."""
 
+PLAIN = ("qk_layernorm", "rotary_interleaved", "attention_output_gate")
+"""Fields of the configuration that add something between projection and RoPE."""
+
 QKV = tuple[Tensor, Tensor, Tensor]
 
 
@@ -53,14 +56,18 @@ class FusedSelfAttention(SelfAttention):  # type: ignore[misc]
 
 def check_fits(config: Any) -> None:
     """Raise NotImplementedError for an attention that does more between projection and RoPE."""
-    wanted = {"qk_layernorm": False, "rotary_interleaved": False, "attention_output_gate": False}
+    wanted: dict[str, Any] = dict.fromkeys(PLAIN, False)
+    wanted["yarn_rotary_scaling_factor"] = None  # YaRN scales what it rotates
     other = {n: v for n, want in wanted.items() if (v := getattr(config, n, want)) != want}
     if config.num_query_groups % config.tensor_model_parallel_size:
         other["num_query_groups"] = config.num_query_groups
+    if any(getattr(config, "no_rope_freq", None) or ()):
+        other["no_rope_freq"] = config.no_rope_freq
     if other:
         raise NotImplementedError(
             f"the fused QKV split and RoPE requires {wanted} and num_query_groups divisible by the "
-            f"tensor-parallel size, got {other}; set model.fused=off"
+            f"tensor-parallel size, and rotary positions in all layers, got {other}; set "
+            f"model.fused=off"
         )
 
 

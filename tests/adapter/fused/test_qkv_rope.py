@@ -89,11 +89,14 @@ def config(**changes):
         {"rotary_interleaved": True},
         {"attention_output_gate": True},
         {"num_query_groups": 3},
+        {"no_rope_freq": [0, 0, 0, 1]},
+        {"yarn_rotary_scaling_factor": 4.0},
     ],
     ids=str,
 )
 def test_an_attention_that_does_more_is_refused(changes):
     check_fits(config())
+    check_fits(config(no_rope_freq=[0, 0]))
     with pytest.raises(NotImplementedError, match=next(iter(changes))) as error:
         check_fits(config(**changes))
     assert "set model.fused=off" in str(error.value)
