@@ -22,6 +22,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megatron_magi.adapter.rms_norm import RMSNorm
+from megatron_magi.core.kernel.autograd import differentiable_once
 
 PROGRAMS = 396
 """Number of programs of the backward pass, each with a partial sum of the weight's gradient: three
@@ -167,6 +168,7 @@ class _RMSNorm(torch.autograd.Function):
         return out, past
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad, past = grads
         if grad is None:
@@ -190,6 +192,7 @@ class AddAndNormalize(torch.autograd.Function):
         return total, out
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradient of both addends is one tensor, as autograd's for an addition is."""
         past, grad = grads

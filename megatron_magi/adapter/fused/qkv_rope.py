@@ -16,6 +16,8 @@ import triton.language as tl
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
+from megatron_magi.core.kernel.autograd import differentiable_once
+
 ROWS = 8
 """Number of rows that a program handles, for one key/value group."""
 
@@ -106,6 +108,7 @@ class _SplitAndRotate(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (angles,) = ctx.saved_tensors
         dq, dk, dv = (g.contiguous() for g in grads)
