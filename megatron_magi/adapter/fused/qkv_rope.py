@@ -40,7 +40,17 @@ class FusedSelfAttention(SelfAttention):  # type: ignore[misc]
         self._angles: Tensor | None = None
 
     def forward(self, *args: Any, rotary_pos_emb: Any = None, **kwargs: Any) -> Any:
-        """Megatron's forward, but the angles are kept for the split instead of its own RoPE."""
+        """Megatron's forward, but the angles are kept for the split instead of its own RoPE.
+
+        Raises:
+            NotImplementedError: a packed batch of Megatron's, whose positions begin anew in each
+                sequence; those of `MagiPackedSeqParams` are in the angles.
+        """
+        if getattr(kwargs.get("packed_seq_params"), "qkv_format", None) == "thd":
+            raise NotImplementedError(
+                "the fused QKV split and RoPE requires packed_seq_params of make_packed_seq_params "
+                "or from_packed_seq_params, got qkv_format 'thd'; set model.fused=off"
+            )
         self._angles = rotary_pos_emb[0] if isinstance(rotary_pos_emb, tuple) else rotary_pos_emb
         try:
             return super().forward(*args, rotary_pos_emb=None, **kwargs)

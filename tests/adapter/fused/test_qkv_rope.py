@@ -8,7 +8,11 @@ import torch
 from tests.adapter.interpreter import DEVICE  # isort: skip
 
 import megatron_magi.adapter  # noqa: F401
-from megatron_magi.adapter.fused.qkv_rope import check_fits, split_and_rotate
+from megatron_magi.adapter.fused.qkv_rope import (
+    FusedSelfAttention,
+    check_fits,
+    split_and_rotate,
+)
 from tests.adapter.fused.exactness import DTYPES, ROUNDING, worst
 
 
@@ -100,3 +104,13 @@ def test_an_attention_that_does_more_is_refused(changes):
     with pytest.raises(NotImplementedError, match=next(iter(changes))) as error:
         check_fits(config(**changes))
     assert "set model.fused=off" in str(error.value)
+
+
+def test_a_packed_batch_of_megatrons_is_refused():
+    """Its angles are one sequence's; another sequence would go on where the one before ended."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    attention = FusedSelfAttention.__new__(FusedSelfAttention)
+    packed = PackedSeqParams(qkv_format="thd")
+    with pytest.raises(NotImplementedError, match="'thd'"):
+        attention.forward(torch.zeros(4, 1, 8), None, packed_seq_params=packed)
