@@ -30,14 +30,19 @@ def install_foreach() -> None:
 def l2_norm(
     chunk_size: int, noop_flag: Tensor, lists: list[list[Tensor]], per_tensor: bool, *unused: Any
 ) -> tuple[Tensor, None]:
-    """float32 [1]: the norm of all tensors of all lists together, by amp_C's arguments."""
-    norms = [norm.float() for tensors in lists for norm in torch._foreach_norm(tensors)]
+    """float32 [1]: the norm of all tensors of all lists together, by amp_C's arguments.
+
+    A norm is computed in fp32 of tensors of any dtype; as a 16-bit one it might be infinite.
+    """
+    norms = [n for tensors in lists for n in torch._foreach_norm(tensors, 2, torch.float32)]
     return torch.linalg.vector_norm(torch.stack(norms)).view(1), None
 
 
 def scale(chunk_size: int, noop_flag: Tensor, lists: list[list[Tensor]], factor: float) -> None:
     """Tensors of the second list = those of the first * factor, by amp_C's arguments."""
     sources, targets = lists
+    if not targets:  # torch's operations refuse an empty list
+        return
     if any(a is not b for a, b in zip(sources, targets, strict=True)):
         torch._foreach_copy_(targets, sources)
     torch._foreach_mul_(targets, factor)

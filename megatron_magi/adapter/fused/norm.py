@@ -22,6 +22,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megatron_magi.adapter.rms_norm import RMSNorm
+from megatron_magi.core.kernel.autograd import differentiable_once
 
 PROGRAMS = 396
 """Number of programs of the backward pass, each with a partial sum of the weight's gradient: three
@@ -38,6 +39,8 @@ PAST_NORM = "_magi_past_norm"
 
 NORMED = "_magi_normed"
 """Attribute of a norm's input: what the addition that wrote it computed for the norm."""
+
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class FusedRMSNorm(RMSNorm):
@@ -78,20 +81,30 @@ class Normed:
 
     out: Tensor
     norm: FusedRMSNorm
-    versions: tuple[int, int]
-    """How often the rows and the weight had been changed in place."""
+    state: tuple[Any, ...]
+    """`state_of` the rows and the weight when they were read."""
+
+
+def state_of(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
+    """What must be the same at the addition and at the norm.
+
+    How often rows and weight were changed in place, and who keeps the tensors of a backward pass:
+    torch's checkpoint numbers them, so what it computes again must save as many as at first.
+    """
+    return x._version, weight._version, _saving_hooks(True)
 
 
 def take_normed(x: Tensor, norm: FusedRMSNorm) -> Tensor | None:
     """The rows of x that an addition normalised for this norm; None: the norm must do it.
 
-    They are taken once, and only if rows and weight are unchanged since then. Rows with a graph are
-    not taken where gradients are off, since what is computed there is computed again later.
+    They are taken once, and only if rows and weight are unchanged since then, in the same part of
+    torch's checkpoint. Rows with a graph are not taken where gradients are off, since what is
+    computed there is computed again later.
     """
     ready: Normed | None = x.__dict__.pop(NORMED, None)
     if ready is None or ready.norm is not norm:
         return None
-    if ready.versions != (x._version, norm.weight._version):
+    if ready.state != state_of(x, norm.weight):
         return None
     return None if ready.out.requires_grad and not torch.is_grad_enabled() else ready.out
 
@@ -150,11 +163,12 @@ class _RMSNorm(torch.autograd.Function):
         out, inverse = normalize(x, weight, eps)
         # Detached: x may carry `past`, whose graph must not keep x alive.
         ctx.save_for_backward(x.detach(), weight, inverse)
-        ctx.into_main_grad = into_main_grad
+        ctx.into_main_grad = into_main_grad and weight.requires_grad
         ctx.set_materialize_grads(False)
         return out, past
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad, past = grads
         if grad is None:
@@ -173,11 +187,12 @@ class AddAndNormalize(torch.autograd.Function):
         total = torch.empty_like(x)
         out, inverse = normalize(x, weight, eps, (residual, total))
         ctx.save_for_backward(total, weight, inverse)
-        ctx.into_main_grad = into_main_grad
+        ctx.into_main_grad = into_main_grad and weight.requires_grad
         ctx.set_materialize_grads(False)
         return total, out
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradient of both addends is one tensor, as autograd's for an addition is."""
         past, grad = grads
@@ -211,7 +226,7 @@ def gradients(
     """dx and dweight of a norm, from its saved x, weight and inverse; dx includes past."""
     x, weight, inverse = saved
     rows, width = len(inverse), x.shape[-1]
-    programs = max(1, min(PROGRAMS, rows))
+    programs = min(PROGRAMS, rows)  # 0: no launch, and a sum of nothing
     dx = torch.empty_like(x)
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     grad = grad.contiguous()

@@ -16,8 +16,13 @@ import triton.language as tl
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
+from megatron_magi.core.kernel.autograd import differentiable_once
+
 ROWS = 8
 """Number of rows that a program handles, for one key/value group."""
+
+PLAIN = ("qk_layernorm", "rotary_interleaved", "attention_output_gate")
+"""Fields of the configuration that add something between projection and RoPE."""
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -35,7 +40,17 @@ class FusedSelfAttention(SelfAttention):  # type: ignore[misc]
         self._angles: Tensor | None = None
 
     def forward(self, *args: Any, rotary_pos_emb: Any = None, **kwargs: Any) -> Any:
-        """Megatron's forward, but the angles are kept for the split instead of its own RoPE."""
+        """Megatron's forward, but the angles are kept for the split instead of its own RoPE.
+
+        Raises:
+            NotImplementedError: a packed batch of Megatron's, whose positions begin anew in each
+                sequence; those of `MagiPackedSeqParams` are in the angles.
+        """
+        if getattr(kwargs.get("packed_seq_params"), "qkv_format", None) == "thd":
+            raise NotImplementedError(
+                "the fused QKV split and RoPE requires packed_seq_params of make_packed_seq_params "
+                "or from_packed_seq_params, got qkv_format 'thd'; set model.fused=off"
+            )
         self._angles = rotary_pos_emb[0] if isinstance(rotary_pos_emb, tuple) else rotary_pos_emb
         try:
             return super().forward(*args, rotary_pos_emb=None, **kwargs)
@@ -53,14 +68,18 @@ class FusedSelfAttention(SelfAttention):  # type: ignore[misc]
 
 def check_fits(config: Any) -> None:
     """Raise NotImplementedError for an attention that does more between projection and RoPE."""
-    wanted = {"qk_layernorm": False, "rotary_interleaved": False, "attention_output_gate": False}
+    wanted: dict[str, Any] = dict.fromkeys(PLAIN, False)
+    wanted["yarn_rotary_scaling_factor"] = None  # YaRN scales what it rotates
     other = {n: v for n, want in wanted.items() if (v := getattr(config, n, want)) != want}
     if config.num_query_groups % config.tensor_model_parallel_size:
         other["num_query_groups"] = config.num_query_groups
+    if any(getattr(config, "no_rope_freq", None) or ()):
+        other["no_rope_freq"] = config.no_rope_freq
     if other:
         raise NotImplementedError(
             f"the fused QKV split and RoPE requires {wanted} and num_query_groups divisible by the "
-            f"tensor-parallel size, got {other}; set model.fused=off"
+            f"tensor-parallel size, and rotary positions in all layers, got {other}; set "
+            f"model.fused=off"
         )
 
 
@@ -73,12 +92,13 @@ def split_and_rotate(mixed: Tensor, angles: Tensor, groups: int, head_dim: int) 
         angles: float32 [rows, 1, 1, head_dim], both halves equal (Megatron's RotaryEmbedding).
 
     Raises:
-        ValueError: angles of another number of rows or another width.
+        ValueError: angles of another shape, such as others for each sequence of a batch.
     """
-    if angles.shape[0] != mixed.shape[0] or angles.shape[-1] != head_dim:
+    if angles.shape != (mixed.shape[0], 1, 1, head_dim):
         raise ValueError(
             f"rotary angles must be [{mixed.shape[0]}, 1, 1, {head_dim}], one for each row and "
-            f"channel of a head, got {tuple(angles.shape)}; rotary_percent must be 1"
+            f"channel of a head, got {tuple(angles.shape)}; rotary_percent must be 1, and the "
+            f"sequences of a batch share their positions"
         )
     q, k, v = _SplitAndRotate.apply(mixed, angles, groups, head_dim)
     return q, k, v
@@ -98,6 +118,7 @@ class _SplitAndRotate(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (angles,) = ctx.saved_tensors
         dq, dk, dv = (g.contiguous() for g in grads)

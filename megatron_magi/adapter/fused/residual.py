@@ -27,6 +27,7 @@ from megatron_magi.adapter.fused.norm import (
     FusedRMSNorm,
     Normed,
     add_rows_past_norm,
+    state_of,
 )
 
 
@@ -52,7 +53,10 @@ class JoinedAddition:
         return add_and_normalize(x, past, self.norm)
 
     def _fits(self, x: Tensor, residual: Tensor) -> bool:
-        """Whether one kernel can add these, and may read the norm's weight now."""
+        """Whether one kernel can add these, and may read the norm's weight now.
+
+        Inference tensors do not count their changes in place, which `take_normed` must know.
+        """
         weight = self.norm.weight
         return (
             (x.dtype, x.shape, x.device) == (residual.dtype, residual.shape, residual.device)
@@ -62,6 +66,7 @@ class JoinedAddition:
             and weight.shape == x.shape[-1:]
             and weight.numel() <= WIDEST
             and not has_hooks(self.norm)
+            and not (torch.is_inference_mode_enabled() or weight.is_inference())
         )
 
 
@@ -70,7 +75,7 @@ def add_and_normalize(x: Tensor, residual: Tensor, norm: FusedRMSNorm) -> Tensor
     weight = norm.weight
     total: Tensor
     total, out = AddAndNormalize.apply(x, residual, weight, norm.eps, norm.into_main_grad)
-    setattr(total, NORMED, Normed(out, norm, (total._version, weight._version)))
+    setattr(total, NORMED, Normed(out, norm, state_of(total, weight)))
     return total
 
 

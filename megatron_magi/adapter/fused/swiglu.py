@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from megatron_magi.core.kernel.autograd import differentiable_once
+
 BLOCK = 1024
 """Number of columns of each half that a program handles, in one row."""
 
@@ -58,12 +60,13 @@ class _SwiGLU(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    @differentiable_once
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor]:
         (mixed,) = ctx.saved_tensors
         (grad,) = grads
         dmixed = torch.empty_like(mixed)
         _swiglu_gradient[_grid(grad)](mixed, grad.contiguous(), dmixed, grad.shape[-1], BLOCK)
-        return dmixed
+        return (dmixed,)
 
 
 def _grid(out: Tensor) -> tuple[int, int]:

@@ -32,6 +32,14 @@ def test_the_norm_is_that_of_all_elements():
     torch.testing.assert_close(norm[0].double(), want, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_norm_of_16_bit_gradients_is_not_rounded_to_16_bits(dtype):
+    some = [torch.full((10_001,), 1000.0, dtype=dtype, device=DEVICE)]
+    norm, _ = l2_norm(1, None, [some], False)  # above fp16's range
+    want = some[0].double().norm()
+    torch.testing.assert_close(norm[0].double(), want, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_the_norm_shows_what_is_not_finite(value):
     some = tensors(0)
@@ -50,6 +58,10 @@ def test_scaling_leaves_the_sources_alone_unless_they_are_the_targets(in_place):
     assert all(torch.equal(t, w) for t, w in zip(targets, want, strict=True))
     if not in_place:
         assert all(torch.equal(s, b) for s, b in zip(sources, before, strict=True))
+
+
+def test_parameters_without_gradients_are_nothing_to_scale():
+    scale(1, None, [[], []], 0.5)
 
 
 def test_megatrons_clipping_takes_them(clip_grads):

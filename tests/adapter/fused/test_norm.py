@@ -64,6 +64,13 @@ def test_the_gradient_of_rows_that_go_past_the_norm_is_added(dtype, shape):
     assert_as_good(got, same, exact, dtype)
 
 
+def test_no_rows_have_a_gradient_of_zero():
+    x = torch.empty(0, 1, 16, device=DEVICE, requires_grad=True)
+    weight = torch.ones(16, device=DEVICE, requires_grad=True)
+    rms_norm(x, weight, 1e-5).sum().backward()
+    assert x.grad.shape == x.shape and torch.equal(weight.grad, torch.zeros_like(weight))
+
+
 @pytest.mark.parametrize("used", [0, 1])
 def test_one_output_of_the_two_is_enough(used):
     x, weight = torch.randn(5, 1, 32, device=DEVICE), torch.rand(32, device=DEVICE)

@@ -8,7 +8,11 @@ import torch
 from tests.adapter.interpreter import DEVICE  # isort: skip
 
 import megatron_magi.adapter  # noqa: F401
-from megatron_magi.adapter.fused.qkv_rope import check_fits, split_and_rotate
+from megatron_magi.adapter.fused.qkv_rope import (
+    FusedSelfAttention,
+    check_fits,
+    split_and_rotate,
+)
 from tests.adapter.fused.exactness import DTYPES, ROUNDING, worst
 
 
@@ -68,6 +72,14 @@ def test_split_and_rotate_refuses_partial_rotary_dimensions():
         )
 
 
+def test_split_and_rotate_refuses_angles_of_each_sequence():
+    """As Megatron's multimodal positions are; the kernel reads one angle for all sequences."""
+    with pytest.raises(ValueError, match="share their positions"):
+        split_and_rotate(
+            torch.zeros(4, 2, 48, device=DEVICE), torch.zeros(4, 2, 1, 16, device=DEVICE), 1, 16
+        )
+
+
 def config(**changes):
     plain = {"qk_layernorm": False, "rotary_interleaved": False, "attention_output_gate": False}
     sizes = {"num_query_groups": 4, "tensor_model_parallel_size": 2}
@@ -81,11 +93,24 @@ def config(**changes):
         {"rotary_interleaved": True},
         {"attention_output_gate": True},
         {"num_query_groups": 3},
+        {"no_rope_freq": [0, 0, 0, 1]},
+        {"yarn_rotary_scaling_factor": 4.0},
     ],
     ids=str,
 )
 def test_an_attention_that_does_more_is_refused(changes):
     check_fits(config())
+    check_fits(config(no_rope_freq=[0, 0]))
     with pytest.raises(NotImplementedError, match=next(iter(changes))) as error:
         check_fits(config(**changes))
     assert "set model.fused=off" in str(error.value)
+
+
+def test_a_packed_batch_of_megatrons_is_refused():
+    """Its angles are one sequence's; another sequence would go on where the one before ended."""
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    attention = FusedSelfAttention.__new__(FusedSelfAttention)
+    packed = PackedSeqParams(qkv_format="thd")
+    with pytest.raises(NotImplementedError, match="'thd'"):
+        attention.forward(torch.zeros(4, 1, 8), None, packed_seq_params=packed)

@@ -143,6 +143,35 @@ def test_without_gradients_rows_with_a_graph_are_not_taken():
     assert not out.requires_grad and not vars(total)
 
 
+def test_a_norm_that_torchs_checkpoint_computes_again_computes_at_first():
+    """Its second pass has no rows to take; it would save other tensors under the same numbers."""
+    from torch.utils.checkpoint import checkpoint
+
+    def way(total):
+        return checkpoint(lambda rows: module(rows).sin(), total, use_reentrant=False)
+
+    module, (x, residual) = block_norm(), addends(5, 1, WIDTH)
+    leaves = (x, residual, module.weight)
+    got = torch.autograd.grad(way(add(module, x, residual)).sum(), leaves)
+    want = torch.autograd.grad(normed(residual + x, module.weight).sin().sum(), leaves)
+    torch.testing.assert_close(got, want)
+
+
+def test_within_torchs_checkpoint_the_norm_takes_the_rows(monkeypatch):
+    from torch.utils.checkpoint import checkpoint
+
+    module, (x, residual) = block_norm(), addends(5, 1, WIDTH)
+    leaves = (x, residual, module.weight)
+    want = torch.autograd.grad(normed(residual + x, module.weight).sin().sum(), leaves)
+    monkeypatch.setattr(norms, "rms_norm_and_rows", None)  # the norm itself computes nothing
+
+    def way(x, residual):
+        return module(add(module, x, residual)).sin()
+
+    got = torch.autograd.grad(checkpoint(way, x, residual, use_reentrant=False).sum(), leaves)
+    torch.testing.assert_close(got, want)
+
+
 def test_the_rows_that_went_past_a_norm_get_their_gradient():
     """The first addition of a decoder: the norm before its sublayer was not computed early."""
     first, second = block_norm(), block_norm()
@@ -155,6 +184,19 @@ def test_the_rows_that_went_past_a_norm_get_their_gradient():
     total = x + normed(x, first.weight).tanh()
     want = torch.autograd.grad((total * normed(total, second.weight)).sum(), leaves)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("made_there", [True, False])
+def test_inference_mode_adds_and_normalises_one_after_the_other(made_there):
+    """Its tensors do not count their changes in place."""
+    with torch.inference_mode(made_there):
+        module = block_norm()
+    with torch.inference_mode(not made_there), torch.no_grad():
+        x, residual = torch.randn(2, 5, 1, WIDTH, device=DEVICE)
+        total = add(module, x.clone(), residual, training=False)
+        total += 1
+        out = module(total)
+        torch.testing.assert_close(out, normed(residual + x + 1, module.weight))
 
 
 def hook(*_):
@@ -212,6 +254,19 @@ def test_the_weights_gradient_is_added_in_fp32_where_megatron_accumulates():
     weight.grad = None
     module(add(module, x, residual)).sin().sum().backward()
     torch.testing.assert_close(weight.grad, want)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_weight_that_is_frozen_after_it_was_wrapped_gets_no_gradient(joined):
+    """Its main_grad stays there, and the optimizer would still read it."""
+    module, (x, residual) = block_norm(gradient_accumulation_fusion=True), addends(5, 1, WIDTH)
+    module.weight.main_grad = torch.zeros(WIDTH, device=DEVICE)
+    module.weight.grad_added_to_main_grad = False
+    module.weight.requires_grad_(False)
+    total = add(module, x, residual) if joined else x + residual
+    module(total).sin().sum().backward()
+    assert x.grad.any() and not module.weight.main_grad.any()
+    assert not module.weight.grad_added_to_main_grad
 
 
 def fake_model(layers=3, final=True, **config):
