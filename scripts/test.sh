@@ -37,7 +37,7 @@ fi
 if [ -d "$triton" ]; then
   echo "== fused kernels in Triton's interpreter"
   PYTHONPATH=$PWD/$triton "$python" -m pytest -q -n 2 --dist loadfile \
-    tests/adapter/fused/test_{cross_entropy,layer_spec,norm,parts,qkv_rope,residual,swiglu,word_rows}.py \
+    tests/adapter/fused/test_{cross_entropy,layer_spec,norm,parts,qkv_rope,residual,second_derivatives,swiglu,word_rows}.py \
     tests/training/test_fused_training.py
 else
   echo "== fused kernels in Triton's interpreter: skipped, there is no triton to install here"

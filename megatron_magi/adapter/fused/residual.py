@@ -5,6 +5,7 @@ the MLP or by that of the next layer. The addition writes both, and leaves the n
 the sum, from where the norm takes them (`norm.take_normed`). The sum is rounded before it is
 normalised, so both have the bits of two kernels. Where something lies between addition and norm,
 the norm finds nothing, or nothing that is for it, and normalises as it would without the addition.
+Changes of the sum or the weight through `.data` are not seen, as autograd does not see them.
 """
 
 from __future__ import annotations
