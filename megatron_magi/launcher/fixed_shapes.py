@@ -35,6 +35,15 @@ def wrap_tp_communicators(launch: Launch, original: Any, *args: Any, **kwargs: A
 
 
 @hook
+def wrap_yarn_tables(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """For `YarnRotaryEmbedding._set_cos_sin_cache`: the whole table, where Megatron cuts out two
+    mirrored pieces, which requires a length that twice the ranks divide."""
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    call.arguments["packed_seq"] = True
+    return original(*call.args, **call.kwargs)
+
+
+@hook
 def wrap_graph_helper(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """For `TECudaGraphHelper.__init__`, which captures graphs on rows of this shape."""
     call = inspect.signature(original).bind(self, *args, **kwargs)

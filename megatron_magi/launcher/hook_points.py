@@ -134,6 +134,10 @@ HOOK_POINTS = (
         fixed_shapes.wrap_tp_communicators,
     ),
     HookPoint(
+        "yarn-tables", "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding",
+        "YarnRotaryEmbedding._set_cos_sin_cache", ("packed_seq",), fixed_shapes.wrap_yarn_tables,
+    ),
+    HookPoint(
         "graph-shapes", "megatron.core.transformer.cuda_graphs", "TECudaGraphHelper.__init__",
         ("config", "seq_length", "micro_batch_size"), fixed_shapes.wrap_graph_helper,
     ),

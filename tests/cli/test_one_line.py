@@ -181,6 +181,7 @@ OTHERWISE = {
     "pretrain": "is `megatron-magi train`",
     "bench_pretrain_named": "stands in for megatron_magi.run",
     "bench_pretrain_one_gpu": "does too",
+    "warm_rank": "is started by warm_ranks",
     "check_hooks": "runs where the package is not installed",
     "check_install": "installs the package",
 }
