@@ -1,0 +1,226 @@
+"""Which published training jobs start with `--attention-backend magi`, and what keeps others out.
+
+    python scripts/check_jobs.py --megatron CHECKOUT [--bridge CHECKOUT] [--record FILE.json]
+
+CHECKOUT of Megatron-LM holds megatron/core, tests/functional_tests and examples. Its own parser
+reads the arguments of every job for pretrain_gpt.py and pretrain_hybrid.py, and all refusals of the
+launcher are applied to them, as if TransformerEngine was there. Nothing is trained. The job's
+`--attention-backend` is replaced by ours and `--attention-dropout 0` is added; a line says how many
+jobs need it. Needs PyYAML. Without `--bridge` nothing of Megatron-Bridge is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from check_hooks import prepare_any_version, start_on_any_device
+from check_jobs_examples import find_examples
+from check_jobs_published import Found, Job, find_tests, flags_of, without_repeats
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job and what keeps it out."""
+
+    name: str
+    kind: str
+    marks: tuple[str, ...]
+    """Of `active`, `cp`, `release`; for a recipe of Bridge its GPU."""
+    reasons: tuple[str, ...]
+    """Names of what keeps it out, in alphabetical order; none if it is accepted."""
+    dropout: float = 0.0
+    """The job's own attention dropout, which the launcher requires to be 0."""
+
+
+SETS: dict[str, Callable[[Row], bool]] = {
+    "all": lambda row: row.kind in ("test", "example"),
+    "functional tests": lambda row: row.kind == "test",
+    "in an active CI recipe": lambda row: "active" in row.marks,
+    "context parallelism > 1": lambda row: "cp" in row.marks,
+    "release": lambda row: "release" in row.marks,
+    "examples": lambda row: row.kind == "example",
+}
+"""The groups that are counted, of Megatron-LM's jobs."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the tables, and write the record if one is asked for."""
+    given = _parser().parse_args(argv)
+    sys.path[:0] = [str(given.megatron.resolve())]
+    version = prepare_any_version()
+    start_on_any_device()
+    found = Found()
+    found.add(find_tests(given.megatron))
+    found.add(find_examples(given.megatron))
+    jobs = without_repeats(found.jobs)
+    rows, unread = rows_of(jobs, megatron_parser())
+    print(f"Megatron {version}: {len(found.jobs)} jobs, {len(jobs)} of them different")
+    print(*left_out_lines(found.left_out, unread), *table(rows, SETS), sep="\n")
+    if given.bridge is not None:
+        from check_jobs_bridge import sets_of, read_recipes
+
+        recipes, unread_recipes = read_recipes(given.bridge)
+        print(*left_out_lines(Counter(), unread_recipes), *table(recipes, sets_of(recipes)), sep="\n")
+        rows, unread = rows + recipes, unread | unread_recipes
+    if given.record is not None:
+        write_record(given.record, rows, describe(str(version), found, unread))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megatron", type=checkout("megatron/core"), required=True)
+    parser.add_argument("--bridge", type=checkout("src/megatron/bridge"))
+    parser.add_argument("--record", type=Path, help="JSON file to write")
+    return parser
+
+
+def checkout(inside: str) -> Callable[[str], Path]:
+    """A type for argparse: a folder that holds ``inside``."""
+
+    def read(text: str) -> Path:
+        if not (Path(text) / inside).is_dir():
+            raise argparse.ArgumentTypeError(f"must hold {inside}, got {text}; name a checkout")
+        return Path(text)
+
+    return read
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would end the process."""
+
+    def error(self, message: str) -> Any:
+        raise ValueError(message)
+
+
+@functools.cache
+def megatron_parser() -> argparse.ArgumentParser:
+    """The parser of the checkout's training scripts, ModelOpt's flags among them."""
+    from megatron.training.arguments import add_megatron_arguments
+
+    parser = add_megatron_arguments(_Parser(allow_abbrev=False))
+    try:
+        from megatron.post_training.arguments import add_modelopt_args
+    except ImportError:
+        return parser
+    return add_modelopt_args(parser)
+
+
+def rows_of(
+    jobs: Iterable[Job], parser: argparse.ArgumentParser
+) -> tuple[list[Row], dict[str, str]]:
+    """(a row for each job that the parser can read, why it cannot read the others)."""
+    rows, unread = [], {}
+    for job in jobs:
+        try:
+            rows.append(row_of(job, parser))
+        except (ValueError, TypeError, AssertionError) as error:
+            unread[job.name] = str(error)
+    return rows, unread
+
+
+def row_of(job: Job, parser: argparse.ArgumentParser) -> Row:
+    """The job under our switch.
+
+    Raises:
+        ValueError: the parser does not know its words.
+    """
+    from check_jobs_rules import reasons
+
+    from megatron_magi.launcher.flags import take_flags
+
+    own = [w for flag in flags_of(job.words) if flag[0] != "--attention-backend" for w in flag]
+    _, rest = take_flags([*own, "--attention-backend", "magi"])
+    args = parser.parse_args(rest)
+    dropout, args.attention_dropout = args.attention_dropout, 0.0
+    marks = {
+        "active": job.is_active,
+        "cp": args.context_parallel_size > 1,
+        "release": job.is_release,
+    }
+    given = tuple(name for name, holds in marks.items() if holds)
+    return Row(job.name, job.kind, given, tuple(sorted(reasons(args))), dropout)
+
+
+def left_out_lines(left_out: Counter[str], unread: dict[str, str]) -> Iterator[str]:
+    """How many are not counted, and why."""
+    for reason, count in left_out.most_common():
+        yield f"  left out: {count} ({reason})"
+    for name, error in sorted(unread.items()):
+        yield f"  unreadable: {name} ({error})"
+
+
+def table(rows: list[Row], sets: dict[str, Callable[[Row], bool]]) -> Iterator[str]:
+    """Each set with its counts, then each reason of the first set."""
+    yield "| jobs | number | accepted | refused | need --attention-dropout 0 |"
+    yield "|---|---|---|---|---|"
+    for name, belongs in sets.items():
+        some = [row for row in rows if belongs(row)]
+        accepted = sum(not row.reasons for row in some)
+        dropout = sum(row.dropout != 0 for row in some)
+        share = f" ({accepted / len(some):.0%})" if some else ""
+        yield f"| {name} | {len(some)} | {accepted}{share} | {len(some) - accepted} | {dropout} |"
+    yield ""
+    yield "| reason | in jobs | alone |"
+    yield "|---|---|---|"
+    first = next(iter(sets.values()))
+    for reason, (count, alone) in counts(row for row in rows if first(row)).items():
+        yield f"| `{reason}` | {count} | {alone} |"
+
+
+def counts(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
+    """For each reason: in how many jobs it appears, and how many it alone keeps out."""
+    found = [row.reasons for row in rows]
+    total = Counter(reason for reasons in found for reason in reasons)
+    alone = Counter(reasons[0] for reasons in found if len(reasons) == 1)
+    order = sorted(total, key=lambda reason: (-total[reason], reason))
+    return {reason: (total[reason], alone[reason]) for reason in order}
+
+
+def describe(version: str, found: Found, unread: dict[str, str]) -> dict[str, Any]:
+    """What was counted, with what."""
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
+    return {
+        "megatron": version,
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+        "date": date.today().isoformat(),
+        "command": "scripts/check_jobs.py",
+        "jobs_with_repeats": len(found.jobs),
+        "left_out": dict(found.left_out.most_common()),
+        "unreadable": unread,
+    }
+
+
+def write_record(path: Path, rows: list[Row], meta: dict[str, Any]) -> None:
+    """One line a row."""
+    lines = ",\n  ".join(json.dumps(_short(row)) for row in rows)
+    head = json.dumps(meta, indent=1)
+    path.write_text(f'{{"meta": {head},\n "rows": [\n  {lines}\n ]}}\n')
+
+
+def _short(row: Row) -> dict[str, Any]:
+    words = {"name": row.name, "kind": row.kind, "marks": row.marks, "reasons": row.reasons}
+    return words | ({"dropout": row.dropout} if row.dropout else {})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
