@@ -42,6 +42,10 @@ class Row:
     """Of `active`, `cp`, `release`; for a recipe of Bridge its GPU."""
     reasons: tuple[str, ...]
     """Names of what keeps it out, in alphabetical order; none if it is accepted."""
+    num_places: int = 1
+    """How many files hold this job."""
+    strays: tuple[str, ...] = ()
+    """Words that the parser does not know; Megatron would stop at them."""
     dropout: float = 0.0
     """The job's own attention dropout, which the launcher requires to be 0."""
 
@@ -69,7 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     jobs = without_repeats(found.jobs)
     rows, unread = rows_of(jobs, megatron_parser())
     print(f"Megatron {version}: {len(found.jobs)} jobs, {len(jobs)} of them different")
-    print(*left_out_lines(found.left_out, unread), *table(rows, SETS), sep="\n")
+    print(*left_out_lines(found.left_out, unread), *stray_lines(rows), sep="\n")
+    print(*table(rows, SETS), sep="\n")
     if given.bridge is not None:
         from check_jobs_bridge import sets_of, read_recipes
 
@@ -139,7 +144,7 @@ def row_of(job: Job, parser: argparse.ArgumentParser) -> Row:
     """The job under our switch.
 
     Raises:
-        ValueError: the parser does not know its words.
+        ValueError: the parser does not take a value.
     """
     from check_jobs_rules import reasons
 
@@ -147,7 +152,7 @@ def row_of(job: Job, parser: argparse.ArgumentParser) -> Row:
 
     own = [w for flag in flags_of(job.words) if flag[0] != "--attention-backend" for w in flag]
     _, rest = take_flags([*own, "--attention-backend", "magi"])
-    args = parser.parse_args(rest)
+    args, strays = parser.parse_known_args(rest)
     dropout, args.attention_dropout = args.attention_dropout, 0.0
     marks = {
         "active": job.is_active,
@@ -155,7 +160,8 @@ def row_of(job: Job, parser: argparse.ArgumentParser) -> Row:
         "release": job.is_release,
     }
     given = tuple(name for name, holds in marks.items() if holds)
-    return Row(job.name, job.kind, given, tuple(sorted(reasons(args))), dropout)
+    names = tuple(sorted(reasons(args)))
+    return Row(job.name, job.kind, given, names, job.num_places, tuple(strays), dropout)
 
 
 def left_out_lines(left_out: Counter[str], unread: dict[str, str]) -> Iterator[str]:
@@ -166,16 +172,25 @@ def left_out_lines(left_out: Counter[str], unread: dict[str, str]) -> Iterator[s
         yield f"  unreadable: {name} ({error})"
 
 
+def stray_lines(rows: list[Row]) -> Iterator[str]:
+    """Jobs that stock Megatron would not start as they stand: they are counted without the words
+    that its parser does not know."""
+    for row in rows:
+        if row.strays:
+            yield f"  read without {len(row.strays)} words: {row.name} ({' '.join(row.strays)})"
+
+
 def table(rows: list[Row], sets: dict[str, Callable[[Row], bool]]) -> Iterator[str]:
     """Each set with its counts, then each reason of the first set."""
-    yield "| jobs | number | accepted | refused | need --attention-dropout 0 |"
-    yield "|---|---|---|---|---|"
+    yield "| jobs | files | different | accepted | refused | need `--attention-dropout 0` |"
+    yield "|---|---|---|---|---|---|"
     for name, belongs in sets.items():
         some = [row for row in rows if belongs(row)]
         accepted = sum(not row.reasons for row in some)
         dropout = sum(row.dropout != 0 for row in some)
         share = f" ({accepted / len(some):.0%})" if some else ""
-        yield f"| {name} | {len(some)} | {accepted}{share} | {len(some) - accepted} | {dropout} |"
+        sizes = f"{sum(row.num_places for row in some)} | {len(some)}"
+        yield f"| {name} | {sizes} | {accepted}{share} | {len(some) - accepted} | {dropout} |"
     yield ""
     yield "| reason | in jobs | alone |"
     yield "|---|---|---|"
@@ -218,8 +233,10 @@ def write_record(path: Path, rows: list[Row], meta: dict[str, Any]) -> None:
 
 
 def _short(row: Row) -> dict[str, Any]:
-    words = {"name": row.name, "kind": row.kind, "marks": row.marks, "reasons": row.reasons}
-    return words | ({"dropout": row.dropout} if row.dropout else {})
+    always = {"name": row.name, "kind": row.kind, "marks": row.marks, "reasons": row.reasons}
+    others = {"num_places": row.num_places, "strays": row.strays, "dropout": row.dropout}
+    usual = {"num_places": 1, "strays": (), "dropout": 0}
+    return always | {name: value for name, value in others.items() if value != usual[name]}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ TRIES = (
 )
 """Words for a script's own arguments: any, those of GPT-OSS, and a model of the ModelOpt folder."""
 
+VARIABLES = {"USER": "nobody", "MLM_MODEL_CKPT": "checkpoint", "BLEND_PATH": "blend"}
+"""Shell variables that a user sets before."""
+
 TIME_LIMIT_S = 20
 
 
@@ -78,11 +81,11 @@ def _commands(path: Path, arguments: tuple[str, ...], sandbox: Path) -> Iterator
     """The words of every stub that the script called, within the time limit and off the network."""
     record = sandbox.parent / "record"
     record.write_bytes(b"")
-    home = {"HOME": str(sandbox), "RECORD": str(record), "USER": "nobody"}
-    search = {"PATH": f"{sandbox.parent / 'stubs'}:{os.environ['PATH']}"}
+    search = f"{sandbox.parent / 'stubs'}:{os.environ['PATH']}"
+    home = VARIABLES | {"HOME": str(sandbox), "RECORD": str(record), "PATH": search}
     try:
         subprocess.run(
-            [*_off_the_network(), "bash", str(path), *arguments], cwd=sandbox, env=home | search,
+            [*_off_the_network(), "bash", str(path), *arguments], cwd=sandbox, env=home,
             timeout=TIME_LIMIT_S, capture_output=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -116,6 +119,7 @@ def _training(words: list[str]) -> tuple[str, tuple[str, ...]] | None:
 def _shell_words(text: str) -> list[str]:
     """The words of a text of commands up to where a pipe or a next command begins."""
     command = next(line for line in _lines(text) if any(script in line for script in SCRIPTS))
+    command = re.sub(r"\d*>&\d", " ", command)
     if command.count('"') % 2:  # the quotation began or ends on another line
         command = command.replace('"', " ")
     lexer = shlex.shlex(command, posix=True, punctuation_chars="|;&<>")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import Template
 from typing import Any, Literal
 
 import yaml
@@ -30,6 +31,9 @@ SCRIPT_OF_FOLDER = {
 TESTS = Path("tests/functional_tests/test_cases")
 RECIPES = Path("tests/test_utils/recipes")
 SCRIPT_IN_RECIPE = re.compile(r"TRAINING_SCRIPT_PATH=\S*?([\w.-]+\.py)")
+VARIABLES = {"REPEAT": "1", "TOKENIZER_TYPE": "HuggingFaceTokenizer"}
+"""Variables that the test runner sets and that the parser does not take as they are written."""
+
 ARGUMENT_KEYS = re.compile(r"MODEL_ARGS(_\d+)?$")
 
 
@@ -47,6 +51,8 @@ class Job:
     """A recipe of continuous integration runs it, in a scope that is not broken or disabled."""
     is_release: bool = False
     """A long run whose convergence is compared before a release."""
+    num_places: int = 1
+    """How many files hold it."""
 
 
 @dataclass
@@ -127,6 +133,7 @@ def words_of(settings: dict[str, Any] | None) -> Iterator[str]:
     """The words of a command line, as Megatron's test runner makes them of a table of flags."""
     for flag, value in (settings or {}).items():
         text = " ".join(value) if isinstance(value, list) else str(value).strip()
+        text = Template(text).safe_substitute(VARIABLES)
         if text in ("", "None"):
             continue
         yield flag
@@ -145,13 +152,17 @@ def without_repeats(jobs: Iterable[Job]) -> list[Job]:
     kept: dict[tuple[str, tuple[tuple[str, ...], ...]], Job] = {}
     for job in jobs:
         key = job.script, tuple(sorted(flags_of(job.words)))
-        first = kept.get(key, job)
-        kept[key] = replace(
-            first,
-            is_active=first.is_active or job.is_active,
-            is_release=first.is_release or job.is_release,
-        )
+        kept[key] = _joined(kept[key], job) if key in kept else job
     return list(kept.values())
+
+
+def _joined(first: Job, job: Job) -> Job:
+    return replace(
+        first,
+        is_active=first.is_active or job.is_active,
+        is_release=first.is_release or job.is_release,
+        num_places=first.num_places + job.num_places,
+    )
 
 
 def flags_of(words: Iterable[str]) -> list[tuple[str, ...]]:

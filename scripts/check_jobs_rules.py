@@ -25,6 +25,7 @@ class Ignored:
 
 
 IGNORED = (
+    Ignored("deterministic_mode", (False, None), "equal bits in every run"),
     Ignored("use_kitchen_attention", (False, None), "attention by another package"),
     Ignored("batch_invariant_mode", (False, None), "equal bits for every batch size"),
 )
@@ -48,7 +49,7 @@ def reasons(args: Any) -> dict[str, str]:
         value = getattr(args, rule.argument, rule.works[0])
         if value not in rule.works:
             flag = "--" + rule.argument.replace("_", "-")
-            found[flag] = f"{flag} is taken and not honoured: {rule.what}"
+            found[f"{flag} (not honoured)"] = f"{flag} is taken and not honoured: {rule.what}"
     return found
 
 
