@@ -76,10 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     print(*left_out_lines(found.left_out, unread), *stray_lines(rows), sep="\n")
     print(*table(rows, SETS), sep="\n")
     if given.bridge is not None:
-        from check_jobs_bridge import sets_of, read_recipes
-
-        recipes, unread_recipes = read_recipes(given.bridge)
-        print(*left_out_lines(Counter(), unread_recipes), *table(recipes, sets_of(recipes)), sep="\n")
+        recipes, unread_recipes = print_recipes(given.bridge)
         rows, unread = rows + recipes, unread | unread_recipes
     if given.record is not None:
         write_record(given.record, rows, describe(str(version), found, unread))
@@ -105,6 +102,17 @@ def checkout(inside: str) -> Callable[[str], Path]:
         return Path(text)
 
     return read
+
+
+def print_recipes(bridge: Path) -> tuple[list[Row], dict[str, str]]:
+    """The tables of Megatron-Bridge's recipes; returns their rows and what could not be read."""
+    from check_jobs_bridge import LIBRARY, PERFORMANCE, read_recipes, sets_of
+
+    rows, unread = read_recipes(bridge)
+    print("", f"Megatron-Bridge: {len(rows)} recipes", *left_out_lines(Counter(), unread), sep="\n")
+    for kind in (LIBRARY, PERFORMANCE):
+        print("", *table(rows, sets_of(rows, kind)), sep="\n")
+    return rows, unread
 
 
 class _Parser(argparse.ArgumentParser):
