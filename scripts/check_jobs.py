@@ -15,12 +15,10 @@ import argparse
 import functools
 import json
 import platform
-import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -28,37 +26,10 @@ from typing import Any
 from check_hooks import prepare_any_version, start_on_any_device
 from check_jobs_examples import find_examples
 from check_jobs_published import Found, Job, find_tests, flags_of, without_repeats
+from check_jobs_table import SETS, Row, left_out_lines, stray_lines, table
+from script_options import new_file
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A job and what keeps it out."""
-
-    name: str
-    kind: str
-    marks: tuple[str, ...]
-    """Of `active`, `cp`, `release`; for a recipe of Bridge its GPU."""
-    reasons: tuple[str, ...]
-    """Names of what keeps it out, in alphabetical order; none if it is accepted."""
-    num_places: int = 1
-    """How many files hold this job."""
-    strays: tuple[str, ...] = ()
-    """Words that the parser does not know; Megatron would stop at them."""
-    dropout: float = 0.0
-    """The job's own attention dropout, which the launcher requires to be 0."""
-
-
-SETS: dict[str, Callable[[Row], bool]] = {
-    "all": lambda row: row.kind in ("test", "example"),
-    "functional tests": lambda row: row.kind == "test",
-    "in an active CI recipe": lambda row: "active" in row.marks,
-    "context parallelism > 1": lambda row: "cp" in row.marks,
-    "release": lambda row: "release" in row.marks,
-    "examples": lambda row: row.kind == "example",
-}
-"""The groups that are counted, of Megatron-LM's jobs."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--megatron", type=checkout("megatron/core"), required=True)
     parser.add_argument("--bridge", type=checkout("src/megatron/bridge"))
-    parser.add_argument("--record", type=Path, help="JSON file to write")
+    parser.add_argument("--record", type=new_file, help="JSON file to write")
     return parser
 
 
@@ -108,14 +79,14 @@ def print_recipes(bridge: Path) -> tuple[list[Row], dict[str, str]]:
     """The tables of Megatron-Bridge's recipes; returns their rows and what could not be read."""
     from check_jobs_bridge import LIBRARY, PERFORMANCE, read_recipes, sets_of
 
-    rows, unread = read_recipes(bridge)
+    rows, unread = read_recipes(bridge, megatron_parser().parse_args([]))
     print("", f"Megatron-Bridge: {len(rows)} recipes", *left_out_lines(Counter(), unread), sep="\n")
     for kind in (LIBRARY, PERFORMANCE):
         print("", *table(rows, sets_of(rows, kind)), sep="\n")
     return rows, unread
 
 
-class _Parser(argparse.ArgumentParser):
+class RaisingParser(argparse.ArgumentParser):
     """Raises where argparse would end the process."""
 
     def error(self, message: str) -> Any:
@@ -127,7 +98,7 @@ def megatron_parser() -> argparse.ArgumentParser:
     """The parser of the checkout's training scripts, ModelOpt's flags among them."""
     from megatron.training.arguments import add_megatron_arguments
 
-    parser = add_megatron_arguments(_Parser(allow_abbrev=False))
+    parser = add_megatron_arguments(RaisingParser(allow_abbrev=False))
     try:
         from megatron.post_training.arguments import add_modelopt_args
     except ImportError:
@@ -170,50 +141,6 @@ def row_of(job: Job, parser: argparse.ArgumentParser) -> Row:
     given = tuple(name for name, holds in marks.items() if holds)
     names = tuple(sorted(reasons(args)))
     return Row(job.name, job.kind, given, names, job.num_places, tuple(strays), dropout)
-
-
-def left_out_lines(left_out: Counter[str], unread: dict[str, str]) -> Iterator[str]:
-    """How many are not counted, and why."""
-    for reason, count in left_out.most_common():
-        yield f"  left out: {count} ({reason})"
-    for name, error in sorted(unread.items()):
-        yield f"  unreadable: {name} ({error})"
-
-
-def stray_lines(rows: list[Row]) -> Iterator[str]:
-    """Jobs that stock Megatron would not start as they stand: they are counted without the words
-    that its parser does not know."""
-    for row in rows:
-        if row.strays:
-            yield f"  read without {len(row.strays)} words: {row.name} ({' '.join(row.strays)})"
-
-
-def table(rows: list[Row], sets: dict[str, Callable[[Row], bool]]) -> Iterator[str]:
-    """Each set with its counts, then each reason of the first set."""
-    yield "| jobs | files | different | accepted | refused | need `--attention-dropout 0` |"
-    yield "|---|---|---|---|---|---|"
-    for name, belongs in sets.items():
-        some = [row for row in rows if belongs(row)]
-        accepted = sum(not row.reasons for row in some)
-        dropout = sum(row.dropout != 0 for row in some)
-        share = f" ({accepted / len(some):.0%})" if some else ""
-        sizes = f"{sum(row.num_places for row in some)} | {len(some)}"
-        yield f"| {name} | {sizes} | {accepted}{share} | {len(some) - accepted} | {dropout} |"
-    yield ""
-    yield "| reason | in jobs | alone |"
-    yield "|---|---|---|"
-    first = next(iter(sets.values()))
-    for reason, (count, alone) in counts(row for row in rows if first(row)).items():
-        yield f"| `{reason}` | {count} | {alone} |"
-
-
-def counts(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
-    """For each reason: in how many jobs it appears, and how many it alone keeps out."""
-    found = [row.reasons for row in rows]
-    total = Counter(reason for reasons in found for reason in reasons)
-    alone = Counter(reasons[0] for reasons in found if len(reasons) == 1)
-    order = sorted(total, key=lambda reason: (-total[reason], reason))
-    return {reason: (total[reason], alone[reason]) for reason in order}
 
 
 def describe(version: str, found: Found, unread: dict[str, str]) -> dict[str, Any]:

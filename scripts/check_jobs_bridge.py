@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from check_jobs import Row, megatron_parser
 from check_jobs_recorder import recorded, standing_in
 from check_jobs_rules import reasons
+from check_jobs_table import Row
 
 PACKAGE = "megatron.bridge"
 
@@ -60,7 +60,8 @@ FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
 OTHER_MODELS = (
     (r"_vl\b|_vl_|_vl\.|45v|omni|audio|exaone45|step37|minimax_m3", "multimodal model"),
     (r"wan|flux", "diffusion model"),
-    (r"gemma[34]", "rotary embedding of its own"),
+    (r"gemma[34]|step35", "rotary embedding of its own"),
+    (r"gemma2|ministral3", "core attention of its own"),
 )
 """By the name of the module: models whose batches or positions the launcher does not know."""
 
@@ -92,11 +93,11 @@ USUAL = {
 """Defaults of Bridge's providers that differ from those of Megatron's parser."""
 
 
-def read_recipes(bridge: Path) -> tuple[list[Row], dict[str, str]]:
-    """(a row for each recipe that runs here, why the others do not)."""
+def read_recipes(bridge: Path, defaults: argparse.Namespace) -> tuple[list[Row], dict[str, str]]:
+    """(a row for each recipe that runs here, why the others do not); ``defaults`` are Megatron's
+    arguments for an empty command line."""
     rows: list[Row] = []
     unread: dict[str, str] = {}
-    defaults = megatron_parser().parse_args([])
     with standing_in(PACKAGE, str((bridge / "src").resolve()), REAL):
         for name in module_names(bridge / "src" / "megatron" / "bridge"):
             try:

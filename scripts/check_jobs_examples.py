@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -83,13 +85,16 @@ def _commands(path: Path, arguments: tuple[str, ...], sandbox: Path) -> Iterator
     record.write_bytes(b"")
     search = f"{sandbox.parent / 'stubs'}:{os.environ['PATH']}"
     home = VARIABLES | {"HOME": str(sandbox), "RECORD": str(record), "PATH": search}
-    try:
-        subprocess.run(
-            [*_off_the_network(), "bash", str(path), *arguments], cwd=sandbox, env=home,
-            timeout=TIME_LIMIT_S, capture_output=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return
+    process = subprocess.Popen(
+        [*_off_the_network(), "bash", str(path), *arguments], cwd=sandbox, env=home,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(TIME_LIMIT_S)
+    with contextlib.suppress(ProcessLookupError):  # what it started may outlive it
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     for command in record.read_text(errors="replace").split("\n\0"):
         yield command.split("\0")
 
@@ -97,9 +102,10 @@ def _commands(path: Path, arguments: tuple[str, ...], sandbox: Path) -> Iterator
 def _off_the_network() -> list[str]:
     """A prefix that gives a command no network, where the machine allows it."""
     prefix = ["unshare", "--map-root-user", "--net"]
-    allowed = shutil.which("unshare") and not subprocess.run(
-        [*prefix, "true"], capture_output=True
-    ).returncode
+    allowed = (
+        shutil.which("unshare")
+        and not subprocess.run([*prefix, "true"], capture_output=True).returncode
+    )
     return prefix if allowed else []
 
 

@@ -68,12 +68,13 @@ class Found:
         self.left_out += other.left_out
 
 
-class _Words(yaml.SafeLoader):
+class _Words(yaml.SafeLoader):  # type: ignore[misc]
     """YAML whose scalars stay as written: a command line has words and no floats."""
 
-    yaml_implicit_resolvers = {
-        "<": [r for r in yaml.SafeLoader.yaml_implicit_resolvers["<"] if r[0].endswith(":merge")]
-    }
+
+_Words.yaml_implicit_resolvers = {
+    "<": [r for r in yaml.SafeLoader.yaml_implicit_resolvers["<"] if r[0].endswith(":merge")]
+}
 
 
 def find_tests(megatron: Path) -> Found:
@@ -112,7 +113,9 @@ def read_recipes(folder: Path) -> tuple[dict[str, str], set[str]]:
         recipe = yaml.load(path.read_text(), _Words) or {}
         spec = recipe.get("spec", {})
         script = SCRIPT_IN_RECIPE.search(spec.get("script", ""))
-        for product in (recipe.get("products") or []) if script else []:
+        if script is None:
+            continue
+        for product in recipe.get("products") or []:
             names = [f"{spec['model']}/{case}" for case in product["test_case"]]
             scripts |= dict.fromkeys(names, script.group(1))
             if any(map(_runs, _scopes(product.get("products") or []))):
