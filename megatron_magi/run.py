@@ -23,8 +23,16 @@ def main(argv: list[str] | None = None) -> None:
         argv: The script's path and its flags; default: this process's.
     """
     given = sys.argv[1:] if argv is None else argv
-    if not given or given[0].startswith("-") or not Path(given[0]).is_file():
+    if given and given[0] in ("-h", "--help"):
+        print(_help())
+        return
+    if not given or given[0].startswith("-"):
         raise SystemExit(f"{USAGE}\nerror: a script is required first, got {given[:1] or 'none'}")
+    if not Path(given[0]).is_file():
+        raise SystemExit(
+            f"{USAGE}\nerror: the script must exist, got {given[0]!r} in {Path.cwd()}, and there "
+            f"is no such file; give its path"
+        )
     script = Path(given[0]).resolve()
     sys.argv = [str(script), *given[1:]]
     sys.path.insert(0, str(script.parent))  # as Python does for a script; Megatron's root
@@ -35,6 +43,13 @@ def main(argv: list[str] | None = None) -> None:
 
     install()
     runpy.run_path(str(script), run_name="__main__")
+
+
+def _help() -> str:
+    """The usage and our flags; Megatron's own flags are shown by the script's --help."""
+    from megatron_magi.launcher.flags import flag_parser
+
+    return f"{USAGE}\n\nOur flags, beside the script's own:\n{flag_parser().format_help()}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from docs_text import attribute_docs, fill_tables, one_line
 
 from megatron_magi import CostTable, MagiConfig
-from megatron_magi.launcher import flags, hook_points, settings
+from megatron_magi.launcher import flags, hook_points, refusals
 
 OTHER_FLAGS = {
     "attention_backend": (
@@ -70,12 +70,12 @@ def refusal_table() -> Iterator[str]:
     """Arguments of Megatron that end a run before it starts."""
     yield "| flag of Megatron | must be | what to do |"
     yield "|---|---|---|"
-    for rule in settings.REFUSALS:
+    for rule in refusals.REFUSALS:
         works = f"`{rule.works[0]}`"
         if rule.works[0] is False or rule.works[0] is None:
             works = "not given"
         yield f"| `{rule.flag}` | {works} | {rule.remedy} |"
-    layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in settings.OTHER_LAYERS.items())
+    layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in refusals.OTHER_LAYERS.items())
     yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
 
 

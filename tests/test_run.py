@@ -62,10 +62,8 @@ def test_without_arguments_of_its_own_it_takes_the_processs(
     [
         ([], "got none"),
         (["--lr", "1"], r"got \['--lr'\]"),
-        (["none.py"], r"got \['none.py'\]"),
-        (["megatron"], r"got \['megatron'\]"),
     ],
-    ids=["nothing", "a flag", "no file", "a folder"],
+    ids=["nothing", "a flag"],
 )
 def test_without_a_script_first_the_usage_is_said(
     script: Path, seen: list[object], given: list[str], got: str
@@ -73,6 +71,21 @@ def test_without_a_script_first_the_usage_is_said(
     with pytest.raises(SystemExit, match=f"(?s)^usage: .*error: a script is required first, {got}"):
         run.main(given)
     assert seen == []
+
+
+@pytest.mark.parametrize("given", ["none.py", "megatron"], ids=["no file", "a folder"])
+def test_a_script_that_does_not_exist_is_called_that(
+    script: Path, seen: list[object], given: str
+) -> None:
+    with pytest.raises(SystemExit, match=f"(?s)^usage: .*must exist, got '{given}' in .*no such"):
+        run.main([given, "--attention-backend", "magi"])
+    assert seen == []
+
+
+def test_help_lists_our_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    run.main(["--help"])
+    said = capsys.readouterr().out
+    assert said.startswith(run.USAGE) and "--magi-mask MODULE:FUNCTION" in said
 
 
 def test_a_missing_package_is_one_line(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,14 +122,20 @@ def repair_mla_without_te() -> None:
     multi_latent_attention.HAVE_TE = HAVE_TE
 
 
-def write_checkpoints_in_process() -> None:
+def write_checkpoints_in_process(is_async: bool = False) -> None:
     """Let synchronous saves report through a plain queue instead of a queue server.
 
     Megatron starts a multiprocessing manager per rank for its asynchronous saves. This is a spawned
     process that imports the main script once more and outlives a killed rank. Without asynchronous
     saves the queue is used in one process only, so the manager is unnecessary.
+
+    Args:
+        is_async: saves go on in a process of their own, which needs Megatron's queue.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    if getattr(filesystem_async, "_results_queue", True) is None:
+    given = getattr(filesystem_async, "_results_queue", True)
+    if is_async and isinstance(given, queue.Queue):
+        filesystem_async._results_queue = None
+    elif not is_async and given is None:
         filesystem_async._results_queue = queue.Queue()

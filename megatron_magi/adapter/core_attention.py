@@ -11,6 +11,7 @@ from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from megatron_magi.adapter.graphs import captures_attention, graph_parts
 from megatron_magi.adapter.max_logit import record_max_logits, wants_max_logits
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
 from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset
@@ -154,12 +155,17 @@ def check_attention_config(
     """
     dropout = config.attention_dropout if attention_dropout is None else attention_dropout
     own_balancing = ("hybrid_context_parallel", "dynamic_context_parallel")
+    if captures_attention(config):
+        raise NotImplementedError(
+            f"MagiCoreAttention requires CUDA graphs that leave attention out, got "
+            f"{config.cuda_graph_impl} over {' '.join(graph_parts(config)) or 'whole layers'}; set "
+            f"cuda_graph_impl='none', or 'transformer_engine' with other parts of a layer"
+        )
     rules: list[tuple[str, Any, Any]] = [
         ("attention_type", attention_type, "self"),
         ("attention_dropout", dropout, 0.0),
         ("fp8_dot_product_attention", config.fp8_dot_product_attention, False),
         ("fp8_multi_head_attention", config.fp8_multi_head_attention, False),
-        ("cuda_graph_impl", getattr(config, "cuda_graph_impl", "none"), "none"),
         *((name, getattr(config, name, False), False) for name in own_balancing),
     ]
     for name, got, required in rules:

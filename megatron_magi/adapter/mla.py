@@ -26,14 +26,14 @@ from megatron.core.transformer.multi_latent_attention import MultiLatentAttentio
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.adapter.rope import RowPositions
+from megatron_magi.adapter.rope import RowPositions, YarnRowPositions
 
 
 class MlaRotaryEmbedding(RowPositions, RotaryEmbedding):  # type: ignore[misc]
     """A layer's RoPE at the positions of its rows."""
 
 
-class MlaYarnRotaryEmbedding(RowPositions, YarnRotaryEmbedding):  # type: ignore[misc]
+class MlaYarnRotaryEmbedding(YarnRowPositions, YarnRotaryEmbedding):  # type: ignore[misc]
     """A layer's YaRN at the positions of its rows."""
 
 
@@ -84,11 +84,6 @@ def _prepare(layer: Any) -> None:
 
 
 def _check_config(config: Any) -> None:
-    if config.apply_rope_fusion:
-        raise NotImplementedError(
-            "multi-latent attention requires apply_rope_fusion=False, got True: the fused kernel "
-            "reads angles by row number; set it so (--no-rope-fusion)"
-        )
     if config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
         # All heads share the rotary part of a key, but Megatron counts the gradient of a rank's own
         # heads only. It counts the gradient of the query's norm once for every rank.

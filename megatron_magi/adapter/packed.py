@@ -201,12 +201,28 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
     )
 
 
+ROWS_OF_RECIPE = {"mxfp8": 32, "blockwise": 128}
+"""Rows that TransformerEngine's fp8 products need a multiple of, by recipe."""
+
+ROWS_OF_FP8 = 16
+"""Likewise for the other recipes of fp8."""
+
+ROWS_OF_FP4 = 128
+"""Likewise for fp4."""
+
+
 def _token_multiple(model_config: TransformerConfig) -> int:
     """The number that a rank's rows must be divisible by: sequence parallelism splits them once
-    more over its tensor-parallel group."""
+    more over its tensor-parallel group, and linear layers in fp8 and fp4 take whole blocks."""
+    multiple = 1
+    if getattr(model_config, "fp8", None):
+        recipe: Any = getattr(model_config, "fp8_recipe", None)
+        multiple = ROWS_OF_RECIPE.get(getattr(recipe, "value", recipe), ROWS_OF_FP8)
+    if getattr(model_config, "fp4", None):
+        multiple = ROWS_OF_FP4
     if not model_config.sequence_parallel:
-        return 1
-    return int(model_config.tensor_model_parallel_size)
+        return multiple
+    return multiple * int(model_config.tensor_model_parallel_size)
 
 
 def _assemble(

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.utils import get_model_config
 
 from megatron_magi.adapter import compat
@@ -19,7 +18,7 @@ from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.adapter.mtp import check_mtp, install_mtp
 from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
-from megatron_magi.adapter.rope import MagiRotaryEmbedding
+from megatron_magi.adapter.rope import RowPositions, rotary_of_rows
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.select import select_backend
@@ -87,7 +86,7 @@ def _attach_chunk(chunk: Any) -> None:
     as attached."""
     rotary = getattr(chunk, "rotary_pos_emb", None)
     if rotary is not None:
-        chunk.rotary_pos_emb = MagiRotaryEmbedding.from_stock(rotary)
+        chunk.rotary_pos_emb = rotary_of_rows(rotary)
     prepare_mla_layers(chunk)
     if not getattr(chunk, "is_magi_attached", False):
         chunk.is_magi_attached = True
@@ -100,7 +99,7 @@ def _attach_chunk(chunk: Any) -> None:
 
 def _check_rotary(chunk: Any, args: Any) -> None:
     rotary = getattr(chunk, "rotary_pos_emb", None)
-    if rotary is not None and not isinstance(rotary, MagiRotaryEmbedding):
+    if rotary is not None and not isinstance(rotary, RowPositions):
         raise RuntimeError(
             f"the model's rotary embedding must be the one that attach() put there, got "
             f"{type(rotary).__name__}; call attach(model) after the last change of the model"
@@ -222,8 +221,5 @@ def _check_features(chunk: Any, config: Any) -> None:
     if getattr(config, "mtp_num_layers", None):
         check_mtp(config)
     rotary = getattr(chunk, "rotary_pos_emb", None)
-    if rotary is not None and type(rotary) not in (RotaryEmbedding, MagiRotaryEmbedding):
-        raise NotImplementedError(
-            f"this plugin requires rope, learned absolute or no position embeddings, got "
-            f"{type(rotary).__name__}; change position_embedding_type"
-        )
+    if rotary is not None:
+        rotary_of_rows(rotary)  # here, before anything is changed

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from torch import Tensor
 from typing_extensions import Self
 
@@ -44,8 +46,23 @@ class RowPositions:
         return (rows, *scale) if scale else rows
 
 
-class MagiRotaryEmbedding(RowPositions, RotaryEmbedding):  # type: ignore[misc]
-    """A `RotaryEmbedding` that follows the `rope_positions` of a `MagiPackedSeqParams`.
+class YarnRowPositions(RowPositions):
+    """The same for YaRN, whose fused kernel reads tables of cosines and sines."""
+
+    def get_cached_cos_sin(self, seq_len: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """[rows, 1, 1, dim] cosines and sines, with YaRN's scale, as the fused kernel reads them:
+        by row number, so they are gathered by position here."""
+        if self.positions is None:
+            return super().get_cached_cos_sin(seq_len, *args, **kwargs)  # type: ignore[misc]
+        dtype = kwargs.get("dtype", torch.get_default_dtype())
+        angles, scale = self.forward(seq_len)
+        given = kwargs.get("mscale")
+        scale = scale if given is None else given
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+
+class _PositionsOfBatch(RowPositions):
+    """A model's rotary embedding that follows the `rope_positions` of a `MagiPackedSeqParams`.
 
     With any other (or no) packed_seq_params it behaves like the stock module.
     """
@@ -56,4 +73,36 @@ class MagiRotaryEmbedding(RowPositions, RotaryEmbedding):  # type: ignore[misc]
             (a for a in (*args, *kwargs.values()) if isinstance(a, MagiPackedSeqParams)), None
         )
         self.positions = None if packed is None else packed.rope_positions
-        return super().get_rotary_seq_len(*args, **kwargs)
+        return super().get_rotary_seq_len(*args, **kwargs)  # type: ignore[misc]
+
+
+class MagiRotaryEmbedding(_PositionsOfBatch, RotaryEmbedding):  # type: ignore[misc]
+    """A model's `RotaryEmbedding` at the positions of a microbatch's rows."""
+
+
+class MagiYarnRotaryEmbedding(_PositionsOfBatch, YarnRowPositions, YarnRotaryEmbedding):  # type: ignore[misc]
+    """A model's `YarnRotaryEmbedding` at the positions of a microbatch's rows."""
+
+
+ROTARY_OF: dict[type, Any] = {
+    RotaryEmbedding: MagiRotaryEmbedding,
+    YarnRotaryEmbedding: MagiYarnRotaryEmbedding,
+}
+"""Our embedding for each of Megatron's that follows positions of one dimension."""
+
+
+def rotary_of_rows(stock: Any) -> Any:
+    """A model's rotary embedding with the same frequencies that follows its microbatch's rows;
+    ``stock`` itself if it is ours.
+
+    Raises:
+        NotImplementedError: a rotary embedding that is neither RoPE nor YaRN.
+    """
+    if isinstance(stock, RowPositions):
+        return stock
+    if type(stock) not in ROTARY_OF:
+        raise NotImplementedError(
+            f"this plugin requires rope, yarn, learned absolute or no position embeddings, got "
+            f"{type(stock).__name__}; change position_embedding_type"
+        )
+    return ROTARY_OF[type(stock)].from_stock(stock)

@@ -31,6 +31,7 @@ def wrap_load_checkpoint(
 
 @hook
 def wrap_save_checkpoint(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """For `save_checkpoint`: no writer process, which would import the main script again."""
-    write_checkpoints_in_process()
+    """For `save_checkpoint`: no writer process, which would import the main script again, unless
+    saves are asynchronous."""
+    write_checkpoints_in_process(is_async=launch.args.async_save)
     return original(*args, **kwargs)

@@ -31,11 +31,19 @@ def install_cpu_training() -> bool:
     from megatron.training import initialize, training
 
     start = initialize.initialize_megatron
-    replace_everywhere(start, functools.partial(start, allow_no_cuda=True))
+    replace_everywhere(start, functools.partial(_initialize, start))
     for owner in (initialize, training):
         owner.set_jit_fusion_options = _do_nothing
-    write_checkpoints_in_process()
     return True
+
+
+def _initialize(start: Any, *args: Any, **kwargs: Any) -> Any:
+    """Megatron's own start, without asking for CUDA, and saves as its arguments have them."""
+    from megatron.training.global_vars import get_args
+
+    result = start(*args, **{**kwargs, "allow_no_cuda": True})
+    write_checkpoints_in_process(is_async=get_args().async_save)
+    return result
 
 
 def skip_compilation_of_wheels() -> None:

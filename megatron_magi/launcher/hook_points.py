@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_magi.adapter.compat import MegatronVersion
-from megatron_magi.launcher import batch, checkpoints, model, moe, norms, schedule, settings
+from megatron_magi.launcher import (
+    batch,
+    checkpoints,
+    fixed_shapes,
+    fsdp2,
+    model,
+    moe,
+    norms,
+    schedule,
+    settings,
+)
 
 Minor = tuple[int, int]
 FIRST: Minor = (0, 17)
@@ -94,6 +104,11 @@ HOOK_POINTS = (
         ("input_ids", "attention_mask", "labels", "packed_seq_params"), model.keep_forward,
     ),
     HookPoint(
+        "schedule-plan", "megatron.core.models.gpt.gpt_model", "GPTModel.build_schedule_plan",
+        ("input_ids", "position_ids", "attention_mask", "labels", "packed_seq_params"),
+        model.wrap_schedule_plan,
+    ),
+    HookPoint(
         "mamba", "megatron.core.models.mamba.mamba_model", "MambaModel.__init__",
         ("config", "mamba_stack_spec"), model.wrap_model_init, last=(0, 17),
     ),
@@ -113,6 +128,19 @@ HOOK_POINTS = (
     HookPoint(
         "z-loss", "megatron.core.transformer.moe.router", "TopKRouter.apply_z_loss", ("logits",),
         moe.wrap_z_loss, last=(0, 18),
+    ),
+    HookPoint(
+        "tp-buffers", "megatron.training.initialize", "_initialize_tp_communicators", (),
+        fixed_shapes.wrap_tp_communicators,
+    ),
+    HookPoint(
+        "graph-shapes", "megatron.core.transformer.cuda_graphs", "TECudaGraphHelper.__init__",
+        ("config", "seq_length", "micro_batch_size"), fixed_shapes.wrap_graph_helper,
+    ),
+    HookPoint(
+        "fsdp2-gradients", "megatron.core.distributed.torch_fully_sharded_data_parallel",
+        "TorchFullyShardedDataParallel.scale_gradients", ("scaling_factor",),
+        fsdp2.replace_scale_gradients,
     ),
     HookPoint(
         "schedule", "megatron.training.training", "get_forward_backward_func", (),

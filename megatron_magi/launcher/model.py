@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.batch import dispatch_batch
-from megatron_magi.adapter.carried_plan import carried_plan, forward_arguments
+from megatron_magi.adapter.carried_plan import carried_plan, check_rows, forward_arguments
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
@@ -28,6 +28,9 @@ from megatron_magi.launcher.norms import own_norms
 
 NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
 """Mask types of a layer spec that a causal plan does not compute."""
+
+FORWARD_INPUTS = ("input_ids", "position_ids", "attention_mask", "labels", "packed_seq_params")
+"""Arguments of a schedule plan by which its rows are checked."""
 
 SPECS = (
     "transformer_layer_spec",
@@ -62,6 +65,17 @@ def wrap_model_init(launch: Launch, original: Any, self: Any, *args: Any, **kwar
 def keep_forward(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
     """`GPTModel.forward` stays; the table checks the arguments that our pre-hook reads."""
     return original
+
+
+@hook
+def wrap_schedule_plan(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """For `GPTModel.build_schedule_plan`, which `--overlap-moe-expert-parallel-comm` calls in place
+    of the forward, so that no pre-hook of the model runs."""
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    given = dict(list(call.arguments.items())[1:])
+    _, given = _give_plan(launch, self, (), given)
+    check_rows(self, (), {name: given[name] for name in FORWARD_INPUTS if name in given})
+    return original(self, **given)
 
 
 def _take_model(launch: Launch, model: Any, config: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 
-from megatron_magi.adapter import mla
+from megatron_magi.adapter import mla, rope
+from megatron_magi.adapter.packed import MagiPackedSeqParams
 
 YARN = {
     "scaling_factor": 4.0,
@@ -44,3 +47,43 @@ def test_angles_are_stock_ones_of_the_positions(kind: str, monkeypatch: pytest.M
 def test_other_rotary_embeddings_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="rope_type 'rope' or 'yarn', got a Identity"):
         mla.rotary_by_row(torch.nn.Identity())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("given", [{}, {"mscale": 1.0}], ids=["YaRN's scale", "a given scale"])
+def test_fused_kernels_read_tables_of_the_positions(
+    dtype: torch.dtype, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    stock = STOCK["yarn"]()
+    if given and "mscale" not in inspect.signature(stock.get_cached_cos_sin).parameters:
+        pytest.skip("this Megatron's scale is always YaRN's")
+    ours = mla.rotary_by_row(stock)
+    wanted = stock.get_cached_cos_sin(100, dtype=dtype, packed_seq=False, **given)
+    ours.positions = torch.tensor([3, 99, 0, 3, 41])
+    tables = ours.get_cached_cos_sin(100, dtype=dtype, packed_seq=False, **given)
+    for table, whole in zip(tables, wanted, strict=True):
+        assert table.dtype == dtype and torch.equal(table, whole[ours.positions])
+    ours.positions = None
+    stocks = ours.get_cached_cos_sin(100, dtype=dtype, packed_seq=False, **given)
+    assert all(map(torch.equal, stocks, wanted))
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_a_models_embedding_follows_its_microbatch(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    stock = STOCK[kind]()
+    ours = rope.rotary_of_rows(stock)
+    assert rope.rotary_of_rows(ours) is ours and isinstance(ours, type(stock))
+    wanted, scale = parts(stock(100))
+    packed = MagiPackedSeqParams(
+        rope_positions=torch.tensor([7, 0, 99, 7]), max_seqlen_q=100, max_seqlen_kv=100
+    )
+    config = SimpleNamespace(sequence_parallel=False, context_parallel_size=2)
+    rows = torch.zeros(50, 1, 8)
+    for given, positions in ((packed, packed.rope_positions), (None, torch.arange(100))):
+        length = ours.get_rotary_seq_len(None, None, rows, config, given)
+        angles, our_scale = parts(ours(length, packed_seq=False))
+        assert torch.equal(angles, wanted[positions]) and our_scale == scale

@@ -59,6 +59,7 @@ def test_startup_line_is_equal_on_ranks_and_printed_by_one(results: dict[str, An
 def test_startup_line_of_multi_latent_attention(results: dict[str, Any]) -> None:
     first, second = results["latent"]["values"]
     assert first == second and "kernel reference, " in first and "heads 4/4x24+12, " in first
+    assert results["latent fused"]["values"] == [first, second]
 
 
 def test_stock_attention_is_not_active(results: dict[str, Any]) -> None:
@@ -71,9 +72,11 @@ def test_stock_attention_is_not_active(results: dict[str, Any]) -> None:
     ("name", "message"),
     [
         ("mtp-stage", "requires its layers on the last pipeline stage here, got a pipeline_model"),
-        ("mrope", "requires rope, learned absolute or no position embeddings, got Multimodal"),
+        (
+            "mrope",
+            "requires rope, yarn, learned absolute or no position embeddings, got Multimodal",
+        ),
         ("dropout", "requires attention_dropout=0.0, got 0.1"),
-        ("latent fused", "requires apply_rope_fusion=False, got True"),
     ],
 )
 def test_what_does_not_work_stops_before_training(

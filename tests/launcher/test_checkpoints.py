@@ -71,13 +71,20 @@ def test_without_an_optimizer_megatron_loads_alone() -> None:
     assert load("model", None, 3, strict=False) == (("model", None, 3), {"strict": False})
 
 
-def test_a_save_reports_through_a_queue_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there before Megatron looks for it, and starts no manager."""
-    monkeypatch.setattr(filesystem_async, "_results_queue", None, raising=False)
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("before", [None, queue.Queue()], ids=["no queue", "one in process"])
+def test_a_synchronous_save_reports_through_a_queue_in_this_process(
+    is_async: bool, before: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there before Megatron looks for it, and starts no manager; an asynchronous save finds
+    none and makes one that reaches its process."""
+    monkeypatch.setattr(filesystem_async, "_results_queue", before, raising=False)
 
     def save_checkpoint(iteration: int, model: Any, *args: Any, **kwargs: Any) -> Any:
-        assert type(filesystem_async._results_queue) is queue.Queue
+        wanted = type(None) if is_async else queue.Queue
+        assert type(filesystem_async._results_queue) is wanted
         return iteration, model, args, kwargs
 
-    save = wrap_save_checkpoint(save_checkpoint, LAUNCH)
+    launch = Launch(Options(MagiConfig()), args=SimpleNamespace(async_save=is_async))
+    save = wrap_save_checkpoint(save_checkpoint, launch)
     assert save(5, "model", "more", flops=1) == (5, "model", ("more",), {"flops": 1})

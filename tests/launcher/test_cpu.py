@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +33,7 @@ class Megatron:
         self.training = ModuleType("megatron.training.training")
         self.script = ModuleType("a_pretrain_script")
         self.queues: list[bool] = []
+        self.is_async = False
         package = ModuleType("megatron.training")
         package.initialize, package.training = self.initialize, self.training  # type: ignore[attr-defined]
         for module in (self.initialize, self.training, self.script):
@@ -41,7 +42,12 @@ class Megatron:
             monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setitem(sys.modules, "megatron.training", package)
         written = self.queues
-        monkeypatch.setattr(cpu, "write_checkpoints_in_process", lambda: written.append(True))
+        arguments = ModuleType("megatron.training.global_vars")
+        arguments.get_args = lambda: SimpleNamespace(async_save=self.is_async)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, arguments.__name__, arguments)
+        monkeypatch.setattr(
+            cpu, "write_checkpoints_in_process", lambda is_async: written.append(not is_async)
+        )
 
 
 @pytest.fixture
@@ -73,7 +79,10 @@ def test_without_cuda_megatron_trains_all_the_same(
         assert module.initialize_megatron(extra=5) == (5, True), module.__name__
     megatron.initialize.set_jit_fusion_options()
     megatron.training.set_jit_fusion_options()
-    assert megatron.queues == [True]
+    assert megatron.queues == [True] * 3  # saves are known to be synchronous once arguments are
+    megatron.is_async = True
+    megatron.script.initialize_megatron()  # type: ignore[attr-defined]
+    assert megatron.queues[-1] is False
 
 
 def test_megatron_finds_a_device(megatron: Megatron) -> None:

@@ -12,9 +12,10 @@ from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher import model, settings
+from megatron_magi.launcher import model, refusals
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
+from tests.launcher.few_arguments import arguments
 
 
 def attention(mask_type: MegatronMaskType) -> torch.nn.Module:
@@ -61,14 +62,12 @@ def test_a_forward_outside_a_schedule_is_refused() -> None:
 def test_pairs_of_virtual_stages_over_gloo(
     version: Any, backend: str, stages: int, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "MEGATRON_VERSION", version)
-    args = SimpleNamespace(
+    monkeypatch.setattr(refusals, "MEGATRON_VERSION", version)
+    args = arguments(
         num_layers_per_virtual_pipeline_stage=1,
         pipeline_model_parallel_size=stages,
         distributed_backend=backend,
     )
-    if not refused:
-        settings._refuse_pairs_of_stages_over_gloo(args)
-        return
-    with pytest.raises(SystemExit, match=r"require Megatron-LM 0\.18 or later"):
-        settings._refuse_pairs_of_stages_over_gloo(args)
+    lines = refusals.refusals(args)
+    assert len(lines) == refused
+    assert all("require Megatron-LM 0.18 or later" in line for line in lines)

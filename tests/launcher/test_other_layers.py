@@ -6,7 +6,6 @@ The yardsticks are the same scripts without our switch, at context parallelism 1
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,15 +152,6 @@ def test_absent_transformer_engine_is_named(local: dict[str, Any]) -> None:
     assert "requires TransformerEngine, got none" in local["no engine"]["error"]
 
 
-def arguments(**given: Any) -> SimpleNamespace:
-    usual = {
-        "reset_attention_mask": False,
-        "pipeline_model_parallel_size": 1,
-        "transformer_impl": "local",
-    }
-    return SimpleNamespace(**{**usual, **given})
-
-
 @pytest.mark.parametrize(
     "given, text",
     [
@@ -176,7 +166,8 @@ def arguments(**given: Any) -> SimpleNamespace:
     ],
 )
 def test_layers_that_do_not_work_end_in_one_line(given: dict[str, Any], text: str) -> None:
-    from megatron_magi.launcher.settings import refuse_arguments
+    from megatron_magi.launcher.refusals import refuse_arguments
+    from tests.launcher.few_arguments import arguments
 
     refuse_arguments(arguments(hybrid_layer_pattern="*-|*E"))
     with pytest.raises(SystemExit, match=text):

@@ -1,8 +1,7 @@
-"""Megatron's arguments under our switch: every refusal refuses, and settings are put back."""
+"""Megatron's arguments under our switch: what is set, what is said of it, what is put back."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,94 +10,25 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.settings import (
-    REFUSALS,
-    Refusal,
     any_seq_length,
     change_settings,
-    refuse_arguments,
+    take_settings,
     wrap_validate_args,
 )
-
-BAD: dict[str, Any] = {
-    "attention_dropout": 0.1,
-    "hierarchical_context_parallel_sizes": [2, 2],
-    "sequence_packing_scheduler": "dp_balanced",
-    "cuda_graph_impl": "local",
-    "experimental_attention_variant": "dsa",
-    "yaml_cfg": "run.yaml",
-    "logits_load_dir": "logits",
-    "logits_save_dir": "logits",
-}
-"""Values that are refused; True for an argument that is not named here."""
-
-
-def arguments(**given: Any) -> SimpleNamespace:
-    usual = {
-        "rank": 0,
-        "reset_attention_mask": False,
-        "pipeline_model_parallel_size": 1,
-        "context_parallel_size": 2,
-        "transformer_impl": "local",
-        "calculate_per_token_loss": False,
-        "create_attention_mask_in_dataloader": True,
-        "seq_length": 96,
-        "encoder_seq_length": 96,
-        "max_position_embeddings": 96,
-    }
-    return SimpleNamespace(**{**usual, **given})
-
-
-@pytest.mark.parametrize("rule", REFUSALS, ids=lambda rule: rule.argument)
-def test_a_bad_value_ends_in_one_line(rule: Refusal) -> None:
-    bad = BAD.get(rule.argument, True)
-    assert bad not in rule.works
-    with pytest.raises(SystemExit) as end:
-        refuse_arguments(arguments(**{rule.argument: bad}))
-    assert end.value.code == (
-        f"--attention-backend magi requires {rule.argument}={rule.works[0]!r}, got {bad!r} "
-        f"({rule.flag}); {rule.remedy}"
-    )
-
-
-@pytest.mark.parametrize("rule", REFUSALS, ids=lambda rule: rule.argument)
-def test_good_values_are_taken(rule: Refusal) -> None:
-    for good in rule.works:
-        refuse_arguments(arguments(**{rule.argument: good}))
-
-
-def test_arguments_that_a_version_lacks_refuse_nothing() -> None:
-    refuse_arguments(arguments())
-
-
-def test_rows_are_complete() -> None:
-    names = [rule.argument for rule in REFUSALS]
-    assert len(set(names)) == len(names) and set(BAD) < set(names)
-    for rule in REFUSALS:
-        assert rule.works and rule.remedy
-
-
-def test_documents_by_eod_have_one_stage() -> None:
-    refuse_arguments(arguments(reset_attention_mask=True))
-    refuse_arguments(arguments(pipeline_model_parallel_size=2))
-    with pytest.raises(SystemExit, match=r"with one pipeline stage, got 2: later stages see no"):
-        refuse_arguments(arguments(reset_attention_mask=True, pipeline_model_parallel_size=2))
-
-
-def test_inference_layers_are_refused() -> None:
-    with pytest.raises(SystemExit, match=r"local or transformer_engine, got inference_optimized;"):
-        refuse_arguments(arguments(transformer_impl="inference_optimized"))
+from tests.launcher.few_arguments import arguments
 
 
 def test_settings_are_changed_and_said() -> None:
     args = arguments()
-    assert change_settings(args).startswith("--calculate-per-token-loss is set: ranks hold")
+    (line,) = change_settings(args)
+    assert line.startswith("--calculate-per-token-loss is set: ranks hold")
     assert args.calculate_per_token_loss is True
     assert args.create_attention_mask_in_dataloader is False
 
 
 def test_nothing_is_said_of_what_was_set() -> None:
     args = arguments(calculate_per_token_loss=True)
-    assert change_settings(args) == ""
+    assert change_settings(args) == []
     assert args.calculate_per_token_loss is True
     assert args.create_attention_mask_in_dataloader is False
 
@@ -154,41 +84,61 @@ def test_refusals_come_before_validation() -> None:
         raise AssertionError("validated an argument that is refused")
 
     launch = Launch(Options(MagiConfig()))
-    args = arguments(async_save=True)
-    with pytest.raises(SystemExit, match="requires async_save=False, got True"):
+    args = arguments(yaml_cfg="run.yaml")
+    with pytest.raises(SystemExit, match=r"requires yaml_cfg=None, got 'run.yaml'"):
         wrap_validate_args(validate_args, launch)(args)
     assert launch.args is None and args.calculate_per_token_loss is False
 
 
-def experts(**given: Any) -> SimpleNamespace:
-    usual = {
-        "num_experts": 4,
-        "moe_router_load_balancing_type": "aux_loss",
-        "seq_length": 96,
-        "micro_batch_size": 1,
-        "tensor_model_parallel_size": 1,
-        "sequence_parallel": False,
-    }
-    return arguments(**{**usual, **given})
+def test_gradients_are_not_averaged_and_it_is_said() -> None:
+    args = arguments(calculate_per_token_loss=True, ddp_average_in_collective=True)
+    (line,) = change_settings(args)
+    assert line.startswith("--ddp-average-in-collective is not used: gradients are divided by")
+    assert args.ddp_average_in_collective is False
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("given", "wanted"),
     [
-        ({"seq_length": 97}, "a sequence length that 2 .* divides, got 97 tokens"),
+        ({"cp_comm_type": ["p2p"]}, ["p2p"]),
+        ({"cp_comm_type": ["p2p"], "fallback_to_eager_attn": False}, ["all_gather"]),
+        ({"cp_comm_type": ["all_gather"], "fallback_to_eager_attn": False}, ["all_gather"]),
         (
-            {"tensor_model_parallel_size": 4, "sequence_parallel": True, "seq_length": 100},
-            "a sequence length that 8 .* divides, got 100 tokens",
+            {
+                "cp_comm_type": ["p2p"],
+                "fallback_to_eager_attn": False,
+                "transformer_impl": "transformer_engine",
+            },
+            ["p2p"],
         ),
         (
-            {"micro_batch_size": 2, "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]},
-            "requires --micro-batch-size 1 beside seq_aux_loss, got 2",
+            {"cp_comm_type": ["a2a"], "fallback_to_eager_attn": None, "context_parallel_size": 1},
+            ["a2a"],
         ),
     ],
+    ids=["main", "dev", "already", "TransformerEngine", "one rank"],
 )
-def test_routers_that_would_count_other_rows(given: dict[str, Any], text: str) -> None:
-    refuse_arguments(experts())
-    refuse_arguments(experts(micro_batch_size=2))
-    refuse_arguments(experts(**given, num_experts=None))
-    with pytest.raises(SystemExit, match=text):
-        refuse_arguments(experts(**given))
+def test_the_dev_branch_gets_the_communication_it_asks_for(
+    given: dict[str, Any], wanted: list[str]
+) -> None:
+    args = arguments(calculate_per_token_loss=True, **given)
+    said = change_settings(args)
+    assert args.cp_comm_type == wanted
+    assert bool(said) == (wanted != given["cp_comm_type"])
+
+
+def test_deterministic_mode_is_about_attention_too() -> None:
+    launch = Launch(Options(MagiConfig(chunk_size=64)))
+    take_settings(launch, arguments())
+    take_settings(launch, arguments(deterministic_mode=False))
+    assert launch.options.config == MagiConfig(chunk_size=64)
+    take_settings(launch, arguments(deterministic_mode=True))
+    assert launch.options.config == MagiConfig(chunk_size=64, deterministic=True)
+
+
+def test_deterministic_mode_does_not_measure() -> None:
+    launch = Launch(Options(MagiConfig(), measures_costs=True))
+    with pytest.raises(
+        SystemExit, match=r"^--deterministic-mode: --magi-measure-costs must not be"
+    ):
+        take_settings(launch, arguments(deterministic_mode=True))

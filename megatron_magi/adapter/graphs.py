@@ -1,0 +1,43 @@
+"""Which parts of a layer Megatron's CUDA graphs hold, and whether attention is among them.
+
+A graph repeats one sequence of kernels on the same memory. Attention over a plan that changes, and
+an exchange between ranks, cannot be repeated so; the other parts of a layer see rows only, whose
+number is fixed for a run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PARTS_WITHOUT_ATTENTION = ("moe_router", "moe_preprocess", "mlp")
+"""Parts that a graph may hold."""
+
+_NAMES = ("cuda_graph_modules", "cuda_graph_scope", "cuda_graph_scope_deprecated")
+"""Where Megatron 0.20, 0.16 to 0.19, and the arguments of 0.20 have them."""
+
+
+def graph_parts(settings: Any) -> list[str]:
+    """Names of the parts that are captured; none stands for the whole layer.
+
+    Args:
+        settings: Megatron's arguments or its TransformerConfig.
+    """
+    given: Any = next((value for name in _NAMES if (value := getattr(settings, name, None))), ())
+    parts = [given] if isinstance(given, str) else given
+    return [str(getattr(part, "name", part)) for part in parts]
+
+
+def captures_attention(settings: Any) -> bool:
+    """Whether a CUDA graph would hold attention, or another implementation than
+    TransformerEngine's makes the graphs, which captures whole layers.
+
+    Args:
+        settings: Megatron's arguments or its TransformerConfig.
+    """
+    implementation = getattr(settings, "cuda_graph_impl", None) or "none"
+    if implementation == "none":
+        return False
+    parts = graph_parts(settings)
+    return implementation != "transformer_engine" or not (
+        parts and {*parts} <= {*PARTS_WITHOUT_ATTENTION}
+    )

@@ -1,0 +1,171 @@
+"""What does not work ends in one line each, all at once, before anything is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.launcher.refusals import REFUSALS, Refusal, refusals, refuse_arguments
+from tests.launcher.few_arguments import arguments
+
+BAD: dict[str, Any] = {
+    "attention_dropout": 0.1,
+    "hierarchical_context_parallel_sizes": [2, 2],
+    "sequence_packing_scheduler": "dp_balanced",
+    "experimental_attention_variant": "dsa",
+    "yaml_cfg": "run.yaml",
+    "logits_load_dir": "logits",
+    "logits_save_dir": "logits",
+}
+"""Values that are refused; True for an argument that is not named here."""
+
+
+@pytest.mark.parametrize("rule", REFUSALS, ids=lambda rule: rule.argument)
+def test_a_bad_value_ends_in_one_line(rule: Refusal) -> None:
+    bad = BAD.get(rule.argument, True)
+    assert bad not in rule.works
+    with pytest.raises(SystemExit) as end:
+        refuse_arguments(arguments(**{rule.argument: bad}))
+    assert end.value.code == (
+        f"--attention-backend magi requires {rule.argument}={rule.works[0]!r}, got {bad!r} "
+        f"({rule.flag}); {rule.remedy}"
+    )
+
+
+@pytest.mark.parametrize("rule", REFUSALS, ids=lambda rule: rule.argument)
+def test_good_values_are_taken(rule: Refusal) -> None:
+    for good in rule.works:
+        refuse_arguments(arguments(**{rule.argument: good}))
+
+
+def test_arguments_that_a_version_lacks_refuse_nothing() -> None:
+    refuse_arguments(arguments())
+
+
+def test_everything_is_refused_at_once() -> None:
+    given = arguments(attention_dropout=0.1, yaml_cfg="run.yaml", hybrid_layer_pattern="*M")
+    lines = refusals(given)
+    assert len(lines) == 3 and not any("\n" in line for line in lines)
+    for line, named in zip(lines, ("attention-dropout", "yaml-cfg", "hybrid-layer"), strict=True):
+        assert f"(--{named}" in line
+    with pytest.raises(SystemExit) as end:
+        refuse_arguments(given)
+    assert end.value.code == "\n".join(lines)
+
+
+def test_rows_are_complete() -> None:
+    names = [rule.argument for rule in REFUSALS]
+    assert len(set(names)) == len(names) and set(BAD) < set(names)
+    for rule in REFUSALS:
+        assert rule.works and rule.remedy
+
+
+def test_documents_by_eod_have_one_stage() -> None:
+    refuse_arguments(arguments(reset_attention_mask=True))
+    refuse_arguments(arguments(pipeline_model_parallel_size=2))
+    with pytest.raises(SystemExit, match=r"with one pipeline stage, got 2: later stages see no"):
+        refuse_arguments(arguments(reset_attention_mask=True, pipeline_model_parallel_size=2))
+
+
+def test_inference_layers_are_refused() -> None:
+    with pytest.raises(SystemExit, match=r"local or transformer_engine, got inference_optimized;"):
+        refuse_arguments(arguments(transformer_impl="inference_optimized"))
+
+
+@pytest.mark.parametrize("kind", ["rope", "yarn", "learned_absolute", "none"])
+def test_positions_of_one_dimension_are_taken(kind: str) -> None:
+    refuse_arguments(arguments(position_embedding_type=kind))
+
+
+def test_positions_of_several_dimensions_are_refused() -> None:
+    with pytest.raises(SystemExit, match=r"got mrope \(--position-embedding-type\)"):
+        refuse_arguments(arguments(position_embedding_type="mrope"))
+
+
+def test_latent_attention_with_tensor_parallelism_has_sequence_parallelism() -> None:
+    split = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
+    refuse_arguments(arguments(**split, sequence_parallel=True))
+    refuse_arguments(arguments(tensor_model_parallel_size=2))
+    with pytest.raises(SystemExit, match=r"requires --sequence-parallel beside .* got 2 tensor"):
+        refuse_arguments(arguments(**split))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"cuda_graph_impl": "none"},
+        {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},
+        {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "mlp"},
+        {
+            "cuda_graph_impl": "transformer_engine",
+            "cuda_graph_modules": [],
+            "cuda_graph_scope_deprecated": ["moe_router", "moe_preprocess"],
+        },
+    ],
+)
+def test_graphs_without_attention_are_taken(given: dict[str, Any]) -> None:
+    refuse_arguments(arguments(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ({"cuda_graph_impl": "transformer_engine"}, "transformer_engine over whole layers"),
+        ({"cuda_graph_impl": "full_iteration"}, "full_iteration over whole layers"),
+        (
+            {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]},
+            "transformer_engine over attn moe_router",
+        ),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": ["moe_router"]}, "local over moe_router"),
+    ],
+)
+def test_graphs_that_hold_attention_are_refused(given: dict[str, Any], got: str) -> None:
+    with pytest.raises(SystemExit, match=rf"got {got} \(--cuda-graph-impl\)"):
+        refuse_arguments(arguments(**given))
+
+
+@pytest.mark.parametrize(
+    ("magi", "text"),
+    [
+        ({"kernel_backend": "cuda"}, r"needs CUDA tensors, got cpu;.*\(--magi-kernel cuda\)"),
+        ({"kernel_backend": "flex"}, r"needs CUDA tensors, got cpu;.*\(--magi-kernel flex\)"),
+        ({"transport": "symm_mem"}, "--magi-transport symm_mem requires GPUs of one host"),
+    ],
+)
+def test_what_this_machine_lacks_is_one_line(
+    magi: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    refuse_arguments(arguments(), MagiConfig(kernel_backend="reference", transport="all_to_all"))
+    with pytest.raises(SystemExit, match=text):
+        refuse_arguments(arguments(), MagiConfig(**magi))
+
+
+EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_router_load_balancing_type": "aux_loss"}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"seq_length": 97}, r"got 97 tokens \(--seq-length\), which 2 ranks hold as 98"),
+        ({"seq_length": 2 * 4099}, r"got 8198 tokens .* which 2 ranks hold as 8448"),
+        (
+            {"tensor_model_parallel_size": 4, "sequence_parallel": True, "seq_length": 100},
+            r"got 100 tokens \(--seq-length\), which 2 ranks hold as 104",
+        ),
+        ({"fp8": "hybrid"}, r"got 80 tokens \(--seq-length\), which 2 ranks hold as 96"),
+        (
+            {"micro_batch_size": 2, "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss"]},
+            r"requires --micro-batch-size 1 beside seq_aux_loss .* got 2",
+        ),
+    ],
+)
+def test_routers_that_would_count_other_rows(given: dict[str, Any], text: str) -> None:
+    usual = {**EXPERTS, "seq_length": 80}
+    refuse_arguments(arguments(**usual))
+    refuse_arguments(arguments(**{**usual, "micro_batch_size": 2}))
+    refuse_arguments(arguments(**{**usual, **given, "num_experts": None}))
+    with pytest.raises(SystemExit, match=text):
+        refuse_arguments(arguments(**{**usual, **given}))
