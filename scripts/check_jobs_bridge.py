@@ -75,6 +75,7 @@ FIELDS = {
     "comm_overlap": {"overlap_moe_expert_parallel_comm": "overlap_moe_expert_parallel_comm"},
     "mixed_precision": {
         "fp8": "fp8",
+        "fp8_recipe": "fp8_recipe",
         "fp8_dot_product_attention": "fp8_dot_product_attention",
         "fp8_multi_head_attention": "fp8_multi_head_attention",
     },

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from megatron_magi.launcher import settings
+from megatron_magi.launcher import refusals
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class Ignored:
 
 
 IGNORED = (
-    Ignored("deterministic_mode", (False, None), "equal bits in every run"),
     Ignored("use_kitchen_attention", (False, None), "attention by another package"),
     Ignored("batch_invariant_mode", (False, None), "equal bits for every batch size"),
 )
@@ -34,7 +33,8 @@ IGNORED = (
 Without effect by design, and so honoured: `--cp-comm-type` (our plan is the communication),
 `--attention-softmax-in-fp32` (it always is), `--apply-query-key-layer-scaling` (it scales scores
 and softmax by inverse factors), `--no-masked-softmax-fusion`, `--use-flash-attn`, `--flash-decode`
-(inference), and both flags about masks in the data loader (the plan holds the mask)."""
+(inference), both flags about masks in the data loader (the plan holds the mask), and
+`--ddp-average-in-collective`, which the launcher switches off and says so."""
 
 
 def reasons(args: Any) -> dict[str, str]:
@@ -75,41 +75,27 @@ def transformer_engine_present() -> Iterator[None]:
 
 
 def refusal_lines(args: Any) -> list[str]:
-    """Every refusal of the launcher as one line."""
-    return [*_rule_lines(args), *_function_lines(args), *_model_lines(args)]
-
-
-def _rule_lines(args: Any) -> Iterator[str]:
-    for rule in settings.REFUSALS:
-        value = getattr(args, rule.argument, rule.works[0])
-        if value not in rule.works:
-            yield f"{rule.argument}={value!r} ({rule.flag}); {rule.remedy}"
-
-
-def _function_lines(args: Any) -> Iterator[str]:
-    keys = {
-        settings._refuse_layers: "(--hybrid-layer-pattern)",
-        settings._refuse_routers_that_count_rows: "(--moe-router-load-balancing-type)",
-        settings._refuse_pairs_of_stages_over_gloo: "(--distributed-backend)",
-        settings._refuse_documents_by_eod_over_stages: "(--reset-attention-mask)",
-        settings._refuse_absent_transformer_engine: "(--transformer-impl)",
-    }
-    for refuse, key in keys.items():
-        try:
-            refuse(args)
-        except SystemExit as end:
-            yield f"{key} {end.code}"
+    """Every refusal of the launcher as one line, and what is refused only by the built model."""
+    return [*refusals.refusals(args), *_model_lines(args)]
 
 
 def _model_lines(args: Any) -> Iterator[str]:
-    """What is refused only when the model is built."""
-    is_mla = getattr(args, "multi_latent_attention", False)
-    kind = args.position_embedding_type
-    if kind in ("mrope", "relative") or (kind == "yarn" and not is_mla):
-        yield f"rows follow rope or learned positions, got {kind} (--position-embedding-type)"
-    if is_mla and args.apply_rope_fusion:
-        yield "multi-latent attention requires no fused rope (--no-rope-fusion)"
-    if is_mla and args.tensor_model_parallel_size > 1 and not args.sequence_parallel:
-        yield "multi-latent attention beside tensor parallelism requires (--sequence-parallel)"
-    if getattr(args, "qk_clip", False) and args.tensor_model_parallel_size > 1:
-        yield "clipping requires tensor parallelism 1 (--qk-clip)"
+    tp_size = args.tensor_model_parallel_size
+    if getattr(args, "qk_clip", False) and tp_size > 1:
+        yield f"clipping of logits requires tensor parallelism 1, got {tp_size} (--qk-clip)"
+    if getattr(args, "mtp_hsm", False) and (
+        args.context_parallel_size > 1 or args.sequence_parallel
+    ):
+        yield "mixing of hidden states requires all rows on one rank (--mtp-hsm)"
+    if _has_lonely_mtp(getattr(args, "pipeline_model_parallel_layout", None)):
+        yield (
+            "multi-token prediction requires its layers beside the loss, got a stage of their own "
+            "(--pipeline-model-parallel-layout)"
+        )
+
+
+def _has_lonely_mtp(layout: str | list[list[str]] | None) -> bool:
+    """Whether a layout, such as `Et*7|t*7mL` or a list of stages, has MTP away from the loss."""
+    if isinstance(layout, str):
+        return any("m" in stage and "L" not in stage for stage in layout.split("|"))
+    return any("mtp" in stage and "loss" not in stage for stage in layout or ())

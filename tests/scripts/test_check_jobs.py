@@ -29,9 +29,9 @@ GOOD = "MODEL_ARGS:\n  --num-layers: 4\n  --bf16: true\n  --attention-backend: f
 TESTS = {
     "gpt/good": GOOD,
     "gpt/good_resumed": "TEST_TYPE: ckpt-resume\n" + GOOD,
-    "gpt/one_reason": GOOD + "  --async-save: true\n  --context-parallel-size: 2\n",
+    "gpt/one_reason": GOOD + "  --modelopt-enabled: true\n  --context-parallel-size: 2\n",
     "moe/two_reasons": (
-        "TEST_TYPE: release\n" + GOOD + "  --async-save: true\n  --tp-comm-overlap: true\n"
+        "TEST_TYPE: release\n" + GOOD + "  --modelopt-enabled: true\n  --enable-cuda-graph: true\n"
     ),
     "gpt/unreadable": GOOD + "  --num-layers: some\n",
     "gpt/chat": "MODE: inference\n" + GOOD,
@@ -56,10 +56,9 @@ RECIPES = {
 
 EXAMPLES = {
     "plain.sh": (
-        "mkdir -p $1/logs\nARGS=(--num-layers 2 '--split \\'99,1\\'' --modelopt-enabled)\n".replace(
-            "\\'", ""
-        )
-        + "torchrun --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]}\n"
+        "mkdir -p $1/logs\n"
+        "ARGS=(--num-layers 2 \"--split '99,1'\" --bf16)\n"
+        "torchrun --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]}\n"
     ),
     "submits.sh": (
         'CMD="\ncd x;\nnsys profile python -u /x/pretrain_hybrid.py --num-layers 3"\n'
@@ -92,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     small = check_jobs.RaisingParser(allow_abbrev=False)
     for name in ("--num-layers", "--context-parallel-size"):
         small.add_argument(name, type=int, default=1)
-    for name in ("--bf16", "--async-save", "--tp-comm-overlap", "--deterministic-mode"):
+    for name in ("--bf16", "--modelopt-enabled", "--enable-cuda-graph"):
         small.add_argument(name, action="store_true")
     small.add_argument("--attention-dropout", type=float, default=0.1)
     small.set_defaults(
@@ -126,26 +125,26 @@ def test_the_tables_count(checkout: Path) -> None:
     rows, unread = check_jobs.rows_of(jobs, parser())
     assert {row.name: row.reasons for row in rows} == {
         "gpt/good": (),
-        "gpt/one_reason": ("--async-save",),
-        "moe/two_reasons": ("--async-save", "--tp-comm-overlap"),
+        "gpt/one_reason": ("--modelopt-enabled",),
+        "moe/two_reasons": ("--enable-cuda-graph", "--modelopt-enabled"),
     }
     assert list(unread) == ["gpt/unreadable"] and "invalid int value" in unread["gpt/unreadable"]
-    assert counts(rows) == {"--async-save": (2, 1), "--tp-comm-overlap": (1, 0)}
+    assert counts(rows) == {"--modelopt-enabled": (2, 1), "--enable-cuda-graph": (1, 0)}
     lines = list(table(rows, SETS))
     assert "| all | 4 | 3 | 1 (33%) | 2 | 3 |" in lines
     assert "| in an active CI recipe | 2 | 1 | 1 (100%) | 0 | 1 |" in lines
     assert "| context parallelism > 1 | 1 | 1 | 0 (0%) | 1 | 1 |" in lines
     assert "| release | 1 | 1 | 0 (0%) | 1 | 1 |" in lines
     assert "| examples | 0 | 0 | 0 | 0 | 0 |" in lines
-    assert "| `--async-save` | 2 | 1 |" in lines
+    assert "| `--modelopt-enabled` | 2 | 1 |" in lines
 
 
-def test_a_flag_that_is_not_honoured_keeps_a_job_out() -> None:
-    row = check_jobs.row_of(
-        Job("a", "test", "pretrain_gpt.py", ("--deterministic-mode",)), parser()
-    )
-    honoured = "deterministic_mode" not in {rule.argument for rule in IGNORED}
-    assert row.reasons == (() if honoured else ("--deterministic-mode (not honoured)",))
+@pytest.mark.parametrize("rule", IGNORED, ids=lambda rule: rule.argument)
+def test_a_flag_that_is_not_honoured_keeps_a_job_out(rule: check_jobs_rules.Ignored) -> None:
+    args = parser().parse_args(["--attention-dropout", "0"])
+    setattr(args, rule.argument, True)
+    (line,) = reasons(args).values()
+    assert line.endswith(f"is taken and not honoured: {rule.what}")
 
 
 @pytest.mark.parametrize("rule", IGNORED, ids=lambda rule: rule.argument)
@@ -181,6 +180,21 @@ def test_a_reason_has_a_stable_name(line: str, key: str) -> None:
     assert key_of(line) == key
 
 
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"qk_clip": True, "tensor_model_parallel_size": 2}, "--qk-clip"),
+        ({"mtp_hsm": True, "context_parallel_size": 2}, "--mtp-hsm"),
+        ({"pipeline_model_parallel_layout": "Et*7|tm|L"}, "--pipeline-model-parallel-layout"),
+        ({"qk_clip": True, "mtp_hsm": True, "pipeline_model_parallel_layout": "Et*7|tmL"}, None),
+    ],
+)
+def test_what_the_model_refuses_counts_too(given: dict[str, object], key: str | None) -> None:
+    args = parser().parse_args(["--attention-dropout", "0"])
+    vars(args).update(given)
+    assert list(reasons(args)) == ([key] if key else [])
+
+
 def test_words_are_those_of_the_test_runner() -> None:
     settings = {
         "--bf16": "true",
@@ -212,7 +226,7 @@ def test_examples_are_run_with_stubs(checkout: Path, monkeypatch: pytest.MonkeyP
     found = find_examples(checkout)
     assert {job.name: (job.script, *job.words) for job in found.jobs} == {
         "a/plain.sh": (
-            "pretrain_gpt.py", "--num-layers", "2", "--split", "99,1", "--modelopt-enabled"
+            "pretrain_gpt.py", "--num-layers", "2", "--split", "99,1", "--bf16"
         ),
         "a/submits.sh": ("pretrain_hybrid.py", "--num-layers", "3"),
         "a/asks_first.sh": ("pretrain_gpt.py", "--num-layers", "4"),
@@ -253,6 +267,7 @@ def llama_bad_config():
     cfg = llama_good_config()
     cfg.model.cuda_graph_impl = "local"
     cfg.ddp.average_in_collective = True
+    cfg.model.pipeline_model_parallel_layout = [["embedding"], ["mtp"], ["loss"]]
     cfg.mixed_precision = Precision()
     return cfg
 
@@ -274,7 +289,7 @@ def test_recipes_of_bridge_are_read_without_its_packages(tmp_path: Path) -> None
     files = {
         "recipes/llama/h100/llama.py": LLAMA,
         "recipes/llama/h100/shared.py": SHARED,
-        "perf_recipes/gpt_oss/gb200/gpt_oss.py": "def a_config():\n    return None\n",
+        "perf_recipes/nemotronh/gb200/nemotronh.py": "def a_config():\n    return None\n",
         "training/config.py": "raise AssertionError('a stand-in takes its place')\n",
     }
     for name, text in files.items():
@@ -286,10 +301,10 @@ def test_recipes_of_bridge_are_read_without_its_packages(tmp_path: Path) -> None
         "recipes.llama.h100.llama.llama_good_config": (),
         "recipes.llama.h100.llama.llama_bad_config": (
             "--cuda-graph-impl",
-            "--ddp-average-in-collective",
             "--fp8-dot-product-attention",
+            "--pipeline-model-parallel-layout",
         ),
-        "perf_recipes.gpt_oss.gb200.gpt_oss.a_config": ("--position-embedding-type",),
+        "perf_recipes.nemotronh.gb200.nemotronh.a_config": ("--hybrid-layer-pattern",),
     }
     assert unread == {"recipes.llama.h100.llama.fails_config": "NotImplementedError: never"}
     lines = list(table(rows, sets_of(rows, "recipes")))
