@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import logging
 import platform
 import subprocess
 import sys
@@ -35,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(argv: list[str] | None = None) -> int:
     """Print the tables, and write the record if one is asked for."""
     given = _parser().parse_args(argv)
+    logging.disable(logging.INFO)
     sys.path[:0] = [str(given.megatron.resolve())]
     version = prepare_any_version()
     start_on_any_device()
@@ -50,7 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         recipes, unread_recipes = print_recipes(given.bridge)
         rows, unread = rows + recipes, unread | unread_recipes
     if given.record is not None:
-        write_record(given.record, rows, describe(str(version), found, unread))
+        sources = {"megatron": f"{version} ({given.megatron.resolve().name})"}
+        sources |= {} if given.bridge is None else {"bridge": given.bridge.resolve().name}
+        write_record(given.record, rows, sources | describe(found, unread))
     return 0
 
 
@@ -143,13 +147,12 @@ def row_of(job: Job, parser: argparse.ArgumentParser) -> Row:
     return Row(job.name, job.kind, given, names, job.num_places, tuple(strays), dropout)
 
 
-def describe(version: str, found: Found, unread: dict[str, str]) -> dict[str, Any]:
-    """What was counted, with what."""
+def describe(found: Found, unread: dict[str, str]) -> dict[str, Any]:
+    """What was counted, and by which code."""
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True
     )
     return {
-        "megatron": version,
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
         "date": date.today().isoformat(),

@@ -54,6 +54,17 @@ def stray_lines(rows: list[Row]) -> Iterator[str]:
 
 def table(rows: list[Row], sets: dict[str, Callable[[Row], bool]]) -> Iterator[str]:
     """Each set with its counts, then each reason of the first set."""
+    yield from set_table(rows, sets)
+    yield ""
+    first = next(iter(sets.values()))
+    yield "| reason | in jobs | alone |"
+    yield "|---|---|---|"
+    for reason, (count, alone) in counts(filter(first, rows)).items():
+        yield f"| {shown(reason)} | {count} | {alone} |"
+
+
+def set_table(rows: list[Row], sets: dict[str, Callable[[Row], bool]]) -> Iterator[str]:
+    """How many jobs each set has, and how many are accepted."""
     yield "| jobs | files | different | accepted | refused | need `--attention-dropout 0` |"
     yield "|---|---|---|---|---|---|"
     for name, belongs in sets.items():
@@ -63,12 +74,12 @@ def table(rows: list[Row], sets: dict[str, Callable[[Row], bool]]) -> Iterator[s
         share = f" ({accepted / len(some):.0%})" if some else ""
         sizes = f"{sum(row.num_places for row in some)} | {len(some)}"
         yield f"| {name} | {sizes} | {accepted}{share} | {len(some) - accepted} | {dropout} |"
-    yield ""
-    yield "| reason | in jobs | alone |"
-    yield "|---|---|---|"
-    first = next(iter(sets.values()))
-    for reason, (count, alone) in counts(row for row in rows if first(row)).items():
-        yield f"| `{reason}` | {count} | {alone} |"
+
+
+def shown(reason: str) -> str:
+    """A reason in a page: a flag is code."""
+    flag, space, rest = reason.partition(" ")
+    return f"`{flag}`{space}{rest}" if flag.startswith("--") else reason
 
 
 def counts(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
