@@ -12,6 +12,7 @@ jobs need it. Needs PyYAML. Without `--bridge` nothing of Megatron-Bridge is rea
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import logging
@@ -171,10 +172,10 @@ def write_record(path: Path, rows: list[Row], meta: dict[str, Any]) -> None:
 
 
 def _short(row: Row) -> dict[str, Any]:
-    always = {"name": row.name, "kind": row.kind, "marks": row.marks, "reasons": row.reasons}
-    others = {"num_places": row.num_places, "strays": row.strays, "dropout": row.dropout}
-    usual = {"num_places": 1, "strays": (), "dropout": 0}
-    return always | {name: value for name, value in others.items() if value != usual[name]}
+    """The fields that differ from their defaults."""
+    given = dataclasses.asdict(row)
+    usual = {field.name: field.default for field in dataclasses.fields(Row)}
+    return {name: value for name, value in given.items() if value != usual[name]}
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ class Row:
 
     name: str
     kind: str
-    marks: tuple[str, ...]
+    marks: tuple[str, ...] = ()
     """Of `active`, `cp`, `release`; for a recipe of Bridge its GPU."""
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
     """Names of what keeps it out, in alphabetical order; none if it is accepted."""
     num_places: int = 1
     """How many files hold this job."""
