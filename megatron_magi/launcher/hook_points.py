@@ -20,6 +20,7 @@ from megatron_magi.launcher import (
     fsdp2,
     model,
     moe,
+    moe_samples,
     norms,
     schedule,
     settings,
@@ -128,6 +129,11 @@ HOOK_POINTS = (
     HookPoint(
         "z-loss", "megatron.core.transformer.moe.router", "TopKRouter.apply_z_loss", ("logits",),
         moe.wrap_z_loss, last=(0, 18),
+    ),
+    HookPoint(
+        "seq-aux-loss", "megatron.core.transformer.moe.router", "TopKRouter._apply_seq_aux_loss",
+        ("probs", "routing_map", "seq_length", "bsz", "with_padding_mask"),
+        moe_samples.wrap_seq_aux_loss,
     ),
     HookPoint(
         "tp-buffers", "megatron.training.initialize", "_initialize_tp_communicators", (),

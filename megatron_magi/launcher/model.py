@@ -24,6 +24,7 @@ from megatron_magi.launcher.documents import (
     sequence_bounds,
 )
 from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.moe_samples import give_samples
 from megatron_magi.launcher.norms import own_norms
 
 NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
@@ -82,6 +83,7 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
     prepare_model(model, launch.options.config)
     if launch.options.mask_name is None:
         _require_causal(model)
+    give_samples(launch, model)
     # It must run before the checks that prepare_model has registered.
     hook = functools.partial(_give_plan, launch)
     model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)

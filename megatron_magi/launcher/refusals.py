@@ -131,6 +131,12 @@ def refuse_arguments(args: Any, magi: MagiConfig | None = None) -> None:
         raise SystemExit("\n".join(lines))
 
 
+def balances_samples(args: Any) -> bool:
+    """Whether routers balance the experts of every sample by itself."""
+    kinds = getattr(args, "moe_router_load_balancing_type", None) or ()
+    return "seq_aux_loss" in ([kinds] if isinstance(kinds, str) else kinds)
+
+
 def _layers(args: Any, magi: MagiConfig) -> Iterator[str]:
     """Checked before anything is built, since layers may need packages of their own."""
     for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
@@ -145,7 +151,7 @@ def _layers(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 
 def _routers(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """A router would count padding rows, and samples that are joined to one stream."""
+    """A router would count padding rows, or balance samples without knowing them."""
     if not getattr(args, "num_experts", None):
         return
     rows = args.seq_length * args.micro_batch_size
@@ -156,14 +162,13 @@ def _routers(args: Any, magi: MagiConfig) -> Iterator[str]:
             f"got {rows} tokens (--seq-length), which {args.context_parallel_size} ranks hold as "
             f"{padded}: the router would count padding rows; change --seq-length"
         )
-    kinds = args.moe_router_load_balancing_type
-    if args.micro_batch_size > 1 and "seq_aux_loss" in (
-        [kinds] if isinstance(kinds, str) else kinds
-    ):
+    joined = args.micro_batch_size > 1 and balances_samples(args)
+    if joined and getattr(args, "overlap_moe_expert_parallel_comm", False):
         yield (
-            f"{REQUIRES} --micro-batch-size 1 beside seq_aux_loss "
-            f"(--moe-router-load-balancing-type), got {args.micro_batch_size}: samples are joined "
-            f"to one stream; set 1 or use aux_loss"
+            f"{REQUIRES} --micro-batch-size 1 beside seq_aux_loss and "
+            f"--overlap-moe-expert-parallel-comm (--moe-router-load-balancing-type), got "
+            f"{args.micro_batch_size}: that schedule tells a router nothing of its samples; set 1, "
+            f"or leave the overlap out"
         )
 
 

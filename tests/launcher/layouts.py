@@ -37,6 +37,13 @@ MOE: Flags = {
     "moe-aux-loss-coeff": 0.1,
     "moe-z-loss-coeff": 0.01,
 }
+SEQ_AUX: Flags = {**MOE, "moe-router-load-balancing-type": "seq_aux_loss"}
+YARN: Flags = {
+    "position-embedding-type": "yarn",
+    "rotary-scaling-factor": 4.0,
+    "yarn-original-max-position-embeddings": 32,
+    "mscale": 1.3,
+}
 SINK: Flags = {"softmax-type": "learnable"}
 WINDOW: Flags = {"window-size": "17,0"}
 MTP: Flags = {"mtp-num-layers": 1}

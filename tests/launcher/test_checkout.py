@@ -26,12 +26,14 @@ from tests.launcher.layouts import (
     ODD,
     PP2,
     PP4,
+    SEQ_AUX,
     SHARDED,
     SINK,
     TP2_SP,
     TWO_SAMPLES,
     VALIDATE,
     WINDOW,
+    YARN,
     assert_same_training,
     error_of,
     job,
@@ -51,6 +53,7 @@ SKIP_TRAINING = {"skip-train": True, "eval-iters": 2}
 VIRTUAL = {"num-layers-per-virtual-pipeline-stage": 1}
 OVERLAP = {"overlap-grad-reduce": True, "overlap-param-gather": True}
 HUNDRED = {"train-iters": 100}
+ONE_OF_FOUR = {"global-batch-size": 4}
 PER_TOKEN = {"calculate-per-token-loss": True}
 
 
@@ -73,6 +76,9 @@ def results(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -
         job("cp2 pp2 two samples", script, CP2_PP2, TWO_SAMPLES),
         job("stock moe", script, MOE, PER_TOKEN),
         job("cp2 moe", script, CP2, MOE),
+        job("stock samples", script, SEQ_AUX, ONE_OF_FOUR, PER_TOKEN),
+        job("tp2 sp cp2 samples", script, CP2, TP2_SP, SEQ_AUX, TWO_SAMPLES, RECOMPUTE),
+        job("cp2 pp2 samples", script, CP2_PP2, SEQ_AUX, TWO_SAMPLES),
         job("stock window", script, WINDOW),
         job("cp2 window", script, CP2, WINDOW),
         job("stock sink", script, SINK),
@@ -92,6 +98,10 @@ def more(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         job("stock", script),
         job("cp2 recompute", script, CP2, RECOMPUTE),
         job("cp2 dp2 overlap", script, CP2, SHARDED, OVERLAP, {"world": 2}),
+        job("stock yarn odd", script, YARN, ODD),
+        job("cp3 yarn odd", script, CP3, YARN, ODD),
+        job("cp2 gpt-oss", script, CP2, YARN, SINK, WINDOW, MOE),
+        job("stock gpt-oss", script, YARN, SINK, WINDOW, MOE, PER_TOKEN),
         job("stock skip", script, SKIP_TRAINING),
         job("cp2 skip", script, CP2, SKIP_TRAINING),
         job("mla cp1", script, MAGI, MLA),
@@ -187,6 +197,8 @@ def checkpoints(
         ("cp2 pp2 odd", "stock odd"),
         ("cp2 pp2 two samples", "stock two samples"),
         ("cp2 moe", "stock moe"),
+        ("tp2 sp cp2 samples", "stock samples"),
+        ("cp2 pp2 samples", "stock samples"),
         ("cp2 window", "stock window"),
         ("cp2 sink", "stock sink"),
     ],
@@ -205,6 +217,8 @@ def test_losses_are_those_of_stock_attention(
         ("cp2 validate", "stock validate"),
         ("cp2 recompute", "stock"),
         ("cp2 dp2 overlap", "stock"),
+        ("cp3 yarn odd", "stock yarn odd"),
+        ("cp2 gpt-oss", "stock gpt-oss"),
         ("mla cp2 pp2", "mla cp1"),
         ("sft cp2", "sft cp1"),
         ("sft cp2 pp4", "sft four"),

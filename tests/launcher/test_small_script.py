@@ -23,12 +23,14 @@ from tests.launcher.layouts import (
     MOE,
     ODD,
     PP4,
+    SEQ_AUX,
     SHARDED,
     SMALL_SCRIPT,
     TP2_SP,
     TWO_SAMPLES,
     VALIDATE,
     VIDEO,
+    YARN,
     assert_same_training,
     error_of,
     job,
@@ -44,6 +46,10 @@ pytestmark = pytest.mark.skipif(
 
 def small(name: str, *flags: Any, damage: str | None = None) -> dict[str, Any]:
     return job(name, SMALL_SCRIPT, *flags, damage=damage)
+
+
+FOUR_SAMPLES = {"global-batch-size": 4, "calculate-per-token-loss": True}
+"""The samples of TWO_SAMPLES, one in a microbatch."""
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +68,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("cp2 pp2 two samples", CP2_PP2, TWO_SAMPLES),
         small("stock moe", MOE, {"calculate-per-token-loss": True}),
         small("cp2 moe", CP2, MOE),
+        small("stock samples", YARN, SEQ_AUX, FOUR_SAMPLES),
+        small("cp2 samples", CP2, YARN, SEQ_AUX, TWO_SAMPLES),
         small("stock video", DENSE_VIDEO),
         small("cp2 video", CP2, VIDEO),
     ]
@@ -122,6 +130,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("pp4", "stock four layers"),
         ("cp2 pp2 two samples", "stock two samples"),
         ("cp2 moe", "stock moe"),
+        ("cp2 samples", "stock samples"),
         ("cp2 video", "stock video"),
     ],
 )
