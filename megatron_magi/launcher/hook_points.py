@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_magi.adapter.compat import MegatronVersion
-from megatron_magi.launcher import batch, checkpoints, model, moe, norms, schedule, settings
+from megatron_magi.launcher import (
+    batch,
+    checkpoints,
+    model,
+    moe,
+    norms,
+    samples,
+    schedule,
+    settings,
+)
 
 Minor = tuple[int, int]
 FIRST: Minor = (0, 17)
@@ -84,6 +93,15 @@ HOOK_POINTS = (
     HookPoint(
         "sft-data", "megatron.training.datasets.sft_dataset", "SFTDataset.__init__",
         ("config",), batch.wrap_sft_dataset,
+    ),
+    HookPoint(
+        "datasets", "megatron.core.datasets.blended_megatron_dataset_builder",
+        "BlendedMegatronDatasetBuilder.__init__", ("is_built_on_rank",),
+        samples.wrap_dataset_builder,
+    ),
+    HookPoint(
+        "samples", "megatron.core.rerun_state_machine", "RerunDataIterator.__next__", (),
+        samples.wrap_next_sample,
     ),
     HookPoint(
         "gpt", "megatron.core.models.gpt.gpt_model", "GPTModel.__init__",

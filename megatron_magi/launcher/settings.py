@@ -122,7 +122,6 @@ def refuse_arguments(args: Any) -> None:
     _refuse_layers(args)
     _refuse_routers_that_count_rows(args)
     _refuse_pairs_of_stages_over_gloo(args)
-    _refuse_documents_by_eod_over_stages(args)
     _refuse_absent_transformer_engine(args)
 
 
@@ -202,15 +201,6 @@ def _refuse_pairs_of_stages_over_gloo(args: Any) -> None:
             f"two pipeline stages with virtual stages over gloo require Megatron-LM 0.18 or later, "
             f"got {MEGATRON_VERSION}, which trains on other activations there without an error; "
             f"leave --num-layers-per-virtual-pipeline-stage out"
-        )
-
-
-def _refuse_documents_by_eod_over_stages(args: Any) -> None:
-    if args.reset_attention_mask and args.pipeline_model_parallel_size > 1:
-        raise SystemExit(
-            f"--attention-backend magi finds documents by --reset-attention-mask with one pipeline "
-            f"stage, got {args.pipeline_model_parallel_size}: later stages see no tokens; use "
-            f"--dataloader-inter-document-masking (Megatron 0.19 and later) instead"
         )
 
 

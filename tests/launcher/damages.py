@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megatron_magi.launcher import batch, hook_points, model
+from megatron_magi.launcher import documents, hook_points, model
 
 
 def leave_batches_to_megatron() -> None:
@@ -27,7 +27,7 @@ def forget_to_attach() -> None:
 
 def move_a_boundary_on_rank_1() -> None:
     """One rank sees the first document end a token later."""
-    bounds = batch.bounds_of_cu_seqlens
+    bounds = documents.bounds_of_cu_seqlens
 
     def moved(*args: Any) -> list[int]:
         found = bounds(*args)
@@ -35,7 +35,7 @@ def move_a_boundary_on_rank_1() -> None:
             return found
         return [found[0], found[1] + 1, *found[2:]]
 
-    batch.bounds_of_cu_seqlens = moved
+    documents.bounds_of_cu_seqlens = moved
 
 
 def plan_otherwise_on_middle_stages() -> None:

@@ -137,10 +137,27 @@ def documents(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory)
         {"name": "corpus", **write},
         job("stock by eod", script, corpus, BY_EOD),
         job("cp2 by eod", script, corpus, CP2, BY_EOD),
+        job("stock four by eod", script, corpus, BY_EOD, FOUR_LAYERS),
+        job("cp2 pp2 by eod", script, corpus, CP2_PP2, BY_EOD),
+        job("pp4 by eod", script, corpus, PP4, BY_EOD, FOUR_LAYERS),
+        job("tp2 pp4 by eod", script, corpus, PP4, TP2_SP, BY_EOD, FOUR_LAYERS),
         job("whole", script, corpus),
     ]
-    if version_of(megatron_checkout) >= (0, 19):
+    if version_of(megatron_checkout) >= (0, 18):
         jobs += [
+            job("vpp by eod", script, corpus, PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
+            job("cp2 vpp by eod", script, corpus, CP2_PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
+        ]
+    if version_of(megatron_checkout) >= (0, 19):
+        split = {**VALIDATE, "split": "80,20,0"}
+        four = (corpus, BY_CU_SEQLENS, FOUR_LAYERS)
+        jobs += [
+            job("stock validate by eod", script, corpus, BY_EOD, FOUR_LAYERS, split),
+            job("vpp validate", script, PP2, VIRTUAL, *four, split),
+            job("pp4", script, PP4, *four),
+            job("vpp", script, PP2, VIRTUAL, *four),
+            job("cp2 vpp", script, CP2_PP2, VIRTUAL, *four),
+            job("tp2 pp2", script, PP2, TP2_SP, *four),
             job("cp1", script, corpus, MAGI, BY_CU_SEQLENS),
             job("cp2", script, corpus, CP2, BY_CU_SEQLENS),
             job("cp2 pp2", script, corpus, CP2_PP2, BY_CU_SEQLENS, SHARDED),
@@ -237,13 +254,35 @@ def test_hundred_steps_stay_within_the_noise_of_stock(more: dict[str, Any]) -> N
     assert abs(ours[-1] - stock[-1]) <= 3 * noise
 
 
-@pytest.mark.parametrize("name", ["cp2 by eod", "cp1", "cp2", "cp2 pp2"])
+@pytest.mark.parametrize("name", ["cp2 by eod", "cp2 pp2 by eod", "cp1", "cp2", "cp2 pp2"])
 def test_documents_are_masked(documents: dict[str, Any], name: str) -> None:
     if name not in documents:
         pytest.skip("--dataloader-inter-document-masking came with 0.19")
     assert_same_training(documents[name], documents["stock by eod"])
     masked, whole = (values(documents[n])["loss"][0] for n in ("stock by eod", "whole"))
     assert abs(masked - whole) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "yardstick"),
+    [
+        ("pp4 by eod", "stock four by eod"),
+        ("tp2 pp4 by eod", "stock four by eod"),
+        ("vpp by eod", "stock four by eod"),
+        ("cp2 vpp by eod", "stock four by eod"),
+        ("pp4", "stock four by eod"),
+        ("vpp", "stock four by eod"),
+        ("cp2 vpp", "stock four by eod"),
+        ("tp2 pp2", "stock four by eod"),
+        ("vpp validate", "stock validate by eod"),
+    ],
+)
+def test_every_stage_has_the_documents(
+    documents: dict[str, Any], name: str, yardstick: str
+) -> None:
+    if name not in documents:
+        pytest.skip("0.17 has no such virtual stages over gloo; cu_seqlens came with 0.19")
+    assert_same_training(documents[name], documents[yardstick])
 
 
 def test_a_moved_boundary_ends_with_its_name(documents: dict[str, Any]) -> None:
