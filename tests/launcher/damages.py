@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.launcher import documents, hook_points, model
 
 
@@ -42,3 +43,13 @@ def plan_otherwise_on_middle_stages() -> None:
     """Stages that read no rows cut the sequence in two documents."""
     bounds = model.sequence_bounds
     model.sequence_bounds = lambda sequences: [0, 7, bounds(sequences)[-1]]
+
+
+def run_every_step_twice() -> None:
+    """Megatron's check of reproducibility replays the samples of every step. Its flag for it has a
+    value that no Megatron of ours accepts."""
+    from megatron.core import rerun_state_machine as machine
+
+    original = machine.initialize_rerun_state_machine
+    mode = machine.RerunMode.REPORT_DETERMINISM_STATS
+    replace_everywhere(original, lambda **given: original(**{**given, "mode": mode}))

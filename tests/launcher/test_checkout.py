@@ -149,7 +149,7 @@ def documents(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory)
             job("cp2 vpp by eod", script, corpus, CP2_PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
         ]
     if version_of(megatron_checkout) >= (0, 19):
-        split = {**VALIDATE, "split": "80,20,0"}
+        split, saved = {**VALIDATE, "split": "80,20,0"}, str(folder / "saved")
         four = (corpus, BY_CU_SEQLENS, FOUR_LAYERS)
         jobs += [
             job("stock validate by eod", script, corpus, BY_EOD, FOUR_LAYERS, split),
@@ -158,6 +158,10 @@ def documents(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory)
             job("vpp", script, PP2, VIRTUAL, *four),
             job("cp2 vpp", script, CP2_PP2, VIRTUAL, *four),
             job("tp2 pp2", script, PP2, TP2_SP, *four),
+            job("pp4 workers", script, PP4, *four, {"num-workers": 2}),
+            job("pp4 twice", script, PP4, *four, damage="run_every_step_twice"),
+            job("pp4 saved", script, PP4, *four, OWN_RNG, {"save": saved, **SAVE_HALF}),
+            job("pp4 resumed", script, PP4, *four, OWN_RNG, {"load": saved}),
             job("cp1", script, corpus, MAGI, BY_CU_SEQLENS),
             job("cp2", script, corpus, CP2, BY_CU_SEQLENS),
             job("cp2 pp2", script, corpus, CP2_PP2, BY_CU_SEQLENS, SHARDED),
@@ -166,26 +170,29 @@ def documents(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory)
     return run_layouts(jobs, folder, megatron_checkout)
 
 
+OWN_RNG = {"no-load-rng": True}
+SAVE_HALF = {"save-interval": 2, "exit-interval": 2}
+
+
 @pytest.fixture(scope="module")
 def checkpoints(
     megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     script, folder = megatron_checkout / "pretrain_gpt.py", tmp_path_factory.mktemp("checkpoints")
-    own_rng = {"no-load-rng": True}
 
     def save(name: str) -> dict[str, Any]:
-        return {"save": str(folder / name), "save-interval": 2, "exit-interval": 2}
+        return {"save": str(folder / name), **SAVE_HALF}
 
     def load(name: str) -> dict[str, Any]:
         return {"load": str(folder / name)}
 
     jobs = [
-        job("whole", script, own_rng),
-        job("save ours", script, own_rng, CP2, save("ours")),
-        job("ours in ours", script, own_rng, CP3, load("ours")),
-        job("ours in stock", script, own_rng, load("ours")),
-        job("save stock", script, own_rng, save("stock")),
-        job("stock in ours", script, own_rng, CP2, load("stock")),
+        job("whole", script, OWN_RNG),
+        job("save ours", script, OWN_RNG, CP2, save("ours")),
+        job("ours in ours", script, OWN_RNG, CP3, load("ours")),
+        job("ours in stock", script, OWN_RNG, load("ours")),
+        job("save stock", script, OWN_RNG, save("stock")),
+        job("stock in ours", script, OWN_RNG, CP2, load("stock")),
     ]
     return run_layouts(jobs, folder, megatron_checkout)
 
@@ -274,6 +281,8 @@ def test_documents_are_masked(documents: dict[str, Any], name: str) -> None:
         ("vpp", "stock four by eod"),
         ("cp2 vpp", "stock four by eod"),
         ("tp2 pp2", "stock four by eod"),
+        ("pp4 workers", "stock four by eod"),
+        ("pp4 twice", "stock four by eod"),
         ("vpp validate", "stock validate by eod"),
     ],
 )
@@ -283,6 +292,18 @@ def test_every_stage_has_the_documents(
     if name not in documents:
         pytest.skip("0.17 has no such virtual stages over gloo; cu_seqlens came with 0.19")
     assert_same_training(documents[name], documents[yardstick])
+
+
+def test_samples_that_were_drawn_ahead_are_not_lost_to_a_resumed_run(
+    documents: dict[str, Any],
+) -> None:
+    if "pp4 resumed" not in documents:
+        pytest.skip("--dataloader-inter-document-masking came with 0.19")
+    whole, saved, resumed = (
+        values(documents[name])["loss"]
+        for name in ("stock four by eod", "pp4 saved", "pp4 resumed")
+    )
+    assert saved + resumed == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_moved_boundary_ends_with_its_name(documents: dict[str, Any]) -> None:
