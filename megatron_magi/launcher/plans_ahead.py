@@ -32,7 +32,7 @@ class PlansAhead(Generic[Key, Made]):
         if key in self._futures:
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "magi-plans")
+            self._pool = _one_thread()
         stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
         self._futures[key] = self._pool.submit(self._make_on, stream, key)
         if len(self._futures) > NUM_WAITING:
@@ -50,5 +50,14 @@ class PlansAhead(Generic[Key, Made]):
         return None if future is None else future.result()
 
     def _make_on(self, stream: torch.cuda.Stream | None, key: Key) -> Made:
-        with torch.cuda.stream(stream):  # also makes its device the thread's; None: no GPU
+        with torch.cuda.stream(stream):  # None: no GPU
             return self._make(key)
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """On this thread's GPU from its beginning: to leave another stream on the first GPU would make
+    every rank take memory there."""
+    if not torch.cuda.is_available():
+        return ThreadPoolExecutor(1, "magi-plans")
+    device = torch.cuda.current_device()
+    return ThreadPoolExecutor(1, "magi-plans", torch.cuda.set_device, (device,))
