@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
@@ -32,9 +30,8 @@ def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
     """Megatron's batch with this rank's rows in place of all of them, as a new dict.
 
     The given dict is not changed, because Megatron may use it again. Samples of a microbatch are
-    joined to one stream. The dense attention mask is dropped, since the plan has the mask, and the
-    length of the longest document, which only other kernels use, is on the host. Outside a
-    schedule, where Megatron draws batches to skip them, nothing is planned.
+    joined to one stream. The dense attention mask is dropped, since the plan has the mask. Outside
+    a schedule, where Megatron draws batches to skip them, nothing is planned.
 
     Args:
         batch: the full rows [micro batch, length]; entries may be None on a stage that reads none.
@@ -60,8 +57,6 @@ def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
     batch.update({name: getattr(local, name) for name in rows})
     if "attention_mask" in batch:
         batch["attention_mask"] = None
-    if batch.get("max_seqlen") is not None:  # Megatron would wait for the device to read it
-        batch["max_seqlen"] = torch.tensor([max(end - start for start, end in pairwise(bounds))])
     return batch
 
 

@@ -76,14 +76,6 @@ def test_documents_are_those_of_cu_seqlens() -> None:
     assert plan_of(local).token_plan.mask.area() == triangle(3, 1, 4)
 
 
-def test_the_longest_document_is_known_on_the_host() -> None:
-    given = {**rows(1, 8), "cu_seqlens": torch.tensor([[0, 3, 8, 8]])}
-    for before in (torch.tensor([5], device="meta"), None):
-        longest = dispatch_dict(launch_of(8), {**given, "max_seqlen": before})["max_seqlen"]
-        assert (longest is None) == (before is None)
-        assert longest is None or longest.item() == 5
-
-
 def test_documents_end_at_eod_if_masks_are_reset_there(monkeypatch: pytest.MonkeyPatch) -> None:
     training = ModuleType("megatron.training")
     training.get_tokenizer = lambda: SimpleNamespace(eod=5)  # type: ignore[attr-defined]
