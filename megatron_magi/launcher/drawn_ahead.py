@@ -14,7 +14,7 @@ class DrawnAhead:
     """The samples of an iterator in its order, each shown to `see` as soon as it is drawn.
 
     Samples are drawn in the thread that asks for them. What the iterator raises, also at its end,
-    is raised in the place of the sample that it would have been.
+    or `see`, is raised in the place of the sample that it would have been.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class DrawnAhead:
     def _draw(self) -> None:
         try:
             sample = next(self._samples)
+            self._see(sample)
         except Exception as error:  # StopIteration too
             self._raised = error
-            return
-        self._see(sample)
-        self._drawn.append(sample)
+        else:
+            self._drawn.append(sample)

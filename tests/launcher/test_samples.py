@@ -108,6 +108,18 @@ def test_an_error_of_the_loader_comes_in_the_place_of_its_sample() -> None:
     assert next(drawn) == 3
 
 
+def test_a_sample_that_cannot_be_read_is_an_error_in_its_place() -> None:
+    def see(sample: int) -> None:
+        if sample == 2:
+            raise ValueError("no documents in it")
+
+    drawn = DrawnAhead(iter(range(4)), see)
+    assert [next(drawn), next(drawn)] == [0, 1]
+    with pytest.raises(ValueError, match="no documents in it"):
+        next(drawn)
+    assert next(drawn) == 3
+
+
 def test_plans_are_ready_when_their_microbatch_comes(launch: Launch) -> None:
     iterator = hooked(launch)(iter(stream(6)))
     for i in range(6):
