@@ -16,6 +16,7 @@ from megatron_magi.core.runtime.token_dispatch import dispatch
 from megatron_magi.launcher.documents import (
     bounds_of_cu_seqlens,
     bounds_of_eod,
+    check_one_stream,
     requested_mask,
     sequence_bounds,
 )
@@ -60,14 +61,25 @@ def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(launch: Launch, batch: dict[str, Any], rows: Tensor) -> list[int]:
+    """From the sample on the host; from the rows on the device if an iterator of another class than
+    Megatron's brought them."""
     cu_seqlens = batch.get("cu_seqlens")
     if cu_seqlens is not None:
+        check_one_stream(cu_seqlens)
+    bounds = launch.microbatch.bounds() if launch.has_documents() else None
+    if bounds is not None:
+        return bounds
+    if cu_seqlens is not None:
         return bounds_of_cu_seqlens(cu_seqlens, batch.get("cu_seqlens_padded"), rows.numel())
-    if launch.args.reset_attention_mask:
-        from megatron.training import get_tokenizer
-
-        return bounds_of_eod(batch["tokens"], get_tokenizer().eod)
-    return sequence_bounds((rows.shape[0], rows.shape[1]))
+    eod = launch.eod()
+    if eod is None:
+        return sequence_bounds((rows.shape[0], rows.shape[1]))
+    if batch.get("tokens") is None:
+        raise ValueError(
+            "documents by --reset-attention-mask require tokens, got a pipeline stage without them "
+            "and samples that no RerunDataIterator of Megatron brought; draw samples through it"
+        )
+    return bounds_of_eod(batch["tokens"], eod)
 
 
 @hook

@@ -22,6 +22,7 @@ from megatron_magi.launcher import (
     moe,
     moe_samples,
     norms,
+    samples,
     schedule,
     settings,
 )
@@ -95,6 +96,15 @@ HOOK_POINTS = (
     HookPoint(
         "sft-data", "megatron.training.datasets.sft_dataset", "SFTDataset.__init__",
         ("config",), batch.wrap_sft_dataset,
+    ),
+    HookPoint(
+        "datasets", "megatron.core.datasets.blended_megatron_dataset_builder",
+        "BlendedMegatronDatasetBuilder.__init__", ("is_built_on_rank",),
+        samples.wrap_dataset_builder,
+    ),
+    HookPoint(
+        "samples", "megatron.core.rerun_state_machine", "RerunDataIterator.__next__", (),
+        samples.wrap_next_sample,
     ),
     HookPoint(
         "gpt", "megatron.core.models.gpt.gpt_model", "GPTModel.__init__",

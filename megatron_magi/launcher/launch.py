@@ -14,7 +14,14 @@ from megatron.core import parallel_state
 from megatron_magi.adapter.packed import MagiPackedSeqParams, head_shape, make_packed_seq_params
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.runtime.calibration import measured_costs
+from megatron_magi.launcher.documents import bounds_of_sample
 from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.microbatch import Microbatch
+from megatron_magi.launcher.plans_ahead import PlansAhead
+from megatron_magi.launcher.tensor_ranks import TensorRanks
+
+Key = tuple[tuple[int, ...], int | None]
+"""A microbatch: its boundaries, and the digest of its mask if that is not causal in each."""
 
 NUM_RECENT = 16
 """Microbatches that are remembered; one holds a few index tensors on the device."""
@@ -44,7 +51,9 @@ class StepStats:
     received: float = 0.0
     """Key rows that come from other ranks, as a fraction of the stream's."""
     plan_ms: float = 0.0
-    """Host time of planning in milliseconds; almost 0 if an equal microbatch came before."""
+    """Milliseconds that the main thread spends on plans; almost 0 if they were made ahead."""
+    num_made_here: int = 0
+    """Plans that the main thread made, because they were neither remembered nor made ahead."""
 
     def means(self) -> dict[str, float]:
         """By the names that Megatron's log and TensorBoard show."""
@@ -70,10 +79,38 @@ class Launch:
     stats: StepStats = field(default_factory=StepStats)
     installed: list[str] = field(default_factory=list)
     """Names of the hook points that are in place."""
-    _recent: dict[tuple[tuple[int, ...], int | None], MagiPackedSeqParams] = field(
-        default_factory=dict, repr=False
-    )
-    """Microbatches by boundaries and digest of the mask; the one that was used last comes last."""
+    _recent: dict[Key, MagiPackedSeqParams] = field(default_factory=dict, repr=False)
+    """Microbatches; the one that was used last comes last."""
+
+    def __post_init__(self) -> None:
+        self._ahead: PlansAhead[Key, MagiPackedSeqParams] = PlansAhead(
+            lambda key: self._make(list(key[0]), None)
+        )
+        self.microbatch = Microbatch(
+            lambda sample: bounds_of_sample(sample, self.eod()), self._plan_ahead
+        )
+
+    def has_documents(self) -> bool:
+        """Whether Megatron's arguments divide sequences into documents."""
+        names = ("sft", "dataloader_inter_document_masking", "reset_attention_mask")
+        return any(getattr(self.args, name, False) for name in names)
+
+    def eod(self) -> int | None:
+        """The token that ends a document; None if documents do not end by it."""
+        if not self.args.reset_attention_mask:
+            return None
+        from megatron.training import get_tokenizer
+
+        return int(get_tokenizer().eod)
+
+    def plans_ahead(self) -> bool:
+        """Whether samples are drawn, and their plans made, before their microbatch.
+
+        A function of --magi-mask may read rows on the device. An external data loader may save its
+        position, which must not be ahead.
+        """
+        is_external = getattr(self.args, "dataloader_type", None) == "external"
+        return self.has_documents() and self.options.mask_name is None and not is_external
 
     def cp_group(self) -> Any:
         """The context-parallel group; None for one rank."""
@@ -81,10 +118,20 @@ class Launch:
             return None
         return parallel_state.get_context_parallel_group()
 
+    @staticmethod
+    def _tensor_parallel_group() -> Any:
+        """The tensor-parallel group; None for one rank."""
+        if parallel_state.get_tensor_model_parallel_world_size() == 1:
+            return None
+        return parallel_state.get_tensor_model_parallel_group()
+
     def take_model_config(self, config: Any) -> None:
         """Keep the first model chunk's config. All ranks call it: with --magi-measure-costs they
         measure the cost table here, the same for the whole world."""
         self.model_config = config
+        group = self._tensor_parallel_group()
+        if group is not None and self.has_documents():
+            self.microbatch.ranks = TensorRanks(group, self.options.config.agreement_timeout_s)
         if self.options.measures_costs:
             magi = self.options.config
             world = dist.group.WORLD if dist.is_initialized() else None
@@ -97,16 +144,11 @@ class Launch:
         Equal microbatches, and the model chunks of one, share what was planned.
         """
         started = time.perf_counter()
-        key = (tuple(bounds), None if mask is None else mask.digest)
-        packed = self._recent.pop(key, None)
+        key: Key = (tuple(bounds), None if mask is None else mask.digest)
+        packed = self._recent.pop(key, None) or self._ahead.take(key)
         if packed is None:
-            packed = make_packed_seq_params(
-                bounds,
-                self.model_config,
-                self.cp_group(),
-                magi_config=self.options.config,
-                mask="causal" if mask is None else mask,
-            )
+            packed = self._make(bounds, mask)
+            self.stats.num_made_here += 1
         self._recent[key] = packed
         if len(self._recent) > NUM_RECENT:
             del self._recent[next(iter(self._recent))]
@@ -118,6 +160,20 @@ class Launch:
         means = self.stats.means()
         self.stats = StepStats()
         return means
+
+    def _plan_ahead(self, bounds: list[int]) -> None:
+        key: Key = (tuple(bounds), None)
+        if key not in self._recent and self.plans_ahead():
+            self._ahead.begin(key)
+
+    def _make(self, bounds: list[int], mask: AttnMask | None) -> MagiPackedSeqParams:
+        return make_packed_seq_params(
+            bounds,
+            self.model_config,
+            self.cp_group(),
+            magi_config=self.options.config,
+            mask="causal" if mask is None else mask,
+        )
 
     def _count(self, packed: MagiPackedSeqParams, plan_ms: float) -> None:
         plan = packed.token_plan

@@ -158,10 +158,23 @@ def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
             "with --attention-backend magi a model must run inside a schedule, got a forward "
             "outside one; take get_forward_backward_func from megatron.training.training"
         )
-    bounds = sequence_bounds(launch.sequences)
-    if stock is not None:
-        bounds = bounds_of_cu_seqlens(stock.cu_seqlens_q, stock.cu_seqlens_q_padded, bounds[-1])
+    bounds = _bounds_of_middle_stage(launch, launch.sequences, stock)
     mask = requested_mask(launch.options.mask_function(), bounds, None)
     packed = launch.plan(bounds, mask)
     dispatch_batch(None, packed, launch.cp_group())
     return packed
+
+
+def _bounds_of_middle_stage(launch: Launch, sequences: tuple[int, int], stock: Any) -> list[int]:
+    bounds = launch.microbatch.bounds(draws=True) if launch.has_documents() else None
+    if bounds is not None:
+        return bounds
+    bounds = sequence_bounds(sequences)
+    if stock is not None:
+        return bounds_of_cu_seqlens(stock.cu_seqlens_q, stock.cu_seqlens_q_padded, bounds[-1])
+    if launch.eod() is not None:
+        raise ValueError(
+            "documents by --reset-attention-mask require samples on every pipeline stage, got none "
+            "on a middle one; build data sets by Megatron's BlendedMegatronDatasetBuilder"
+        )
+    return bounds

@@ -185,15 +185,6 @@ def _pairs_of_stages_over_gloo(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
-def _documents_by_eod_over_stages(args: Any, magi: MagiConfig) -> Iterator[str]:
-    if args.reset_attention_mask and args.pipeline_model_parallel_size > 1:
-        yield (
-            f"--attention-backend magi finds documents by --reset-attention-mask with one pipeline "
-            f"stage, got {args.pipeline_model_parallel_size}: later stages see no tokens; use "
-            f"--dataloader-inter-document-masking (Megatron 0.19 and later) instead"
-        )
-
-
 def _absent_transformer_engine(args: Any, magi: MagiConfig) -> Iterator[str]:
     if args.transformer_impl == "inference_optimized":
         yield (
@@ -284,7 +275,6 @@ RULES: tuple[Rule, ...] = (
     _layers,
     _routers,
     _pairs_of_stages_over_gloo,
-    _documents_by_eod_over_stages,
     _absent_transformer_engine,
     _graphs,
     _positions,

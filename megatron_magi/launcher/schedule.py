@@ -37,7 +37,8 @@ def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) ->
     )
     kwargs["micro_batch_size"] = 1
     kwargs["decoder_seq_length"] = None
-    kwargs["forward_step_func"] = with_counted_loss(kwargs["forward_step_func"])
+    step = with_counted_loss(kwargs["forward_step_func"])
+    kwargs["forward_step_func"] = with_own_sample(launch, step)
     launch.sequences = (count, length)
     try:
         result = schedule(**kwargs)
@@ -60,6 +61,17 @@ def with_counted_loss(forward_step: Callable[..., Any]) -> Callable[..., Any]:
         return output, functools.partial(_counted, loss_function)
 
     return checked_forward_step
+
+
+def with_own_sample(launch: Launch, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward step, which draws its sample of the iterator that it is given."""
+
+    @functools.wraps(forward_step)
+    def begun_forward_step(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        launch.microbatch.begin(iterator)
+        return forward_step(iterator, *args, **kwargs)
+
+    return begun_forward_step
 
 
 def _counted(loss_function: Callable[..., Any], output: Any, **kwargs: Any) -> Any:

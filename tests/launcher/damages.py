@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from megatron_magi.launcher import batch, hook_points, model
+from megatron_magi.adapter.replace import replace_everywhere
+from megatron_magi.launcher import documents, hook_points, model
 
 
 def leave_batches_to_megatron() -> None:
@@ -27,7 +28,7 @@ def forget_to_attach() -> None:
 
 def move_a_boundary_on_rank_1() -> None:
     """One rank sees the first document end a token later."""
-    bounds = batch.bounds_of_cu_seqlens
+    bounds = documents.bounds_of_cu_seqlens
 
     def moved(*args: Any) -> list[int]:
         found = bounds(*args)
@@ -35,10 +36,20 @@ def move_a_boundary_on_rank_1() -> None:
             return found
         return [found[0], found[1] + 1, *found[2:]]
 
-    batch.bounds_of_cu_seqlens = moved
+    documents.bounds_of_cu_seqlens = moved
 
 
 def plan_otherwise_on_middle_stages() -> None:
     """Stages that read no rows cut the sequence in two documents."""
     bounds = model.sequence_bounds
     model.sequence_bounds = lambda sequences: [0, 7, bounds(sequences)[-1]]
+
+
+def run_every_step_twice() -> None:
+    """Megatron's check of reproducibility replays the samples of every step. Its flag for it has a
+    value that no Megatron of ours accepts."""
+    from megatron.core import rerun_state_machine as machine
+
+    original = machine.initialize_rerun_state_machine
+    mode = machine.RerunMode.REPORT_DETERMINISM_STATS
+    replace_everywhere(original, lambda **given: original(**{**given, "mode": mode}))

@@ -147,10 +147,31 @@ def documents(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory)
         {"name": "corpus", **write},
         job("stock by eod", script, corpus, BY_EOD),
         job("cp2 by eod", script, corpus, CP2, BY_EOD),
+        job("stock four by eod", script, corpus, BY_EOD, FOUR_LAYERS),
+        job("cp2 pp2 by eod", script, corpus, CP2_PP2, BY_EOD),
+        job("pp4 by eod", script, corpus, PP4, BY_EOD, FOUR_LAYERS),
+        job("tp2 pp4 by eod", script, corpus, PP4, TP2_SP, BY_EOD, FOUR_LAYERS),
         job("whole", script, corpus),
     ]
-    if version_of(megatron_checkout) >= (0, 19):
+    if version_of(megatron_checkout) >= (0, 18):
         jobs += [
+            job("vpp by eod", script, corpus, PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
+            job("cp2 vpp by eod", script, corpus, CP2_PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
+        ]
+    if version_of(megatron_checkout) >= (0, 19):
+        split, saved = {**VALIDATE, "split": "80,20,0"}, str(folder / "saved")
+        four = (corpus, BY_CU_SEQLENS, FOUR_LAYERS)
+        jobs += [
+            job("stock validate by eod", script, corpus, BY_EOD, FOUR_LAYERS, split),
+            job("vpp validate", script, PP2, VIRTUAL, *four, split),
+            job("pp4", script, PP4, *four),
+            job("vpp", script, PP2, VIRTUAL, *four),
+            job("cp2 vpp", script, CP2_PP2, VIRTUAL, *four),
+            job("tp2 pp2", script, PP2, TP2_SP, *four),
+            job("pp4 workers", script, PP4, *four, {"num-workers": 2}),
+            job("pp4 twice", script, PP4, *four, damage="run_every_step_twice"),
+            job("pp4 saved", script, PP4, *four, OWN_RNG, {"save": saved, **SAVE_HALF}),
+            job("pp4 resumed", script, PP4, *four, OWN_RNG, {"load": saved}),
             job("cp1", script, corpus, MAGI, BY_CU_SEQLENS),
             job("cp2", script, corpus, CP2, BY_CU_SEQLENS),
             job("cp2 pp2", script, corpus, CP2_PP2, BY_CU_SEQLENS, SHARDED),
@@ -159,26 +180,29 @@ def documents(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory)
     return run_layouts(jobs, folder, megatron_checkout)
 
 
+OWN_RNG = {"no-load-rng": True}
+SAVE_HALF = {"save-interval": 2, "exit-interval": 2}
+
+
 @pytest.fixture(scope="module")
 def checkpoints(
     megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     script, folder = megatron_checkout / "pretrain_gpt.py", tmp_path_factory.mktemp("checkpoints")
-    own_rng = {"no-load-rng": True}
 
     def save(name: str) -> dict[str, Any]:
-        return {"save": str(folder / name), "save-interval": 2, "exit-interval": 2}
+        return {"save": str(folder / name), **SAVE_HALF}
 
     def load(name: str) -> dict[str, Any]:
         return {"load": str(folder / name)}
 
     jobs = [
-        job("whole", script, own_rng),
-        job("save ours", script, own_rng, CP2, save("ours")),
-        job("ours in ours", script, own_rng, CP3, load("ours")),
-        job("ours in stock", script, own_rng, load("ours")),
-        job("save stock", script, own_rng, save("stock")),
-        job("stock in ours", script, own_rng, CP2, load("stock")),
+        job("whole", script, OWN_RNG),
+        job("save ours", script, OWN_RNG, CP2, save("ours")),
+        job("ours in ours", script, OWN_RNG, CP3, load("ours")),
+        job("ours in stock", script, OWN_RNG, load("ours")),
+        job("save stock", script, OWN_RNG, save("stock")),
+        job("stock in ours", script, OWN_RNG, CP2, load("stock")),
     ]
     return run_layouts(jobs, folder, megatron_checkout)
 
@@ -251,13 +275,49 @@ def test_hundred_steps_stay_within_the_noise_of_stock(more: dict[str, Any]) -> N
     assert abs(ours[-1] - stock[-1]) <= 3 * noise
 
 
-@pytest.mark.parametrize("name", ["cp2 by eod", "cp1", "cp2", "cp2 pp2"])
+@pytest.mark.parametrize("name", ["cp2 by eod", "cp2 pp2 by eod", "cp1", "cp2", "cp2 pp2"])
 def test_documents_are_masked(documents: dict[str, Any], name: str) -> None:
     if name not in documents:
         pytest.skip("--dataloader-inter-document-masking came with 0.19")
     assert_same_training(documents[name], documents["stock by eod"])
     masked, whole = (values(documents[n])["loss"][0] for n in ("stock by eod", "whole"))
     assert abs(masked - whole) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "yardstick"),
+    [
+        ("pp4 by eod", "stock four by eod"),
+        ("tp2 pp4 by eod", "stock four by eod"),
+        ("vpp by eod", "stock four by eod"),
+        ("cp2 vpp by eod", "stock four by eod"),
+        ("pp4", "stock four by eod"),
+        ("vpp", "stock four by eod"),
+        ("cp2 vpp", "stock four by eod"),
+        ("tp2 pp2", "stock four by eod"),
+        ("pp4 workers", "stock four by eod"),
+        ("pp4 twice", "stock four by eod"),
+        ("vpp validate", "stock validate by eod"),
+    ],
+)
+def test_every_stage_has_the_documents(
+    documents: dict[str, Any], name: str, yardstick: str
+) -> None:
+    if name not in documents:
+        pytest.skip("0.17 has no such virtual stages over gloo; cu_seqlens came with 0.19")
+    assert_same_training(documents[name], documents[yardstick])
+
+
+def test_samples_that_were_drawn_ahead_are_not_lost_to_a_resumed_run(
+    documents: dict[str, Any],
+) -> None:
+    if "pp4 resumed" not in documents:
+        pytest.skip("--dataloader-inter-document-masking came with 0.19")
+    whole, saved, resumed = (
+        values(documents[name])["loss"]
+        for name in ("stock four by eod", "pp4 saved", "pp4 resumed")
+    )
+    assert saved + resumed == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_moved_boundary_ends_with_its_name(documents: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from megatron_magi.launcher.documents import (
     MaskRequest,
     bounds_of_cu_seqlens,
     bounds_of_eod,
+    bounds_of_sample,
     requested_mask,
     sequence_bounds,
 )
@@ -87,6 +88,16 @@ def test_equal_sequences() -> None:
     assert sequence_bounds((1, 4)) == [0, 4]
 
 
+def test_documents_of_joined_samples() -> None:
+    tokens = torch.tensor([[1, 2, EOD, 3], [4, EOD, 5, 6]])
+    cu_seqlens = int32([[0, 3, 4, 4], [0, 2, 4, 4]])  # type: ignore[list-item]
+    sample = {"tokens": tokens, "cu_seqlens": cu_seqlens}
+    assert bounds_of_sample(sample, EOD) == [0, 3, 4, 6, 8]
+    assert bounds_of_sample({"tokens": tokens}, EOD) == [0, 3, 4, 6, 8]
+    assert bounds_of_sample({"tokens": tokens}, None) == [0, 4, 8]
+    assert bounds_of_sample({**sample, "cu_seqlens_padded": cu_seqlens}, EOD) == [0, 3, 4, 6, 8]
+
+
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     lengths = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
@@ -109,6 +120,17 @@ def test_boundaries_are_those_of_the_documents(layout: Layout) -> None:
     total = cu_seqlens[-1] + tail
     got = bounds([*cu_seqlens, *cu_seqlens[-1:] * copies], total)
     assert_boundaries(got, set(cu_seqlens), total)
+
+
+@given(layouts(), layouts())
+def test_samples_of_a_batch_are_joined(first: Layout, second: Layout) -> None:
+    wanted, rows, total = {0}, [], 64
+    for i, (lengths, *_) in enumerate((first, second)):
+        cu_seqlens = [0, *accumulate(lengths)]
+        rows.append(cu_seqlens + [total] * (total - len(cu_seqlens)))
+        wanted |= {i * total + bound for bound in (*cu_seqlens, total)}
+    sample = {"tokens": torch.ones(2, total), "cu_seqlens": torch.tensor(rows)}
+    assert_boundaries(bounds_of_sample(sample, None), wanted, 2 * total)
 
 
 @given(layouts())

@@ -62,13 +62,6 @@ def test_rows_are_complete() -> None:
         assert rule.works and rule.remedy
 
 
-def test_documents_by_eod_have_one_stage() -> None:
-    refuse_arguments(arguments(reset_attention_mask=True))
-    refuse_arguments(arguments(pipeline_model_parallel_size=2))
-    with pytest.raises(SystemExit, match=r"with one pipeline stage, got 2: later stages see no"):
-        refuse_arguments(arguments(reset_attention_mask=True, pipeline_model_parallel_size=2))
-
-
 def test_inference_layers_are_refused() -> None:
     with pytest.raises(SystemExit, match=r"local or transformer_engine, got inference_optimized;"):
         refuse_arguments(arguments(transformer_impl="inference_optimized"))

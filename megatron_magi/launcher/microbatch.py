@@ -1,0 +1,84 @@
+"""The documents of the microbatch that a forward step works on, known to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from megatron_magi.launcher.tensor_ranks import TensorRanks
+
+
+class Microbatch:
+    """Boundaries of documents from the sample that this forward step has drawn.
+
+    The first tensor-parallel rank draws samples and tells the others.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[dict[str, Any]], list[int]],
+        plan_ahead: Callable[[list[int]], None],
+    ) -> None:
+        """
+        Args:
+            read: the boundaries of a sample whose tokens are on the host.
+            plan_ahead: called with the boundaries of samples of later forward steps.
+        """
+        self._read, self._plan_ahead = read, plan_ahead
+        self.ranks: TensorRanks | None = None
+        """None: this rank draws its samples itself."""
+        self._iterator: Any = None
+        self._bounds: list[int] | None = None
+        self._is_shared = False
+        self._ahead: list[list[int]] = []
+        self._of_samples: Any = WeakTensorKeyDictionary()
+
+    def begin(self, iterator: Any) -> None:
+        """A forward step begins, which may draw a sample of this iterator."""
+        self._iterator, self._bounds, self._is_shared = iterator, None, False
+
+    def see(self, sample: Any) -> None:
+        """The forward step has drawn this sample, as it came from the data loader."""
+        self._bounds = self._bounds_of(sample)
+
+    def see_ahead(self, sample: Any) -> None:
+        """A later forward step will draw this sample."""
+        bounds = self._bounds_of(sample)
+        if bounds is not None:
+            self._ahead.append(bounds)
+            self._plan_ahead(bounds)
+
+    def bounds(self, *, draws: bool = False) -> list[int] | None:
+        """The boundaries, on every rank of the stage; None if they are not known to the host.
+
+        Args:
+            draws: the stage reads no rows, so that Megatron draws no sample there.
+        """
+        if not self._is_shared:
+            if draws and self._bounds is None and self._iterator is not None:
+                next(self._iterator)
+            self._share()
+            self._is_shared = True
+        return self._bounds
+
+    def _share(self) -> None:
+        ahead, self._ahead = self._ahead, []
+        if self.ranks is None:
+            return
+        bounds, *ahead = self.ranks.share([self._bounds or [], *ahead])
+        self._bounds = bounds or None
+        if self.ranks.rank > 0:
+            for each in ahead:
+                self._plan_ahead(each)
+
+    def _bounds_of(self, sample: Any) -> list[int] | None:
+        rows: Tensor | None = sample.get("tokens") if isinstance(sample, dict) else None
+        if rows is None or rows.device.type != "cpu":
+            return None
+        if rows not in self._of_samples:
+            self._of_samples[rows] = self._read(sample)
+        found: list[int] | None = self._of_samples[rows]
+        return found

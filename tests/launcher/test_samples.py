@@ -1,0 +1,266 @@
+"""Samples on the host: their documents are known, and planned, before their microbatch."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_magi.adapter.carried_plan import carried_plan
+from megatron_magi.launcher import launch as launch_module
+from megatron_magi.launcher.batch import dispatch_dict
+from megatron_magi.launcher.drawn_ahead import NUM_AHEAD, DrawnAhead
+from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.model import _plan_of_middle_stage
+from megatron_magi.launcher.plans_ahead import NUM_WAITING, PlansAhead
+from megatron_magi.launcher.samples import wrap_dataset_builder, wrap_next_sample
+from tests.launcher.one_rank import launch_of
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+LENGTH = 12
+
+
+def sample(*bounds: int) -> dict[str, Any]:
+    """A microbatch of one sample as the loader has it, with copies of the last boundary."""
+    tokens = torch.arange(LENGTH)[None]
+    cu_seqlens = torch.tensor([[*bounds, *bounds[-1:]]], dtype=torch.int32)
+    return {"tokens": tokens, "labels": tokens + 1, "cu_seqlens": cu_seqlens}
+
+
+def stream(count: int) -> list[dict[str, Any]]:
+    return [sample(0, i + 1, LENGTH) for i in range(count)]
+
+
+class Replayed:
+    """What Megatron's RerunDataIterator does: it keeps the samples of a step."""
+
+    def __init__(self, samples: Iterator[Any]) -> None:
+        self.iterable, self.saved, self.place = samples, [], None  # type: ignore[var-annotated]
+
+    def __next__(self) -> Any:
+        if self.place is not None:
+            self.place += 1
+            return self.saved[self.place - 1]
+        self.saved.append(copy.copy(found := next(self.iterable)))
+        return found
+
+
+@pytest.fixture
+def launch() -> Launch:
+    return launch_of(LENGTH, dataloader_inter_document_masking=True)
+
+
+def hooked(launch: Launch) -> Any:
+    """An iterator class with our hook in it."""
+    return type("Hooked", (Replayed,), {"__next__": wrap_next_sample(Replayed.__next__, launch)})
+
+
+def forward(launch: Launch, iterator: Any) -> list[int]:
+    """One forward step of a stage that reads rows; the boundaries of its plan."""
+    launch.microbatch.begin(iterator)
+    batch = next(iterator)
+    local = dispatch_dict(launch, batch)
+    return documents_of(carried_plan(local["tokens"]))
+
+
+def documents_of(packed: Any) -> list[int]:
+    starts = (packed.rope_positions == 0).nonzero().reshape(-1).tolist()
+    return [*starts, LENGTH]
+
+
+def test_samples_keep_their_order_and_are_seen_ahead() -> None:
+    seen: list[int] = []
+    drawn = DrawnAhead(iter(range(6)), seen.append)
+    for i in range(6):
+        assert next(drawn) == i
+        assert seen == list(range(min(6, i + 1 + NUM_AHEAD)))
+
+
+@pytest.mark.parametrize("count", [0, 1, NUM_AHEAD, NUM_AHEAD + 3])
+def test_data_ends_where_it_ended(count: int) -> None:
+    drawn = DrawnAhead(iter(range(count)), lambda sample: None)
+    assert list(drawn) == list(range(count))
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(drawn)
+
+
+def test_an_error_of_the_loader_comes_in_the_place_of_its_sample() -> None:
+    class Loader:
+        place = 0
+
+        def __next__(self) -> int:
+            self.place += 1
+            if self.place == 2:
+                raise OSError("a bad sample")
+            return self.place
+
+    drawn = DrawnAhead(Loader(), lambda sample: None)  # type: ignore[arg-type]
+    assert next(drawn) == 1
+    with pytest.raises(OSError, match="a bad sample"):
+        next(drawn)
+    assert next(drawn) == 3
+
+
+def test_a_sample_that_cannot_be_read_is_an_error_in_its_place() -> None:
+    def see(sample: int) -> None:
+        if sample == 2:
+            raise ValueError("no documents in it")
+
+    drawn = DrawnAhead(iter(range(4)), see)
+    assert [next(drawn), next(drawn)] == [0, 1]
+    with pytest.raises(ValueError, match="no documents in it"):
+        next(drawn)
+    assert next(drawn) == 3
+
+
+def test_plans_are_ready_when_their_microbatch_comes(launch: Launch) -> None:
+    iterator = hooked(launch)(iter(stream(6)))
+    for i in range(6):
+        assert forward(launch, iterator) == [0, i + 1, LENGTH]
+    assert launch.stats.num_plans == 6 and launch.stats.num_made_here == 0
+    with pytest.raises(StopIteration):
+        forward(launch, iterator)
+
+
+def test_plans_are_made_in_another_thread(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    make = launch_module.make_packed_seq_params
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.current_thread())
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(launch_module, "make_packed_seq_params", noted)
+    iterator = hooked(launch)(iter(stream(4)))
+    for _ in range(4):
+        forward(launch, iterator)
+    assert len(threads) == 4 and threading.main_thread() not in threads
+    assert len(set(threads)) == 1
+
+
+def test_validation_between_training_steps(launch: Launch) -> None:
+    training, validation = (hooked(launch)(iter(stream(8))) for _ in range(2))
+    order = [training] * 3 + [validation] * 2 + [training] * 2 + [validation]
+    places = [0, 1, 2, 0, 1, 3, 4, 2]
+    for iterator, place in zip(order, places, strict=True):
+        assert forward(launch, iterator) == [0, place + 1, LENGTH]
+    assert launch.stats.num_made_here == 0
+
+
+def test_a_replayed_step_has_its_plans_again(launch: Launch) -> None:
+    iterator = hooked(launch)(iter(stream(6)))
+    first = [forward(launch, iterator) for _ in range(3)]
+    iterator.place = 0
+    assert [forward(launch, iterator) for _ in range(3)] == first
+    iterator.place = None
+    assert forward(launch, iterator) == [0, 4, LENGTH]
+    assert launch.stats.num_made_here == 0
+
+
+def test_virtual_stages_have_iterators_of_their_own(launch: Launch) -> None:
+    first, second = (hooked(launch)(iter(stream(4))) for _ in range(2))
+    for chunk in (first, first, second, second, first, second):
+        forward(launch, chunk)
+    assert launch.stats.num_plans == 6 and launch.stats.num_made_here == 0
+
+
+def test_an_error_of_planning_comes_at_its_microbatch(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = launch_module.make_packed_seq_params
+
+    def failing(bounds: list[int], *args: Any, **kwargs: Any) -> Any:
+        if bounds[1] == 3:
+            raise MemoryError("no room for tables")
+        return make(bounds, *args, **kwargs)
+
+    monkeypatch.setattr(launch_module, "make_packed_seq_params", failing)
+    iterator = hooked(launch)(iter(stream(4)))
+    assert forward(launch, iterator) == [0, 1, LENGTH]
+    assert forward(launch, iterator) == [0, 2, LENGTH]
+    with pytest.raises(MemoryError, match="no room for tables"):
+        forward(launch, iterator)
+    assert forward(launch, iterator) == [0, 4, LENGTH]
+
+
+def test_a_middle_stage_has_the_boundaries_of_its_sample(launch: Launch) -> None:
+    """It draws the sample itself where Megatron does not, as with --reset-attention-mask."""
+    iterator = hooked(launch)(iter(stream(4)))
+    for i, stock in enumerate((None, "Megatron has drawn it")):
+        launch.microbatch.begin(iterator)
+        if stock is not None:
+            next(iterator)
+        for _ in range(2):  # asked twice, drawn once
+            assert documents_of(_plan_of_middle_stage(launch, None)) == [0, i + 1, LENGTH]
+    assert launch.stats.num_made_here == 0
+
+
+def test_a_middle_stage_without_samples_is_an_error() -> None:
+    launch = launch_of(LENGTH, reset_attention_mask=True)
+    launch.eod = lambda: 3  # type: ignore[method-assign]
+    launch.microbatch.begin(None)
+    with pytest.raises(ValueError, match="require samples on every pipeline stage, got none"):
+        _plan_of_middle_stage(launch, None)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param({"dataloader_type": "external"}, id="a loader that may save its position"),
+        pytest.param({"mask": "tests.launcher.video_mask:frames"}, id="a mask by name"),
+    ],
+)
+def test_some_samples_are_not_drawn_ahead(case: dict[str, Any]) -> None:
+    launch = launch_of(LENGTH, dataloader_inter_document_masking=True, **case)
+    iterator = hooked(launch)(samples := iter(stream(3)))
+    launch.microbatch.begin(iterator)
+    next(iterator)
+    assert len(list(samples)) == 2 and launch.microbatch.bounds() == [0, 1, LENGTH]
+
+
+def test_without_documents_nothing_is_drawn_ahead() -> None:
+    launch = launch_of(LENGTH)
+    iterator = hooked(launch)(samples := iter(stream(3)))
+    launch.microbatch.begin(iterator)
+    next(iterator)
+    assert len(list(samples)) == 2 and launch.microbatch.bounds() is None
+
+
+def test_samples_that_are_skipped_are_not_planned(launch: Launch) -> None:
+    iterator = hooked(launch)(samples := iter(stream(3)))
+    launch.sequences = None
+    next(iterator)
+    assert len(list(samples)) == 2 and not launch._ahead._futures
+
+
+def test_plans_that_nobody_takes_are_dropped() -> None:
+    plans: PlansAhead[int, int] = PlansAhead(lambda key: 10 * key)
+    for key in range(NUM_WAITING + 1):
+        plans.begin(key)
+    assert plans.take(0) is None and plans.take(1) == 10 and plans.take(NUM_WAITING) is not None
+    assert plans.take(1) is None
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_stage_with_documents_has_a_data_set(
+    documents: bool, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from megatron.core import parallel_state
+
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda: rank)
+    made = SimpleNamespace()
+
+    def build(self: Any, cls: Any, sizes: Any, is_built_on_rank: Any, config: Any) -> None:
+        self.is_built = is_built_on_rank()
+
+    launch = launch_of(LENGTH, reset_attention_mask=documents)
+    wrap_dataset_builder(build, launch)(made, "GPT", [1], lambda: False, config=None)
+    assert made.is_built == (documents and rank == 0)
