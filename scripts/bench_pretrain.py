@@ -17,6 +17,7 @@ all ranks of a case share one GPU (bench_pretrain_one_gpu.py).
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -24,6 +25,7 @@ import re
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +55,21 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     meta = {**describe(" ".join(sys.argv), options.commit), "part": options.part}
     deadline = time.monotonic() + options.limit_s
-    with WarmRanks(options.megatron, environment(options.megatron)) as pool:
+    ahead = 2 * options.at_once + 4
+    pool = WarmRanks(options.megatron, environment(options.megatron), ahead)
+
+    def measure(number: int, case: Case) -> None:
+        if time.monotonic() > deadline:
+            print("time is up, left out:", number, case.name, flush=True)
+            return
+        rows.append({"round": number, **run_case(case, options, data, pool)})
+        print(summary(rows[-1]), flush=True)
+        options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
+
+    with pool, ThreadPoolExecutor(options.at_once) as threads:
         for number in range(options.rounds):
-            for case in in_order(cases, options.part, number):
-                if time.monotonic() > deadline:
-                    print("time is up, left out:", number, case.name, flush=True)
-                    continue
-                rows.append({"round": number, **run_case(case, options, data, pool)})
-                print(summary(rows[-1]), flush=True)
-                options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
+            in_turn = in_order(cases, options.part, number)
+            list(threads.map(functools.partial(measure, number), in_turn))
 
 
 def in_order(cases: list[Case], part: str, number: int) -> list[Case]:
@@ -95,7 +103,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--case-limit-s", type=positive, default=180, help="stop a case after it")
     parser.add_argument("--one-gpu", action="store_true", help="agree: ranks share a GPU")
     parser.add_argument("--commit")
+    parser.add_argument(
+        "--at-once", type=at_least(1), default=1, help="cases that share the GPUs: losses alone"
+    )
     options = parser.parse_args()
+    if options.at_once > 1 and "speed" in options.part:
+        parser.error("--at-once is for losses: times of cases that share GPUs mean nothing")
     if options.one_gpu and options.part != "agree":
         parser.error("--one-gpu is for losses: times of ranks that share a GPU mean nothing")
     if not (options.megatron / "pretrain_gpt.py").is_file():

@@ -29,6 +29,8 @@ CUDNN = {"NVTE_FUSED_ATTN": "1", "NVTE_FLASH_ATTN": "0"}
 FA3 = {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": "1"}
 
 CP2 = layout(cp=2)
+PER_TOKEN: Flags = {"calculate-per-token-loss": True}
+"""What our flag sets; with it, delayed fp8 scales begin with gradients of the same size."""
 FP8: Flags = {"fp8-format": "hybrid"}
 TENSORWISE: Flags = {**FP8, "fp8-recipe": "tensorwise"}
 SHARDED: Flags = {"use-distributed-optimizer": True}
@@ -41,7 +43,7 @@ MOE: Flags = {
     "moe-aux-loss-coeff": 0.01,
     "moe-token-dispatcher-type": "alltoall",
     "moe-grouped-gemm": True,
-    "calculate-per-token-loss": True,
+    **PER_TOKEN,
     **SHARDED,
 }
 MOE_OVERLAP: Flags = {**MOE, "overlap-moe-expert-parallel-comm": True}
@@ -77,7 +79,7 @@ MEGATRON_FSDP: Flags = {
     "use-megatron-fsdp": True,
     "data-parallel-sharding-strategy": "optim_grads_params",
     "ckpt-format": "fsdp_dtensor",
-    "calculate-per-token-loss": True,
+    **PER_TOKEN,
     **SHARDED,
 }
 FSDP2: Flags = {"use-torch-fsdp2": True, "ckpt-format": "torch_dist"}
@@ -93,6 +95,7 @@ REPEATABLE = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     **CUDNN,
 }
+OFFLOAD_V1 = {"NVTE_CPU_OFFLOAD_V1": "1"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 NO_MULTICAST = {"UB_SKIPMC": "1"}
 PP2 = layout(pp=2)
@@ -122,7 +125,7 @@ def flag_cases() -> list[Case]:
         case("stock cp1", 1, SMALL),
         *both("cp2", 2, CP2),
         *both("cp2 fp8 tensorwise", 2, CP2, TENSORWISE),
-        *both("cp2 fp8 delayed", 2, CP2, FP8, {"fp8-recipe": "delayed"}),
+        *both("cp2 fp8 delayed", 2, CP2, PER_TOKEN, FP8, {"fp8-recipe": "delayed"}),
         *both("cp2 fp8 blockwise", 2, CP2, FP8, {"fp8-recipe": "blockwise"}),
         *both("cp2 fp8 params", 2, CP2, TENSORWISE, SHARDED, {"fp8-param-gather": True}),
         case("magi cp2 fp8 odd", 2, SMALL, MAGI, CP2, TENSORWISE, {"seq-length": 2043}),
@@ -140,12 +143,12 @@ def flag_cases() -> list[Case]:
         case("magi cp2 mla", 2, SMALL, MAGI, CP2, MLA, UNFUSED),
         *both("cp1 gpt-oss", 1, GPT_OSS),
         case("magi cp2 gpt-oss", 2, SMALL, MAGI, CP2, GPT_OSS),
-        *both("dp2 megatron-fsdp", 2, MEGATRON_FSDP),
-        *both("cp2 megatron-fsdp", 2, CP2, MEGATRON_FSDP),
-        *both("dp2 fsdp2", 2, FSDP2),
-        *both("cp2 fsdp2", 2, CP2, FSDP2),
+        *both("dp2 megatron-fsdp", 2, MEGATRON_FSDP, environment=CONNECTIONS),
+        *both("cp2 megatron-fsdp", 2, CP2, MEGATRON_FSDP, environment=CONNECTIONS),
+        *both("dp2 fsdp2", 2, FSDP2, environment=CONNECTIONS),
+        *both("cp2 fsdp2", 2, CP2, FSDP2, environment=CONNECTIONS),
         *both("cp2 offload", 2, CP2, OFFLOAD),
-        *both("cp2 fine offload", 2, CP2, FINE_OFFLOAD),
+        *both("cp2 fine offload", 2, CP2, FINE_OFFLOAD, environment=OFFLOAD_V1),
         case("magi cp2 deterministic a", 2, SMALL, MAGI, CP2, DETERMINISTIC,
              environment=REPEATABLE),
         case("magi cp2 deterministic b", 2, SMALL, MAGI, CP2, DETERMINISTIC,

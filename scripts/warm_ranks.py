@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from pathlib import Path
 WORKER = Path(__file__).with_name("warm_rank.py")
 AFTER_A_FAILURE_S = 15
 """For the other ranks to end too, once one has failed."""
+
+READ_AT_IMPORT = {"NVTE_CPU_OFFLOAD_V1"}
+"""Variables that a package reads when it is imported."""
 
 Rank = subprocess.Popen[str]
 
@@ -38,6 +42,11 @@ class Job:
     """Its command line."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables beside those of torch.distributed."""
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether a variable is read when packages are imported, so that no warm rank will do."""
+        return not READ_AT_IMPORT.isdisjoint(self.environment)
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class WarmRanks:
         """
         self._megatron, self._environment, self._ahead = megatron, environment, ahead
         self._waiting: deque[Rank] = deque()
+        self._lock = threading.Lock()
         self._refill()
 
     def __enter__(self) -> WarmRanks:
@@ -78,10 +88,7 @@ class WarmRanks:
         Args:
             limit_s: the job is stopped after it.
         """
-        while len(self._waiting) < job.world:
-            self._waiting.append(self._start())
-        ranks = [self._waiting.popleft() for _ in range(job.world)]
-        self._refill()
+        ranks = self._take(job)
         with tempfile.TemporaryDirectory() as folder:
             outputs = [Path(folder) / str(rank) for rank in range(job.world)]
             port = str(_free_port())
@@ -91,14 +98,24 @@ class WarmRanks:
             texts = [path.read_text(errors="replace") for path in outputs if path.exists()]
         return Outcome("\n".join(texts), failed)
 
+    def _take(self, job: Job) -> list[Rank]:
+        if job.is_cold:
+            return [self._start(job.environment) for _ in range(job.world)]
+        with self._lock:  # jobs of several threads may run at once
+            while len(self._waiting) < job.world:
+                self._waiting.append(self._start({}))
+            ranks = [self._waiting.popleft() for _ in range(job.world)]
+            self._refill()
+        return ranks
+
     def _refill(self) -> None:
         while len(self._waiting) < self._ahead:
-            self._waiting.append(self._start())
+            self._waiting.append(self._start({}))
 
-    def _start(self) -> Rank:
+    def _start(self, more: dict[str, str]) -> Rank:
         return subprocess.Popen(
             [sys.executable, str(WORKER), str(self._megatron)],
-            env=self._environment,
+            env={**self._environment, **more},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -49,7 +49,11 @@ def init_by_name(model: Any, seed: int = 1234, std: float | None = None) -> None
             scaled = name.endswith(RESIDUAL_PROJECTIONS)
             weight_std = base / math.sqrt(2 * config.num_layers) if scaled else base
             parts = num_stacked(name, config)
-            param.copy_(_local_weight(name, param, seed, weight_std, parts))
+            weight = _local_weight(name, param, seed, weight_std, parts)
+            param.copy_(weight)
+            drawn = getattr(param, "_high_precision_init_val", None)  # of weights kept in fp8
+            if drawn is not None:  # the optimizer's own copy begins with it
+                drawn.copy_(weight)
 
 
 def named_global_parameters(chunk: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:

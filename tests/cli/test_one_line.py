@@ -182,6 +182,7 @@ OTHERWISE = {
     "bench_pretrain_named": "stands in for megatron_magi.run",
     "bench_pretrain_one_gpu": "does too",
     "warm_rank": "is started by warm_ranks",
+    "check_jobs": "is like check_hooks",
     "check_hooks": "runs where the package is not installed",
     "check_install": "installs the package",
 }
