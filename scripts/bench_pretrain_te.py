@@ -25,8 +25,8 @@ TE: Flags = {
 }
 """TransformerEngine's layers; apex, which fuses gradient accumulation, is not there."""
 
-CUDNN = {"NVTE_FUSED_ATTN": "1", "NVTE_FLASH_ATTN": "0"}
-FA3 = {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": "1"}
+CUDNN: Flags = {"attention-backend": "fused"}
+FA3: Flags = {"attention-backend": "flash", "flash-attention-version": 3}
 
 CP2 = layout(cp=2)
 PER_TOKEN: Flags = {"calculate-per-token-loss": True}
@@ -93,7 +93,6 @@ REPEATABLE = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "NCCL_ALGO": "Ring",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    **CUDNN,
 }
 OFFLOAD_V1 = {"NVTE_CPU_OFFLOAD_V1": "1"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
@@ -181,17 +180,16 @@ def speed_cases() -> list[Case]:
     for model, sizes, lengths in (("1b", BILLION, (8192, 32768)), ("8b", EIGHT_B, (8192, 32768))):
         for length in lengths:
             shape = {**sizes, "seq-length": length}
-            for kernel, environment in (("cudnn", CUDNN), ("fa3", FA3)):
+            for kernel, backend in (("cudnn", CUDNN), ("fa3", FA3)):
                 cases += [
                     case(f"stock {kernel} {way} {model} {length}", 2, shape, CP2,
-                         {"cp-comm-type": way}, environment=environment)
+                         {"cp-comm-type": way}, backend)
                     for way in ("p2p", "all_gather", "a2a")
                 ]  # fmt: skip
             cases += [
                 case(f"magi {model} {length}", 2, shape, CP2, MAGI),
                 case(f"magi documents {model} {length}", 2, shape, CP2, MAGI, DOCUMENTS),
-                case(f"stock fp8 cudnn p2p {model} {length}", 2, shape, CP2, TENSORWISE,
-                     environment=CUDNN),
+                case(f"stock fp8 cudnn p2p {model} {length}", 2, shape, CP2, TENSORWISE, CUDNN),
                 case(f"magi fp8 {model} {length}", 2, shape, CP2, MAGI, TENSORWISE),
             ]  # fmt: skip
     return cases

@@ -14,7 +14,7 @@ from readme_dist import dist_table, packs_table
 from readme_jobs import jobs_table
 from readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from readme_memory import memory_table
-from readme_pretrain import agreement_table, speed_table
+from readme_pretrain import agreement_table, flags_table, speed_table
 from readme_records import ROOT, newest, source
 
 from megatron_magi.cli.one_line import guarded
@@ -57,6 +57,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory_table,
     "pretrain agreement": agreement_table,
     "pretrain speed": speed_table,
+    "pretrain flags": flags_table,
     "published jobs": jobs_table,
 }
 

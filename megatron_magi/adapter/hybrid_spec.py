@@ -24,8 +24,13 @@ else:
     from megatron.core.ssm.mamba_block import MambaStack as HybridStack
     from megatron.core.ssm.mamba_block import MambaStackSubmodules as HybridStackSubmodules
 
-LOCAL_LAYERS = "*-E"
-"""Symbols of a hybrid layer pattern: attention, MLP and MoE."""
+HAS_LATENT_LAYERS = "mla_layer" in {
+    field.name for field in dataclasses.fields(HybridStackSubmodules)
+}
+"""Whether a pattern may have MLA layers, which came with 0.19."""
+
+LOCAL_LAYERS = "*-E+" if HAS_LATENT_LAYERS else "*-E"
+"""Symbols of a hybrid layer pattern: attention, MLP, MoE, and multi-latent attention."""
 
 
 class LocalHybridStack(HybridStack):  # type: ignore[misc]
@@ -69,12 +74,13 @@ MLP_ALONE = {
 _dense = get_gpt_layer_local_spec()
 # The number of experts comes from the config.
 _moe = get_gpt_layer_local_spec(num_experts=1, moe_grouped_gemm=False)
+_layers = {
+    "attention_layer": _with(_dense, **ATTENTION_ALONE),
+    "mlp_layer": dataclasses.replace(_with(_dense, **MLP_ALONE), module=MLPLayer),
+    "moe_layer": _with(_moe, **MLP_ALONE),
+}
+if HAS_LATENT_LAYERS:
+    _latent = get_gpt_layer_local_spec(multi_latent_attention=True)
+    _layers["mla_layer"] = _with(_latent, **ATTENTION_ALONE)
 
-hybrid_local_spec = ModuleSpec(
-    module=LocalHybridStack,
-    submodules=HybridStackSubmodules(
-        attention_layer=_with(_dense, **ATTENTION_ALONE),
-        mlp_layer=dataclasses.replace(_with(_dense, **MLP_ALONE), module=MLPLayer),
-        moe_layer=_with(_moe, **MLP_ALONE),
-    ),
-)
+hybrid_local_spec = ModuleSpec(module=LocalHybridStack, submodules=HybridStackSubmodules(**_layers))

@@ -188,7 +188,7 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
     tp_size = model_config.tensor_model_parallel_size
     groups = model_config.num_query_groups or model_config.num_attention_heads
     head_dim, head_dim_v = model_config.kv_channels, None
-    if model_config.multi_latent_attention:  # every query head has its own key head
+    if has_latent_layers(model_config):  # every query head has its own key head
         groups = model_config.num_attention_heads
         head_dim = model_config.qk_head_dim + model_config.qk_pos_emb_head_dim
         head_dim_v = model_config.v_head_dim
@@ -200,6 +200,15 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
         head_dim_v=head_dim_v,
     )
 
+
+def has_latent_layers(model_config: TransformerConfig) -> bool:
+    """Whether the attention layers are MLA. The pattern of a hybrid model decides it, whatever the
+    setting is, and `prepare_model` keeps in the config what it says."""
+    return bool(getattr(model_config, LATENT_LAYERS, model_config.multi_latent_attention))
+
+
+LATENT_LAYERS = "magi_has_latent_layers"
+"""Where a model's config keeps that."""
 
 ROWS_OF_RECIPE = {"mxfp8": 32, "blockwise": 128}
 """Rows that TransformerEngine's fp8 products need a multiple of, by recipe."""

@@ -16,7 +16,11 @@ from megatron_magi.adapter.max_logit import check_max_logits
 from megatron_magi.adapter.mla import prepare_mla_layers
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.adapter.mtp import check_mtp, install_mtp
-from megatron_magi.adapter.packed import head_shape, make_packed_seq_params
+from megatron_magi.adapter.packed import (
+    LATENT_LAYERS,
+    head_shape,
+    make_packed_seq_params,
+)
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.adapter.rope import RowPositions, rotary_of_rows
 from megatron_magi.config import MagiConfig
@@ -71,6 +75,7 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
     config = get_model_config(chunks[0])
     check_loss_config(config)
     for chunk in chunks:
+        _note_latent_layers(chunk, config)
         _check_features(chunk, config)
     if getattr(config, "mtp_num_layers", None):
         install_mtp()
@@ -79,6 +84,14 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
         _attach_chunk(chunk)
     check_max_logits(config, magi_config, config.params_dtype, _device())
     open_pipeline_agreement(magi_config.agreement_timeout_s)
+
+
+def _note_latent_layers(chunk: Any, config: Any) -> None:
+    """A hybrid model with multi_latent_attention has MLA layers (+) or plain ones (*), never both,
+    and a pipeline stage without either must plan as the others do."""
+    pattern = getattr(chunk, "hybrid_layer_pattern", None)
+    if pattern is not None and config.multi_latent_attention:
+        setattr(config, LATENT_LAYERS, "+" in pattern)
 
 
 def _attach_chunk(chunk: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +44,7 @@ def change_settings(args: Any) -> list[str]:
             "--ddp-average-in-collective is not used: gradients are divided by counted tokens"
         )
     said += _let_eager_layers_take_shares(args)
+    said += _forget_engines_backends()
     return said
 
 
@@ -58,20 +60,41 @@ def _let_eager_layers_take_shares(args: Any) -> Iterator[str]:
         yield "--cp-comm-type all_gather is set for Megatron's check: attention does not read it"
 
 
+def _forget_engines_backends() -> Iterator[str]:
+    """Megatron stops if variables choose one of TransformerEngine's attentions and its own flag,
+    whose place our switch has taken, chooses none."""
+    given = [name for name in ENGINES_BACKENDS if os.environ.get(name, "1") != "1"]
+    for name in given:
+        del os.environ[name]
+    if given:
+        yield f"{', '.join(given)} are unset: attention is ours, not TransformerEngine's"
+
+
+ENGINES_BACKENDS = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+"""Variables by which TransformerEngine's attention is chosen."""
+
+
 def take_settings(launch: Launch, args: Any) -> None:
-    """Let our own settings follow Megatron's: --deterministic-mode is about attention too.
+    """Let our own settings follow the job's: a deterministic one is about attention too.
 
     Raises:
         SystemExit: settings that contradict each other, in one line.
     """
     options = launch.options
-    if not getattr(args, "deterministic_mode", False) or options.config.deterministic:
+    if not _is_deterministic(args) or options.config.deterministic:
         return
     try:
         config = dataclasses.replace(options.config, deterministic=True)
         launch.options = dataclasses.replace(options, config=config)
     except ValueError as error:
         raise SystemExit(f"--deterministic-mode: {error}") from error
+
+
+def _is_deterministic(args: Any) -> bool:
+    """By Megatron's flag, or by the variable with which a job asks TransformerEngine's attention
+    for it. Ours takes that one's place, so the variable is the job's word about ours."""
+    by_variable = os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+    return by_variable or getattr(args, "deterministic_mode", False)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.layouts import version_of
 from tests.megatron_worker import run_jobs_of
 
 JOBS = Path(__file__).parent / "launcher_jobs.py"
@@ -36,6 +37,20 @@ HYBRID = {
     "moe-router-topk": 2,
     "moe-router-load-balancing-type": "none",
 }
+
+LATENT = {
+    "multi-latent-attention": True,
+    "group-query-attention": None,
+    "num-query-groups": None,
+    "q-lora-rank": 24,
+    "kv-lora-rank": 16,
+    "qk-head-dim": 16,
+    "qk-pos-emb-head-dim": 8,
+    "v-head-dim": 12,
+    "rope-type": "rope",
+}
+LATENT_LAYERS = {**LATENT, "hybrid-layer-pattern": "+-+E"}
+LATENT_PP2 = {"pipeline-model-parallel-size": 2, "hybrid-layer-pattern": "+-+|E", **MAGI}
 
 
 def job(name: str, script: Path, *flags: dict[str, Any]) -> dict[str, Any]:
@@ -71,9 +86,19 @@ def local(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         job("hybrid cp1", hybrid, HYBRID, MAGI),
         job("hybrid cp2", hybrid, HYBRID, CP2),
         job("hybrid pp2", hybrid, HYBRID, PP2),
+        job("hybrid latent setting stock", hybrid, HYBRID, LATENT),
+        job("hybrid latent setting cp2", hybrid, HYBRID, LATENT, CP2),
+        job("hybrid latent setting pp2", hybrid, HYBRID, LATENT, PP2),
         job("mamba", hybrid, HYBRID, MAGI, {"hybrid-layer-pattern": "*-ME"}),
         job("no engine", hybrid, engine_hybrid(megatron_checkout), MAGI),
     ]
+    if version_of(megatron_checkout) >= (0, 19):
+        jobs += [
+            # Megatron's own local attention cannot be in such a layer.
+            job("latent layers stock", hybrid, HYBRID, LATENT_LAYERS, MAGI),
+            job("latent layers cp2", hybrid, HYBRID, LATENT_LAYERS, CP2),
+            job("latent layers pp2", hybrid, HYBRID, LATENT_LAYERS, LATENT_PP2),
+        ]
     folder = tmp_path_factory.mktemp("local")
     return run_jobs_of(JOBS, jobs, folder, TIMEOUT_S, (megatron_checkout,))
 
@@ -129,6 +154,18 @@ def test_norms_and_linear_layers_are_kept(engine: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["hybrid cp1", "hybrid cp2", "hybrid pp2"])
 def test_hybrid_model_without_transformer_engine(local: dict[str, Any], name: str) -> None:
     assert_equal(local[name], local["hybrid stock"])
+
+
+@pytest.mark.megatron_checkout
+@pytest.mark.parametrize("layout", ["cp2", "pp2"])
+@pytest.mark.parametrize("kind", ["hybrid latent setting", "latent layers"])
+def test_hybrid_model_beside_multi_latent_attention(
+    local: dict[str, Any], kind: str, layout: str
+) -> None:
+    """`*` stays a plain layer with that setting, `+` is the MLA layer."""
+    if f"{kind} stock" not in local:
+        pytest.skip("the symbol + came with 0.19")
+    assert_equal(local[f"{kind} {layout}"], local[f"{kind} stock"])
 
 
 @pytest.mark.megatron_checkout
