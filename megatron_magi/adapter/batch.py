@@ -11,6 +11,8 @@ from torch import Tensor
 from megatron_magi.adapter.carried_plan import carry_plan
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.pipeline_agreement import agree_in_pipeline
+from megatron_magi.core.native import solver
+from megatron_magi.core.runtime.agreement import agree_on_batch
 from megatron_magi.core.runtime.token_dispatch import dispatch
 
 
@@ -67,21 +69,47 @@ class LocalBatch:
         }
 
 
-def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: Any) -> LocalBatch:
+MOST_HASHED = 4096
+"""Tokens of a batch that its number is made of, evenly spaced."""
+
+
+def batch_id_of(tokens: Tensor) -> int:
+    """64 bits that tell a batch from others.
+
+    Args:
+        tokens: integers of any shape on the host.
+    """
+    flat = tokens.reshape(-1)
+    some = flat[:: max(1, len(flat) // MOST_HASHED)].long().contiguous()
+    return int(solver.hash64(some.numpy().tobytes()))
+
+
+def dispatch_batch(
+    batch: Batch | None,
+    packed: MagiPackedSeqParams,
+    cp_group: Any,
+    *,
+    batch_id: int | None = None,
+) -> LocalBatch:
     """Give this rank its rows of tokens, labels, loss mask and position ids.
 
     Every rank calls it once for every forward of a microbatch. A pipeline stage without data passes
     None, still joins the comparison of plans, and gets `LocalBatch(batch=None, ...)`. Padding rows
-    get token 0, label 0 and loss mask 0. Local tokens and labels carry the plan; the model takes no
+    get token 0, label 0 and loss mask 0. Local rows carry the plan; the model takes no
     others (see `carried_plan`).
 
     Args:
         batch: The full stream, equal on all CP ranks, or None on a middle pipeline stage.
         packed: From `make_packed_seq_params`, computed alike on every pipeline stage.
         cp_group: Context-parallel group; None means size 1.
+        batch_id: 64 bits that tell this batch from others, the same on every rank, e.g. its number
+            in the run. Context-parallel ranks compare them, since equal plans do not tell batches
+            apart. Default: a hash of tokens that are on the host; batches that are on a device
+            alone are not compared.
 
     Raises:
         ValueError: a tensor whose shape is not [1, stream length] of the plan.
+        AgreementError: context-parallel ranks have other batches or plans.
         AgreementError: for an earlier batch, tensor-parallel ranks or pipeline stages had different
             plans (see `pipeline_agreement.finish_pipeline_agreement`).
     """
@@ -92,7 +120,19 @@ def dispatch_batch(batch: Batch | None, packed: MagiPackedSeqParams, cp_group: A
     rows = {} if batch is None else {n: x for n, x in vars(batch).items() if x is not None}
     if not rows:
         return LocalBatch(None, packed)
+    _agree_on_batch(rows, packed, cp_group, batch_id)
     return LocalBatch(Batch(**_dispatch_rows(rows, packed, cp_group)), packed)
+
+
+def _agree_on_batch(
+    rows: dict[str, Tensor], packed: MagiPackedSeqParams, cp_group: Any, batch_id: int | None
+) -> None:
+    first = next(iter(rows.values()))
+    tokens = rows.get("tokens", rows.get("labels"))
+    if batch_id is None and tokens is not None and tokens.device.type == "cpu":
+        batch_id = batch_id_of(tokens)
+    # Every rank says something, so that one that knows and one that does not differ.
+    agree_on_batch(packed.token_plan, cp_group, batch_id or 0, first.device)
 
 
 def _dispatch_rows(
@@ -109,7 +149,8 @@ def _dispatch_rows(
         for name, column in zip(integers, columns, strict=True):
             local[name] = carry_plan(column.unsqueeze(0), packed)
     if "loss_mask" in full:
-        local["loss_mask"] = dispatch(full["loss_mask"].float(), plan, cp_group).unsqueeze(0)
+        loss_mask = dispatch(full["loss_mask"].float(), plan, cp_group).unsqueeze(0)
+        local["loss_mask"] = carry_plan(loss_mask, packed)
     return local
 
 

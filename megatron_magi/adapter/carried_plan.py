@@ -1,7 +1,7 @@
 """Local rows carry the plan that they were dispatched by, and a model takes no others.
 
 Every token layout gives each rank equally many rows, so a row count proves nothing. Rows of another
-layout, or of another batch, would be trained on with wrong neighbours and without an error.
+plan would be trained on with another mask, other positions or wrong neighbours, without an error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from megatron_magi.adapter.packed import MagiPackedSeqParams
 _ATTRIBUTE = "_magi_packed_seq_params"
 _INPUTS = (("pre_process", ("input_ids", "decoder_input")), ("post_process", ("labels",)))
 """Which pipeline stages read rows, and the arguments that may hold them, in order of preference."""
+_ALSO = ("position_ids", "loss_mask")
+"""Arguments that need not carry a plan, since callers may make them; if they do, it is the same."""
 
 
 def carry_plan(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
@@ -41,11 +43,13 @@ def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     """Forward pre-hook of a model chunk: check that its rows were dispatched by its plan.
 
     Raises:
-        ValueError: tokens or labels without a plan, or with another layout than packed_seq_params.
+        ValueError: tokens or labels without a plan, rows of another plan than packed_seq_params, or
+            rows of a plan without packed_seq_params.
     """
     inputs = forward_arguments(chunk, args, kwargs)
     packed = inputs.get("packed_seq_params")
     if not isinstance(packed, MagiPackedSeqParams):
+        _require_no_plan(inputs, packed)
         return
     for stage, names in _INPUTS:
         if not getattr(chunk, stage, False):
@@ -53,6 +57,20 @@ def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         name, rows = next(((n, x) for n in names if (x := inputs.get(n)) is not None), ("", None))
         if rows is not None:
             _check(name, rows, packed)
+    for name in _ALSO:
+        if carried_plan(inputs.get(name)) is not None:
+            _check(name, inputs[name], packed)
+
+
+def _require_no_plan(inputs: dict[str, Any], packed: Any) -> None:
+    """Without its plan a stream of documents would attend as one."""
+    for name, rows in inputs.items():
+        if isinstance(rows, Tensor) and carried_plan(rows) is not None:
+            raise ValueError(
+                f"{name} are rows that dispatch_batch gave by a plan, which must come with them as "
+                f"packed_seq_params, got {type(packed).__name__}; call the model with "
+                f"**local.model_inputs()"
+            )
 
 
 def forward_arguments(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +89,7 @@ def _check(name: str, rows: Tensor, packed: MagiPackedSeqParams) -> None:
     carried = carried_plan(rows)
     if carried is packed:
         return
-    wanted = packed.token_plan.layout.digest
-    if carried is not None and carried.token_plan.layout.digest == wanted:
+    if carried is not None and packed.digest is not None and carried.digest == packed.digest:
         return
     got = "rows without a plan" if carried is None else "rows of another plan"
     raise ValueError(

@@ -27,6 +27,7 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, builders
+from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, HeadShape, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import prepare
@@ -61,6 +62,9 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
 
     is_token: Tensor | None = None
     """bool [num_local_tokens], False on padding; None without multi-token prediction."""
+
+    digest: int | None = None
+    """64-bit hash of both plans and of the documents' boundaries, from which the positions come."""
 
     @property
     def token_plan(self) -> AttnPlan:
@@ -252,6 +256,8 @@ def _assemble(
     in_document = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
     packed.rope_positions = upload(torch.from_numpy(in_document)[rows], device)
     packed.max_seqlen_q = packed.max_seqlen_kv = layout.padded_seqlen
+    digests = [0 if each is None else each.digest for each in (plan, window_plan)]
+    packed.digest = solver.hash64(np.array(digests, dtype=np.uint64).tobytes() + bounds.tobytes())
     for each in (plan, window_plan):
         if each is not None:
             prepare(each, cp_group, device)  # here, so that a data loader's thread can do it

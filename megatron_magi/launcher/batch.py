@@ -52,7 +52,8 @@ def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
     mask = requested_mask(launch.options.mask_function(), bounds, batch)
     packed = launch.plan(bounds, mask)
     full = Batch(**{name: x.reshape(1, -1) for name, x in rows.items()})
-    local = dispatch_batch(full, packed, launch.cp_group()).batch
+    batch_id = launch.microbatch.batch_id
+    local = dispatch_batch(full, packed, launch.cp_group(), batch_id=batch_id).batch
     assert local is not None, "a batch with rows gives local rows"
     batch.update({name: getattr(local, name) for name in rows})
     if "attention_mask" in batch:

@@ -71,6 +71,7 @@ def _describe_a_device() -> None:
         "get_device_name": device.name,
         "mem_get_info": (device.total_memory, device.total_memory),
         "memory_stats": {},
+        "is_current_stream_capturing": False,
         **dict.fromkeys(("set_stream", "empty_cache", "reset_peak_memory_stats")),
     }
     allocated = ("memory_allocated", "max_memory_allocated", "device_memory_used")

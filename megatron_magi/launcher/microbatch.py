@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from megatron_magi.adapter.batch import batch_id_of
 from megatron_magi.launcher.tensor_ranks import TensorRanks
 
 
@@ -33,16 +34,24 @@ class Microbatch:
         self._iterator: Any = None
         self._bounds: list[int] | None = None
         self._is_shared = False
+        self.batch_id: int | None = None
+        """Tells the sample from others; None if it was not seen on the host."""
         self._ahead: list[list[int]] = []
         self._of_samples: Any = WeakTensorKeyDictionary()
 
     def begin(self, iterator: Any) -> None:
         """A forward step begins, which may draw a sample of this iterator."""
         self._iterator, self._bounds, self._is_shared = iterator, None, False
+        self.batch_id = None
 
     def see(self, sample: Any) -> None:
         """The forward step has drawn this sample, as it came from the data loader."""
         self._bounds = self._bounds_of(sample)
+
+    def identify(self, sample: Any) -> None:
+        """Note what tells this sample from others, if it is on the host."""
+        rows = _host_rows(sample)
+        self.batch_id = None if rows is None else batch_id_of(rows)
 
     def see_ahead(self, sample: Any) -> None:
         """A later forward step will draw this sample."""
@@ -75,10 +84,16 @@ class Microbatch:
                 self._plan_ahead(each)
 
     def _bounds_of(self, sample: Any) -> list[int] | None:
-        rows: Tensor | None = sample.get("tokens") if isinstance(sample, dict) else None
-        if rows is None or rows.device.type != "cpu":
+        rows = _host_rows(sample)
+        if rows is None:
             return None
         if rows not in self._of_samples:
             self._of_samples[rows] = self._read(sample)
         found: list[int] | None = self._of_samples[rows]
         return found
+
+
+def _host_rows(sample: Any) -> Tensor | None:
+    """The tokens of a sample that is on the host."""
+    rows = sample.get("tokens") if isinstance(sample, dict) else None
+    return rows if isinstance(rows, Tensor) and rows.device.type == "cpu" else None

@@ -35,12 +35,19 @@ def wrap_dataset_builder(
 
 @hook
 def wrap_next_sample(launch: Launch, original: Any, self: Any) -> Any:
-    """For `RerunDataIterator.__next__`: notes the sample's documents, and draws samples ahead.
+    """For `RerunDataIterator.__next__`: notes which sample it is and its documents, and draws
+    samples ahead.
 
     Samples are drawn ahead below this iterator, so that it keeps and replays those of its own step.
     """
-    if launch.sequences is None or not launch.has_documents():
+    if launch.sequences is None:
         return original(self)
+    sample = _drawn(launch, original, self) if launch.has_documents() else original(self)
+    launch.microbatch.identify(sample)
+    return sample
+
+
+def _drawn(launch: Launch, original: Any, self: Any) -> Any:
     if launch.plans_ahead() and not isinstance(self.iterable, DrawnAhead):
         self.iterable = DrawnAhead(self.iterable, launch.microbatch.see_ahead)
     sample = original(self)

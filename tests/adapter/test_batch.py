@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi.adapter.batch import Batch, dispatch_batch
+from megatron_magi.adapter import batch
+from megatron_magi.adapter.batch import MOST_HASHED, Batch, batch_id_of, dispatch_batch
 from megatron_magi.adapter.packed import make_packed_seq_params
 
 
@@ -48,3 +51,33 @@ def test_batch_of_another_length() -> None:
     short.loss_mask = short.loss_mask[0]
     with pytest.raises(ValueError, match=r"loss_mask must be .* got \(8,\); pack the batch"):
         dispatch_batch(short, packed, None)
+
+
+def test_batches_are_told_apart() -> None:
+    tokens = torch.arange(3 * MOST_HASHED)
+    ids = [batch_id_of(x) for x in (tokens, tokens + 1, tokens[:-1], tokens[:5], tokens[:4])]
+    assert len(set(ids)) == len(ids) and all(0 <= each < 2**64 for each in ids)
+    assert batch_id_of(tokens.int().reshape(1, 3, -1)) == ids[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "batch_id", "said"),
+    [
+        ({}, None, batch_id_of(torch.arange(8))),
+        ({"tokens": None}, None, batch_id_of(torch.arange(8) + 1)),
+        ({}, 5, 5),
+        ({"tokens": None, "labels": None}, None, 0),
+    ],
+    ids=["tokens", "labels", "the caller's", "neither"],
+)
+def test_every_dispatch_says_which_batch_it_is_of(
+    given: dict[str, Any], batch_id: int | None, said: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(batch, "agree_on_batch", lambda *call: calls.append(call))
+    x = torch.arange(8)[None]
+    rows = {"tokens": x, "labels": x + 1, "loss_mask": torch.ones(1, 8), **given}
+    packed = make_packed_seq_params([0, 8], model(), None, device="cpu")
+    dispatch_batch(Batch(**rows), packed, None, batch_id=batch_id)
+    dispatch_batch(None, packed, None)  # a stage without rows says nothing
+    assert calls == [(packed.token_plan, None, said, torch.device("cpu"))]

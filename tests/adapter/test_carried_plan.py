@@ -14,6 +14,7 @@ from megatron_magi.adapter.batch import Batch, dispatch_batch
 from megatron_magi.adapter.carried_plan import carried_plan, carry_plan, check_rows
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.model import _give_plan
@@ -35,16 +36,19 @@ class Chunk(torch.nn.Module):
         attention_mask: Any,
         decoder_input: Any = None,
         labels: Any = None,
+        loss_mask: Any = None,
         packed_seq_params: Any = None,
     ) -> dict[str, Any]:
         return {"packed_seq_params": packed_seq_params, "attention_mask": attention_mask}
 
 
-def plan(length: int = LENGTH) -> MagiPackedSeqParams:
+def plan(length: int = LENGTH, *cuts: int, **more: Any) -> MagiPackedSeqParams:
+    """Of a stream that is cut into documents at these tokens."""
     from megatron.core.transformer import TransformerConfig
 
-    model = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2)
-    return make_packed_seq_params([0, length], model, None, device="cpu")
+    mask = more.pop("mask", "causal")
+    model = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2, **more)
+    return make_packed_seq_params([0, *cuts, length], model, None, mask=mask, device="cpu")
 
 
 def rows(packed: MagiPackedSeqParams, length: int = LENGTH) -> Batch:
@@ -74,7 +78,7 @@ def test_rows_of_the_plan_are_taken() -> None:
 
 
 def test_rows_of_an_equal_plan_are_taken() -> None:
-    """A batch may be planned once more, e.g. on another stage; the layout is what counts."""
+    """A batch may be planned once more, e.g. on another stage."""
     batch, packed = rows(plan()), plan()
     assert carried_plan(batch.tokens) is not packed
     forward(Chunk(), packed, input_ids=batch.tokens, labels=batch.labels)
@@ -87,13 +91,62 @@ def test_rows_of_an_equal_plan_are_taken() -> None:
         (lambda: torch.zeros(1, 8), "rows without a plan of shape (1, 8)"),
         (lambda: rows(plan(), 8).tokens + 0, "rows without a plan of shape (1, 8)"),
         (lambda: rows(plan(16), 16).tokens, "rows of another plan of shape (1, 16)"),
+        (lambda: rows(plan(LENGTH, 3)).tokens, "rows of another plan of shape (1, 8)"),
+        (lambda: rows(plan(mask="full")).tokens, "rows of another plan of shape (1, 8)"),
     ],
-    ids=["never dispatched", "made from dispatched ones", "another plan"],
+    ids=["never dispatched", "made from dispatched ones", "length", "documents", "mask"],
 )
 def test_other_rows_are_refused(name: str, given: Any, got: str) -> None:
     text = f"{name} must be rows that dispatch_batch gave for the packed_seq_params of this forward"
     with pytest.raises(ValueError, match=re.escape(f"{text}, got {got}; dispatch the batch by")):
         forward(Chunk(), plan(), **{name: given()})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda: plan(LENGTH, 3), lambda: plan(LENGTH, 4)),
+        (lambda: plan(LENGTH, 3), lambda: plan(LENGTH, 3, 5)),
+        (lambda: plan(window_size=(2, 0)), lambda: plan(window_size=(3, 0))),
+        (
+            lambda: plan(LENGTH, 3, mask=all_of_it()),  # positions alone differ
+            lambda: plan(LENGTH, 4, mask=all_of_it()),
+        ),
+    ],
+    ids=["a moved boundary", "one more boundary", "windows", "positions"],
+)
+@pytest.mark.parametrize("name", ["tokens", "labels", "position_ids", "loss_mask"])
+def test_rows_of_another_microbatch_are_refused(ours: Any, theirs: Any, name: str) -> None:
+    """All of these have one token layout."""
+    mine, other = ours(), theirs()
+    assert mine.token_plan.layout.digest == other.token_plan.layout.digest
+    given, wrong = (inputs_of(packed) for packed in (mine, other))
+    forward(Chunk(), mine, **given)
+    argument = {"tokens": "input_ids"}.get(name, name)
+    with pytest.raises(ValueError, match=rf"{argument} must be rows .* got rows of another plan"):
+        forward(Chunk(), mine, **{**given, argument: wrong[argument]})
+
+
+def all_of_it() -> AttnMask:
+    return builders.from_cu_seqlens([0, LENGTH], causal=True)
+
+
+def inputs_of(packed: MagiPackedSeqParams) -> dict[str, Any]:
+    """All rows of a batch, as the model takes them."""
+    x = torch.arange(LENGTH)[None]
+    local = dispatch_batch(Batch(x, x + 1, torch.ones(1, LENGTH), x), packed, None)
+    given = local.model_inputs()
+    return {name: given[name] for name in ("input_ids", "labels", "position_ids", "loss_mask")}
+
+
+@pytest.mark.parametrize("name", ["input_ids", "labels", "position_ids", "loss_mask"])
+@pytest.mark.parametrize("packed", [None, SimpleNamespace(qkv_format="thd")], ids=["none", "thd"])
+def test_rows_of_a_plan_need_it(name: str, packed: Any) -> None:
+    """Without it, documents would see each other."""
+    dispatched = inputs_of(plan(LENGTH, 3))
+    text = rf"{name} are rows that dispatch_batch gave by a plan, .* as packed_seq_params, got"
+    with pytest.raises(ValueError, match=text):
+        forward(Chunk(), packed, **{name: dispatched[name]})
 
 
 def test_rows_that_a_caller_marks_are_taken() -> None:

@@ -39,6 +39,21 @@ def move_a_boundary_on_rank_1() -> None:
     documents.bounds_of_cu_seqlens = moved
 
 
+def skip_a_sample_on_rank_1() -> None:
+    """One rank is a batch ahead; all sequences have one length, so that plans are equal."""
+    from megatron.core import rerun_state_machine as machine
+
+    original = machine.RerunDataIterator.__next__
+    seen: list[Any] = []
+
+    def ahead(self: Any) -> Any:
+        if not seen and torch.distributed.get_rank() == 1:
+            seen.append(original(self))
+        return original(self)
+
+    machine.RerunDataIterator.__next__ = ahead
+
+
 def plan_otherwise_on_middle_stages() -> None:
     """Stages that read no rows cut the sequence in two documents."""
     bounds = model.sequence_bounds

@@ -115,6 +115,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("no such mask", MAGI, {"magi-mask": "video_mask:frame"}),
         small("no mask", MAGI, {"magi-mask": "video_mask:not_a_mask"}),
         small("two refused", MAGI, {"attention-dropout": 0.1, "cuda-graph-impl": "local"}),
+        small("a batch apart", CP2, damage="skip_a_sample_on_rank_1"),
         small("dropout", MAGI, {"attention-dropout": 0.1}),
     ]
     return run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("failures"), 290)
@@ -198,6 +199,7 @@ def test_figures_are_in_the_log(results: dict[str, Any]) -> None:
         ("unattached", "RuntimeError: a model with MagiCoreAttention must be attached"),
         ("middle stage", "AgreementError: tensor- and pipeline-parallel ranks must plan the same"),
         ("no mask", "TypeError: the function of --magi-mask must return an AttnMask, got str"),
+        ("a batch apart", "AgreementError: context-parallel ranks must take the same batch; ranks"),
         ("two refused", "requires attention_dropout=0.0, got 0.1 (--attention-dropout)"),
         ("two refused", "requires CUDA graphs without attention, got local over whole layers"),
         ("dropout", "requires attention_dropout=0.0, got 0.1 (--attention-dropout)"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from megatron_magi.adapter.batch import batch_id_of
 from megatron_magi.training.data.data import PackedSample, mask_of_documents
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, ParallelConfig, TrainConfig
@@ -74,15 +75,18 @@ def test_ours_is_planned_for_the_mask_and_dispatched(
         return packed
 
     monkeypatch.setattr(microbatch, "make_packed_seq_params", plan)
-    monkeypatch.setattr(microbatch, "dispatch_batch", lambda *arguments: arguments)
+    monkeypatch.setattr(
+        microbatch, "dispatch_batch", lambda *arguments, batch_id: (*arguments, batch_id)
+    )
     found = made("magi", mask)
     assert found.imbalance == 1.25 and found.baseline_mask is None
     assert given["mask"] == mask_of_documents(sample().cu_seqlens, DataConfig("x", mask=mask))
     bounds = ENDS if mask == "document" else [0, len(sample().tokens)]
     assert np.array_equal(given["cu_seqlens"], bounds)
     dispatched: Any = found.local(True, CPU, "group")
-    batch, *rest = dispatched
+    batch, *rest, batch_id = dispatched
     assert batch.tokens.tolist() == [sample().tokens.tolist()] and rest == [packed, "group"]
+    assert batch_id == batch_id_of(batch.tokens)
     without_rows: Any = found.local(False, CPU, "group")
     assert without_rows[0] is None
 

@@ -120,6 +120,21 @@ def agree(plan: AttnPlan, cp_group: CpGroup) -> None:
     compare(Call("plan"), plan, cp_group, torch.device("cpu")).wait()
 
 
+def agree_on_batch(plan: AttnPlan, cp_group: CpGroup, batch_id: int, device: torch.device) -> None:
+    """Compare which batch is dispatched by this plan; every rank calls it, once for a dispatch.
+
+    Equal plans do not tell batches apart, e.g. of causal sequences of one length.
+
+    Args:
+        batch_id: 64 bits that tell this batch from others, e.g. a hash of its tokens.
+        device: of its rows; on the CPU, and with a new plan, the call waits for the result.
+
+    Raises:
+        AgreementError: ranks have other batches or plans, or did not all come.
+    """
+    compare(Call("batch", extra=batch_id), plan, cp_group, device).wait()
+
+
 def open_agreement(group: dist.ProcessGroup, members: str, timeout_s: float) -> None:
     """Let the ranks of ``group`` compare their plans from now on; all of them call it.
 

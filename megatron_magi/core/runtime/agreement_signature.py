@@ -26,6 +26,7 @@ KINDS = (
     "shift_tokens",
     "backward of shift_tokens",
     "dist_attn_and_max_logits",
+    "batch",
 )
 """The kinds of call that ranks compare; the index of a kind is its number in a signature."""
 
@@ -64,8 +65,8 @@ class Call(NamedTuple):
     scale: float = 0.0
     """softmax_scale."""
     extra: int = 0
-    """The shift of tokens; for attention, whether a gradient will be asked for (1), and
-    which sinks there are (SINK_BITS)."""
+    """The shift of tokens; the number of a batch; for attention, whether a gradient will be asked
+    for (1), and which sinks there are (SINK_BITS)."""
     softcap: float = 0.0
     """Of attention. It shares a number of the signature with ``extra``."""
 
@@ -133,6 +134,12 @@ def describe_difference(signatures: Signatures, members: str, rank: int) -> str:
             f"{members} must plan the same thing; ranks {ranks} differ from rank 0 in "
             f"{', '.join(plan_fields) or 'the planner version'} ({kind}, {call}, {whose}); give "
             f"every rank the same mask, config and package version"
+        )
+    if kind == "batch":
+        return (
+            f"{members} must take the same batch; ranks {ranks} hold other tokens, or another "
+            f"batch_id, than rank 0 ({call}, {whose}); let every rank read the same data in the "
+            f"same order, and let all of them leave out a batch that one leaves out"
         )
     return (
         f"{members} must pass the same shapes, dtype and numbers to {kind}; ranks {ranks} differ "

@@ -11,7 +11,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi.adapter.batch import Batch, LocalBatch, dispatch_batch
+from megatron_magi.adapter.batch import Batch, LocalBatch, batch_id_of, dispatch_batch
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask.mask import AttnMask
@@ -57,7 +57,9 @@ class Microbatch:
         if self.packed is None:
             assert self.baseline_mask is not None, "a baseline has a mask"
             return LocalBatch(batch, None, attention_mask=self.baseline_mask.to(device))
-        return dispatch_batch(batch, self.packed, cp_group)
+        tokens = self.batch.tokens
+        batch_id = None if tokens is None else batch_id_of(tokens)
+        return dispatch_batch(batch, self.packed, cp_group, batch_id=batch_id)
 
 
 def microbatch_streams(

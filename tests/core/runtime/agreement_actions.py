@@ -9,6 +9,7 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import AttnPlan, HeadShape, MagiConfig
+from megatron_magi.core.runtime.agreement import agree_on_batch
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 
 SHAPE = HeadShape(2, 1, 4)
@@ -49,6 +50,10 @@ def roll_by_another_shift(plan: AttnPlan, _other: AttnPlan, group: Any, odd: boo
 def roll_of_another_dtype(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
     dtype = torch.float64 if odd else torch.float32
     magi.shift_tokens(tokens(plan, group, 1, dtype=dtype), 1, plan, group)
+
+
+def another_batch(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:
+    agree_on_batch(plan, group, 2**64 - 1 if odd else 2**63, torch.device("cpu"))
 
 
 def attention_of_another_scale(plan: AttnPlan, _other: AttnPlan, group: Any, odd: bool) -> None:

@@ -33,6 +33,8 @@ ODD = {
     "row [1, 4, 4], torch.float32, softmax_scale 0.5, no gradient to come",
     actions.sinks_per_token_on_some_ranks: "shared sinks, no gradient to come, rank 2 has row "
     "[1, 4, 4], torch.float32, softmax_scale 0.5, sinks per token, no gradient to come",
+    actions.another_batch: "must take the same batch; ranks [2] hold other tokens, or another "
+    "batch_id, than rank 0",
     actions.attention_of_another_dtype: "rank 2 has row [1, 4, 4], torch.float64",
     actions.attention_of_other_heads: "ranks [2] differ from rank 0 in head_shape",
     actions.gradient_on_some_ranks: "a gradient to come, rank 2 has row [1, 4, 4], torch.float32, "
