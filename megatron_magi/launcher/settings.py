@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from megatron_magi.launcher import engine_variables
 from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.refusals import refuse_arguments
 
@@ -44,7 +44,9 @@ def change_settings(args: Any) -> list[str]:
             "--ddp-average-in-collective is not used: gradients are divided by counted tokens"
         )
     said += _let_eager_layers_take_shares(args)
-    said += _forget_engines_backends()
+    forgotten = engine_variables.forget_backends()
+    if forgotten:
+        said.append(f"{', '.join(forgotten)} are unset: attention is ours, not TransformerEngine's")
     return said
 
 
@@ -58,20 +60,6 @@ def _let_eager_layers_take_shares(args: Any) -> Iterator[str]:
     if args.context_parallel_size > 1 and kinds and {*kinds} != {"all_gather"}:
         args.cp_comm_type = ["all_gather"]
         yield "--cp-comm-type all_gather is set for Megatron's check: attention does not read it"
-
-
-def _forget_engines_backends() -> Iterator[str]:
-    """Megatron stops if variables choose one of TransformerEngine's attentions and its own flag,
-    whose place our switch has taken, chooses none."""
-    given = [name for name in ENGINES_BACKENDS if os.environ.get(name, "1") != "1"]
-    for name in given:
-        del os.environ[name]
-    if given:
-        yield f"{', '.join(given)} are unset: attention is ours, not TransformerEngine's"
-
-
-ENGINES_BACKENDS = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
-"""Variables by which TransformerEngine's attention is chosen."""
 
 
 def take_settings(launch: Launch, args: Any) -> None:
@@ -91,10 +79,7 @@ def take_settings(launch: Launch, args: Any) -> None:
 
 
 def _is_deterministic(args: Any) -> bool:
-    """By Megatron's flag, or by the variable with which a job asks TransformerEngine's attention
-    for it. Ours takes that one's place, so the variable is the job's word about ours."""
-    by_variable = os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
-    return by_variable or getattr(args, "deterministic_mode", False)
+    return engine_variables.is_deterministic() or getattr(args, "deterministic_mode", False)
 
 
 @contextmanager

@@ -167,7 +167,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 def _gather(x_local: Tensor, layout: TokenLayout, cp_group: CpGroup, dim: int) -> Tensor:
     group = resolve_group(cp_group)
-    rows = x_local.movedim(dim, 0).contiguous()
+    rows = x_local.movedim(dim, 0).resolve_conj().resolve_neg().contiguous()
     if group is not None:
         everything = rows.new_empty((layout.padded_seqlen, *rows.shape[1:]))
         # Sent as bytes, because gloo supports neither int16 nor fp8.

@@ -25,6 +25,10 @@ def test_any_dtype_comes_back() -> None:
     pool(WORLD).run(jobs.any_dtype, 2)
 
 
+def test_lazy_bits_are_resolved() -> None:
+    pool(WORLD).run(jobs.lazy_bits, 2)
+
+
 def test_second_derivatives_are_refused_on_every_rank() -> None:
     for error in pool(WORLD).run(jobs.second_derivatives, 2, timeout_s=60)[:2]:
         assert "can be differentiated once" in error

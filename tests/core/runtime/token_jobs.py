@@ -85,6 +85,25 @@ def any_dtype(rank: int, cp_size: int) -> None:
         assert torch.equal(back.contiguous().view(torch.uint8), x.view(torch.uint8)), dtype
 
 
+def lazy_bits(rank: int, cp_size: int) -> None:
+    """A negative or conjugate bit that torch has not resolved yet, on one rank's rows alone."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.causal(32), group, SHAPE)
+    x = torch.complex(torch.arange(64.0).view(32, 2), torch.arange(64.0, 128.0).view(32, 2))
+    local = magi.dispatch(x, plan, group)
+    for plain, lazy in (
+        (-local.real.contiguous(), torch._neg_view(local.real.contiguous())),
+        (local.conj_physical(), local.conj()),
+    ):
+        back = magi.undispatch(lazy if dist.get_rank(group) == 0 else plain, plan, group)
+        assert torch.equal(back, magi.undispatch(plain, plan, group))
+    leaf = x.clone().requires_grad_()
+    magi.dispatch(leaf, plan, group).imag.sum().backward()
+    assert torch.equal(leaf.grad, torch.full_like(x, 1j))
+
+
 def second_derivatives(rank: int, cp_size: int) -> str:
     group = subgroup(cp_size)
     if rank >= cp_size:
