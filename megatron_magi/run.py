@@ -38,10 +38,11 @@ def main(argv: list[str] | None = None) -> None:
     sys.path.insert(0, str(script.parent))  # as Python does for a script; Megatron's root
     try:
         from megatron_magi.launcher import install
+
+        install()
     except ImportError as error:
         raise SystemExit(f"megatron_magi.run: {error}") from error
 
-    install()
     runpy.run_path(str(script), run_name="__main__")
 
 

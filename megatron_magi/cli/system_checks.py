@@ -5,18 +5,16 @@ They run without torch and without the compiled planner, and report if these are
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
 
 import megatron_magi
 from megatron_magi import build
+from megatron_magi.cli.check import Check, has_gpu, installed, torch_or_none
+from megatron_magi.cli.engine_checks import check_apex, check_engine, check_flash
 from megatron_magi.requirements import (
     PACKAGES,
     MissingRequirement,
@@ -26,17 +24,13 @@ from megatron_magi.requirements import (
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_NVCC = (12, 3)
-
-
-@dataclass(frozen=True)
-class Check:
-    """What was found, and what to do about it."""
-
-    name: str
-    status: Literal["ok", "absent", "problem"]
-    """absent: not installed, and the rest runs without it."""
-    found: str
-    advice: str = ""
+FIRST_WITH_FLAG = (0, 17)
+NO_FLAG = (
+    "good for a loop of your own; --attention-backend magi needs 0.17 to 0.20: a Megatron-LM "
+    "checkout, or megatron-core 0.19.2 (Python 3.12; its wheel for 3.11 works too: pip install "
+    "--no-deps --ignore-requires-python megatron-core==0.19.2)"
+)
+"""What to say of a Megatron on which the flag does not work."""
 
 
 def all_checks() -> list[Check]:
@@ -52,8 +46,8 @@ def all_checks() -> list[Check]:
         nvcc,
         check_cuda_library(nvcc),
         check_megatron(),
-        _package("transformer-engine", "transformer_engine",
-                 "optional: layers are Megatron's own without it"),
+        check_engine(),
+        check_flash(),
         check_apex(),
         _package("omegaconf", "omegaconf", "for recipes: pip install 'megatron-magi[train]'"),
         _package("matplotlib", "matplotlib", "for pictures: pip install 'megatron-magi[viz]'"),
@@ -168,39 +162,10 @@ def check_megatron() -> Check:
     try:
         from megatron_magi.adapter import MEGATRON_VERSION
     except ImportError as error:
-        return Check("megatron-core", "absent", _installed("megatron-core") or "none", str(error))
+        return Check("megatron-core", "absent", installed("megatron-core") or "none", str(error))
+    if MEGATRON_VERSION[:2] < FIRST_WITH_FLAG:
+        return Check("megatron-core", "ok", str(MEGATRON_VERSION), NO_FLAG)
     return Check("megatron-core", "ok", str(MEGATRON_VERSION))
-
-
-def check_apex() -> Check:
-    """NVIDIA's apex has no package on PyPI; the package of that name is another."""
-    spec = importlib.util.find_spec("apex")
-    if spec is None:
-        return Check(
-            "apex", "absent", "none",
-            "optional: Megatron uses torch's norms and Adam without it; NVIDIA's is built from "
-            "github.com/NVIDIA/apex, PyPI's package of that name is another",
-        )  # fmt: skip
-    folders = spec.submodule_search_locations or ()
-    if any((Path(folder) / "multi_tensor_apply").is_dir() for folder in folders):
-        return Check("apex", "ok", _installed("apex") or "importable")
-    return Check(
-        "apex", "absent", "another package of this name, not NVIDIA's",
-        "uninstall it; Megatron uses torch's norms and Adam without NVIDIA's",
-    )  # fmt: skip
-
-
-def torch_or_none() -> Any:
-    """torch, or None if it is missing."""
-    try:
-        return check_package("torch")
-    except MissingRequirement:
-        return None
-
-
-def has_gpu() -> bool:
-    torch = torch_or_none()
-    return torch is not None and bool(torch.cuda.is_available())
 
 
 def _has_hopper() -> bool:
@@ -213,14 +178,7 @@ def _has_hopper() -> bool:
 def _package(name: str, module: str, advice: str) -> Check:
     if importlib.util.find_spec(module) is None:
         return Check(name, "absent", "none", advice)
-    return Check(name, "ok", _installed(name) or "importable")
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return Check(name, "ok", installed(name) or "importable")
 
 
 def _output(command: list[str]) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.compat import write_checkpoints_in_process
 from megatron_magi.adapter.cpu import install_cpu_runtime
 from megatron_magi.adapter.replace import replace_everywhere
@@ -24,11 +25,22 @@ def install_cpu_training() -> bool:
 
     Call it before the pretrain script runs. The run needs `--distributed-backend gloo
     --use-cpu-initialization --no-gradient-accumulation-fusion --transformer-impl local`.
+
+    Raises:
+        SystemExit: a Megatron without its training program, in one line.
     """
     if not install_cpu_runtime():
         return False
     _describe_a_device()
-    from megatron.training import initialize, training
+    try:
+        from megatron.training import initialize, training
+    except ModuleNotFoundError as error:  # the wheels before 0.17
+        raise SystemExit(
+            f"megatron_magi: a pretrain script requires a Megatron with its training program (0.17 "
+            f"to 0.20), got megatron-core {MEGATRON_VERSION} without it; put a Megatron-LM "
+            f"checkout first on PYTHONPATH, or install megatron-core 0.19.2 (Python 3.12; on 3.11: "
+            f"pip install --no-deps --ignore-requires-python megatron-core==0.19.2)"
+        ) from error
 
     start = initialize.initialize_megatron
     replace_everywhere(start, functools.partial(_initialize, start))

@@ -10,42 +10,8 @@ import pytest
 
 from megatron_magi import build
 from megatron_magi.cli import system_checks
-from megatron_magi.cli.system_checks import Check
+from megatron_magi.cli.check import Check
 from megatron_magi.requirements import MissingRequirement
-
-
-def found_packages(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> list[Check]:
-    """The doctor's checks of TransformerEngine and apex with packages of these paths alone."""
-    for name in names:
-        (folder / name).mkdir(parents=True)
-        (folder / name.split("/")[0] / "__init__.py").touch()
-    monkeypatch.setattr(sys, "path", [str(folder)])
-    for name in ("apex", "transformer_engine"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    engine = system_checks._package("transformer-engine", "transformer_engine", "optional")
-    return [engine, system_checks.check_apex()]
-
-
-def test_neither_transformer_engine_nor_apex(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    engine, apex = found_packages(monkeypatch, tmp_path)
-    assert engine.status == apex.status == "absent"
-    assert "github.com/NVIDIA/apex" in apex.advice and "pip install" not in apex.advice
-
-
-def test_transformer_engine_and_nvidias_apex(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    checks = found_packages(
-        monkeypatch, tmp_path, "transformer_engine/pytorch", "apex/multi_tensor_apply"
-    )
-    assert [(c.status, c.found) for c in checks] == [("ok", "importable")] * 2
-
-
-def test_the_other_apex_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _, apex = found_packages(monkeypatch, tmp_path, "apex/sessions")
-    assert apex.status == "absent" and "not NVIDIA's" in apex.found and "uninstall" in apex.advice
 
 
 def test_an_old_compiler_builds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,3 +124,11 @@ def test_an_old_python_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 9, 18, "final", 0))
     check = system_checks.check_python()
     assert (check.status, check.found) == ("problem", "3.9.18") and "3.10" in check.advice
+
+
+def test_a_megatron_without_the_flag_says_what_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatron_magi.adapter.MEGATRON_VERSION", (0, 16, 1))
+    check = system_checks.check_megatron()
+    assert check.status == "ok" and "--attention-backend magi needs 0.17" in check.advice
+    monkeypatch.setattr("megatron_magi.adapter.MEGATRON_VERSION", (0, 19, 2))
+    assert system_checks.check_megatron().advice == ""

@@ -85,6 +85,17 @@ def test_without_cuda_megatron_trains_all_the_same(
     assert megatron.queues[-1] is False
 
 
+def test_a_megatron_without_its_training_program_ends_in_one_line(
+    megatron: Megatron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "install_cpu_runtime", lambda: True)
+    monkeypatch.setitem(sys.modules, "megatron.training", None)  # type: ignore[arg-type]
+    with pytest.raises(
+        SystemExit, match=r"requires a Megatron with its training program .*0\.19\.2"
+    ):
+        install_cpu_training()
+
+
 def test_megatron_finds_a_device(megatron: Megatron) -> None:
     """One, new enough for every check, with memory that a report can divide by."""
     cpu._describe_a_device()
