@@ -14,14 +14,16 @@ import pytest
 
 from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.training.checkpoint.checkpoint_folder import (
+    OF_THE_FUNCTION,
+    OF_THE_ORDER,
     Checkpoint,
+    changes,
     choose_checkpoint,
     finish,
     finish_weights,
     interrupted_group,
     list_checkpoints,
     open_partial,
-    order_changes,
 )
 from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.recipe.config import RunConfig
@@ -180,8 +182,24 @@ def test_changed_data_is_noted(config: Callable[..., RunConfig]) -> None:
     later = config(train={"seed": 5}, model={"rotary_base": 500000})
     found = choose_checkpoint(later).checkpoint
     assert isinstance(found, Checkpoint)
-    assert order_changes(found, later) == ["train.seed: 1234 before, 5 now"]
-    assert order_changes(found, dataclasses.replace(later, train=config().train)) == []
+    assert changes(found, later, OF_THE_ORDER) == ["train.seed: 1234 before, 5 now"]
+    assert changes(found, dataclasses.replace(later, train=config().train), OF_THE_ORDER) == []
+
+
+def test_what_changes_the_function_is_noted(config: Callable[..., RunConfig]) -> None:
+    write(config(), 1)
+    later = config(model={"rotary_base": 500000, "norm_epsilon": 1e-6})
+    later = dataclasses.replace(later, data=dataclasses.replace(later.data, mask="causal"))
+    found = choose_checkpoint(later).checkpoint
+    assert isinstance(found, Checkpoint)
+    assert changes(found, later, OF_THE_FUNCTION) == [
+        "model.rotary_base: 10000 before, 500000 now",
+        "model.norm_epsilon: 1e-05 before, 1e-06 now",
+        "data.mask: document before, causal now",
+    ]
+    assert changes(found, config(), OF_THE_FUNCTION) == []
+    del found.recipe["model"]["rotary_base"]  # an earlier version wrote none
+    assert len(changes(found, later, OF_THE_FUNCTION)) == 2
 
 
 @pytest.mark.parametrize(

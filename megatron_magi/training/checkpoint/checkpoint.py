@@ -27,13 +27,15 @@ from megatron_magi.adapter.adam_state import finish_loading, prepare_to_load
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.training.checkpoint.checkpoint_facts import Checkpoint
 from megatron_magi.training.checkpoint.checkpoint_folder import (
+    OF_THE_FUNCTION,
+    OF_THE_ORDER,
+    changes,
     checkpoint_folder,
     choose_checkpoint,
     finish,
     interrupted_group,
     not_written,
     open_partial,
-    order_changes,
 )
 from megatron_magi.training.checkpoint.tensor_files import load_tensors, save_tensors
 from megatron_magi.training.process.rank_0 import from_rank_0
@@ -117,9 +119,12 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
         f"resumed: {checkpoint.path}, iteration {checkpoint.iteration}, "
         f"{checkpoint.consumed_samples} samples consumed, saved under {checkpoint.layout}"
     ]
-    changes = order_changes(checkpoint, config)
-    if changes:
-        lines.append(f"note: sample numbers now mean other tokens ({'; '.join(changes)})")
+    function = changes(checkpoint, config, OF_THE_FUNCTION)
+    if function:
+        lines.append(f"note: the same weights now compute something else ({'; '.join(function)})")
+    order = changes(checkpoint, config, OF_THE_ORDER)
+    if order:
+        lines.append(f"note: sample numbers now mean other tokens ({'; '.join(order)})")
     elif (note := interrupted_group(checkpoint, config)) is not None:
         lines.append(note)
     return [*lines, *choice.notes]

@@ -123,16 +123,28 @@ def check_fits(checkpoint: Checkpoint, config: RunConfig) -> None:
         )
 
 
-def order_changes(checkpoint: Checkpoint, config: RunConfig) -> list[str]:
-    """Settings that changed which tokens a sample number means since the checkpoint."""
-    named = [("data", n) for n in ("path", "seq_length")]
-    named += [("train", "seed"), ("validation", "fraction")]
-    saved = checkpoint.recipe
-    return [
-        f"{section}.{name}: {saved[section][name]} before, {now} now"
-        for section, name in named
-        if (now := getattr(getattr(config, section), name)) != saved[section][name]
-    ]
+OF_THE_ORDER = ("data.path", "data.seq_length", "train.seed", "validation.fraction")
+"""Settings that decide which tokens a sample number means."""
+
+OF_THE_FUNCTION = (
+    *("model.rotary_base", "model.rope_scaling", "model.rope_scaling_factor", "model.norm_epsilon"),
+    *("data.mask", "data.block_tokens", "data.block_window", "data.window"),
+    "data.mask_across_documents",
+)
+"""Settings that decide what the same weights compute."""
+
+
+def changes(checkpoint: Checkpoint, config: RunConfig, names: tuple[str, ...]) -> list[str]:
+    """Those of these settings that are not as they were when the checkpoint was saved; one that it
+    does not have is taken as unchanged."""
+    now = asdict(config)
+    found = []
+    for name in names:
+        section, _, key = name.partition(".")
+        before = checkpoint.recipe.get(section, {}).get(key, now[section][key])
+        if before != now[section][key]:
+            found.append(f"{name}: {before} before, {now[section][key]} now")
+    return found
 
 
 def interrupted_group(checkpoint: Checkpoint, config: RunConfig) -> str | None:
