@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
+import runpy
 import sys
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from absent import stand_in_for_absent
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "megatron_bridge.py"
+
 stand_in_for_absent()
+sys.path.insert(0, str(EXAMPLE.parent))
 
 from megatron_magi.bridge import use_magi  # noqa: E402
 from megatron_magi.bridge.cpu import install_cpu_bridge  # noqa: E402
@@ -46,8 +53,7 @@ def run(
         packed: packed documents in place of mock data.
         lora: finetune low-rank adapters; the pretrained weights are those drawn by name.
     """
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    _as_torchrun()
     config = tiny_config(packed)
     for name, value in (changes or {}).items():
         part, field = name.split(".")
@@ -73,6 +79,24 @@ def run(
     return {**seen, "output": printed.getvalue()}
 
 
+def example(cp_size: int) -> dict[str, Any]:
+    """Losses of examples/megatron_bridge.py as it stands, and what it printed."""
+    _as_torchrun()
+    seen: dict[str, Any] = {"loss": [], "grad_norm": [], "log": {}}
+    printed = io.StringIO()
+    _name_weights()
+    _observe_steps(seen)
+    words = [str(EXAMPLE), "--cp", str(cp_size)]
+    with contextlib.redirect_stdout(printed), mock.patch.object(sys, "argv", words):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    return {**seen, "output": printed.getvalue()}
+
+
+def _as_torchrun() -> None:
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+
+
 def _name_weights() -> None:
     original = GPTModel.__init__
 
@@ -92,6 +116,7 @@ def _skip_pretrained_checkpoint() -> None:
 def _observe_steps(seen: dict[str, Any]) -> None:
     original = train.train_step
 
+    @functools.wraps(original)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         for name, value in result[0].items():

@@ -36,6 +36,14 @@ pytestmark = [
 CP2 = {"model.context_parallel_size": 2}
 PP2 = {"model.pipeline_model_parallel_size": 2}
 PP4 = {"model.pipeline_model_parallel_size": 4, "model.num_layers": 4}
+TP2_SP = {"model.tensor_model_parallel_size": 2, "model.sequence_parallel": True}
+SIZES = ("context_parallel_size", "pipeline_model_parallel_size", "tensor_model_parallel_size")
+SHARDED = {
+    "ddp.use_distributed_optimizer": True,
+    "optimizer.use_distributed_optimizer": True,
+    "ddp.overlap_grad_reduce": True,
+    "ddp.overlap_param_gather": True,
+}
 TWO_SAMPLES = {"train.micro_batch_size": 2}
 BY_EOD = {"dataset.reset_attention_mask": True, "dataset.reset_position_ids": True}
 VALIDATE = {"validation.eval_iters": 1, "validation.eval_interval": 2}
@@ -44,11 +52,13 @@ PER_TOKEN = {"model.calculate_per_token_loss": True, "ddp.average_in_collective"
 WRONG = {"model.attention_dropout": 0.1, "dist.use_decentralized_pg": True}
 
 
-def job(name: str, *changes: dict[str, Any], magi: bool = True, **options: Any) -> dict[str, Any]:
+def job(
+    name: str, *changes: dict[str, Any], magi: bool = True, dp_size: int = 1, **options: Any
+) -> dict[str, Any]:
     """One run, on as many processes as its layout has ranks."""
     given = {field: value for each in changes for field, value in each.items()}
-    world = 1
-    for size in ("context_parallel_size", "pipeline_model_parallel_size"):
+    world = dp_size
+    for size in SIZES:
         world *= given.get(f"model.{size}", 1)
     given = given if magi else {**given, **PER_TOKEN}
     kwargs = {"changes": given, "magi": {"chunk_size": 8} if magi else None, **options}
@@ -59,6 +69,8 @@ JOBS = [
     job("stock", VALIDATE, magi=False),
     job("cp2", CP2, VALIDATE),
     job("cp2 pp2", CP2, PP2),
+    job("cp2 dp2", CP2, SHARDED, dp_size=2),
+    job("cp2 tp2", CP2, TP2_SP),
     job("two samples cp2", CP2, TWO_SAMPLES),
     job("by eod cp1", BY_EOD),
     job("by eod cp2", BY_EOD, CP2),
@@ -70,6 +82,7 @@ JOBS = [
     job("lora stock", magi=False, packed=True, lora=True),
     job("lora cp2", CP2, packed=True, lora=True),
     job("refused", CP2, WRONG),
+    {"name": "example cp2", "function": "example", "kwargs": {"cp_size": 2}, "world": 2},
 ]
 
 
@@ -85,7 +98,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     [
         ("cp2", "stock"),
         ("cp2 pp2", "stock"),
+        ("cp2 dp2", "stock"),
+        ("cp2 tp2", "stock"),
         ("two samples cp2", "stock"),
+        ("example cp2", "stock"),
         ("by eod cp2", "by eod cp1"),
         ("packed cp1", "packed stock"),
         ("packed cp2", "packed stock"),
