@@ -35,6 +35,7 @@ from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
 from tiny_config import tiny_config  # noqa: E402
 
 from megatron_magi.adapter.init import init_by_name  # noqa: E402
+from megatron_magi.bridge.launch import BridgeLaunch  # noqa: E402
 
 NullTokenizer.eos_id = NullTokenizer.eod  # Bridge's packed data sets ask for it
 
@@ -44,6 +45,7 @@ def run(
     magi: dict[str, Any] | None = None,
     packed: bool = False,
     lora: bool = False,
+    moved: bool = False,
 ) -> dict[str, Any]:
     """Losses and gradient norms of Bridge's pretrain, and what was printed.
 
@@ -52,6 +54,7 @@ def run(
         magi: options of `use_magi`; None leaves it out.
         packed: packed documents in place of mock data.
         lora: finetune low-rank adapters; the pretrained weights are those drawn by name.
+        moved: every first document is planned a token too long.
     """
     _as_torchrun()
     config = tiny_config(packed)
@@ -63,6 +66,8 @@ def run(
     try:
         with contextlib.redirect_stdout(printed):
             _name_weights()
+            if moved:
+                _move_a_boundary()
             if magi is not None:
                 use_magi(config, **magi)
             _observe_steps(seen)
@@ -106,6 +111,16 @@ def _name_weights() -> None:
 
     __init__.__wrapped__ = original  # type: ignore[attr-defined]
     GPTModel.__init__ = __init__
+
+
+def _move_a_boundary() -> None:
+    bounds_of = BridgeLaunch.bounds_of
+
+    def moved(launch: BridgeLaunch, sample: dict[str, Any]) -> list[int]:
+        start, end, *rest = bounds_of(launch, sample)
+        return [start, end + 1, *rest]
+
+    BridgeLaunch.bounds_of = moved  # type: ignore[method-assign]
 
 
 def _skip_pretrained_checkpoint() -> None:

@@ -77,6 +77,7 @@ JOBS = [
     job("packed stock", magi=False, packed=True),
     job("packed cp1", packed=True),
     job("packed cp2", CP2, packed=True),
+    job("packed moved", CP2, packed=True, moved=True),
     job("packed deep", {"model.num_layers": 4}, magi=False, packed=True),
     job("packed pp4", PP4, packed=True),
     job("lora stock", magi=False, packed=True, lora=True),
@@ -119,6 +120,11 @@ def test_the_losses_are_those_of_one_rank(results: Any, name: str, yardstick: st
 def test_documents_change_the_loss(results: Any) -> None:
     with_documents, without = (results[name]["values"][-1] for name in ("by eod cp2", "cp2"))
     assert with_documents["loss"][1] != pytest.approx(without["loss"][1], rel=1e-3)
+
+
+def test_a_boundary_moved_by_one_token_is_noticed(results: Any) -> None:
+    moved, right = (results[name]["values"][-1] for name in ("packed moved", "packed stock"))
+    assert moved["loss"][0] != pytest.approx(right["loss"][0], rel=1e-3)
 
 
 def test_validation_has_the_same_loss(results: Any) -> None:
