@@ -1,7 +1,7 @@
 """The recipes of a Megatron-Bridge checkout: each function runs, and its settings become arguments.
 
-Bridge has an entry point of its own, which the switch does not reach: the counts say what the
-launcher's rules would do to its recipes. Only recipes and a few settings modules are imported.
+The counts say what the launcher's rules, which `megatron_magi.bridge.use_magi` applies, do to its
+recipes. Only recipes and a few settings modules are imported.
 Recorders take the place of all others, and what a model's family brings along with it (its provider
 would read it from a published checkpoint) is in a table here.
 """
@@ -21,6 +21,8 @@ from typing import Any
 from check_jobs_recorder import recorded, standing_in
 from check_jobs_rules import reasons
 from check_jobs_table import Row
+
+from megatron_magi.bridge.arguments import set_arguments
 
 PACKAGE = "megatron.bridge"
 
@@ -64,25 +66,6 @@ OTHER_MODELS = (
     (r"gemma2|ministral3", "core attention of its own"),
 )
 """By the name of the module: models whose batches or positions the launcher does not know."""
-
-FIELDS = {
-    "ddp": {
-        "average_in_collective": "ddp_average_in_collective",
-        "use_megatron_fsdp": "use_megatron_fsdp",
-    },
-    "dist": {"use_torch_fsdp2": "use_torch_fsdp2", "use_megatron_fsdp": "use_megatron_fsdp"},
-    "checkpoint": {"async_save": "async_save"},
-    "comm_overlap": {"overlap_moe_expert_parallel_comm": "overlap_moe_expert_parallel_comm"},
-    "mixed_precision": {
-        "fp8": "fp8",
-        "fp8_recipe": "fp8_recipe",
-        "fp8_dot_product_attention": "fp8_dot_product_attention",
-        "fp8_multi_head_attention": "fp8_multi_head_attention",
-    },
-    "train": {"micro_batch_size": "micro_batch_size"},
-    "dataset": {"seq_length": "seq_length"},
-}
-"""Parts of a recipe's settings beside the model: {its field: Megatron's argument}."""
 
 USUAL = {
     "apply_rope_fusion": False,
@@ -149,20 +132,9 @@ def arguments_of(settings: Any, module: str, defaults: argparse.Namespace) -> ar
     for pattern, given in FAMILIES:
         if re.search(pattern, module):
             vars(args).update(given)
-    for part, names in FIELDS.items():
-        for field, argument in names.items():
-            _set(args, argument, recorded(recorded(settings, part), field))
-    model = recorded(settings, "model")
-    for field in getattr(model, "__dict__", {}):
-        _set(args, field, recorded(model, field))
-    _set(args, "num_experts", recorded(model, "num_moe_experts"))
+    set_arguments(args, settings, recorded)
     _set_overlap(args, recorded(settings, "comm_overlap"))
     return args
-
-
-def _set(args: argparse.Namespace, argument: str, value: Any) -> None:
-    if value is not None:
-        setattr(args, argument, value)
 
 
 def _set_overlap(args: argparse.Namespace, overlap: Any) -> None:

@@ -28,6 +28,7 @@ LAYERS = {
     "adapter": [*BASE, "core", "PUBLIC"],
     "training": [*BASE, "core", "PUBLIC", "adapter"],
     "launcher": [*BASE, "core", "PUBLIC", "adapter"],
+    "bridge": [*BASE, "core", "PUBLIC", "adapter", "launcher"],
     "run": [*BASE, "launcher"],
     "magi_attention": [*BASE, "core"],
     "api": ["magi_attention"],
@@ -39,7 +40,7 @@ TRAINING_ROOMS = ("recipe", "process", "data", "checkpoint", "estimate", "run")
 """Rooms of training/, lowest first: each may import those before it."""
 ABOVE_THE_RUN = ("parity", "weights")
 """Rooms that may import all of `TRAINING_ROOMS`, and not each other."""
-WITH_MEGATRON = ("adapter", "launcher", "training", "run")
+WITH_MEGATRON = ("adapter", "launcher", "bridge", "training", "run")
 
 
 def parse(path: Path) -> ast.Module:

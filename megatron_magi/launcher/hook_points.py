@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,7 +201,16 @@ def check(version: MegatronVersion) -> None:
     Raises:
         HookError: one line with every hook that does not fit.
     """
-    found = [text for point in points_of(version) for text in problems(point)]
+    check_points(points_of(version), version)
+
+
+def check_points(points: Iterable[HookPoint], version: MegatronVersion) -> None:
+    """Compare rows of a table with this Megatron.
+
+    Raises:
+        HookError: one line with every hook that does not fit.
+    """
+    found = [text for point in points for text in problems(point)]
     if found:
         raise HookError(
             f"the launcher requires the hooks of Megatron-LM {SUPPORTED}, got {version} with other "

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from megatron_magi.adapter import MEGATRON_VERSION, compat
 from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
 from megatron_magi.launcher.flags import Options, take_flags
+
+if TYPE_CHECKING:
+    from megatron_magi.launcher.hook_points import HookPoint
+    from megatron_magi.launcher.launch import Launch
 
 
 def install() -> None:
@@ -40,8 +46,12 @@ def _install_hooks(options: Options) -> None:
     except HookError as error:
         raise SystemExit(f"megatron_magi: {error}") from error
     compat.repair_moe_without_te()
-    launch = Launch(options)
-    for point in points_of(MEGATRON_VERSION):
+    put_in_place(points_of(MEGATRON_VERSION), Launch(options))
+
+
+def put_in_place(points: Iterable[HookPoint], launch: Launch) -> None:
+    """Replace what the rows name, and note their names in the launch."""
+    for point in points:
         owner, name = point.owner()
         original = getattr(owner, name)
         replacement = point.wrap(original, launch)

@@ -86,9 +86,11 @@ class Launch:
         self._ahead: PlansAhead[Key, MagiPackedSeqParams] = PlansAhead(
             lambda key: self._make(list(key[0]), None)
         )
-        self.microbatch = Microbatch(
-            lambda sample: bounds_of_sample(sample, self.eod()), self._plan_ahead
-        )
+        self.microbatch = Microbatch(self.bounds_of, self._plan_ahead)
+
+    def bounds_of(self, sample: dict[str, Any]) -> list[int]:
+        """The boundaries of a sample as the data loader gives it."""
+        return bounds_of_sample(sample, self.eod())
 
     def has_documents(self) -> bool:
         """Whether Megatron's arguments divide sequences into documents."""
@@ -118,9 +120,8 @@ class Launch:
             return None
         return parallel_state.get_context_parallel_group()
 
-    @staticmethod
-    def _tensor_parallel_group() -> Any:
-        """The tensor-parallel group; None for one rank."""
+    def tensor_parallel_group(self) -> Any:
+        """The group whose first rank tells the others about its samples; None for one rank."""
         if parallel_state.get_tensor_model_parallel_world_size() == 1:
             return None
         return parallel_state.get_tensor_model_parallel_group()
@@ -129,7 +130,7 @@ class Launch:
         """Keep the first model chunk's config. All ranks call it: with --magi-measure-costs they
         measure the cost table here, the same for the whole world."""
         self.model_config = config
-        group = self._tensor_parallel_group()
+        group = self.tensor_parallel_group()
         if group is not None and self.has_documents():
             self.microbatch.ranks = TensorRanks(group, self.options.config.agreement_timeout_s)
         if self.options.measures_costs:

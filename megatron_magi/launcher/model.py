@@ -137,12 +137,11 @@ def _give_plan(
 
 def _plan_of(launch: Launch, model: Any, given: dict[str, Any]) -> MagiPackedSeqParams:
     stages = (("pre_process", "input_ids"), ("post_process", "labels"))
-    rows = [given.get(name) for stage, name in stages if getattr(model, stage)]
-    for x in rows:
-        packed = carried_plan(x)
+    for _, name in stages:  # a middle stage may get rows too, which it does not read
+        packed = carried_plan(given.get(name))
         if packed is not None:
             return packed
-    if rows:
+    if any(getattr(model, stage) for stage, _ in stages):
         raise ValueError(
             "with --attention-backend magi the model takes rows that our batch hook dispatched, "
             "got tokens or labels without a plan; slice batches by Megatron's own "

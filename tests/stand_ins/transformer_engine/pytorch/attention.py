@@ -44,19 +44,36 @@ class DotProductAttention(TransformerEngineBaseModule):
     ) -> Tensor:
         """[rows, batch, heads, head_dim] -> [rows, batch, heads * head_dim]; causal, or a mask.
 
+        With qkv_format thd there is no batch, and cu_seqlens_q has the documents.
+
         Args:
             attention_mask: bool [batch or 1, 1, rows, rows], True where nothing is seen.
         """
+        if qkv_format == "thd":
+            rows = [x.unsqueeze(1) for x in (query, key, value)]
+            hidden = _hidden_by_documents(query.shape[0], unused["cu_seqlens_q"])
+            return self._attend(*rows, hidden).squeeze(1)
         if qkv_format != "sbhd":
             raise NotImplementedError(
-                f"the stand-in's attention requires qkv_format sbhd, got {qkv_format}; do not pack"
+                f"the stand-in's attention requires qkv_format sbhd or thd, got {qkv_format}"
             )
+        count = query.shape[0]
+        hidden = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1)
+        if attn_mask_type != "causal" and attention_mask is not None:
+            hidden = attention_mask
+        return self._attend(query, key, value, hidden)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         groups = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         scores = (q @ k.transpose(2, 3)).float() * self.softmax_scale
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        if attn_mask_type != "causal" and attention_mask is not None:
-            hidden = attention_mask
         probabilities = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(v.dtype)
         return (probabilities @ v).permute(2, 0, 1, 3).flatten(2).contiguous()
+
+
+def _hidden_by_documents(count: int, cu_seqlens: Tensor) -> Tensor:
+    """bool [1, 1, rows, rows]: what is later, or of another document, is not seen."""
+    places = torch.arange(count)
+    document = torch.bucketize(places, cu_seqlens.cpu().long(), right=True)
+    return ((document[:, None] != document) | (places[:, None] < places))[None, None]

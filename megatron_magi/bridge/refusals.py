@@ -1,0 +1,50 @@
+"""What of a Bridge job does not work with our attention, all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatron_magi.bridge.arguments import arguments_of, in_words_of_bridge
+from megatron_magi.config import MagiConfig
+from megatron_magi.launcher.refusals import refusals
+
+MODELS = "megatron.bridge.models."
+BUILDERS = ("gpt_provider", "hybrid.hybrid_provider", "gemma.gemma_provider")
+"""Modules below MODELS whose providers build Megatron's GPTModel or HybridModel from layer specs
+as they are."""
+
+
+def refuse_config(config: Any, magi: MagiConfig) -> None:
+    """End the process if the job has a setting that does not work.
+
+    Raises:
+        SystemExit: with one line for each, all at once.
+    """
+    lines = [in_words_of_bridge(line) for line in refusals(arguments_of(config), magi)]
+    lines += [*_of_bridge(config)]
+    if lines:
+        raise SystemExit("\n".join(f"megatron_magi: {line}" for line in lines))
+
+
+def _of_bridge(config: Any) -> Iterator[str]:
+    provide = getattr(type(config.model), "provide", None)
+    module = getattr(provide, "__module__", "")
+    if module.startswith(MODELS) and module.removeprefix(MODELS) not in BUILDERS:
+        yield (
+            f"use_magi requires a provider that builds Megatron's GPTModel or HybridModel, got "
+            f"{type(config.model).__name__}, whose batches, positions or attention are its own; "
+            f"train it without use_magi"
+        )
+    if getattr(config.dist, "use_decentralized_pg", False):
+        yield (
+            "use_magi requires Megatron's global process groups, got dist.use_decentralized_pg="
+            "True; set it to False"
+        )
+    eval_size = getattr(config.dist, "eval_context_parallel_size", None)
+    cp_size = config.model.context_parallel_size
+    if eval_size not in (None, cp_size):
+        yield (
+            f"use_magi requires the same context-parallel size for validation, got {cp_size} and "
+            f"dist.eval_context_parallel_size={eval_size}; leave it out"
+        )

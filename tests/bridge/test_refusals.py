@@ -1,0 +1,124 @@
+"""Bridge's settings under the launcher's rules and Bridge's own, without Bridge."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megatron_magi import MagiConfig
+from megatron_magi.bridge.arguments import arguments_of, in_words_of_bridge
+from megatron_magi.bridge.refusals import refuse_config
+
+
+class Provider(SimpleNamespace):
+    """As a provider of Bridge's that builds a GPTModel."""
+
+    def provide(self) -> None: ...
+
+
+class OtherProvider(Provider):
+    """One whose model is its own."""
+
+    def provide(self) -> None: ...
+
+    provide.__module__ = "megatron.bridge.models.gemma.gemma3_provider"
+
+
+def config(kind: type = Provider, **changes: Any) -> SimpleNamespace:
+    """A recipe's settings as far as the rules read them; changes are fields by part__field."""
+    model = kind(
+        attention_dropout=0.0,
+        calculate_per_token_loss=False,
+        context_parallel_size=2,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_moe_experts=None,
+        pipeline_model_parallel_size=1,
+        position_embedding_type="rope",
+        seq_length=96,
+        sequence_parallel=False,
+        tensor_model_parallel_size=1,
+    )
+    parts = {
+        "model": model,
+        "comm_overlap": None,
+        "mixed_precision": "bf16_mixed",
+        "train": SimpleNamespace(micro_batch_size=2),
+        "dataset": SimpleNamespace(seq_length=96),
+        "dist": SimpleNamespace(use_decentralized_pg=False, eval_context_parallel_size=None),
+        "ddp": SimpleNamespace(average_in_collective=True),
+    }
+    for name, value in changes.items():
+        part, field = name.split("__")
+        setattr(parts.setdefault(part, SimpleNamespace()), field, value)
+    return SimpleNamespace(**parts)
+
+
+@pytest.fixture(autouse=True)
+def _engine_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: object() if name == "transformer_engine" else find(name, *rest),
+    )
+
+
+def lines(settings: SimpleNamespace) -> list[str]:
+    with pytest.raises(SystemExit) as refused:
+        refuse_config(settings, MagiConfig())
+    return str(refused.value.code).splitlines()
+
+
+def test_a_plain_recipe_starts() -> None:
+    refuse_config(config(), MagiConfig())
+
+
+def test_settings_become_arguments() -> None:
+    args = arguments_of(config(dataset__enable_offline_packing=True, model__num_moe_experts=8))
+    assert (args.micro_batch_size, args.num_experts, args.bf16, args.sft) == (2, 8, True, True)
+    assert args.ddp_average_in_collective
+
+
+def test_a_model_config_holds_a_transformer_config() -> None:
+    settings = config()
+    settings.model = SimpleNamespace(transformer=settings.model, seq_length=64)
+    args = arguments_of(settings)
+    assert (args.hidden_size, args.seq_length) == (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__attention_dropout": 0.1}, "requires attention_dropout=0.0, got 0.1"),
+        ({"inprocess_restart__enabled": True}, "(inprocess_restart.enabled)"),
+        ({"model__restore_modelopt_state": True}, "(restore_modelopt_state)"),
+        ({"dist__use_decentralized_pg": True}, "dist.use_decentralized_pg=True"),
+        ({"dist__eval_context_parallel_size": 1}, "dist.eval_context_parallel_size=1"),
+        ({"kind": OtherProvider}, "got OtherProvider"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_does_not_work_is_refused_in_one_line(changes: dict[str, Any], words: str) -> None:
+    (line,) = lines(config(**changes))
+    assert line.startswith("megatron_magi: use_magi requires") and words in line
+    assert "--" not in line
+
+
+def test_all_refusals_come_at_once() -> None:
+    wrong = config(OtherProvider, model__attention_dropout=0.1, dist__use_decentralized_pg=True)
+    assert len(lines(wrong)) == 3
+
+
+def test_the_same_context_parallel_size_for_validation_is_accepted() -> None:
+    refuse_config(config(dist__eval_context_parallel_size=2), MagiConfig())
+
+
+def test_flags_are_named_as_fields() -> None:
+    line = "--attention-backend magi requires --num-experts 0 and --micro-batch-size 1"
+    assert in_words_of_bridge(line) == "use_magi requires num_moe_experts 0 and " + (
+        "train.micro_batch_size 1"
+    )
