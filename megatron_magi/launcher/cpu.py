@@ -27,7 +27,7 @@ def install_cpu_training() -> bool:
     --use-cpu-initialization --no-gradient-accumulation-fusion --transformer-impl local`.
 
     Raises:
-        SystemExit: a Megatron without its training program, in one line.
+        ImportError: a Megatron without its training program.
     """
     if not install_cpu_runtime():
         return False
@@ -35,8 +35,8 @@ def install_cpu_training() -> bool:
     try:
         from megatron.training import initialize, training
     except ModuleNotFoundError as error:  # the wheels before 0.17
-        raise SystemExit(
-            f"megatron_magi: a pretrain script requires a Megatron with its training program (0.17 "
+        raise ImportError(
+            f"a pretrain script requires a Megatron with its training program (0.17 "
             f"to 0.20), got megatron-core {MEGATRON_VERSION} without it; put a Megatron-LM "
             f"checkout first on PYTHONPATH, or install megatron-core 0.19.2 (Python 3.12; on 3.11: "
             f"pip install --no-deps --ignore-requires-python megatron-core==0.19.2)"
