@@ -91,7 +91,7 @@ def test_a_megatron_without_its_training_program_ends_in_one_line(
     monkeypatch.setattr(cpu, "install_cpu_runtime", lambda: True)
     monkeypatch.setitem(sys.modules, "megatron.training", None)  # type: ignore[arg-type]
     with pytest.raises(
-        SystemExit, match=r"requires a Megatron with its training program .*0\.19\.2"
+        ImportError, match=r"requires a Megatron with its training program .*0\.19\.2"
     ):
         install_cpu_training()
 
