@@ -26,7 +26,7 @@ from megatron.core.transformer.multi_latent_attention import MultiLatentAttentio
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.adapter.rope import RowPositions, YarnRowPositions
+from megatron_magi.adapter.rope import RowPositions, YarnRowPositions, following_rows
 
 
 class MlaRotaryEmbedding(RowPositions, RotaryEmbedding):  # type: ignore[misc]
@@ -62,14 +62,9 @@ def rotary_by_row(stock: Any) -> Any:
     Raises:
         NotImplementedError: a rotary embedding that is neither RoPE nor YaRN.
     """
-    if isinstance(stock, RowPositions):
-        return stock
-    if type(stock) not in ROTARY_OF:
-        raise NotImplementedError(
-            f"multi-latent attention requires rope_type 'rope' or 'yarn', got a "
-            f"{type(stock).__name__}; set one of them"
-        )
-    return ROTARY_OF[type(stock)].from_stock(stock)
+    return following_rows(
+        stock, ROTARY_OF, "multi-latent attention requires rope_type 'rope' or 'yarn'"
+    )
 
 
 def _prepare(layer: Any) -> None:

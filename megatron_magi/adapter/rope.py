@@ -98,11 +98,25 @@ def rotary_of_rows(stock: Any) -> Any:
     Raises:
         NotImplementedError: a rotary embedding that is neither RoPE nor YaRN.
     """
+    required = "this plugin requires rope, yarn, learned absolute or no position embeddings"
+    return following_rows(stock, ROTARY_OF, required)
+
+
+def following_rows(stock: Any, kinds: dict[type, Any], required: str) -> Any:
+    """One of our kinds with the frequencies of ``stock``, which stays as it is if it is ours.
+
+    Args:
+        kinds: our class for each of Megatron's.
+        required: the beginning of the error.
+
+    Raises:
+        NotImplementedError: ``stock`` is of no such class.
+    """
     if isinstance(stock, RowPositions):
         return stock
-    if type(stock) not in ROTARY_OF:
+    if type(stock) not in kinds:
         raise NotImplementedError(
-            f"this plugin requires rope, yarn, learned absolute or no position embeddings, got "
-            f"{type(stock).__name__}; change position_embedding_type"
+            f"{required}, got {type(stock).__name__}; change position_embedding_type, or rope_type "
+            f"of multi-latent attention"
         )
-    return ROTARY_OF[type(stock)].from_stock(stock)
+    return kinds[type(stock)].from_stock(stock)

@@ -45,7 +45,7 @@ def test_angles_are_stock_ones_of_the_positions(kind: str, monkeypatch: pytest.M
 
 
 def test_other_rotary_embeddings_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="rope_type 'rope' or 'yarn', got a Identity"):
+    with pytest.raises(NotImplementedError, match="rope_type 'rope' or 'yarn', got Identity"):
         mla.rotary_by_row(torch.nn.Identity())
 
 

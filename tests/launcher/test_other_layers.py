@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.launcher.layouts import version_of
+from tests.launcher.layouts import MLA, version_of
 from tests.megatron_worker import run_jobs_of
 
 JOBS = Path(__file__).parent / "launcher_jobs.py"
@@ -38,18 +38,7 @@ HYBRID = {
     "moe-router-load-balancing-type": "none",
 }
 
-LATENT = {
-    "multi-latent-attention": True,
-    "group-query-attention": None,
-    "num-query-groups": None,
-    "q-lora-rank": 24,
-    "kv-lora-rank": 16,
-    "qk-head-dim": 16,
-    "qk-pos-emb-head-dim": 8,
-    "v-head-dim": 12,
-    "rope-type": "rope",
-}
-LATENT_LAYERS = {**LATENT, "hybrid-layer-pattern": "+-+E"}
+LATENT_LAYERS = {**MLA, "hybrid-layer-pattern": "+-+E"}
 LATENT_PP2 = {"pipeline-model-parallel-size": 2, "hybrid-layer-pattern": "+-+|E", **MAGI}
 
 
@@ -86,9 +75,9 @@ def local(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         job("hybrid cp1", hybrid, HYBRID, MAGI),
         job("hybrid cp2", hybrid, HYBRID, CP2),
         job("hybrid pp2", hybrid, HYBRID, PP2),
-        job("hybrid latent setting stock", hybrid, HYBRID, LATENT),
-        job("hybrid latent setting cp2", hybrid, HYBRID, LATENT, CP2),
-        job("hybrid latent setting pp2", hybrid, HYBRID, LATENT, PP2),
+        job("hybrid latent setting stock", hybrid, HYBRID, MLA),
+        job("hybrid latent setting cp2", hybrid, HYBRID, MLA, CP2),
+        job("hybrid latent setting pp2", hybrid, HYBRID, MLA, PP2),
         job("mamba", hybrid, HYBRID, MAGI, {"hybrid-layer-pattern": "*-ME"}),
         job("no engine", hybrid, engine_hybrid(megatron_checkout), MAGI),
     ]
