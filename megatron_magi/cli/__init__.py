@@ -1,4 +1,4 @@
-"""``megatron-magi doctor | plan | viz | train | compare | weights``."""
+"""``megatron-magi doctor | plan | viz | data | train | compare | weights``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.requirements import explained
 
-COMMANDS = ("doctor", "plan", "viz", "train", "compare", "weights")
+COMMANDS = ("doctor", "plan", "viz", "data", "train", "compare", "weights")
 """Modules of this package; the first line of each one's docstring is its help."""
 
 EXAMPLES = """examples:
   megatron-magi doctor                                  what will run here, and why
   megatron-magi plan --lengths 8192x4,1000 --cp 8       balance and traffic of a mask
   megatron-magi viz --recipe recipes/tiny_llama_cpu.yaml --out pictures
+  megatron-magi data my_texts/ --output runs/data/mine  packs text for training
   megatron-magi train tiny_llama_cpu --dry-run          memory, plan and time of a recipe
   megatron-magi compare runs/dense runs/magi            PASS or FAIL, a table and a figure
   megatron-magi weights export runs/llama/checkpoints --out llama-hf

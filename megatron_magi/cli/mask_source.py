@@ -218,8 +218,8 @@ def _eod_token(stats: Path) -> int:
         return int(json.loads(_text_of(stats))["eod_token"])
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{stats} must be what prepare_data.py writes, with an eod_token, got {error!r}; pass "
-            f"--eod-token, or make the data anew"
+            f"{stats} must be what megatron-magi data writes, with an eod_token, got {error!r}; "
+            f"pass --eod-token, or make the data anew"
         ) from error
 
 

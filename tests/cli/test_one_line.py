@@ -89,6 +89,12 @@ CASES = [
     ("plan --cp 4 --lengths 65536 --chunk-size 1", "4 ranks may have at most 8,192 chunks each"),
     ("plan --cp 2 --lengths 8 --token-multiple 1000000000000", "at most 1,073,741,824 tokens"),
     ("viz --cp 2 --lengths 0", "a picture needs at least one token, got none"),
+    # text to pack
+    ("data", "the following arguments are required: INPUT, --output"),
+    ("data none --output o", "an input must be a file or a folder, got none"),
+    ("data afile --output o --split (", "split must be a regular expression, got '('"),
+    ("data afile --output o --tokenizer none", "got none and no none/tokenizer.json"),
+    ("data afile --outptu o", "megatron-magi data has no option --outptu; did you mean --output?"),
     # places to write, runs, weights
     ("viz --cp 2 --lengths 64 --format svg --out afile/x", "got Not a directory: afile/x"),
     ("viz --cp 2 --lengths 64 --format svg --out afile", "got File exists: afile"),
@@ -179,6 +185,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
 
 OTHERWISE = {
     "pretrain": "is `megatron-magi train`",
+    "prepare_data": "is `megatron-magi data`",
     "bench_pretrain_named": "stands in for megatron_magi.run",
     "bench_pretrain_one_gpu": "does too",
     "warm_rank": "is started by warm_ranks",

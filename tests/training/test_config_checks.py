@@ -71,7 +71,7 @@ BAD = [
     Bad("held_out", ("validation.fraction=1",), ("at least 0 and below 1, got 1.0",)),
     Bad("nothing_held_out", ("validation.interval=5",), ("set validation.fraction=0.02",)),
     Bad("keep", ("checkpoint.keep=0",), ("checkpoint.keep must be positive, got 0",)),
-    Bad("no_data", ("data.path=''",), ("data.path must name packed data", "prepare_data")),
+    Bad("no_data", ("data.path=''",), ("data.path must name packed data", "megatron-magi data")),
     Bad("clip_sign", ("optimizer.clip_grad=-1",), ("clip_grad must be at least 0, got -1.0",)),
     Bad("decay", ("optimizer.weight_decay=-0.1",), ("weight_decay must be at least 0, got -0.1",)),
     Bad("beta", ("optimizer.beta2=1",), ("beta2 must be at least 0 and below 1, got 1.0",)),

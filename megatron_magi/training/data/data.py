@@ -246,7 +246,7 @@ def check_files(config: DataConfig) -> None:
         if not Path(config.path + suffix).is_file():
             raise RecipeError(
                 f"data.path must be the prefix of a .bin and an .idx file, got {config.path!r} and "
-                f"no {config.path + suffix}; make them with scripts/prepare_data.py"
+                f"no {config.path + suffix}; make them with megatron-magi data"
             )
 
 

@@ -221,7 +221,7 @@ def _check_train(c: RunValues) -> None:
     _require(
         c.data.path != "",
         "data.path must name packed data (PREFIX of PREFIX.bin and PREFIX.idx), got nothing; "
-        "make it with scripts/prepare_data.py",
+        "make it with megatron-magi data",
     )
 
 
