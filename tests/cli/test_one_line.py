@@ -70,7 +70,12 @@ CASES = [
     (f"{TINY} train..iterations=5", "must be a field of RunConfig"),
     (f"{TINY} --mfu 0", "argument --mfu: must be a number above 0, got 0"),
     (f"{TINY} --peak-tflops nan", "argument --peak-tflops: must be a number above 0, got nan"),
+    (f"{TINY} train.iterations=10 optimizer.warmup_iters=50", "below train.iterations 10, got 50;"),
     # masks
+    ("plan --lengths 8 --cp 2 --heads 32/8", "--heads must be three numbers Q,KV,DIM, or four"),
+    ("plan --lengths 8 --cp 2 --heads 32/8", "got '32/8'; such as 32,8,128"),
+    ("plan --lengths 8 --cp 2 --window a", "--window must be L or L,R, got 'a'; such as 1024"),
+    ("plan --lengths 8 --cp 2 --window=-1,x", "got '-1,x'; such as 1024"),
     ("plan --cp 2 --cu-seqlens @none", "got No such file or directory: none; check the path"),
     ("plan --cp 2 --cu-seqlens @folder", "got Is a directory: folder; check the path"),
     ("plan --cp 2 --cu-seqlens @bytes", "must be UTF-8, got byte 0xff at 0 in bytes"),
