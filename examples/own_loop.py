@@ -2,6 +2,7 @@
 """A whole training script of one's own on `megatron.core`, with any number of context ranks.
 
     torchrun --nproc-per-node 2 examples/own_loop.py --cp 2
+    python examples/own_loop.py                                   # one process
 
 Ranks beyond --cp are data parallel. It needs no GPU: without one it trains over gloo. Lines for
 this plugin are marked `# magi`; the rest is what any loop on megatron.core has.
@@ -137,9 +138,14 @@ def main() -> None:
     parser.add_argument("--cp", type=int, default=1, help="context-parallel ranks")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
+    is_alone = "LOCAL_RANK" not in os.environ
+    if is_alone and options.cp > 1:
+        parser.exit(2, f"error: --cp {options.cp} needs a multiple of {options.cp} processes, got "
+                    f"one; start it with torchrun --nproc-per-node {options.cp}\n")  # fmt: skip
     install_cpu_runtime()  # magi: does nothing where CUDA is available
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if ON_GPU else "gloo")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    one = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if is_alone else {}
+    dist.init_process_group("nccl" if ON_GPU else "gloo", **one)
     parallel_state.initialize_model_parallel(context_parallel_size=options.cp)
     model_parallel_cuda_manual_seed(1)
     config = model_config(options.cp)

@@ -12,8 +12,10 @@ Importing needs no GPU and no Megatron. Without torch or the compiled planner it
 that says what to do; the command line starts then too, so that `megatron-magi doctor` can say more.
 """
 
+# ruff: noqa: F403, F405  the names of __all__ are imported in one place, also when that is late
+
 from megatron_magi import debug
-from megatron_magi.requirements import MissingRequirement, refusal, starts_a_command
+from megatron_magi.requirements import at_first_use, starts_a_command
 
 __version__ = "0.1.0"
 
@@ -46,27 +48,7 @@ __all__ = [
     "undispatch",
 ]
 
-try:
-    from megatron_magi import masks
-    from megatron_magi.config import CostTable, MagiConfig
-    from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
-    from megatron_magi.core.kernel.head_groups import flex_flash_attn_by_head_group
-    from megatron_magi.core.kernel.slice_table import slices_tensor
-    from megatron_magi.core.kernel.softmax import Softmax
-    from megatron_magi.core.mask import AttnMask, AttnSlice, SliceType
-    from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout
-    from megatron_magi.core.runtime.agreement import AgreementError, agree
-    from megatron_magi.core.runtime.calibration import measured_costs
-    from megatron_magi.core.runtime.dist_attn import dist_attn
-    from megatron_magi.core.runtime.plan_cache import plan_for as plan
-    from megatron_magi.core.runtime.prepared import prepare
-    from megatron_magi.core.runtime.shift import shift_tokens
-    from megatron_magi.core.runtime.token_dispatch import dispatch, position_ids, undispatch
-except MissingRequirement as error:
-    if not starts_a_command():
-        raise
-    globals()["__getattr__"] = refusal(error, __all__)
-except KeyboardInterrupt:  # torch takes a second or two
-    if not starts_a_command():
-        raise
-    raise SystemExit(130) from None
+if starts_a_command():  # its help, version and usage errors need not wait for torch
+    globals()["__getattr__"] = at_first_use(__all__)
+else:
+    from megatron_magi.public import *

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 PACKAGE = Path(__file__).parent
 PACKAGES = {
@@ -89,15 +89,18 @@ def starts_a_command() -> bool:
     return sys.argv[:1] == ["-m"] or Path(*sys.argv[:1]).name == "megatron-magi"
 
 
-def refusal(error: MissingRequirement, names: Sequence[str]) -> Callable[[str], NoReturn]:
-    """A module's `__getattr__` that raises `error` for `names`, which could not be imported."""
+def at_first_use(names: Sequence[str]) -> Callable[[str], Any]:
+    """The package's `__getattr__` that imports its public names, `names`, when one is used.
 
-    def refuse(name: str) -> NoReturn:
-        if name in names:
-            raise error
-        raise AttributeError(f"module 'megatron_magi' has no attribute {name!r}")
+    It raises what that import raises, such as MissingRequirement.
+    """
 
-    return refuse
+    def load(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module 'megatron_magi' has no attribute {name!r}")
+        return getattr(importlib.import_module("megatron_magi.public"), name)
+
+    return load
 
 
 def _what_is_there(error: ImportError) -> str:

@@ -96,7 +96,7 @@ def reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def public_names() -> set[str]:
-    froms = [n for n in ast.walk(parse(PACKAGE / "__init__.py")) if isinstance(n, ast.ImportFrom)]
+    froms = [n for n in ast.walk(parse(PACKAGE / "public.py")) if isinstance(n, ast.ImportFrom)]
     return {alias.asname or alias.name for node in froms for alias in node.names} | {"__version__"}
 
 

@@ -1,21 +1,59 @@
-"""What setup.py puts into a wheel beside the modules."""
+"""What setup.py puts into a wheel beside the modules, and what a source distribution holds."""
 
 import subprocess
 import sys
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
+import megatron_magi
+
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_built_package_holds_every_recipe(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with lib/ as in a wheel, and with the metadata that it is made from."""
     pytest.importorskip("pybind11", reason="setup.py needs it")
-    built = tmp_path / "lib"
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("built")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
     done = subprocess.run(
-        [*command, "build_py", "--build-lib", str(built)], cwd=ROOT, capture_output=True, text=True
+        [*command, "build_py", "--build-lib", str(folder / "lib")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    texts = {p.name: p.read_text() for p in (built / "megatron_magi" / "recipes").iterdir()}
+    return folder
+
+
+def test_a_built_package_holds_every_recipe(built: Path) -> None:
+    recipes = built / "lib" / "megatron_magi" / "recipes"
+    texts = {p.name: p.read_text() for p in recipes.iterdir()}
     assert texts == {p.name: p.read_text() for p in (ROOT / "recipes").glob("*.yaml")}
+
+
+def test_a_source_distribution_holds_the_checkout(built: Path) -> None:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("the list of files is git's")
+    (sources,) = built.glob("*.egg-info/SOURCES.txt")
+    held = set(sources.read_text().splitlines())
+    assert {name for name in done.stdout.splitlines() if (ROOT / name).is_file()} <= held
+    assert not [name for name in held if name.endswith((".so", ".pyc"))]
+
+
+def test_metadata_says_who_what_and_for_whom(built: Path) -> None:
+    (path,) = built.glob("*.egg-info/PKG-INFO")
+    metadata = Parser().parsestr(path.read_text())
+    assert metadata["Version"] == megatron_magi.__version__
+    assert "megatron_magi" in metadata["Author"] and "attention" in metadata["Keywords"]
+    classifiers = metadata.get_all("Classifier") or []
+    assert "Programming Language :: Python :: 3.12" in classifiers
+    assert not any(c.startswith("License") for c in classifiers), "the license is an expression"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {megatron_magi.__version__}" in lines and "license: Apache-2.0" in lines

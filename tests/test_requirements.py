@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from megatron_magi import requirements
+from megatron_magi import dist_attn, requirements
 from megatron_magi.requirements import MissingRequirement
 
 SUFFIX = requirements.EXTENSION_SUFFIXES[0]
@@ -138,11 +138,19 @@ def test_a_command_says_itself_what_is_missing(
     assert requirements.starts_a_command() is starts
 
 
-def test_names_that_could_not_be_imported_raise_what_was_missing() -> None:
-    missing = MissingRequirement("megatron_magi needs torch")
-    refuse = requirements.refusal(missing, ["dist_attn"])
-    with pytest.raises(MissingRequirement) as error:
-        refuse("dist_attn")
-    assert error.value is missing
+def test_names_that_cannot_be_imported_raise_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load = requirements.at_first_use(["dist_attn"])
+    assert load("dist_attn") is dist_attn
     with pytest.raises(AttributeError, match="module 'megatron_magi' has no attribute 'nothing'"):
-        refuse("nothing")
+        load("nothing")
+    missing = MissingRequirement("megatron_magi needs torch")
+
+    def fail(name: str) -> ModuleType:
+        raise missing
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(MissingRequirement) as error:
+        load("dist_attn")
+    assert error.value is missing

@@ -1,26 +1,32 @@
-"""``megatron-magi doctor | plan | viz | train | compare | weights``."""
+"""``megatron-magi doctor | plan | viz | data | train | compare | weights``."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from megatron_magi import __version__
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.requirements import explained
 
-COMMANDS = ("doctor", "plan", "viz", "train", "compare", "weights")
+COMMANDS = ("doctor", "plan", "viz", "data", "train", "compare", "weights")
 """Modules of this package; the first line of each one's docstring is its help."""
+
+ANSWERED_ALONE = ("-h", "--help", "--version")
+"""Options that no command's module is imported for, as some of them import torch."""
 
 EXAMPLES = """examples:
   megatron-magi doctor                                  what will run here, and why
   megatron-magi plan --lengths 8192x4,1000 --cp 8       balance and traffic of a mask
   megatron-magi viz --recipe recipes/tiny_llama_cpu.yaml --out pictures
+  megatron-magi data my_texts/ --output runs/data/mine  packs text for training
   megatron-magi train tiny_llama_cpu --dry-run          memory, plan and time of a recipe
   megatron-magi compare runs/dense runs/magi            PASS or FAIL, a table and a figure
   megatron-magi weights export runs/llama/checkpoints --out llama-hf
@@ -42,7 +48,7 @@ def _main(arguments: list[str]) -> int:
     if not arguments:
         parser.print_help()
         return 2
-    if arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"):
+    if arguments[0].startswith("-") and arguments[0] not in ANSWERED_ALONE:
         raise UsageError(
             f"megatron-magi takes a COMMAND first, got {arguments[0]}; "
             f"{parser.hint(arguments[0]) or 'see megatron-magi --help'}"
@@ -64,11 +70,21 @@ def _parser(arguments: Sequence[str]) -> CommandParser:
     parser.add_argument("--version", action="version", version=f"megatron_magi {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     family = [parser]
+    if not arguments or arguments[0] in ANSWERED_ALONE:
+        for name in COMMANDS:
+            commands.add_parser(name, help=_summary(name))
+        return parser
     for name in COMMANDS:
         family.append(_add_command(commands, name, is_wanted=name in arguments[:1]))
     for member in family:
         member.family = family
     return parser
+
+
+def _summary(name: str) -> str:
+    """The first line of a command's docstring, without its imports."""
+    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    return str(ast.get_docstring(ast.parse(source))).partition("\n")[0]
 
 
 def _add_command(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -97,13 +99,8 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
     if options.heads is not None:
         from megatron_magi import HeadShape
 
-        heads = numbers(options.heads)
-        if len(heads) not in (3, 4):
-            raise UsageError(
-                f"--heads must be three numbers Q,KV,DIM, or four with the head_dim of values, "
-                f"got {options.heads!r}"
-            )
-        q, kv, dim, *values = heads
+        form = "three numbers Q,KV,DIM, or four with the head_dim of values"
+        q, kv, dim, *values = _few("--heads", options.heads, form, (3, 4), "32,8,128")
         changes["head_shape"] = HeadShape(q, kv, dim, head_dim_v=values[0] if values else None)
     if options.token_multiple is not None:
         changes["token_multiple"] = options.token_multiple
@@ -169,11 +166,23 @@ def _documents(cu_seqlens: Any, options: argparse.Namespace) -> tuple[AttnMask, 
 def _window(options: argparse.Namespace) -> tuple[int, int] | None:
     if options.window is None:
         return None
-    sides = numbers(options.window.replace("-1", str(2**30)))
-    if len(sides) not in (1, 2):
-        raise UsageError(f"--window must be L or L,R, got {options.window!r}")
+    given = options.window.replace("-1", str(2**30))
+    sides = _few("--window", given, "L or L,R", (1, 2), "1024", options.window)
     left, right = (-1 if side == 2**30 else side for side in (*sides, 0)[:2])
     return left, right
+
+
+def _few(
+    option: str, text: str, form: str, counts: Container[int], example: str, shown: str = ""
+) -> list[int]:
+    """An option's numbers, where it takes a few of them; `shown` is what the user wrote."""
+    try:
+        values = numbers(text)
+    except UsageError:
+        values = []
+    if len(values) not in counts:
+        raise UsageError(f"{option} must be {form}, got {shown or text!r}; such as {example}")
+    return values
 
 
 def _text_of(path: Path) -> str:
@@ -218,8 +227,8 @@ def _eod_token(stats: Path) -> int:
         return int(json.loads(_text_of(stats))["eod_token"])
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{stats} must be what prepare_data.py writes, with an eod_token, got {error!r}; pass "
-            f"--eod-token, or make the data anew"
+            f"{stats} must be what megatron-magi data writes, with an eod_token, got {error!r}; "
+            f"pass --eod-token, or make the data anew"
         ) from error
 
 
@@ -228,8 +237,8 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
         from megatron_magi.training.recipe.recipe import load_recipe
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
-    from megatron_magi.training.data.data import PackedDataset, mask_of_documents
-    from megatron_magi.training.estimate.dry_run import heads_of
+    from megatron_magi.training.data.data import PackedDataset, has_files, mask_of_documents
+    from megatron_magi.training.estimate.dry_run import assumed_sample, heads_of
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)
     for name in ("full", "window", "global_tokens", "total", "seq_length", "eod_token"):
@@ -238,14 +247,20 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
                 f"a recipe says its mask itself, got --{name.replace('_', '-')} beside --recipe; "
                 f"use an override such as data.window=4096"
             )
-    sample = PackedDataset(run.data, run.train.seed, vocab_size=run.model.vocab_size)[
-        options.sample
-    ]
+    kind = f"sample {options.sample} of {options.recipe}"
+    if has_files(run.data):
+        data = PackedDataset(run.data, run.train.seed, vocab_size=run.model.vocab_size)
+        sample = data[options.sample]
+    else:
+        sample = assumed_sample(run, options.sample)
+        kind += ", assumed documents"
+        print(
+            f"note: no data at {run.data.path}; documents are assumed, as train --dry-run does",
+            file=sys.stderr,
+        )
     mask = mask_of_documents(sample.cu_seqlens, run.data)
     parallel = run.parallel
-    text = _describe(
-        len(sample.cu_seqlens) - 1, mask, f"sample {options.sample} of {options.recipe}"
-    )
+    text = _describe(len(sample.cu_seqlens) - 1, mask, kind)
     return PlanInput(mask, text, parallel.cp, heads_of(run), run.magi, parallel.token_multiple)
 
 

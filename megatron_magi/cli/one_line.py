@@ -11,7 +11,6 @@ from pathlib import Path
 
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.requirements import explained
-from megatron_magi.training.recipe.recipe_error import RecipeError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
@@ -25,7 +24,7 @@ def guarded(program: Callable[[], int | None]) -> int:
     """
     try:
         return _written(program)
-    except (UsageError, RecipeError) as error:
+    except UsageError as error:
         return _stopped(str(error))
     except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
         _close_output()
@@ -43,6 +42,13 @@ def guarded(program: Callable[[], int | None]) -> int:
     except OSError as error:
         _close_output()  # writing the output may be what failed
         return _stopped(file_error(error))
+    except Exception as error:
+        # Here, because training imports torch, and help and version need not wait for it.
+        from megatron_magi.training.recipe.recipe_error import RecipeError
+
+        if not isinstance(error, RecipeError):
+            raise
+        return _stopped(str(error))
 
 
 def file_error(error: OSError) -> str:

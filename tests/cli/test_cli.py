@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
     "arguments, text",
     [
         (["plna"], "error: COMMAND cannot be 'plna'; did you mean plan?"),
-        (["zzz"], "choose from doctor, plan, viz, train, compare"),
+        (["zzz"], "choose from doctor, plan, viz, data, train, compare"),
         (["plan", "--chunksize", "4"], "has no option --chunksize; did you mean --chunk-size?"),
         (["doctor", "--jsn"], "megatron-magi doctor has no option --jsn; did you mean --json?"),
         (["doctor", "now"], "megatron-magi doctor takes no further argument, got 'now'"),
@@ -65,3 +66,36 @@ def test_it_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "megatron_magi", "plan", "--lengths", "64", "--cp", "2", "-q"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0 and done.stdout.startswith("cp 2: balance (max/mean) 1.0")
+
+
+@pytest.mark.parametrize("option", ["--version", "--help", "-h"])
+def test_version_and_help_import_no_torch(option: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "megatron_magi", option]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 0 and "megatron_magi.cli.parser" in imported, done.stderr
+    assert not imported & {"torch", "numpy", "megatron.core"}
+    assert "0.1.0" in done.stdout if option == "--version" else "COMMAND --help" in done.stdout
+
+
+def test_help_has_a_line_about_every_command(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, "--help")
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    for name in COMMANDS:
+        summary = str(import_module(f"megatron_magi.cli.{name}").__doc__).split("\n")[0]
+        assert " ".join(f"{name} {summary}".split()) in " ".join(told.split())
+
+
+def test_a_command_finds_the_public_names_when_it_uses_them() -> None:
+    code = (
+        "import sys; sys.argv = ['megatron-magi']; import megatron_magi as magi\n"
+        "assert 'torch' not in sys.modules\n"
+        "from megatron_magi import masks, HeadShape, plan\n"
+        "assert masks.causal and HeadShape is magi.HeadShape and 'torch' in sys.modules\n"
+        "assert all(hasattr(magi, name) for name in magi.__all__) and not hasattr(magi, 'nothing')"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr

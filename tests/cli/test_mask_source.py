@@ -64,3 +64,35 @@ def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
     code, _, err = run(capsys, "plan", "--recipe", str(recipe), f"data.path={packed}", "--window",
                        "4")  # fmt: skip
     assert code == 2 and "got --window beside --recipe" in err
+
+
+@pytest.mark.parametrize("command", ["plan", "viz"])
+def test_a_recipe_without_data_assumes_the_documents_of_a_dry_run(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    pytest.importorskip("megatron.core")
+    pytest.importorskip("omegaconf")
+    monkeypatch.chdir(tmp_path)
+    options = ["--quiet"] if command == "plan" else ["--text"]
+    code, out, err = run(capsys, command, "--recipe", "tiny_llama_cpu", *options)
+    assert code == 0 and out
+    assert err == (
+        "note: no data at runs/data/python_stdlib; documents are assumed, as train --dry-run does\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_assumed_documents_are_named_where_the_mask_is(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("megatron.core")
+    pytest.importorskip("omegaconf")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "plan", "--recipe", "tiny_llama_cpu", "--sample", "2", "--json")
+    text = json.loads(out)["mask"]["text"]
+    assert code == 0 and text.endswith("sample 2 of tiny_llama_cpu, assumed documents")
+    code, dry, _ = run(capsys, "train", "tiny_llama_cpu", "--dry-run")
+    code, out, _ = run(capsys, "plan", "--recipe", "tiny_llama_cpu", "--json")
+    facts = json.loads(out)
+    assert f"balance (max/mean) {facts['plan']['imbalance']:.3f}" in dry
+    assert f"first sample: {facts['mask']['text'].split()[0]} documents" in dry

@@ -70,7 +70,12 @@ CASES = [
     (f"{TINY} train..iterations=5", "must be a field of RunConfig"),
     (f"{TINY} --mfu 0", "argument --mfu: must be a number above 0, got 0"),
     (f"{TINY} --peak-tflops nan", "argument --peak-tflops: must be a number above 0, got nan"),
+    (f"{TINY} train.iterations=10 optimizer.warmup_iters=50", "below train.iterations 10, got 50;"),
     # masks
+    ("plan --lengths 8 --cp 2 --heads 32/8", "--heads must be three numbers Q,KV,DIM, or four"),
+    ("plan --lengths 8 --cp 2 --heads 32/8", "got '32/8'; such as 32,8,128"),
+    ("plan --lengths 8 --cp 2 --window a", "--window must be L or L,R, got 'a'; such as 1024"),
+    ("plan --lengths 8 --cp 2 --window=-1,x", "got '-1,x'; such as 1024"),
     ("plan --cp 2 --cu-seqlens @none", "got No such file or directory: none; check the path"),
     ("plan --cp 2 --cu-seqlens @folder", "got Is a directory: folder; check the path"),
     ("plan --cp 2 --cu-seqlens @bytes", "must be UTF-8, got byte 0xff at 0 in bytes"),
@@ -89,6 +94,12 @@ CASES = [
     ("plan --cp 4 --lengths 65536 --chunk-size 1", "4 ranks may have at most 8,192 chunks each"),
     ("plan --cp 2 --lengths 8 --token-multiple 1000000000000", "at most 1,073,741,824 tokens"),
     ("viz --cp 2 --lengths 0", "a picture needs at least one token, got none"),
+    # text to pack
+    ("data", "the following arguments are required: INPUT, --output"),
+    ("data none --output o", "an input must be a file or a folder, got none"),
+    ("data afile --output o --split (", "split must be a regular expression, got '('"),
+    ("data afile --output o --tokenizer none", "got none and no none/tokenizer.json"),
+    ("data afile --outptu o", "megatron-magi data has no option --outptu; did you mean --output?"),
     # places to write, runs, weights
     ("viz --cp 2 --lengths 64 --format svg --out afile/x", "got Not a directory: afile/x"),
     ("viz --cp 2 --lengths 64 --format svg --out afile", "got File exists: afile"),
@@ -179,6 +190,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
 
 OTHERWISE = {
     "pretrain": "is `megatron-magi train`",
+    "prepare_data": "is `megatron-magi data`",
     "bench_pretrain_named": "stands in for megatron_magi.run",
     "bench_pretrain_one_gpu": "does too",
     "warm_rank": "is started by warm_ranks",

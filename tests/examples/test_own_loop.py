@@ -14,17 +14,23 @@ ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_S = 120
 
 
-def losses(script: str, processes: int, *flags: str) -> list[float]:
-    """Run an example by torchrun on the CPU and read the losses it prints."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python on the CPU, without what torchrun would set."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    run = subprocess.run(
-        [sys.executable, *launcher, str(ROOT / "examples" / script), *flags],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    inherited = {k: v for k, v in os.environ.items() if k != "LOCAL_RANK"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
     )
+
+
+def losses(script: str, processes: int, *flags: str) -> list[float]:
+    """Run an example by torchrun, or one process without it, and read the losses it prints."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    run = start(*(launcher if processes > 1 else []), str(ROOT / "examples" / script), *flags)
     assert run.returncode == 0, run.stderr[-4000:]
     assert f"cp {processes}," in run.stdout, run.stdout
     return [float(x) for x in re.findall(r"loss (\S+)", run.stdout)]
@@ -35,3 +41,13 @@ def test_two_context_ranks_train_what_one_trains() -> None:
     assert len(alone) == 5
     assert alone[-1] < alone[0] - 1
     assert shared == pytest.approx(alone, rel=2e-6)
+
+
+def test_more_context_ranks_than_processes_are_one_line() -> None:
+    run = start(str(ROOT / "examples" / "own_loop.py"), "--cp", "2")
+    (said,) = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
+    assert run.returncode == 2 and run.stderr.endswith(said + "\n")
+    assert said == (
+        "error: --cp 2 needs a multiple of 2 processes, got one; start it with torchrun "
+        "--nproc-per-node 2"
+    )

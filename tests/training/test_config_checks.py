@@ -66,12 +66,25 @@ BAD = [
         ("data.mask=block_causal", "data.block_tokens=8", "data.window=9"),
         ("got data.window 9 in tokens", "set data.block_window"),
     ),
-    Bad("warmup", ("optimizer.warmup_iters=100",), ("below the 100 decay iterations",)),
+    Bad(
+        "warmup",
+        ("optimizer.warmup_iters=100",),
+        (
+            "optimizer.warmup_iters must be at least 0 and below train.iterations 100, got 100; "
+            "set optimizer.warmup_iters=10, or train.iterations above 100",
+        ),
+    ),
+    Bad(
+        "warmup_decay",
+        ("optimizer.decay_iters=9", "optimizer.warmup_iters=50"),
+        ("below optimizer.decay_iters 9, got 50; set optimizer.warmup_iters=0, or optim",),
+    ),
+    Bad("warmup_negative", ("optimizer.warmup_iters=-1",), ("got -1; set optimizer.warmup_it",)),
     Bad("min_lr", ("optimizer.min_lr=1",), ("optimizer.min_lr must lie between 0",)),
     Bad("held_out", ("validation.fraction=1",), ("at least 0 and below 1, got 1.0",)),
     Bad("nothing_held_out", ("validation.interval=5",), ("set validation.fraction=0.02",)),
     Bad("keep", ("checkpoint.keep=0",), ("checkpoint.keep must be positive, got 0",)),
-    Bad("no_data", ("data.path=''",), ("data.path must name packed data", "prepare_data")),
+    Bad("no_data", ("data.path=''",), ("data.path must name packed data", "megatron-magi data")),
     Bad("clip_sign", ("optimizer.clip_grad=-1",), ("clip_grad must be at least 0, got -1.0",)),
     Bad("decay", ("optimizer.weight_decay=-0.1",), ("weight_decay must be at least 0, got -0.1",)),
     Bad("beta", ("optimizer.beta2=1",), ("beta2 must be at least 0 and below 1, got 1.0",)),

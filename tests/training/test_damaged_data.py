@@ -271,4 +271,4 @@ def test_commands_say_it_in_a_line(
     assert main(command) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: packed data must be as it was written")
-    assert second.startswith(f"error: {prefix}.json must be what prepare_data.py writes")
+    assert second.startswith(f"error: {prefix}.json must be what megatron-magi data writes")

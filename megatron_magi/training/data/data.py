@@ -32,6 +32,8 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import DataConfig
 
 T = TypeVar("T")
+SUFFIXES = (".bin", ".idx")
+"""What follows the prefix in the names of the data files."""
 
 
 @dataclass(frozen=True)
@@ -240,13 +242,18 @@ def prefetch(make: Callable[[int], T], indices: Iterator[int], depth: int) -> It
             yield ready
 
 
+def has_files(config: DataConfig) -> bool:
+    """Whether both data files are there."""
+    return all(Path(config.path + suffix).is_file() for suffix in SUFFIXES)
+
+
 def check_files(config: DataConfig) -> None:
     """Raise RecipeError unless both data files are there; cheap, for a check before the start."""
-    for suffix in (".bin", ".idx"):
+    for suffix in SUFFIXES:
         if not Path(config.path + suffix).is_file():
             raise RecipeError(
                 f"data.path must be the prefix of a .bin and an .idx file, got {config.path!r} and "
-                f"no {config.path + suffix}; make them with scripts/prepare_data.py"
+                f"no {config.path + suffix}; make them with megatron-magi data"
             )
 
 

@@ -35,7 +35,7 @@ def damaged_data(path: Path | str, what: str) -> RecipeError:
     """
     return RecipeError(
         f"packed data must be as it was written, got {path} with {what}; copy it again, or pack "
-        f"it again with scripts/prepare_data.py"
+        f"it again with megatron-magi data"
     )
 
 
@@ -137,7 +137,7 @@ def _read_header(index: npt.NDArray[np.uint8], path: Path) -> tuple[int, int, in
     if start[: len(MAGIC)] != MAGIC:
         raise RecipeError(
             f"data.path must be Megatron's indexed data, got another kind of file at {path}, which "
-            f"begins with {start[: len(MAGIC)]!r}; make it with scripts/prepare_data.py or "
+            f"begins with {start[: len(MAGIC)]!r}; make it with megatron-magi data or "
             f"preprocess_data.py"
         )
     if len(start) < START:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +11,12 @@ from megatron_magi.config import SYMMETRIC_MEMORY
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
 from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
-from megatron_magi.training.data.data import PackedDataset, PackedSample, mask_of_documents
+from megatron_magi.training.data.data import (
+    PackedDataset,
+    PackedSample,
+    has_files,
+    mask_of_documents,
+)
 from megatron_magi.training.estimate.flops import model_parameters, step_flops
 from megatron_magi.training.estimate.memory import RankMemory, rank_memory
 from megatron_magi.training.estimate.pack_cost import sample_order
@@ -97,7 +101,7 @@ def report(run: DryRun, mfu: float, peak_tflops: float) -> str:
 def _first_batch(config: RunConfig, dp: int) -> tuple[list[PackedSample], str, int | None]:
     """Samples of the first global batch, their origin, and the number of samples of an epoch."""
     numbers = range(config.train.global_batch_size)
-    if all(Path(config.data.path + suffix).is_file() for suffix in (".bin", ".idx")):
+    if has_files(config.data):
         dataset = PackedDataset(
             config.data,
             config.train.seed,

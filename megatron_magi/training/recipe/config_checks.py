@@ -202,11 +202,13 @@ def _check_parallel(c: RunValues) -> None:
 
 
 def _check_train(c: RunValues) -> None:
-    decay = c.optimizer.decay_iters or c.train.iterations
+    key = "optimizer.decay_iters" if c.optimizer.decay_iters else "train.iterations"
+    decay, warmup = c.optimizer.decay_iters or c.train.iterations, c.optimizer.warmup_iters
     _require(
-        0 <= c.optimizer.warmup_iters < decay,
-        f"optimizer.warmup_iters must be at least 0 and below the {decay} decay iterations, got "
-        f"{c.optimizer.warmup_iters}; shorten the warm-up",
+        0 <= warmup < decay,
+        f"optimizer.warmup_iters must be at least 0 and below {key} {decay}, got {warmup}; "
+        f"set optimizer.warmup_iters={decay // 10}"
+        + (f", or {key} above {warmup}" if warmup > 0 else ""),
     )
     _require(
         all(i >= 1 for i in c.train.dump_gradients),
@@ -221,7 +223,7 @@ def _check_train(c: RunValues) -> None:
     _require(
         c.data.path != "",
         "data.path must name packed data (PREFIX of PREFIX.bin and PREFIX.idx), got nothing; "
-        "make it with scripts/prepare_data.py",
+        "make it with megatron-magi data",
     )
 
 

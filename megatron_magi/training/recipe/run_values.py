@@ -100,7 +100,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Packed documents in Megatron's .bin/.idx files; see scripts/prepare_data.py."""
+    """Packed documents in Megatron's .bin/.idx files; `megatron-magi data` writes them."""
 
     path: str = ""
     """Prefix of PREFIX.bin and PREFIX.idx."""

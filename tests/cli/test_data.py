@@ -1,8 +1,9 @@
-"""scripts/prepare_data.py as a user runs it: what it writes, its errors, and being stopped."""
+"""`megatron-magi data` as a user runs it: what it writes, its errors, and being stopped."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import signal
 import subprocess
@@ -12,26 +13,22 @@ from pathlib import Path
 
 import pytest
 
+from megatron_magi.cli.data import limit_bytes
 from megatron_magi.training.data.index_file import IndexFile
 from megatron_magi.training.data.text_source import Document
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from prepare_data import limit_bytes
-
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "prepare_data.py"
+COMMAND = [sys.executable, "-m", "megatron_magi", "data"]
 ENDLESS = """
 import sys, time
-sys.path.insert(0, sys.argv[1])
-import prepare_data
-class Endless(prepare_data.TextSource):
+from megatron_magi.cli import data, main
+class Endless(data.TextSource):
     def __iter__(self):
         for number in range(10**9):
-            yield prepare_data.Document(str(number), b"x" * (1 << 20))
+            yield data.Document(str(number), b"x" * (1 << 20))
             time.sleep(0.01)
-prepare_data.TextSource = Endless
-sys.exit(prepare_data.main(sys.argv[2:]))
+data.TextSource = Endless
+sys.exit(main(['data', *sys.argv[1:]]))
 """
 
 
@@ -41,7 +38,7 @@ def environment() -> dict[str, str]:
 
 def prepare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments, "--output", str(folder / "c")],
+        [*COMMAND, *arguments, "--output", str(folder / "c")],
         capture_output=True,
         text=True,
         timeout=120,
@@ -73,6 +70,47 @@ def test_it_packs_keeps_what_was_there_when_it_fails_and_says_why(tmp_path: Path
     assert contents(tmp_path) == before
 
 
+def test_one_line_or_one_object_for_other_programs(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("text")
+    keys = f"data.path={tmp_path}/c data.eod_token=256 model.vocab_size=257\n"
+    quiet = prepare(tmp_path, "t.txt", "--quiet").stdout
+    assert quiet.count("\n") == 1 and quiet.endswith(keys)
+    facts = json.loads(prepare(tmp_path, "t.txt", "--json").stdout)
+    assert (facts["path"], facts["num_tokens"], facts["eod_token"]) == (f"{tmp_path}/c", 5, 256)
+
+
+def test_the_script_of_a_checkout_is_the_command(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("text")
+    script = [sys.executable, str(ROOT / "scripts" / "prepare_data.py")]
+    runs = [
+        subprocess.run(
+            [*start, "t.txt", "--output", "c"],
+            capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment(),
+        )
+        for start in (COMMAND, script)
+    ]  # fmt: skip
+    assert runs[0].returncode == runs[1].returncode == 0, runs
+    assert runs[0].stdout == runs[1].stdout and "1 documents, 5 tokens" in runs[0].stdout
+
+
+def test_two_commands_train_the_tiny_recipe_in_any_folder(tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    pytest.importorskip("omegaconf")
+    commands = (
+        ["data", os.path.dirname(os.__file__), "--output", "runs/data/python_stdlib",
+         "--include", "*.py", "--max-bytes", "100000"],
+        ["train", "tiny_llama_cpu", "train.iterations=2", "optimizer.warmup_iters=0"],
+    )  # fmt: skip
+    for arguments in commands:
+        run = subprocess.run(
+            [*COMMAND[:3], *arguments],
+            capture_output=True, text=True, timeout=200, cwd=tmp_path, env=environment(),
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr[-2000:]
+    (steps,) = tmp_path.glob("runs/*/steps.csv")
+    assert len(steps.read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize("value", ["0", "-5", "many"])
 def test_numbers_are_checked(tmp_path: Path, value: str) -> None:
     (tmp_path / "t.txt").write_text("text")
@@ -87,10 +125,9 @@ def test_a_signal_leaves_the_old_corpus_and_no_litter(
     tmp_path: Path, number: signal.Signals, workers: int
 ) -> None:
     before = old_corpus(tmp_path)
-    scripts = str(SCRIPT.parent)
     arguments = [str(ROOT), "--output", str(tmp_path / "c"), "--workers", str(workers)]
     process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, scripts, *arguments],
+        [sys.executable, "-c", ENDLESS, *arguments],
         env=environment(),
         stderr=subprocess.PIPE,
         text=True,
@@ -117,9 +154,7 @@ def test_a_kill_leaves_the_old_corpus(tmp_path: Path) -> None:
     """Nothing can clean up after SIGKILL: what was begun stays under a name that says so."""
     before = old_corpus(tmp_path)
     arguments = [str(ROOT), "--output", str(tmp_path / "c"), "--workers", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(SCRIPT.parent), *arguments], env=environment()
-    )
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS, *arguments], env=environment())
     wait_for_tokens(tmp_path, process)
     process.kill()
     process.wait(60)
@@ -135,7 +170,7 @@ def test_a_full_disk_leaves_the_old_corpus_and_says_so(tmp_path: Path, workers: 
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20))\n"
     arguments = [str(ROOT), "--output", str(tmp_path / "c"), "--workers", str(workers)]
     run = subprocess.run(
-        [sys.executable, "-c", limited + ENDLESS, str(SCRIPT.parent), *arguments],
+        [sys.executable, "-c", limited + ENDLESS, *arguments],
         env=environment(),
         capture_output=True,
         text=True,
@@ -151,7 +186,7 @@ def test_a_full_disk_leaves_the_old_corpus_and_says_so(tmp_path: Path, workers: 
 def test_an_output_in_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("text")
     run = subprocess.run(
-        [sys.executable, str(SCRIPT), "t.txt", "--output", "t.txt/c"],
+        [*COMMAND, "t.txt", "--output", "t.txt/c"],
         capture_output=True,
         text=True,
         timeout=120,
