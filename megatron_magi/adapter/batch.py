@@ -69,8 +69,9 @@ class LocalBatch:
         }
 
 
-MOST_HASHED = 4096
-"""Tokens of a batch that its number is made of, evenly spaced."""
+NUM_HASHED = 4096
+"""A longer batch is told from others by this many of its tokens, or up to twice as many, evenly
+spaced."""
 
 
 def batch_id_of(tokens: Tensor) -> int:
@@ -80,7 +81,7 @@ def batch_id_of(tokens: Tensor) -> int:
         tokens: integers of any shape on the host.
     """
     flat = tokens.reshape(-1)
-    some = flat[:: max(1, len(flat) // MOST_HASHED)].long().contiguous()
+    some = flat[:: max(1, len(flat) // NUM_HASHED)].long().contiguous()
     return int(solver.hash64(some.numpy().tobytes()))
 
 

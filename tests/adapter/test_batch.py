@@ -9,7 +9,7 @@ import torch
 from megatron.core.transformer import TransformerConfig
 
 from megatron_magi.adapter import batch
-from megatron_magi.adapter.batch import MOST_HASHED, Batch, batch_id_of, dispatch_batch
+from megatron_magi.adapter.batch import NUM_HASHED, Batch, batch_id_of, dispatch_batch
 from megatron_magi.adapter.packed import make_packed_seq_params
 
 
@@ -54,7 +54,7 @@ def test_batch_of_another_length() -> None:
 
 
 def test_batches_are_told_apart() -> None:
-    tokens = torch.arange(3 * MOST_HASHED)
+    tokens = torch.arange(3 * NUM_HASHED)
     ids = [batch_id_of(x) for x in (tokens, tokens + 1, tokens[:-1], tokens[:5], tokens[:4])]
     assert len(set(ids)) == len(ids) and all(0 <= each < 2**64 for each in ids)
     assert batch_id_of(tokens.int().reshape(1, 3, -1)) == ids[0]
