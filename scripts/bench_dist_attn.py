@@ -23,7 +23,9 @@ the host enqueues a round, as by the layers before it in a model; what the host 
   ring         keys and values go round, fp32 gradients with them, on that balanced layout
   ulysses      an all-to-all gives every rank all tokens of some heads, another takes them back
   one_gpu      the whole mask on every GPU by itself (as many times longer as there are ranks)
-These five run on our kernel, and with _fa3 behind their name on FlashAttention-3, where
+  te_cudnn_p2p, te_cudnn_all_gather, te_cudnn_a2a, and with fa3 for cudnn: TransformerEngine's own
+               context parallelism on either kernel (bench_dist_te.py), one kernel in a program
+The five before run on our kernel, and with _fa3 behind their name on FlashAttention-3, where
 flash_attn_interface can be imported: packed documents that are full, causal, or causal with a
 window (which the ring does not take). bench_dist_flash.py says how; one_gpu_fa3 only if asked for.
 TFLOP/s per GPU count the visible area once: forward 4 * area * head_dim * heads / ranks, backward
@@ -51,6 +53,7 @@ import torch.distributed as dist
 from bench_dist_calls import (
     AllGather,
     Call,
+    CannotRun,
     CastsBehind,
     KernelsOnly,
     OneGpu,
@@ -62,6 +65,7 @@ from bench_dist_flash import FA3, FlashKernel, missing, refuses
 from bench_dist_packs import pack, packs
 from bench_dist_peers import Ring, Ulysses
 from bench_dist_ranks import join
+from bench_dist_te import METHODS, TransformerEngine, choose_kernel, engine_kernels, missing_engine
 from bench_dist_zigzag import AllGatherZigzag
 from bench_kernel_masks import MASKS
 from bench_kernel_record import describe
@@ -82,12 +86,12 @@ DEFAULT_IMPLS = ("ours", "kernels", *RIVALS, *ON_FLASH)
 IMPLS = (
     r"ours\d*|at_once|local_first|staged|symm_mem|symm_mem_joined|all_to_all|all_to_all\d+(_one|_behind)?|"
     r"keep_received_keys|narrow|kernels|"
-    rf"({'|'.join(RIVALS)})({FA3})?"
+    rf"({'|'.join(RIVALS)})({FA3})?|{METHODS}"
 )
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 """CUDA reads it when a process first touches a GPU; Megatron sets it to 1."""
 WARM_ROUNDS = 2
-HEAD_START_MS = 2.0  # of the host; it needs less than that for a call
+HEAD_START_MS = 5.0  # of the host; ours needs less than 1 ms for a call, TransformerEngine more
 CYCLES_PER_MS = 2_000_000
 
 
@@ -123,6 +127,8 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
             f"--masks takes {', '.join(MASKS)} and packs as d1:0-6, got "
             f"{', '.join(sorted(unknown))}"
         )
+    if len(engine_kernels(args.impls)) > 1:
+        parser.error("--impls takes TransformerEngine on one kernel, cudnn or fa3, got both")
     if unknown := {name for name in args.impls if not re.fullmatch(IMPLS, name)}:
         parser.error(f"--impls takes names that match {IMPLS}, got {', '.join(sorted(unknown))}")
     if "ulysses" in map(method, args.impls) and not divides:
@@ -145,11 +151,13 @@ def importable(impls: list[str]) -> list[str]:
         UsageError: none can.
     """
     on_flash = [name for name in impls if name.endswith(FA3)]
-    reason = missing() if on_flash else None
-    if reason is None:
-        return impls
-    print(f"no columns {', '.join(on_flash)}: {reason}", file=sys.stderr)
-    if able := [name for name in impls if name not in on_flash]:
+    on_engine = [name for name in impls if re.fullmatch(METHODS, name)]
+    able = impls
+    for names, why_not in ((on_flash, missing), (on_engine, missing_engine)):
+        if names and (reason := why_not()):
+            print(f"no columns {', '.join(names)}: {reason}", file=sys.stderr)
+            able = [name for name in able if name not in names]
+    if able:
         return able
     raise UsageError("--impls has no implementation that can run here; add ours")
 
@@ -179,13 +187,18 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         ours = made["ours"] if "ours" in made else Ours(x, MagiConfig())
         assert isinstance(ours, Ours)
         return KernelsOnly(x, ours)
+    if re.fullmatch(METHODS, name):
+        return TransformerEngine(x, name)
     if name.endswith(FA3):
         x = dataclasses.replace(x, flash=FlashKernel(x.mask))
     return RIVALS[method(name)](x)
 
 
-def timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Milliseconds of the slowest rank and of its host; all begin together."""
+def timed(
+    call: Callable[[], object], prepare: Callable[[], object], device: torch.device
+) -> tuple[float, float]:
+    """Milliseconds of the slowest rank and of its host; all begin together, once prepared."""
+    prepare()
     together = torch.zeros(1, device=device)
     dist.all_reduce(together)
     if device.type == "cuda":
@@ -207,6 +220,10 @@ def timed(call: Callable[[], object], device: torch.device) -> tuple[float, floa
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     ms, host_ms = slowest.tolist()
     return ms, host_ms
+
+
+def nothing() -> None:
+    """What most calls need before they are timed."""
 
 
 def disagreements(made: dict[str, Call]) -> Iterator[str]:
@@ -236,14 +253,18 @@ def run_mask(
     made: dict[str, Call] = {}
     for impl in args.impls:
         if impl not in left_out:
-            made[impl] = build(impl, x, made)
+            try:
+                made[impl] = build(impl, x, made)
+            except CannotRun as error:
+                left_out[impl] = str(error)
     wrong = list(disagreements(made))
     times: dict[tuple[str, str], list[tuple[float, float]]] = {}
     shuffled = random.Random(0)  # a power-limited GPU is slower after some than after others
     for turn in range(WARM_ROUNDS + args.rounds):
         for impl, call in shuffled.sample(list(made.items()), len(made)):
             for direction, run in (("fwd", call.forward), ("bwd", call.backward)):
-                took = timed(run, device)
+                prepare = getattr(call, "before_backward", nothing)
+                took = timed(run, prepare if direction == "bwd" else nothing, device)
                 if turn >= WARM_ROUNDS:
                     times.setdefault((impl, direction), []).append(took)
     flops = 4 * mask.area() * args.heads[0] * args.head_dim
@@ -265,7 +286,7 @@ def run_mask(
             row["imbalance"] = round(call.plan.imbalance, 4)
             row["forward_mode"] = call.plan.forward_mode
             row["overlap_degree"] = call.plan.overlap_degree
-        if isinstance(call, AllGatherZigzag | Ring):
+        if isinstance(call, AllGatherZigzag | Ring | TransformerEngine):
             row["layout"] = call.layout.name
             row["padding_tokens"] = call.layout.padding_tokens
         rows.append(row)
@@ -324,6 +345,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{args.ranks} GPUs are needed, got {found}; use --device cpu", file=sys.stderr)
         return 2
     args.impls = importable(args.impls)
+    choose_kernel(args.impls)
     if args.max_connections is not None:
         os.environ[MAX_CONNECTIONS] = str(args.max_connections)  # ranks inherit it
     command = "python scripts/bench_dist_attn.py " + " ".join(argv)

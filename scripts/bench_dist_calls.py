@@ -89,6 +89,10 @@ def sharing_group() -> dist.ProcessGroup:
     return group
 
 
+class CannotRun(Exception):
+    """This implementation does not take this mask; says why."""
+
+
 class Call(Protocol):
     """One forward, one backward; results as the timed code leaves them."""
 

@@ -17,6 +17,7 @@ all ranks of a case share one GPU (bench_pretrain_one_gpu.py).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -24,14 +25,16 @@ import random
 import re
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import bench_pretrain_te
 from bench_kernel_record import describe
-from bench_pretrain_cases import AGREE, Case, Flags, speed_cases
+from bench_pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
 from script_options import at_least
 from warm_ranks import Job, WarmRanks
 
@@ -58,18 +61,46 @@ def main() -> None:
     ahead = 2 * options.at_once + 4
     pool = WarmRanks(options.megatron, environment(options.megatron), ahead)
 
-    def measure(number: int, case: Case) -> None:
-        if time.monotonic() > deadline:
-            print("time is up, left out:", number, case.name, flush=True)
-            return
-        rows.append({"round": number, **run_case(case, options, data, pool)})
-        print(summary(rows[-1]), flush=True)
-        options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
+    def measure(shared: Round, case: Case) -> None:
+        with shared.turn_of(case):
+            if time.monotonic() > deadline:
+                print("time is up, left out:", shared.number, case.name, flush=True)
+                return
+            rows.append({"round": shared.number, **run_case(case, options, shared, pool)})
+            print(summary(rows[-1]), flush=True)
+            options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
 
     with pool, ThreadPoolExecutor(options.at_once) as threads:
         for number in range(options.rounds):
+            shared = Round(number, cases, data)
             in_turn = in_order(cases, options.part, number)
-            list(threads.map(functools.partial(measure, number), in_turn))
+            list(threads.map(functools.partial(measure, shared), in_turn))
+
+
+class Round:
+    """What the cases of one round share."""
+
+    def __init__(self, number: int, cases: list[Case], data: Path) -> None:
+        """
+        Args:
+            number: of the round.
+            cases: all of the round.
+            data: prefix of the corpus.
+        """
+        self.number, self.data = number, data
+        self.work = Path(tempfile.mkdtemp())
+        """Where a case leaves what another one reads."""
+        self._ended = {case.name: threading.Event() for case in cases}
+
+    @contextlib.contextmanager
+    def turn_of(self, case: Case) -> Iterator[None]:
+        """Enter when the case that this one comes after has ended; leave when this one has."""
+        if case.after is not None:
+            self._ended[case.after].wait()
+        try:
+            yield
+        finally:
+            self._ended[case.name].set()
 
 
 def in_order(cases: list[Case], part: str, number: int) -> list[Case]:
@@ -78,7 +109,7 @@ def in_order(cases: list[Case], part: str, number: int) -> list[Case]:
 
 
 def chosen_cases(options: argparse.Namespace) -> list[Case]:
-    """Those that --only names, or all.
+    """Those that --only names and what they come after, or all.
 
     Raises:
         UsageError: it names none.
@@ -86,6 +117,8 @@ def chosen_cases(options: argparse.Namespace) -> list[Case]:
     cases = PARTS[options.part]()
     wanted = options.only or [""]
     chosen = [case for case in cases if any(word in case.name for word in wanted)]
+    needed = {case.after for case in chosen}
+    chosen = [case for case in cases if case in chosen or case.name in needed]
     if not chosen:
         names = ", ".join(case.name for case in cases)
         raise UsageError(f"--only must be part of a case's name, got {wanted}; cases: {names}")
@@ -148,11 +181,12 @@ def environment(megatron: Path) -> dict[str, str]:
 
 
 def run_case(
-    case: Case, options: argparse.Namespace, data: Path, pool: WarmRanks
+    case: Case, options: argparse.Namespace, shared: Round, pool: WarmRanks
 ) -> dict[str, Any]:
     """Run the script on warm ranks and read its log."""
-    shared: Flags = {"distributed-backend": "gloo"} if options.one_gpu else {}
-    flags = words({**case.all_flags, **shared, "data-path": str(data)})
+    backend: Flags = {"distributed-backend": "gloo"} if options.one_gpu else {}
+    given = words({**case.all_flags, **backend, "data-path": str(shared.data)})
+    flags = [word.replace(WORK, str(shared.work)) for word in given]
     module = "megatron_magi.run" if "speed" in options.part else "bench_pretrain_named"
     module = "bench_pretrain_one_gpu" if options.one_gpu else module
     script = str(options.megatron / "pretrain_gpt.py")

@@ -69,6 +69,10 @@ BILLION: Flags = {
 }
 
 
+WORK = "WORK"
+"""In the value of a flag: a folder that the cases of a round share."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One run of the script."""
@@ -80,6 +84,8 @@ class Case:
     """Variables of its processes."""
     common: Flags = field(default_factory=lambda: COMMON)
     """Flags of all cases of its kind, which `flags` may take away."""
+    after: str | None = None
+    """Name of a case of the same round that has to end first: it saves what this one loads."""
 
     @property
     def all_flags(self) -> Flags:

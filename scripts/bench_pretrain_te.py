@@ -13,6 +13,7 @@ from bench_pretrain_cases import (
     DOCUMENTS,
     MAGI,
     SMALL,
+    WORK,
     Case,
     Flags,
     layout,
@@ -48,12 +49,12 @@ MOE: Flags = {
 }
 MOE_OVERLAP: Flags = {**MOE, "overlap-moe-expert-parallel-comm": True}
 SEQ_AUX: Flags = {**MOE, "moe-router-load-balancing-type": "seq_aux_loss", "micro-batch-size": 2}
-GRAPHS: Flags = {
-    **MOE,
+MLP_GRAPHS: Flags = {
     "cuda-graph-impl": "transformer_engine",
-    "cuda-graph-scope": ["moe_router", "moe_preprocess"],
+    "cuda-graph-scope": "mlp",
     "te-rng-tracker": True,
 }
+GRAPHS: Flags = {**MOE, **MLP_GRAPHS, "cuda-graph-scope": ["moe_router", "moe_preprocess"]}
 MLA: Flags = {
     "multi-latent-attention": True,
     "group-query-attention": None,
@@ -88,6 +89,16 @@ FINE_OFFLOAD: Flags = {
     "fine-grained-activation-offloading": True,
     "offload-modules": ["core_attn", "attn_proj"],
 }
+RECOMPUTE: Flags = {
+    "recompute-granularity": "full",
+    "recompute-method": "uniform",
+    "recompute-num-layers": 1,
+}
+SAVED_AT = 12
+"""Where a run ends that another one goes on from."""
+STOCK_SAVES: Flags = {"save": f"{WORK}/stock", "save-interval": 6, "exit-interval": SAVED_AT}
+MAGI_SAVES: Flags = {**STOCK_SAVES, "save": f"{WORK}/magi"}
+ASYNC: Flags = {"async-save": True, "async-strategy": "mcore"}
 DETERMINISTIC: Flags = {"deterministic-mode": True}
 REPEATABLE = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
@@ -100,12 +111,18 @@ NO_MULTICAST = {"UB_SKIPMC": "1"}
 PP2 = layout(pp=2)
 
 
-def case(name: str, gpus: int, *parts: Flags, environment: dict[str, str] | None = None) -> Case:
+def case(
+    name: str,
+    gpus: int,
+    *parts: Flags,
+    environment: dict[str, str] | None = None,
+    after: str | None = None,
+) -> Case:
     """A case of TransformerEngine's layers; later parts win."""
     flags: Flags = {}
     for part in parts:
         flags |= part
-    return Case(name, gpus, flags, dict(environment or {}), TE)
+    return Case(name, gpus, flags, dict(environment or {}), TE, after)
 
 
 def both(
@@ -148,6 +165,16 @@ def flag_cases() -> list[Case]:
         *both("cp2 fsdp2", 2, CP2, FSDP2, environment=CONNECTIONS),
         *both("cp2 offload", 2, CP2, OFFLOAD),
         *both("cp2 fine offload", 2, CP2, FINE_OFFLOAD, environment=OFFLOAD_V1),
+        *both("cp2 mlp graphs", 2, CP2, MLP_GRAPHS),
+        *both("cp2 recompute", 2, CP2, RECOMPUTE),
+        case("stock cp2 saves", 2, SMALL, CP2, STOCK_SAVES),
+        case("magi cp2 saves", 2, SMALL, MAGI, CP2, MAGI_SAVES, ASYNC),
+        case("magi cp2 loads stock", 2, SMALL, MAGI, CP2, {"load": f"{WORK}/stock"},
+             after="stock cp2 saves"),
+        case("stock cp2 loads magi", 2, SMALL, CP2, {"load": f"{WORK}/magi"},
+             after="magi cp2 saves"),
+        case("magi cp2 loads magi", 2, SMALL, MAGI, CP2, {"load": f"{WORK}/magi"},
+             after="magi cp2 saves"),
         case("magi cp2 deterministic a", 2, SMALL, MAGI, CP2, DETERMINISTIC,
              environment=REPEATABLE),
         case("magi cp2 deterministic b", 2, SMALL, MAGI, CP2, DETERMINISTIC,

@@ -1,0 +1,38 @@
+"""What ranks run for test_bench_dist_te.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from megatron_magi import AttnMask, HeadShape, MagiConfig
+
+HERE = Path(__file__).parent
+
+
+def compare(rank: int, name: str, mask: AttnMask, heads: HeadShape) -> dict[str, Any]:
+    """TransformerEngine's method, on the stand-in: how far it is from ours (`off`) and its rows of
+    `padding`, or the `reason` why it cannot run."""
+    for folder in (HERE / "engine_stand_in", HERE.parents[1] / "scripts"):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    from bench_dist_calls import CannotRun, Ours, Problem
+    from bench_dist_te import TransformerEngine
+
+    x = Problem.random(mask, heads, torch.empty(0, dtype=torch.float64))
+    with mock.patch("torch.cuda.Stream"):  # there is no GPU here
+        try:
+            call = TransformerEngine(x, name)
+        except CannotRun as error:
+            return {"reason": str(error)}
+    for _ in range(2):  # a graph can be walked once: each backward has a forward before it
+        call.before_backward()
+        call.backward()
+    assert call.forward()[0].numel() == call.dout.numel()
+    ours = Ours(x, MagiConfig()).full()
+    off = max(float((a - b).abs().max()) for a, b in zip(call.full(), ours, strict=True))
+    return {"off": off, "padding": call.layout.padding_tokens}

@@ -1,0 +1,1 @@
+"""Stands in for TransformerEngine where it is not installed: its context parallelism, plainly."""
