@@ -13,6 +13,11 @@ from tests.training.small_recipes import MINIMAL, Bad, check_refused, load
 SYMM_MEM = ("parallel.cp=4", "magi.transport=symm_mem", "train.dtype=bf16")
 BAD = [
     Bad("zero", ("parallel.cp=0",), ("parallel.cp must be positive, got 0",)),
+    Bad(
+        "rows", ("data.seq_length=9223372036854775807",), ("data.seq_length must be at most 2,147",)
+    ),
+    Bad("seed", ("train.seed=18446744073709551616",), ("train.seed must be at least 0 and below",)),
+    Bad("seed_sign", ("train.seed=-1",), ("train.seed must be at least 0 and below 2^63, got -1",)),
     Bad("heads", ("model.num_query_groups=3",), ("multiple of model.num_query_groups", "4 and 3")),
     Bad("hidden", ("model.hidden_size=130",), ("model.head_dim",)),
     Bad("eod", ("data.eod_token=300",), ("below model.vocab_size, got 300 and 257",)),

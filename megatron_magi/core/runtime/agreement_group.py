@@ -56,8 +56,17 @@ class GroupState:
         return part
 
     def post(self, call: Call, plan: PlanPart, *, at_once: bool) -> None:
-        """Append the next call, and send it at once or together with later ones."""
-        assert self.channel is not None, "a group is opened before its first comparison"
+        """Append the next call, and send it at once or together with later ones.
+
+        Raises:
+            AgreementError: a call of another thread failed meanwhile and closed the channel.
+        """
+        if self.channel is None:
+            raise AgreementError(
+                f"calls on one group must come from one thread at a time; a call of another thread "
+                f"of rank {self.rank} failed while this one began; give each thread a group of its "
+                f"own"
+            )
         self.channel.post(signature_of(call, plan, self.channel.streams.num_calls))
         if at_once and self.channel.streams.unsent:
             self.channel.send()

@@ -146,8 +146,8 @@ def _wrong_facts(read: Any) -> Iterator[str]:
         return
     for name, least in (("iteration", 0), ("consumed_samples", 0), ("world_size", 1)):
         value = read.get(name)
-        if type(value) is not int or value < least:
-            yield f"needs {name}, a whole number of {least} or more, and has {value!r}"
+        if type(value) is not int or not least <= value < 2**53:
+            yield f"needs {name}, a whole number from {least} to 2^53, and has {value!r}"
     if type(read.get("saved_at", 0.0)) not in (int, float):
         yield f"has {read['saved_at']!r} for saved_at, which is a number"
     if type(read.get("weights_only", False)) is not bool:

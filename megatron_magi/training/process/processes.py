@@ -11,18 +11,25 @@ import multiprocessing.process
 import os
 import signal
 import sys
-import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from megatron_magi.training.process.stop import SIGNALS
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+LOOPBACK = "127.0.0.1"
+SECONDS_TO_END = 120
+"""For a rank whose parent has died: it ends its step and saves a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,8 @@ class Place:
     rank: int
     world_size: int
     local_rank: int
-    init_method: str = "env://"
-    """How torch.distributed finds the others."""
+    store_port: int | None = None
+    """Port of this machine where the ranks find each other. None: by torchrun's variables."""
     num_threads: int | None = None
     """CPU threads of this process. None: torch's choice."""
 
@@ -64,7 +71,7 @@ def process_groups(config: RunConfig, place: Place) -> Iterator[None]:
         torch.set_num_threads(place.num_threads)
     torch.distributed.init_process_group(
         "gloo" if on_cpu else "nccl",
-        init_method=place.init_method,
+        store=_joined_store(place),
         rank=place.rank,
         world_size=place.world_size,
         timeout=datetime.timedelta(minutes=10),
@@ -87,18 +94,18 @@ def one_process() -> Iterator[None]:
     quiet_megatron()
     import torch
     from megatron.core import parallel_state
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     from megatron_magi.adapter.cpu import install_cpu_runtime
 
     install_cpu_runtime()
-    with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
-        method = f"file://{Path(folder) / 'rendezvous'}"
-        torch.distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
-        try:
-            parallel_state.initialize_model_parallel()
-            yield
-        finally:
-            _destroy()
+    store = HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        parallel_state.initialize_model_parallel()
+        yield
+    finally:
+        _destroy()
 
 
 def check_devices(num_processes: int) -> None:
@@ -117,24 +124,25 @@ def run_local(work: Callable[[Place], None], num_processes: int) -> int:
     """Run `work` in `num_processes` new processes of this machine; the exit code of the run.
 
     The first failure ends the others (they would wait for it in a collective). SIGTERM and SIGINT
-    reach all of them as SIGTERM; a second SIGINT ends them at once.
+    reach all of them as SIGTERM; a second SIGINT ends them at once. If this process is killed, they
+    get SIGTERM too.
     """
     context = multiprocessing.get_context("spawn")
     threads = max(1, num_cpus() // num_processes)
-    with tempfile.TemporaryDirectory(prefix="megatron-magi-") as folder:
-        method = f"file://{Path(folder) / 'rendezvous'}"
-        places = [Place(r, num_processes, r, method, threads) for r in range(num_processes)]
-        # Not daemons: writing a checkpoint takes processes of their own in megatron-core 0.16.
-        workers = [context.Process(target=work, args=(place,), daemon=False) for place in places]
+    # The ranks meet over a port: a file could not be written where the disk is full.
+    store = _new_store()
+    places = [Place(r, num_processes, r, store.port, threads) for r in range(num_processes)]
+    # Not daemons: writing a checkpoint takes processes of their own in megatron-core 0.16.
+    workers = [context.Process(target=_serve, args=(work, place)) for place in places]
+    for worker in workers:
+        worker.start()
+    try:
+        with _signals_to(workers):
+            return _wait(workers)
+    finally:
         for worker in workers:
-            worker.start()
-        try:
-            with _signals_to(workers):
-                return _wait(workers)
-        finally:
-            for worker in workers:
-                worker.kill()  # it may ignore SIGTERM
-                worker.join(10)
+            worker.kill()  # it may ignore SIGTERM
+            worker.join(10)
 
 
 def quiet_megatron() -> None:
@@ -153,6 +161,40 @@ def quiet_megatron() -> None:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     # It raises what it logs, and that is reported.
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
+
+
+def _new_store() -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+
+
+def _joined_store(place: Place) -> TCPStore | None:
+    """The store of `run_local`; None: the ranks were launched otherwise and have another."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if place.store_port is None:
+        return None
+    return TCPStore(LOOPBACK, place.store_port, is_master=False)
+
+
+def _serve(work: Callable[[Place], None], place: Place) -> None:
+    """One process of `run_local`."""
+    threading.Thread(target=_end_after_parent, daemon=True).start()
+    work(place)
+
+
+def _end_after_parent() -> None:
+    """Ask this process to end when the one that started it has died, and then end it.
+
+    Without a parent nothing reports what a rank does, and a second start of the run would meet it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "started by run_local"
+    multiprocessing.connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SECONDS_TO_END)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

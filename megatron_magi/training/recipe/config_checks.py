@@ -15,6 +15,9 @@ from megatron_magi.training.recipe.run_values import RunValues
 MAX_GROUP = 2**18
 """Samples that may change places; their costs take about a minute (docs/training.md)."""
 
+MOST = 2**31 - 1
+"""Of every count: rows and tokens are numbered by 32 bits in places."""
+
 
 def check_run(config: RunValues) -> None:
     """Make every check, types first.
@@ -136,6 +139,14 @@ def _check_positive(c: RunValues) -> None:
                 value is None or value > 0,
                 f"{section}.{name} must be positive, got {value}; set it to 1 or more",
             )
+            _require(
+                not isinstance(value, int) or value <= MOST,
+                f"{section}.{name} must be at most {MOST:,}, got {value}; lower it",
+            )
+    _require(
+        0 <= c.train.seed < 2**63,
+        f"train.seed must be at least 0 and below 2^63, got {c.train.seed}; choose another",
+    )
 
 
 def _check_model(c: RunValues) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import signal
@@ -18,8 +19,10 @@ from megatron_magi.training.checkpoint.checkpoint import (
     resume,
     save,
 )
+from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_folder
 from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.estimate.flops import peak_tflops, step_flops
+from megatron_magi.training.process.folder_lock import locked_folders
 from megatron_magi.training.process.rank_0 import from_rank_0
 from megatron_magi.training.process.stop import StopRequest
 from megatron_magi.training.recipe.config import RunConfig
@@ -40,11 +43,19 @@ def train(config: RunConfig) -> list[StepRecord]:
     SIGTERM or SIGINT ends training after a step, with a checkpoint.
 
     Raises:
-        RecipeError: data, validation or a checkpoint do not fit, or the run would replace the
-            numbers of another.
+        RecipeError: data, validation or a checkpoint do not fit, another process runs in its
+            folders, or the run would replace the numbers of another.
         TrainingStopped: a loss or gradient norm is not finite; nothing is saved then.
     """
     data_parallel_size(config, dist.get_world_size())
+    with contextlib.ExitStack() as held:
+        folders = locked_folders([config.folder, checkpoint_folder(config)])
+        from_rank_0(lambda: held.enter_context(folders))
+        return _train(config)
+
+
+def _train(config: RunConfig) -> list[StepRecord]:
+    """`train`, in folders that no other run writes to."""
     from_rank_0(lambda: check_overwrite(config))
     device = rank_device()
     model_config = transformer_config(config)

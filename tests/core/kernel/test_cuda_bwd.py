@@ -33,6 +33,9 @@ from tests.dense import capped
 SUMMAND = 0.1
 """Scale of the terms of a gradient: where they cancel to zero, their rounding is left."""
 
+LSE_STEPS = 2.0**-22
+"""Most that a probability is off, relative, per unit of the logit it is recomputed from: two
+roundings of fp32 (2^-24 each) of the logit and of lse, in units of log(2), and their difference."""
 WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
@@ -131,6 +134,26 @@ def _backward(run: Run, **options: object) -> tuple[Tensor, Tensor, Tensor]:
 def test_gradients(case: Case, deterministic: bool) -> None:
     run = Run(case)
     run.check(_backward(run, deterministic=deterministic))
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 200])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_large_logits_cost_what_lse_is_rounded_by(
+    widths: tuple[int, int], dtype: torch.dtype, tokens: int
+) -> None:
+    """With one visible key a probability is 1 and PyTorch's dv exact. The kernel recomputes it as
+    exp(score - lse), from a score and an lse that fp32 rounds."""
+    case = Case(
+        f"one-key-{widths}-{dtype}-{tokens}", masks.sliding_window(tokens, (0, 0)), (4, 4),
+        *widths, dtype, magnitude=1000.0,
+    )  # fmt: skip
+    run = Run(case)
+    logits = run.grad.lse.abs().max().item()
+    assert tokens == 1 or logits > 1000
+    largest = run.want[2].abs().max().item()
+    error = (_backward(run)[2].double() - run.want[2]).abs().max().item()
+    assert error <= (torch.finfo(dtype).eps + LSE_STEPS * logits) * max(largest, SUMMAND)
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])

@@ -37,6 +37,11 @@ def test_a_failed_comparison_closes_its_channel(is_gone: bool) -> None:
     assert closed == [True] and state.channel is None
 
 
+def test_a_call_whose_channel_another_thread_closed_meanwhile() -> None:
+    with pytest.raises(AgreementError, match="from one thread at a time"):
+        GroupState(0, "ranks", 1.0).post(Call("plan"), PLAN, at_once=True)
+
+
 def test_what_the_watcher_found_ends_a_step() -> None:
     """Once, also where nothing else is under way."""
     state = GroupState(0, "ranks", 1.0)
