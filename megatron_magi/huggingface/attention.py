@@ -68,6 +68,7 @@ def attend(
     softmax = _softmax(options)
     batch = options.get("magi_batch")
     if batch is not None:
+        _check_spread(batch, asked, options)
         out = _spread(heads, asked, softmax, batch)
     else:
         out = _on_one_device(heads, _mask_of(asked, options), softmax, engine)
@@ -89,16 +90,22 @@ def _on_one_device(heads: HeadRows, mask: Any, softmax: Softmax, engine: MagiCon
 
 
 def _spread(heads: HeadRows, asked: MaskRequest, softmax: Softmax, batch: Any) -> Tensor:
-    if not isinstance(batch, DispatchedBatch) or asked.padding is not None:
-        what = "a padding mask" if isinstance(batch, DispatchedBatch) else type(batch).__name__
-        raise TypeError(
-            f"magi_batch must be what dispatch_batch returns, with no attention_mask beside it, "
-            f"got {what}; call model(**dispatch_batch(...))"
-        )
     q, k, v = heads.rows()
     shape = HeadShape(q.shape[1], k.shape[1], q.shape[2], q.element_size(), v.shape[2])
     out, _ = dist_attn(q, k, v, batch.plan(asked.window, shape), batch.cp_group, softmax)
     return out
+
+
+def _check_spread(batch: Any, asked: MaskRequest, options: Mapping[str, Any]) -> None:
+    """A dispatched batch names its documents itself, so that nothing else may."""
+    others = {"an attention_mask": asked.padding, "cu_seq_lens_q": options.get("cu_seq_lens_q")}
+    found = [name for name, value in others.items() if value is not None]
+    found += [] if isinstance(batch, DispatchedBatch) else [type(batch).__name__]
+    if found:
+        raise TypeError(
+            f"magi_batch must be what dispatch_batch returns, without other documents or padding "
+            f"beside it, got {', '.join(found)}; call model(**dispatch_batch(...)) with a Packing"
+        )
 
 
 def _softmax(options: Mapping[str, Any]) -> Softmax:

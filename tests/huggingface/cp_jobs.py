@@ -38,7 +38,7 @@ def whole(name: str, kind: str) -> Result:
     model = build(config(name), "magi")
     output = model(input_ids=ids, labels=labels, **inputs)
     output.loss.backward()
-    return float(output.loss), output.logits.detach().flatten(0, 1), gradients(model)
+    return output.loss.item(), output.logits.detach().flatten(0, 1), gradients(model)
 
 
 def spread(rank: int, name: str, kind: str) -> Result:

@@ -10,7 +10,7 @@ import torch
 
 from megatron_magi.huggingface import Packing, dispatch_batch
 from tests.huggingface.cp_jobs import heads_of_plans, spread, whole
-from tests.huggingface.tiny_models import config, tokens
+from tests.huggingface.tiny_models import build, config, tokens
 from tests.process_pool import pool
 
 pytest.importorskip("transformers")
@@ -71,3 +71,14 @@ def test_shapes_that_do_not_fit_are_refused(inputs: dict[str, Any], message: str
     given = {"input_ids": tokens(1, 8), "labels": None, **inputs}
     with pytest.raises(ValueError, match=message):
         dispatch_batch(model_config=config("llama"), cp_group=None, **given)
+
+
+def test_a_dispatched_batch_takes_no_other_documents() -> None:
+    model = build(config("llama"), "magi")
+    local = dispatch_batch(tokens(1, 8), None, model.config, None)
+    sums = torch.tensor([0, 3, 8])
+    with pytest.raises(TypeError, match="beside it, got cu_seq_lens_q; call"):
+        model(**local, cu_seq_lens_q=sums)
+    keep = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]])
+    with pytest.raises(TypeError, match="got an attention_mask"):
+        model(**local, attention_mask=keep)
