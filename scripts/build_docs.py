@@ -44,9 +44,10 @@ Made from the docstrings by `scripts/build_docs.py`; do not edit. Guides: [masks
 - [`megatron_magi.magi_attention`](#megatron_magimagi_attention): MagiAttention's published names
 - [`megatron_magi.adapter`](#megatron_magiadapter): for your own loop on Megatron-Core
 - [`megatron_magi.launcher`](#megatron_magilauncher): for Megatron's pretrain scripts
+- [`megatron_magi.huggingface`](#megatron_magihuggingface): for models of HuggingFace Transformers
 """
 
-MEGATRON_NAMES = {
+FRAMEWORK_NAMES = {
     "megatron_magi.adapter": {
         "layer_spec": (
             "with_magi_attention",
@@ -78,8 +79,13 @@ MEGATRON_NAMES = {
         "flags": ("Options",),
     },
     "megatron_magi.run": {"": ("main",)},
+    "megatron_magi.huggingface": {
+        "register": ("register",),
+        "cp_batch": ("dispatch_batch", "Packing", "DispatchedBatch"),
+        "documents": ("find_documents", "Documents"),
+    },
 }
-"""What a user of Megatron calls, by package and module; the rest of these modules is ours."""
+"""What a user of a framework calls, by package and module; the rest of these modules is ours."""
 
 
 def main() -> int:
@@ -116,7 +122,7 @@ def api_page() -> str:
         parts.append(f"## {module.__name__}\n\n{_intro(module)}")
         for name in sorted(module.__all__, key=str.lower):
             parts.append(_entry(name, getattr(module, name)))
-    for package, modules in MEGATRON_NAMES.items():
+    for package, modules in FRAMEWORK_NAMES.items():
         parts.append(f"## {package}\n\n{_intro(importlib.import_module(package))}")
         for name, entries in modules.items():
             module = importlib.import_module(f"{package}.{name}".rstrip("."))

@@ -29,6 +29,7 @@ LAYERS = {
     "training": [*BASE, "core", "PUBLIC", "adapter"],
     "launcher": [*BASE, "core", "PUBLIC", "adapter"],
     "bridge": [*BASE, "core", "PUBLIC", "adapter", "launcher"],
+    "huggingface": [*BASE, "core", "PUBLIC"],
     "run": [*BASE, "launcher"],
     "magi_attention": [*BASE, "core"],
     "api": ["magi_attention"],

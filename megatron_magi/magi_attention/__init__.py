@@ -12,7 +12,8 @@ Signatures, keyword names, strings and defaults are those of ``magi_attention.ap
 (``MAGI_ATTENTION_VERSION``). A name of v1.0 that is gone says what replaced it, and a
 ``MAGI_ATTENTION_*`` variable that is set gives one warning: none is read. Arguments that
 only tune speed there are accepted without effect; what would change results and is not here is
-refused with an error. Thin: everything is a translation onto ``import megatron_magi``.
+refused with an error. After `install` programs may keep their ``from magi_attention...`` lines.
+Thin: everything is a translation onto ``import megatron_magi``.
 """
 
 from typing import NoReturn
@@ -40,6 +41,7 @@ from megatron_magi.magi_attention.dist_attn_config import (
     ToppHeapDispatchAlg,
     UniformOverlapAlg,
 )
+from megatron_magi.magi_attention.installed import install
 from megatron_magi.magi_attention.make_key import (
     magi_attn_flex_dispatch,
     magi_attn_flex_key,
@@ -116,6 +118,7 @@ __all__ = [
     "infer_attn_mask_from_cu_seqlens",
     "infer_attn_mask_from_sliding_window",
     "infer_varlen_mask_from_batch",
+    "install",
     "magi_attn_flex_dispatch",
     "magi_attn_flex_key",
     "magi_attn_varlen_dispatch",

@@ -1,0 +1,163 @@
+"""A rank's rows of a batch for models of Transformers, and the plans that its layers attend by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_magi import AttnPlan, HeadShape, MagiConfig, dispatch
+from megatron_magi import plan as plan_for
+from megatron_magi.core.comm.process_group import CpGroup
+from megatron_magi.core.tensor_checks import tensor
+from megatron_magi.huggingface.documents import Documents, find_documents
+
+IGNORED = -100
+"""The label that Transformers leaves out of the loss."""
+LAYER_KINDS = ("full_attention", "sliding_attention", "attention")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the tokens of a batch belong together."""
+
+    position_ids: Tensor | None = None
+    """int64 [B, S], restarting at every document; None: 0 to S - 1 in every sequence."""
+    cu_seqlens: Tensor | None = None
+    """Prefix sums of the documents over all B * S rows, instead of restarting positions."""
+    attention_mask: Tensor | None = None
+    """[B, S], 0 for padding, at the beginning and the end of a sequence; None: no padding."""
+
+
+@dataclass(eq=False)
+class DispatchedBatch:
+    """A batch that is spread over a context-parallel group, as its layers see it."""
+
+    documents: Documents
+    """Of the whole batch, equal on every rank."""
+    cp_group: CpGroup
+    """The group over which the rows are spread."""
+    first: AttnPlan
+    """The plan of the whole documents, by which the rows were dispatched."""
+    config: MagiConfig
+    """The engine's configuration, equal on every rank."""
+    plans: dict[tuple[int | None, HeadShape], AttnPlan] = field(default_factory=dict, repr=False)
+    """The plans of layers so far, by window and heads."""
+
+    def plan(self, window: int | None, heads: HeadShape) -> AttnPlan:
+        """The plan of layers with this window and these heads, on the layout of the batch."""
+        key = (window, heads)
+        if key not in self.plans:
+            mask = self.documents.mask(window)
+            self.plans[key] = plan_for(
+                mask, self.cp_group, heads, self.config, layout=self.first.layout
+            )
+        return self.plans[key]
+
+
+def dispatch_batch(
+    input_ids: Tensor,
+    labels: Tensor | None,
+    model_config: Any,
+    cp_group: CpGroup,
+    packing: Packing | None = None,
+    engine: MagiConfig | None = None,
+) -> dict[str, Any]:
+    """This rank's part of a batch: call ``model(**dispatch_batch(...))``.
+
+    Args:
+        input_ids: int64 [B, S], the same on every rank of the group.
+        labels: int64 [B, S] as for a model of one process: not shifted, -100 where a token is not
+            counted. They are shifted here, because neighbours of the batch are not neighbours on a
+            rank. None: no loss.
+        model_config: the model's configuration (of its text part).
+        cp_group: the context-parallel group, a mesh, or None for one rank.
+        packing: positions, documents and padding; None: every sequence is one document.
+        engine: the engine's configuration; None: the default.
+
+    Returns:
+        input_ids and position_ids [1, T] of this rank's T rows, ``magi_batch`` for the layers, and
+        with labels also labels, shift_labels [1, T] and num_items_in_batch, the counted tokens of
+        the whole batch. The loss is then this rank's share: sum it, and the gradients of all
+        parameters, over the group.
+
+    Raises:
+        TypeError: something else than tensors.
+        ValueError: tensors of another shape than input_ids', and what `find_documents` refuses.
+        NotImplementedError: a model with layers that mix tokens without attention (state spaces,
+            linear attention), or that attend in chunks.
+
+    Cost: tensors of a GPU are copied to the host once, and the plan is made on the host.
+    """
+    packing = packing or Packing()
+    _check_layers(model_config)
+    _check_shapes(input_ids, labels, packing)
+    shape = (input_ids.shape[0], input_ids.shape[1])
+    documents = find_documents(
+        shape, packing.position_ids, packing.cu_seqlens, packing.attention_mask
+    )
+    engine = MagiConfig() if engine is None else engine
+    plan = plan_for(documents.mask(), cp_group, _head_shape(model_config, input_ids), engine)
+    batch = DispatchedBatch(documents, cp_group, plan, engine)
+    positions = _positions(input_ids, packing)
+    local: dict[str, Any] = {
+        "input_ids": _local(input_ids, batch),
+        "position_ids": _local(positions, batch),
+        "use_cache": False,
+        "magi_batch": batch,
+    }
+    return local if labels is None else local | _local_labels(labels, batch)
+
+
+def _local(rows: Tensor, batch: DispatchedBatch, pad_value: int = 0) -> Tensor:
+    return dispatch(rows.reshape(1, -1), batch.first, batch.cp_group, dim=1, pad_value=pad_value)
+
+
+def _local_labels(labels: Tensor, batch: DispatchedBatch) -> dict[str, Any]:
+    """The label of a row's next token, as Transformers shifts them inside of a sequence."""
+    shifted = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+    local = _local(shifted, batch, IGNORED)
+    counted = (shifted != IGNORED).sum().clamp(min=1)
+    return {"labels": local, "shift_labels": local, "num_items_in_batch": counted}
+
+
+def _positions(input_ids: Tensor, packing: Packing) -> Tensor:
+    """int64 [B, S]; without any the positions that a model gives itself, also over documents."""
+    if packing.position_ids is not None:
+        return packing.position_ids.expand(input_ids.shape)
+    return torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+
+
+def _head_shape(model_config: Any, input_ids: Tensor) -> HeadShape:
+    """The heads of the model's layers, by which the rows are spread."""
+    num_heads = model_config.num_attention_heads
+    num_kv = getattr(model_config, "num_key_value_heads", None) or num_heads
+    head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // num_heads
+    return HeadShape(num_heads, num_kv, head_dim, 4 if input_ids.device.type == "cpu" else 2)
+
+
+def _check_layers(model_config: Any) -> None:
+    for name in ("layer_types", "layers_block_type"):
+        kinds = set(getattr(model_config, name, None) or ()) - set(LAYER_KINDS)
+        if kinds:
+            raise NotImplementedError(
+                f"context parallelism needs layers that mix tokens by attention alone, got "
+                f"{name} with {', '.join(sorted(kinds))}; train this model without a cp_group"
+            )
+
+
+def _check_shapes(input_ids: Tensor, labels: Tensor | None, packing: Packing) -> None:
+    tensor(input_ids, "input_ids")
+    if input_ids.ndim != 2:
+        raise ValueError(
+            f"input_ids must be [sequences, tokens], got {list(input_ids.shape)}; add a dimension"
+        )
+    if labels is not None:
+        tensor(labels, "labels")
+        if labels.shape != input_ids.shape:
+            raise ValueError(
+                f"labels must have the shape of input_ids, {list(input_ids.shape)}, got "
+                f"{list(labels.shape)}; pass one label per token, not shifted"
+            )

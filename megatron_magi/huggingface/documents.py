@@ -1,0 +1,119 @@
+"""Which rows of a batch see each other: documents, found in what a caller of a model passes.
+
+B sequences of S tokens are one stream of B * S rows here, row after row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from megatron_magi import AttnMask, masks
+from megatron_magi.core.tensor_checks import tensor
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a batch as runs of rows; runs of padding are among them."""
+
+    cu_seqlens: npt.NDArray[np.int64]
+    """int64 [number of runs + 1]: prefix sums of the runs' rows."""
+    is_padding: BoolArray
+    """bool [number of runs]: whether a run is padding, which sees nothing and is seen by nobody."""
+
+    def mask(self, window: int | None = None) -> AttnMask:
+        """Causal attention inside every document.
+
+        Args:
+            window: the number of keys that a query sees, its own among them; None: no limit.
+        """
+        left = -1 if window is None else window - 1
+        mask = masks.from_cu_seqlens(self.cu_seqlens, window_size=(left, 0))
+        if not self.is_padding.any():
+            return mask
+        pads = self.cu_seqlens[:-1][self.is_padding]
+        slices = mask.slices[~np.isin(mask.slices[:, 0], pads)]
+        return AttnMask(slices, mask.total_seqlen_q, mask.total_seqlen_k)
+
+
+def find_documents(
+    batch_shape: tuple[int, int],
+    position_ids: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    padding: Tensor | None = None,
+) -> Documents:
+    """The documents of a batch of B sequences of S tokens.
+
+    Args:
+        batch_shape: (B, S).
+        position_ids: integer [B, S] or [1, S]; a document begins wherever the position is not one
+            more than that before it. None: every sequence is one document.
+        cu_seqlens: integer [number of documents + 1], prefix sums over the B * S rows, instead of
+            position_ids, which are then not looked at.
+        padding: [B, S], True or 1 for tokens and False or 0 for padding, which may stand at the
+            beginning and at the end of a sequence. None: there is none.
+
+    Raises:
+        TypeError: something else than tensors.
+        ValueError: shapes that do not fit the batch, prefix sums that do not end at B * S, or
+            padding between tokens.
+
+    Cost: tensors of a GPU are copied to the host, which waits for them.
+    """
+    starts = np.zeros(batch_shape, dtype=np.bool_)
+    starts[:, :1] = True
+    if cu_seqlens is not None:
+        starts.reshape(-1)[_checked_prefix_sums(cu_seqlens, starts.size)[:-1]] = True
+    elif position_ids is not None:
+        positions = _rows_on_host(position_ids, "position_ids", batch_shape)
+        starts[:, 1:] |= np.diff(positions, axis=1) != 1
+    pads = np.zeros(batch_shape, dtype=np.bool_)
+    if padding is not None:
+        pads = _checked_padding(padding, batch_shape)
+        starts[:, 1:] |= pads[:, 1:] != pads[:, :-1]
+    first = np.flatnonzero(starts)
+    return Documents(np.append(first, starts.size), pads.reshape(-1)[first])
+
+
+def _checked_prefix_sums(cu_seqlens: Tensor, num_rows: int) -> npt.NDArray[np.int64]:
+    tensor(cu_seqlens, "cu_seq_lens_q")
+    sums = cu_seqlens.detach().cpu().numpy().reshape(-1).astype(np.int64)
+    if len(sums) < 2 or sums[0] != 0 or sums[-1] != num_rows or (np.diff(sums) < 0).any():
+        raise ValueError(
+            f"cu_seq_lens_q must ascend from 0 to the {num_rows} rows of the batch, got "
+            f"{sums.tolist()[:8]} ({len(sums)} numbers); pass the prefix sums of all documents"
+        )
+    return sums[np.append(np.diff(sums) > 0, True)]
+
+
+def _rows_on_host(rows: Tensor, name: str, batch_shape: tuple[int, int]) -> npt.NDArray[np.int64]:
+    tensor(rows, name)
+    if (
+        rows.ndim != 2
+        or rows.shape[0] not in (1, batch_shape[0])
+        or rows.shape[1] != batch_shape[1]
+    ):
+        raise ValueError(
+            f"{name} must be [{batch_shape[0]}, {batch_shape[1]}], as the batch, got "
+            f"{list(rows.shape)}; pass one number for each token"
+        )
+    host = rows.detach().cpu().numpy().astype(np.int64)
+    return np.broadcast_to(host, batch_shape)
+
+
+def _checked_padding(padding: Tensor, batch_shape: tuple[int, int]) -> BoolArray:
+    is_token = _rows_on_host(padding, "attention_mask", batch_shape) != 0
+    runs = np.diff(is_token.astype(np.int8), axis=1, prepend=0)
+    holed = np.flatnonzero((runs == 1).sum(axis=1) > 1)
+    if len(holed):
+        raise ValueError(
+            f"the padding of attention_mask must stand at the beginning and the end of a sequence, "
+            f"got padding between tokens in sequence {holed[0]}; leave it out there, or begin a "
+            f"new document in position_ids"
+        )
+    return ~is_token

@@ -1,0 +1,29 @@
+"""Starting the examples that print a line with a loss for every step."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_S = 240
+
+
+def printed_losses(script: str, processes: int, *flags: str) -> list[float]:
+    """Run an example on the CPU, by torchrun if it is to have several processes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    start = [*(launcher if processes > 1 else []), str(ROOT / "examples" / script)]
+    inherited = {k: v for k, v in os.environ.items() if k != "LOCAL_RANK"}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, *start, *flags],
+        env={**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return [float(x) for x in re.findall(r"loss (\S+)", run.stdout)]

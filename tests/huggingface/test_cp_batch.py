@@ -1,0 +1,84 @@
+"""Two context-parallel processes train what one trains."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_magi.huggingface import Packing, dispatch_batch
+from tests.huggingface.cp_jobs import heads_of_plans, spread, whole
+from tests.huggingface.tiny_models import build, config, tokens
+from tests.process_pool import pool
+
+pytest.importorskip("transformers")
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [("llama", "packed"), ("qwen3", "sums"), ("gemma2", "packed"), ("gemma3", "padded"),
+     ("gpt_oss", "packed"), ("gpt_oss", "padded")],
+)  # fmt: skip
+def test_two_processes_have_loss_logits_and_gradients_of_one(name: str, kind: str) -> None:
+    loss, logits, grads = whole(name, kind)
+    for shared_loss, shared_logits, shared in pool(2).run(spread, name, kind):
+        assert shared_loss == pytest.approx(loss, rel=1e-5)
+        is_token = torch.ones(len(logits), dtype=torch.bool)
+        if kind == "padded":
+            is_token[15:21] = False
+        torch.testing.assert_close(shared_logits[is_token], logits[is_token], **CLOSE)
+        for mine, other in zip(shared, grads, strict=True):
+            torch.testing.assert_close(mine, other, **CLOSE)
+
+
+def test_layers_share_one_plan_for_each_window() -> None:
+    assert pool(2).run(heads_of_plans) == [[(0, 4), (7, 4)]] * 2
+
+
+def test_one_rank_needs_no_group() -> None:
+    local = dispatch_batch(tokens(1, 9), None, config("llama"), None)
+    assert torch.equal(local["input_ids"], tokens(1, 9)) and "labels" not in local
+    assert local["position_ids"].tolist() == [list(range(9))]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"layer_types": ["linear_attention"]}, "layer_types with linear_attention"),
+        ({"layers_block_type": ["mamba", "attention"]}, "layers_block_type with mamba"),
+    ],
+)
+def test_layers_that_mix_tokens_otherwise_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(NotImplementedError, match=message):
+        dispatch_batch(tokens(1, 8), None, SimpleNamespace(**changes), None)
+
+
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        ({"input_ids": tokens(8)}, r"input_ids must be \[sequences, tokens\]"),
+        ({"labels": tokens(1, 7)}, "labels must have the shape of input_ids"),
+        ({"packing": Packing(position_ids=tokens(1, 9))}, "position_ids must be"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(inputs: dict[str, Any], message: str) -> None:
+    given = {"input_ids": tokens(1, 8), "labels": None, **inputs}
+    with pytest.raises(ValueError, match=message):
+        dispatch_batch(model_config=config("llama"), cp_group=None, **given)
+
+
+def test_a_dispatched_batch_takes_no_other_documents() -> None:
+    model = build(config("llama"), "magi")
+    local = dispatch_batch(tokens(1, 8), None, model.config, None)
+    sums = torch.tensor([0, 3, 8])
+    with pytest.raises(TypeError, match="beside it, got cu_seq_lens_q; call"):
+        model(**local, cu_seq_lens_q=sums)
+    keep = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]])
+    with pytest.raises(TypeError, match="got an attention_mask"):
+        model(**local, attention_mask=keep)
