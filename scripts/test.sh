@@ -1,66 +1,110 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs every check and test that needs no GPU, cheapest first.
-# Then layouts, training and the launcher once more on the other megatron-core: 0.19.2 where this
-# Python's is 0.16.1, and the other way round. Pretrain scripts of checkouts: scripts/test_megatron.sh
-#   bash scripts/test.sh [pytest arguments]     with arguments: the first megatron-core only
+# Sets up .venv and runs every check and the tests that need no GPU. A step that fails stops no other
+# one; the exit code is the worst.
+#   bash scripts/test.sh                        what a change has to pass: ten minutes on two idle cores
+#   bash scripts/test.sh --all                  slow tests, the fused kernels, HuggingFace's models, and
+#                                               adapter and training on the other megatron-core too
+#   bash scripts/test.sh --cuda                 builds the CUDA library too, where there is an nvcc
+#   bash scripts/test.sh [pytest arguments]     checks, and these tests
+# Pretrain scripts of Megatron-LM checkouts: scripts/test_megatron.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+all=false cuda=false
+while [ $# -gt 0 ]; do
+  case $1 in
+    --all) all=true ;;
+    --cuda) cuda=true ;;
+    *) break ;;
+  esac
+  shift
+done
+
 bash scripts/setup_env.sh .venv dev
 python=.venv/bin/python
+worst=0 failed=()
 
-echo "== format and lint"
-"$python" -m ruff format --check .
-"$python" -m ruff check .
-find megatron_magi/csrc tests \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
-  xargs -0 "$python" -c 'import clang_format; clang_format.clang_format()' --dry-run --Werror
-echo "== types"
-"$python" -m mypy
-if command -v nvcc >/dev/null; then
-  echo "== CUDA library, and what ptxas said about it"
-  "$python" -m megatron_magi.build
-  "$python" scripts/check_ptxas.py
-else
-  echo "== CUDA library: skipped, there is no nvcc"
-fi
-echo "== tests"
-"$python" -m pytest -q -n 2 --dist loadfile -m "not gpu and not multi_gpu and not benchmark" "$@"
-[ $# -eq 0 ] || exit 0
+# step TITLE COMMAND...
+step() {
+  local title=$1 code=0
+  shift
+  echo "== $title ($(date +%T))"
+  "$@" || code=$?
+  [ "$code" -eq 0 ] || failed+=("$title: exit code $code")
+  [ "$code" -le "$worst" ] || worst=$code
+}
 
-# Triton has wheels for Linux alone; its interpreter runs the fused kernels on the CPU. It stands in a
-# folder of its own, because with it on the path other packages behave differently.
-triton=.venv/triton
-if [ ! -d "$triton" ] && "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
-  --only-binary=:all: --target "$triton.partial" triton; then
-  mv "$triton.partial" "$triton"
-fi
-if [ -d "$triton" ]; then
-  echo "== fused kernels in Triton's interpreter"
-  PYTHONPATH=$PWD/$triton "$python" -m pytest -q -n 2 --dist loadfile \
+clang_format() {
+  find megatron_magi/csrc tests \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
+    xargs -0 "$python" -c 'import clang_format; clang_format.clang_format()' --dry-run --Werror
+}
+
+cuda_library() {
+  command -v nvcc >/dev/null || { echo "skipped: there is no nvcc"; return; }
+  "$python" -m megatron_magi.build && "$python" scripts/check_ptxas.py
+}
+
+# beside NAME PACKAGE...: packages in a folder of their own, .venv/NAME, because with them on the path
+# others behave differently, or because there are two versions of one.
+beside() {
+  local folder=.venv/$1
+  shift
+  [ -d "$folder" ] && return
+  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --ignore-requires-python --target "$folder.partial" "$@" && mv "$folder.partial" "$folder"
+}
+
+# tests [-p FOLDER] PYTEST ARGUMENTS...: with .venv/FOLDER in front of the path
+run_tests() {
+  local path=$core
+  [ "$1" != -p ] || { path=$PWD/.venv/$2${core:+:$core}; shift 2; }
+  PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile "$@"
+}
+
+fused_kernels() {
+  beside triton triton || { echo "skipped: there is no triton to install here"; return; }
+  run_tests -p triton \
     tests/adapter/fused/test_{cross_entropy,layer_spec,norm,parts,qkv_rope,residual,second_derivatives,swiglu,word_rows}.py \
     tests/training/test_fused_training.py
-else
-  echo "== fused kernels in Triton's interpreter: skipped, there is no triton to install here"
+}
+
+huggingface() {
+  beside huggingface transformers==5.24.0 tokenizers huggingface_hub safetensors regex ||
+    { echo "skipped: there is no transformers to install here"; return; }
+  run_tests -p huggingface tests/huggingface tests/examples/test_huggingface.py
+}
+
+other_core() {
+  beside "megatron-core-$other" "megatron-core==$other" && core=$PWD/.venv/megatron-core-$other run_tests \
+    -m "not one_version and not slow and not gpu and not multi_gpu" tests/adapter tests/examples \
+    tests/training/test_{checkpoint,dry_run,weights_checkpoint}.py
+}
+
+# The tests run on megatron-core 0.19.2. Its wheel for Python 3.11 works, though it asks for 3.12;
+# setup_env.sh leaves 0.16.1 there, which is all that Python 3.10 has.
+core="" other=0.16.1 python_minor=$("$python" -c 'import sys; print(sys.version_info.minor)')
+if [ "$python_minor" -eq 11 ]; then
+  beside megatron-core-0.19.2 megatron-core==0.19.2
+  core=$PWD/.venv/megatron-core-0.19.2
 fi
 
-mine=$("$python" -c 'from megatron_magi.adapter.compat import installed_version; print(installed_version())')
-other=0.19.2
-[ "$mine" = 0.16.1 ] || other=0.16.1
-echo "== adapter and training on megatron-core $other (so far: $mine)"
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  echo "skipped: megatron-core $other has no wheel for Python 3.10"
-  exit 0
+without_gpu="not gpu and not multi_gpu and not benchmark"
+step format "$python" -m ruff format --check .
+step lint "$python" -m ruff check .
+step "format of C++" clang_format
+step types "$python" -m mypy
+! $cuda || step "CUDA library, and what ptxas said about it" cuda_library
+if [ $# -gt 0 ]; then
+  step tests run_tests -m "$without_gpu" "$@"
+elif ! $all; then
+  step tests run_tests -m "$without_gpu and not slow"
+else
+  step "all tests" run_tests -m "$without_gpu"
+  step "fused kernels in Triton's interpreter" fused_kernels
+  step "models of HuggingFace Transformers" huggingface
+  [ "$python_minor" -eq 10 ] || step "adapter and training on megatron-core $other" other_core
 fi
-folder=.venv/megatron-core-$other
-if [ ! -d "$folder" ]; then
-  # Its metadata asks for Python 3.12, but the wheel for 3.11 is there and works.
-  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-    --ignore-requires-python --target "$folder.partial" "megatron-core==$other"
-  mv "$folder.partial" "$folder"
-fi
-export PYTHONPATH=$PWD/$folder
-"$python" -c "from megatron_magi.adapter.compat import installed_version as v; assert str(v()) == '$other', v()"
-"$python" -m pytest -q -n 2 --dist loadfile -m "not one_version" \
-  tests/adapter tests/examples tests/launcher \
-  tests/training/test_checkpoint.py tests/training/test_dry_run.py \
-  tests/training/test_weights_checkpoint.py
+
+echo "== end ($(date +%T))"
+[ ${#failed[@]} -eq 0 ] || printf 'failed: %s\n' "${failed[@]}"
+exit "$worst"

@@ -93,6 +93,7 @@ def test_the_script_of_a_checkout_is_the_command(tmp_path: Path) -> None:
     assert runs[0].stdout == runs[1].stdout and "1 documents, 5 tokens" in runs[0].stdout
 
 
+@pytest.mark.slow
 def test_two_commands_train_the_tiny_recipe_in_any_folder(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     pytest.importorskip("omegaconf")
@@ -120,6 +121,7 @@ def test_numbers_are_checked(tmp_path: Path, value: str) -> None:
     assert set(contents(tmp_path)) == {"t.txt"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_a_signal_leaves_the_old_corpus_and_no_litter(
     tmp_path: Path, number: signal.Signals, workers: int
@@ -164,6 +166,7 @@ def test_a_kill_leaves_the_old_corpus(tmp_path: Path) -> None:
     assert left and all(name.startswith(".c.") and name.endswith(".partial") for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_leaves_the_old_corpus_and_says_so(tmp_path: Path, workers: int) -> None:
     before = old_corpus(tmp_path)

@@ -177,6 +177,7 @@ def test_closed_pipes_and_full_disks() -> None:
     assert done.stderr.count("\n") == 1 and "No space left on device" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     fifo = tmp_path / "lengths"  # the command waits for what nobody writes
     os.mkfifo(fifo)

@@ -67,6 +67,7 @@ def test_other_results_are_named(bench: SimpleNamespace) -> None:
     assert [line.split()[0] for line in wrong] == ["far", "nan"]
 
 
+@pytest.mark.slow
 def test_one_communicator_and_two_agree(tmp_path: Path) -> None:
     impls = ["all_to_all", "all_to_all4", "all_to_all4_one", "all_to_all4_behind",
              "keep_received_keys"]  # fmt: skip

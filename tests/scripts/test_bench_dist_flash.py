@@ -49,6 +49,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return bench_dist_flash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("method", METHODS)

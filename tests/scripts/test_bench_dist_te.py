@@ -37,6 +37,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return bench_dist_attn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKS)
 def test_it_gives_what_ours_does(name: str) -> None:
     padded = MASKS[name].total_seqlen_q % 4 != 0 or name in ("documents", "windows")

@@ -96,6 +96,7 @@ def peer(request: pytest.FixtureRequest) -> Any:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MASKS))
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("softcap", [0.0, 0.5])
@@ -172,6 +173,7 @@ def test_typed_ranges_are_the_mask(name: str) -> None:
     assert name != "swa1024" or sorted(typed_ranges(mask)[2]) == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MASKS))
 @pytest.mark.parametrize("softcap", [0.0, 0.5])
 def test_flex_takes_every_mask(name: str, softcap: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_exits.py"
 
 
@@ -18,6 +20,7 @@ def run(*words: str, code: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_ranks_end_cleanly(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     ran = run("--exits", "12", "--record", str(record))

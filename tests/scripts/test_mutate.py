@@ -62,6 +62,7 @@ def test_every_kind_of_change_and_none_of_messages_or_types(mutate: ModuleType) 
     assert all(len(set(plain.splitlines()) ^ set(text.splitlines())) == 2 for text in made)
 
 
+@pytest.mark.slow
 def test_killed_survived_and_too_long(mutate: ModuleType, tmp_path: Path) -> None:
     package = tmp_path / mutate.PACKAGE
     package.mkdir()

@@ -25,6 +25,7 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return soak_dist
 
 
+@pytest.mark.slow
 def test_a_short_run(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPTS / "soak_dist.py", "--device", "cpu", "--ranks", "2"]
     command += ["--tokens", "64", "--iterations", "20", "--record", tmp_path / "soak.json"]

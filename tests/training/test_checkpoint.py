@@ -117,6 +117,7 @@ def columns(path: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k not in measured} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all_after_that_step(
     results: dict[str, Any], folder: Path
 ) -> None:

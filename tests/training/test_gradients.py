@@ -69,6 +69,7 @@ def relative_error(ours: np.ndarray, baseline: np.ndarray) -> float:
     return float(np.linalg.norm(ours - baseline) / np.linalg.norm(baseline))
 
 
+@pytest.mark.slow
 def test_a_dump_is_autograds_gradient_of_the_mean_loss(
     results: dict[str, Any], folder: Path
 ) -> None:

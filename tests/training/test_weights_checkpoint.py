@@ -166,6 +166,7 @@ def losses(results: dict[str, Any], name: str) -> list[float]:
     return [float.fromhex(row[1]) for row in values(results, name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_hf_to_ours_to_hf_is_bit_by_bit(results: dict[str, Any], folder: Path, kind: str) -> None:
     for code, out, errors in values(results, "convert"):

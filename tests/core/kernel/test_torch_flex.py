@@ -73,6 +73,14 @@ def test_one_shape_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled(torch.zeros(4))
 
 
+ALL_WIDTHS = [
+    (32, 32),
+    pytest.param((48, 32), marks=pytest.mark.slow),
+    pytest.param((16, 24), marks=pytest.mark.slow),
+]
+"""Of keys and of values; each is compiled for every mask."""
+
+
 def inputs(
     mask: AttnMask, device: torch.device, dtype: torch.dtype, widths: tuple[int, int] = (32, 32)
 ) -> list[torch.Tensor]:
@@ -83,7 +91,7 @@ def inputs(
     return [torch.randn(*shape, generator=gen).to(device=device, dtype=dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("widths", [(32, 32), (48, 32), (16, 24)], ids=str)
+@pytest.mark.parametrize("widths", ALL_WIDTHS, ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
     table = table_of(MASKS[name])
@@ -166,7 +174,7 @@ def dense_flex(
     return scores.softmax(-1).masked_fill(empty, 0.0) @ v, lse
 
 
-@pytest.mark.parametrize("widths", [(32, 32), (48, 32), (16, 24)], ids=str)
+@pytest.mark.parametrize("widths", ALL_WIDTHS, ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_backward_of_a_stage_is_the_reference(
     name: str, widths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -191,7 +199,7 @@ def check_against_fp64(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("count", [33, 100, 300])
+@pytest.mark.parametrize("count", [33, pytest.param(100, marks=pytest.mark.slow), 300])
 def test_many_slices_a_row_against_fp64(
     count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +214,7 @@ def test_many_slices_a_row_against_fp64(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("count", [33, 100, 300])
+@pytest.mark.parametrize("count", [33, pytest.param(100, marks=pytest.mark.slow), 300])
 def test_many_slices_a_row_on_a_gpu(count: int, dtype: torch.dtype) -> None:
     check_against_fp64(comb(count), "cuda", dtype, lambda: None)
 

@@ -12,6 +12,7 @@ from tests.process_pool import pool
 WORLD = 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [0, 1, 3, None, "local_first", "at_once"])
 @pytest.mark.parametrize("cp_size", [1, 2, 5])
 def test_any_legal_mask(cp_size: int, degree: int | str | None) -> None:

@@ -11,6 +11,7 @@ from tests.process_pool import pool
 WORLD = 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [0, 1, 3, None, "local_first", "at_once"])
 @pytest.mark.parametrize("cp_size, per_node", [(4, 2), (8, 4), (6, 2)])
 def test_any_legal_mask(cp_size: int, per_node: int, degree: int | str | None) -> None:

@@ -18,6 +18,7 @@ SHAPES = {
 LATENT = HeadShape(4, 4, 24, head_dim_v=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [0, 2, None, "local_first"])
 @pytest.mark.parametrize("cp_size", [2, 3, 5])
 @pytest.mark.parametrize("name", SHAPES)
