@@ -172,6 +172,12 @@ def _stop(rank: Rank) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """One that no job gets twice, below those that the system hands out to other sockets."""
+    for port in _ports:
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("warm ranks need a free port from 15000 to 30000, got none; end other jobs")
+
+
+_ports = iter(range(15_000 + os.getpid() % 10_000, 30_000))

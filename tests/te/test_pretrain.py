@@ -1,7 +1,7 @@
 """Megatron's own pretrain script on two GPUs with TransformerEngine: with our flag as without it.
 
 `pytest -m te tests/te --megatron-checkout PATH`, with TransformerEngine and a Megatron-LM source
-tree whose dataset helpers are built; about six minutes. The cases are those of
+tree whose dataset helpers are built; about ten minutes. The cases are those of
 `scripts/bench_pretrain.py flags`, small models in bf16 whose weights are drawn by name.
 """
 
@@ -25,10 +25,10 @@ pytestmark = [
 BENCH = Path(__file__).parents[2] / "scripts" / "bench_pretrain.py"
 FIRST_LOSS = 2e-4
 """Relative, of the same weights: at most 9e-5 was seen (fp8 with delayed scales), 1e-5 in bf16."""
-LOSSES = {"moe": 2e-2, "seq aux": 2e-2, "fp8 delayed": 5e-3}
-"""Relative, over 20 steps. A router's choice turns a rounding error into another expert, and scales
-of fp8 that lag behind carry it on."""
-OTHER_LOSSES = 1e-3
+LOSSES = {"moe": 3e-2, "seq aux": 3e-2, "fp8": 1e-2}
+"""Relative, over 20 steps; at most 1.7e-2, 5e-3 and 5e-3 were seen. A router's choice turns a
+rounding error into another expert, and scales of fp8 that lag behind carry it on."""
+OTHER_LOSSES = 2e-3
 """At most 7e-4 was seen; a boundary that is ignored makes 3e-2."""
 
 Rows = dict[str, dict[str, Any]]
@@ -39,7 +39,7 @@ def rows(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     """What every case logged, by name."""
     record = tmp_path_factory.mktemp("te") / "flags.json"
     command = [sys.executable, BENCH, "flags", "--megatron", megatron_checkout, "--record", record]
-    subprocess.run([*command, "--at-once", "8"], check=True)
+    subprocess.run([*command, "--at-once", "5"], check=True)
     return {row["case"]: row for row in json.loads(record.read_text())["rows"]}
 
 
@@ -74,7 +74,7 @@ def test_a_layout_changes_no_loss(rows: Rows) -> None:
              "magi cp2 gpt-oss": "magi cp1 gpt-oss", "magi cp2 mla": "magi cp2 mla fused",
              "magi cp2": "stock cp1"}  # fmt: skip
     off = {name: max(relative(rows[name], rows[other])) for name, other in pairs.items()}
-    assert max(off.values()) < 2 * OTHER_LOSSES, off
+    assert max(off.values()) < OTHER_LOSSES, off
 
 
 @pytest.mark.parametrize(
