@@ -182,8 +182,6 @@ class BwdWorkList:
         parts take turns: item, kv head, first query head, query heads, number of its sums, turn,
         turns of the tile, turns before those."""
     @property
-    def order(self) -> _Int32Array: ...
-    @property
     def num_tiles(self) -> int: ...
     @property
     def num_row_groups(self) -> int: ...
@@ -251,7 +249,5 @@ def bwd_work_list(
     tile_q: int = 64,
     tile_k: int | None = None,
     deterministic: bool = False,
-    num_own: int | None = None,
-    travel: tuple[float, float] = (0.0, 0.0),
     may_take_turns: bool = True,
 ) -> BwdWorkList: ...

@@ -11,9 +11,7 @@ from megatron_magi.checks import INT32_MAX, flag, integer, number_or_infinite, r
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
-TransportChoice = Literal["auto", "all_to_all", "symm_mem", "symm_mem_joined"]
-SYMMETRIC_MEMORY = ("symm_mem", "symm_mem_joined")
-"""The transports that need GPUs which read each other's memory."""
+TransportChoice = Literal["auto", "all_to_all", "symm_mem"]
 MOST_SMS = 2**16
 """The most processors for which the planner simulates a launch, block by block."""
 MOST_SECONDS = 10**9
@@ -167,10 +165,8 @@ class MagiConfig:
     transport: TransportChoice = "auto"
     """How attention moves rows between ranks. "all_to_all": torch.distributed's, with any backend.
     "symm_mem": Hopper GPUs of one host read each other's symmetric memory with the copy engine,
-    which takes no SM from attention. "symm_mem_joined": likewise, and the backward is one kernel
-    call, which waits for rows and lets gradients leave while it runs; it has not run between two
-    GPUs yet. "auto": "symm_mem" where that is possible, and "all_to_all" elsewhere. It is
-    logged."""
+    which takes no SM from attention. "auto": "symm_mem" where that is possible, and "all_to_all"
+    elsewhere. It is logged."""
 
     agreement_timeout_s: float = 300.0
     """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. Ranks that

@@ -10,7 +10,7 @@ and counts for its slowest rank, the median of the rounds is reported. The GPUs 
 the host enqueues a round, as by the layers before it in a model; what the host takes is host_ms.
   ours         dist_attn as planned; oursN: overlap degree N, forward and backward
   at_once, local_first, staged: the forward mode of this name, the planner's overlap degree
-  symm_mem, symm_mem_joined, all_to_all: ours with this transport, see MagiConfig
+  symm_mem, all_to_all: ours with this transport, see MagiConfig
   all_to_allN  likewise in N stages, forward and backward: from four on, reduces have a
                communicator of their own. all_to_allN_one: they have none. all_to_allN_behind:
                nor have they, and casts are begun behind the reduces of the stage before
@@ -84,7 +84,7 @@ RIVALS = {
 ON_FLASH = tuple(name + FA3 for name in RIVALS if name != "one_gpu")
 DEFAULT_IMPLS = ("ours", "kernels", *RIVALS, *ON_FLASH)
 IMPLS = (
-    r"ours\d*|at_once|local_first|staged|symm_mem|symm_mem_joined|all_to_all|all_to_all\d+(_one|_behind)?|"
+    r"ours\d*|at_once|local_first|staged|symm_mem|all_to_all|all_to_all\d+(_one|_behind)?|"
     r"keep_received_keys|narrow|kernels|"
     rf"({'|'.join(RIVALS)})({FA3})?|{METHODS}"
 )
@@ -170,7 +170,7 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         return Ours(x, MagiConfig(overlap_degree=int(name[4:]), forward_mode="staged"))
     if name in ("at_once", "local_first", "staged"):
         return Ours(x, MagiConfig(forward_mode=name))
-    if name in ("symm_mem", "symm_mem_joined", "all_to_all"):
+    if name in ("symm_mem", "all_to_all"):
         return Ours(x, MagiConfig(transport=name))
     if name.startswith("all_to_all"):
         degree, _, how = name.removeprefix("all_to_all").partition("_")

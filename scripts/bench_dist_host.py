@@ -30,7 +30,7 @@ from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.comm import group_cast, group_reduce
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse, OwnKeysOnly
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, NoRepeats, OutLse
 from megatron_magi.core.runtime import agreement, dist_attn
 
 RANKS, RANK = 8, 1
@@ -45,7 +45,7 @@ PLANS = {
 }
 
 
-class NoKernel(OwnKeysOnly):
+class NoKernel(NoRepeats):
     """An AttnBackend that makes room for its results and does nothing."""
 
     name = "none"

@@ -9,7 +9,6 @@ Flags = dict[str, Any]
 MAGI: Flags = {"attention-backend": "magi"}
 SDPA: Flags = {"spec": ["bench_pretrain_sdpa", "layer_spec"]}
 ALL_TO_ALL: Flags = {**MAGI, "magi-transport": "all_to_all"}
-JOINED: Flags = {**MAGI, "magi-transport": "symm_mem_joined"}
 DOCUMENTS: Flags = {"dataloader-inter-document-masking": True}
 
 COMMON: Flags = {
@@ -113,7 +112,6 @@ AGREE = [
     Case("magi cp2 documents", 2, {**SMALL, **MAGI, **DOCUMENTS, **layout(cp=2)}),
     Case("magi cp2 all_to_all", 2, {**SMALL, **ALL_TO_ALL, **layout(cp=2)}),
     Case("magi cp2 documents all_to_all", 2, {**SMALL, **ALL_TO_ALL, **DOCUMENTS, **layout(cp=2)}),
-    Case("magi cp2 documents joined", 2, {**SMALL, **JOINED, **DOCUMENTS, **layout(cp=2)}),
     Case("magi cp2 odd", 2, {**SMALL, **MAGI, **layout(cp=2), "seq-length": 2047}),
     Case("stock cp1 odd", 1, {**SMALL, "seq-length": 2047}),
 ]
@@ -140,7 +138,6 @@ def speed_cases() -> list[Case]:
         case("magi cp2", 2, 32768, MAGI, layout(cp=2)),
         case("magi cp2 documents", 2, 32768, MAGI, DOCUMENTS, layout(cp=2)),
         case("magi cp2 documents all_to_all", 2, 32768, ALL_TO_ALL, DOCUMENTS, layout(cp=2)),
-        case("magi cp2 documents joined", 2, 32768, JOINED, DOCUMENTS, layout(cp=2)),
         case("magi cp2 documents", 2, 8192, MAGI, DOCUMENTS, layout(cp=2)),
         case("magi cp2 documents all_to_all", 2, 8192, ALL_TO_ALL, DOCUMENTS, layout(cp=2)),
         case("magi tp2 sp", 2, 32768, MAGI, layout(tp=2)),

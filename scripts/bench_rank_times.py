@@ -11,8 +11,6 @@ order, medians:
   backward   one launch, which computes delta itself and writes dq in 16 bits
   stages     the backward in the plan's stages: delta, then each stage adds to dq in fp32
   beside     the same, with the stages on received keys on another stream beside the one on own keys
-  joined     all stages in one call on own keys and received ones, in buffers of their own, as with
-             the transport "symm_mem_joined" (plans with one received stage)
 and the whole mask on the GPU, divided by the number of ranks. A rank's gradients are not compared
 here; tests/core/runtime does that.
 """
@@ -41,12 +39,10 @@ from megatron_magi import AttnMask, HeadShape, MagiConfig
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.core.cuda.side_stream import side_stream
-from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall, Received
+from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.plan import AttnPlan, StagePlan, make_attn_plan
-from megatron_magi.core.plan.rank_plan import joined_stage
-from megatron_magi.core.plan.travel import Travel, travel
 
 DEFAULT_MASKS = "packed_causal,packed_block_causal,swa1024,causal,d1:0-9"
 HEADS = HeadShape(64, 8, 128)
@@ -66,7 +62,7 @@ class Rank:
         self.q, self.dout, self.out = (_random(tokens, h, d) for _ in range(3))
         self.lse = torch.full((tokens, h), 8.0, device="cuda")
 
-    def joined(self, stage: StagePlan) -> Calls:
+    def at_once(self, stage: StagePlan) -> Calls:
         """Forward and backward over all keys of a rank."""
         call = self._call(stage)
         grad = GradCall(self.dout, self.lse, out=self.out, dtype=self.q.dtype)
@@ -93,25 +89,6 @@ class Rank:
             del kept
 
         return {"stages": lambda: run(False), "beside": lambda: run(True)}
-
-    def in_one_call(self, stage: StagePlan | None, way: Travel) -> Calls:
-        """The backward over own keys and over received ones where they came to."""
-        if stage is None:
-            return {}
-        own, received = stage.num_own, stage.num_keys - stage.num_own
-        g, d = HEADS.num_heads_kv, HEADS.head_dim
-        k, v, *other = (_random(n, g, d) for n in (own, own, received, received))
-        table = SliceTable(stage.slices, len(self.q), stage.num_keys)
-        call = AttnCall(self.q, k, v, table, SCALE, received=Received(*other, travel=way))
-
-        def run() -> None:
-            sums, sent = (tuple(x.new_empty(x.shape, dtype=torch.float32) for x in pair)
-                          for pair in ((k, v), other))  # fmt: skip
-            grad = GradCall(self.dout, self.lse, out=self.out, dkv=sums, received_dkv=sent)
-            dq, *_ = self.kernel.backward(call, grad)
-            dq.to(self.q.dtype), *(x.to(self.q.dtype) for x in sums)
-
-        return {"joined": run}
 
     def _call(self, stage: StagePlan) -> AttnCall:
         k, v = (_random(stage.num_keys, HEADS.num_heads_kv, HEADS.head_dim) for _ in range(2))
@@ -149,15 +126,11 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     calls: Calls = {}
     for number in range(args.ranks):
         rank = Rank(kernel, plan.layout.num_local_tokens)
-        found = rank.joined(one.rank_plan(number).stages[0])
-        view = plan.rank_plan(number)
-        found |= rank.staged(view.stages)
-        received = int(plan.rows_received[number])
-        stage = joined_stage(plan.mask, plan.layout, view)
-        found |= rank.in_one_call(stage, travel(received, HEADS, plan.config))
+        found = rank.at_once(one.rank_plan(number).stages[0])
+        found |= rank.staged(plan.rank_plan(number).stages)
         calls |= {f"{number} {what}": call for what, call in found.items()}
     whole = StagePlan(mask.slices, total, None)
-    alone = Rank(kernel, total).joined(whole)
+    alone = Rank(kernel, total).at_once(whole)
     ms = timed(calls | {f"one {what}": call for what, call in alone.items()}, args.turns)
     row["ms"] = {name: round(took / (args.ranks if name[:3] == "one" else 1), 4)
                  for name, took in ms.items()}  # fmt: skip
@@ -183,7 +156,7 @@ def timed(calls: Calls, turns: int) -> dict[str, float]:
 def line(row: dict[str, Any]) -> str:
     """Slowest over mean rank, and half of one GPU over the slowest, for the screen."""
     shown = [f"{row['mask']:20s} {row['tokens']:6d} predicted {row['imbalance']:.3f}"]
-    names = ("forward", "backward", "stages", "beside", "joined")
+    names = ("forward", "backward", "stages", "beside")
     for what in [name for name in names if f"0 {name}" in row.get("ms", ())]:
         ms = [row["ms"][f"{rank} {what}"] for rank in range(row["ranks"])]
         alone = row["ms"]["one forward" if what == "forward" else "one backward"]

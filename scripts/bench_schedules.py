@@ -43,7 +43,6 @@ from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan.travel import NO_TRAVEL
 
 HEADS = (
     (16, 16, Widths(192, 128)),
@@ -103,10 +102,11 @@ def forwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
 def backwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
     """The chosen launch, and its list with every schedule, "splits/heads" (a part of a head: one
     split of it at a time) and "turns" if its parts take turns; and the chosen schedule."""
-    table, num_keys = call.table, call.table.num_k
-    chosen = backward_launch(table, key, False, num_keys, NO_TRAVEL)
-    work = solver.bwd_work_list(table.slices, table.num_q, num_keys, *key[:3], may_take_turns=False)
-    plain, made = upload_backward(table, key, work, False, num_keys), {}
+    table = call.table
+    chosen = backward_launch(table, key, False)
+    lengths = table.num_q, table.num_k
+    work = solver.bwd_work_list(table.slices, *lengths, *key[:3], may_take_turns=False)
+    plain, made = upload_backward(table, key, work, False), {}
     for splits in counts(min(key.heads_q // key.heads_kv, MOST_SPLITS)):
         for lanes in sorted({1} | {splits * heads for heads in counts(key.heads_kv)}):
             for turns in (False, True)[: min(splits, 2)]:
@@ -116,7 +116,7 @@ def backwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
                 launch = replace(plain, params=params, scratch_at=scratch_at(params))
                 made[schedule_name(launch)] = launch
     made[schedule_name(chosen)] = chosen
-    name = "bwd", key, False, num_keys, NO_TRAVEL
+    name = "bwd", key, False
     schedules = {n: with_launch(call, name, launch) for n, launch in made.items()}
     return schedules, schedule_name(chosen)
 

@@ -153,8 +153,7 @@ class Soak:
         else:
             case = random_case(number, self.args.ranks, self.args.tokens, self.device.type)
             if self.args.one_gpu and self.device.type == "cuda":
-                transport = ("symm_mem", "symm_mem_joined")[number % 2]
-                case = replace(case, config=replace(case.config, transport=transport))
+                case = replace(case, config=replace(case.config, transport="symm_mem"))
             plan = magi.plan(case.mask, self.group, case.heads, case.config)
             self.plans.append((case, plan))
         self.seen[case.kind] += 1

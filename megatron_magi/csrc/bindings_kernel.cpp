@@ -105,26 +105,24 @@ FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 
 // What the device reads of a backward, and its schedule.
 struct BwdArrays {
-  Int32Array items, entries, segments, places, turns, order;
+  Int32Array items, entries, segments, places, turns;
   int64_t num_tiles, num_row_groups, steps, partial_steps;
   int64_t num_splits, lanes_per_section, whole_heads;
   bool in_turns, descending, heads_inner, grouped;
 };
 
 BwdArrays arrays_of(const magi::BwdChoice& choice) {
-  const auto& [list, schedule, order] = choice;
-  return {rows_to(list.items),  rows_to(list.entries), rows_to(list.segments),
-          rows_to(list.places), rows_to(list.turns),   rows_to(order).reshape({-1}),
-          list.num_tiles,       list.num_row_groups,   list.steps,
-          list.partial_steps,   schedule.num_splits,   schedule.lanes_per_section,
-          schedule.whole_heads, schedule.in_turns,     list.descending,
-          list.heads_inner,     list.grouped};
+  const auto& [list, schedule] = choice;
+  return {
+      rows_to(list.items), rows_to(list.entries), rows_to(list.segments),     rows_to(list.places),
+      rows_to(list.turns), list.num_tiles,        list.num_row_groups,        list.steps,
+      list.partial_steps,  schedule.num_splits,   schedule.lanes_per_section, schedule.whole_heads,
+      schedule.in_turns,   list.descending,       list.heads_inner,           list.grouped};
 }
 
 BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
                         int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
                         std::optional<int64_t> asked_tile_k, bool deterministic,
-                        std::optional<int64_t> num_own, std::pair<double, double> travel,
                         bool may_take_turns) {
   const int64_t tile_k = asked_tile_k.value_or(magi::bwd_tile_k(static_cast<int>(head_dim)));
   require_positive({{"heads_q", heads_q},
@@ -139,9 +137,8 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
   magi::BwdChoice choice;
   {
     py::gil_scoped_release nogil;
-    choice = magi::choose_bwd(slices, {num_q, num_k, num_own.value_or(num_k)},
-                              {heads_q, heads_kv, head_dim}, num_sms, tiling,
-                              {deterministic, {travel.first, travel.second}, may_take_turns});
+    choice = magi::choose_bwd(slices, {num_q, num_k}, {heads_q, heads_kv, head_dim}, num_sms,
+                              tiling, {deterministic, may_take_turns});
   }
   return arrays_of(choice);
 }
@@ -176,9 +173,8 @@ Int32Array bwd_blocks(const BwdArrays& arrays, int64_t heads_q, int64_t heads_kv
   const auto [splits, lanes, whole] = schedule;
   const auto items = rows_from<magi::BwdItem>(arrays.items);
   const auto narrow = [](int64_t n) { return static_cast<int32_t>(n); };
-  const magi::BwdBlocks blocks{nullptr,        narrow(arrays.items.shape(0)),
-                               narrow(splits), narrow(lanes),
-                               narrow(whole),  narrow(heads_q / heads_kv / splits)};
+  const magi::BwdBlocks blocks{narrow(arrays.items.shape(0)), narrow(splits), narrow(lanes),
+                               narrow(whole), narrow(heads_q / heads_kv / splits)};
   std::vector<BlockRow> rows;
   const int64_t count = arrays.items.shape(0) * (whole + (heads_kv - whole) * splits);
   for (int32_t block = 0; block < count; ++block) {
@@ -249,7 +245,6 @@ void bind_kernel(py::module_& m) {
            "Every block of a launch in this schedule (splits, lanes of a section, whole heads) "
            "whose parts take turns: item, kv head, first query head, query heads, number of its "
            "sums, turn, turns of the tile, turns before those (attention/backward/blocks.h).")
-      .def_readonly("order", &BwdArrays::order)
       .def_readonly("num_tiles", &BwdArrays::num_tiles)
       .def_readonly("num_row_groups", &BwdArrays::num_row_groups)
       .def_readonly("steps", &BwdArrays::steps)
@@ -280,9 +275,7 @@ void bind_kernel(py::module_& m) {
         py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,
         py::arg("num_sms") = 132, py::arg("tile_q") = magi::kBwdTileQ,
         py::arg("tile_k") = py::none(), py::arg("deterministic") = false,
-        py::arg("num_own") = py::none(), py::arg("travel") = std::pair(0., 0.),
         py::arg("may_take_turns") = true,
-        "Items, entries, turns, order and schedule of the backward (schedule/backward_choice.h). "
-        "tile_k: keys of a tile; None: those of the kernel for this head_dim. num_own: keys before "
-        "the received ones; None: all. travel: of received keys and of their gradients.");
+        "Items, entries, turns and schedule of the backward (schedule/backward_choice.h). "
+        "tile_k: keys of a tile; None: those of the kernel for this head_dim.");
 }

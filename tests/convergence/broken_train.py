@@ -73,7 +73,7 @@ def lose_partial() -> None:
     """On context-parallel rank 0, sums of dk and dv without what arrives."""
     from megatron.core import parallel_state
 
-    from megatron_magi.core.runtime import joined_backward, staged_backward
+    from megatron_magi.core.runtime import staged_backward
 
     right = staged_backward.add_partials
 
@@ -84,7 +84,7 @@ def lose_partial() -> None:
             arriving = []
         return right(own, arriving, dtype)
 
-    staged_backward.add_partials = joined_backward.add_partials = wrong
+    staged_backward.add_partials = wrong
 
 
 ERRORS = {

@@ -3,9 +3,6 @@
 A rank fills a slot of its symmetric memory, tells its peers, and reads from theirs what is for it,
 on a stream of its own that waits for flags (csrc/attention/rows/pull.cpp). Rows that kernels write
 are written to the slot directly.
-
-A kernel may run meanwhile: it waits for a word before it reads rows that arrive, and raises another
-one when it has written rows that leave, long before its end.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from torch import Tensor
 
 from megatron_magi.core.comm.rows import gather_beside
 from megatron_magi.core.comm.symmetric_memory import NUM_SLOTS, SymmetricMemory, view_of
-from megatron_magi.core.comm.transport import DeviceWord, RowCounts, Sending, gathered
+from megatron_magi.core.comm.transport import RowCounts, Sending, gathered
 from megatron_magi.core.cuda.abi import Pull, SendParams
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 
@@ -45,12 +42,6 @@ class RowCopies:
     recv: Tensor | None
     """Kept until the copies into it have ended."""
     is_awaited: bool = False
-
-    def word(self) -> DeviceWord:
-        """What a kernel may wait for instead of ``wait``, if the engine announces arrivals."""
-        assert self.engine._announces
-        self.is_awaited = True
-        return DeviceWord(self.engine.memory.arrived_word, self.number)
 
     def wait(self) -> None:
         """Let the current stream wait for the rows."""
@@ -76,7 +67,6 @@ class CopyEngine:
         self.stream = torch.cuda.Stream(device, priority=-1)
         self._under_way: deque[RowCopies] = deque()
         """Exchanges of which it is not known that they have ended, in their order."""
-        self._announces = False
         self._late: tuple[RowCopies, float] | None = None
         """The exchange that the watcher saw waiting for peers, and since when."""
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -87,8 +77,6 @@ class CopyEngine:
         self.number = 0
         """Of the last exchange that was begun."""
         self._claimed = -1
-        self._written = 0
-        """What the kernels launched so far raise the word of written rows to."""
         memory, peers = self.memory, len(self.memory.peers)
         self._pulls = (Pull * peers)()
         flags = ctypes.addressof(memory.flags)
@@ -99,7 +87,6 @@ class CopyEngine:
         self._claim.num_peers = self._params.num_peers = peers
         self._params.pulls = ctypes.addressof(self._pulls)
         self._params.beside = self.stream.cuda_stream
-        self._params.arrived_word = memory.arrived_word if self._announces else None
 
     def reserve(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
         """Make slots hold so many bytes; all ranks call it with the same number before an exchange.
@@ -162,32 +149,6 @@ class CopyEngine:
         """See Transport."""
         self._claim_slot()  # a rank that has nothing to send has not claimed it yet
         return self._begin("magi_exchange", self._params, recv, counts, first_row)
-
-    def announce(self) -> None:
-        """From now on, say by a word when rows have arrived; see ``RowCopies.word``."""
-        self._announces = True
-        self._params.arrived_word = self.memory.arrived_word
-
-    @property
-    def written_word(self) -> int:
-        """Address of the word that a kernel raises when it has written rows that leave."""
-        return self.memory.written_word
-
-    def exchange_written(self, recv: Tensor, counts: RowCounts, count: int) -> RowCopies:
-        """``exchange`` of rows that a kernel writes to ``room``; the kernel may still run then.
-
-        Args:
-            recv: as for ``exchange``, but created before the kernel was launched: memory that
-                PyTorch gives away after the launch may be the kernel's own.
-            count: by how much the kernel raises ``written_word``. It was launched before this call.
-        """
-        self._written = (self._written + count) % (1 << 32)
-        params = self._params
-        params.written, params.written_count = self.written_word, self._written
-        try:
-            return self._begin("magi_exchange", params, recv, counts, 0)
-        finally:
-            params.written = None
 
     def _begin(
         self, name: str, call: ctypes.Structure, recv: Tensor, counts: RowCounts, first_row: int

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron_magi.core.comm.copy_engine import RowCopies
 from megatron_magi.core.comm.prepared_cast import PreparedCast
 from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import gather_rows
-from megatron_magi.core.comm.transport import DeviceWord, Sending, Transport
+from megatron_magi.core.comm.transport import Sending, Transport
 
 
 @dataclass
@@ -24,13 +23,6 @@ class PendingCast:
     shapes: Sequence[torch.Size]
     buffer: Tensor
     cast: PreparedCast
-
-    def word(self) -> DeviceWord:
-        """For a cast by the copy engine and without own rows: what a kernel that reads ``buffer``
-        waits for, instead of ``wait``."""
-        work = self.sending.work
-        assert isinstance(work, RowCopies) and not self.cast.num_own
-        return work.word()
 
     def wait(self) -> tuple[Tensor, ...]:
         """The rows of each tensor, [num_own + num_recv, ...]: views of one buffer.

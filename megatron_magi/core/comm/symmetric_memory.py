@@ -20,9 +20,7 @@ from megatron_magi.core.cuda.abi import PeerFlags
 NUM_SLOTS = 2
 """One is filled while the peers read the other."""
 FLAGS_BYTES = 4096
-"""Bytes of a buffer before its slots: two int32 for each rank, then this rank's own words."""
-OWN_WORDS = 2048
-"""Where this rank's own words begin, behind the flags of up to 128 peers."""
+"""Bytes of a buffer before its slots: two int32 for each rank."""
 ALIGNMENT = 1 << 20
 """The bytes of a slot are a multiple of this."""
 READY, TAKEN = 0, 4
@@ -79,9 +77,6 @@ class SymmetricMemory:
         self.peers = [(rank + i) % size for i in range(1, size)]
         bases = [bases_by_rank[peer] for peer in self.peers]
         self.flags = self._flags(bases)
-        own = self.buffer.data_ptr() + OWN_WORDS
-        self.arrived_word, self.written_word = own, own + 128
-        """Addresses of two words of this rank alone: see MagiExchangeParams."""
         self.peer_slots = [
             [base + FLAGS_BYTES + slot * self.slot_bytes for base in bases]
             for slot in range(NUM_SLOTS)

@@ -27,14 +27,6 @@ class RowCounts(NamedTuple):
     plan was made for a transport that does not read its peers' memory."""
 
 
-class DeviceWord(NamedTuple):
-    """A 32-bit word on the device that grows, and the number that is waited for. Numbers wrap: it
-    has got there when the difference, as a signed number, is not negative."""
-
-    address: int
-    number: int
-
-
 class Arrival(Protocol):
     """Rows that are being received."""
 

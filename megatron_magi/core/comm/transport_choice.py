@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.config import SYMMETRIC_MEMORY, KernelBackend
+from megatron_magi.config import KernelBackend
 from megatron_magi.core.comm.copy_engine import CopyEngine
 from megatron_magi.core.comm.reduce_group import reduce_group
 from megatron_magi.core.comm.transport import AllToAll, Transport
@@ -94,7 +94,7 @@ def transport_of_reduces(
 
 def _without_engine(group: dist.ProcessGroup, wanted: str, why: str) -> AllToAll:
     """The all-to-all, unless the config requires what cannot be had."""
-    if wanted in SYMMETRIC_MEMORY:
+    if wanted == "symm_mem":
         raise RuntimeError(
             f"transport {wanted!r} needs GPUs of one host that read each other's memory, got "
             f"{why}; set MagiConfig.transport to 'auto' or 'all_to_all'"

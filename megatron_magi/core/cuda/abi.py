@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 DTYPE_CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 MAX_ROW_PARTS = 2
 """Number of tensors whose rows one call may move: keys and values."""
@@ -95,30 +95,17 @@ class FwdParams(Structure):
     ]
 
 
-class ReceivedKeys(Structure):
-    """MagiReceivedKeys: keys of a backward that came from other ranks."""
-
-    _fields_ = [
-        *_fields(TensorView, "k", "v", "dk", "dv"),
-        *_fields(c_void_p, "arrival", "done"),
-        *_fields(c_uint32, "arrival_number"),
-        *_fields(c_int32, "grad_dtype"),
-    ]
-
-
 class BwdParams(Structure):
     """MagiBwdParams: one launch of the backward."""
 
     _fields_ = [
         *_fields(TensorView, "q", "k", "v", "dout", "out", "dq_acc", "dq", "dk", "dv"),
-        *_fields(ReceivedKeys, "received"),
         *_fields(c_void_p, "lse", "delta"),
         *_fields(c_int64, "lse_stride_token", "lse_stride_head"),
         *_fields(c_int64, "delta_stride_token", "delta_stride_head"),
         *_fields(c_void_p, "stats", "partial", "items", "entries"),
-        *_fields(c_void_p, "places", "turns", "segments", "order"),
-        *_fields(c_void_p, "semaphores", "stream"),
-        *_fields(c_int32, "num_q", "num_k", "num_own", "num_heads_q", "num_heads_kv"),
+        *_fields(c_void_p, "places", "turns", "segments", "semaphores", "stream"),
+        *_fields(c_int32, "num_q", "num_k", "num_heads_q", "num_heads_kv"),
         *_fields(c_int32, "head_dim", "value_dim"),
         *_fields(c_int32, "dtype", "grad_dtype", "num_items", "num_tiles", "num_splits"),
         *_fields(c_int32, "lanes_per_section", "in_turns", "whole_heads"),
@@ -193,8 +180,7 @@ class ExchangeParams(Structure):
 
     _fields_ = [
         *_fields(c_void_p, "flags", "pulls", "current", "beside", "filled", "arrived"),
-        *_fields(c_void_p, "arrived_word", "written"),
-        *_fields(c_uint32, "number", "written_count"),
+        *_fields(c_uint32, "number"),
         *_fields(c_int32, "num_peers"),
     ]
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.kernel.widths import Widths
-from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 OutLse = tuple[Tensor, Tensor]
 Pair = tuple[Tensor, Tensor]
@@ -28,29 +26,6 @@ RepeatedBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gr
 """A backward as a function of q, k, v, out, lse and dout. None: it computes nothing, because these
 do not have the form of the earlier call, which it checks, or lie where the kernels cannot read
 them."""
-
-
-class Arrival(NamedTuple):
-    """A number in device memory that says that rows lie where they are read."""
-
-    word: int
-    """The address of 32 bits on the device."""
-    number: int
-    """What they must have reached, modulo 2^32: the difference counts as a signed one. They must
-    do so without work that is given to the call's stream behind the call."""
-
-
-class Received(NamedTuple):
-    """Keys and values of other ranks, in buffers of their own (S2 rows)."""
-
-    k: Tensor
-    """[S2, G, D], rows and heads at multiples of 16 bytes, the last dimension contiguous."""
-    v: Tensor
-    """[S2, G, E], likewise."""
-    arrival: Arrival | None = None
-    """When the rows lie there; None: they do in the order of the stream."""
-    travel: Travel = NO_TRAVEL
-    """How long rows and gradients are predicted to travel: by this the backend orders its work."""
 
 
 class AttnCall(NamedTuple):
@@ -73,9 +48,6 @@ class AttnCall(NamedTuple):
     """[H] or [T, H] in the accumulation dtype: a logit without a value that joins the softmax of
     every row that the call writes, those that see nothing included. Of several calls whose results
     merge only the first has it, so ``prev`` must be None; a backward takes no notice of it."""
-    received: Received | None = None
-    """More keys, which the table counts behind those of ``k``: it has S + S2. For a backward whose
-    backend takes them."""
 
 
 class GradCall(NamedTuple):
@@ -97,13 +69,6 @@ class GradCall(NamedTuple):
     """Where dk and dv are written, any strides with the last dimension contiguous."""
     deterministic: bool = False
     """Whether gradients must have equal bits from run to run."""
-    received_dkv: Pair | None = None
-    """Where dk [S2, G, D] and dv [S2, G, E] of received keys are written, in the dtype of q or the
-    accumulation dtype whatever ``dtype`` is. Given if there are received keys."""
-    done: int | None = None
-    """The address of 32 bits on the device, which are raised by ``AttnBackend.done_count`` in all
-    when ``received_dkv`` lies written for every reader on this host, perhaps long before the call
-    ends."""
 
 
 class AttnBackend(Protocol):
@@ -156,42 +121,15 @@ class AttnBackend(Protocol):
         """[T, H] in ``dtype``: the row sum over E of out * dout."""
         ...
 
-    def takes_received(self, widths: Widths) -> bool:
-        """Whether a backward on heads of these widths takes received keys."""
-        ...
 
-    def done_count(self, call: AttnCall, deterministic: bool) -> int:
-        """By how much a backward raises ``GradCall.done``. 0: it does not, and the gradients of
-        received keys lie written when its stream has done the call."""
-        ...
-
-
-class OwnKeysOnly:
-    """What backends say that take no received keys and know no shorter way for repeated calls."""
+class NoRepeats:
+    """What backends say that know no shorter way for repeated calls."""
 
     def repeated_forward(self, call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
         return None
 
     def repeated_backward(self, call: AttnCall, grad: GradCall) -> RepeatedBackward | None:
         return None
-
-    def takes_received(self, widths: Widths) -> bool:
-        return False
-
-    def done_count(self, call: AttnCall, deterministic: bool) -> int:
-        return 0
-
-
-def refuse_received(call: AttnCall, what: str) -> None:
-    """Refuse a call with received keys on behalf of ``what``.
-
-    Raises:
-        NotImplementedError: it has them.
-    """
-    if call.received is not None:
-        raise NotImplementedError(
-            f"{what} takes all keys in one tensor, got received keys beside them; concatenate them"
-        )
 
 
 def row_delta(out_THE: Tensor, dout_THE: Tensor, dtype: torch.dtype) -> Tensor:

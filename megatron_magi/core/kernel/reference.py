@@ -17,13 +17,12 @@ from torch import Tensor
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
+    NoRepeats,
     OutLse,
-    OwnKeysOnly,
     acc_dtype,
     deliver,
     final_delta,
     put_rows,
-    refuse_received,
     row_delta,
 )
 from megatron_magi.core.kernel.merge import merge_
@@ -49,7 +48,7 @@ def _without_autocast(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-class ReferenceBackend(OwnKeysOnly):
+class ReferenceBackend(NoRepeats):
     """The protocol ``AttnBackend`` in PyTorch; bit-identical from run to run on one machine."""
 
     name = "reference"
@@ -65,7 +64,6 @@ class ReferenceBackend(OwnKeysOnly):
         into: OutLse | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> OutLse:
-        refuse_received(call, "the kernel 'reference'")
         check_joins(call, prev)
         q_THD, v_SGD, table = call.q, call.v, call.table
         acc = acc_dtype(q_THD.dtype)
@@ -93,7 +91,6 @@ class ReferenceBackend(OwnKeysOnly):
 
     @_without_autocast
     def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
-        refuse_received(call, "the kernel 'reference'")
         q_THD, k_SGD, v_SGD, table = call[:4]
         acc = acc_dtype(q_THD.dtype)
         delta_TH = final_delta(grad, acc)

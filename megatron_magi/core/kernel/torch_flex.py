@@ -21,13 +21,12 @@ from torch import Tensor
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
+    NoRepeats,
     OutLse,
-    OwnKeysOnly,
     acc_dtype,
     deliver,
     final_delta,
     put_rows,
-    refuse_received,
     row_delta,
 )
 from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
@@ -41,7 +40,7 @@ MOST_SHAPES = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class FlexBackend(OwnKeysOnly):
+class FlexBackend(NoRepeats):
     """Forward and backward by FlexAttention: compiled on GPUs, and eager on the CPU, for tests.
 
     A stage's backward recomputes its forward: FlexAttention's backward needs the stage's own out
@@ -180,7 +179,6 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
 
 def check_call(call: AttnCall) -> None:
     """Check what FlexAttention demands beyond attention.check_qkv."""
-    refuse_received(call, "the kernel 'flex'")
     if call.max_logits is not None:
         raise NotImplementedError(
             "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "

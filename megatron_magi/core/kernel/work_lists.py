@@ -11,7 +11,6 @@ from megatron_magi.core.kernel.select import choose_backend_name
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.widths import Widths, compiled_widths
 from megatron_magi.core.plan import HeadShape
-from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 
 def make_work_lists(
@@ -19,15 +18,11 @@ def make_work_lists(
     heads: HeadShape,
     config: MagiConfig,
     device: torch.device,
-    num_own: int | None = None,
-    travel: Travel = NO_TRAVEL,
 ) -> None:
     """Choose and upload what calls on these tables will launch; do nothing for another backend.
 
     Args:
         tables: of forward and of backward calls.
-        num_own: keys of a backward before those that its call has as received ones; None: all.
-        travel: of the received ones.
 
     Cost: milliseconds on the host for each long table, and one upload each; the host does not wait.
     """
@@ -43,7 +38,7 @@ def make_work_lists(
     for table in forward:
         forward_launch(table, key)
     for table in backward:
-        backward_launch(table, key, config.deterministic, num_own, travel)
+        backward_launch(table, key, config.deterministic)
 
 
 def _is_chosen(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:

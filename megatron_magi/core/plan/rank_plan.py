@@ -98,20 +98,6 @@ def make_rank_plan(
     return RankPlan(rank, layout.num_local_tokens, stages, forward, merges)
 
 
-def joined_stage(mask: AttnMask, layout: TokenLayout, view: RankPlan) -> StagePlan | None:
-    """All keys of a rank as those of one kernel call, [own rows | received rows], of which the
-    received ones lie in a buffer of their own: that of the second stage, whose cast it has.
-
-    None if the plan has not two stages, or its exchanges' tables do not say where rows lie at the
-    rank's peers.
-    """
-    cast = view.stages[1].cast if len(view.stages) == 2 else None
-    if not isinstance(cast, GroupCastPlan) or cast.starts is None:
-        return None
-    builder = _View(mask, layout, view.rank, ranks_per_node=0)
-    return builder.joined(cast)
-
-
 def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
     """The most rows that key buffers hold at once: those of a stage and of the next one, whose rows
     are arriving.
@@ -181,12 +167,6 @@ class _View:
         first = self._stage(everything, None, local)
         then = self._stage(needed, transfers, waiting)
         return replace(first, left_rows=joined(then.slices[:, :2])), then
-
-    def joined(self, cast: GroupCastPlan) -> StagePlan:
-        """One stage on all own rows and those that a cast brings."""
-        keys = np.concatenate([self.layout.local_ranges(self.rank), cast.recv_ranges])
-        num_keys = self.layout.num_local_tokens + cast.num_recv
-        return StagePlan(self._slices(keys, None), num_keys, cast)
 
     def locating(
         self, stages: Sequence[StagePlan], transfers: Sequence[Int32Array]

@@ -1,12 +1,11 @@
-"""Distributed attention: one loop over stages in the forward, one call or a loop in the backward.
+"""Distributed attention: a loop over stages in the forward, and one in the backward.
 
 The keys and values of stage i + 1 are sent while stage i computes. A stage of the forward attends
 and, if rows attend in several stages, merges (out, lse); own keys come first. A stage of the
 backward (staged_backward.py) adds to dq, and its dk and dv return to their owners while the next
 stage computes. The backward takes own keys last, so that a computation also hides the return of the
-last gradients; the first keys arrive while delta is computed and dq is cleared. Where the transport
-and the kernel allow it, all stages of the backward are one kernel call (joined_backward.py). The
-backward fetches keys and values again, so that memory does not grow with the number of ranks; with
+last gradients; the first keys arrive while delta is computed and dq is cleared. The backward
+fetches keys and values again, so that memory does not grow with the number of ranks; with
 ``MagiConfig.keep_received_keys`` it reads those that the forward has received (kept_keys.py).
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
@@ -44,7 +43,6 @@ from megatron_magi.core.kernel.widths import widths_of
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement import compare
 from megatron_magi.core.runtime.agreement_signature import Call
-from megatron_magi.core.runtime.joined_backward import joined_backward, may_join
 from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import kept_with, prepared_for
 from megatron_magi.core.runtime.stage_work import Feed, StageWork
@@ -229,9 +227,8 @@ class _DistAttn(torch.autograd.Function):
         delta = None  # computed while keys travel, or by the kernel
         if dlse is not None or sink_lse is not None:
             delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
-        backward = joined_backward if may_join(work, q, v) else staged_backward
         kept = KeptKeys(buffers, k, v) if work.keeps else None
-        grads = backward(work, (q, k, v), (out, lse), (dout, delta), kept)
+        grads = staged_backward(work, (q, k, v), (out, lse), (dout, delta), kept)
         return *grads, None if delta is None else sink_gradient(sink_lse, lse, delta), None
 
 

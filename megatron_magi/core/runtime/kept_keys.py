@@ -29,8 +29,7 @@ class KeptKeys:
     """[T, G, E]"""
 
     def of(self, stage: PreparedStage) -> Pair:
-        """Keys [S, G, D] and values [S, G, E] of a stage of the backward that receives rows; of the
-        joined stage, the received ones.
+        """Keys [S, G, D] and values [S, G, E] of a stage of the backward that receives rows.
 
         They are views of what is kept, wherever the stage's rows lie there side by side.
         """

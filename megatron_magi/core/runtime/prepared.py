@@ -20,8 +20,6 @@ from megatron_magi.core.kernel.work_lists import make_work_lists
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.plan.kept_rows import kept_rows
-from megatron_magi.core.plan.rank_plan import joined_stage
-from megatron_magi.core.plan.travel import NO_TRAVEL, Travel, travel
 from megatron_magi.core.tensor_checks import device as checked_device
 
 T = TypeVar("T")
@@ -67,12 +65,6 @@ class PreparedPlan:
     """Whether a query row may attend in several stages of the forward pass."""
     is_alone: bool
     """Whether one kernel call computes all gradients, and none is sent to another rank."""
-    joined: PreparedStage | None
-    """The backward's stages as one, whose keys are [own rows | received rows]; its cast brings the
-    received ones to a buffer of their own. None without the transport "symm_mem_joined", on the
-    CPU, and where a plan has no such stage."""
-    travel: Travel
-    """How long the rows that the joined stage receives travel."""
 
 
 def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str) -> PreparedPlan:
@@ -99,11 +91,8 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
         rank = group_rank(cp_group)
     ready = prepared_for(plan, rank, numbered(checked_device(device)))
     attended = [stage.table for i, stage in enumerate(ready.forward) if stage.sees or i == 0]
-    joined = ready.joined
-    stages = ready.backward if joined is None else [joined]
-    seen = [stage.table for stage in stages if stage.sees]
-    own = None if joined is None else joined.num_own
-    make_work_lists((attended, seen), plan.head_shape, plan.config, ready.device, own, ready.travel)
+    seen = [stage.table for stage in ready.backward if stage.sees]
+    make_work_lists((attended, seen), plan.head_shape, plan.config, ready.device)
     return ready
 
 
@@ -132,15 +121,12 @@ def numbered(device: torch.device) -> torch.device:
 
 def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
     view = plan.rank_plan(rank)
-    joined = _joined(plan, view, device)
-    every = dict.fromkeys((*view.forward_stages, *view.stages, *([joined] if joined else ())))
+    every = dict.fromkeys((*view.forward_stages, *view.stages))
     casts = dict.fromkeys(stage.cast for stage in every if stage.cast is not None)
     reduced = {stage.cast for stage in view.stages if stage.cast is not None}
     ready = prepare_casts(list(casts), device, reduced)
     cast_of = dict(zip(casts, ready, strict=True))
     kept = _kept(view, device) if plan.config.keep_received_keys else {}
-    if joined is not None and kept:
-        kept[joined] = kept[view.stages[1]]
     stages = {
         stage: PreparedStage(
             SliceTable(stage.slices, view.num_local_tokens, stage.num_keys, stage.left_rows),
@@ -159,8 +145,6 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
         tuple(stages[stage] for stage in (*remote, own) if is_used(stage)),
         view.forward_merges,
         not remote and own.cast is None,
-        None if joined is None else stages[joined],
-        NO_TRAVEL if joined is None else _travel(joined, plan),
     )
 
 
@@ -173,16 +157,6 @@ def _kept(view: RankPlan, device: torch.device) -> dict[StagePlan, KeptBuffer]:
         rows = slice(place.start, place.start + place.num_rows)
         made[stage] = KeptBuffer(place.buffer, rows, None if place.index is None else next(tables))
     return made
-
-
-def _joined(plan: AttnPlan, view: RankPlan, device: torch.device) -> StagePlan | None:
-    if device.type != "cuda" or plan.config.transport != "symm_mem_joined":
-        return None
-    return joined_stage(plan.mask, plan.layout, view)
-
-
-def _travel(joined: StagePlan, plan: AttnPlan) -> Travel:
-    return travel(joined.num_keys - joined.num_own, plan.head_shape, plan.config)
 
 
 def is_used(stage: StagePlan) -> bool:

@@ -7,7 +7,7 @@
 #include "rows/params.h"
 #include "sink/params.h"
 
-constexpr int kAbiVersion = 16;
+constexpr int kAbiVersion = 17;
 
 MAGI_EXPORT int magi_abi_version() {
   return kAbiVersion;

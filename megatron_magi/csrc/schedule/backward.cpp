@@ -23,12 +23,6 @@ void check(const Slice& s, const BwdLengths& n) {
       std::to_string(s.k_start) + ", " + std::to_string(s.k_end) + "); cut it first");
 }
 
-void check(const BwdLengths& n) {
-  if (n.num_own >= 0 && n.num_own <= n.num_k) return;
-  throw std::invalid_argument("num_own must be between 0 and the " + std::to_string(n.num_k) +
-                              " keys, got " + std::to_string(n.num_own));
-}
-
 // Walks the keys from left to right and keeps the slices that may meet the current tile.
 class TileCutter {
  public:
@@ -56,10 +50,7 @@ class TileCutter {
 
  private:
   // Where a tile of all keys that it has room for ends.
-  int64_t longest_end() const {
-    const int64_t end = start_ < lengths_.num_own ? lengths_.num_own : lengths_.num_k;
-    return std::min(start_ + tiling_.tile_k, end);
-  }
+  int64_t longest_end() const { return std::min(start_ + tiling_.tile_k, lengths_.num_k); }
 
   void activate(int64_t limit) {
     std::erase_if(active_, [&](const Slice& s) { return s.k_end <= start_; });
@@ -177,7 +168,6 @@ BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths&
     throw std::invalid_argument("in deterministic mode tile_q must be " +
                                 std::to_string(kBwdTileQ) + ", got " +
                                 std::to_string(tiling.tile_q) + "; leave it out");
-  check(lengths);
   std::vector<Slice> kept;
   for (const Slice& s : slices) {
     const Slice tight = tighten(s);
@@ -186,7 +176,6 @@ BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths&
     kept.push_back(tight);
   }
   BwdWorkList list;
-  list.num_own = lengths.num_own;
   for (const Slice& s : kept) list.row_starts.push_back(s.q_start);
   const auto tiles = static_cast<size_t>(lengths.num_k / tiling.tile_k);
   list.items.reserve(tiles + kept.size());

@@ -6,9 +6,6 @@
 // slice of one item, cut to the tile's keys (or several slices of neighbouring rows that all see
 // the same keys). Its queries are walked in tiles of `tile_q` rows from `q_begin` on, so no rows
 // are wasted wherever a document starts.
-//
-// Keys may come from two places: a rank's own, and behind them those that it received from other
-// ranks. No tile holds keys of both.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +19,7 @@
 namespace magi {
 
 struct BwdWorkList {
-  std::vector<BwdItem> items;     // in the order of a launch on one buffer, see backward_order.h
+  std::vector<BwdItem> items;     // in the order of a launch, see backward_order.h
   std::vector<BwdEntry> entries;  // grouped by item, by ascending rows
   // Whether the entries of an item, and the query tiles of an entry, are walked from the last to
   // the first. It is chosen so that blocks that run together start at the same rows.
@@ -44,7 +41,6 @@ struct BwdWorkList {
   // mode, where blocks wait for each other.
   double scattered_rows = 0.;
   int64_t num_tiles = 0;  // key tiles, of which each is one item, or several bands of query rows
-  int64_t num_own = 0;    // items from this key on are those of received keys
   // First rows of the slices.
   std::vector<int64_t> row_starts;
   // Deterministic mode only: items add to dQ in the order of this list. Query rows are cut into
@@ -63,16 +59,14 @@ struct BwdTiling {
   int64_t tile_q = kBwdTileQ;
 };
 
-// The lengths of a launch. Keys [num_own, num_k) are received ones.
+// The lengths of a launch.
 struct BwdLengths {
   int64_t num_q = 0;
   int64_t num_k = 0;
-  int64_t num_own = 0;
 };
 
 // The list but for its turns (backward_turns.h). Throws std::invalid_argument for slices outside
-// [0, num_q) x [0, num_k), for num_own outside [0, num_k], and in deterministic mode for tiles of
-// another height than the kernel's.
+// [0, num_q) x [0, num_k), and in deterministic mode for tiles of another height than the kernel's.
 BwdWorkList build_bwd_work_list(std::span<const Slice> slices, const BwdLengths& lengths,
                                 const BwdTiling& tiling, bool deterministic);
 

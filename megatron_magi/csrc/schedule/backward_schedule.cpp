@@ -333,10 +333,6 @@ std::vector<Candidate> candidates(const BwdWorkList& list, int64_t group, int64_
 
 }  // namespace
 
-double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits) {
-  return static_cast<double>(item.steps * (group / num_splits)) + block_overhead(num_splits);
-}
-
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
                                 const BwdRules& rules) {

@@ -23,9 +23,6 @@ struct BwdRules {
   bool may_take_turns = false;
 };
 
-// The cost of a block in steps.
-double bwd_block_cost(const BwdItem& item, int64_t group, int64_t num_splits);
-
 // Few kv heads at a time keep Q, dO and dQ in the cache; many let long items of all heads start
 // early, so that no long item is left at the end. Splits cost a pass over partial dK and dV, but
 // keep items of different length from drifting apart. The function simulates the launch on

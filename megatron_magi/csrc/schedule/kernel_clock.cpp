@@ -67,17 +67,19 @@ double last_end(const BwdWorkList& list, const Blocks& blocks, int64_t splits) {
   return launch.last();
 }
 
-}  // namespace
-
+// Forward steps that take as long as a step of the backward.
 double backward_step_time(int64_t head_dim) {
-  const int64_t dim = compiled_dim(head_dim);
-  const int64_t tile_k = bwd_tile_k(static_cast<int>(dim));
-  return kBackwardStep * static_cast<double>(dim * tile_k) / (128. * 128.);
+  const int64_t tile_k = bwd_tile_k(static_cast<int>(head_dim));
+  return kBackwardStep * static_cast<double>(head_dim * tile_k) / (128. * 128.);
 }
 
+// Backward steps that take as long as what a launch does with its query rows before and after the
+// blocks.
 double row_steps(int64_t num_q, int64_t heads_q) {
   return kRowOverhead * static_cast<double>(num_q * heads_q) / static_cast<double>(kBwdTileQ * 64);
 }
+
+}  // namespace
 
 KernelClock::KernelClock(const FwdHeads& heads, int64_t num_sms)
     : heads_{heads.heads_q, heads.heads_kv, compiled_dim(heads.head_dim)}, num_sms_(num_sms) {}
@@ -91,8 +93,7 @@ double KernelClock::backward_steps(std::span<const Slice> slices, int64_t num_q,
                                    int64_t num_k) const {
   BwdTiling tiling;
   tiling.tile_k = bwd_tile_k(static_cast<int>(heads_.head_dim));
-  const BwdLengths lengths{num_q, num_k, num_k};  // one launch, whose tiles are cut alike
-  const BwdWorkList list = build_bwd_work_list(slices, lengths, tiling, false);
+  const BwdWorkList list = build_bwd_work_list(slices, {num_q, num_k}, tiling, false);
   const int64_t at_a_time = heads_at_a_time(heads_.heads_kv);
   const Blocks blocks{heads_.heads_q / heads_.heads_kv, heads_.heads_kv / at_a_time, at_a_time,
                       num_sms_};

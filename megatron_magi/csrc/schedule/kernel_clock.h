@@ -9,13 +9,6 @@
 
 namespace magi {
 
-// Forward steps that take as long as a step of the backward.
-double backward_step_time(int64_t head_dim);
-
-// Backward steps that take as long as what a launch does with its query rows before and after the
-// blocks: half of it each.
-double row_steps(int64_t num_q, int64_t heads_q);
-
 // Times are in thousandths of a forward step of 128 queries x 128 keys of head_dim 128 on one
 // processor. Own and received keys are one launch in each direction, fast mode.
 class KernelClock : public RankClock {

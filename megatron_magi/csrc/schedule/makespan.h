@@ -11,16 +11,9 @@ class Makespan {
  public:
   explicit Makespan(int64_t num_sms) : free_(static_cast<size_t>(num_sms), 0.) {}
 
-  // Adds `count` blocks of this cost. Those that start before `arrival` wait for it. Returns when
-  // the last of them ends.
-  double add(double cost, int64_t count, double arrival = 0.) {
-    double end = 0.;
-    for (int64_t i = 0; i < count; ++i) {
-      end = std::max(free_.front(), arrival) + cost;
-      replace_first(end);
-    }
-    last_ = std::max(last_, end);
-    return end;
+  // Adds `count` blocks of this cost.
+  void add(double cost, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) add_until(free_.front() + cost);
   }
 
   // When the next block starts.

@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import numpy as np
 
-from megatron_magi.config import SYMMETRIC_MEMORY
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
 from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
@@ -206,7 +205,7 @@ def _plan_text(run: DryRun) -> list[str]:
         return [text]
     each = ", ".join(f"{n:,}" for n in rows[:16].tolist()) + (", ..." if len(rows) > 16 else "")
     lines = [text, f"  key rows received by each rank: {each} (a ring: {ring:,} each)"]
-    if plan.config.transport in SYMMETRIC_MEMORY:
+    if plan.config.transport == "symm_mem":
         lines.append(
             f"  transport {plan.config.transport}: needs Hopper GPUs of one host, which are not "
             f"checked here"

@@ -8,7 +8,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from megatron_magi.checks import is_bool, is_integer_like, shown
-from megatron_magi.config import SYMMETRIC_MEMORY
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import RunValues
 
@@ -286,7 +285,7 @@ def _check_balance(c: RunValues) -> None:
 def _check_transport(c: RunValues) -> None:
     """What the machine lacks is found by the run."""
     kernel, nodes = c.magi.kernel_backend, c.magi.costs.ranks_per_node
-    if c.attention != "magi" or c.parallel.cp == 1 or c.magi.transport not in SYMMETRIC_MEMORY:
+    if c.attention != "magi" or c.parallel.cp == 1 or c.magi.transport != "symm_mem":
         return
     _require(
         c.train.dtype == "bf16" and kernel in ("auto", "cuda"),

@@ -77,10 +77,6 @@ def flag(address: int) -> ctypes.c_uint32:
     return ctypes.c_uint32.from_address(address)
 
 
-def raise_word(address: int) -> None:
-    flag(address).value += 1
-
-
 def beside(xs: Sequence[Tensor], num_rows: int) -> rows_module.Beside | None:
     """As if a library were loaded."""
     return rows_module._gathering_beside(num_rows, *[(x.shape, x.stride(), x.dtype) for x in xs])
@@ -116,12 +112,8 @@ class Library:
             self.until(p.stream, peer.taken_here, p.number)
 
     def exchange(self, p: ExchangeParams) -> None:
-        if p.written:
-            self.until(p.beside, p.written, p.written_count)
-            self.streams.record(p.beside, p.filled)
-        else:
-            self.streams.record(p.current, p.filled)
-            self.streams.wait(p.beside, p.filled)
+        self.streams.record(p.current, p.filled)
+        self.streams.wait(p.beside, p.filled)
         peers = self.flags(p)
         for peer in peers:
             self.write(p.beside, peer.ready_there, p.number)
@@ -130,8 +122,6 @@ class Library:
             if pull.bytes:
                 self.until(p.beside, peer.ready_here, p.number)
                 self.streams.add(p.beside, copying(pull.target, pull.source, pull.bytes))
-        if p.arrived_word:
-            self.write(p.beside, p.arrived_word, p.number)
         for peer in peers:
             self.write(p.beside, peer.taken_there, p.number)
         self.streams.record(p.beside, p.arrived)

@@ -18,7 +18,7 @@ from megatron_magi.core.comm import copy_engine
 from megatron_magi.core.comm.symmetric_memory import FLAGS_BYTES, NUM_SLOTS, SymmetricMemory
 from megatron_magi.core.comm.transport import Arrival, RowCounts, Sending
 from megatron_magi.core.plan.peer_rows import peer_starts
-from tests.core.comm.queued_ranks import COLUMNS, Ranks, flag, raise_word
+from tests.core.comm.queued_ranks import COLUMNS, Ranks, flag
 
 
 @pytest.fixture
@@ -106,49 +106,6 @@ def check(recv: Tensor, number: int, rows: np.ndarray, me: int, checked: list[in
     ]
     assert torch.equal(recv, torch.cat(parts)), (number, me)
     checked.append(me)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(2, 4), st.integers(1, 6), st.integers(0, 10**9))
-def test_kernels_wait_for_rows_and_say_when_they_have_written_theirs(
-    count: int, num_layers: int, seed: int
-) -> None:
-    """As in a backward pass: a kernel reads rows that arrive while it runs, and writes rows that
-    leave before it ends."""
-    rng, order = np.random.default_rng(seed), random.Random(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        ranks, checked = Ranks(count, patch), []
-        for engine in ranks.engines:
-            engine.announce()
-        for layer in range(num_layers):
-            rows = rng.integers(0, 4, (count, count)) * (1 - np.eye(count, dtype=int))
-            for ranks.rank in range(count):
-                run_layer(ranks, 2 * layer, rows, checked)
-            if order.random() < 0.3:
-                ranks.streams.run(order)
-        ranks.streams.run(order)
-        assert len(checked) == 2 * count * num_layers
-
-
-def run_layer(ranks: Ranks, number: int, rows: np.ndarray, checked: list[int]) -> None:
-    """Rows ``number`` arrive at ``ranks.rank``, and rows ``number + 1`` return the other way."""
-    me, streams, engine = ranks.rank, ranks.streams, ranks.engines[ranks.rank]
-    recv, back = (torch.full((int(r[:, me].sum()), COLUMNS), -9.0) for r in (rows, rows.T))
-    sending = send_gathered(ranks, number, rows, recv)
-    assert isinstance(sending.work, copy_engine.RowCopies)
-    word, num_returned = sending.work.word(), int(rows.T[me].sum())
-    room = engine.room(torch.empty(0), num_returned, [torch.Size([COLUMNS])], torch.float32)
-    here, blocks = ranks.current, max(num_returned, 1)
-    streams.add(here, lambda: None, lambda: flag(word.address).value >= word.number)
-    streams.add(here, lambda: check(recv, number, rows, me, checked))
-    for _ in range(blocks - 1):
-        streams.add(here, lambda: raise_word(engine.written_word))
-    streams.add(here, lambda: room.copy_(rows_of(number + 1, me, num_returned)))
-    streams.add(here, lambda: raise_word(engine.written_word))
-    arriving = engine.exchange_written(back, counts_of(rows.T, me), blocks)
-    streams.add(here, lambda: None)  # the rest of the kernel
-    arriving.wait()
-    streams.add(here, lambda: check(back, number + 1, rows.T, me, checked))
 
 
 def test_a_slot_is_not_filled_before_the_peers_have_read_it(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from megatron_magi.core.cuda.abi import CudaKernelError, Pattern, Rows, TensorVi
 STRUCTS = {
     "MagiTensor": (TensorView, "params.h"),
     "MagiFwdParams": (abi.FwdParams, "params.h"),
-    "MagiReceivedKeys": (abi.ReceivedKeys, "backward/params.h"),
     "MagiBwdParams": (abi.BwdParams, "backward/params.h"),
     "MagiDeltaParams": (abi.DeltaParams, "backward/params.h"),
     "MagiSinkParams": (abi.SinkParams, "sink/params.h"),
@@ -39,7 +38,6 @@ KINDS = {
     "int64_t": c_int64,
     "float": c_float,
     "MagiTensor": TensorView,
-    "MagiReceivedKeys": abi.ReceivedKeys,
     "MagiRows": Rows,
     "MagiGatherParams": abi.GatherParams,
     "MagiExchangeParams": abi.ExchangeParams,
@@ -157,6 +155,6 @@ def test_a_library_of_other_sources_is_refused(name: str) -> None:
 
 def test_every_struct_that_is_passed_is_compared() -> None:
     """A library reports the rows' two structs as one size."""
-    passed = [s for s, _ in STRUCTS.values() if s not in (TensorView, Rows, abi.ReceivedKeys)]
+    passed = [s for s, _ in STRUCTS.values() if s not in (TensorView, Rows)]
     assert all(issubclass(struct, Structure) for struct in passed)
     assert sum(map(ctypes.sizeof, passed)) == sum(abi.SIZES.values())

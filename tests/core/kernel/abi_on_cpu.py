@@ -196,41 +196,15 @@ def check_items(p: BwdParams) -> None:
         range(p.num_k)
     )
     assert max(rows for _, rows in items) <= (64 if p.head_dim > 192 else 128)
-    assert all(start >= p.num_own or start + rows <= p.num_own for start, rows in items)
-    if p.order:
-        count = p.num_items * p.num_heads_kv * p.num_splits // p.lanes_per_section
-        assert sorted(table(p.order, count, 1)[:, 0].tolist()) == list(range(count))
-
-
-def check_arrival(p: BwdParams) -> None:
-    """Here nothing arrives while a launch runs."""
-    if p.received.arrival:
-        word = int(memory(p.received.arrival, 1, torch.int32)) - p.received.arrival_number
-        assert ctypes.c_int32(word).value >= 0, "the launch would wait for ever"
-
-
-def count_done(p: BwdParams) -> None:
-    if p.received.done:
-        items = table(p.items, p.num_items, ITEM)
-        received = ((items[:, 0] >= p.num_own) & (items[:, 6] == 0)).sum()
-        memory(p.received.done, 1, torch.int32).add_(int(received) * p.num_heads_kv)
 
 
 def backward(p: BwdParams) -> None:
     check_items(p)
-    check_arrival(p)
     check_places(p.q, p.k, p.v, p.dout, p.out, p.dq_acc, p.dk, p.dv)
-    check_places(p.received.k, p.received.v, p.received.dk, p.received.dv)
     dtype, made = DTYPES[p.dtype], DTYPES[p.grad_dtype]
-    rows, own, others = (p.num_q, p.num_heads_q), p.num_own, p.num_k - p.num_own
+    rows, keys = (p.num_q, p.num_heads_q), (p.num_k, p.num_heads_kv)
     q, dout = view(p.q, *rows, p.head_dim, dtype), view(p.dout, *rows, p.value_dim, dtype)
-    k, v = (
-        torch.cat([view(x, n, p.num_heads_kv, width, dtype) for x, n in places])
-        for width, *places in (
-            (p.head_dim, (p.k, own), (p.received.k, others)),
-            (p.value_dim, (p.v, own), (p.received.v, others)),
-        )
-    )
+    k, v = view(p.k, *keys, p.head_dim, dtype), view(p.v, *keys, p.value_dim, dtype)
     strides = p.lse_stride_token, p.lse_stride_head
     lse = strided(p.lse, rows, strides, torch.float32).double()
     assert bool(p.out.data) != bool(p.delta), "one of them"
@@ -240,13 +214,8 @@ def backward(p: BwdParams) -> None:
     else:
         sums = (view(p.out, *rows, p.value_dim, dtype).double() * dout.double()).sum(-1)
     grads = gradients((q, k, v), dout, lse, sums, (p.softmax_scale, p.softcap))
-    for at, n, as_dtype, some in (
-        ((p.dk, p.dv), own, made, slice(own)),
-        ((p.received.dk, p.received.dv), others, DTYPES[p.received.grad_dtype], slice(own, None)),
-    ):
-        view(at[0], n, p.num_heads_kv, p.head_dim, as_dtype).copy_(grads[1][some])
-        view(at[1], n, p.num_heads_kv, p.value_dim, as_dtype).copy_(grads[2][some])
-    count_done(p)
+    view(p.dk, *keys, p.head_dim, made).copy_(grads[1])
+    view(p.dv, *keys, p.value_dim, made).copy_(grads[2])
     total = view(p.dq_acc, *rows, p.head_dim, torch.float32)
     if p.clear_dq:
         total.zero_()

@@ -11,12 +11,10 @@ import torch
 
 from megatron_magi import masks
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan.travel import NO_TRAVEL
 from tests.core.kernel.cuda_bwd_cases import Case, docs
 from tests.core.kernel.test_cuda_bwd import HOPPER, Run
 from tests.core.kernel.test_cuda_bwd import _backward as backward_of
 from tests.core.kernel.test_cuda_bwd import _table as table_of
-from tests.core.kernel.test_cuda_received import in_two
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
@@ -43,28 +41,26 @@ class Schedule(NamedTuple):
     band_rows: int = 0
 
 
-def _scheduled(run: Run, schedule: Schedule, num_own: int | None = None) -> Run:
+def _scheduled(run: Run, schedule: Schedule) -> Run:
     """The same call with another schedule of its list, in fast mode."""
     from megatron_magi.core.kernel.hopper.choice import scratch_at, upload_backward
     from megatron_magi.core.kernel.hopper.launch import HeadsKey
 
-    key, table, num_keys = HeadsKey.of(run.call), table_of(run.case.mask), run.call.table.num_k
-    own = num_keys if num_own is None else num_own
+    key, table = HeadsKey.of(run.call), table_of(run.case.mask)
     work = solver.bwd_work_list(
         table.slices,
         table.num_q,
-        num_keys,
+        table.num_k,
         head_dim=key.head_dim,
-        num_own=own,
         may_take_turns=False,
     )
     if schedule.band_rows:
         work = work.in_bands(schedule.band_rows)
-    made = upload_backward(table, key, work, False, own)
+    made = upload_backward(table, key, work, False)
     p = made.params
     p.num_splits, p.lanes_per_section, p.in_turns, p.whole_heads = schedule[:4]
     made = dataclasses.replace(made, scratch_at=scratch_at(p))
-    table.cache["bwd", key, False, own, NO_TRAVEL] = made
+    table.cache["bwd", key, False] = made
     other = copy.copy(run)
     other.call = run.call._replace(table=table)
     return other
@@ -175,11 +171,3 @@ def test_turns_while_another_kernel_has_most_processors(schedule: Schedule) -> N
     made = [launched(run) for _ in range(20)]
     torch.cuda.synchronize()
     assert all(torch.equal(x, y) for m in made for x, y in zip(m[1:], want[1:], strict=True))
-
-
-@pytest.mark.parametrize("schedule", TURNS, ids=str)
-def test_received_keys_are_counted_when_the_last_part_is_stored(schedule: Schedule) -> None:
-    run = Run(Case("received turns", docs(700, 300, 24), heads=(16, 2)))
-    for num_own in (0, 384, 700):
-        scheduled = _scheduled(run, schedule, num_own)
-        run.check(in_two(scheduled, num_own, travel=NO_TRAVEL))

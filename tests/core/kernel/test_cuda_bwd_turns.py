@@ -69,13 +69,11 @@ def test_splits_at_once_take_turns_if_blocks_are_long() -> None:
 
 
 @pytest.mark.parametrize("mask", [masks.causal(65536), masks.full(65536)], ids=["causal", "full"])
-def test_turns_are_for_fast_mode_and_what_lies_there(mask: AttnMask) -> None:
-    """In deterministic mode blocks of one lane would wait for one another, and gradients that
-    return during the launch should not all be complete at its end."""
+def test_turns_are_for_fast_mode(mask: AttnMask) -> None:
+    """In deterministic mode blocks of one lane would wait for one another."""
     exact = chosen(mask, deterministic=True)
     assert exact[2:] == (False, 0, 1) and exact.lanes > 1
-    assert not chosen(mask, num_own=32768, travel=(1e7, 1e7)).in_turns
-    assert chosen(mask, num_own=32768).in_turns
+    assert chosen(mask).in_turns
     assert not chosen(mask, may_take_turns=False).in_turns
 
 

@@ -11,7 +11,6 @@ from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.kernel import work_lists
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.work_lists import make_work_lists
-from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 CPU = torch.device("cpu")
 HEADS = HeadShape(4, 2, 80)
@@ -28,15 +27,10 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def made(
-    heads: HeadShape = HEADS,
-    config: MagiConfig | None = None,
-    num_own: int | None = None,
-    travel: Travel = NO_TRAVEL,
-) -> list[set[object]]:
+def made(heads: HeadShape = HEADS, config: MagiConfig | None = None) -> list[set[object]]:
     """What the tables of a forward and a backward hold afterwards."""
     forward, backward = (SliceTable(masks.causal(n).slices, n, n) for n in (64, 96))
-    make_work_lists(([forward], [backward]), heads, config or MagiConfig(), CPU, num_own, travel)
+    make_work_lists(([forward], [backward]), heads, config or MagiConfig(), CPU)
     return [set(forward.cache), set(backward.cache)]
 
 
@@ -46,19 +40,13 @@ def test_each_direction_has_its_list(backend: str, deterministic: bool) -> None:
     """At the widths to which a call's heads will be padded, in the mode that it will ask for."""
     config = MagiConfig(kernel_backend=backend, deterministic=deterministic)  # type: ignore[arg-type]
     key = (4, 2, 96, 96, CPU)
-    assert made(config=config) == [{("fwd", key)}, {("bwd", key, deterministic, 96, NO_TRAVEL)}]
-
-
-def test_keys_that_will_be_received_have_a_list_of_their_own() -> None:
-    key = (4, 2, 96, 96, CPU)
-    travel = Travel(30, 60)
-    assert made(num_own=50, travel=travel) == [{("fwd", key)}, {("bwd", key, False, 50, travel)}]
+    assert made(config=config) == [{("fwd", key)}, {("bwd", key, deterministic)}]
 
 
 def test_values_of_another_width_have_lists_of_their_own() -> None:
     key = (4, 4, 192, 128, CPU)
     latent = HeadShape(4, 4, 192, head_dim_v=128)
-    assert made(latent) == [{("fwd", key)}, {("bwd", key, False, 96, NO_TRAVEL)}]
+    assert made(latent) == [{("fwd", key)}, {("bwd", key, False)}]
 
 
 @pytest.mark.parametrize(

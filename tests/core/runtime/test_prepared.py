@@ -24,7 +24,6 @@ from megatron_magi.core.cuda import tables
 from megatron_magi.core.cuda.tables import DeviceBuffer, DeviceTable
 from megatron_magi.core.kernel import work_lists
 from megatron_magi.core.plan import make_attn_plan
-from megatron_magi.core.plan.travel import NO_TRAVEL
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from megatron_magi.core.runtime.prepared import PreparedPlan, kept_with, prepare
 from tests.core.comm.cast_cases import check_cast
@@ -227,7 +226,7 @@ def test_work_lists_are_made_before_the_first_call(monkeypatch: pytest.MonkeyPat
                 is_ours and (stage.sees or number == 0)
             )
         for stage in ready.backward:
-            key = ("bwd", shape, True, stage.table.num_k, NO_TRAVEL)
+            key = ("bwd", shape, True)
             assert (key in stage.table.cache) == (is_ours and stage.sees)
 
 

@@ -8,10 +8,9 @@ from megatron_magi.core.cuda.library import load_kernels
 from megatron_magi.core.kernel.hopper.backward import (
     backward,
     delta,
-    done_count,
     repeated_backward,
 )
-from megatron_magi.core.kernel.hopper.checks import check_device, takes_received
+from megatron_magi.core.kernel.hopper.checks import check_device
 from megatron_magi.core.kernel.hopper.forward import forward, repeated_forward
 
 __all__ = ["HopperBackend"]
@@ -32,8 +31,6 @@ class HopperBackend:
     backward = staticmethod(backward)
     repeated_backward = staticmethod(repeated_backward)
     delta = staticmethod(delta)
-    takes_received = staticmethod(takes_received)
-    done_count = staticmethod(done_count)
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         check_device(device, dtype)

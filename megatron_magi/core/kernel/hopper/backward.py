@@ -6,7 +6,7 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from megatron_magi.core.cuda.abi import (
     BwdParams,
     DeltaParams,
     Pattern,
-    ReceivedKeys,
     TensorView,
 )
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
@@ -27,9 +26,7 @@ from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
     Gradients,
-    Received,
     RepeatedBackward,
-    refuse_received,
     row_delta,
 )
 from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
@@ -52,19 +49,15 @@ from megatron_magi.core.kernel.hopper.padding import (
     padded_grad,
 )
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
-from megatron_magi.core.plan.travel import NO_TRAVEL
 
 VALUE_DIMS = {widths.value_dim for widths in COMPILED_WIDTHS}
 
 
 VARYING = (
     *(f"{name}.data" for name in ("q", "k", "v", "dout", "out", "dq_acc", "dq", "dk", "dv")),
-    *(f"received.{name}.data" for name in ("k", "v", "dk", "dv")),
-    *(f"received.{name}" for name in ("arrival", "done", "arrival_number")),
     *("lse", "delta", "stats", "partial", "semaphores", "stream"),
 )
-"""The fields of BwdParams in which calls of one form differ; those of received keys only where
-there are such keys."""
+"""The fields of BwdParams in which calls of one form differ."""
 
 
 class _Repeat(NamedTuple):
@@ -86,7 +79,7 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
 
     Returns:
         dq [T, H, D] (``grad.dq`` itself if given), dk [S, G, D] and dv [S, G, E] (``grad.dkv``
-        itself if given); those of received keys are in ``grad.received_dkv``.
+        itself if given).
 
     Raises:
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
@@ -126,7 +119,7 @@ def _backward_again(repeat: _Repeat, form: Hashable, *six: Tensor) -> Gradients 
         q.data_ptr(), k.data_ptr(), v.data_ptr(), dout.data_ptr(), out.data_ptr(),
         made[0].data_ptr(), made[1].data_ptr(), made[2].data_ptr(),
     )  # fmt: skip
-    return made if _launch(repeat, places, (), lse.data_ptr(), 0) else None
+    return made if _launch(repeat, places, lse.data_ptr(), 0) else None
 
 
 def _form_of_six(
@@ -145,9 +138,9 @@ def _form_of_six(
 
 def _form(call: AttnCall, grad: GradCall) -> Hashable:
     """See form.py."""
-    q, k, v, _, scale, _, softcap, _, received = call
-    dout, lse, delta, out, dtype, dq, dkv, deterministic, received_dkv, _ = grad
-    own = (
+    q, k, v, _, scale, _, softcap, _ = call
+    dout, lse, delta, out, dtype, dq, dkv, deterministic = grad
+    return (
         form_of_qkv(q, k, v), scale, softcap,
         dout.shape, dout.stride(), dout.dtype, dout.device,
         lse.shape, lse.stride(), lse.dtype, lse.device,
@@ -155,17 +148,12 @@ def _form(call: AttnCall, grad: GradCall) -> Hashable:
         None if dq is None else form_of(dq), None if dkv is None else form_of_pair(dkv),
         deterministic,
     )  # fmt: skip
-    if received is None and received_dkv is None:
-        return own
-    theirs = None if received is None else (form_of_pair(received[:2]), received.travel)
-    return own, theirs, form_of_pair(received_dkv)
 
 
 def _checked_backward(call: AttnCall, grad: GradCall) -> tuple[Gradients, _Repeat | None]:
     """The result, and what further calls of the form repeat: None if it is more than a launch."""
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
-        refuse_received(call, f"a backward on heads that are padded to {tuple(widths)}")
         wide = padded_call(call, widths)
         return deliver_gradients(backward(wide, padded_grad(grad, wide)), call, grad), None
     check_call(call)
@@ -177,9 +165,9 @@ def _checked_backward(call: AttnCall, grad: GradCall) -> tuple[Gradients, _Repea
     if call.table.num_q == 0 or call.table.num_k == 0:
         return _without_tokens(made, grad), None
     readable, grads = _readable(call, grad)
-    launch = _launch_of(call, grad.deterministic)
+    launch = backward_launch(call.table, HeadsKey.of(call), grad.deterministic)
     params = _params(launch, readable, grads, made)
-    repeat = _repeat(launch, params, new_grads, made[0], call.received is not None)
+    repeat = _repeat(launch, params, new_grads, made[0])
     launched = _launch_call(repeat, readable, grads, made)
     assert launched, "the checks and the copies leave nothing that a kernel cannot read"
     return made, repeat if readable is call and grads is asked else None
@@ -194,20 +182,7 @@ def _results(new_grads: tuple[Callable[[], Tensor], ...], grad: GradCall) -> Gra
 
 def _without_tokens(made: Gradients, grad: GradCall) -> Gradients:
     dq, dk, dv = made
-    for unseen in (dk, dv, *(grad.received_dkv or ())):
-        unseen.zero_()
-    return dq.zero_() if grad.dq is None else dq, dk, dv
-
-
-def done_count(call: AttnCall, deterministic: bool) -> int:
-    """See AttnBackend.done_count."""
-    return _launch_of(call, deterministic).done_count
-
-
-def _launch_of(call: AttnCall, deterministic: bool) -> BwdLaunch:
-    key, received = HeadsKey.of(call), call.received
-    travel = NO_TRAVEL if received is None else received.travel
-    return backward_launch(call.table, key, deterministic, call.k.shape[0], travel)
+    return dq.zero_() if grad.dq is None else dq, dk.zero_(), dv.zero_()
 
 
 def _in_one_dtype(grad: GradCall, dtype: torch.dtype) -> GradCall:
@@ -245,8 +220,6 @@ def _params(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) 
     else:
         p.dq_acc = TensorView(0, q.shape[1] * q.shape[2], q.shape[2])
         p.dq = TensorView.of(dq)
-    if call.received is not None and grad.received_dkv is not None:
-        _describe_received(p.received, (*call.received[:2], *grad.received_dkv))
     p.dtype = DTYPE_CODES[q.dtype]
     p.grad_dtype = DTYPE_CODES[dk.dtype]
     p.clear_dq = grad.dq is None
@@ -255,25 +228,17 @@ def _params(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) 
     return p
 
 
-def _describe_received(keys: ReceivedKeys, views: Sequence[Tensor]) -> None:
-    """``views``: k and v of received keys, and the places of their gradients."""
-    keys.k, keys.v, keys.dk, keys.dv = map(TensorView.of, views)
-    keys.grad_dtype = DTYPE_CODES[views[2].dtype]
-
-
 def _repeat(
     launch: BwdLaunch,
     params: BwdParams,
     new_grads: tuple[Callable[[], Tensor], ...],
     dq: Tensor,
-    receives: bool,
 ) -> _Repeat:
-    """``dq``: where it is written; ``receives``: whether there are received keys."""
-    names = [name for name in VARYING if receives or not name.startswith("received.")]
+    """``dq``: where it is written."""
     in_fp32 = dq.dtype == torch.float32
     floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else dq.numel())
     new_scratch = new_of((floats,), torch.float32, dq.device)
-    run = cuda_library().prepared("magi_attn_bwd", Pattern(params, names))
+    run = cuda_library().prepared("magi_attn_bwd", Pattern(params, VARYING))
     return _Repeat(dq.device, launch, run, new_grads, new_scratch, in_fp32)
 
 
@@ -284,25 +249,19 @@ def _launch_call(repeat: _Repeat, call: AttnCall, grad: GradCall, made: Gradient
         q.data_ptr(), k.data_ptr(), v.data_ptr(), dout.data_ptr(),
         0 if out is None else out.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
     )  # fmt: skip
-    received = () if call.received is None else _received(call.received, grad)
-    return _launch(
-        repeat, places, received, lse.data_ptr(), 0 if delta is None else delta.data_ptr()
-    )
+    return _launch(repeat, places, lse.data_ptr(), 0 if delta is None else delta.data_ptr())
 
 
-def _launch(
-    repeat: _Repeat, places: tuple[int, ...], received: tuple[int, ...], lse: int, delta: int
-) -> bool:
+def _launch(repeat: _Repeat, places: tuple[int, ...], lse: int, delta: int) -> bool:
     """One pass on the current stream, without synchronisation. False: nothing was launched, because
     the copy engine reads and writes at multiples of 16 bytes only.
 
     Args:
         places: the addresses of q, k, v, dout, out or 0, dq, dk and dv.
-        received: see _received; empty if there are no received keys.
         lse, delta: addresses; 0 if delta is not given.
     """
     q, k, v, dout, out, dq, dk, dv = places
-    if (q | k | v | dout | out | dq | dk | dv) % 16 or any(place % 16 for place in received[:4]):
+    if (q | k | v | dout | out | dq | dk | dv) % 16:
         return False
     device = repeat.device
     stream = stream_handle(device)
@@ -314,19 +273,10 @@ def _launch(
             q, k, v, dout, out,
             *((dq, 0) if repeat.in_fp32 else (at + dq_sum, dq)),
             dk, dv,
-            *received,
             lse, delta,
             at + stats, at + sums, at + semaphores, stream,
         )  # fmt: skip
     return True
-
-
-def _received(received: Received, grad: GradCall) -> tuple[int, ...]:
-    """The addresses and the number of ReceivedKeys."""
-    assert grad.received_dkv is not None
-    word, number = received.arrival or (0, 0)
-    views = (received.k, received.v, *grad.received_dkv)
-    return *(x.data_ptr() for x in views), word, grad.done or 0, number % 2**32
 
 
 def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:

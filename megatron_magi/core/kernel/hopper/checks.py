@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse, Received
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.hopper.launch import is_aligned
 from megatron_magi.core.kernel.widths import (
-    COMPILED_WIDTHS,
     Widths,
     compiled_widths,
     too_wide,
@@ -55,22 +54,15 @@ def widths_for(call: AttnCall) -> Widths:
     return found
 
 
-def takes_received(widths: Widths) -> bool:
-    """See AttnBackend.takes_received: other heads are padded in copies, which would be made before
-    the rows arrive."""
-    return widths in COMPILED_WIDTHS
-
-
 def check_call(call: AttnCall) -> None:
     """Check dtype, lengths and scale."""
     q, k, _, table, softmax_scale, *_ = call
-    num_keys = k.shape[0] + (0 if call.received is None else call.received.k.shape[0])
     if q.dtype not in DTYPES:
         raise TypeError(f"the CUDA kernels take bf16 and fp16, got {q.dtype}; cast q, k and v")
-    if q.shape[0] != table.num_q or num_keys != table.num_k:
+    if q.shape[0] != table.num_q or k.shape[0] != table.num_k:
         raise ValueError(
             f"q and k must have the lengths the slices were made for, {table.num_q} and "
-            f"{table.num_k}, got {q.shape[0]} and {num_keys}; build the mask for these lengths"
+            f"{table.num_k}, got {q.shape[0]} and {k.shape[0]}; build the mask for these lengths"
         )
     least = MIN_SCALE.get(q.dtype, 0.0)
     if not least <= softmax_scale < math.inf:
@@ -144,35 +136,6 @@ def check_gradients(call: AttnCall, grad: GradCall) -> None:
         _check_target("dq", grad.dq, q, torch.float32)
     for name, target, x in zip(("dk", "dv"), grad.dkv or (), call[1:3], strict=False):
         _check_target(name, target, x, grad.dtype or torch.float32)
-    _check_received(call, grad)
-
-
-def _check_received(call: AttnCall, grad: GradCall) -> None:
-    """Check received keys and the places of their gradients."""
-    received, places = call.received, grad.received_dkv
-    if (received is None) != (places is None):
-        raise ValueError(
-            f"received keys and places for their gradients must be given together, got "
-            f"{'no' if received is None else 'received'} keys and "
-            f"{'no places' if places is None else 'places'}; pass both or neither"
-        )
-    if received is None or places is None:
-        return
-    for name, x, own in zip(("k", "v"), received[:2], call[1:3], strict=True):
-        _check_readable(f"received {name}", x, received, own)
-    wanted = torch.float32 if places[0].dtype == torch.float32 else call.q.dtype
-    for name, place, x in zip(("received dk", "received dv"), places, received[:2], strict=True):
-        _check_target(name, place, x, wanted)
-
-
-def _check_readable(name: str, x: Tensor, received: Received, own: Tensor) -> None:
-    """Received rows are read where they are, because a copy would be made before they arrive."""
-    shape = [received.k.shape[0], *own.shape[1:]]
-    if x.dtype != own.dtype or list(x.shape) != shape or not is_aligned(x):
-        raise ValueError(
-            f"{name} must be {own.dtype} {shape} with 16-byte aligned rows, got {x.dtype} "
-            f"{list(x.shape)} with strides {list(x.stride())}; receive the rows into such a tensor"
-        )
 
 
 def _check_target(name: str, grad: Tensor, x: Tensor, dtype: torch.dtype) -> None:

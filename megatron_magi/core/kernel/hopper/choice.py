@@ -13,7 +13,6 @@ from megatron_magi.core.kernel.hopper.launch import BwdLaunch, FwdLaunch, HeadsK
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask.row_ranges import without
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 
 
 class Variant(NamedTuple):
@@ -35,24 +34,12 @@ def forward_launch(table: SliceTable, key: HeadsKey) -> FwdLaunch:
     return cached
 
 
-def backward_launch(
-    table: SliceTable,
-    key: HeadsKey,
-    deterministic: bool,
-    num_own: int | None = None,
-    travel: Travel = NO_TRAVEL,
-) -> BwdLaunch:
-    """The backward of this table, chosen and uploaded when first asked for.
-
-    Args:
-        num_own: keys before the received ones; None: all.
-        travel: of the received ones.
-    """
-    own = table.num_k if num_own is None else num_own
-    name = "bwd", key, deterministic, own, travel
+def backward_launch(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
+    """The backward of this table, chosen and uploaded when first asked for."""
+    name = "bwd", key, deterministic
     cached = table.cache.get(name)
     if cached is None:
-        cached = table.cache[name] = _choose_backward(table, *name[1:])
+        cached = table.cache[name] = _choose_backward(table, key, deterministic)
     return cached
 
 
@@ -106,32 +93,21 @@ def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
     }
 
 
-def _choose_backward(
-    table: SliceTable, key: HeadsKey, deterministic: bool, num_own: int, travel: Travel
-) -> BwdLaunch:
+def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
     numbers = table.num_q, table.num_k, *key[:3], _num_sms(key)
-    work = solver.bwd_work_list(
-        table.slices, *numbers, deterministic=deterministic, num_own=num_own, travel=travel
-    )
-    return upload_backward(table, key, work, deterministic, num_own)
+    work = solver.bwd_work_list(table.slices, *numbers, deterministic=deterministic)
+    return upload_backward(table, key, work, deterministic)
 
 
 def upload_backward(
-    table: SliceTable,
-    key: HeadsKey,
-    work: solver.BwdWorkList,
-    deterministic: bool,
-    num_own: int,
+    table: SliceTable, key: HeadsKey, work: solver.BwdWorkList, deterministic: bool
 ) -> BwdLaunch:
     """The same for a backward's work list and its schedule."""
     names = ["items", "entries", "places", "turns", "segments"]
-    if len(work.order):
-        names.append("order")
     tables = upload_together([getattr(work, name) for name in names], key.device)
     params = BwdParams(
         **dict(zip(names, _addresses(tables), strict=True)),
         **_shape(table, key),
-        num_own=num_own,
         num_items=len(work.items),
         num_tiles=work.num_tiles,
         num_splits=work.num_splits,
@@ -143,9 +119,7 @@ def upload_backward(
         heads_inner=work.heads_inner,
         descending=work.descending,
     )
-    first_key, _, _, _, _, _, band, _ = work.items.T
-    received = int(((first_key >= num_own) & (band == 0)).sum())
-    return BwdLaunch(tables[0].buffer, params, received, scratch_at(params))
+    return BwdLaunch(tables[0].buffer, params, scratch_at(params))
 
 
 def scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
@@ -160,11 +134,8 @@ def scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
 def _sums_at_once(p: BwdParams) -> tuple[int, int]:
     """Rows of partial sums, one for each split, and counters."""
     counters = 1 + 2 * p.num_heads_q * p.num_row_groups if p.deterministic else 0
-    if p.num_splits == 1:
-        return 0, counters
-    receives = p.num_own < p.num_k
-    rows = p.num_k * p.num_heads_kv * p.num_splits
-    return rows, counters + (p.num_items * p.num_heads_kv if receives else 0)
+    rows = p.num_k * p.num_heads_kv * p.num_splits if p.num_splits > 1 else 0
+    return rows, counters
 
 
 def _sums_in_turns(p: BwdParams) -> tuple[int, int]:

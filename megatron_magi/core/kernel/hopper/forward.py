@@ -20,7 +20,6 @@ from megatron_magi.core.kernel.backend import (
     OutLse,
     RepeatedForward,
     put_rows,
-    refuse_received,
 )
 from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
@@ -115,18 +114,17 @@ def _form(
     call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
 ) -> Hashable:
     """See form.py."""
-    q, k, v, _, scale, _, softcap, sink_lse, received = call
+    q, k, v, _, scale, _, softcap, sink_lse = call
     form = form_of_qkv(q, k, v), scale, softcap, out_dtype
-    if sink_lse is None and prev is None and into is None and received is None:
+    if sink_lse is None and prev is None and into is None:
         return form
-    return form, form_of(sink_lse), form_of_pair(prev), form_of_pair(into), received is None
+    return form, form_of(sink_lse), form_of_pair(prev), form_of_pair(into)
 
 
 def _checked_forward(
     call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
 ) -> tuple[OutLse, _Repeat | None]:
     """The result, and what further calls of the form repeat: None if it is more than a launch."""
-    refuse_received(call, "a forward")
     check_joins(call, prev)
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):

@@ -56,25 +56,15 @@ class BwdLaunch:
 
     tables: DeviceBuffer
     params: BwdParams
-    received_items: int
-    """Tiles of received keys."""
     scratch_at: tuple[int, int, int, int]
     """Where the parts of a call's scratch memory begin, in bytes: stats, partial sums, semaphores,
     and the fp32 sum of dq where that is not an output."""
 
-    @property
-    def done_count(self) -> int:
-        """See AttnBackend.done_count: one for each tile of received keys and kv head. Without
-        queries nothing is launched."""
-        p = self.params
-        return self.received_items * p.num_heads_kv if p.num_q > 0 else 0
-
     def __str__(self) -> str:
         p = self.params
         return (
-            f"backward, head_dim {p.head_dim}: {p.num_items} items, {self.received_items} of them "
-            f"of received keys, {p.num_splits} splits{' in turns' if p.in_turns else ''}, "
-            f"{p.lanes_per_section} lanes at a time"
+            f"backward, head_dim {p.head_dim}: {p.num_items} items, {p.num_splits} splits"
+            f"{' in turns' if p.in_turns else ''}, {p.lanes_per_section} lanes at a time"
             f"{f' after {p.whole_heads} whole key heads' if p.whole_heads else ''}"
             f"{', deterministic' if p.deterministic else ''}"
         )

@@ -17,9 +17,8 @@ namespace magi {
 struct BwdMaps {
   // P: columns of a panel; of dO and V, E for D.
   CUtensorMap q, dout;  // {P, T, D/P, H}, box {P, 64, D/P, 1}, panel_cols
-  // Of own keys and of received ones.
-  CUtensorMap k[2], v[2];  // {P, S, D/P, G}, box {64, bwd_tile_k, D/P, 1}, bwd_key_panel_cols
-  CUtensorMap dq;          // fp32 {P, T, D/P, H}, box {P, 64, bwd_dq_panels, 1}, bwd_dq_panel_cols
+  CUtensorMap k, v;     // {P, S, D/P, G}, box {64, bwd_tile_k, D/P, 1}, bwd_key_panel_cols
+  CUtensorMap dq;       // fp32 {P, T, D/P, H}, box {P, 64, bwd_dq_panels, 1}, bwd_dq_panel_cols
 };
 
 // Columns of a panel of K and V, in 128-byte rows. A warpgroup makes dQ from its half of K's
@@ -51,7 +50,7 @@ struct BwdConvertJob {
   int32_t end_block;  // of the launch; filled in by add_bwd_convert
 };
 
-// Where dk and dv of own keys, or those of received ones, are written.
+// Where dk and dv are written.
 struct BwdKeyGradients {
   void* dk;
   void* dv;
@@ -69,15 +68,10 @@ struct BwdArgs {
   const BwdEntry* entries;
   const BwdPlace* places;  // deterministic mode, like turns and segments below
   BwdBlocks blocks;
-  int32_t* semaphores;       // [0] ticket; deterministic mode: then [2 halves][H][row groups]
-  BwdKeyGradients grads[2];  // of own keys and of received ones
-  const uint32_t* arrival;   // see MagiReceivedKeys
-  uint32_t* done;
-  float4* sums;                    // MagiBwdParams.partial, if parts take turns, or null
-  int32_t* parts_stored;           // of each item and kv head, how many; in turns: of each sum
-  BwdConvertJob received_jobs[2];  // and dk and dv, which the last of them makes of the sums
-  uint32_t arrival_number;
-  int32_t num_own;  // keys before the received ones
+  int32_t* semaphores;  // [0] ticket; deterministic mode: then [2 halves][H][row groups]
+  BwdKeyGradients grads;
+  float4* sums;           // MagiBwdParams.partial, if parts take turns, or null
+  int32_t* parts_stored;  // of each sum, how many turns it has seen
   int32_t num_heads_q;
   int32_t num_row_groups;
   int32_t stat_rows;
@@ -128,7 +122,7 @@ struct BwdPrepareArgs {
 };
 
 struct BwdConvertArgs {
-  BwdConvertJob jobs[5];  // dq, dk, dv, and dk, dv of received keys, as far as they are wanted
+  BwdConvertJob jobs[3];  // dq, dk, dv, as far as they are wanted
   int32_t num_jobs;
 };
 

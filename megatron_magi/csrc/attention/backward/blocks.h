@@ -28,7 +28,6 @@ struct BwdTurnOfPart {
 
 // The fields are those of MagiBwdParams.
 struct BwdBlocks {
-  const int32_t* order;
   int32_t num_items;
   int32_t num_splits;
   int32_t lanes_per_section;
@@ -44,9 +43,8 @@ struct BwdBlocks {
     w.num_splits = is_whole ? 1 : num_splits;
     w.heads = is_whole ? heads_per_block * num_splits : heads_per_block;
     const int lanes = is_whole ? 1 : lanes_per_section, place = block / lanes;
-    const int unit = order == nullptr ? place : order[place];
-    const int section = unit / num_items;
-    w.item_number = unit - section * num_items;
+    const int section = place / num_items;
+    w.item_number = place - section * num_items;
     const int lane = section * lanes + block - place * lanes;
     w.kv_head = lane / w.num_splits;
     w.split = lane - w.kv_head * w.num_splits;
@@ -55,7 +53,7 @@ struct BwdBlocks {
     return w;
   }
 
-  // Without an order: parts of a tile take turns as their blocks start.
+  // Parts of a tile take turns as their blocks start.
   MAGI_HOST_DEVICE BwdTurnOfPart turn(const BwdBlockWork& w, const BwdItem& item) const {
     BwdTurnOfPart part;
     part.count = w.num_splits * item.num_bands;

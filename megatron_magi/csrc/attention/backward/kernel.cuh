@@ -24,11 +24,6 @@
 // With softcap, S^T is the plain product, t = tanh(scale / softcap * S^T), P^T = exp2(softcap *
 // log2(e) * t - lse * log2(e)), dS^T = P^T * (1 - t^2) * dP^T, and lse is read by the consumers.
 //
-// Keys may come from two places: the rank's own, and in other buffers those of other ranks. Blocks
-// of received keys wait until the rows lie there (load.cuh), and count themselves when the
-// gradients do (finish.cuh). The launch's order lets own ones start before them as long as they
-// would wait.
-//
 // dS is double buffered, so one meeting per step is enough: who passes meeting n + 1 knows that
 // both have finished reading the dS of step n. dQ and dK are scaled when they leave.
 //
@@ -66,7 +61,6 @@
 #include "consume.cuh"
 #include "dq.cuh"
 #include "dq_in_order.cuh"
-#include "finish.cuh"
 #include "load.cuh"
 #include "own_signals.cuh"
 #include "pairs.cuh"
@@ -141,7 +135,6 @@ __global__ __launch_bounds__(Traits::kThreads,
   }
   write_constants<T>(smem_ptr);
   __syncthreads();
-  // At once, because consumers may put another number there at their end (finish.cuh).
   const int block_idx = ptx::load_shared_volatile(smem + T::kOffBlock);
   const int wg = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 
@@ -176,7 +169,6 @@ __global__ __launch_bounds__(Traits::kThreads,
       bwd_consume_wide<T>(args, num_steps, wg - 1, smem);
     else
       bwd_consume<T>(args, num_steps, wg - 1, smem);
-    if (args.done != nullptr) finish_received<T>(args, smem);
   }
 }
 

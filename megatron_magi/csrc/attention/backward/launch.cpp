@@ -29,9 +29,8 @@ Status check_schedule(const MagiBwdParams& p) {
                 std::to_string(lanes) + "; use 1"};
   if ((p.num_splits > 1 || p.in_turns) && p.partial == nullptr)
     return {kInvalidArgument, "parts of tiles need the workspace `partial`; pass it"};
-  if (p.in_turns && (p.order != nullptr || p.deterministic))
-    return {kInvalidArgument,
-            "parts in turns have no order and no deterministic mode; pass in_turns 0"};
+  if (p.in_turns && p.deterministic)
+    return {kInvalidArgument, "parts in turns have no deterministic mode; pass in_turns 0"};
   const bool in_bands = p.num_tiles != p.num_items;
   if (p.num_tiles > p.num_items || (in_bands && (!p.in_turns || p.whole_heads > 0)))
     return {kInvalidArgument,
@@ -56,10 +55,6 @@ Status check(const MagiBwdParams& p) {
   if (!(p.softcap >= 0.f))
     return {kInvalidArgument,
             "softcap must be 0 (off) or above, got " + std::to_string(p.softcap) + "; pass 0"};
-  if (p.num_own < 0 || p.num_own > p.num_k)
-    return {kInvalidArgument, "num_own must be between 0 and the " + std::to_string(p.num_k) +
-                                  " keys, got " + std::to_string(p.num_own) +
-                                  "; pass both lengths"};
   if (p.num_q == 0 && p.num_items > 0)
     return {kInvalidArgument, "items need queries, got " + std::to_string(p.num_items) +
                                   " items and none; pass no items"};
@@ -67,22 +62,20 @@ Status check(const MagiBwdParams& p) {
   if (blocks > INT32_MAX)
     return {kUnsupported, "a launch has at most 2^31 - 1 blocks, got " + std::to_string(blocks) +
                               "; use fewer splits or rows"};
-  const bool receives = p.num_own < p.num_k;
-  for (const int32_t grad_dtype : {p.grad_dtype, receives ? p.received.grad_dtype : p.grad_dtype})
-    if (grad_dtype != p.dtype && grad_dtype != kMagiFp32)
-      return {kUnsupported, "grad_dtype must be fp32 or that of q, got code " +
-                                std::to_string(grad_dtype) + "; cast the result"};
+  if (p.grad_dtype != p.dtype && p.grad_dtype != kMagiFp32)
+    return {kUnsupported, "grad_dtype must be fp32 or that of q, got code " +
+                              std::to_string(p.grad_dtype) + "; cast the result"};
   return {};
 }
 
-// The maps of num_keys rows of keys and values.
-Status encode_keys(const MagiBwdParams& p, const MagiTensor& k, const MagiTensor& v, int num_keys,
-                   CUtensorMap* map_k, CUtensorMap* map_v) {
+// A map has at least one row; no block reads through those that are left out.
+Status encode_keys(const MagiBwdParams& p, BwdMaps* maps) {
+  if (p.num_k == 0) return {};
   const auto element = map_element(p.dtype);
   const int tile_k = bwd_tile_k(p.head_dim);
-  MAGI_RETURN_IF_ERROR(encode_panel_tile(map_k, element, k, num_keys, p.num_heads_kv, p.head_dim,
-                                         bwd_key_panel_cols(p.head_dim), tile_k));
-  return encode_panel_tile(map_v, element, v, num_keys, p.num_heads_kv, p.value_dim,
+  MAGI_RETURN_IF_ERROR(encode_panel_tile(&maps->k, element, p.k, p.num_k, p.num_heads_kv,
+                                         p.head_dim, bwd_key_panel_cols(p.head_dim), tile_k));
+  return encode_panel_tile(&maps->v, element, p.v, p.num_k, p.num_heads_kv, p.value_dim,
                            bwd_key_panel_cols(p.value_dim), tile_k);
 }
 
@@ -92,12 +85,7 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
       encode_head_tile(&maps->q, element, p.q, p.num_q, p.num_heads_q, p.head_dim, kBwdTileQ));
   MAGI_RETURN_IF_ERROR(encode_head_tile(&maps->dout, element, p.dout, p.num_q, p.num_heads_q,
                                         p.value_dim, kBwdTileQ));
-  // A map has at least one row; no block reads through those that are left out.
-  if (p.num_own > 0)
-    MAGI_RETURN_IF_ERROR(encode_keys(p, p.k, p.v, p.num_own, &maps->k[0], &maps->v[0]));
-  if (p.num_own < p.num_k)
-    MAGI_RETURN_IF_ERROR(
-        encode_keys(p, p.received.k, p.received.v, p.num_k - p.num_own, &maps->k[1], &maps->v[1]));
+  MAGI_RETURN_IF_ERROR(encode_keys(p, maps));
   const uint32_t cols = bwd_dq_panel_cols(p.head_dim), panels = bwd_dq_panels(p.head_dim);
   const uint64_t dq_dims[4] = {cols, static_cast<uint64_t>(p.num_q), p.head_dim / cols,
                                static_cast<uint64_t>(p.num_heads_q)};
@@ -110,14 +98,20 @@ Status encode_maps(const MagiBwdParams& p, BwdMaps* maps) {
                            dq_strides, dq_box);
 }
 
-BwdKeyGradients grads_at(const MagiTensor& dk, const MagiTensor& dv, int32_t dtype) {
-  return {dk.data, dv.data, dk.stride_token,   dk.stride_head, dv.stride_token, dv.stride_head,
-          0,       0,       dtype == kMagiFp32};
+BwdKeyGradients final_grads(const MagiBwdParams& p) {
+  return {p.dk.data,
+          p.dv.data,
+          p.dk.stride_token,
+          p.dk.stride_head,
+          p.dv.stride_token,
+          p.dv.stride_head,
+          0,
+          0,
+          p.grad_dtype == kMagiFp32};
 }
 
-// Partial sums of the keys from row `first_key` on: all have dk [num_splits, S, G, D] and
-// dv [num_splits, S, G, E] in fp32.
-BwdKeyGradients partial_at(const MagiBwdParams& p, int first_key) {
+// Partial sums: dk [num_splits, S, G, D] and dv [num_splits, S, G, E] in fp32.
+BwdKeyGradients partial_grads(const MagiBwdParams& p) {
   BwdKeyGradients to{};
   to.dk_stride_token = int64_t{p.num_heads_kv} * p.head_dim;
   to.dv_stride_token = int64_t{p.num_heads_kv} * p.value_dim;
@@ -125,20 +119,20 @@ BwdKeyGradients partial_at(const MagiBwdParams& p, int first_key) {
   to.dv_stride_head = p.value_dim;
   to.dk_split_stride = p.num_k * to.dk_stride_token;
   to.dv_split_stride = p.num_k * to.dv_stride_token;
-  to.dk = p.partial + first_key * to.dk_stride_token;
-  to.dv = p.partial + p.num_splits * to.dk_split_stride + first_key * to.dv_stride_token;
+  to.dk = p.partial;
+  to.dv = p.partial + p.num_splits * to.dk_split_stride;
   to.is_fp32 = 1;
   return to;
 }
 
-// The jobs that make dk and dv of the partial sums of num_keys keys.
-void key_jobs(const MagiBwdParams& p, const BwdKeyGradients& parts, const BwdKeyGradients& to,
-              int num_keys, BwdConvertJob* jobs) {
+// The jobs that make dk and dv of the partial sums.
+void key_jobs(const MagiBwdParams& p, BwdConvertJob* jobs) {
+  const BwdKeyGradients parts = partial_grads(p), to = final_grads(p);
   jobs[0] = {{parts.dk, parts.dk_stride_token, parts.dk_stride_head},
              {to.dk, to.dk_stride_token, to.dk_stride_head},
              parts.dk_split_stride,
              p.num_splits,
-             num_keys,
+             p.num_k,
              p.num_heads_kv,
              p.head_dim,
              to.is_fp32};
@@ -146,18 +140,10 @@ void key_jobs(const MagiBwdParams& p, const BwdKeyGradients& parts, const BwdKey
              {to.dv, to.dv_stride_token, to.dv_stride_head},
              parts.dv_split_stride,
              p.num_splits,
-             num_keys,
+             p.num_k,
              p.num_heads_kv,
              p.value_dim,
              to.is_fp32};
-}
-void own_jobs(const MagiBwdParams& p, BwdConvertJob* jobs) {
-  key_jobs(p, partial_at(p, 0), grads_at(p.dk, p.dv, p.grad_dtype), p.num_own, jobs);
-}
-void received_jobs(const MagiBwdParams& p, BwdConvertJob* jobs) {
-  const MagiReceivedKeys& r = p.received;
-  key_jobs(p, partial_at(p, p.num_own), grads_at(r.dk, r.dv, r.grad_dtype), p.num_k - p.num_own,
-           jobs);
 }
 
 // The ticket and the counters of deterministic mode; those of stored parts stand behind them.
@@ -166,15 +152,10 @@ size_t num_semaphores(const MagiBwdParams& p) {
   return p.deterministic ? 1 + size_t{2} * p.num_heads_q * p.num_row_groups : 0;
 }
 
-// Whether the main kernel adds up the parts of received keys' gradients, so that it can count them.
-bool adds_received_parts(const MagiBwdParams& p) {
-  return p.num_splits > 1 && !p.in_turns && p.received.done != nullptr;
-}
-
 // Counters of stored parts.
 size_t num_stored(const MagiBwdParams& p) {
-  if (p.in_turns) return size_t{1} * p.num_tiles * std::max(1, p.lanes_per_section / p.num_splits);
-  return adds_received_parts(p) ? size_t{1} * p.num_items * p.num_heads_kv : 0;
+  if (!p.in_turns) return 0;
+  return size_t{1} * p.num_tiles * std::max(1, p.lanes_per_section / p.num_splits);
 }
 
 // Whether each split has sums of its own, which another kernel adds up.
@@ -204,14 +185,9 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.places = reinterpret_cast<const BwdPlace*>(p.places);
   args.turns = reinterpret_cast<const BwdTurn*>(p.turns);
   args.segments = reinterpret_cast<const BwdSegment*>(p.segments);
-  args.blocks = {p.order,       p.num_items,
-                 p.num_splits,  p.lanes_per_section,
-                 p.whole_heads, p.num_heads_q / p.num_heads_kv / p.num_splits};
+  args.blocks = {p.num_items, p.num_splits, p.lanes_per_section, p.whole_heads,
+                 p.num_heads_q / p.num_heads_kv / p.num_splits};
   args.semaphores = p.semaphores;
-  args.num_own = p.num_own;
-  args.arrival = p.received.arrival;
-  args.arrival_number = p.received.arrival_number;
-  args.done = p.received.done;
   args.sums = p.in_turns ? reinterpret_cast<float4*>(p.partial) : nullptr;
   args.parts_stored = p.semaphores + num_semaphores(p);
   args.num_heads_q = p.num_heads_q;
@@ -221,12 +197,7 @@ BwdArgs main_args(const MagiBwdParams& p) {
   args.cap_scale = p.softcap > 0.f ? p.softmax_scale / p.softcap : 0.f;
   args.cap_log2 = p.softcap * kLog2e;
   if (p.softcap > 0.f) set_polynomial(&args);
-  const MagiReceivedKeys& received = p.received;
-  const bool partial = has_partial_sums(p);
-  args.grads[0] = partial ? partial_at(p, 0) : grads_at(p.dk, p.dv, p.grad_dtype);
-  args.grads[1] =
-      partial ? partial_at(p, p.num_own) : grads_at(received.dk, received.dv, received.grad_dtype);
-  if (adds_received_parts(p)) received_jobs(p, args.received_jobs);
+  args.grads = has_partial_sums(p) ? partial_grads(p) : final_grads(p);
   return args;
 }
 
@@ -297,12 +268,8 @@ void convert(const MagiBwdParams& p, BwdPass* pass) {
   BwdConvertArgs& args = pass->convert;
   if (p.dq.data != nullptr)
     args.jobs[args.num_jobs++] = {p.dq_acc, p.dq, 0, 1, p.num_q, p.num_heads_q, p.head_dim, false};
-  if (has_partial_sums(p) && p.num_own > 0) {
-    own_jobs(p, args.jobs + args.num_jobs);
-    args.num_jobs += 2;
-  }
-  if (has_partial_sums(p) && p.num_own < p.num_k && !adds_received_parts(p)) {
-    received_jobs(p, args.jobs + args.num_jobs);
+  if (has_partial_sums(p) && p.num_k > 0) {
+    key_jobs(p, args.jobs + args.num_jobs);
     args.num_jobs += 2;
   }
   add_bwd_convert<kDtype, kHeadDim, kValueDim>(&args, &pass->chain);

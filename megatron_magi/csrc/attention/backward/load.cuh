@@ -1,5 +1,4 @@
-// The loader, one thread: K and V once (received ones when they have arrived), then Q, dO, the
-// stats and what the step is, by TMA.
+// The loader, one thread: K and V once, then Q, dO, the stats and what the step is, by TMA.
 #pragma once
 #include "walk.cuh"
 
@@ -31,16 +30,12 @@ MAGI_DEVICE void bwd_load(const BwdArgs& args, const BwdBlock<Traits>& block, ui
                           uint8_t* smem_ptr, const BwdMaps& maps) {
   using T = Traits;
   const uint32_t bars = smem + T::kOffBars;
-  const int first_row = block.first_row(args);
-  if (block.is_received && args.arrival != nullptr) {
-    wait_for_number(args.arrival, args.arrival_number);
-    ptx::fence_async_global();
-  }
+  const int first_row = block.item.k_start;
   ptx::mbar_arrive_expect_tx(bars + T::kBarKv, T::kKeyBytes + T::kValueBytes);
-  ptx::tma_load_4d(smem + T::kOffK, &maps.k[block.is_received], bars + T::kBarKv, 0, first_row, 0,
-                   block.kv_head, ptx::kEvictFirst);
-  ptx::tma_load_4d(smem + T::kOffV, &maps.v[block.is_received], bars + T::kBarKv, 0, first_row, 0,
-                   block.kv_head, ptx::kEvictFirst);
+  ptx::tma_load_4d(smem + T::kOffK, &maps.k, bars + T::kBarKv, 0, first_row, 0, block.kv_head,
+                   ptx::kEvictFirst);
+  ptx::tma_load_4d(smem + T::kOffV, &maps.v, bars + T::kBarKv, 0, first_row, 0, block.kv_head,
+                   ptx::kEvictFirst);
   const auto load_step = [&](int n, const BwdEntry& entry, int /*number*/, int q, int head) {
     const int stage = n % T::kStages;
     const uint32_t parity = (n / T::kStages + 1) & 1;

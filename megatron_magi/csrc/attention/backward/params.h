@@ -3,42 +3,24 @@
 #pragma once
 #include "../params.h"
 
-// Keys that came from other ranks, the last S2 = num_k - num_own of a backward's keys. They may
-// arrive, and their gradients return, while the launch works on the own keys. All zero: there are
-// none.
-struct MagiReceivedKeys {
-  MagiTensor k;             // [S2, G, D] dtype
-  MagiTensor v;             // [S2, G, E] dtype
-  MagiTensor dk;            // [S2, G, D] grad_dtype
-  MagiTensor dv;            // [S2, G, E] grad_dtype
-  const uint32_t* arrival;  // k and v lie there when it has reached arrival_number, which must come
-                            // about without this launch; null: they lie there
-  uint32_t* done;  // raised by G for each item of received keys when dk and dv lie written;
-                   // null: not asked
-  uint32_t arrival_number;  // compared as int32(*arrival - arrival_number) >= 0
-  int32_t grad_dtype;       // of dk and dv: dtype or kMagiFp32
-};
-
 // One backward pass. Everything is enqueued on `stream`; nothing synchronises.
 //   1. prepare: stats from lse and delta, or from lse and out; dq_acc is cleared if asked for (by a
 //      fill before it if that is faster), and so are semaphores
 //   2. main:    dk, dv, and dq added to dq_acc
 //   3. convert: dq_acc to dq, and the partial sums of split groups to dk and dv
-// Own keys are the first S1 = num_own of the S.
 struct MagiBwdParams {
-  MagiTensor q;       // [T, H, D] dtype
-  MagiTensor k;       // [S1, G, D] dtype
-  MagiTensor v;       // [S1, G, E] dtype
-  MagiTensor dout;    // [T, H, E] dtype
-  MagiTensor out;     // [T, H, E] dtype: delta is made from it; data null: delta is given
-  MagiTensor dq_acc;  // [T, H, D] fp32; gradients are added to it
-  MagiTensor dq;      // [T, H, D] dtype: dq_acc converted; data null: not wanted
-  MagiTensor dk;      // [S1, G, D] grad_dtype
-  MagiTensor dv;      // [S1, G, E] grad_dtype
-  MagiReceivedKeys received;
-  const float* lse;                           // [T, H] natural log, -inf for rows that see nothing
-  const float* delta;                         // [T, H] rowsum(out * dout); null: out is given
-  int64_t lse_stride_token, lse_stride_head;  // elements
+  MagiTensor q;        // [T, H, D] dtype
+  MagiTensor k;        // [S, G, D] dtype
+  MagiTensor v;        // [S, G, E] dtype
+  MagiTensor dout;     // [T, H, E] dtype
+  MagiTensor out;      // [T, H, E] dtype: delta is made from it; data null: delta is given
+  MagiTensor dq_acc;   // [T, H, D] fp32; gradients are added to it
+  MagiTensor dq;       // [T, H, D] dtype: dq_acc converted; data null: not wanted
+  MagiTensor dk;       // [S, G, D] grad_dtype
+  MagiTensor dv;       // [S, G, E] grad_dtype
+  const float* lse;    // [T, H] natural log, -inf for rows that see nothing
+  const float* delta;  // [T, H] rowsum(out * dout); null: out is given
+  int64_t lse_stride_token, lse_stride_head;      // elements
   int64_t delta_stride_token, delta_stride_head;  // elements
   void* stats;  // workspace [2, H, round_up(T + 64, 2)] of 16 bytes, aligned to that
   // Workspace of a launch that works on tiles in parts. Of splits at once, each has its own sums,
@@ -50,16 +32,10 @@ struct MagiBwdParams {
   const int32_t* places;    // [num_entries, 4], deterministic mode only: struct BwdPlace
   const int32_t* turns;     // [num_turns, 2], likewise: struct BwdTurn
   const int32_t* segments;  // [num_segments, 2], likewise: struct BwdSegment
-  // [num_items * G * num_splits / lanes_per_section]: which item of which section starts next, as
-  // section * num_items + item; null: section by section in list order. In deterministic mode items
-  // of one section must keep that order. Null if parts take turns.
-  const int32_t* order;
-  int32_t* semaphores;   // of any content: in deterministic mode 1 + 2 * H * num_row_groups; then,
-                         // with num_splits > 1 and received keys, num_items * G; if parts take
-                         // turns 1 + num_tiles * kv heads of a section
-  void* stream;          // host: cudaStream_t
-  int32_t num_q, num_k;  // T, S
-  int32_t num_own;       // S1
+  int32_t* semaphores;      // of any content: in deterministic mode 1 + 2 * H * num_row_groups; if
+                            // parts take turns 1 + num_tiles * kv heads of a section
+  void* stream;             // host: cudaStream_t
+  int32_t num_q, num_k;     // T, S
   int32_t num_heads_q, num_heads_kv;
   int32_t head_dim, value_dim;
   int32_t dtype;       // MagiDtype of q, k, v, dout, dq

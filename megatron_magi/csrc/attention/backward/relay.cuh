@@ -217,11 +217,11 @@ struct BwdRelay : BwdConsumer<Traits> {
     const bool is_dk = wg == 1;
     const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
     if (!take_turn(args, block, sum)) return;
-    const BwdKeyGradients& to = args.grads[block.is_received];
+    const BwdKeyGradients& to = args.grads;
     const int64_t split_stride = is_dk ? to.dk_split_stride : to.dv_split_stride;
     const int64_t token_stride = is_dk ? to.dk_stride_token : to.dv_stride_token;
     const int64_t head_stride = is_dk ? to.dk_stride_head : to.dv_stride_head;
-    const int64_t first = block.split * split_stride + block.first_row(args) * token_stride +
+    const int64_t first = block.split * split_stride + block.item.k_start * token_stride +
                           block.kv_head * head_stride;
     char* base = static_cast<char*>(is_dk ? to.dk : to.dv) + first * (to.is_fp32 ? 4 : 2);
     store_gradient<T>(sum, smem + (is_dk ? T::kOffK : T::kOffV), base, token_stride, to.is_fp32, 0,

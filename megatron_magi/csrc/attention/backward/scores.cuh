@@ -323,8 +323,8 @@ MAGI_DEVICE void store_gradients(const BwdArgs& args, float (&dk)[Traits::kHeadD
             first_row = 64 * wg;
   const BwdBlock<T> block(args, ptx::load_shared_volatile(smem + T::kOffBlock));
   if (!take_turn(args, block, dv, dk)) return;
-  const BwdKeyGradients& to = args.grads[block.is_received];
-  const int grad_bytes = to.is_fp32 ? 4 : 2, tile_row = block.first_row(args);
+  const BwdKeyGradients& to = args.grads;
+  const int grad_bytes = to.is_fp32 ? 4 : 2, tile_row = block.item.k_start;
   char* dk_base = static_cast<char*>(to.dk) +
                   (block.split * to.dk_split_stride + tile_row * to.dk_stride_token +
                    block.kv_head * to.dk_stride_head) *

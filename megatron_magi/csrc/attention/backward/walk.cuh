@@ -9,18 +9,11 @@ template <class Traits>
 struct BwdBlock : BwdBlockWork {
   BwdItem item;
   int num_steps;
-  bool is_received;  // whether the keys are; own ones otherwise
 
   MAGI_DEVICE BwdBlock(const BwdArgs& args, int block)
       : BwdBlockWork(args.blocks.work<!Traits::kDeterministic>(block)),
         item(args.items[item_number]),
-        num_steps(item.steps * heads),
-        is_received(item.k_start >= args.num_own) {}
-
-  // The first key's row among the own keys, or among the received ones.
-  MAGI_DEVICE int first_row(const BwdArgs& args) const {
-    return item.k_start - (is_received ? args.num_own : 0);
-  }
+        num_steps(item.steps * heads) {}
 
   // Calls f(n, entry, its number, first query row, head) for every step in order.
   template <class F>

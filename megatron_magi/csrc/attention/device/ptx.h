@@ -68,19 +68,10 @@ MAGI_DEVICE bool mbar_test_wait(uint32_t bar, uint32_t parity) {
   return done != 0;
 }
 
-// ---- numbers by which threads, blocks, other GPUs, the copy engine and the host tell each other.
-// Who has read a released number with acquire sees what was written before it.
+// ---- numbers by which threads and blocks tell each other. Who has read a released number with
+// acquire sees what was written before it.
 
-// In global memory, from and for whoever is in the system.
-MAGI_DEVICE uint32_t load_acquire_sys(const uint32_t* ptr) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(value) : "l"(ptr) : "memory");
-  return value;
-}
-MAGI_DEVICE void add_release_sys(uint32_t* ptr, uint32_t value) {
-  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(ptr), "r"(value) : "memory");
-}
-// Likewise among the blocks of a GPU, which costs less.
+// In global memory, among the blocks of a GPU.
 MAGI_DEVICE int load_acquire_gpu(const int32_t* ptr) {
   int value;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(ptr) : "memory");

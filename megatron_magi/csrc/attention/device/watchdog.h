@@ -1,4 +1,4 @@
-// Waiting at an mbarrier, or for a number in global memory. A library that is built with
+// Waiting at an mbarrier, or for a count in global memory. A library that is built with
 // -DMAGI_DEBUG_WATCHDOG stops with an error instead of hanging; both directions wait here and
 // nowhere else.
 #pragma once
@@ -21,21 +21,6 @@ MAGI_DEVICE void wait_for(uint32_t bar, uint32_t parity) {
 #else
   ptx::mbar_wait(bar, parity);
 #endif
-}
-
-// Until others, which may be the copy engine or another GPU, have brought the number at `word` to
-// this one or beyond, where numbers may wrap. Their earlier writes are visible then.
-MAGI_DEVICE void wait_for_number(const uint32_t* word, uint32_t number) {
-  for (int tries = 0; static_cast<int32_t>(ptx::load_acquire_sys(word) - number) < 0; ++tries) {
-    __nanosleep(100);
-#ifdef MAGI_DEBUG_WATCHDOG
-    if (tries > 10000000) {
-      printf("block %d waits for number %u, which is at %u\n", blockIdx.x, number,
-             ptx::load_acquire_sys(word));
-      __trap();
-    }
-#endif
-  }
 }
 
 // Until other blocks have brought the count at `word` to this one. Their earlier writes are visible

@@ -61,11 +61,7 @@ struct MagiExchangeParams {
   void* beside;                // host: cudaStream_t
   void* filled;                // host: cudaEvent_t
   void* arrived;               // host: cudaEvent_t, recorded when all rows are here
-  uint32_t* arrived_word;      // becomes `number` when all rows are here; null: nobody asks
-  uint32_t* written;           // null: the slot is filled when `current` gets here; otherwise when
-                               // a kernel has raised this word to written_count
   uint32_t number;             // of the exchange
-  uint32_t written_count;
   int32_t num_peers;
 };
 

@@ -4,10 +4,8 @@
 // Exchange n on one rank, where slot n % slots of its symmetric memory holds the rows it sends:
 //   current: wait until all peers have taken exchange n - slots; fill the slot
 //   beside:  ready(n) to every peer; for each peer: wait for its ready(n), copy its rows;
-//            arrived(n) to this rank's kernels, taken(n) to every peer
-// A rank writes all its ready(n) before it waits for anyone's, so no ring of waits can form. A
-// kernel that fills the slot early in its work says so by a word, and `beside` does not wait for
-// its end.
+//            taken(n) to every peer
+// A rank writes all its ready(n) before it waits for anyone's, so no ring of waits can form.
 #include "../device/driver.h"
 #include "../device/export.h"
 #include "params.h"
@@ -70,11 +68,6 @@ Status follow_filling(const MagiExchangeParams& p) {
   const auto current = static_cast<cudaStream_t>(p.current);
   const auto beside = static_cast<cudaStream_t>(p.beside);
   const auto filled = static_cast<cudaEvent_t>(p.filled);
-  if (p.written != nullptr) {
-    MAGI_RETURN_IF_ERROR(
-        stream_ops(1, p.beside, [&](int) { return wait_of(p.written, p.written_count); }));
-    return cuda_status(cudaEventRecord(filled, beside), "exchange");
-  }
   MAGI_RETURN_IF_ERROR(cuda_status(cudaEventRecord(filled, current), "exchange"));
   return cuda_status(cudaStreamWaitEvent(beside, filled, 0), "exchange");
 }
@@ -93,9 +86,6 @@ Status exchange(const MagiExchangeParams& p) {
         cudaMemcpyAsync(pull.target, pull.source, pull.bytes, cudaMemcpyDeviceToDevice, beside),
         "reading a peer's rows"));
   }
-  if (p.arrived_word != nullptr)
-    MAGI_RETURN_IF_ERROR(
-        stream_ops(1, p.beside, [&](int) { return write_of(p.arrived_word, p.number); }));
   MAGI_RETURN_IF_ERROR(stream_ops(
       p.num_peers, p.beside, [&](int i) { return write_of(p.flags[i].taken_there, p.number); }));
   return cuda_status(cudaEventRecord(static_cast<cudaEvent_t>(p.arrived), beside), "exchange");

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, Received
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.form import MOST_FORMS, Forms
 from megatron_magi.core.kernel.hopper import backward, forward
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.plan.travel import NO_TRAVEL, Travel
 from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import BF16, FP16, FP32, NAMED, case, exact
 
@@ -155,7 +154,6 @@ def test_a_backward_does_what_it_does_on_a_table_of_its_own(
         ({"dq": torch.zeros(200, 4, 64, dtype=BF16)}, "dq must be written"),
         ({"dq": moved(torch.zeros(200, 4, 64), 1)}, "dq must be written"),
         ({"dkv": (moved(torch.zeros(200, 2, 64), 1), torch.zeros(200, 2, 64))}, "dk must be"),
-        ({"received_dkv": (torch.zeros(1, 2, 64), torch.zeros(1, 2, 64))}, "given together"),
     ],
 )
 def test_what_a_backward_refuses_it_refuses_also_after_a_good_call(
@@ -210,44 +208,3 @@ def test_not_every_form_is_kept() -> None:
     for number in range(3 * MOST_FORMS):
         forms.keep(number, -number)
         assert forms[number] == -number and len(forms) <= MOST_FORMS
-
-
-def test_received_keys_are_part_of_the_form(library: abi_on_cpu.CpuLibrary) -> None:
-    """A forward refuses them, and a backward has a work list for each boundary and travel."""
-    call, dout = case(MASK)
-    forward(call)
-    with pytest.raises(NotImplementedError, match="received keys beside them"):
-        forward(call._replace(received=Received(call.k[:0], call.v[:0])))
-    grad = GradCall(dout, torch.zeros(200, 4), torch.zeros(200, 4))
-    abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
-    made = []
-    for own, travel in ((200, NO_TRAVEL), (150, NO_TRAVEL), (150, Travel(5, 9)), (150, NO_TRAVEL)):
-        parts = Received(call.k[own:].contiguous(), call.v[own:].contiguous(), travel=travel)
-        places = torch.zeros(200 - own, 2, 64), torch.zeros(200 - own, 2, 64)
-        part = call._replace(k=call.k[:own], v=call.v[:own], received=parts)
-        backward(part, grad._replace(received_dkv=places))
-        made.append(len(call.table.cache["backwards"]))
-    assert made == [1, 2, 3, 3]
-
-
-def test_received_rows_are_checked_also_after_good_ones(library: abi_on_cpu.CpuLibrary) -> None:
-    """They are read and written where they are, so other bases and gaps are refused, not copied."""
-    call, dout = case(MASK)
-    abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
-    k, v = call.k[150:].contiguous(), call.v[150:].contiguous()
-    room = torch.zeros(50, 2, 64)
-    grad = GradCall(dout, torch.zeros(200, 4), torch.zeros(200, 4))
-    part = call._replace(k=call.k[:150], v=call.v[:150])
-
-    def run(k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
-        backward(part._replace(received=Received(k, v)), grad._replace(received_dkv=(dk, dv)))
-
-    run(k, v, room, room.clone())
-    run(moved(k, 0, 8), v, moved(room, 0, 4), room)
-    assert len(library.calls) == 2
-    for bad in ((moved(k, 1), v, room, room), (k, moved(v, 0, 1), room, room),
-                (k, v, moved(room, 1), room), (k, v, room, room.half()),
-                (k[:49], v[:49], room, room)):  # fmt: skip
-        with pytest.raises(ValueError, match=r"must be|must have"):
-            run(*bad)
-    assert len(library.calls) == 2
