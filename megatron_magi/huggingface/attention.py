@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi import HeadShape, MagiConfig, Softmax, dist_attn, flex_flash_attn_func
-from megatron_magi.huggingface.cp_batch import DispatchedBatch
+from megatron_magi.huggingface.cp_batch import DispatchedBatch, carried_batch
 from megatron_magi.huggingface.mask_request import MaskRequest
 
 READ = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "s_aux", "position_ids",
@@ -61,12 +61,14 @@ def attend(
     Raises:
         NotImplementedError: dropout, attention without causality, keys of a cache, attention
             weights as output, and options that this attention does not know.
-        ValueError, TypeError: masks and options that do not fit together.
+        ValueError, TypeError: masks and options that do not fit together, and rows of a dispatched
+            batch without it.
     """
     _refuse(module, heads, options)
     asked = _request(heads, given, options)
     softmax = _softmax(options)
     batch = options.get("magi_batch")
+    _check_carried(batch, options)
     if batch is not None:
         _check_spread(batch, asked, options)
         out = _spread(heads, asked, softmax, batch)
@@ -94,6 +96,17 @@ def _spread(heads: HeadRows, asked: MaskRequest, softmax: Softmax, batch: Any) -
     shape = HeadShape(q.shape[1], k.shape[1], q.shape[2], q.element_size(), v.shape[2])
     out, _ = dist_attn(q, k, v, batch.plan(asked.window, shape), batch.cp_group, softmax)
     return out
+
+
+def _check_carried(batch: Any, options: Mapping[str, Any]) -> None:
+    """A rank's rows would attend to each other alone, or by another batch's plan."""
+    carried = carried_batch(options.get("position_ids"))
+    if carried is not None and carried is not batch:
+        raise ValueError(
+            f"rows that dispatch_batch gave need the magi_batch that it gave with them, got "
+            f"{'none' if batch is None else 'that of another batch'}; call "
+            f"model(**dispatch_batch(...))"
+        )
 
 
 def _check_spread(batch: Any, asked: MaskRequest, options: Mapping[str, Any]) -> None:

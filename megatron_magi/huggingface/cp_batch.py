@@ -16,6 +16,8 @@ from megatron_magi.huggingface.documents import Documents, find_documents
 
 IGNORED = -100
 """The label that Transformers leaves out of the loss."""
+_ATTRIBUTE = "_magi_batch"
+"""Of position ids: the batch that they were dispatched with."""
 LAYER_KINDS = ("full_attention", "sliding_attention", "attention")
 
 
@@ -104,11 +106,22 @@ def dispatch_batch(
     positions = _positions(input_ids, packing)
     local: dict[str, Any] = {
         "input_ids": _local(input_ids, batch),
-        "position_ids": _local(positions, batch),
+        "position_ids": _carrying(_local(positions, batch), batch),
         "use_cache": False,
         "magi_batch": batch,
     }
     return local if labels is None else local | _local_labels(labels, batch)
+
+
+def carried_batch(position_ids: Tensor | None) -> DispatchedBatch | None:
+    """The batch that position ids were dispatched with; None: they were not, or are a copy."""
+    return getattr(position_ids, _ATTRIBUTE, None)
+
+
+def _carrying(position_ids: Tensor, batch: DispatchedBatch) -> Tensor:
+    """The same tensor, marked, so that a layer notices if it comes without its batch."""
+    setattr(position_ids, _ATTRIBUTE, batch)
+    return position_ids
 
 
 def _local(rows: Tensor, batch: DispatchedBatch, pad_value: int = 0) -> Tensor:

@@ -82,3 +82,13 @@ def test_a_dispatched_batch_takes_no_other_documents() -> None:
     keep = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]])
     with pytest.raises(TypeError, match="got an attention_mask"):
         model(**local, attention_mask=keep)
+
+
+def test_rows_of_a_dispatched_batch_need_it() -> None:
+    model = build(config("llama"), "magi")
+    first, other = (dispatch_batch(tokens(1, 8), None, model.config, None) for _ in range(2))
+    without = {name: value for name, value in first.items() if name != "magi_batch"}
+    with pytest.raises(ValueError, match="gave with them, got none; call"):
+        model(**without)
+    with pytest.raises(ValueError, match="got that of another batch"):
+        model(**first | {"magi_batch": other["magi_batch"]})
