@@ -28,3 +28,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = getattr(params.params.get("wanted"), "id", None) if params else None
         if case in ONE_VERSION.get(item.path.name, ()):
             item.add_marker(pytest.mark.one_version)
+            item.add_marker(pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""Layouts that scripts/test.sh trains with one megatron-core alone.
+"""Layouts that scripts/test.sh trains with one megatron-core alone, and with --all only.
 
 What each of them combines is also in another layout of its file, or does not depend on Megatron's
 version; those others run with both.

@@ -70,6 +70,7 @@ def test_it_packs_keeps_what_was_there_when_it_fails_and_says_why(tmp_path: Path
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_one_line_or_one_object_for_other_programs(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("text")
     keys = f"data.path={tmp_path}/c data.eod_token=256 model.vocab_size=257\n"
@@ -79,6 +80,7 @@ def test_one_line_or_one_object_for_other_programs(tmp_path: Path) -> None:
     assert (facts["path"], facts["num_tokens"], facts["eod_token"]) == (f"{tmp_path}/c", 5, 256)
 
 
+@pytest.mark.slow
 def test_the_script_of_a_checkout_is_the_command(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("text")
     script = [sys.executable, str(ROOT / "scripts" / "prepare_data.py")]
@@ -152,6 +154,7 @@ def old_corpus(folder: Path) -> dict[str, bytes]:
     return contents(folder)
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_old_corpus(tmp_path: Path) -> None:
     """Nothing can clean up after SIGKILL: what was begun stays under a name that says so."""
     before = old_corpus(tmp_path)

@@ -19,6 +19,7 @@ def test_missing_extension_is_one_clear_error() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_types_of_the_planner_are_those_of_its_module(tmp_path: Path) -> None:
     """`_solver.pyi` against the compiled module: names, arguments, defaults, properties.
 

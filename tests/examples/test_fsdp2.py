@@ -11,6 +11,7 @@ from tests.examples.example_runs import printed_losses
 pytestmark = [pytest.mark.one_version, pytest.mark.timeout(900)]
 
 
+@pytest.mark.slow
 def test_a_resume_at_another_size_trains_what_one_process_trains(tmp_path: Path) -> None:
     alone = printed_losses("fsdp2.py", 1, "--steps=4")
     assert len(alone) == 4 and alone[-1] < alone[0] - 1

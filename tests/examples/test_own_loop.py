@@ -36,6 +36,7 @@ def losses(script: str, processes: int, *flags: str) -> list[float]:
     return [float(x) for x in re.findall(r"loss (\S+)", run.stdout)]
 
 
+@pytest.mark.slow
 def test_two_context_ranks_train_what_one_trains() -> None:
     alone, shared = losses("own_loop.py", 1), losses("own_loop.py", 2, "--cp=2")
     assert len(alone) == 5

@@ -107,6 +107,7 @@ def whole() -> list[float]:
     return losses(Ranks(SIX).outputs())
 
 
+@pytest.mark.slow
 def test_a_run_that_saves_trains_and_resumes_as_one_that_does_not(
     whole: list[float], tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_run_that_saves_trains_and_resumes_as_one_that_does_not(
     assert after_a_resume(resumed) == pytest.approx(whole[2:], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_during_a_save_goes_on_from_the_last_whole_one(
     whole: list[float], tmp_path: Path
 ) -> None:

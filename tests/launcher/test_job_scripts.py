@@ -120,6 +120,7 @@ def test_a_job_without_megatron_says_so() -> None:
     assert done.returncode != 0 and "set MEGATRON to a Megatron-LM checkout" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_tiny_job_trains() -> None:
     paths = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
     done = run(

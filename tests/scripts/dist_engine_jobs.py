@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,19 +14,31 @@ import torch
 from megatron_magi import AttnMask, HeadShape, MagiConfig
 
 HERE = Path(__file__).parent
+SCRIPTS = HERE.parents[1] / "scripts"
+
+
+@contextlib.contextmanager
+def stand_in() -> Iterator[None]:
+    """TransformerEngine's stand-in is importable, and afterwards as unknown as before: Megatron's
+    modules, which other tests of this process import, look for the package."""
+    with mock.patch.object(sys, "path", [str(HERE / "engine_stand_in"), *sys.path]):
+        try:
+            yield
+        finally:
+            for name in [name for name in sys.modules if name.startswith("transformer_engine")]:
+                del sys.modules[name]
 
 
 def compare(rank: int, name: str, mask: AttnMask, heads: HeadShape) -> dict[str, Any]:
     """TransformerEngine's method, on the stand-in: how far it is from ours (`off`) and its rows of
     `padding`, or the `reason` why it cannot run."""
-    for folder in (HERE / "engine_stand_in", HERE.parents[1] / "scripts"):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+    if str(SCRIPTS) not in sys.path:
+        sys.path.insert(0, str(SCRIPTS))
     from bench_dist_calls import CannotRun, Ours, Problem
     from bench_dist_te import TransformerEngine
 
     x = Problem.random(mask, heads, torch.empty(0, dtype=torch.float64))
-    with mock.patch("torch.cuda.Stream"):  # there is no GPU here
+    with stand_in(), mock.patch("torch.cuda.Stream"):  # there is no GPU here
         try:
             call = TransformerEngine(x, name)
         except CannotRun as error:

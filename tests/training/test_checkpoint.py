@@ -169,7 +169,7 @@ def test_only_the_newest_checkpoints_stay_and_nothing_is_half_written(
 ) -> None:
     values(results, "whole")
     names = sorted(p.name for p in (folder / "whole" / "checkpoints").iterdir())
-    assert names == ["iter_0000004", "iter_0000006"]
+    assert names == [".lock", "iter_0000004", "iter_0000006"]
 
 
 def test_nothing_of_ours_is_in_the_state(results: dict[str, Any], folder: Path) -> None:
