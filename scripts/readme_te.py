@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -11,6 +12,8 @@ WARM_UP = 3
 """Steps before the first that counts."""
 PEAK_TFLOPS = 989.4
 """Dense bf16 rate of an H100 or H200 with SXM, TFLOP/s, of which a step's share is told."""
+HEAD_START_MS = 5.0
+"""That the host has in a round of bench_dist_attn.py."""
 Row = dict[str, Any]
 
 
@@ -47,7 +50,8 @@ def attention_table() -> str:
         lines.append(f"| `{mask}` | {ranks} x {tokens // 1024}k | {' | '.join(cells)} |")
     note = (
         "A cell has the time of the fastest of p2p, all_gather and a2a over ours, forward and "
-        "backward together, and the name of that method; several packs: median, lowest and highest."
+        "backward together, and the name of that method; several packs: median, lowest and highest. "
+        f"*: that method's host took more than its head start of {HEAD_START_MS:.0f} ms."
     )
     sources = [source(record) for record in found if record is not None]
     return "\n".join([*lines, "", note, *sources]) + "\n"
@@ -92,29 +96,43 @@ def _ms(row: Row) -> float:
     return median(row["ms"][WARM_UP:])
 
 
-Times = dict[tuple[str, int, int, str], dict[str, float]]
-"""(mask or kind of packs, ranks, tokens of a rank, mask) -> milliseconds of every implementation,
-forward and backward together."""
+@dataclass
+class Time:
+    """Forward and backward of one implementation on one mask."""
+
+    ms: float = 0.0
+    """Milliseconds of both together, of the slowest rank."""
+    waits_for_host: bool = False
+    """Whether the host took longer than its head start, so that the GPU waited."""
+
+    def add(self, row: Row) -> None:
+        """Count another direction."""
+        self.ms += row["ms"]
+        self.waits_for_host |= row["host_ms"] > HEAD_START_MS
+
+
+Times = dict[tuple[str, int, int, str], dict[str, Time]]
+"""(mask or kind of packs, ranks, tokens of a rank, mask) -> every implementation's time."""
 
 
 def _times(record: Record) -> Times:
     times: Times = {}
     for row in record["rows"]:
         key = row["mask"].split(":")[0], row["ranks"], row["tokens"], row["mask"]
-        of_mask = times.setdefault(key, {})
-        of_mask[row["impl"]] = of_mask.get(row["impl"], 0.0) + row["ms"]
+        times.setdefault(key, {}).setdefault(row["impl"], Time()).add(row)
     return times
 
 
 def _cell(times: Times, key: tuple[str, int, int]) -> str:
-    best = []
+    ratios, methods, waits = [], set(), False
     for where, of_mask in times.items():
-        rivals = [(ms, name) for name, ms in of_mask.items() if name.startswith("te_")]
+        rivals = {name: time for name, time in of_mask.items() if name.startswith("te_")}
         if where[:3] == key and rivals and "ours" in of_mask:
-            ms, name = min(rivals)
-            best.append((ms / of_mask["ours"], name.split("_", 2)[2]))
-    if not best:
+            name = min(rivals, key=lambda each: rivals[each].ms)
+            ratios.append(rivals[name].ms / of_mask["ours"].ms)
+            methods.add(name.split("_", 2)[2])
+            waits |= rivals[name].waits_for_host
+    if not ratios:
         return "-"
-    ratios, methods = [ratio for ratio, _ in best], sorted({name for _, name in best})
     spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
-    return f"{median(ratios):.2f}x{spread}, {', '.join(methods)}"
+    return f"{median(ratios):.2f}x{spread}, {', '.join(sorted(methods))}{' *' if waits else ''}"

@@ -16,6 +16,7 @@ from readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from readme_memory import memory_table
 from readme_pretrain import agreement_table, flags_table, speed_table
 from readme_records import ROOT, newest, source
+from readme_te import attention_table, step_table
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -59,6 +60,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrain speed": speed_table,
     "pretrain flags": flags_table,
     "published jobs": jobs_table,
+    "te attention": attention_table,
+    "te steps": step_table,
 }
 
 

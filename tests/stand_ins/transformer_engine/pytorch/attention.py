@@ -34,9 +34,9 @@ class DotProductAttention(TransformerEngineBaseModule):
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
         attention_mask: Tensor | None = None,
         attn_mask_type: str = "causal",
         qkv_format: str = "sbhd",
@@ -50,18 +50,18 @@ class DotProductAttention(TransformerEngineBaseModule):
             attention_mask: bool [batch or 1, 1, rows, rows], True where nothing is seen.
         """
         if qkv_format == "thd":
-            rows = [x.unsqueeze(1) for x in (query, key, value)]
-            hidden = _hidden_by_documents(query.shape[0], unused["cu_seqlens_q"])
+            rows = [x.unsqueeze(1) for x in (query_layer, key_layer, value_layer)]
+            hidden = _hidden_by_documents(query_layer.shape[0], unused["cu_seqlens_q"])
             return self._attend(*rows, hidden).squeeze(1)
         if qkv_format != "sbhd":
             raise NotImplementedError(
                 f"the stand-in's attention requires qkv_format sbhd or thd, got {qkv_format}"
             )
-        count = query.shape[0]
-        hidden = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1)
+        count = query_layer.shape[0]
+        hidden = torch.ones(count, count, dtype=torch.bool, device=query_layer.device).triu(1)
         if attn_mask_type != "causal" and attention_mask is not None:
             hidden = attention_mask
-        return self._attend(query, key, value, hidden)
+        return self._attend(query_layer, key_layer, value_layer, hidden)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))

@@ -11,9 +11,9 @@ from torch import Tensor
 class TransformerEngineBaseModule(torch.nn.Module):
     """A layer of TransformerEngine; Megatron asks for this class in a few places."""
 
-    def set_tensor_parallel_group(self, group: Any) -> None:
+    def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """The ranks that share the weight."""
-        self.tp_group = group
+        self.tp_group = tp_group
 
     def init_fp8_metadata(self, num_gemms: int = 1) -> None:
         """There is no quantization and so nothing to prepare."""
