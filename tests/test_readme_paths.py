@@ -12,6 +12,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 TOP = (
     "megatron_magi/",
     "scripts/",
+    "tools/",
     "docs/",
     "recipes/",
     "tests/",
@@ -43,5 +44,5 @@ def test_every_page_is_reachable_from_the_readme() -> None:
 
 
 def test_tables_are_made_from_the_newest_records() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "update_readme.py"), "--check"]
-    assert subprocess.run(command).returncode == 0, "run python scripts/update_readme.py"
+    command = [sys.executable, "-m", "tools.update_readme", "--check"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0, "run python -m tools.update_readme"
