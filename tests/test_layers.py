@@ -224,3 +224,11 @@ def test_benchmarks_and_tools_are_imported_by_their_packages() -> None:
     paths = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
     found = [p.relative_to(ROOT).as_posix() for p in paths if "sys.path" in p.read_text()]
     assert sorted(found) == sorted(WITH_MEGATRON_PATH)
+
+
+def test_programs_that_are_started_by_name_exist() -> None:
+    """Usage lines, commands of records, and modules that other processes run."""
+    for path in [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tools").glob("*.py")]:
+        named = re.findall(r'(?:-m |")((?:benchmarks|tools)(?:\.\w+)+)', path.read_text())
+        missing = [n for n in named if not (ROOT / f"{n.replace('.', '/')}.py").exists()]
+        assert not missing, path

@@ -35,6 +35,8 @@ def test_paths_exist(page: Path) -> None:
     local = [p for p in links if not re.match(r"[a-z]+:", p)]
     assert not [p for p in local if not (page.parent / p).exists()]
     assert not [p for p in named if not (ROOT / p).exists()]
+    modules = re.findall(r"python -m ((?:benchmarks|tools)\.[\w.]+)", text)
+    assert not [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()]
 
 
 def test_every_page_is_reachable_from_the_readme() -> None:

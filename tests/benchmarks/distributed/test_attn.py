@@ -65,8 +65,7 @@ def test_one_communicator_and_two_agree(tmp_path: Path) -> None:
     impls = ["all_to_all", "all_to_all4", "all_to_all4_one", "all_to_all4_behind",
              "keep_received_keys"]  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.distributed.attn", "--device", "cpu"]
-    command += ["--ranks", "2"]
-    command += ["--tokens", "384", "--masks", "causal", "--impls", ",".join(impls)]
+    command += ["--ranks", "2", "--tokens", "384", "--masks", "causal", "--impls", ",".join(impls)]
     command += ["--heads", "4,2", "--head-dim", "8", "--rounds", "1", "--max-connections", "1"]
     done = subprocess.run(
         [*command, "--record", tmp_path / "dist.json"], capture_output=True, text=True, cwd=ROOT
