@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from check_hooks import prepare_any_version, start_on_any_device
-from check_jobs_examples import find_examples
-from check_jobs_published import Found, Job, find_tests, flags_of, without_repeats
-from check_jobs_table import SETS, Row, left_out_lines, stray_lines, table
-from script_options import new_file
+from published_jobs.examples import find_examples
+from published_jobs.jobs import Found, Job, find_tests, flags_of, without_repeats
+from published_jobs.table import SETS, Row, left_out_lines, stray_lines, table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -80,9 +79,17 @@ def checkout(inside: str) -> Callable[[str], Path]:
     return read
 
 
+def new_file(text: str) -> Path:
+    """A file to write, in a folder that exists; for argparse."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text}")
+    return path
+
+
 def print_recipes(bridge: Path) -> tuple[list[Row], dict[str, str]]:
     """The tables of Megatron-Bridge's recipes; returns their rows and what could not be read."""
-    from check_jobs_bridge import LIBRARY, PERFORMANCE, read_recipes, sets_of
+    from published_jobs.bridge import LIBRARY, PERFORMANCE, read_recipes, sets_of
 
     rows, unread = read_recipes(bridge, megatron_parser().parse_args([]))
     print("", f"Megatron-Bridge: {len(rows)} recipes", *left_out_lines(Counter(), unread), sep="\n")
@@ -130,7 +137,7 @@ def row_of(job: Job, parser: argparse.ArgumentParser) -> Row:
     Raises:
         ValueError: the parser does not take a value.
     """
-    from check_jobs_rules import reasons
+    from published_jobs.rules import reasons
 
     from megatron_magi.launcher.flags import take_flags
 

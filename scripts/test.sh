@@ -41,7 +41,7 @@ clang_format() {
 
 cuda_library() {
   command -v nvcc >/dev/null || { echo "skipped: there is no nvcc"; return; }
-  "$python" -m megatron_magi.build && "$python" scripts/check_ptxas.py
+  "$python" -m megatron_magi.build && "$python" -m tools.check_ptxas
 }
 
 # beside NAME PACKAGE...: packages in a folder of their own, .venv/NAME, because with them on the path

@@ -1,6 +1,6 @@
 """What somebody sees whose environment lacks something: fresh ones, without pip or a compiler.
 
-`scripts/check_install.py` sees the same through pip, which compiles the planner (minutes).
+`tools/check_install.py` sees the same through pip, which compiles the planner (minutes).
 """
 
 from __future__ import annotations

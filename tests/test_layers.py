@@ -1,4 +1,7 @@
-"""Imports go to lower layers only, comm and kernel do not know each other, no files in a circle."""
+"""Imports go to lower layers only, comm and kernel do not know each other, no files in a circle.
+
+The same for the programs beside the package: benchmarks by subject, and tools above them.
+"""
 
 import ast
 import re
@@ -41,6 +44,17 @@ TRAINING_ROOMS = ("recipe", "process", "data", "checkpoint", "estimate", "run")
 """Rooms of training/, lowest first: each may import those before it."""
 ABOVE_THE_RUN = ("parity", "weights")
 """Rooms that may import all of `TRAINING_ROOMS`, and not each other."""
+ROOT = PACKAGE.parent
+SUBJECTS = {
+    "lib": (),
+    "kernel": ("lib",),
+    "planner": ("lib",),
+    "distributed": ("lib", "planner"),
+    "train": ("lib",),
+}
+"""Rooms of benchmarks/, and which others each may import."""
+WITH_MEGATRON_PATH = ("benchmarks/train/pretrain.py", "benchmarks/train/warm_rank.py")
+"""Programs that put a Megatron checkout on Python's path."""
 WITH_MEGATRON = ("adapter", "launcher", "bridge", "training", "run")
 
 
@@ -180,3 +194,41 @@ def test_inline_assembly_stands_in_two_headers() -> None:
     files = [p for p in (PACKAGE / "csrc").rglob("*") if p.is_file()]
     found = {p.name for p in files if re.search(r"\b(__)?asm(__)?\b", p.read_text())}
     assert found == {"ptx.h", "wgmma.h"}
+
+
+def test_the_package_imports_no_program_of_the_checkout() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        found = [n for n in imports(path) if n.split(".")[0] in ("benchmarks", "tools", "scripts")]
+        assert not found, path
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_benchmarks_import_lower_subjects_only(subject: str) -> None:
+    allowed = [f"benchmarks.{name}" for name in (subject, *SUBJECTS[subject])]
+    files = list((ROOT / "benchmarks" / subject).glob("*.py"))
+    assert len(files) > 1, f"subject {subject} is gone: update SUBJECTS"
+    for path in files:
+        for name in imports(path):
+            assert name.split(".")[0] not in ("tools", "scripts", "tests"), path
+            ok = not within(name, "benchmarks") or any(within(name, a) for a in allowed)
+            assert ok, f"{path.relative_to(ROOT)} must not import {name}"
+
+
+def test_every_benchmark_is_in_a_subject() -> None:
+    assert {path.parent.name for path in (ROOT / "benchmarks").glob("*/*.py")} == set(SUBJECTS)
+    assert [p.name for p in (ROOT / "benchmarks").glob("*.py")] == ["__init__.py"]
+
+
+def test_benchmarks_and_tools_are_imported_by_their_packages() -> None:
+    """From the checkout's root, so that no folder has to be put on Python's path."""
+    paths = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
+    found = [p.relative_to(ROOT).as_posix() for p in paths if "sys.path" in p.read_text()]
+    assert sorted(found) == sorted(WITH_MEGATRON_PATH)
+
+
+def test_programs_that_are_started_by_name_exist() -> None:
+    """Usage lines, commands of records, and modules that other processes run."""
+    for path in [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tools").glob("*.py")]:
+        named = re.findall(r'(?:-m |")((?:benchmarks|tools)(?:\.\w+)+)', path.read_text())
+        missing = [n for n in named if not (ROOT / f"{n.replace('.', '/')}.py").exists()]
+        assert not missing, path

@@ -34,6 +34,11 @@ def test_a_built_package_holds_every_recipe(built: Path) -> None:
     assert texts == {p.name: p.read_text() for p in (ROOT / "recipes").glob("*.yaml")}
 
 
+def test_a_built_package_is_ours_alone(built: Path) -> None:
+    """Benchmarks, tools and scripts are of the checkout: their names are too common to install."""
+    assert [path.name for path in (built / "lib").iterdir()] == ["megatron_magi"]
+
+
 def test_a_source_distribution_holds_the_checkout(built: Path) -> None:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

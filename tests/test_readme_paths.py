@@ -12,6 +12,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 TOP = (
     "megatron_magi/",
     "scripts/",
+    "tools/",
     "docs/",
     "recipes/",
     "tests/",
@@ -34,6 +35,8 @@ def test_paths_exist(page: Path) -> None:
     local = [p for p in links if not re.match(r"[a-z]+:", p)]
     assert not [p for p in local if not (page.parent / p).exists()]
     assert not [p for p in named if not (ROOT / p).exists()]
+    modules = re.findall(r"python -m ((?:benchmarks|tools)\.[\w.]+)", text)
+    assert not [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()]
 
 
 def test_every_page_is_reachable_from_the_readme() -> None:
@@ -43,5 +46,5 @@ def test_every_page_is_reachable_from_the_readme() -> None:
 
 
 def test_tables_are_made_from_the_newest_records() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "update_readme.py"), "--check"]
-    assert subprocess.run(command).returncode == 0, "run python scripts/update_readme.py"
+    command = [sys.executable, "-m", "tools.update_readme", "--check"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0, "run python -m tools.update_readme"

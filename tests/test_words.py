@@ -70,7 +70,8 @@ def banned_in(text: str) -> list[str]:
 
 @cache
 def names_in_code() -> set[str]:
-    paths = [*(ROOT / "megatron_magi").rglob("*"), *(ROOT / "scripts").glob("*.py")]
+    folders = ("megatron_magi", "scripts", "benchmarks", "tools")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     sources = [path for path in paths if path.suffix in SOURCES]
     stems = {path.stem for path in sources}
     return stems.union(*(re.findall(r"\w+", path.read_text()) for path in sources))

@@ -189,33 +189,46 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     assert (started.returncode, err) == (130, "error: interrupted\n")
 
 
+PROGRAMS = [
+    *(ROOT / "scripts").glob("*.py"),
+    *(ROOT / "benchmarks").glob("*/*.py"),
+    *(ROOT / "tools").glob("*.py"),
+]
 OTHERWISE = {
-    "pretrain": "is `megatron-magi train`",
-    "prepare_data": "is `megatron-magi data`",
-    "bench_pretrain_named": "stands in for megatron_magi.run",
-    "bench_pretrain_one_gpu": "does too",
-    "warm_rank": "is started by warm_ranks",
-    "check_jobs": "is like check_hooks",
-    "check_hooks": "runs where the package is not installed",
-    "check_install": "installs the package",
+    "scripts/pretrain": "is `megatron-magi train`",
+    "scripts/prepare_data": "is `megatron-magi data`",
+    "benchmarks/train/pretrain_named": "stands in for megatron_magi.run",
+    "benchmarks/train/pretrain_one_gpu": "does too",
+    "benchmarks/train/warm_rank": "is started by warm_ranks",
+    "scripts/check_jobs": "is like check_hooks",
+    "scripts/check_hooks": "runs where the package is not installed",
+    "tools/check_install": "installs the package",
 }
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
-def test_scripts_end_the_same_way(path: Path) -> None:
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix()
+
+
+def test_there_are_programs() -> None:
+    assert len(PROGRAMS) > 70 and OTHERWISE.keys() <= set(map(name_of, PROGRAMS))
+
+
+@pytest.mark.parametrize("path", sorted(PROGRAMS), ids=name_of)
+def test_programs_end_the_same_way(path: Path) -> None:
     text = path.read_text()
-    if "__main__" not in text or path.stem in OTHERWISE:
+    if '"__main__":' not in text or name_of(path) in OTHERWISE:
         return
     assert text.endswith('if __name__ == "__main__":\n    raise SystemExit(guarded(main))\n')
     assert not re.search(r"argparse\.ArgumentParser\(", text), "CommandParser suggests"
 
 
-def test_a_script_says_it_in_one_line(folder: Path) -> None:
-    script = str(ROOT / "scripts" / "bench_planner.py")
+def test_a_program_says_it_in_one_line() -> None:
+    program = [sys.executable, "-m", "benchmarks.planner.plans"]
     for arguments, text in (
-        (["--tabel", "x"], "error: bench_planner.py has no option --tabel; did you mean --table?"),
+        (["--tabel", "x"], "error: plans.py has no option --tabel; did you mean --table?"),
         (["--table", "none"], "got No such file or directory: none; check the path"),
     ):
-        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+        done = subprocess.run([*program, *arguments], cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert text in done.stderr

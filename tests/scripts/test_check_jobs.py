@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
 pytest.importorskip("yaml", reason="reads jobs in YAML")
 
 import check_jobs
-import check_jobs_rules
-from check_jobs_bridge import read_recipes, sets_of
-from check_jobs_examples import find_examples
-from check_jobs_published import Job, find_tests, flags_of, without_repeats, words_of
-from check_jobs_rules import IGNORED, key_of, reasons
-from check_jobs_table import SETS, Row, counts, table
+from published_jobs import rules
+from published_jobs.bridge import read_recipes, sets_of
+from published_jobs.examples import find_examples
+from published_jobs.jobs import Job, find_tests, flags_of, without_repeats, words_of
+from published_jobs.rules import IGNORED, key_of, reasons
+from published_jobs.table import SETS, Row, counts, table
 
 LAUNCHER = Path(__file__).parents[2] / "megatron_magi" / "launcher"
 
@@ -140,7 +138,7 @@ def test_the_tables_count(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", IGNORED, ids=lambda rule: rule.argument)
-def test_a_flag_that_is_not_honoured_keeps_a_job_out(rule: check_jobs_rules.Ignored) -> None:
+def test_a_flag_that_is_not_honoured_keeps_a_job_out(rule: rules.Ignored) -> None:
     args = parser().parse_args(["--attention-dropout", "0"])
     setattr(args, rule.argument, True)
     (line,) = reasons(args).values()
@@ -148,7 +146,7 @@ def test_a_flag_that_is_not_honoured_keeps_a_job_out(rule: check_jobs_rules.Igno
 
 
 @pytest.mark.parametrize("rule", IGNORED, ids=lambda rule: rule.argument)
-def test_what_the_launcher_reads_is_not_called_ignored(rule: check_jobs_rules.Ignored) -> None:
+def test_what_the_launcher_reads_is_not_called_ignored(rule: rules.Ignored) -> None:
     readers = [path.name for path in LAUNCHER.glob("*.py") if rule.argument in path.read_text()]
     assert not readers, f"{readers} honour {rule.argument}: take it out of IGNORED"
 
@@ -221,7 +219,7 @@ def test_repeats_have_equal_flags_in_any_order() -> None:
 
 
 def test_examples_are_run_with_stubs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("check_jobs_examples.TIME_LIMIT_S", 0.5)
+    monkeypatch.setattr("published_jobs.examples.TIME_LIMIT_S", 0.5)
     before = sorted(checkout.rglob("*"))
     found = find_examples(checkout)
     assert {job.name: (job.script, *job.words) for job in found.jobs} == {

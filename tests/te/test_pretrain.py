@@ -2,7 +2,7 @@
 
 `pytest -m te tests/te --megatron-checkout PATH`, with TransformerEngine and a Megatron-LM source
 tree whose dataset helpers are built; about ten minutes. The cases are those of
-`scripts/bench_pretrain.py flags`, small models in bf16 whose weights are drawn by name.
+`benchmarks.train.pretrain flags`, small models in bf16 whose weights are drawn by name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.train import pretrain_te
+
 pytestmark = [
     pytest.mark.te,
     pytest.mark.multi_gpu,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
-BENCH = Path(__file__).parents[2] / "scripts" / "bench_pretrain.py"
+ROOT = Path(__file__).parents[2]
 FIRST_LOSS = 2e-4
 """Relative, of the same weights: at most 9e-5 was seen (fp8 with delayed scales), 1e-5 in bf16."""
 LOSSES = {"moe": 3e-2, "seq aux": 3e-2, "fp8": 1e-2}
@@ -38,18 +40,16 @@ Rows = dict[str, dict[str, Any]]
 def rows(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """What every case logged, by name."""
     record = tmp_path_factory.mktemp("te") / "flags.json"
-    command = [sys.executable, BENCH, "flags", "--megatron", megatron_checkout, "--record", record]
-    subprocess.run([*command, "--at-once", "5"], check=True)
+    command = [sys.executable, "-m", "benchmarks.train.pretrain", "flags", "--at-once", "5"]
+    command += ["--megatron", megatron_checkout, "--record", record]
+    subprocess.run(command, check=True, cwd=ROOT)
     return {row["case"]: row for row in json.loads(record.read_text())["rows"]}
 
 
 @pytest.fixture(scope="session")
 def names() -> list[str]:
     """Of all cases."""
-    sys.path.insert(0, str(BENCH.parent))
-    import bench_pretrain_te
-
-    return [case.name for case in bench_pretrain_te.flag_cases()]
+    return [case.name for case in pretrain_te.flag_cases()]
 
 
 def test_every_case_ends_without_an_error(rows: Rows, names: list[str]) -> None:

@@ -22,7 +22,7 @@ constexpr int64_t kHardPrice = 1'000'000'000'000;  // rows per tile: more than a
 constexpr int64_t kMostRows = INT64_MAX / 4;       // the highest fine, so that sums cannot overflow
 
 // Shares of the trials in percent. These and the numbers below are the best of a few values that
-// were tried on the packs of scripts/bench_planner.py.
+// were tried on the packs of benchmarks/planner/plans.py.
 constexpr int64_t kCoarseShare = 30;  // all coarse levels together
 constexpr int64_t kHardShare = 30;    // single chunks under the hard cap
 

@@ -1,4 +1,4 @@
-"""Rows the search leaves on the packs of scripts/bench_planner.py: no plan gets worse unnoticed.
+"""Rows the search leaves on the packs of benchmarks/planner/plans.py: no plan gets worse unnoticed.
 
 Plans are the same everywhere, so bounds stand 1 to 2 percent above the numbers of 2026-11-21.
 Repair that is skipped or takes any trade, a level of the search left out, a threshold that never
@@ -7,19 +7,15 @@ falls each cost more than that in one of these settings.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, Setting, packed_causal, packs
 from megatron_magi import AttnMask, MagiConfig
 from megatron_magi.core.plan import make_attn_plan
 from tests.knobs import tile_config, with_trials
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from bench_planner import DISTRIBUTIONS, HEADS, Setting, packed_causal, packs
 
 FINE = tile_config(chunk_size=512)
 

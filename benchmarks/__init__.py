@@ -1,0 +1,1 @@
+"""Programs that measure. A folder is a subject; `lib` has what several subjects share."""

@@ -1,0 +1,1 @@
+"""Attention over several ranks: speed beside other methods, and what surrounds a call."""

@@ -1,0 +1,1 @@
+"""The kernels on one GPU: speed beside peers, options that cost time, the time of the host."""

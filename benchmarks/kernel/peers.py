@@ -1,0 +1,120 @@
+"""Ours, FlexAttention and the list of all implementations that the kernel benchmark knows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernel.cudnn import Cudnn
+from benchmarks.lib.cell import LEVELS, Call, Case, Direction, Inputs, Level, Peer, autograd_call
+from benchmarks.lib.flash import Ffa, Flash3, Flash4
+from megatron_magi import flex_flash_attn_func
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.select import select_backend
+from megatron_magi.core.kernel.widths import widths_of
+
+
+class Ours:
+    """flex_flash_attn_func with a mask that it has seen; as "op" the CUDA backend below it."""
+
+    levels: tuple[Level, ...] = LEVELS
+    backend = "cuda"
+
+    def missing(self) -> str | None:
+        return None
+
+    def refuses(self, case: Case, direction: Direction) -> str | None:
+        return None
+
+    def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
+        if case.level == "op":
+            return self._below_autograd(case, direction, x)
+        attend = functools.partial(
+            flex_flash_attn_func, slices=case.mask, backend=self.backend,
+            softcap=case.softcap, deterministic=case.deterministic,
+        )  # fmt: skip
+        return autograd_call(lambda q, k, v: attend(q, k, v)[0], case, direction, x)
+
+    def _below_autograd(self, case: Case, direction: Direction, x: Inputs) -> Call:
+        kernel = select_backend(self.backend, x.q.device, x.q.dtype, widths_of(x.q, x.v))
+        scale, cap = x.q.shape[-1] ** -0.5, case.softcap
+        asked = AttnCall(x.q, x.k, x.v, case.table, scale, softcap=cap)
+        if direction == "fwd":
+            return lambda: kernel.forward(asked)[:1]
+        out, lse = kernel.forward(asked)
+
+        def backward() -> tuple[Tensor, ...]:
+            how = {"dtype": x.q.dtype, "deterministic": case.deterministic}
+            return kernel.backward(asked, GradCall(x.dout, lse, out=out, **how))
+
+        return backward
+
+
+class Flex:
+    """FlexAttention, compiled once per mask and length; its block mask is made from our slices."""
+
+    levels: tuple[Level, ...] = ("autograd",)
+
+    def __init__(self, seqlens: tuple[int, ...] | None = None) -> None:
+        self.seqlens = seqlens
+
+    def missing(self) -> str | None:
+        return None
+
+    def refuses(self, case: Case, direction: Direction) -> str | None:
+        if self.seqlens is not None and case.seqlen not in self.seqlens:
+            return f"compiling takes long: only at {', '.join(map(str, self.seqlens))} tokens"
+        return "it has no deterministic mode to ask for" if case.deterministic else None
+
+    def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
+        from megatron_magi.core.kernel.flex_mask import block_mask
+
+        compiled = _compiled_flex(case)
+        blocks, cap = block_mask(case.table, x.q.device), _cap(case.softcap)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            views = (t.transpose(0, 1)[None] for t in (q, k, v))
+            out = compiled(*views, score_mod=cap, block_mask=blocks, enable_gqa=True)
+            return out.squeeze(0).transpose(0, 1)
+
+        return autograd_call(attend, case, direction, x)
+
+
+def _cap(softcap: float) -> Callable[..., Tensor] | None:
+    """A score_mod of FlexAttention; None: scores stay as they are."""
+    if not softcap:
+        return None
+
+    def cap(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled_flex(case: Case) -> Any:
+    """Starts afresh with each case: past its limit of recompilations dynamo would run it eagerly,
+    with all scores in memory."""
+    import torch._functorch.config
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Backward runs several times on one forward, so its saved tensors must not be given away.
+    torch._functorch.config.donated_buffer = False
+    torch._dynamo.reset()
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+def all_peers(flex_seqlens: tuple[int, ...] | None = None) -> dict[str, Peer]:
+    """By the name of their column."""
+    return {
+        "ours": Ours(),
+        "cudnn": Cudnn(),
+        "flex": Flex(flex_seqlens),
+        "fa3": Flash3(),
+        "fa4": Flash4(),
+        "ffa": Ffa(),
+    }

@@ -1,0 +1,1 @@
+"""What several subjects share: cases, masks, timing, options, records."""

@@ -1,0 +1,92 @@
+"""The benchmark's record: written after every cell, so that a run that was killed leaves one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KEYS = ("mask", "seqlen", "direction", "impl")
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def describe(command: str, commit: str | None) -> dict[str, Any]:
+    """The machine and the versions."""
+    query = "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"
+    first = _output(["nvidia-smi", query, "--format=csv,noheader"]).partition("\n")[0]
+    gpu, driver, *clocks = (x.strip() for x in (first or ",").split(","))
+    return {
+        "gpu": gpu, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "commit": commit or _output(["git", "rev-parse", "HEAD"]),
+        "clocks": " / ".join(clocks), "command": command,
+    }  # fmt: skip
+
+
+class Record:
+    """Rows so far and the file that holds them; with ``append`` the file's other cells stay.
+
+    Raises:
+        SystemExit: appending to a record of another level.
+    """
+
+    def __init__(self, path: Path | None, meta: dict[str, Any], append: bool = False) -> None:
+        self.path, self.meta = path, dict(meta)
+        self.rows: list[dict[str, Any]] = []
+        if append and path is not None and path.exists():
+            old = json.loads(path.read_text())
+            if old["meta"].get("level") != meta.get("level"):
+                raise SystemExit(
+                    f"a record has one level, got {level_of(old)} in {path} and {meta['level']} "
+                    f"now; pass --level as there, or another --record"
+                )
+            before = old["meta"]["command"]
+            commands = [before] if isinstance(before, str) else before
+            self.rows, self.meta["command"] = old["rows"], [*commands, meta["command"]]
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Rows of one cell, in place of what was there of this cell."""
+        if not rows:
+            return
+        cell = tuple(rows[0][k] for k in KEYS[:3])
+        self.rows = [r for r in self.rows if tuple(r[k] for k in KEYS[:3]) != cell] + rows
+        self.write()
+
+    def finish(self, meta: dict[str, Any]) -> None:
+        """The clocks are those at the end, of a warm card."""
+        self.meta["clocks"] = meta["clocks"]
+        self.write()
+
+    def write(self) -> None:
+        if self.path is None:
+            return
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps({"meta": self.meta, "rows": self.rows}, indent=1) + "\n")
+        partial.replace(self.path)
+
+
+def level_of(record: dict[str, Any]) -> str:
+    """At which level its implementations were timed; see `cell.Level`."""
+    return str(record["meta"].get("level", "different levels"))
+
+
+def slower(rows: list[dict[str, Any]], path: Path, level: str) -> list[str]:
+    """What is over 15 % slower than in that record. Printed only: machines are noisy."""
+    there = json.loads(path.read_text())
+    if level_of(there) != level:
+        return [f"not compared: {path} was taken at {level_of(there)}, this run at {level}"]
+    old = {tuple(r[k] for k in KEYS): r["tflops"] for r in there["rows"]}
+    return [
+        f"slower: {' '.join(str(row[k]) for k in KEYS)} {before} -> {row['tflops']}"
+        for row in rows
+        if (before := old.get(tuple(row[k] for k in KEYS))) and row["tflops"] < 0.85 * before
+    ]

@@ -1,0 +1,1 @@
+"""Plans and work lists, on one CPU core."""

@@ -1,0 +1,1 @@
+"""Training: pretrain_gpt.py with and without our switch, our trainer, memory, convergence."""

@@ -1,0 +1,256 @@
+"""Megatron's own pretrain_gpt.py with and without our flag, on the GPUs of one host.
+
+    python -m benchmarks.train.pretrain --megatron CHECKOUT agree --record FILE.json
+    python -m benchmarks.train.pretrain --megatron CHECKOUT speed --record FILE.json --rounds 2
+    python -m benchmarks.train.pretrain --megatron CHECKOUT agree --one-gpu --record FILE.json
+
+`agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
+at one rank. `speed`: time of a step of a Llama of about a billion parameters; the peers are what
+Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
+in by a layer spec. `flags` and `te_speed` have TransformerEngine's layers (pretrain_te.py).
+Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
+packages before it begins (warm_ranks.py); those of `speed` and `te_speed` come in random order in
+every round. The corpus is made of the Python standard library. With `--one-gpu`
+all ranks of a case share one GPU (pretrain_one_gpu.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.command import command_line
+from benchmarks.lib.options import at_least
+from benchmarks.lib.record import describe
+from benchmarks.train import pretrain_te
+from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
+from benchmarks.train.warm_ranks import Job, WarmRanks
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser, UsageError, positive
+
+ROOT = Path(__file__).parents[2]
+PARTS = {
+    "agree": lambda: AGREE,
+    "speed": speed_cases,
+    "flags": pretrain_te.flag_cases,
+    "te_speed": pretrain_te.speed_cases,
+}
+"""The cases of every part."""
+
+
+def main() -> None:
+    options = parse()
+    cases = chosen_cases(options)
+    data = make_corpus(Path(tempfile.mkdtemp()) / "corpus", options.megatron)
+    rows: list[dict[str, Any]] = []
+    meta = {**describe(command_line(), options.commit), "part": options.part}
+    deadline = time.monotonic() + options.limit_s
+    ahead = 2 * options.at_once + 4
+    pool = WarmRanks(options.megatron, environment(options.megatron), ahead)
+
+    def measure(shared: Round, case: Case) -> None:
+        with shared.turn_of(case):
+            if time.monotonic() > deadline:
+                print("time is up, left out:", shared.number, case.name, flush=True)
+                return
+            rows.append({"round": shared.number, **run_case(case, options, shared, pool)})
+            print(summary(rows[-1]), flush=True)
+            options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
+
+    with pool, ThreadPoolExecutor(options.at_once) as threads:
+        for number in range(options.rounds):
+            shared = Round(number, cases, data)
+            in_turn = in_order(cases, options.part, number)
+            list(threads.map(functools.partial(measure, shared), in_turn))
+
+
+class Round:
+    """What the cases of one round share."""
+
+    def __init__(self, number: int, cases: list[Case], data: Path) -> None:
+        """
+        Args:
+            number: of the round.
+            cases: all of the round.
+            data: prefix of the corpus.
+        """
+        self.number, self.data = number, data
+        self.work = Path(tempfile.mkdtemp())
+        """Where a case leaves what another one reads."""
+        self._ended = {case.name: threading.Event() for case in cases}
+
+    @contextlib.contextmanager
+    def turn_of(self, case: Case) -> Iterator[None]:
+        """Enter when the case that this one comes after has ended; leave when this one has."""
+        if case.after is not None:
+            self._ended[case.after].wait()
+        try:
+            yield
+        finally:
+            self._ended[case.name].set()
+
+
+def in_order(cases: list[Case], part: str, number: int) -> list[Case]:
+    """Cases whose times are compared come in random order, others as they are listed."""
+    return random.Random(number).sample(cases, len(cases)) if "speed" in part else cases
+
+
+def chosen_cases(options: argparse.Namespace) -> list[Case]:
+    """Those that --only names and what they come after, or all.
+
+    Raises:
+        UsageError: it names none.
+    """
+    cases = PARTS[options.part]()
+    wanted = options.only or [""]
+    chosen = [case for case in cases if any(word in case.name for word in wanted)]
+    needed = {case.after for case in chosen}
+    chosen = [case for case in cases if case in chosen or case.name in needed]
+    if not chosen:
+        names = ", ".join(case.name for case in cases)
+        raise UsageError(f"--only must be part of a case's name, got {wanted}; cases: {names}")
+    return chosen
+
+
+def parse() -> argparse.Namespace:
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("part", choices=tuple(PARTS))
+    parser.add_argument("--megatron", type=Path, required=True, help="a Megatron-LM checkout")
+    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--rounds", type=at_least(1), default=1)
+    parser.add_argument("--limit-s", type=positive, default=1e9, help="start no case after it")
+    parser.add_argument("--only", nargs="*", help="cases whose name has one of these words")
+    parser.add_argument("--case-limit-s", type=positive, default=180, help="stop a case after it")
+    parser.add_argument("--one-gpu", action="store_true", help="agree: ranks share a GPU")
+    parser.add_argument("--commit")
+    parser.add_argument(
+        "--at-once", type=at_least(1), default=1, help="cases that share the GPUs: losses alone"
+    )
+    options = parser.parse_args()
+    if options.at_once > 1 and "speed" in options.part:
+        parser.error("--at-once is for losses: times of cases that share GPUs mean nothing")
+    if options.one_gpu and options.part != "agree":
+        parser.error("--one-gpu is for losses: times of ranks that share a GPU mean nothing")
+    if not (options.megatron / "pretrain_gpt.py").is_file():
+        parser.error(f"--megatron needs a checkout with pretrain_gpt.py, got {options.megatron}")
+    if not options.record.parent.is_dir():
+        parser.error(f"--record needs a folder that exists, got {options.record}")
+    return options
+
+
+def make_corpus(prefix: Path, megatron: Path) -> Path:
+    """Megatron's .bin and .idx of the standard library's sources: one document a file, bytes."""
+    sys.path.insert(0, str(megatron))
+    import numpy as np
+    import torch
+
+    from megatron_magi import adapter  # noqa: F401  prepares the import of Megatron
+
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder  # isort: skip
+
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for source in sorted(Path(os.__file__).parent.glob("*.py")):
+        tokens = [*source.read_bytes(), 256]
+        builder.add_document(torch.tensor(tokens, dtype=torch.int64), [len(tokens)])
+    builder.finalize(f"{prefix}.idx")
+    return prefix
+
+
+def environment(megatron: Path) -> dict[str, str]:
+    """Variables of every case's processes. Megatron comes first: its `tools` are not ours."""
+    paths = [str(megatron), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def run_case(
+    case: Case, options: argparse.Namespace, shared: Round, pool: WarmRanks
+) -> dict[str, Any]:
+    """Run the script on warm ranks and read its log."""
+    backend: Flags = {"distributed-backend": "gloo"} if options.one_gpu else {}
+    given = words({**case.all_flags, **backend, "data-path": str(shared.data)})
+    flags = [word.replace(WORK, str(shared.work)) for word in given]
+    module = "megatron_magi.run" if "speed" in options.part else "benchmarks.train.pretrain_named"
+    module = "benchmarks.train.pretrain_one_gpu" if options.one_gpu else module
+    script = str(options.megatron / "pretrain_gpt.py")
+    started = time.monotonic()
+    job = Job(case.gpus, module, [script, *flags], case.environment)
+    outcome = pool.run(job, options.case_limit_s)
+    return {
+        "case": case.name,
+        "gpus": case.gpus,
+        "flags": flags,
+        "environment": case.environment,
+        "seconds": round(time.monotonic() - started, 1),
+        **read_log(outcome.output),
+        **({"error": first_error(outcome.output)} if outcome.failed else {}),
+    }
+
+
+def words(flags: Flags) -> list[str]:
+    """Command line of flags; True writes the name alone, False and None nothing."""
+    line = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        line += [f"--{name}", *map(str, values)]
+    return line
+
+
+def read_log(output: str) -> dict[str, Any]:
+    """Series of Megatron's log, our start-up line, and Megatron's report of memory."""
+
+    def series(name: str) -> list[float]:
+        return [float(x) for x in re.findall(rf" {re.escape(name)}: +([-+.\deEnaif]+)", output)]
+
+    lines = [line for line in output.splitlines() if line.startswith("megatron_magi")]
+    return {
+        "loss": series("lm loss"),
+        "grad_norm": series("grad norm"),
+        "ms": series("elapsed time per iteration (ms)"),
+        "imbalance": series("magi imbalance")[-3:],
+        "received": series("magi key rows received")[-3:],
+        "plan_ms": series("magi plan ms")[-3:],
+        "memory": re.findall(r"max allocated: ([\d.]+)", output)[:2],
+        "lines": lines,
+    }
+
+
+def first_error(output: str) -> str:
+    """The lines that name an error, and the log before the first of them."""
+    lines = output.splitlines()
+    named = [i for i, line in enumerate(lines) if re.search(r"\w(Error|Exception)\b", line)]
+    if not named:
+        return output[-2000:]
+    start = max(0, named[0] - 12)
+    return "\n".join(line[-400:] for line in [*lines[start : named[0]], *(lines[i] for i in named)])
+
+
+def summary(row: dict[str, Any]) -> str:
+    """One line for the screen."""
+    times = sorted(row["ms"][3:])
+    median = times[len(times) // 2] if times else float("nan")
+    losses = " ".join(f"{x:.5f}" for x in row["loss"][:3] + row["loss"][-1:])
+    return f"{row['case']:28} {median:9.1f} ms  loss {losses}  {row.get('error', '')[-1200:]}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(guarded(main))

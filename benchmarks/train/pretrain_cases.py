@@ -1,0 +1,145 @@
+"""Cases of pretrain.py: models, layouts and what runs without TransformerEngine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Flags = dict[str, Any]
+MAGI: Flags = {"attention-backend": "magi"}
+SDPA: Flags = {"spec": ["benchmarks.train.pretrain_sdpa", "layer_spec"]}
+ALL_TO_ALL: Flags = {**MAGI, "magi-transport": "all_to_all"}
+DOCUMENTS: Flags = {"dataloader-inter-document-masking": True}
+
+COMMON: Flags = {
+    "bf16": True,
+    "micro-batch-size": 1,
+    "lr": 1e-3,
+    "min-lr": 1e-3,
+    "lr-decay-style": "constant",
+    "clip-grad": 1.0,
+    "weight-decay": 0.1,
+    "group-query-attention": True,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable-bias-linear": True,
+    "untie-embeddings-and-output-weights": True,
+    "position-embedding-type": "rope",
+    "attention-dropout": 0,
+    "hidden-dropout": 0,
+    "transformer-impl": "local",
+    "no-rope-fusion": True,
+    "no-masked-softmax-fusion": True,
+    "no-persist-layer-norm": True,
+    "no-gradient-accumulation-fusion": True,
+    "tokenizer-type": "NullTokenizer",
+    "split": "100,0,0",
+    "log-interval": 1,
+    "eval-iters": 0,
+    "eval-interval": 100000,
+    "num-workers": 2,
+    "distributed-timeout-minutes": 5,
+    "make-vocab-size-divisible-by": 64,
+}
+SMALL: Flags = {
+    "num-layers": 4,
+    "hidden-size": 512,
+    "num-attention-heads": 8,
+    "num-query-groups": 4,
+    "ffn-hidden-size": 1408,
+    "seq-length": 2048,
+    "max-position-embeddings": 2048,
+    "global-batch-size": 8,
+    "train-iters": 20,
+    "lr": 2e-4,
+    "min-lr": 2e-4,
+    "vocab-size": 383,
+}
+BILLION: Flags = {
+    "num-layers": 16,
+    "hidden-size": 2048,
+    "num-attention-heads": 32,
+    "num-query-groups": 8,
+    "ffn-hidden-size": 8192,
+    "global-batch-size": 4,
+    "train-iters": 8,
+    "vocab-size": 128255,
+    "max-position-embeddings": 131072,
+}
+
+
+WORK = "WORK"
+"""In the value of a flag: a folder that the cases of a round share."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the script."""
+
+    name: str
+    gpus: int
+    flags: Flags = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of its processes."""
+    common: Flags = field(default_factory=lambda: COMMON)
+    """Flags of all cases of its kind, which `flags` may take away."""
+    after: str | None = None
+    """Name of a case of the same round that has to end first: it saves what this one loads."""
+
+    @property
+    def all_flags(self) -> Flags:
+        """What the script gets."""
+        return {**self.common, **self.flags}
+
+
+def layout(cp: int = 1, tp: int = 1, pp: int = 1) -> Flags:
+    """Flags of a parallel layout; sequence parallelism beside tensor parallelism."""
+    return {
+        "context-parallel-size": cp,
+        "tensor-model-parallel-size": tp,
+        "pipeline-model-parallel-size": pp,
+        "sequence-parallel": tp > 1,
+    }
+
+
+AGREE = [
+    Case("stock cp1", 1, SMALL),
+    Case("magi cp1", 1, {**SMALL, **MAGI}),
+    Case("magi cp2", 2, {**SMALL, **MAGI, **layout(cp=2)}),
+    Case("magi tp2 sp", 2, {**SMALL, **MAGI, **layout(tp=2)}),
+    Case("magi pp2", 2, {**SMALL, **MAGI, **layout(pp=2)}),
+    Case("magi cp1 documents", 1, {**SMALL, **MAGI, **DOCUMENTS}),
+    Case("magi cp2 documents", 2, {**SMALL, **MAGI, **DOCUMENTS, **layout(cp=2)}),
+    Case("magi cp2 all_to_all", 2, {**SMALL, **ALL_TO_ALL, **layout(cp=2)}),
+    Case("magi cp2 documents all_to_all", 2, {**SMALL, **ALL_TO_ALL, **DOCUMENTS, **layout(cp=2)}),
+    Case("magi cp2 odd", 2, {**SMALL, **MAGI, **layout(cp=2), "seq-length": 2047}),
+    Case("stock cp1 odd", 1, {**SMALL, "seq-length": 2047}),
+]
+
+
+def speed_cases() -> list[Case]:
+    """The same tokens in a step for everybody at one length."""
+
+    def case(name: str, gpus: int, length: int, *parts: Flags) -> Case:
+        flags: Flags = {**BILLION, "seq-length": length}
+        for part in parts:
+            flags |= part
+        return Case(f"{name} {length}", gpus, flags)
+
+    return [
+        case("stock local 1gpu", 1, 4096),
+        case("stock sdpa 1gpu", 1, 4096, SDPA),
+        case("magi 1gpu", 1, 4096, MAGI),
+        case("stock sdpa 1gpu", 1, 16384, SDPA),
+        case("magi 1gpu", 1, 16384, MAGI),
+        case("magi documents 1gpu", 1, 16384, MAGI, DOCUMENTS),
+        case("stock sdpa pp2", 2, 32768, SDPA, layout(pp=2)),
+        case("stock sdpa tp2", 2, 32768, SDPA, {"tensor-model-parallel-size": 2}),
+        case("magi cp2", 2, 32768, MAGI, layout(cp=2)),
+        case("magi cp2 documents", 2, 32768, MAGI, DOCUMENTS, layout(cp=2)),
+        case("magi cp2 documents all_to_all", 2, 32768, ALL_TO_ALL, DOCUMENTS, layout(cp=2)),
+        case("magi cp2 documents", 2, 8192, MAGI, DOCUMENTS, layout(cp=2)),
+        case("magi cp2 documents all_to_all", 2, 8192, ALL_TO_ALL, DOCUMENTS, layout(cp=2)),
+        case("magi tp2 sp", 2, 32768, MAGI, layout(tp=2)),
+        case("magi pp2", 2, 32768, MAGI, layout(pp=2)),
+    ]

@@ -1,0 +1,42 @@
+"""`megatron_magi.run` with weights drawn by parameter name: one model in every layout.
+
+Megatron draws weights rank by rank, so tensor- and pipeline-parallel runs start elsewhere. Used by
+the `agree` part of pretrain.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import runpy
+from typing import Any
+
+from megatron_magi import run
+
+
+def main() -> None:
+    """Run the script that the command line names; models get their weights when they are built."""
+    original = runpy.run_path
+
+    def run_path(*args: Any, **kwargs: Any) -> Any:
+        from megatron.core.models.gpt.gpt_model import GPTModel
+
+        GPTModel.__init__ = _with_named_weights(GPTModel.__init__)
+        return original(*args, **kwargs)
+
+    runpy.run_path = run_path
+    run.main()
+
+
+def _with_named_weights(build: Any) -> Any:
+    from megatron_magi.adapter.init import init_by_name
+
+    @functools.wraps(build)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        init_by_name(self)
+
+    return __init__
+
+
+if __name__ == "__main__":
+    main()

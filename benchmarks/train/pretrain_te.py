@@ -1,0 +1,222 @@
+"""Cases of pretrain.py with TransformerEngine's layers, stock and through the flag.
+
+`flags`: one small model for each of Megatron's flags that was once refused, beside stock Megatron
+where that can run it. `te_speed`: a Llama of about a billion parameters, and one of the shape of
+Llama-3 8B with fewer layers, beside TransformerEngine's own context parallelism.
+"""
+
+from __future__ import annotations
+
+from benchmarks.train.pretrain_cases import (
+    BILLION,
+    COMMON,
+    DOCUMENTS,
+    MAGI,
+    SMALL,
+    WORK,
+    Case,
+    Flags,
+    layout,
+)
+
+NOT_WITH_TE = ("no-rope-fusion", "no-persist-layer-norm")
+TE: Flags = {
+    **{name: value for name, value in COMMON.items() if name not in NOT_WITH_TE},
+    "transformer-impl": "transformer_engine",
+}
+"""TransformerEngine's layers; apex, which fuses gradient accumulation, is not there."""
+
+CUDNN: Flags = {"attention-backend": "fused"}
+FA3: Flags = {"attention-backend": "flash", "flash-attention-version": 3}
+
+CP2 = layout(cp=2)
+PER_TOKEN: Flags = {"calculate-per-token-loss": True}
+"""What our flag sets; with it, delayed fp8 scales begin with gradients of the same size."""
+FP8: Flags = {"fp8-format": "hybrid"}
+TENSORWISE: Flags = {**FP8, "fp8-recipe": "tensorwise"}
+SHARDED: Flags = {"use-distributed-optimizer": True}
+TP2_OVERLAP: Flags = {**layout(tp=2), "tp-comm-overlap": True}
+MOE: Flags = {
+    "num-experts": 4,
+    "expert-model-parallel-size": 2,
+    "moe-router-topk": 2,
+    "moe-router-load-balancing-type": "aux_loss",
+    "moe-aux-loss-coeff": 0.01,
+    "moe-token-dispatcher-type": "alltoall",
+    "moe-grouped-gemm": True,
+    **PER_TOKEN,
+    **SHARDED,
+}
+MOE_OVERLAP: Flags = {**MOE, "overlap-moe-expert-parallel-comm": True}
+SEQ_AUX: Flags = {**MOE, "moe-router-load-balancing-type": "seq_aux_loss", "micro-batch-size": 2}
+MLP_GRAPHS: Flags = {
+    "cuda-graph-impl": "transformer_engine",
+    "cuda-graph-scope": "mlp",
+    "te-rng-tracker": True,
+}
+GRAPHS: Flags = {**MOE, **MLP_GRAPHS, "cuda-graph-scope": ["moe_router", "moe_preprocess"]}
+MLA: Flags = {
+    "multi-latent-attention": True,
+    "group-query-attention": None,
+    "num-query-groups": None,
+    "q-lora-rank": 256,
+    "kv-lora-rank": 128,
+    "qk-head-dim": 128,
+    "qk-pos-emb-head-dim": 64,
+    "v-head-dim": 128,
+}
+UNFUSED: Flags = {"no-rope-fusion": True}
+GPT_OSS: Flags = {
+    "position-embedding-type": "yarn",
+    "rotary-scaling-factor": 32.0,
+    "yarn-original-max-position-embeddings": 512,
+    "softmax-type": "learnable",
+    "window-size": "127,0",
+    "window-attn-skip-freq": 2,
+    "kv-channels": 64,
+    "no-rope-fusion": True,
+}
+MEGATRON_FSDP: Flags = {
+    "use-megatron-fsdp": True,
+    "data-parallel-sharding-strategy": "optim_grads_params",
+    "ckpt-format": "fsdp_dtensor",
+    **PER_TOKEN,
+    **SHARDED,
+}
+FSDP2: Flags = {"use-torch-fsdp2": True, "ckpt-format": "torch_dist"}
+OFFLOAD: Flags = {"cpu-offloading-num-layers": 2}
+FINE_OFFLOAD: Flags = {
+    "fine-grained-activation-offloading": True,
+    "offload-modules": ["core_attn", "attn_proj"],
+}
+RECOMPUTE: Flags = {
+    "recompute-granularity": "full",
+    "recompute-method": "uniform",
+    "recompute-num-layers": 1,
+}
+SAVED_AT = 12
+"""Where a run ends that another one goes on from."""
+STOCK_SAVES: Flags = {"save": f"{WORK}/stock", "save-interval": 6, "exit-interval": SAVED_AT}
+MAGI_SAVES: Flags = {**STOCK_SAVES, "save": f"{WORK}/magi"}
+ASYNC: Flags = {"async-save": True, "async-strategy": "mcore"}
+DETERMINISTIC: Flags = {"deterministic-mode": True}
+REPEATABLE = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "NCCL_ALGO": "Ring",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+OFFLOAD_V1 = {"NVTE_CPU_OFFLOAD_V1": "1"}
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+NO_MULTICAST = {"UB_SKIPMC": "1"}
+PP2 = layout(pp=2)
+
+
+def case(
+    name: str,
+    gpus: int,
+    *parts: Flags,
+    environment: dict[str, str] | None = None,
+    after: str | None = None,
+) -> Case:
+    """A case of TransformerEngine's layers; later parts win."""
+    flags: Flags = {}
+    for part in parts:
+        flags |= part
+    return Case(name, gpus, flags, dict(environment or {}), TE, after)
+
+
+def both(
+    name: str, gpus: int, *parts: Flags, environment: dict[str, str] | None = None
+) -> list[Case]:
+    """The same flags without and with ours."""
+    return [
+        case(f"stock {name}", gpus, SMALL, *parts, environment=environment),
+        case(f"magi {name}", gpus, SMALL, *parts, MAGI, environment=environment),
+    ]
+
+
+def flag_cases() -> list[Case]:
+    """Small models, one for each flag; the first letters say on which layout."""
+    return [
+        case("stock cp1", 1, SMALL),
+        *both("cp2", 2, CP2),
+        *both("cp2 fp8 tensorwise", 2, CP2, TENSORWISE),
+        *both("cp2 fp8 delayed", 2, CP2, PER_TOKEN, FP8, {"fp8-recipe": "delayed"}),
+        *both("cp2 fp8 blockwise", 2, CP2, FP8, {"fp8-recipe": "blockwise"}),
+        *both("cp2 fp8 params", 2, CP2, TENSORWISE, SHARDED, {"fp8-param-gather": True}),
+        case("magi cp2 fp8 odd", 2, SMALL, MAGI, CP2, TENSORWISE, {"seq-length": 2043}),
+        case("magi cp2 fp8 blockwise odd", 2, SMALL, MAGI, CP2, FP8,
+             {"fp8-recipe": "blockwise", "seq-length": 2043}),
+        case("magi cp2 fp8 documents", 2, SMALL, MAGI, CP2, TENSORWISE, DOCUMENTS),
+        *both("tp2 sp overlap", 2, TP2_OVERLAP, environment=NO_MULTICAST),
+        case("magi tp2 sp overlap odd", 2, SMALL, MAGI, TP2_OVERLAP, {"seq-length": 2043},
+             environment=NO_MULTICAST),
+        *both("cp2 moe", 2, CP2, MOE),
+        *both("cp2 moe overlap", 2, CP2, MOE_OVERLAP, environment=CONNECTIONS),
+        *both("cp2 moe graphs", 2, CP2, GRAPHS),
+        *both("ep2 seq aux mb2", 2, SEQ_AUX),
+        *both("cp2 mla fused", 2, CP2, MLA),
+        case("magi cp2 mla", 2, SMALL, MAGI, CP2, MLA, UNFUSED),
+        *both("cp1 gpt-oss", 1, GPT_OSS),
+        case("magi cp2 gpt-oss", 2, SMALL, MAGI, CP2, GPT_OSS),
+        *both("dp2 megatron-fsdp", 2, MEGATRON_FSDP, environment=CONNECTIONS),
+        *both("cp2 megatron-fsdp", 2, CP2, MEGATRON_FSDP, environment=CONNECTIONS),
+        *both("dp2 fsdp2", 2, FSDP2, environment=CONNECTIONS),
+        *both("cp2 fsdp2", 2, CP2, FSDP2, environment=CONNECTIONS),
+        *both("cp2 offload", 2, CP2, OFFLOAD),
+        *both("cp2 fine offload", 2, CP2, FINE_OFFLOAD, environment=OFFLOAD_V1),
+        *both("cp2 mlp graphs", 2, CP2, MLP_GRAPHS),
+        *both("cp2 recompute", 2, CP2, RECOMPUTE),
+        case("stock cp2 saves", 2, SMALL, CP2, STOCK_SAVES),
+        case("magi cp2 saves", 2, SMALL, MAGI, CP2, MAGI_SAVES, ASYNC),
+        case("magi cp2 loads stock", 2, SMALL, MAGI, CP2, {"load": f"{WORK}/stock"},
+             after="stock cp2 saves"),
+        case("stock cp2 loads magi", 2, SMALL, CP2, {"load": f"{WORK}/magi"},
+             after="magi cp2 saves"),
+        case("magi cp2 loads magi", 2, SMALL, MAGI, CP2, {"load": f"{WORK}/magi"},
+             after="magi cp2 saves"),
+        case("magi cp2 deterministic a", 2, SMALL, MAGI, CP2, DETERMINISTIC,
+             environment=REPEATABLE),
+        case("magi cp2 deterministic b", 2, SMALL, MAGI, CP2, DETERMINISTIC,
+             environment=REPEATABLE),
+        case("magi pp2 documents", 2, SMALL, MAGI, PP2, DOCUMENTS),
+        case("magi cp1 documents", 1, SMALL, MAGI, DOCUMENTS),
+        case("magi cp2 documents", 2, SMALL, MAGI, CP2, DOCUMENTS),
+    ]  # fmt: skip
+
+
+EIGHT_B: Flags = {
+    "num-layers": 4,
+    "hidden-size": 4096,
+    "num-attention-heads": 32,
+    "num-query-groups": 8,
+    "ffn-hidden-size": 14336,
+    "global-batch-size": 4,
+    "train-iters": 8,
+    "vocab-size": 32767,
+    "max-position-embeddings": 131072,
+}
+"""Layers of Llama-3 8B, but 4 of them, and a smaller vocabulary."""
+
+SFT: Flags = {"sft": True, "sft-tokenizer-prompt-format": "default"}
+
+
+def speed_cases() -> list[Case]:
+    """Stock context parallelism in its three ways on both kernels, and ours."""
+    cases = []
+    for model, sizes, lengths in (("1b", BILLION, (8192, 32768)), ("8b", EIGHT_B, (8192, 32768))):
+        for length in lengths:
+            shape = {**sizes, "seq-length": length}
+            for kernel, backend in (("cudnn", CUDNN), ("fa3", FA3)):
+                cases += [
+                    case(f"stock {kernel} {way} {model} {length}", 2, shape, CP2,
+                         {"cp-comm-type": way}, backend)
+                    for way in ("p2p", "all_gather", "a2a")
+                ]  # fmt: skip
+            cases += [
+                case(f"magi {model} {length}", 2, shape, CP2, MAGI),
+                case(f"magi documents {model} {length}", 2, shape, CP2, MAGI, DOCUMENTS),
+                case(f"stock fp8 cudnn p2p {model} {length}", 2, shape, CP2, TENSORWISE, CUDNN),
+                case(f"magi fp8 {model} {length}", 2, shape, CP2, MAGI, TENSORWISE),
+            ]  # fmt: skip
+    return cases

@@ -1,0 +1,46 @@
+"""One rank of a case of pretrain.py: it imports everything first and then waits for its case.
+
+Started by `warm_ranks.WarmRanks`. It reads one line from standard input: JSON of a `Job`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import sys
+
+IMPORTS = (
+    "megatron_magi.launcher",
+    "transformer_engine.pytorch",
+    "megatron.training",
+    "megatron.training.checkpointing",
+    "megatron.training.datasets.sft_dataset",
+    "megatron.core.models.hybrid.hybrid_model",
+    "gpt_builders",
+)
+"""What a pretrain script imports, which takes most of a short run's time."""
+
+
+def main(megatron: str) -> None:
+    """Import, wait for the case, and run it as this process's main program."""
+    sys.path.insert(0, megatron)
+    for name in IMPORTS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    line = sys.stdin.readline()
+    if not line:
+        return  # the pool is closed
+    job = json.loads(line)
+    os.environ.update(job["environment"])
+    output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.argv = [job["module"], *job["arguments"]]
+    runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

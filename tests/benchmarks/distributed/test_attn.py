@@ -1,0 +1,178 @@
+"""The distributed benchmark on gloo: it runs, its figures fit, and it notices errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.distributed import attn as bench
+from megatron_magi.cli.parser import UsageError
+from megatron_magi.core.mask.mask import dense_from_slices
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
+    impls = ["ours", "ours0", "narrow", "kernels", "all_gather", "all_gather_zigzag", "ring",
+             "ulysses", "one_gpu"]  # fmt: skip
+    masks = ["packed_causal", "swa1024", "shared_question"]
+    command = [sys.executable, "-m", "benchmarks.distributed.attn", "--device", "cpu"]
+    command += ["--ranks", "2"]
+    command += ["--tokens", "48", "--masks", ",".join(masks), "--impls", ",".join(impls)]
+    command += ["--heads", "4,2", "--head-dim", "8", "--rounds", "2"]
+    done = subprocess.run(
+        [*command, "--record", tmp_path / "dist.json"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "dist.json").read_text())
+    rows = {(r["mask"], r["impl"], r["direction"]): r for r in record["rows"]}
+    assert set(rows) == {(m, i, d) for m in masks for i in impls for d in ("fwd", "bwd")}
+    for row in rows.values():
+        assert 0 < row["min_ms"] <= row["ms"] <= row["max_ms"] and row["n"] == 2
+    ours = rows["packed_causal", "ours", "fwd"]
+    assert len(ours["received_rows"]) == 2 and max(ours["received_rows"]) <= 48
+    layouts = [rows[m, "all_gather_zigzag", "bwd"]["layout"] for m in masks]
+    assert layouts == ["zigzag per document"] * 2 + ["zigzag per sequence"]
+    for name in ("all_gather_zigzag", "ring"):
+        assert rows["packed_causal", name, "fwd"]["padding_tokens"] > 0
+    assert record["meta"]["date"] and "--masks packed_causal" in record["meta"]["command"]
+
+
+class Fixed:
+    def __init__(self, *full: torch.Tensor) -> None:
+        self._full = full or None
+
+    def full(self) -> tuple[torch.Tensor, ...] | None:
+        return self._full
+
+
+def test_other_results_are_named() -> None:
+    x = torch.randn(8, 2, 4)
+    made = {
+        "ours": Fixed(x, x), "kernels": Fixed(), "close": Fixed(x, x * 1.001),
+        "far": Fixed(x, x.flip(0)), "nan": Fixed(x, x / 0 * 0),
+    }  # fmt: skip
+    wrong = list(bench.disagreements(made))
+    assert [line.split()[0] for line in wrong] == ["far", "nan"]
+
+
+@pytest.mark.slow
+def test_one_communicator_and_two_agree(tmp_path: Path) -> None:
+    impls = ["all_to_all", "all_to_all4", "all_to_all4_one", "all_to_all4_behind",
+             "keep_received_keys"]  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.distributed.attn", "--device", "cpu"]
+    command += ["--ranks", "2", "--tokens", "384", "--masks", "causal", "--impls", ",".join(impls)]
+    command += ["--heads", "4,2", "--head-dim", "8", "--rounds", "1", "--max-connections", "1"]
+    done = subprocess.run(
+        [*command, "--record", tmp_path / "dist.json"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout + done.stderr
+    record = json.loads((tmp_path / "dist.json").read_text())
+    assert record["meta"]["max_connections"] == "1"
+    degrees = {row["impl"]: row["overlap_degree"] for row in record["rows"]}
+    assert set(degrees) == set(impls)
+    assert [degrees[impl] for impl in impls[1:4]] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("option", ["--masks", "--impls"])
+def test_unknown_names_are_refused_before_ranks_start(option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} takes"):
+        bench.main([option, "ours,full", "--device", "cpu"])
+
+
+def test_ulysses_needs_heads_for_every_rank() -> None:
+    with pytest.raises(UsageError, match="ulysses needs key/value heads that 3 ranks divide"):
+        bench.main(["--device", "cpu", "--ranks", "3", "--heads", "4,2", "--impls", "ulysses"])
+
+
+@pytest.mark.slow
+def test_three_ranks_agree(tmp_path: Path) -> None:
+    """A ring of three has a step in the middle, and gradients that go round twice."""
+    command = [sys.executable, "-m", "benchmarks.distributed.attn", "--device", "cpu"]
+    command += ["--ranks", "3"]
+    command += ["--tokens", "32", "--heads", "6,3", "--head-dim", "8", "--rounds", "1"]
+    command += ["--masks", "packed_causal,full", "--impls", "one_gpu,ring,ulysses"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout + done.stderr
+
+
+def test_too_few_gpus_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--ranks", "99"]) == 2
+    assert "99 GPUs are needed" in capsys.readouterr().err
+
+
+def test_the_zigzag_peer_is_compared_and_runs_unasked() -> None:
+    assert "all_gather_zigzag" in bench.options([]).impls
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("mask", ["packed_causal", "causal", "swa1024", "prefix_tree"])
+def test_a_rank_of_the_zigzag_sees_its_rows_of_the_mask(mask: str, ranks: int) -> None:
+    from benchmarks.distributed.zigzag import ZigzagLayout
+
+    made = bench.MASKS[mask](640)
+    layout, dense = ZigzagLayout.of(made, ranks), made.to_dense()
+    order, per_rank = layout.natural_order(), len(layout.rows[0])
+    gathered = np.concatenate(layout.rows)
+    assert gathered[order[:640]].tolist() == list(range(640)) and (gathered[order[640:]] < 0).all()
+    for rank, rows in enumerate(layout.rows):
+        assert len(rows) == per_rank
+        seen = dense_from_slices(layout.local_slices(made, rank), per_rank, 640)
+        assert np.array_equal(seen, dense[rows] & (rows >= 0)[:, None])
+
+
+def test_the_page_names_the_peers_and_takes_every_length_from_its_newest_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tools import readme_dist, readme_records
+
+    monkeypatch.setattr(readme_records, "RECORDS", tmp_path)
+    monkeypatch.setattr(readme_records, "ROOT", tmp_path)
+    plain = ("ours", "kernels", "all_gather", "one_gpu")
+
+    def write(name: str, tokens: list[int], tflops: float, impls: tuple[str, ...]) -> None:
+        row = {"mask": "full", "ranks": 2, "tflops": tflops, "received_rows": [1024],
+               "forward_mode": "at_once", "overlap_degree": 1}  # fmt: skip
+        rows = [
+            {**row, "tokens": n, "impl": impl, "direction": direction}
+            for n in tokens for impl in impls for direction in ("fwd", "bwd")
+        ]  # fmt: skip
+        (tmp_path / f"dist_{name}.json").write_text(json.dumps({"meta": {}, "rows": rows}))
+
+    write("a", [1024, 2048], 5.0, plain)
+    write("b", [2048], 7.0, (*plain, "all_gather_zigzag", "ring", "ulysses"))
+    table = readme_dist.dist_table()
+    assert "| contiguous all-gather | zigzag all-gather | ring | Ulysses | one GPU | forw" in table
+    long, short = (line for line in table.splitlines() if line.startswith("| `full` |"))
+    assert long.startswith("| `full` | 2 x 2k | 7 / 7 |") and " - " not in long
+    assert short.count("| - ") == 3 and short.startswith("| `full` | 2 x 1k | 5 / 5 |")
+    assert "dist_a.json" in table and "dist_b.json" in table
+    write("c", [2048], 7.0, (*plain, "all_gather_zigzag", "ring", "ulysses", "ring_fa3"))
+    heads, _, line, *_ = readme_dist.dist_table().splitlines()
+    assert "| one GPU | ring, FA3 | forward |" in heads and "Ulysses, FA3" not in heads
+    assert line.count("7 / 7") == 8
+
+
+def test_records_of_one_rank_or_without_ours_spoil_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tools import readme_dist
+
+    plan = {"received_rows": [0], "forward_mode": "at_once", "overlap_degree": 0}
+    base = {"tokens": 1024, "tflops": 5.0, "ms": 1.0} | plan
+    rows = [
+        base | {"mask": mask, "ranks": ranks, "impl": impl, "direction": direction}
+        for ranks, impl in ((1, "ours"), (2, "ring"))
+        for mask in ("full", "d1:0")
+        for direction in ("fwd", "bwd")
+    ]
+    monkeypatch.setattr(readme_dist, "records", lambda prefix: [{"rows": rows}])
+    monkeypatch.setattr(readme_dist, "source", lambda record: "Record.")
+    lines = readme_dist.dist_table().splitlines()
+    assert [line for line in lines if line.startswith("| `")] == [lines[2]]
+    assert lines[2].startswith("| `full` | 1 x 1k | 5 / 5 |") and lines[2].endswith("| 1 | 0% |")
+    assert "| `d1` | 1 x 1k | 1 | - | - | - |" in readme_dist.packs_table()

@@ -1,0 +1,70 @@
+"""Processes that import first and get their case later."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmarks.train import warm_ranks
+from benchmarks.train.warm_ranks import Job, WarmRanks
+
+CASE = """
+import os, sys, time
+rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
+print("rank", rank, "of", world, os.environ["MASTER_PORT"], os.environ.get("GIVEN"), sys.argv[1:])
+if sys.argv[1] == "fail" and rank == "1":
+    sys.exit(3)
+if sys.argv[1] in ("wait", "fail"):
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmRanks:
+    """Of ranks that have nothing to import."""
+    worker = tmp_path / "worker.py"
+    source = (Path(warm_ranks.__file__).with_name("warm_rank.py")).read_text()
+    begin, end = source.index("IMPORTS = ("), source.index('"""What a pretrain script')
+    worker.write_text(f"{source[:begin]}IMPORTS = ()\n{source[end:]}")
+    monkeypatch.setattr(warm_ranks, "WORKER", (str(worker),))
+    monkeypatch.setattr(warm_ranks, "AFTER_A_FAILURE_S", 0.5)
+    (tmp_path / "a_case.py").write_text(CASE)
+    return WarmRanks(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)}, ahead=3)
+
+
+def test_ranks_of_a_job_meet(pool: WarmRanks) -> None:
+    with pool:
+        outcome = pool.run(Job(2, "a_case", ["go", "--lr", "1"], {"GIVEN": "x"}), 60)
+        again = pool.run(Job(1, "a_case", ["go"]), 60)
+        waiting = [*pool._waiting]
+    lines = outcome.output.split("\n")
+    assert not outcome.failed and not again.failed
+    assert [line.split()[:4] for line in lines if line] == [
+        ["rank", "0", "of", "2"],
+        ["rank", "1", "of", "2"],
+    ]
+    ports = {line.split()[4] for line in lines if line}
+    assert len(ports) == 1 and "x ['go', '--lr', '1']" in lines[0]
+    assert again.output.split()[:4] == ["rank", "0", "of", "1"] and "None" in again.output
+    assert len(waiting) == 3 and all(rank.poll() is not None for rank in waiting)
+
+
+def test_jobs_of_several_threads_share_no_rank(pool: WarmRanks) -> None:
+    with pool, ThreadPoolExecutor(3) as threads:
+        jobs = [Job(2, "a_case", ["go", str(number)]) for number in range(5)]
+        outcomes = list(threads.map(lambda job: pool.run(job, 60), jobs))
+    for number, outcome in enumerate(outcomes):
+        assert not outcome.failed and outcome.output.count(f"['go', '{number}']") == 2
+
+
+@pytest.mark.parametrize(("word", "limit_s"), [("fail", 60), ("wait", 1.0)])
+def test_a_job_that_does_not_end_is_stopped(pool: WarmRanks, word: str, limit_s: float) -> None:
+    started = time.monotonic()
+    with pool:
+        outcome = pool.run(Job(2, "a_case", [word]), limit_s)
+    assert outcome.failed and "rank 0 of 2" in outcome.output
+    assert time.monotonic() - started < 30

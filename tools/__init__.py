@@ -1,0 +1,1 @@
+"""What a maintainer runs: documentation made from code and records, and checks."""

@@ -1,0 +1,99 @@
+"""Tables of docs/megatron_lm.md, made from the launcher's own tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from pathlib import Path
+
+from megatron_magi import CostTable, MagiConfig
+from megatron_magi.launcher import flags, hook_points, refusals
+from tools.docs_text import attribute_docs, fill_tables, one_line
+
+OTHER_FLAGS = {
+    "attention_backend": (
+        "`magi`",
+        "The switch. Megatron's own values are passed on to Megatron, and nothing is hooked.",
+    ),
+    "mask": (
+        "`MODULE:FUNCTION`",
+        "A function that Python can import; it makes the mask of every microbatch, see "
+        "[any other mask](#any-other-mask).",
+    ),
+    "measure_costs": (
+        "none",
+        "The rates of the cost table are measured when the model is built, agreed by all ranks, "
+        "and logged with a layer's predicted and measured times "
+        "([tuning](tuning.md#stages)).",
+    ),
+}
+"""Flags that are no field of MagiConfig or its cost table: (value, what it does)."""
+
+
+def page_with_tables(page: Path) -> str:
+    """The page's text with its tables as the launcher says them now."""
+    makers: dict[str, Callable[[], Iterator[str]]] = {
+        "flags": flag_table,
+        "refusals": refusal_table,
+        "hooks": hook_table,
+    }
+    return fill_tables(page.read_text(), makers)
+
+
+def flag_table() -> Iterator[str]:
+    """Every flag of ours, from the parser, and the sentence below the field that it sets."""
+    yield "| flag | value | default | what it does |"
+    yield "|---|---|---|---|"
+    notes = attribute_docs(CostTable) | attribute_docs(MagiConfig)
+    for action in flags.flag_parser()._actions:
+        flag = action.option_strings[0]
+        if action.dest in OTHER_FLAGS:
+            value, note = OTHER_FLAGS[action.dest]
+            yield f"| `{flag}` | {value} | | {note} |"
+            continue
+        of = "costs." if action.dest in flags.COST_FLAGS else ""
+        default = attrgetter(of + action.dest)(MagiConfig())
+        note = f"`{of}{action.dest}`: {notes[action.dest]}"
+        if action.nargs == 0:
+            value, default = f"none; sets `{action.const}`", f"`{default}`"
+        else:
+            value = ", ".join(f"`{choice}`" for choice in action.choices or ())
+            value = value or {int: "integer", float: "number"}[action.type]  # type: ignore[index]
+            unset = "none" if of else "the planner's choice"
+            default = unset if default is None else f"`{default}`"
+        yield f"| `{flag}` | {value} | {default} | {note} |"
+
+
+def refusal_table() -> Iterator[str]:
+    """Arguments of Megatron that end a run before it starts."""
+    yield "| flag of Megatron | must be | what to do |"
+    yield "|---|---|---|"
+    for rule in refusals.REFUSALS:
+        works = f"`{rule.works[0]}`"
+        if rule.works[0] is False or rule.works[0] is None:
+            works = "not given"
+        yield f"| `{rule.flag}` | {works} | {rule.remedy} |"
+    layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in refusals.OTHER_LAYERS.items())
+    yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
+
+
+def hook_table() -> Iterator[str]:
+    """Places of Megatron that are replaced, and which of our modules replaces them."""
+    yield "| hook | Megatron | what is replaced | by | what for |"
+    yield "|---|---|---|---|---|"
+    for point in hook_points.HOOK_POINTS:
+        module = inspect.getmodule(point.wrap)
+        assert module is not None, f"{point.name} is wrapped by a function of a module"
+        path = module.__name__.replace(".", "/") + ".py"
+        own = one_line(point.wrap.__doc__)  # "For `name`: ..." unless the place is only checked
+        purpose = one_line(module.__doc__) if own.startswith("For ") else own
+        yield (
+            f"| {point.name} | {_versions(point)} | `{point.module}.{point.attribute}` | "
+            f"`{path}` | {purpose} |"
+        )
+
+
+def _versions(point: hook_points.HookPoint) -> str:
+    first, last = (".".join(map(str, minor)) for minor in (point.first, point.last))
+    return first if first == last else f"{first} to {last}"

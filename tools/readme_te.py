@@ -1,0 +1,138 @@
+"""The tables beside TransformerEngine: training steps, and attention alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tools.readme_records import Record, newest, source
+
+WARM_UP = 3
+"""Steps before the first that counts."""
+PEAK_TFLOPS = 989.4
+"""Dense bf16 rate of an H100 or H200 with SXM, TFLOP/s, of which a step's share is told."""
+HEAD_START_MS = 5.0
+"""That the host has in a round of benchmarks/distributed/attn.py."""
+Row = dict[str, Any]
+
+
+def step_table() -> str:
+    """Time of a training step of Megatron's own script with TransformerEngine's layers."""
+    record = newest("te_pretrain")
+    if record is None:
+        return "No record yet: run `python -m benchmarks.train.pretrain te_speed` on two GPUs.\n"
+    lines = [
+        "| model | sequence | run | ms a step | of the GPU's rate | over the best stock run |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = [row for row in record["rows"] if len(row["ms"]) > WARM_UP]
+    for place in sorted({_place(row) for row in rows}):
+        here = [row for row in rows if _place(row) == place]
+        lines += _steps(*place, {row["case"]: row for row in here})
+    return "\n".join([*lines, "", source(record)]) + "\n"
+
+
+def attention_table() -> str:
+    """Time of TransformerEngine's context parallelism over ours, forward and backward together."""
+    found = [newest(f"te_attention_{kernel}") for kernel in ("fa3", "cudnn")]
+    if None in found:
+        return "No record yet: run `python -m benchmarks.distributed.attn` with `te_` methods.\n"
+    names = ("FlashAttention-3", "cuDNN")
+    lines = [
+        f"| mask | GPUs x tokens | {' | '.join(f'best method on {name}' for name in names)} |",
+        "|---|---|---|---|",
+    ]
+    times = [_times(record) for record in found if record is not None]
+    keys = sorted({key[:3] for each in times for key in each}, key=lambda k: (-k[2], k[0]))
+    for mask, ranks, tokens in keys:
+        cells = [_cell(each, (mask, ranks, tokens)) for each in times]
+        lines.append(f"| `{mask}` | {ranks} x {tokens // 1024}k | {' | '.join(cells)} |")
+    note = (
+        "A cell has the time of the fastest of p2p, all_gather and a2a over ours, forward and "
+        "backward together, and that method's name; several packs: median (lowest to highest). "
+        f"*: the method's host took more than its head start of {HEAD_START_MS:.0f} ms."
+    )
+    sources = [source(record) for record in found if record is not None]
+    return "\n".join([*lines, "", note, *sources]) + "\n"
+
+
+def _steps(model: str, length: int, runs: dict[str, Row]) -> list[str]:
+    """Lines of one model and length, the fastest of the stock runs first."""
+    lines = []
+    for fp8 in (False, True):
+        chosen = {case: row for case, row in runs.items() if ("fp8" in case) == fp8}
+        stock = [_ms(row) for case, row in chosen.items() if "stock" in case]
+        for case, row in sorted(chosen.items(), key=lambda item: _ms(item[1]), reverse=True):
+            name = case.removesuffix(f" {model} {length}")
+            ours = name.startswith("magi")
+            over = f"{min(stock) / _ms(row):.2f}x" if stock and ours else "-"
+            rate = "-" if fp8 or "documents" in name else f"{_share(row, length):.0%}"
+            lines.append(f"| {model} | {length:,} | `{name}` | {_ms(row):,.0f} | {rate} | {over} |")
+    return lines
+
+
+def _share(row: Row, length: int) -> float:
+    """Share of the GPU's dense rate: products of weights and of causal attention, three times the
+    forward; norms, loss and optimizer are not counted."""
+    words = row["flags"]
+    value = {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
+    names = ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads")
+    layers, width, inner, heads = (int(value[f"--{name}"]) for name in names)
+    groups, batch = int(value["--num-query-groups"]), int(value["--global-batch-size"])
+    vocabulary = -(-(int(value["--vocab-size"]) + 1) // 64) * 64
+    of_layer = width * (2 * width + 2 * width * groups // heads + 3 * inner)
+    weights = layers * of_layer + vocabulary * width
+    flops = 6 * weights * length * batch + 12 * batch * layers * width * length**2 / 2
+    return flops / (row["gpus"] * _ms(row) * 1e9 * PEAK_TFLOPS)
+
+
+def _place(row: Row) -> tuple[str, int]:
+    model, length = row["case"].split()[-2:]
+    return model, int(length)
+
+
+def _ms(row: Row) -> float:
+    return median(row["ms"][WARM_UP:])
+
+
+@dataclass
+class Time:
+    """Forward and backward of one implementation on one mask."""
+
+    ms: float = 0.0
+    """Milliseconds of both together, of the slowest rank."""
+    waits_for_host: bool = False
+    """Whether the host took longer than its head start, so that the GPU waited."""
+
+    def add(self, row: Row) -> None:
+        """Count another direction."""
+        self.ms += row["ms"]
+        self.waits_for_host |= row["host_ms"] > HEAD_START_MS
+
+
+Times = dict[tuple[str, int, int, str], dict[str, Time]]
+"""(mask or kind of packs, ranks, tokens of a rank, mask) -> every implementation's time."""
+
+
+def _times(record: Record) -> Times:
+    times: Times = {}
+    for row in record["rows"]:
+        key = row["mask"].split(":")[0], row["ranks"], row["tokens"], row["mask"]
+        times.setdefault(key, {}).setdefault(row["impl"], Time()).add(row)
+    return times
+
+
+def _cell(times: Times, key: tuple[str, int, int]) -> str:
+    ratios, methods, waits = [], set(), False
+    for where, of_mask in times.items():
+        rivals = {name: time for name, time in of_mask.items() if name.startswith("te_")}
+        if where[:3] == key and rivals and "ours" in of_mask:
+            name = min(rivals, key=lambda each: rivals[each].ms)
+            ratios.append(rivals[name].ms / of_mask["ours"].ms)
+            methods.add(name.split("_", 2)[2])
+            waits |= rivals[name].waits_for_host
+    if not ratios:
+        return "-"
+    spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{median(ratios):.2f}x{spread}, {', '.join(sorted(methods))}{' *' if waits else ''}"
