@@ -10,7 +10,7 @@ Megatron runs without TransformerEngine: its dense local attention, and PyTorch'
 in by a layer spec. `flags` and `te_speed` have TransformerEngine's layers (pretrain_te.py).
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
 packages before it begins (warm_ranks.py); those of `speed` and `te_speed` come in random order in
-every round. The corpus is made of the Python standard library. With `--one-gpu`
+every round, and no process imports while one is timed. The corpus is made of the Python standard library. With `--one-gpu`
 all ranks of a case share one GPU (pretrain_one_gpu.py).
 """
 
@@ -58,8 +58,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     meta = {**describe(command_line(), options.commit), "part": options.part}
     deadline = time.monotonic() + options.limit_s
-    ahead = 2 * options.at_once + 4
-    pool = WarmRanks(options.megatron, environment(options.megatron), ahead)
+    quiet = "speed" in options.part
+    ahead = min(sum(case.gpus for case in cases), 32) if quiet else 2 * options.at_once + 4
+    pool = WarmRanks(options.megatron, environment(options.megatron), ahead, quiet)
 
     def measure(shared: Round, case: Case) -> None:
         with shared.turn_of(case):

@@ -12,6 +12,8 @@ import os
 import runpy
 import sys
 
+READY = "ready for a job"
+"""The same line as in warm_ranks.py, which this process need not import."""
 IMPORTS = (
     "megatron_magi.launcher",
     "transformer_engine.pytorch",
@@ -30,6 +32,8 @@ def main(megatron: str) -> None:
     for name in IMPORTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"\n{READY}", flush=True)
     line = sys.stdin.readline()
     if not line:
         return  # the pool is closed

@@ -25,6 +25,9 @@ WORKER = ("-m", "benchmarks.train.warm_rank")
 AFTER_A_FAILURE_S = 15
 """For the other ranks to end too, once one has failed."""
 
+READY = "ready for a job"
+"""What a process prints when it has imported everything."""
+
 READ_AT_IMPORT = {"NVTE_CPU_OFFLOAD_V1"}
 """Variables that a package reads when it is imported."""
 
@@ -63,15 +66,20 @@ class Outcome:
 class WarmRanks:
     """A pool of processes, each for one rank of one job; use it as a context manager."""
 
-    def __init__(self, megatron: Path, environment: dict[str, str], ahead: int = 6) -> None:
+    def __init__(
+        self, megatron: Path, environment: dict[str, str], ahead: int = 6, quiet: bool = False
+    ) -> None:
         """Start the first processes.
 
         Args:
             megatron: the checkout that they import.
             environment: of the processes; its PYTHONPATH has this repository.
             ahead: how many wait for a job at any time.
+            quiet: none imports while a job runs, whose times it would change: all that wait have
+                imported before a job begins, and others start only when too few are left.
         """
         self._megatron, self._environment, self._ahead = megatron, environment, ahead
+        self._quiet = quiet
         self._waiting: deque[Rank] = deque()
         self._lock = threading.Lock()
         self._refill()
@@ -103,14 +111,18 @@ class WarmRanks:
         if job.is_cold:
             return [self._start(job.environment) for _ in range(job.world)]
         with self._lock:  # jobs of several threads may run at once
-            while len(self._waiting) < job.world:
-                self._waiting.append(self._start({}))
+            if len(self._waiting) < job.world:
+                self._refill(job.world)
+            if self._quiet:
+                for rank in self._waiting:
+                    _wait_for_imports(rank)
             ranks = [self._waiting.popleft() for _ in range(job.world)]
-            self._refill()
+            if not self._quiet:
+                self._refill()
         return ranks
 
-    def _refill(self) -> None:
-        while len(self._waiting) < self._ahead:
+    def _refill(self, least: int = 0) -> None:
+        while len(self._waiting) < max(self._ahead, least):
             self._waiting.append(self._start({}))
 
     def _start(self, more: dict[str, str]) -> Rank:
@@ -118,11 +130,19 @@ class WarmRanks:
             [sys.executable, *WORKER, str(self._megatron)],
             env={**self._environment, **more},
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if self._quiet and not more else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
+
+
+def _wait_for_imports(rank: Rank) -> None:
+    """Return when the process has said that it waits, or has died."""
+    if rank.stdout is not None and not rank.stdout.closed:
+        while (line := rank.stdout.readline()) and line.strip() != READY:
+            pass
+        rank.stdout.close()
 
 
 def _place(number: int, world: int, port: str) -> dict[str, str]:

@@ -53,6 +53,16 @@ def test_ranks_of_a_job_meet(pool: WarmRanks) -> None:
     assert len(waiting) == 3 and all(rank.poll() is not None for rank in waiting)
 
 
+def test_no_rank_starts_while_a_quiet_job_runs(pool: WarmRanks, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with pool, WarmRanks(tmp_path, environment, 3, quiet=True) as quiet:
+        assert not quiet.run(Job(2, "a_case", ["go"]), 60).failed
+        left = [*quiet._waiting]
+        assert len(left) == 1 and left[0].stdout is not None and left[0].stdout.closed
+        assert not quiet.run(Job(2, "a_case", ["go"]), 60).failed
+        assert left[0] not in quiet._waiting and len(quiet._waiting) == 1
+
+
 def test_jobs_of_several_threads_share_no_rank(pool: WarmRanks) -> None:
     with pool, ThreadPoolExecutor(3) as threads:
         jobs = [Job(2, "a_case", ["go", str(number)]) for number in range(5)]
