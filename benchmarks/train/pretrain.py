@@ -9,9 +9,9 @@ at one rank. `speed`: time of a step of a Llama of about a billion parameters; t
 Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
 in by a layer spec. `flags` and `te_speed` have TransformerEngine's layers (pretrain_te.py).
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
-packages before it begins (warm_ranks.py); those of `speed` and `te_speed` come in random order in
-every round, and no process imports while one is timed. The corpus is made of the Python standard library. With `--one-gpu`
-all ranks of a case share one GPU (pretrain_one_gpu.py).
+packages before it begins (warm_ranks.py). The cases of `speed` and `te_speed` come in random order
+in every round, and no process imports while one is timed. The corpus is made of the Python standard
+library. With `--one-gpu` all ranks of a case share one GPU (pretrain_one_gpu.py).
 """
 
 from __future__ import annotations
