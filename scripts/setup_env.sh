@@ -43,15 +43,18 @@ if sys.prefix != sys.base_prefix: print(p["purelib"], p["platlib"], sep="\n")' \
   fi
 }
 
+# Without a GPU the CPU build of 0.2 GB; what PyPI has for Linux brings CUDA and is several GB.
 install_torch() {
   "$venv/bin/python" -c "$has_torch" 2>/dev/null && return
-  cat <<TEXT
-torch is not importable here, so torch==$torch_pin will be downloaded. A CPU build is about 0.2 GB; the
-build that PyPI has for Linux brings CUDA with it and is several GB. To choose the small one, stop now, run
-  $venv/bin/python -m pip install torch==$torch_pin --index-url https://download.pytorch.org/whl/cpu
-and start again.
-TEXT
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$torch_pin"
+  local install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check "torch==$torch_pin")
+  if command -v nvidia-smi >/dev/null; then
+    echo "installing torch $torch_pin with CUDA, several GB"
+  else
+    echo "installing torch $torch_pin for the CPU: there is no nvidia-smi here"
+    "${install[@]}" --quiet --index-url https://download.pytorch.org/whl/cpu --retries 1 --timeout 15 && return
+    echo "PyTorch's own server cannot be reached; PyPI's build is taken, which may be several GB"
+  fi
+  "${install[@]}"
 }
 
 # What decides whether an environment is up to date: these files, and C++ sources not newer than it.

@@ -4,15 +4,27 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import megatron_magi
 from megatron_magi import magi_attention as api
 from megatron_magi import masks
+from tests.process_pool import pool
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+SMALLER = {
+    "0, 5000, 5300, 16384": "0, 20, 23, 64",
+    "(1024, 0)": "(8, 0)",
+    "num_heads_q=32": "num_heads_q=4",
+    "num_heads_kv=8": "num_heads_kv=2",
+    "head_dim=128": "head_dim=16",
+}
+"""Numbers of README's example, and those that a test can take."""
 
 
 @pytest.mark.parametrize("page", ["masks.md", "migrating.md", "megatron_lm.md"])
@@ -22,6 +34,33 @@ def test_examples_run(page: str) -> None:
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, page, "exec"), names)
+
+
+def test_functions_on_plain_tensors_of_the_readme() -> None:
+    """With smaller numbers, on one rank and on two alike."""
+    block = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[1]
+    for long, short in SMALLER.items():
+        assert long in block
+        block = block.replace(long, short)
+    (alone,) = pool(1).run(run_readme, block)
+    for spread in pool(2).run(run_readme, block):
+        torch.testing.assert_close(spread, alone)
+
+
+def run_readme(rank: int, block: str) -> list[torch.Tensor]:
+    """[out over the group, out on one device] of the whole sequence."""
+    gen = torch.Generator().manual_seed(1)
+    rows = {n: torch.randn(64, h, 16, generator=gen) for n, h in zip("qkv", (4, 2, 2), strict=True)}
+    names: dict[str, Any] = {"x": torch.arange(64), "cp_group": dist.group.WORLD, **rows}
+    before, call, after = re.split(r"^(out, lse = .*\n)", block, maxsplit=1, flags=re.M)
+    exec(before, names)
+    plan = names["plan"]
+    names |= {n: megatron_magi.dispatch(t, plan, dist.group.WORLD) for n, t in rows.items()}
+    exec(call, names)
+    spread = megatron_magi.undispatch(names["out"], plan, dist.group.WORLD)
+    names |= rows
+    exec(after, names)
+    return [spread, names["out"]]
 
 
 def test_the_rendered_mask_is_the_one_on_the_page() -> None:

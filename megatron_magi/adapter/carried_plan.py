@@ -44,13 +44,14 @@ def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
     Raises:
         ValueError: tokens or labels without a plan, rows of another plan than packed_seq_params, or
-            rows of a plan without packed_seq_params.
+            rows of a plan without packed_seq_params, and no positions for a model that learns them.
     """
     inputs = forward_arguments(chunk, args, kwargs)
     packed = inputs.get("packed_seq_params")
     if not isinstance(packed, MagiPackedSeqParams):
         _require_no_plan(inputs, packed)
         return
+    _require_positions(chunk, inputs)
     for stage, names in _INPUTS:
         if not getattr(chunk, stage, False):
             continue
@@ -60,6 +61,18 @@ def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     for name in _ALSO:
         if carried_plan(inputs.get(name)) is not None:
             _check(name, inputs[name], packed)
+
+
+def _require_positions(chunk: Any, inputs: dict[str, Any]) -> None:
+    """An embedding of positions is looked up by them; rotary ones are known from the plan."""
+    is_learned = getattr(chunk, "position_embedding_type", None) == "learned_absolute"
+    embeds = getattr(chunk, "pre_process", False) and inputs.get("decoder_input") is None
+    if is_learned and embeds and inputs.get("position_ids") is None:
+        raise ValueError(
+            "a model with learned absolute positions (GPTModel's default) needs position_ids, got "
+            "none; put them into the Batch that is dispatched, or build the model with "
+            'position_embedding_type="rope"'
+        )
 
 
 def _require_no_plan(inputs: dict[str, Any], packed: Any) -> None:

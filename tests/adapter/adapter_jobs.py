@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import tiny_llama
@@ -127,3 +128,34 @@ def cpu_runtime() -> None:
     with get_cuda_rng_tracker().fork():
         pass
     assert torch.equal(before, torch.get_rng_state())
+
+
+def run_page(code: str, then: str) -> float:
+    """The mean loss that a page's Python leaves as `loss`, with the names that the page assumes.
+
+    Args:
+        code: the page's block, without lines that only a whole program can run.
+        then: lines that call what the block defines.
+    """
+    world = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(context_parallel_size=world)
+    model_parallel_cuda_manual_seed(1)
+    config = tiny_llama.model_config(tiny_llama.Layout("page", cp=world))
+    batch, bounds = tiny_llama.microbatch(tiny_llama.Layout("page", cp=world), 0, 0)
+    names: dict[str, Any] = {
+        "GPTModel": GPTModel,
+        "config": config,
+        "cp_group": parallel_state.get_context_parallel_group(),
+        "cu_seqlens": bounds,
+        "length": 96,
+        "max_sequence_length": 96,
+        "parallel_state": parallel_state,
+        "sample": SimpleNamespace(cu_seqlens=bounds, **vars(batch)),
+        "spec": layer_spec.llama_layer_spec(config, attention="stock"),
+        "vocab_size": tiny_llama.VOCAB,
+        **vars(batch),
+    }
+    exec(compile(f"{code}\n{then}", "page", "exec"), names)
+    mean = names["loss"].float().sum()
+    torch.distributed.all_reduce(mean)
+    return float(mean)
