@@ -22,7 +22,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from megatron_magi.checks import instance, int_array, refusing_renamed, word
+from megatron_magi.checks import instance, int_array, word
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.cuda.tables import upload
@@ -80,9 +80,6 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
         return plan
 
 
-@refusing_renamed(
-    "make_packed_seq_params", {"mask_kind": "mask", "restart_positions": "cu_seqlens"}
-)
 def make_packed_seq_params(
     cu_seqlens: Sequence[int] | np.ndarray | Tensor,
     model_config: TransformerConfig,
