@@ -47,7 +47,7 @@ def is_integer_like(value: Any) -> bool:
 def optional_integer(
     value: Any, name: str, low: int | None = None, high: int | None = None
 ) -> int | None:
-    """As `integer`; None stays None."""
+    """An integer that passes `integer`, or None."""
     return None if value is None else integer(value, name, low, high)
 
 
@@ -60,7 +60,7 @@ def number(value: Any, name: str) -> float:
 
 
 def number_or_infinite(value: Any, name: str) -> float:
-    """As `number`; inf and nan pass. A tensor that requires a gradient does not."""
+    """A value that passes `number`, or inf or nan. A tensor that requires a gradient is refused."""
     if type(value) is float:
         return value
     if getattr(value, "requires_grad", False):

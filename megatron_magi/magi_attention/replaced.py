@@ -11,7 +11,7 @@ import os
 import warnings
 
 REPLACED = {
-    # Of v1.0, gone by v1.1.1.
+    # These names of v1.0 are gone by v1.1.1.
     "full_attention_to_varlen_attention": "infer_varlen_mask_from_batch, with the same arguments",
     "from_mask": "megatron_magi.masks.from_dense(mask), planned with megatron_magi.plan",
     "infer_attn_mask_from_window_size": (
@@ -21,7 +21,7 @@ REPLACED = {
         "torch.distributed.device_mesh.init_device_mesh with mesh_dim_names; with a mesh of "
         "[nodes, ranks of a node] a row is sent to each node once"
     ),
-    # Of v1.1.1, without a counterpart.
+    # These names of v1.1.1 have no counterpart here.
     "dist_attn_runtime_dict_mgr": "nothing: a key holds its plan. clear_cache() empties caches",
     "DistAttnRuntimeDictManager": "nothing: a key holds its plan. clear_cache() empties caches",
     "DistAttnRuntimeMgr": "nothing: dispatch, calc_attn and undispatch take the key",

@@ -164,9 +164,9 @@ def _attend(
 
 
 def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
-    """What must be equal on every rank. Whether a gradient will be asked for is part of it, because
-    the other ranks would wait for a rank without a backward. Of sinks it is whether there are some,
-    for all tokens or per token."""
+    """What must be equal on every rank. That includes whether a gradient will be asked for, because
+    the other ranks would wait for a rank without a backward, and whether there are sinks, for all
+    tokens or per token. The values of sinks are not compared."""
     _, k, v, *sinks = inputs
     extra = int(will_backward(inputs)) | (sinks[0].ndim << 1 if sinks else 0)
     scale, softcap = scale_and_cap
