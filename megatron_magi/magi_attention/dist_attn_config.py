@@ -16,6 +16,14 @@ from typing import Any
 from megatron_magi.checks import flag, instance, integer, number, optional_integer
 from megatron_magi.config import MagiConfig
 
+__all__ = [
+    "AttnOverlapMode", "BSDispatchAlg", "BTPDispatchAlg", "BatchToppHeapDispatchAlg",
+    "DPDispatchAlg", "DispatchAlg", "DispatchConfig", "DistAttnConfig", "GreedyOverlapAlg",
+    "GrpCollConfig", "LBDispatchAlg", "MinHeapDispatchAlg", "OverlapAlg", "OverlapConfig",
+    "RandomSelectDispatchAlg", "SequentialDispatchAlg", "SortedSequentialSelectAlg",
+    "ToppHeapDispatchAlg", "UniformOverlapAlg",
+]  # fmt: skip
+
 
 class AttnOverlapMode(Enum):
     """Who chooses the number of stages."""
@@ -34,22 +42,27 @@ class DispatchAlg:
         _convert(self, number, *vars(self))
 
 
+@dataclass(frozen=True)
 class LBDispatchAlg(DispatchAlg):
     """Lower bound."""
 
 
+@dataclass(frozen=True)
 class DPDispatchAlg(DispatchAlg):
     """Dynamic programming over subsets."""
 
 
+@dataclass(frozen=True)
 class BSDispatchAlg(DispatchAlg):
     """Binary search."""
 
 
+@dataclass(frozen=True)
 class BTPDispatchAlg(DispatchAlg):
     """Backtracking with pruning."""
 
 
+@dataclass(frozen=True)
 class MinHeapDispatchAlg(DispatchAlg):
     """Longest first to the least loaded rank; what our planner starts from."""
 
@@ -68,6 +81,7 @@ class BatchToppHeapDispatchAlg(DispatchAlg):
     top_p: float = 0.0
 
 
+@dataclass(frozen=True)
 class SequentialDispatchAlg(DispatchAlg):
     """One contiguous piece per rank."""
 
@@ -79,6 +93,7 @@ class SortedSequentialSelectAlg(DispatchAlg):
     allocation_ratio: float = 1.0
 
 
+@dataclass(frozen=True)
 class RandomSelectDispatchAlg(DispatchAlg):
     """Random."""
 
@@ -100,6 +115,7 @@ class UniformOverlapAlg(OverlapAlg):
         _convert(self, optional_integer, "random_seed")
 
 
+@dataclass(frozen=True)
 class GreedyOverlapAlg(OverlapAlg):
     """Refused by ``OverlapConfig``, as in MagiAttention."""
 
