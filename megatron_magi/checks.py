@@ -7,19 +7,15 @@ TypeError: another kind of value. ValueError: the kind, but not the range.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # recipes and the command line start without numpy
     import numpy as np
     import numpy.typing as npt
 
 INT32_MAX = 2**31 - 1
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def integer(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:
@@ -51,7 +47,7 @@ def is_integer_like(value: Any) -> bool:
 def optional_integer(
     value: Any, name: str, low: int | None = None, high: int | None = None
 ) -> int | None:
-    """As `integer`; None stays None."""
+    """An integer that passes `integer`, or None."""
     return None if value is None else integer(value, name, low, high)
 
 
@@ -64,7 +60,7 @@ def number(value: Any, name: str) -> float:
 
 
 def number_or_infinite(value: Any, name: str) -> float:
-    """As `number`; inf and nan pass. A tensor that requires a gradient does not."""
+    """A value that passes `number`, or inf or nan. A tensor that requires a gradient is refused."""
     if type(value) is float:
         return value
     if getattr(value, "requires_grad", False):
@@ -161,41 +157,6 @@ def as_array(values: Any, required: str, remedy: str) -> npt.NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:  # ragged, on a GPU, needs a gradient
         why = str(error).splitlines()[0]
         raise TypeError(f"{required}, got {shown(values)} ({why}); {remedy}") from None
-
-
-def refusing(errors: dict[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: a keyword argument that is no longer taken ends in a TypeError.
-
-    Args:
-        errors: What to say, by the arguments' names.
-    """
-
-    def decorate(plain: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(plain)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name in errors:
-                    raise TypeError(errors[name])
-            return plain(*args, **kwargs)
-
-        return run
-
-    return decorate
-
-
-def refusing_renamed(
-    call: str, renamed: dict[str, str]
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: an argument by the name that it had before ends in an error with its new name.
-
-    Args:
-        call: What the caller calls the function, for the error.
-        renamed: The new names by the old ones.
-    """
-    return refusing({
-        old: f"{old} must be given as {new}, got {call}({old}=...); pass {call}({new}=...)"
-        for old, new in renamed.items()
-    })  # fmt: skip
 
 
 def shown(value: Any) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from megatron_magi.checks import INT32_MAX, flag, integer, number_or_infinite, refusing, shown
+from megatron_magi.checks import INT32_MAX, flag, integer, number_or_infinite, shown
 
 KernelBackend = Literal["auto", "cuda", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
@@ -205,15 +205,3 @@ _CHOICES = {
     "kernel_backend": get_args(KernelBackend),
     "transport": get_args(TransportChoice),
 }
-IN_COSTS = {field.name: field.name for field in fields(CostTable)} | {
-    "dispatch": "swap_trials",
-    "balancer": "swap_trials",
-}
-"""Names that MagiConfig had before, and the field of its cost table that took their place."""
-
-_MOVED = {
-    name: f"{field} must be given in the cost table, got MagiConfig({name}=...); pass "
-    f"MagiConfig(costs=CostTable({field}=...))"
-    for name, field in IN_COSTS.items()
-}
-MagiConfig.__init__ = refusing(_MOVED)(MagiConfig.__init__)  # type: ignore[method-assign]

@@ -163,17 +163,6 @@ def test_integers_are_one_row() -> None:
         checks.integers([[1, 2]], "lengths")
 
 
-def test_an_argument_by_its_old_name_is_told_the_new_one() -> None:
-    @checks.refusing_renamed("plan", {"mode": "forward_mode"})
-    def plan(mask: int, forward_mode: str = "auto") -> str:
-        return f"{mask} {forward_mode}"
-
-    assert plan(1, forward_mode="staged") == "1 staged" and plan.__name__ == "plan"
-    text = "mode must be given as forward_mode, got plan(mode=...); pass plan(forward_mode=...)"
-    with pytest.raises(TypeError, match=re.escape(text)):
-        plan(1, mode="staged")
-
-
 @pytest.mark.parametrize(
     "value, text",
     [

@@ -22,7 +22,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from megatron_magi.checks import instance, int_array, refusing_renamed, word
+from megatron_magi.checks import instance, int_array, word
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank
 from megatron_magi.core.cuda.tables import upload
@@ -80,9 +80,6 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
         return plan
 
 
-@refusing_renamed(
-    "make_packed_seq_params", {"mask_kind": "mask", "restart_positions": "cu_seqlens"}
-)
 def make_packed_seq_params(
     cu_seqlens: Sequence[int] | np.ndarray | Tensor,
     model_config: TransformerConfig,
@@ -212,16 +209,16 @@ def has_latent_layers(model_config: TransformerConfig) -> bool:
 
 
 LATENT_LAYERS = "magi_has_latent_layers"
-"""Where a model's config keeps that."""
+"""The attribute of a model's config in which `prepare_model` keeps that answer."""
 
 ROWS_OF_RECIPE = {"mxfp8": 32, "blockwise": 128}
-"""Rows that TransformerEngine's fp8 products need a multiple of, by recipe."""
+"""The number of rows in TransformerEngine's fp8 products must be a multiple of this, by recipe."""
 
 ROWS_OF_FP8 = 16
-"""Likewise for the other recipes of fp8."""
+"""The multiple that the other recipes of fp8 need."""
 
 ROWS_OF_FP4 = 128
-"""Likewise for fp4."""
+"""The multiple that fp4 needs."""
 
 
 def _token_multiple(model_config: TransformerConfig) -> int:

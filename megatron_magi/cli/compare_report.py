@@ -91,7 +91,7 @@ class PlainReport:
 
 
 def number(value: float) -> float | None:
-    """As JSON has it: inf and nan are null."""
+    """The number for JSON, in which inf and nan become null."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -58,8 +58,9 @@ def measured_kernels(plan: AttnPlan, num_ranks: int) -> dict[str, Any]:
 
 
 def _cells(plan: AttnPlan) -> int:
-    """Of the tiles that the mask touches, and of one for every ``tile_q`` rows at least: rows that
-    see nothing take time and memory too."""
+    """The cells that a kernel goes through: those of the tiles that the mask touches, and of at
+    least one tile for every ``tile_q`` rows, because rows that see nothing take time and memory
+    too."""
     costs = plan.config.costs
     tiles = max(int(plan.loads.sum()), -(-plan.layout.padded_seqlen // costs.tile_q))
     return tiles * costs.tile_q * costs.tile_k

@@ -38,7 +38,7 @@ class DispatchedBatch:
     """A batch that is spread over a context-parallel group, as its layers see it."""
 
     documents: Documents
-    """Of the whole batch, equal on every rank."""
+    """The documents of the whole batch, equal on every rank."""
     cp_group: CpGroup
     """The group over which the rows are spread."""
     first: AttnPlan

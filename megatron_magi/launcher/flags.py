@@ -33,7 +33,7 @@ CONFIG_FLAGS: dict[str, dict[str, Any]] = {
 """MagiConfig fields with a flag: `--magi-` and the field's name, unless `flag` has another."""
 
 COST_FLAGS: dict[str, dict[str, Any]] = {"ranks_per_node": {"type": int}}
-"""Likewise for fields of its cost table."""
+"""Fields of its cost table with a flag, named in the same way."""
 
 MEGATRON_BACKENDS = ("flash", "fused", "unfused", "local", "auto")
 

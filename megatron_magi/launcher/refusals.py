@@ -43,7 +43,7 @@ class Refusal:
 
     @property
     def flag(self) -> str:
-        """As a user writes it."""
+        """The argument as a user writes it on the command line."""
         return "--" + self.argument.replace("_", "-")
 
     def lines(self, args: Any) -> Iterator[str]:

@@ -16,31 +16,13 @@ refused with an error. After `install` programs may keep their ``from magi_atten
 Thin: everything is a translation onto ``import megatron_magi``.
 """
 
+# ruff: noqa: F403, F405  two modules list their published names themselves
+
 from typing import NoReturn
 
 from megatron_magi.core.kernel.attention import AttnForwardMeta
 from megatron_magi.magi_attention.attention import TUNING_ARGUMENTS, calc_attn, flex_flash_attn_func
-from megatron_magi.magi_attention.dist_attn_config import (
-    AttnOverlapMode,
-    BatchToppHeapDispatchAlg,
-    BSDispatchAlg,
-    BTPDispatchAlg,
-    DispatchAlg,
-    DispatchConfig,
-    DistAttnConfig,
-    DPDispatchAlg,
-    GreedyOverlapAlg,
-    GrpCollConfig,
-    LBDispatchAlg,
-    MinHeapDispatchAlg,
-    OverlapAlg,
-    OverlapConfig,
-    RandomSelectDispatchAlg,
-    SequentialDispatchAlg,
-    SortedSequentialSelectAlg,
-    ToppHeapDispatchAlg,
-    UniformOverlapAlg,
-)
+from megatron_magi.magi_attention.dist_attn_config import *
 from megatron_magi.magi_attention.installed import install
 from megatron_magi.magi_attention.make_key import (
     magi_attn_flex_dispatch,
@@ -50,14 +32,7 @@ from megatron_magi.magi_attention.make_key import (
     make_flex_key_for_new_mask_after_dispatch,
     make_varlen_key_for_new_mask_after_dispatch,
 )
-from megatron_magi.magi_attention.mask_inference import (
-    apply_padding,
-    compute_pad_size,
-    infer_attn_mask_from_cu_seqlens,
-    infer_attn_mask_from_sliding_window,
-    infer_varlen_mask_from_batch,
-    squash_batch_dim,
-)
+from megatron_magi.magi_attention.mask_inference import *
 from megatron_magi.magi_attention.mask_type import AttnMaskType, GeneralAttnMaskType
 from megatron_magi.magi_attention.range import AttnRange, RangeError
 from megatron_magi.magi_attention.ranges import AttnRanges
@@ -79,57 +54,20 @@ MAGI_ATTENTION_VERSION = "1.1.1"
 """The version of MagiAttention whose published names and signatures these are."""
 
 __all__ = [
-    "MAGI_ATTENTION_VERSION",
-    "TUNING_ARGUMENTS",
-    "AttnForwardMeta",
-    "AttnMaskType",
-    "AttnOverlapMode",
-    "AttnRange",
-    "AttnRanges",
-    "BSDispatchAlg",
-    "BTPDispatchAlg",
-    "BatchToppHeapDispatchAlg",
-    "DPDispatchAlg",
-    "DispatchAlg",
-    "DispatchConfig",
-    "DistAttnConfig",
-    "DistAttnRuntimeKey",
-    "GeneralAttnMaskType",
-    "GreedyOverlapAlg",
-    "GrpCollConfig",
-    "LBDispatchAlg",
-    "MinHeapDispatchAlg",
-    "OverlapAlg",
-    "OverlapConfig",
-    "RandomSelectDispatchAlg",
-    "RangeError",
-    "SequentialDispatchAlg",
-    "SortedSequentialSelectAlg",
-    "ToppHeapDispatchAlg",
-    "UniformOverlapAlg",
-    "apply_padding",
-    "calc_attn",
-    "clear_cache",
-    "compute_pad_size",
-    "dispatch",
-    "flex_flash_attn_func",
-    "get_most_recent_key",
-    "get_position_ids",
-    "infer_attn_mask_from_cu_seqlens",
-    "infer_attn_mask_from_sliding_window",
-    "infer_varlen_mask_from_batch",
-    "install",
-    "magi_attn_flex_dispatch",
-    "magi_attn_flex_key",
-    "magi_attn_varlen_dispatch",
-    "magi_attn_varlen_key",
-    "make_flex_key_for_new_mask_after_dispatch",
-    "make_varlen_key_for_new_mask_after_dispatch",
-    "roll",
-    "roll_simple",
-    "squash_batch_dim",
-    "undispatch",
-]
+    "MAGI_ATTENTION_VERSION", "TUNING_ARGUMENTS", "AttnForwardMeta", "AttnMaskType",
+    "AttnOverlapMode", "AttnRange", "AttnRanges", "BSDispatchAlg", "BTPDispatchAlg",
+    "BatchToppHeapDispatchAlg", "DPDispatchAlg", "DispatchAlg", "DispatchConfig", "DistAttnConfig",
+    "DistAttnRuntimeKey", "GeneralAttnMaskType", "GreedyOverlapAlg", "GrpCollConfig",
+    "LBDispatchAlg", "MinHeapDispatchAlg", "OverlapAlg", "OverlapConfig",
+    "RandomSelectDispatchAlg", "RangeError", "SequentialDispatchAlg", "SortedSequentialSelectAlg",
+    "ToppHeapDispatchAlg", "UniformOverlapAlg", "apply_padding", "calc_attn", "clear_cache",
+    "compute_pad_size", "dispatch", "flex_flash_attn_func", "get_most_recent_key",
+    "get_position_ids", "infer_attn_mask_from_cu_seqlens", "infer_attn_mask_from_sliding_window",
+    "infer_varlen_mask_from_batch", "install", "magi_attn_flex_dispatch", "magi_attn_flex_key",
+    "magi_attn_varlen_dispatch", "magi_attn_varlen_key",
+    "make_flex_key_for_new_mask_after_dispatch", "make_varlen_key_for_new_mask_after_dispatch",
+    "roll", "roll_simple", "squash_batch_dim", "undispatch",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> NoReturn:

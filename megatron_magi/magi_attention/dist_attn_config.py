@@ -7,12 +7,22 @@ our engine can be told stands in ``DistAttnConfig.magi_config``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from megatron_magi.checks import flag, instance, integer, number, optional_integer
 from megatron_magi.config import MagiConfig
+
+__all__ = [
+    "AttnOverlapMode", "BSDispatchAlg", "BTPDispatchAlg", "BatchToppHeapDispatchAlg",
+    "DPDispatchAlg", "DispatchAlg", "DispatchConfig", "DistAttnConfig", "GreedyOverlapAlg",
+    "GrpCollConfig", "LBDispatchAlg", "MinHeapDispatchAlg", "OverlapAlg", "OverlapConfig",
+    "RandomSelectDispatchAlg", "SequentialDispatchAlg", "SortedSequentialSelectAlg",
+    "ToppHeapDispatchAlg", "UniformOverlapAlg",
+]  # fmt: skip
 
 
 class AttnOverlapMode(Enum):
@@ -24,12 +34,12 @@ class AttnOverlapMode(Enum):
     """The planner's cost model."""
 
 
+@dataclass(frozen=True)
 class DispatchAlg:
-    """Names an algorithm of MagiAttention; our planner has its own (see MagiConfig)."""
+    """Names an algorithm of MagiAttention, without effect: our planner has its own."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            number(value, name)
+        _convert(self, number, *vars(self))
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class RandomSelectDispatchAlg(DispatchAlg):
     """Random."""
 
 
+@dataclass(frozen=True)
 class OverlapAlg:
     """Names how MagiAttention fills stages; ours are equal in rows."""
 
@@ -100,8 +111,8 @@ class UniformOverlapAlg(OverlapAlg):
     random_seed: int | None = None
 
     def __post_init__(self) -> None:
-        flag(self.random_costs, "random_costs")
-        optional_integer(self.random_seed, "random_seed")
+        _convert(self, flag, "random_costs")
+        _convert(self, optional_integer, "random_seed")
 
 
 @dataclass(frozen=True)
@@ -126,8 +137,7 @@ class DispatchConfig:
     """Without effect; ``CostTable.swap_trials`` sets how long ours searches."""
 
     def __post_init__(self) -> None:
-        chunk_size = optional_integer(self.chunk_size, "DispatchConfig.chunk_size")
-        object.__setattr__(self, "chunk_size", chunk_size)
+        _convert(self, optional_integer, "chunk_size")
         instance(self.alg, DispatchAlg, "DispatchConfig.alg", "pass MinHeapDispatchAlg()")
         _require(
             self.chunk_size is None or self.chunk_size >= 1,
@@ -143,7 +153,9 @@ class DispatchConfig:
 
 @dataclass(frozen=True)
 class OverlapConfig:
-    """How many stages hide the communication.
+    """How many stages hide the communication; only mode and degree have an effect.
+
+    The planner tries up to 4 stages, and its costs are rates of ``CostTable``.
 
     Raises:
         ValueError: values that do not fit together.
@@ -154,17 +166,12 @@ class OverlapConfig:
     degree: int | None = 1
     """Remote stages. 0: receive everything, then one kernel. None (with DYNAMIC): the planner."""
     dynamic_max_degree: int | None = 8
-    """Without effect: the planner tries up to 4."""
     min_chunk_size: int = 512
-    """Without effect."""
     max_num_chunks: int = 64
     """Only checked against degree."""
     alg: OverlapAlg = field(default_factory=UniformOverlapAlg)
-    """Without effect."""
     calc_cost_factor: float = 1.0
-    """Without effect: costs are ``CostTable.kernel_tflops``."""
     comm_cost_factor: float = 1.0
-    """Without effect: costs are ``CostTable.link_gib_s``."""
 
     @property
     def no_overlap(self) -> bool:
@@ -199,25 +206,24 @@ class OverlapConfig:
             f"OverlapConfig.degree must be between 0 and max_num_chunks {self.max_num_chunks}, "
             f"got {self.degree}; use 0 to 4",
         )
-        for name in ("dynamic_max_degree", "min_chunk_size", "max_num_chunks", "calc_cost_factor",
-                     "comm_cost_factor"):  # fmt: skip
+        for name in _POSITIVE:
             value = getattr(self, name)
-            optional = name == "dynamic_max_degree" and value is None
             _require(
-                optional or value > 0,
+                value is None or value > 0,
                 f"OverlapConfig.{name} must be > 0, got {value}; leave it out for its default",
             )
 
     def _check_kinds(self) -> None:
         instance(self.mode, AttnOverlapMode, "OverlapConfig.mode", "pass AttnOverlapMode.STATIC")
         instance(self.alg, OverlapAlg, "OverlapConfig.alg", "pass UniformOverlapAlg()")
-        for name in ("degree", "dynamic_max_degree"):
-            checked = optional_integer(getattr(self, name), f"OverlapConfig.{name}")
-            object.__setattr__(self, name, checked)
-        for name in ("min_chunk_size", "max_num_chunks"):
-            object.__setattr__(self, name, integer(getattr(self, name), f"OverlapConfig.{name}"))
-        for name in ("calc_cost_factor", "comm_cost_factor"):
-            number(getattr(self, name), f"OverlapConfig.{name}")
+        _convert(self, optional_integer, "degree", "dynamic_max_degree")
+        _convert(self, integer, "min_chunk_size", "max_num_chunks")
+        _convert(self, number, "calc_cost_factor", "comm_cost_factor")
+
+
+_POSITIVE = (
+    "dynamic_max_degree", "min_chunk_size", "max_num_chunks", "calc_cost_factor", "comm_cost_factor"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -233,8 +239,7 @@ class GrpCollConfig:
     num_rdma_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for field_ in fields(self):
-            integer(getattr(self, field_.name), f"GrpCollConfig.{field_.name}", 0)
+        _convert(self, partial(integer, low=0), *vars(self))
 
 
 @dataclass(frozen=True)
@@ -265,3 +270,10 @@ class DistAttnConfig:
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise ValueError(message)
+
+
+def _convert(config: object, check: Callable[[Any, str], Any], *names: str) -> None:
+    """Put fields in the plain form that a check gives them."""
+    for name in names:
+        checked = check(getattr(config, name), f"{type(config).__name__}.{name}")
+        object.__setattr__(config, name, checked)

@@ -6,36 +6,27 @@ The modules are laid out as MagiAttention v1.1.1 publishes them; each name is ou
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NoReturn
+
+from megatron_magi.magi_attention import dist_attn_config, mask_inference
 
 PUBLISHED = "magi_attention"
 """The name of the package that programs import."""
 OURS = "megatron_magi.magi_attention"
 """The module that has all names."""
 
-CONFIGURATION = (
-    "DistAttnConfig", "DispatchConfig", "OverlapConfig", "GrpCollConfig", "DispatchAlg",
-    "LBDispatchAlg", "DPDispatchAlg", "BSDispatchAlg", "BTPDispatchAlg", "MinHeapDispatchAlg",
-    "ToppHeapDispatchAlg", "BatchToppHeapDispatchAlg", "SequentialDispatchAlg",
-    "SortedSequentialSelectAlg", "RandomSelectDispatchAlg", "OverlapAlg", "UniformOverlapAlg",
-    "GreedyOverlapAlg",
-)  # fmt: skip
-HELPERS = (
-    "apply_padding", "compute_pad_size", "infer_attn_mask_from_cu_seqlens",
-    "infer_attn_mask_from_sliding_window", "infer_varlen_mask_from_batch", "squash_batch_dim",
-)  # fmt: skip
-LAYOUT: Mapping[str, tuple[str, ...] | None] = {
+LAYOUT: Mapping[str, Sequence[str] | None] = {
     "api": None,
-    "api.functools": HELPERS,
+    "api.functools": mask_inference.__all__,
     "api.magi_attn_interface": None,
     "common": ("AttnRange", "AttnRanges", "AttnForwardMeta"),
     "common.enum": ("AttnMaskType", "AttnOverlapMode"),
     "common.range": ("AttnRange", "RangeError"),
     "common.ranges": ("AttnRanges",),
-    "config": CONFIGURATION,
+    "config": [name for name in dist_attn_config.__all__ if name != "AttnOverlapMode"],
     "dist_attn_runtime_mgr": ("DistAttnRuntimeKey",),
     "functional": ("flex_flash_attn_func",),
     "functional.flex_flash_attn": ("flex_flash_attn_func",),

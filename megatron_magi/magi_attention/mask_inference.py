@@ -31,6 +31,11 @@ from megatron_magi.magi_attention.range import AttnRange
 from megatron_magi.magi_attention.ranges import AttnRanges, check_ranges
 from megatron_magi.magi_attention.replaced import tell_about_environment
 
+__all__ = [
+    "apply_padding", "compute_pad_size", "infer_attn_mask_from_cu_seqlens",
+    "infer_attn_mask_from_sliding_window", "infer_varlen_mask_from_batch", "squash_batch_dim",
+]  # fmt: skip
+
 CuSeqlens = Tensor | Sequence[int]
 """Prefix sums; a host list or CPU tensor saves a copy from the device."""
 

@@ -23,13 +23,14 @@ class AttnRange:
     Raises:
         TypeError: an end that is no integer.
         RangeError: end before start.
+        ValueError: an end that does not fit in 64 bits.
     """
 
     start: int
     end: int
 
     def __setattr__(self, name: str, value: int) -> None:
-        value = integer(value, f"AttnRange.{name}")
+        value = integer(value, f"AttnRange.{name}", -(2**63), 2**63 - 1)
         start = value if name == "start" else getattr(self, "start", value)
         end = value if name == "end" else getattr(self, "end", value)
         if end < start:
@@ -58,18 +59,18 @@ class AttnRange:
         return self.start == self.end
 
     def is_valid_close(self, start: int | None = None, end: int | None = None) -> bool:
-        """Whether start <= end; None: this range's own, which always are."""
-        start, end = optional_integer(start, "start"), optional_integer(end, "end")
-        return (self.start if start is None else start) <= (self.end if end is None else end)
+        """Whether start <= end; None stands for this range's own, which always are."""
+        start, end = self._ends(start, end)
+        return start <= end
 
     def is_valid_open(self, start: int | None = None, end: int | None = None) -> bool:
-        """Whether start < end; None: this range's own."""
-        start, end = optional_integer(start, "start"), optional_integer(end, "end")
-        return (self.start if start is None else start) < (self.end if end is None else end)
+        """Whether start < end; None stands for this range's own."""
+        start, end = self._ends(start, end)
+        return start < end
 
     def check_valid(self, start: int | None = None, end: int | None = None) -> None:
         """Raise RangeError where `is_valid_close` is False."""
-        AttnRange(self.start if start is None else start, self.end if end is None else end)
+        AttnRange(*self._ends(start, end))
 
     def clone(self) -> AttnRange:
         """A range of its own with the same ends."""
@@ -82,10 +83,9 @@ class AttnRange:
 
     def truncate(self, start: int | None = None, end: int | None = None) -> AttnRange:
         """The part inside ``[start, end)``; empty at its start if there is none."""
-        start, end = optional_integer(start, "start"), optional_integer(end, "end")
-        low = self.start if start is None else max(self.start, start)
-        high = self.end if end is None else min(self.end, end)
-        return AttnRange(low, max(low, high))
+        start, end = self._ends(start, end)
+        low = max(self.start, start)
+        return AttnRange(low, max(low, min(self.end, end)))
 
     def intersect(self, other: AttnRange) -> AttnRange:
         """The common part, empty if there is none."""
@@ -122,6 +122,11 @@ class AttnRange:
         """Whether each begins before the other ends."""
         check_range(other, "other")
         return self.start < other.end and other.start < self.end
+
+    def _ends(self, start: int | None, end: int | None) -> NaiveRange:
+        """The given ends, and this range's own where none is given."""
+        start, end = optional_integer(start, "start"), optional_integer(end, "end")
+        return self.start if start is None else start, self.end if end is None else end
 
     def __len__(self) -> int:
         return self.seqlen

@@ -11,7 +11,7 @@ import os
 import warnings
 
 REPLACED = {
-    # Of v1.0, gone by v1.1.1.
+    # These names of v1.0 are gone by v1.1.1.
     "full_attention_to_varlen_attention": "infer_varlen_mask_from_batch, with the same arguments",
     "from_mask": "megatron_magi.masks.from_dense(mask), planned with megatron_magi.plan",
     "infer_attn_mask_from_window_size": (
@@ -21,7 +21,7 @@ REPLACED = {
         "torch.distributed.device_mesh.init_device_mesh with mesh_dim_names; with a mesh of "
         "[nodes, ranks of a node] a row is sent to each node once"
     ),
-    # Of v1.1.1, without a counterpart.
+    # These names of v1.1.1 have no counterpart here.
     "dist_attn_runtime_dict_mgr": "nothing: a key holds its plan. clear_cache() empties caches",
     "DistAttnRuntimeDictManager": "nothing: a key holds its plan. clear_cache() empties caches",
     "DistAttnRuntimeMgr": "nothing: dispatch, calc_attn and undispatch take the key",
@@ -31,32 +31,26 @@ REPLACED = {
 
 PREFIX = "MAGI_ATTENTION_"
 
-_BACKEND = "the kernel is MagiConfig(kernel_backend=...)"
-_TRAVEL = "keys and values travel by one all-to-all; there is no switch"
-_BUILD = "nothing of this package is built by it"
-
-INSTEAD = {
-    "KERNEL_BACKEND": _BACKEND,
-    "SDPA_BACKEND": _BACKEND,
-    "FA4_BACKEND": _BACKEND,
-    "DETERMINISTIC_MODE": "MagiConfig(deterministic=True) does it",
-    "BACKWARD_HIGH_PRECISION_REDUCE": "MagiConfig(dkv_reduce_in_fp32=...) does it, True by default",
-    "FORWARD_HIGH_PRECISION_REDUCE": "partial outputs are always merged in fp32",
-    "DSINK_ALL_REDUCE_OP": "a sink's gradient is the rank's share; sum it over the group",
-    "MIN_CHUNKS_PER_RANK": "the planner chooses, or DispatchConfig(chunk_size=...)",
-    "PRECISION": "the dtype of q, k and v rules",
-    "LOG_LEVEL": "MAGI_DEBUG_LOG=INFO shows the log",
-    "SANITY_CHECK": "ranks always compare what they planned",
-    "DIST_ATTN_RUNTIME_DICT_SIZE": "a key holds its plan, whatever a cache holds",
-    "NATIVE_GRPCOLL": _TRAVEL,
-    "HIERARCHICAL_COMM": _TRAVEL,
-    "QO_COMM": "queries and outputs stay where they are",
-    "FLATTEN_HEAD_GROUPS": "queries and outputs stay where they are",
-    "FORCE_JIT_BUILD": _BUILD,
-    "PREBUILD_FFA": _BUILD,
-    "WORKSPACE_BASE": _BUILD,
-    "BUILD_COMPUTE_CAPABILITY": _BUILD,
+_NAMES_BY_REPLACEMENT = {
+    "the kernel is MagiConfig(kernel_backend=...)": "KERNEL_BACKEND SDPA_BACKEND FA4_BACKEND",
+    "MagiConfig(deterministic=True) does it": "DETERMINISTIC_MODE",
+    "MagiConfig(dkv_reduce_in_fp32=...) does it, True by default": "BACKWARD_HIGH_PRECISION_REDUCE",
+    "partial outputs are always merged in fp32": "FORWARD_HIGH_PRECISION_REDUCE",
+    "a sink's gradient is the rank's share; sum it over the group": "DSINK_ALL_REDUCE_OP",
+    "the planner chooses, or DispatchConfig(chunk_size=...)": "MIN_CHUNKS_PER_RANK",
+    "the dtype of q, k and v rules": "PRECISION",
+    "MAGI_DEBUG_LOG=INFO shows the log": "LOG_LEVEL",
+    "ranks always compare what they planned": "SANITY_CHECK",
+    "a key holds its plan, whatever a cache holds": "DIST_ATTN_RUNTIME_DICT_SIZE",
+    "keys and values travel by one all-to-all; there is no switch": (
+        "NATIVE_GRPCOLL HIERARCHICAL_COMM"
+    ),
+    "queries and outputs stay where they are": "QO_COMM FLATTEN_HEAD_GROUPS",
+    "nothing of this package is built by it": (
+        "FORCE_JIT_BUILD PREBUILD_FFA WORKSPACE_BASE BUILD_COMPUTE_CAPABILITY"
+    ),
 }
+INSTEAD = {name: text for text, names in _NAMES_BY_REPLACEMENT.items() for name in names.split()}
 """What happens here, by the variable's name behind the prefix; others have no effect at all."""
 
 _told = False

@@ -39,7 +39,7 @@ class LayoutFacts:
     rows_needed: npt.NDArray[np.int64]
     """int64 [cp_size]: key rows that a rank reads and does not own."""
     padding_tokens: int
-    """Of all ranks together."""
+    """The padding of all ranks together."""
 
     @property
     def cp_size(self) -> int:

@@ -78,8 +78,6 @@ def test_positions_of_one_stream_under_a_mask_of_documents() -> None:
     [
         ({"mask": "Causal"}, ValueError, "'causal' or 'full'"),
         ({"mask": None}, TypeError, "AttnMask or str"),
-        ({"mask_kind": "full"}, TypeError, "mask=..."),
-        ({"restart_positions": False}, TypeError, "must be given as cu_seqlens"),
     ],
 )
 def test_a_wrong_mask_is_refused(options: Any, error: type[Exception], match: str) -> None:

@@ -70,20 +70,10 @@ def test_what_is_exact_is_the_default() -> None:
 
 @pytest.mark.parametrize("field", ["link_gib_s", "kernel_tflops", "tile_q", "swap_trials"])
 def test_fields_of_the_cost_table_are_named_with_it(field: str) -> None:
-    """A config of an earlier version says where its field is."""
-    with pytest.raises(TypeError, match=rf"pass MagiConfig\(costs=CostTable\({field}=\.\.\.\)\)"):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{field}'"):
         MagiConfig(**{field: 128})
     with pytest.raises(ValueError, match=r"MagiConfig\.costs must be a CostTable, got 3"):
         MagiConfig(costs=3)  # type: ignore[arg-type]
-
-
-def test_a_name_of_before_says_the_new_one() -> None:
-    """Also where its place is the cost table by now."""
-    text = r"swap_trials must be given in the cost table, got MagiConfig\(dispatch=\.\.\.\)"
-    with pytest.raises(TypeError, match=text):
-        MagiConfig(dispatch="lpt")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=text):
-        dataclasses.replace(MagiConfig(), dispatch="lpt")  # type: ignore[call-arg]
 
 
 def test_a_user_faces_at_most_ten_knobs_beside_the_cost_table() -> None:

@@ -1,4 +1,4 @@
-"""RangeList: what AttnRanges has in common with a list, against Python's own list."""
+"""AttnRanges is a list: items that come and go, against Python's own list."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_magi.magi_attention import AttnRange, AttnRanges
-from megatron_magi.magi_attention.range_list import RangeList
 
 PAIRS = st.tuples(st.integers(0, 9), st.integers(0, 4)).map(lambda p: (p[0], p[0] + p[1]))
 INDICES = st.integers(-7, 7)
@@ -97,7 +96,7 @@ def test_lists_are_equal_by_their_ranges_and_to_nothing_else() -> None:
         (lambda r: r["0"], "idx must be an integer, got '0'"),
     ],
 )
-def test_a_refused_argument_changes_nothing(act: Callable[[RangeList], Any], text: str) -> None:
+def test_a_refused_argument_changes_nothing(act: Callable[[AttnRanges], Any], text: str) -> None:
     ranges = AttnRanges.from_ranges([[4, 6]])
     with pytest.raises(TypeError, match=text):
         act(ranges)

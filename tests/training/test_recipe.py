@@ -69,11 +69,7 @@ BAD = [
     Bad("wrong_section", ("train.lr=1",), ("got 'train.lr'", "did you mean 'optimizer.lr'")),
     Bad("typo_in_section", ("optimiser.lr=1",), ("got 'optimiser'", "did you mean 'optimizer'")),
     Bad("magi_typo", ("magi.chunksize=1",), ("did you mean 'magi.chunk_size'",)),
-    Bad(
-        "magi_renamed",
-        ("magi.dispatch=lpt",),
-        ("got 'magi.dispatch'", "mean 'magi.costs.swap_trials'?"),
-    ),
+    Bad("magi_of_costs", ("magi.tile_q=64",), ("did you mean 'magi.costs.tile_q'?",)),
     Bad("hopeless_key", ("model.zzz=1",), ("known here: model.num_layers",)),
     Bad("section_as_value", ("model=3",), ("'model' must be a section",)),
     Bad("not_a_number", ("train.iterations=many",), ("train.iterations must have the type",)),

@@ -239,7 +239,7 @@ def gradients(
 
 def _weight_gradient(partial: Tensor, weight: Any, into_main_grad: bool) -> Tensor:
     """The sum of the partial ones in the weight's dtype; without values if main_grad has it."""
-    # As Megatron's linear layers, only where its wrapper will see the mark.
+    # Like Megatron's linear layers, only where its wrapper will see the mark.
     adds = into_main_grad and hasattr(weight, "main_grad")
     adds = adds and hasattr(weight, "grad_added_to_main_grad")
     dweight = torch.empty_like(weight)

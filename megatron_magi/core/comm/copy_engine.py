@@ -27,7 +27,7 @@ from megatron_magi.core.cuda.library import cuda_library, on_device, stream_hand
 READ_S = 5.0
 """Seconds that a report waits for the flags: a stuck device may have other work before the copy."""
 GROWTH = 1.25
-"""Slots that are too small are replaced by slots of so many times the bytes that are needed."""
+"""Slots that are too small are replaced by larger ones: what is needed, times this factor."""
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class CopyEngine:
     def _open(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
         self.memory = SymmetricMemory(group, self.device, slot_bytes)
         self.number = 0
-        """Of the last exchange that was begun."""
+        """The number of the last exchange that was begun."""
         self._claimed = -1
         memory, peers = self.memory, len(self.memory.peers)
         self._pulls = (Pull * peers)()
@@ -89,7 +89,7 @@ class CopyEngine:
         self._params.beside = self.stream.cuda_stream
 
     def reserve(self, group: dist.ProcessGroup, slot_bytes: int) -> None:
-        """Make slots hold so many bytes; all ranks call it with the same number before an exchange.
+        """Make slots hold ``slot_bytes``. All ranks pass the same number, before an exchange.
 
         Raises:
             RuntimeError: too little memory.
@@ -197,7 +197,7 @@ class CopyEngine:
         return pair
 
     def overdue(self, seconds: float) -> str | None:
-        """What to report if this rank's device has waited for its peers for so many seconds; else
+        """The report of a device that has waited for its peers for longer than ``seconds``; else
         None. A watcher calls this about once a second. A device that has other work before the
         exchange is not late."""
         waiting = self._waiting_for_peers()

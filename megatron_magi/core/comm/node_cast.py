@@ -78,7 +78,8 @@ class PendingNodeCast:
         self.spreading = self.transport.send_rows(parts, cast.send.here(), rest, cast.sent)
 
     def wait(self) -> tuple[Tensor, ...]:
-        """As PendingCast.wait: rows [own | first exchange | second exchange]."""
+        """The rows [own | first exchange | second exchange], once they are there; see
+        PendingCast.wait."""
         if self.spreading is None:
             self.spread()
         assert self.spreading is not None
@@ -109,9 +110,9 @@ class PendingRelay:
     """Partial sums that return through relays; see Arriving."""
 
     partials: Tensor
-    """[first.num_recv, C]: of the rows that the first exchange brought."""
+    """[first.num_recv, C]: partial sums of the rows that the first exchange brought."""
     spreading: PendingReduce
-    """What this rank's node returns of them."""
+    """The partial sums that other ranks of this node return to this rank."""
     cast: PreparedCast
     """The first exchange."""
     transport: Transport

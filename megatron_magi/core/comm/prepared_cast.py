@@ -62,7 +62,7 @@ class PreparedNodeCast:
         return self.first.num_own
 
     def own_rows(self) -> Tensor | None:
-        """As of PreparedCast."""
+        """The rows of the first exchange that are this rank's own; see PreparedCast."""
         return self.first.own_rows()
 
 

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import AllToAllOptions
 from megatron_magi.core.comm.process_group import is_alive, store_beside
 
 _opened: WeakKeyDictionary[dist.ProcessGroup, dict[str, ReduceGroup | None]] = WeakKeyDictionary()
-"""By type of device; None: reduces use the group's own communicator."""
+"""The communicator of each group and type of device. None: reduces use the group's own."""
 _table_lock = threading.Lock()
 
 
@@ -39,7 +39,7 @@ class ReduceGroup:
     def all_to_all(
         self, recv: Tensor, send: Tensor, recv_counts: list[int], send_counts: list[int]
     ) -> dist.Work:
-        """As ``dist.all_to_all_single``, asynchronous."""
+        """An asynchronous ``dist.all_to_all_single`` by this communicator."""
         options = AllToAllOptions()
         if hasattr(options, "asyncOp"):  # older versions take every exchange for asynchronous
             options.asyncOp = True
@@ -117,7 +117,7 @@ def _who_did_not_come(parent: dist.ProcessGroup, timeout_s: float, error: Runtim
 
 
 def _nccl_options(like: Any) -> Any:
-    """Those of the parent, but for how its communicator was made."""
+    """The options of the parent, without those that say how its communicator was made."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=like.is_high_priority_stream)
     for name in ("_timeout", "config", "global_ranks_in_group"):
         if hasattr(like, name):

@@ -90,8 +90,8 @@ Lies = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 @lru_cache(maxsize=256)  # the layers and microbatches of a plan are alike
 def _gathering(num_parts: int, num_rows: int, *both: Lies) -> Pattern | None:
-    """The parameters for tensors that lie like these, but for addresses; None: no kernel takes
-    them.
+    """The parameters for tensors of these shapes, strides and dtypes, without their addresses.
+    None: no kernel takes them.
 
     Args:
         both: ``num_parts`` sources, and as many targets.
@@ -121,7 +121,7 @@ class Beside(NamedTuple):
 
     pattern: Pattern
     row_bytes: int
-    """Of one tensor."""
+    """The bytes of one row of one tensor."""
 
     def params(self, xs: Sequence[Tensor], index: Tensor, into: int) -> bytes:
         """The bytes of GatherParams for rows that are written from an address on."""
@@ -240,7 +240,8 @@ def _add_by_kernel(
 
 @lru_cache(maxsize=256)  # the layers and microbatches of a plan are alike
 def _adding(num_parts: int, *xs: Lies) -> Pattern | None:
-    """The parameters for tensors that lie like these, but for addresses; None: no kernel adds them.
+    """The parameters for tensors of these shapes, strides and dtypes, without their addresses.
+    None: no kernel adds them.
 
     Args:
         xs: of the own, the received and the resulting rows, ``num_parts`` of each.

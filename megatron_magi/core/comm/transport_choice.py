@@ -30,7 +30,8 @@ _without_library: WeakKeyDictionary[dist.ProcessGroup, set[_Inputs]] = WeakKeyDi
 Other calls of the group may have one."""
 _table_lock = threading.Lock()
 CASTS_BEHIND_REDUCES = 4
-"""A backward of so many casts begins one behind a reduce."""
+"""With this many casts or more, a backward begins a cast after a reduce whose rows it would have to
+wait for, so reduces get a communicator of their own."""
 GRAD_BYTES = 4
 """The most bytes of an element of a gradient that returns: fp32."""
 

@@ -130,8 +130,8 @@ RANGES = ("q_ranges", "k_ranges", "attn_type_map")
 def _form(
     q: Tensor, k: Tensor, v: Tensor, slices: Tensor | AttnMask | None, given: Given
 ) -> Hashable:
-    """See form.py; None: a call that is checked every time, because a type in it is seldom or
-    wrong, or because it is compiled."""
+    """The form of a call (see form.py). None: the call is checked every time, because one of its
+    types is rare or wrong, or because it is compiled."""
     scale, softcap, deterministic, backend, out_dtype = given
     usual = (
         (type(q) is type(k) is type(v) is Tensor)

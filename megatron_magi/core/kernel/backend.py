@@ -34,9 +34,9 @@ class AttnCall(NamedTuple):
     q: Tensor
     """[T, H, D], any strides with the last dimension contiguous."""
     k: Tensor
-    """[S, G, D], likewise; H is a multiple of G."""
+    """[S, G, D], any strides with the last dimension contiguous; H is a multiple of G."""
     v: Tensor
-    """[S, G, E], likewise."""
+    """[S, G, E], any strides with the last dimension contiguous."""
     table: SliceTable
     softmax_scale: float
     max_logits: Tensor | None = None
@@ -46,8 +46,8 @@ class AttnCall(NamedTuple):
     """0: logits are scaled scores. Otherwise they are softcap * tanh(scaled score / softcap)."""
     sink_lse: Tensor | None = None
     """[H] or [T, H] in the accumulation dtype: a logit without a value that joins the softmax of
-    every row that the call writes, those that see nothing included. Of several calls whose results
-    merge only the first has it, so ``prev`` must be None; a backward takes no notice of it."""
+    every row that the call writes, also of rows that see nothing. If the results of several calls
+    are merged, only the first call has it, so ``prev`` must be None. A backward ignores it."""
 
 
 class GradCall(NamedTuple):
@@ -106,7 +106,8 @@ class AttnBackend(Protocol):
         ...
 
     def repeated_backward(self, call: AttnCall, grad: GradCall) -> RepeatedBackward | None:
-        """Likewise for a backward that computed delta from ``out`` and made all its gradients."""
+        """A shorter way to compute further backwards of the form of this one, which computed delta
+        from ``out`` and made all its gradients. None: there is none."""
         ...
 
     def backward(self, call: AttnCall, grad: GradCall) -> Gradients:

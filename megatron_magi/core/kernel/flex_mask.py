@@ -47,8 +47,8 @@ def block_mask(table: SliceTable, device: torch.device, least_intervals: int = 1
     """FlexAttention's BlockMask of the table, built once per device.
 
     Args:
-        least_intervals: the test of a cell compares at least so many, so that tables of different
-            numbers of slices a row share one compiled kernel.
+        least_intervals: the least number of intervals that the test of a cell compares, so that
+            tables of different numbers of slices a row share one compiled kernel.
     """
     key = ("flex block mask", device, least_intervals)
     if key not in table.cache:

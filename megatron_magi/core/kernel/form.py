@@ -13,7 +13,8 @@ from torch import Tensor
 from megatron_magi.core.tensor_checks import tensor
 
 MOST_FORMS = 64
-"""That are kept in one place; tensors whose strides differ in every call fill no memory."""
+"""The most forms that are kept in one place, so that tensors whose strides differ in every call do
+not fill the memory."""
 
 
 class Forms(dict[Hashable, Any]):
@@ -26,7 +27,7 @@ class Forms(dict[Hashable, Any]):
 
 
 def form_of_qkv(q: Tensor, k: Tensor, v: Tensor) -> Hashable:
-    """See above.
+    """The form of queries, keys and values: their shapes, strides, dtypes and devices.
 
     Raises:
         TypeError: a nested tensor.

@@ -63,7 +63,7 @@ class Options(NamedTuple):
     deterministic: bool
     softcap: float = 0.0
     sink_lse: Tensor | None = None
-    """See AttnCall; differentiable."""
+    """The sinks of the call (see AttnCall), which get gradients."""
 
 
 Chosen = tuple[AttnBackend, SliceTable]
@@ -75,12 +75,14 @@ class Asked:
 
     options: Options
     chosen: Chosen | None = None
-    """What computes them, and the slices as it takes them; None: not chosen yet."""
+    """The backend that computes these calls, and the slices in the form that it takes. None: not
+    chosen yet."""
     forward: RepeatedForward | None = None
-    """The shorter way of what computes them; None: there is none, or it was not asked for yet."""
+    """The backend's shorter way for repeated forwards. None: it has none, or it was not asked for
+    one yet."""
     backward: RepeatedBackward | None = None
     num_forwards: int = 0
-    """How often that way was not taken."""
+    """The number of forwards that were computed without the shorter way."""
     num_backwards: int = 0
 
     def without_sinks(self) -> Asked:

@@ -22,7 +22,7 @@ logger = logging.getLogger("megatron_magi")
 
 BACKENDS = get_args(KernelBackend)
 ANY_WIDTHS = COMPILED_WIDTHS[0]
-"""For callers that do not know their heads yet."""
+"""Widths for callers that do not know their heads yet."""
 
 
 def is_hopper(device: torch.device) -> bool:

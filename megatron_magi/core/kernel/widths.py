@@ -11,16 +11,16 @@ class Widths(NamedTuple):
     """Elements of a head; the two differ in multi-latent attention."""
 
     head_dim: int
-    """Of queries and keys."""
+    """The elements of one head of queries and keys."""
     value_dim: int
-    """Of values and outputs."""
+    """The elements of one head of values and outputs."""
 
 
 COMPILED_WIDTHS = (
     Widths(64, 64), Widths(96, 96), Widths(128, 128), Widths(192, 128), Widths(256, 256),
 )  # fmt: skip
-"""What the kernels compute, by cost; the first that hold a call's heads are taken
-(csrc/attention)."""
+"""The widths that the kernels are compiled for (csrc/attention), cheapest first. A call takes the
+first ones that hold its heads."""
 
 
 def widths_of(q: Tensor, v: Tensor) -> Widths:

@@ -1,26 +1,31 @@
-"""Sets of rows as sorted ranges: int32 [n, 2], (start, end) each."""
+"""Sets of rows as sorted ranges: integers [n, 2], (start, end) each; results keep the dtype."""
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import numpy as np
+import numpy.typing as npt
 
 from megatron_magi.core.mask.slices import IntArray
 
+Integer = TypeVar("Integer", bound=np.signedinteger[Any])
 
-def joined(ranges: IntArray) -> IntArray:
+
+def joined(ranges: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
     """The union of ranges in any order: ascending, not touching, read-only."""
     if len(ranges) == 0:
-        return _array([])
+        return _array([], ranges)
     ordered = ranges[np.argsort(ranges[:, 0])]
     reached = np.maximum.accumulate(ordered[:, 1])
     apart = ordered[1:, 0] > reached[:-1]
     starts, ends = ordered[np.append(True, apart), 0], reached[np.append(apart, True)]
-    union = np.stack([starts, ends], axis=1).astype(np.int32)
+    union = np.stack([starts, ends], axis=1)
     union.setflags(write=False)
     return union
 
 
-def without(ranges: IntArray, others: IntArray) -> IntArray:
+def without(ranges: npt.NDArray[Integer], others: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
     """The rows of ``ranges`` that are not in ``others``; both ascending and disjoint."""
     kept: list[list[int]] = []
     holes = others.tolist()
@@ -36,7 +41,7 @@ def without(ranges: IntArray, others: IntArray) -> IntArray:
             start = holes[hole][1]
         if start < end:
             kept.append([start, end])
-    return _array(kept)
+    return _array(kept, ranges)
 
 
 def rows_of(ranges: IntArray) -> IntArray:
@@ -46,7 +51,7 @@ def rows_of(ranges: IntArray) -> IntArray:
     return (first + np.arange(len(first))).astype(np.int32)
 
 
-def _array(ranges: list[list[int]]) -> IntArray:
-    made = np.array(ranges, np.int32).reshape(-1, 2)
+def _array(ranges: list[list[int]], like: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
+    made = np.array(ranges, like.dtype).reshape(-1, 2)
     made.setflags(write=False)
     return made

@@ -33,7 +33,7 @@ class GroupCastPlan:
     """Number of rows of the tensors that rows are sent from: the local tokens, or what the exchange
     before this one has brought."""
     starts: PeerStarts | None = None
-    """None: no transport is going to read its peers' memory."""
+    """Where rows begin at the peers. None: no transport reads its peers' memory."""
 
     @cached_property
     def num_sent(self) -> int:

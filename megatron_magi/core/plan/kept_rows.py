@@ -16,13 +16,15 @@ class KeptRows:
     """The rows of a backward stage among those of a forward's key buffers."""
 
     buffer: int
-    """Number of the forward's key buffer, of those that received rows."""
+    """The number of the forward's key buffer, counting those that received rows."""
     start: int
     num_rows: int
-    """The stage's key buffer is so many rows of that one, unless there is an index."""
+    """The stage's key buffer is ``num_rows`` rows of that buffer from ``start`` on, unless there is
+    an index."""
     index: Int32Array | None = field(default=None, repr=False)
     """int32 [n], read-only: the received rows of the stage, as rows of the forward's buffer. Own
-    rows come before them and are not kept. None: the stage's key buffer lies there as a whole."""
+    rows come before them and are not kept. None: the forward's buffer holds the whole key buffer of
+    the stage in one piece."""
 
 
 def kept_rows(view: RankPlan) -> dict[StagePlan, KeptRows]:

@@ -45,7 +45,7 @@ def check_size(
     """
     if layout is None:
         num_local = num_local_tokens(mask.total_seqlen_q, cp_size, config, token_multiple)
-        # For None the planner may choose any divisor that gives a rank at most so many chunks.
+        # For None the planner may choose any divisor that gives a rank at most USEFUL_CHUNKS[-1].
         chunk_size = config.chunk_size or -(-num_local // USEFUL_CHUNKS[-1])
     else:
         num_local, chunk_size = layout.num_local_tokens, layout.chunk_size

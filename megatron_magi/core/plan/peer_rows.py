@@ -19,9 +19,10 @@ class PeerStarts(NamedTuple):
     """Where the rows for one rank begin in what the other ranks send."""
 
     sent: tuple[int, ...]
-    """[cp_size]: in the rows that each rank sends."""
+    """[cp_size]: where they begin in the rows that each rank sends."""
     returned: tuple[int, ...]
-    """[cp_size]: in the rows that each rank has received and returns in a group_reduce."""
+    """[cp_size]: where they begin in the rows that each rank has received and returns in a
+    group_reduce."""
 
 
 class SlotRows(NamedTuple):
@@ -29,7 +30,7 @@ class SlotRows(NamedTuple):
 
     sent: int
     returned: int
-    """Own rows that lie before the returned ones included."""
+    """The rows that are returned, and the own rows before them."""
 
 
 def reads_peers(config: MagiConfig, cp_size: int, ranks_per_node: int) -> bool:

@@ -24,12 +24,13 @@ class StageTimes:
 
     @property
     def forward_us(self) -> float:
-        """Of the slowest rank."""
+        """The forward of the slowest rank."""
         return float(self.forward[:, -1, 3].max())
 
     @property
     def backward_us(self) -> float:
-        """Of the slowest rank. The planner minimises the sum of both."""
+        """The backward of the slowest rank. The planner minimises the sum of this and
+        ``forward_us``."""
         return float(self.backward.max())
 
     @property

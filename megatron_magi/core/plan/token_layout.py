@@ -44,7 +44,7 @@ class TokenLayout:
     chunk_ranks: Int32Array = field(repr=False)
     """int32 [num_chunks], read-only: owner of every chunk."""
     _prepared: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
-    """As in AttnPlan."""
+    """What devices hold of the layout, kept here by core/runtime; it is no part of the value."""
 
     def __post_init__(self) -> None:
         for name, low in (("total_seqlen", 0), ("chunk_size", 1), ("cp_size", 1)):

@@ -63,12 +63,12 @@ class Call(NamedTuple):
     """What one row holds: [G, D, E] of keys and values, or a row's own dimensions."""
     dtype: torch.dtype | None = None
     scale: float = 0.0
-    """softmax_scale."""
+    """The softmax_scale of attention."""
     extra: int = 0
     """The shift of tokens; the number of a batch; for attention, whether a gradient will be asked
     for (1), and which sinks there are (SINK_BITS)."""
     softcap: float = 0.0
-    """Of attention. It shares a number of the signature with ``extra``."""
+    """The softcap of attention. It shares a number of the signature with ``extra``."""
 
 
 def signature_of(call: Call, plan: PlanPart, number: int) -> Signature:

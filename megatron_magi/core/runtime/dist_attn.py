@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.checks import instance, refusing_renamed
+from megatron_magi.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport_choice import transport_for
@@ -49,11 +49,8 @@ from megatron_magi.core.runtime.stage_work import Feed, StageWork
 from megatron_magi.core.runtime.staged_backward import staged_backward
 from megatron_magi.core.runtime.token_dispatch import check_group
 
-OLD_NAMES = {"softmax_scale": "softmax", "softcap": "softmax"}
-
 
 @one_graph_break
-@refusing_renamed("dist_attn", OLD_NAMES)
 def dist_attn(
     q: Tensor,
     k: Tensor,
@@ -96,7 +93,6 @@ def dist_attn(
 
 
 @one_graph_break
-@refusing_renamed("dist_attn_and_max_logits", OLD_NAMES)
 def dist_attn_and_max_logits(
     q: Tensor,
     k: Tensor,
@@ -168,9 +164,9 @@ def _attend(
 
 
 def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
-    """What must be equal on every rank. Whether a gradient will be asked for is part of it, because
-    the other ranks would wait for a rank without a backward. Of sinks it is whether there are some,
-    for all tokens or per token."""
+    """What must be equal on every rank. That includes whether a gradient will be asked for, because
+    the other ranks would wait for a rank without a backward, and whether there are sinks, for all
+    tokens or per token. The values of sinks are not compared."""
     _, k, v, *sinks = inputs
     extra = int(will_backward(inputs)) | (sinks[0].ndim << 1 if sinks else 0)
     scale, softcap = scale_and_cap

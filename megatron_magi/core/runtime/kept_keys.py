@@ -19,19 +19,20 @@ from megatron_magi.core.runtime.prepared import PreparedStage
 
 @dataclass(frozen=True)
 class KeptKeys:
-    """What a backward reads in place of keys and values that would arrive."""
+    """The keys and values that a backward reads instead of receiving them again."""
 
     buffers: Sequence[Tensor]
     """The forward's key buffers that received rows, [rows, G * (D + E)] each."""
     k: Tensor
     """[T, G, D]: own keys."""
     v: Tensor
-    """[T, G, E]"""
+    """[T, G, E]: own values."""
 
     def of(self, stage: PreparedStage) -> Pair:
         """Keys [S, G, D] and values [S, G, E] of a stage of the backward that receives rows.
 
-        They are views of what is kept, wherever the stage's rows lie there side by side.
+        They are views of a kept buffer if it holds the rows of the stage side by side, and copies
+        otherwise.
         """
         place, shapes = stage.kept, self._shapes
         assert place is not None and stage.cast is not None

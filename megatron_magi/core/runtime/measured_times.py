@@ -51,12 +51,12 @@ class MeasuredTimes:
 
     @property
     def forward_us(self) -> float:
-        """Of the slowest rank."""
+        """The forward of the slowest rank."""
         return float(self.forward.max())
 
     @property
     def backward_us(self) -> float:
-        """Of the slowest rank."""
+        """The backward of the slowest rank."""
         return float(self.backward.max())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from megatron_magi.checks import integer, is_integer_like, refusing_renamed
+from megatron_magi.checks import integer, is_integer_like
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import CpGroup, group_size, mesh_ranks_per_node
 from megatron_magi.core.kernel.autograd import one_graph_break
@@ -34,7 +34,6 @@ def cached_plan(
 
 
 @one_graph_break
-@refusing_renamed("plan", {"dispatch": "layout"})
 def plan_for(
     mask: AttnMask,
     cp_size: int | CpGroup,

@@ -39,7 +39,7 @@ class PreparedStage:
     """A stage on one device."""
 
     table: SliceTable
-    """Its slices; the backends keep their work lists in it."""
+    """The slices of the stage; the backends keep their work lists in it."""
     cast: AnyPreparedCast | None
     """What fills the key buffer; None if the buffer is this rank's rows, or empty."""
     num_own: int

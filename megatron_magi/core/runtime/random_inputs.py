@@ -8,7 +8,7 @@ from torch import Tensor
 from megatron_magi.core.plan import HeadShape
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""By bytes per element."""
+"""Dtypes by their bytes per element."""
 
 
 def random_qkv(

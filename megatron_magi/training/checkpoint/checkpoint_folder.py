@@ -176,7 +176,7 @@ def _value(recipe: Any, path: str) -> Any:
 
 
 def _is_inside_group(consumed: int, steps: int | None, batch: int | None) -> bool:
-    """Whether a group of so many steps was begun and not completed."""
+    """Whether a group of ``steps`` steps was begun and not completed."""
     return steps is not None and batch is not None and consumed // batch % steps != 0
 
 

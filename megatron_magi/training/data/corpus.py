@@ -31,7 +31,8 @@ HISTOGRAM_EDGES = (50, 100, 200, 500, 1024, 2048, 4096, 8192, 16384, 32768, 6553
 BATCH_BYTES = 1 << 20
 """Bytes of text that a process gets at a time; a longer document is sent alone."""
 POOL_FROM_BATCHES = 8
-"""For less text, starting processes takes longer than they save."""
+"""The least number of batches that is read by several processes: for fewer, starting them takes
+longer than they save."""
 
 
 def pack(
@@ -116,7 +117,7 @@ class CorpusStats:
     length_histogram: dict[str, int]
     """Documents by upper end of their bin."""
     sha256: str
-    """Of PREFIX.bin."""
+    """The checksum of PREFIX.bin."""
 
     def table(self) -> str:
         """Numbers and a histogram for the screen."""
@@ -239,7 +240,7 @@ def _in_pool(
 
 
 _encoder: tuple[Tokenizer, type[Any]]
-"""Of a worker process."""
+"""The tokenizer of this worker process, and the type of its tokens."""
 
 
 def _start_worker(tokenizer: Tokenizer, dtype: type[Any]) -> None:

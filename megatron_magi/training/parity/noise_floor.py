@@ -13,7 +13,8 @@ from megatron_magi.training.parity.gradient_errors import GradientError
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 TRUSTED_STEPS = 10
-"""Two runs of so many steps whose losses are all equal are the same run."""
+"""Two runs count as the same run if they have this many steps or more and all their losses are
+equal."""
 
 
 @dataclass(frozen=True)

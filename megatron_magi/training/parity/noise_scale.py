@@ -15,7 +15,7 @@ from megatron_magi.training.parity.compare import Curve
 
 NUM_BLOCKS = 10
 MIN_STEPS = 2 * NUM_BLOCKS
-"""For fewer differences no standard error is computed."""
+"""The least number of differences of which a standard error is computed."""
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp32": 2.0**-24}
 """Largest relative error of one rounding."""
 

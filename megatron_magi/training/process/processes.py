@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 SECONDS_TO_END = 120
-"""For a rank whose parent has died: it ends its step and saves a checkpoint."""
+"""The time for a rank whose parent has died: it ends its step and saves a checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import RunValues
 
 MAX_GROUP = 2**18
-"""Samples that may change places; their costs take about a minute (docs/training.md)."""
+"""The most samples that may change places; their costs take about a minute (docs/training.md)."""
 
 MOST = 2**31 - 1
-"""Of every count: rows and tokens are numbered by 32 bits in places."""
+"""The largest value of every count, because rows and tokens are numbered by 32 bits in places."""
 
 
 def check_run(config: RunValues) -> None:

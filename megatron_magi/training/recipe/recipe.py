@@ -11,7 +11,6 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from megatron_magi.config import IN_COSTS
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
@@ -156,7 +155,6 @@ def _check_row(key: str, row: ListConfig) -> None:
 
 def _suggest(key: str, schema: Mapping[str, Any]) -> str:
     leaf = key.rsplit(".", 1)[-1]
-    leaf = IN_COSTS.get(leaf, leaf) if key.startswith("magi.") else leaf
     same_leaf = [k for k in schema if k.rsplit(".", 1)[-1] == leaf]
     as_deep = [k for k in schema if k.count(".") == key.count(".")]
     near = same_leaf or get_close_matches(key, as_deep, n=1, cutoff=0.7)

@@ -25,7 +25,7 @@ class HfTensor:
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors calls it: BF16, F16, F32, ..."""
+    """The dtype by safetensors' name: BF16, F16, F32, ..."""
 
 
 def list_tensors(folder: Path) -> dict[str, HfTensor]:

@@ -208,10 +208,3 @@ def test_gradients_that_stay_are_made_in_their_dtype(
 
 def test_sums_over_ranks_are_made_in_fp32() -> None:
     pool(5).run(gradient_jobs.dtype_of_sums, 2)
-
-
-@pytest.mark.parametrize("name", ["softmax_scale", "softcap"])
-def test_an_old_name_ends_in_an_error_with_the_new_one(name: str) -> None:
-    for attend in (dist_attn.dist_attn, dist_attn.dist_attn_and_max_logits):
-        with pytest.raises(TypeError, match=f"{name} must be given as softmax"):
-            attend(*[torch.zeros(4, 1, 8)] * 3, None, None, **{name: 1.0})  # type: ignore[arg-type]

@@ -68,13 +68,3 @@ def test_threads_get_equal_plans() -> None:
     for tokens, made in zip(lengths, plans, strict=True):
         assert made == magi.plan(masks.causal(tokens), 4, SHAPE)
         assert made.rank_plan(1).num_local_tokens == made.layout.num_local_tokens
-
-
-def test_a_name_of_before_says_the_new_one() -> None:
-    layout = magi.plan(**FIRST).layout
-    text = r"dispatch must be given as layout, got plan\(dispatch=\.\.\.\); pass plan\(layout="
-    with pytest.raises(TypeError, match=text):
-        magi.plan(**FIRST, dispatch=layout)
-    assert magi.plan(**FIRST, layout=layout).layout == layout
-    with pytest.raises(TypeError, match="unexpected keyword argument 'layouts'"):
-        magi.plan(**FIRST, layouts=layout)

@@ -66,12 +66,12 @@ class _Repeat(NamedTuple):
     device: torch.device
     launch: BwdLaunch
     run: Callable[..., None]
-    """Takes the fields of VARYING."""
+    """A launch; its arguments are the fields of VARYING."""
     new_grads: tuple[Callable[[], Tensor], ...]
-    """dq, dk and dv."""
+    """They make dq, dk and dv."""
     new_scratch: Callable[[], Tensor]
     in_fp32: bool
-    """Whether dq is."""
+    """Whether dq is made in fp32."""
 
 
 def backward(call: AttnCall, grad: GradCall) -> Gradients:
@@ -206,7 +206,7 @@ def _readable(call: AttnCall, grad: GradCall) -> tuple[AttnCall, GradCall]:
 
 
 def _params(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) -> BwdParams:
-    """The parameters, but for what differs in calls of one form."""
+    """The parameters of a launch, without the fields in which calls of one form differ."""
     (q, k, v), (dq, dk, dv) = call[:3], made
     p = BwdParams.from_buffer_copy(launch.params)
     p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, grad.dout, dk, dv))
@@ -316,7 +316,8 @@ def _row_delta(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Pattern, Callable[[], Tensor]]:
-    """The parameters but for addresses, from the strides of both tensors, and what makes delta."""
+    """The parameters without addresses, from the strides of both tensors, and a function that makes
+    delta."""
     views = (TensorView(0, *strides[:2]) for strides in (out, dout))
     params = DeltaParams(*views, 0, 0, *shape, DTYPE_CODES[dtype])
     new_delta = new_of(tuple(shape[:2]), torch.float32, device)

@@ -18,9 +18,11 @@ from megatron_magi.core.kernel.widths import (
 
 DTYPES = (torch.bfloat16, torch.float16)
 MIN_SCALE = {torch.bfloat16: 1e-30, torch.float16: 1e-6}
-"""The backward divides lse by softmax_scale and keeps the quotient in parts of this dtype."""
+"""The least softmax_scale, by dtype: the backward divides lse by it and keeps the quotient in parts
+of this dtype."""
 SOFTCAPS = (1e-6, 1e6)
-"""Its quotients with usual scales, and its product with log2(e), are normal numbers of fp32."""
+"""The least and the greatest softcap: its quotients with usual scales, and its product with
+log2(e), are normal numbers of fp32."""
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:

@@ -57,7 +57,7 @@ class _Shared(NamedTuple):
     device: torch.device
     tables: DeviceBuffer
     run: Callable[..., None]
-    """Takes the fields of VARYING."""
+    """A launch; its arguments are the fields of VARYING."""
 
 
 def forward(

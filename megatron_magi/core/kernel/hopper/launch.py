@@ -112,6 +112,6 @@ def tile_counter(device: torch.device, stream: int, captured: bool = False) -> T
         # kernels, would not see a fill kernel, but it sees copies.
         with torch.inference_mode(False):
             made = torch.zeros(2, dtype=torch.int32).to(device)
-        # Of two threads' results, both get the first.
+        # If two threads make it at once, both use the result of the first.
         found = _counters.setdefault((device.index, stream), made)
     return found
