@@ -11,9 +11,9 @@ from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.kernel.softmax import Softmax
 from megatron_magi.core.mask import AttnMask, AttnSlice, SliceType
 from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout
-from megatron_magi.core.runtime.agreement import AgreementError, agree
-from megatron_magi.core.runtime.calibration import measured_costs
+from megatron_magi.core.runtime.agreement.comparison import AgreementError, agree
 from megatron_magi.core.runtime.dist_attn import dist_attn
+from megatron_magi.core.runtime.measure.calibration import measured_costs
 from megatron_magi.core.runtime.plan_cache import plan_for as plan
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.shift import shift_tokens

@@ -104,8 +104,8 @@ def _attend(job: Job, rank: int) -> None:
     import torch.distributed as dist
 
     from megatron_magi import magi_attention as api
-    from megatron_magi.core.runtime.agreement import compare
-    from megatron_magi.core.runtime.agreement_signature import Call
+    from megatron_magi.core.runtime.agreement.comparison import compare
+    from megatron_magi.core.runtime.agreement.signature import Call
 
     cuts = torch.tensor([0, 64 + 8 * (job.seed % 5), 160], dtype=torch.int32)
     everybody = dist.group.WORLD

@@ -34,8 +34,9 @@ from benchmarks.lib.record import describe
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.core.runtime import agreement, dist_attn, token_dispatch
-from megatron_magi.core.runtime.agreement_signature import Call
+from megatron_magi.core.runtime import dist_attn, token_dispatch
+from megatron_magi.core.runtime.agreement import comparison as agreement
+from megatron_magi.core.runtime.agreement.signature import Call
 
 TOKENS = 512  # of every rank, so that the GPU is done long before the host
 HEADS = HeadShape(8, 2, 128)

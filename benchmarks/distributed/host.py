@@ -31,7 +31,8 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.comm import group_cast, group_reduce
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, NoRepeats, OutLse
-from megatron_magi.core.runtime import agreement, dist_attn
+from megatron_magi.core.runtime import dist_attn
+from megatron_magi.core.runtime.agreement import comparison as agreement
 
 RANKS, RANK = 8, 1
 TOKENS = 128

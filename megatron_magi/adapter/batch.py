@@ -12,7 +12,7 @@ from megatron_magi.adapter.carried_plan import carry_plan
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.pipeline_agreement import agree_in_pipeline
 from megatron_magi.core.native import solver
-from megatron_magi.core.runtime.agreement import agree_on_batch
+from megatron_magi.core.runtime.agreement.comparison import agree_on_batch
 from megatron_magi.core.runtime.token_dispatch import dispatch
 
 

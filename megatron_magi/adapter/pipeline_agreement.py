@@ -11,7 +11,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from megatron_magi.core.plan import AttnPlan
-from megatron_magi.core.runtime.agreement import agree_later, finish_agreement, open_agreement
+from megatron_magi.core.runtime.agreement.comparison import (
+    agree_later,
+    finish_agreement,
+    open_agreement,
+)
 
 
 def open_pipeline_agreement(timeout_s: float) -> None:

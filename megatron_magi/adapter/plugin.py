@@ -28,8 +28,8 @@ from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.plan import AttnPlan, predict_times
-from megatron_magi.core.runtime.agreement import agree
-from megatron_magi.core.runtime.measured_times import measured_times, times_text
+from megatron_magi.core.runtime.agreement.comparison import agree
+from megatron_magi.core.runtime.measure.measured_times import measured_times, times_text
 
 STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
 """Prefixes of the class names of Megatron's layers that carry a state along the sequence."""

@@ -32,7 +32,7 @@ def measured_kernels(plan: AttnPlan, num_ranks: int) -> dict[str, Any]:
     import torch
 
     from megatron_magi.core.plan import predict_times
-    from megatron_magi.core.runtime.measured_times import kernel_times
+    from megatron_magi.core.runtime.measure.measured_times import kernel_times
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cells = _cells(plan) * plan.head_shape.num_heads_q

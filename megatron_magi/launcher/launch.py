@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams, head_shape, make_packed_seq_params
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.runtime.calibration import measured_costs
+from megatron_magi.core.runtime.measure.calibration import measured_costs
 from megatron_magi.launcher.documents import bounds_of_sample
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.microbatch import Microbatch

@@ -41,8 +41,8 @@ from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from megatron_magi.core.kernel.softmax import PLAIN_SOFTMAX, Softmax
 from megatron_magi.core.kernel.widths import widths_of
 from megatron_magi.core.plan import AttnPlan
-from megatron_magi.core.runtime.agreement import compare
-from megatron_magi.core.runtime.agreement_signature import Call
+from megatron_magi.core.runtime.agreement.comparison import compare
+from megatron_magi.core.runtime.agreement.signature import Call
 from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import kept_with, prepared_for
 from megatron_magi.core.runtime.stage_work import Feed, StageWork

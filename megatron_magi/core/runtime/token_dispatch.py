@@ -19,8 +19,8 @@ from megatron_magi.core.kernel.autograd import (
 )
 from megatron_magi.core.plan import AttnPlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
-from megatron_magi.core.runtime.agreement import begin_comparing, compare
-from megatron_magi.core.runtime.agreement_signature import Call
+from megatron_magi.core.runtime.agreement.comparison import begin_comparing, compare
+from megatron_magi.core.runtime.agreement.signature import Call
 from megatron_magi.core.runtime.prepared import kept_with
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import fill, tensor

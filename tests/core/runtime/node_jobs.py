@@ -17,7 +17,7 @@ from megatron_magi import masks
 from megatron_magi.core.comm import transport
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, NodeCastPlan, attn_plan, token_layout
-from megatron_magi.core.runtime.agreement import AgreementError
+from megatron_magi.core.runtime.agreement.comparison import AgreementError
 from tests.core.runtime.gpu_jobs import on_gpus
 from tests.core.runtime.runtime_jobs import (
     NAMED,

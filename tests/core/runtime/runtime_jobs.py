@@ -19,7 +19,7 @@ from megatron_magi.core.comm.prepared_cast import prepare_casts
 from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.plan import GroupCastPlan, StagePlan
 from megatron_magi.core.runtime import dist_attn, staged_backward
-from megatron_magi.core.runtime.agreement import AgreementError
+from megatron_magi.core.runtime.agreement.comparison import AgreementError
 from megatron_magi.core.runtime.plan_cache import cached_plan
 from tests.dense import (
     NAMES,

@@ -9,7 +9,11 @@ from torch import Tensor
 import megatron_magi as magi
 from megatron_magi import AgreementError, HeadShape, MagiConfig, masks
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.runtime.agreement import agree_later, finish_agreement, open_agreement
+from megatron_magi.core.runtime.agreement.comparison import (
+    agree_later,
+    finish_agreement,
+    open_agreement,
+)
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from tests.knobs import magi_config
 from tests.process_pool import subgroup

@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 import megatron_magi as magi
 from megatron_magi import AgreementError, masks
-from megatron_magi.core.runtime import agreement, agreement_channel
-from tests.core.runtime.agreement_actions import CONFIG, SHAPE, TOKENS, Action, qkv, tokens
+from megatron_magi.core.runtime.agreement import channel as channel_module
+from megatron_magi.core.runtime.agreement import comparison
+from tests.core.runtime.agreement.actions import CONFIG, SHAPE, TOKENS, Action, qkv, tokens
 from tests.process_pool import subgroup
 
 
@@ -91,16 +92,16 @@ def ends_with_its_group(rank: int, cp_size: int) -> None:
         return
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
     for group in (held, dropped):
-        agreement.begin_comparing(plan, group)
-        assert agreement._states[group].channel is not None
+        comparison.begin_comparing(plan, group)
+        assert comparison._states[group].channel is not None
         magi.agree(plan, group)
-    of_held, of_dropped = agreement._states[held], weakref.ref(agreement._states[dropped])
+    of_held, of_dropped = comparison._states[held], weakref.ref(comparison._states[dropped])
     dist.destroy_process_group(held), dist.destroy_process_group(dropped)
     del dropped, group
     gc.collect()
     magi.agree(plan, later)
     assert of_held.channel is None and of_dropped() is None
-    assert agreement._states[later].channel is not None
+    assert comparison._states[later].channel is not None
 
 
 def forked_child(rank: int, cp_size: int) -> int:
@@ -113,10 +114,10 @@ def forked_child(rank: int, cp_size: int) -> int:
     child = os.fork()
     if child == 0:
         signal.alarm(10)  # a child that hangs is killed, and seen
-        for state in list(agreement._states.values()):
+        for state in list(comparison._states.values()):
             state.close()
-        agreement._close_all()
-        agreement_channel._leave_unfinished()
+        comparison._close_all()
+        channel_module._leave_unfinished()
         gc.collect()
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -131,7 +132,7 @@ def every_exchange(rank: int, cp_size: int) -> dict[str, int]:
         return {}
     plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
     magi.agree(plan, group)
-    channel = agreement._states[group].channel
+    channel = comparison._states[group].channel
     assert channel is not None
     counts: dict[str, int] = {}
 

@@ -9,10 +9,10 @@ import pytest
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
-from megatron_magi.core.runtime import agreement_group
-from megatron_magi.core.runtime.agreement_group import MAX_PENDING, AgreementError, GroupState
-from megatron_magi.core.runtime.agreement_signature import Call, plan_part, signature_of
-from tests.core.runtime.agreement_gathers import Gloo, channel_of
+from megatron_magi.core.runtime.agreement import group
+from megatron_magi.core.runtime.agreement.group import MAX_PENDING, AgreementError, GroupState
+from megatron_magi.core.runtime.agreement.signature import Call, plan_part, signature_of
+from tests.core.runtime.agreement.gathers import Gloo, channel_of
 
 PLAN = plan_part(magi.plan(masks.causal(8), 1, HeadShape(2, 1, 4)))
 
@@ -122,7 +122,7 @@ def test_the_watcher_sends_one_gather_at_a_time(count: int) -> None:
 
 
 def test_the_plans_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement_group, "MAX_AGREED", 2)
+    monkeypatch.setattr(group, "MAX_AGREED", 2)
     plans = [magi.plan(masks.causal(length), 1, HeadShape(2, 1, 4)) for length in (8, 9, 10)]
     state = GroupState(0, "ranks", 1.0)
     assert [state.part_of(plan) for plan in plans[:2]] == [plan_part(plan) for plan in plans[:2]]

@@ -12,9 +12,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi.core.runtime.agreement_signature import SIGNATURE_LEN
-from megatron_magi.core.runtime.agreement_stream import BATCH, BLOCK_SHAPE, Streams
-from tests.core.runtime.agreement_gathers import Gloo, channel_of
+from megatron_magi.core.runtime.agreement.signature import SIGNATURE_LEN
+from megatron_magi.core.runtime.agreement.stream import BATCH, BLOCK_SHAPE, Streams
+from tests.core.runtime.agreement.gathers import Gloo, channel_of
 
 MOST_PENDING = 2  # few, so that ranks often wait for the oldest gather
 PATIENCE = 400  # turns of every rank, far more than are needed

@@ -11,10 +11,8 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
-from megatron_magi.core.runtime import agreement
-from tests.core.runtime import agreement_actions as actions
-from tests.core.runtime import agreement_device_jobs as device_jobs
-from tests.core.runtime import agreement_jobs as jobs
+from megatron_magi.core.runtime.agreement import comparison
+from tests.core.runtime.agreement import actions, device_jobs, jobs
 from tests.process_pool import pool
 
 WORLD = 5
@@ -142,11 +140,11 @@ def test_a_channel_whose_owner_waits_is_left_at_exit(monkeypatch: pytest.MonkeyP
     free.retire = lambda: left.append("retired")
     for state in (held, gone):
         state.lock.acquire()
-    monkeypatch.setattr(agreement, "_states", dict(enumerate((held, gone, free))))
-    monkeypatch.setattr(agreement, "EXIT_PATIENCE_S", 0.01)
-    monkeypatch.setattr(agreement, "leave_running", left.append)
-    monkeypatch.setattr(agreement._watcher, "stop", lambda: None)
-    agreement._close_all()
+    monkeypatch.setattr(comparison, "_states", dict(enumerate((held, gone, free))))
+    monkeypatch.setattr(comparison, "EXIT_PATIENCE_S", 0.01)
+    monkeypatch.setattr(comparison, "leave_running", left.append)
+    monkeypatch.setattr(comparison._watcher, "stop", lambda: None)
+    comparison._close_all()
     assert left == [held.channel, "retired"]
 
 

@@ -10,8 +10,8 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import CostTable, HeadShape, MagiConfig, masks
-from megatron_magi.core.runtime import calibration
-from megatron_magi.core.runtime.calibration import CPU_SIZES, measured_costs
+from megatron_magi.core.runtime.measure import calibration
+from megatron_magi.core.runtime.measure.calibration import CPU_SIZES, measured_costs
 from tests.process_pool import pool, subgroup
 
 HEADS = HeadShape(4, 2, 16, bytes_per_element=4, head_dim_v=8)

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron_magi.core.runtime import agreement_channel
-from megatron_magi.core.runtime.agreement_channel import Channel, close_unfinished
-from megatron_magi.core.runtime.agreement_signature import SIGNATURE_LEN
-from megatron_magi.core.runtime.agreement_stream import BATCH
-from tests.core.runtime.agreement_gathers import Gloo, channel_of
+from megatron_magi.core.runtime.agreement import channel as module
+from megatron_magi.core.runtime.agreement.channel import Channel, close_unfinished
+from megatron_magi.core.runtime.agreement.signature import SIGNATURE_LEN
+from megatron_magi.core.runtime.agreement.stream import BATCH
+from tests.core.runtime.agreement.gathers import Gloo, channel_of
 
 
 class Late:
@@ -26,20 +26,20 @@ class Late:
     def close(self) -> None:
         self.tries -= 1
         if self.tries >= 0:
-            agreement_channel._unfinished.append(self)  # type: ignore[arg-type]
+            module._unfinished.append(self)  # type: ignore[arg-type]
 
 
 def test_the_end_of_the_process_waits_for_what_is_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Channels that other tests have closed may still be waiting in the real list.
-    monkeypatch.setattr(agreement_channel, "_unfinished", deque())
+    monkeypatch.setattr(module, "_unfinished", deque())
     channels = [Late(tries) for tries in (0, 3, 10**9)]
-    agreement_channel._unfinished.extend(channels)  # type: ignore[arg-type]
+    module._unfinished.extend(channels)  # type: ignore[arg-type]
     begin = time.monotonic()
-    agreement_channel.close_unfinished(0.3)
+    module.close_unfinished(0.3)
     assert 0.3 <= time.monotonic() - begin < 20
-    assert list(agreement_channel._unfinished) == channels[2:]
+    assert list(module._unfinished) == channels[2:]
     assert [c.tries for c in channels[:2]] == [-1, -1]
 
 
@@ -47,11 +47,11 @@ ENDS_WITH_A_RUNNING_CHANNEL = """
 import ctypes, sys
 libc = ctypes.CDLL(None)
 libc.on_exit(libc.abort, None)  # as the destructor of a static object that a thread still uses
-from megatron_magi.core.runtime import agreement_channel
+from megatron_magi.core.runtime.agreement import channel as module
 class Busy:
-    close = lambda self: agreement_channel._unfinished.append(self)
-agreement_channel.EXIT_PATIENCE_S = 0.01
-agreement_channel._unfinished.append(Busy())
+    close = lambda self: module._unfinished.append(self)
+module.EXIT_PATIENCE_S = 0.01
+module._unfinished.append(Busy())
 libc.printf(b"of C, ")
 print("of Python", end="")
 sys.exit(3)
@@ -72,7 +72,7 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
     """Two ranks' ends of one group."""
     gloo = Gloo(2)
     yield channel_of(gloo, 0), channel_of(gloo, 1)
-    agreement_channel._unfinished.clear()
+    module._unfinished.clear()
 
 
 def post(channel: Channel, number: int, content: int = 0) -> None:
@@ -129,10 +129,10 @@ def test_a_channel_ends_when_its_gathers_have_ended(pair: tuple[Channel, Channel
     first.send()
     first.close()
     close_unfinished()
-    assert first.group is not None and list(agreement_channel._unfinished) == [first]
+    assert first.group is not None and list(module._unfinished) == [first]
     second.send()
     close_unfinished()
-    assert first.group is None and not first.pending and not agreement_channel._unfinished
+    assert first.group is None and not first.pending and not module._unfinished
 
 
 def test_a_retired_channel_first_sends_its_calls(pair: tuple[Channel, Channel]) -> None:
@@ -145,14 +145,14 @@ def test_a_retired_channel_first_sends_its_calls(pair: tuple[Channel, Channel]) 
     assert second.is_ready() and second.receive(1.0) is None
     assert second.streams.lengths == [1, 1]
     close_unfinished()
-    assert first.group is None and not agreement_channel._unfinished
+    assert first.group is None and not module._unfinished
 
 
 def test_a_fork_leaves_its_parents_channels(pair: tuple[Channel, Channel]) -> None:
     first, _ = pair
     first.send()
     first.close()
-    references, lock = sys.getrefcount(first), agreement_channel._ending
-    agreement_channel.forget_in_child()
-    assert not agreement_channel._unfinished and agreement_channel._ending is not lock
+    references, lock = sys.getrefcount(first), module._ending
+    module.forget_in_child()
+    assert not module._unfinished and module._ending is not lock
     assert sys.getrefcount(first) == references, "one more that nobody gives back, one less here"

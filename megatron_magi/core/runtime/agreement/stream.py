@@ -25,7 +25,7 @@ from array import array
 
 import numpy as np
 
-from megatron_magi.core.runtime.agreement_signature import SIGNATURE_LEN, Signature, Signatures
+from megatron_magi.core.runtime.agreement.signature import SIGNATURE_LEN, Signature, Signatures
 
 BATCH = 16
 """Signatures that are sent together."""

@@ -20,6 +20,8 @@ from megatron_magi.core.kernel.widths import widths_of
 from megatron_magi.core.plan import AttnPlan, StageTimes
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.dist_attn import dist_attn
+from megatron_magi.core.runtime.measure.random_inputs import random_qkv
+from megatron_magi.core.runtime.measure.stopwatch import least_seconds
 from megatron_magi.core.runtime.prepared import (
     PreparedPlan,
     PreparedStage,
@@ -27,8 +29,6 @@ from megatron_magi.core.runtime.prepared import (
     numbered,
     prepared_for,
 )
-from megatron_magi.core.runtime.random_inputs import random_qkv
-from megatron_magi.core.runtime.stopwatch import least_seconds
 from megatron_magi.core.runtime.token_dispatch import check_group
 from megatron_magi.core.tensor_checks import device as checked_device
 

@@ -8,7 +8,7 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import AttnPlan, HeadShape, MagiConfig, masks
-from megatron_magi.core.runtime.agreement_signature import (
+from megatron_magi.core.runtime.agreement.signature import (
     KINDS,
     SIGNATURE_LEN,
     Call,

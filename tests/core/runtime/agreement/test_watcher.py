@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from megatron_magi.core.runtime import agreement_watcher
-from megatron_magi.core.runtime.agreement_watcher import Watcher
+from megatron_magi.core.runtime.agreement import watcher as module
+from megatron_magi.core.runtime.agreement.watcher import Watcher
 
 
 def test_a_watcher_has_ended_when_it_was_stopped() -> None:
@@ -24,8 +24,8 @@ def test_a_watcher_has_ended_when_it_was_stopped() -> None:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Let a quick watcher look at these errors, one list a look; the exit codes of the process."""
-    monkeypatch.setattr(agreement_watcher, "PERIOD_S", 0.001)
-    monkeypatch.setattr(agreement_watcher, "GRACE_S", 0.001)
+    monkeypatch.setattr(module, "PERIOD_S", 0.001)
+    monkeypatch.setattr(module, "GRACE_S", 0.001)
 
     def run(*looks: list[str]) -> list[int]:
         left, is_over, codes = [*looks], threading.Event(), list[int]()
@@ -66,7 +66,7 @@ def test_an_error_that_a_call_raises_in_time_ends_nothing(
 def test_a_watcher_that_is_stopped_in_the_grace_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agreement_watcher, "PERIOD_S", 0.001)
+    monkeypatch.setattr(module, "PERIOD_S", 0.001)
     has_looked, codes = threading.Event(), list[int]()
     monkeypatch.setattr(os, "_exit", codes.append)
     watcher = Watcher(lambda: has_looked.set() or ["rank 3 differs"])  # type: ignore[func-returns-value]

@@ -12,8 +12,8 @@ import torch
 import megatron_magi as magi
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import StageTimes, predict_times
-from megatron_magi.core.runtime import measured_times as module
-from megatron_magi.core.runtime.measured_times import (
+from megatron_magi.core.runtime.measure import measured_times as module
+from megatron_magi.core.runtime.measure.measured_times import (
     MeasuredTimes,
     kernel_times,
     measured_times,

@@ -24,10 +24,10 @@ from megatron_magi.core.kernel.head_groups import AttnOptions
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.mask import builders
 from megatron_magi.core.plan import HeadShape
+from megatron_magi.core.runtime.measure.random_inputs import random_qkv
+from megatron_magi.core.runtime.measure.stopwatch import least_seconds
 from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import numbered, prepared_for
-from megatron_magi.core.runtime.random_inputs import random_qkv
-from megatron_magi.core.runtime.stopwatch import least_seconds
 from megatron_magi.core.tensor_checks import device as checked_device
 
 DIGITS = 2

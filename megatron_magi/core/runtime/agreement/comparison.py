@@ -8,7 +8,7 @@ rank. Without the comparison a mismatched all-to-all would hang, abort or delive
 With tensors on the CPU, each exchange waits for its comparison. On a GPU the host runs ahead of the
 device and must not stop, so only a plan's first exchange waits. The signatures of later exchanges
 are sent 16 at a time, or by a watcher within a second. They are compared when a later exchange
-starts, or by the watcher when none does. ``agreement_stream`` explains why every gather that one
+starts, or by the watcher when none does. ``stream.py`` explains why every gather that one
 rank starts is started by all.
 
 Ranks that exchange no rows but work on the same batch (tensor-parallel ranks, pipeline stages)
@@ -32,7 +32,7 @@ from megatron_magi.core.comm.transport_choice import engines
 from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import check_plan
-from megatron_magi.core.runtime.agreement_channel import (
+from megatron_magi.core.runtime.agreement.channel import (
     EXIT_PATIENCE_S,
     Channel,
     close_unfinished,
@@ -40,10 +40,10 @@ from megatron_magi.core.runtime.agreement_channel import (
     leave,
     leave_running,
 )
-from megatron_magi.core.runtime.agreement_group import AgreementError as AgreementError
-from megatron_magi.core.runtime.agreement_group import GroupState
-from megatron_magi.core.runtime.agreement_signature import Call, plan_part
-from megatron_magi.core.runtime.agreement_watcher import Watcher
+from megatron_magi.core.runtime.agreement.group import AgreementError as AgreementError
+from megatron_magi.core.runtime.agreement.group import GroupState
+from megatron_magi.core.runtime.agreement.signature import Call, plan_part
+from megatron_magi.core.runtime.agreement.watcher import Watcher
 
 CP_RANKS = "context-parallel ranks"
 

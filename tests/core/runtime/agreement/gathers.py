@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import torch
 
-from megatron_magi.core.runtime.agreement_channel import Channel
-from megatron_magi.core.runtime.agreement_stream import Streams
+from megatron_magi.core.runtime.agreement.channel import Channel
+from megatron_magi.core.runtime.agreement.stream import Streams
 
 
 @dataclass

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magi.core.comm.process_group import store_beside
-from megatron_magi.core.runtime.agreement_signature import Signature, Signatures
-from megatron_magi.core.runtime.agreement_stream import BLOCK_SHAPE, Streams
+from megatron_magi.core.runtime.agreement.signature import Signature, Signatures
+from megatron_magi.core.runtime.agreement.stream import BLOCK_SHAPE, Streams
 
 _unfinished: deque[Channel] = deque()
 """Closed channels with gathers under way, or whose signatures other ranks may still need."""
@@ -86,7 +86,7 @@ class Channel:
 
     def send_rest(self) -> None:
         """Send what was not sent yet, or an empty block if another rank is behind and nothing is
-        under way: the two rules of ``agreement_stream``."""
+        under way: the two rules of ``stream.py``."""
         if self.streams.unsent or (not self.pending and self.streams.leads()):
             self.send()
 

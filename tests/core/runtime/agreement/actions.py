@@ -9,7 +9,7 @@ import torch
 
 import megatron_magi as magi
 from megatron_magi import AttnPlan, HeadShape, MagiConfig
-from megatron_magi.core.runtime.agreement import agree_on_batch
+from megatron_magi.core.runtime.agreement.comparison import agree_on_batch
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 
 SHAPE = HeadShape(2, 1, 4)

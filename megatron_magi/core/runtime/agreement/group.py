@@ -7,8 +7,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from megatron_magi.core.plan import AttnPlan
-from megatron_magi.core.runtime.agreement_channel import Channel
-from megatron_magi.core.runtime.agreement_signature import (
+from megatron_magi.core.runtime.agreement.channel import Channel
+from megatron_magi.core.runtime.agreement.signature import (
     Call,
     PlanPart,
     describe_difference,

@@ -15,9 +15,11 @@ import torch.distributed as dist
 
 import megatron_magi as magi
 from megatron_magi import AgreementError, masks
-from megatron_magi.core.runtime import agreement, agreement_group, agreement_watcher
-from megatron_magi.core.runtime.agreement_signature import Call
-from tests.core.runtime.agreement_actions import CONFIG, SHAPE, TOKENS
+from megatron_magi.core.runtime.agreement import comparison
+from megatron_magi.core.runtime.agreement import group as group_module
+from megatron_magi.core.runtime.agreement import watcher as watcher_module
+from megatron_magi.core.runtime.agreement.signature import Call
+from tests.core.runtime.agreement.actions import CONFIG, SHAPE, TOKENS
 
 
 def on_a_device(rank: int, cp_size: int) -> list[str]:
@@ -28,21 +30,21 @@ def on_a_device(rank: int, cp_size: int) -> list[str]:
     device = torch.device("cuda", 0)
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
     said = []
-    with mock.patch.object(agreement._watcher, "start"):
-        first = agreement.compare(Call("undispatch"), plan, group, device)
+    with mock.patch.object(comparison._watcher, "start"):
+        first = comparison.compare(Call("undispatch"), plan, group, device)
         said.append(f"waits {first.must_wait}")
         first.wait()
-        second = agreement.compare(Call("undispatch", extra=rank), plan, group, device)
+        second = comparison.compare(Call("undispatch", extra=rank), plan, group, device)
         said.append(f"waits {second.must_wait}")
         second.wait()
         deadline = time.monotonic() + 10
-        while not agreement._look_at_all() and time.monotonic() < deadline:
+        while not comparison._look_at_all() and time.monotonic() < deadline:
             time.sleep(0.01)  # as the watcher does, which sends what is no whole batch
         try:
-            agreement.compare(Call("undispatch"), plan, group, device)
+            comparison.compare(Call("undispatch"), plan, group, device)
         except AgreementError as error:
             said.append(str(error))
-        agreement.compare(Call("undispatch"), plan, group, device).wait()
+        comparison.compare(Call("undispatch"), plan, group, device).wait()
     return said
 
 
@@ -52,12 +54,12 @@ def many_on_a_device(rank: int, cp_size: int, num_calls: int) -> None:
     if rank >= cp_size:
         return
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
-    with mock.patch.object(agreement_group, "MAX_PENDING", 8), \
-         mock.patch.object(agreement._watcher, "start"):  # fmt: skip
+    with mock.patch.object(group_module, "MAX_PENDING", 8), \
+         mock.patch.object(comparison._watcher, "start"):  # fmt: skip
         for _ in range(num_calls):
-            agreement.compare(Call("undispatch"), plan, group, torch.device("cuda", 0))
-        agreement.finish_agreement(group)
-    channel = agreement._states[group].channel
+            comparison.compare(Call("undispatch"), plan, group, torch.device("cuda", 0))
+        comparison.finish_agreement(group)
+    channel = comparison._states[group].channel
     assert channel is not None and channel.streams.num_calls == num_calls
     assert not channel.pending and len(channel.free) <= 8
 
@@ -71,20 +73,20 @@ def early_watchers(rank: int, cp_size: int, odd_call: int, seed: int) -> str:
     common, own = random.Random(seed), random.Random(seed * 10 + rank)
     device = torch.device("cuda", 0)
     try:
-        with mock.patch.object(agreement._watcher, "start"):
+        with mock.patch.object(comparison._watcher, "start"):
             for i in range(150):
                 shift = 1 + (rank == cp_size - 1 and i == odd_call)
-                agreement.compare(Call("shift_tokens", extra=shift), plan, group, device).wait()
+                comparison.compare(Call("shift_tokens", extra=shift), plan, group, device).wait()
                 if common.random() < 0.05:
-                    agreement.finish_agreement(group)
+                    comparison.finish_agreement(group)
                 if own.random() < 0.1:
-                    agreement._look_at_all()
+                    comparison._look_at_all()
                 if own.random() < 0.02:
                     time.sleep(0.02)
-            agreement.finish_agreement(group)
+            comparison.finish_agreement(group)
     except AgreementError as error:
         return str(error)
-    channel = agreement._states[group].channel
+    channel = comparison._states[group].channel
     assert channel is not None and not channel.pending
     assert channel.streams.lengths == [150] * cp_size
     return "no error"
@@ -97,15 +99,15 @@ def waits_alone(rank: int, cp_size: int) -> float:
         return 0
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
     for _ in range(20 + min(rank, 1)):  # the others are one call ahead
-        agreement.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0)).wait()
+        comparison.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0)).wait()
     started = time.monotonic()
     if rank == 0:
-        agreement.finish_agreement(group)
+        comparison.finish_agreement(group)
     took = time.monotonic() - started
     if rank == 0:
-        agreement.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0))
+        comparison.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0))
     time.sleep(5 - took)
-    agreement.finish_agreement(group)
+    comparison.finish_agreement(group)
     return took
 
 
@@ -116,8 +118,8 @@ def ends_before_another(rank: int, cp_size: int) -> list[str]:
         return []
     plan = magi.plan(masks.causal(TOKENS), cp_size, SHAPE, CONFIG)
     for _ in range(4):
-        agreement.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0)).wait()
-    channel = agreement._states[group].channel
+        comparison.compare(Call("shift_tokens"), plan, group, torch.device("cuda", 0)).wait()
+    channel = comparison._states[group].channel
     assert channel is not None
     dist.destroy_process_group(group) if rank == 0 else None
     if rank == 0:
@@ -126,16 +128,16 @@ def ends_before_another(rank: int, cp_size: int) -> list[str]:
     time.sleep(3)
     assert channel.streams.lengths == [4] * cp_size
     assert (channel.group is None) == (rank == 0)
-    return agreement._look_at_all()
+    return comparison._look_at_all()
 
 
 def host_that_ends(rank: int, world_size: int, store: str) -> None:
     """Rank 0 ends after its last call; the other one has work to do after that."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     plan = magi.plan(masks.causal(TOKENS), world_size, SHAPE, CONFIG)
-    agreement_watcher.GRACE_S = 0.3
+    watcher_module.GRACE_S = 0.3
     for _ in range(4):
-        compared = agreement.compare(
+        compared = comparison.compare(
             Call("shift_tokens"), plan, dist.group.WORLD, torch.device("cuda", 0)
         )
         compared.wait()
@@ -146,16 +148,16 @@ def stuck_host(rank: int, world_size: int, store: str) -> None:
     """Two processes of which neither calls again: their watchers end them."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     plan = magi.plan(masks.causal(TOKENS), world_size, SHAPE, CONFIG)
-    agreement_watcher.PERIOD_S, agreement_watcher.GRACE_S = 0.1, 0.3
+    watcher_module.PERIOD_S, watcher_module.GRACE_S = 0.1, 0.3
     device, group = torch.device("cuda", 0), dist.group.WORLD
-    agreement.compare(Call("undispatch"), plan, group, device).wait()
-    agreement.compare(Call("shift_tokens" if rank else "undispatch"), plan, group, device).wait()
+    comparison.compare(Call("undispatch"), plan, group, device).wait()
+    comparison.compare(Call("shift_tokens" if rank else "undispatch"), plan, group, device).wait()
     time.sleep(60)
 
 
 def start_host(job: Callable[..., None], rank: int, store: str) -> subprocess.Popen[str]:
     call = f"{job.__name__}({rank}, 2, {store!r})"
-    code = f"from tests.core.runtime.agreement_device_jobs import *; {call}"
+    code = f"from tests.core.runtime.agreement.device_jobs import *; {call}"
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

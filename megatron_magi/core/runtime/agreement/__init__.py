@@ -1,0 +1,1 @@
+"""Ranks compare their calls before they exchange rows (docs/agreement.md)."""
