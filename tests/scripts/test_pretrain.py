@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -59,22 +57,6 @@ def command(folder: Path, *overrides: str, launcher: tuple[str, ...] = ()) -> li
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.mark.slow
-def test_two_ranks_train_like_the_dense_baseline(folder: Path) -> None:
-    dense = pretrain(folder, "name=dense", "attention=dense", "parallel.cp=1")
-    assert dense.returncode == 0, dense.stderr
-    ours = pretrain(folder, "name=ours", launcher=TORCHRUN)
-    assert ours.returncode == 0, ours.stderr
-    assert "megatron_magi active" in ours.stdout
-    assert "iteration        4/       4 | consumed samples:            8 |" in ours.stdout
-    assert "CP balance (max/mean)" in ours.stdout
-    comparison = compare(read_run(folder / "ours"), read_run(folder / "dense"))
-    assert comparison.loss_difference.max() < 2e-5
-    assert comparison.grad_norm_difference.max() < 2e-5
-    assert comparison.run.loss[-1] < comparison.run.loss[0] - 0.1
-    assert (folder / "ours" / "recipe.yaml").is_file()
 
 
 @pytest.mark.slow
@@ -131,41 +113,6 @@ def test_the_whole_recipe_can_be_printed(folder: Path) -> None:
     assert run.returncode == 0
     assert "global_batch_size: 2" in run.stdout
     assert "overlap_degree: null" in run.stdout
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_to_the_same_numbers(folder: Path) -> None:
-    """SIGTERM to the command, as a scheduler sends it; the same command goes on."""
-    length = "train.iterations=60"
-    run = subprocess.Popen(
-        command(folder, "name=stopped", length, "checkpoint.load=auto"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env=environment(),
-    )
-    steps = folder / "stopped" / "steps.csv"
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and run.poll() is None:
-        if steps.is_file() and len(steps.read_text().splitlines()) > 3:
-            run.send_signal(signal.SIGTERM)
-            break
-        time.sleep(0.02)
-    out, err = run.communicate(timeout=60)
-    assert run.returncode == 0, err
-    assert "stopped by SIGTERM after iteration" in out
-    assert "nothing is lost; to go on: the same command" in out
-    done = len(read_run(folder / "stopped").loss)
-    assert 3 <= done < 60
-    resumed = pretrain(folder, "name=stopped", length, "checkpoint.load=auto")
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"iteration {done}, {2 * done} samples consumed" in resumed.stdout
-    whole = pretrain(folder, "name=never_stopped", length)
-    assert whole.returncode == 0, whole.stderr
-    a, b = read_run(folder / "stopped"), read_run(folder / "never_stopped")
-    assert a.loss.tolist() == b.loss.tolist()
-    assert a.grad_norm.tolist() == b.grad_norm.tolist()
 
 
 def test_a_dry_run_starts_nothing(folder: Path) -> None:

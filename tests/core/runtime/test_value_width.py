@@ -20,7 +20,7 @@ LATENT = HeadShape(4, 4, 24, head_dim_v=16)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("degree", [0, 2, None, "local_first"])
-@pytest.mark.parametrize("cp_size", [2, 3, 5])
+@pytest.mark.parametrize("cp_size", [2, 5])
 @pytest.mark.parametrize("name", SHAPES)
 def test_any_legal_mask(name: str, cp_size: int, degree: int | str | None) -> None:
     first = 900 * cp_size + 100 * (degree if isinstance(degree, int) else 7)
