@@ -63,7 +63,7 @@ run_tests() {
 
 fused_kernels() {
   beside triton triton || { echo "skipped: there is no triton to install here"; return; }
-  run_tests -p triton \
+  run_tests -p triton -m "not slow" \
     tests/adapter/fused/test_{cross_entropy,layer_spec,norm,parts,qkv_rope,residual,second_derivatives,swiglu,word_rows}.py \
     tests/training/test_fused_training.py
 }
@@ -71,7 +71,7 @@ fused_kernels() {
 huggingface() {
   beside huggingface transformers==5.24.0 tokenizers huggingface_hub safetensors regex ||
     { echo "skipped: there is no transformers to install here"; return; }
-  run_tests -p huggingface tests/huggingface tests/examples/test_huggingface.py
+  run_tests -p huggingface -m "not slow" tests/huggingface tests/examples/test_huggingface.py
 }
 
 other_core() {
