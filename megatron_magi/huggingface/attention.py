@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megatron_magi import HeadShape, MagiConfig, Softmax, dist_attn, flex_flash_attn_func
 from megatron_magi.huggingface.cp_batch import DispatchedBatch, carried_batch
+from megatron_magi.huggingface.documents import BatchShape
 from megatron_magi.huggingface.mask_request import MaskRequest
 
 READ = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "s_aux", "position_ids",
@@ -134,7 +135,7 @@ def _request(heads: HeadRows, given: Any, options: Mapping[str, Any]) -> MaskReq
     """What the mask function returned; without one the layer's window over whole sequences."""
     window = options.get("sliding_window")
     if given is None:
-        return MaskRequest((heads.query.shape[0], heads.query.shape[2]), window)
+        return MaskRequest(BatchShape(heads.query.shape[0], heads.query.shape[2]), window)
     if not isinstance(given, MaskRequest):
         raise NotImplementedError(
             f"attention by magi needs a mask of documents, windows and padding, got a "

@@ -12,7 +12,7 @@ from megatron_magi import AttnPlan, HeadShape, MagiConfig, dispatch
 from megatron_magi import plan as plan_for
 from megatron_magi.core.comm.process_group import CpGroup
 from megatron_magi.core.tensor_checks import tensor
-from megatron_magi.huggingface.documents import Documents, find_documents
+from megatron_magi.huggingface.documents import BatchShape, Documents, find_documents
 
 IGNORED = -100
 """The label that Transformers leaves out of the loss."""
@@ -96,7 +96,7 @@ def dispatch_batch(
     packing = packing or Packing()
     _check_layers(model_config)
     _check_shapes(input_ids, labels, packing)
-    shape = (input_ids.shape[0], input_ids.shape[1])
+    shape = BatchShape(input_ids.shape[0], input_ids.shape[1])
     documents = find_documents(
         shape, packing.position_ids, packing.cu_seqlens, packing.attention_mask
     )

@@ -6,6 +6,7 @@ B sequences of S tokens are one stream of B * S rows here, row after row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,14 @@ from megatron_magi import AttnMask, masks
 from megatron_magi.core.tensor_checks import tensor
 
 BoolArray = npt.NDArray[np.bool_]
+
+
+class BatchShape(NamedTuple):
+    """The shape of a batch of token ids."""
+
+    num_sequences: int
+    num_tokens: int
+    """Of every sequence, padding included."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Documents:
 
 
 def find_documents(
-    batch_shape: tuple[int, int],
+    batch_shape: BatchShape,
     position_ids: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     padding: Tensor | None = None,
@@ -50,7 +59,7 @@ def find_documents(
     """The documents of a batch of B sequences of S tokens.
 
     Args:
-        batch_shape: (B, S).
+        batch_shape: B sequences of S tokens.
         position_ids: integer [B, S] or [1, S]; a document begins wherever the position is not one
             more than that before it. None: every sequence is one document.
         cu_seqlens: integer [number of documents + 1], prefix sums over the B * S rows, instead of
@@ -91,7 +100,7 @@ def _checked_prefix_sums(cu_seqlens: Tensor, num_rows: int) -> npt.NDArray[np.in
     return sums[np.append(np.diff(sums) > 0, True)]
 
 
-def _rows_on_host(rows: Tensor, name: str, batch_shape: tuple[int, int]) -> npt.NDArray[np.int64]:
+def _rows_on_host(rows: Tensor, name: str, batch_shape: BatchShape) -> npt.NDArray[np.int64]:
     tensor(rows, name)
     if (
         rows.ndim != 2
@@ -106,7 +115,7 @@ def _rows_on_host(rows: Tensor, name: str, batch_shape: tuple[int, int]) -> npt.
     return np.broadcast_to(host, batch_shape)
 
 
-def _checked_padding(padding: Tensor, batch_shape: tuple[int, int]) -> BoolArray:
+def _checked_padding(padding: Tensor, batch_shape: BatchShape) -> BoolArray:
     is_token = _rows_on_host(padding, "attention_mask", batch_shape) != 0
     runs = np.diff(is_token.astype(np.int8), axis=1, prepend=0)
     holed = np.flatnonzero((runs == 1).sum(axis=1) > 1)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron_magi import AttnMask
-from megatron_magi.huggingface.documents import find_documents
+from megatron_magi.huggingface.documents import BatchShape, find_documents
 
 MODULE = "transformers.masking_utils"
 CAUSAL = "causal_mask_function"
@@ -29,8 +29,8 @@ HONOURED = {CAUSAL, PACKED, "sliding_window_overlay", "and_masks",
 class MaskRequest:
     """The mask of one kind of layer in one forward pass: causal inside of documents."""
 
-    batch_shape: tuple[int, int]
-    """(number of sequences, tokens of each)."""
+    batch_shape: BatchShape
+    """The sequences and tokens of the batch."""
     window: int | None = None
     """The number of keys that a query sees, its own among them; None: no limit."""
     padding: Tensor | None = None
@@ -77,7 +77,7 @@ def request_mask(
     names = _checked_parts(mask_function, bool(options.get("use_vmap", False)))
     window = options.get("local_size") if "sliding_window_overlay" in names else None
     return MaskRequest(
-        (batch_size, q_length), window, options.get("attention_mask"), PACKED in names
+        BatchShape(batch_size, q_length), window, options.get("attention_mask"), PACKED in names
     )
 
 
