@@ -37,6 +37,7 @@ from benchmarks.lib.options import at_least
 from benchmarks.lib.record import describe
 from benchmarks.train import pretrain_te
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
+from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError, positive
@@ -189,7 +190,7 @@ def run_case(
     given = words({**case.all_flags, **backend, "data-path": str(shared.data)})
     flags = [word.replace(WORK, str(shared.work)) for word in given]
     module = "megatron_magi.run" if "speed" in options.part else "benchmarks.train.pretrain_named"
-    module = "benchmarks.train.pretrain_one_gpu" if options.one_gpu else module
+    module = "benchmarks.train.pretrain_one_gpu" if options.one_gpu else case.module or module
     script = str(options.megatron / "pretrain_gpt.py")
     started = time.monotonic()
     job = Job(case.gpus, module, [script, *flags], case.environment)
@@ -201,8 +202,19 @@ def run_case(
         "environment": case.environment,
         "seconds": round(time.monotonic() - started, 1),
         **read_log(outcome.output),
+        **_profile(case, shared),
         **({"error": first_error(outcome.output)} if outcome.failed else {}),
     }
+
+
+def _profile(case: Case, shared: Round) -> dict[str, Any]:
+    """Parts of one step, of a case that has been told to write a trace."""
+    path = shared.work / "torch_profile" / "rank-0.json.gz"
+    if "profile" not in case.flags or not path.is_file():
+        return {}
+    profile = read_profile(path)
+    path.unlink()
+    return {"profile": profile}
 
 
 def words(flags: Flags) -> list[str]:

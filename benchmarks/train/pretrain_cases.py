@@ -85,6 +85,8 @@ class Case:
     """Flags of all cases of its kind, which `flags` may take away."""
     after: str | None = None
     """Name of a case of the same round that has to end first: it saves what this one loads."""
+    module: str | None = None
+    """What runs the script, when it is not what the part's other cases have."""
 
     @property
     def all_flags(self) -> Flags:

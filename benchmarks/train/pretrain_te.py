@@ -7,6 +7,8 @@ Llama-3 8B with fewer layers, beside TransformerEngine's own context parallelism
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.train.pretrain_cases import (
     BILLION,
     COMMON,
@@ -198,25 +200,55 @@ EIGHT_B: Flags = {
 }
 """Layers of Llama-3 8B, but 4 of them, and a smaller vocabulary."""
 
-SFT: Flags = {"sft": True, "sft-tokenizer-prompt-format": "default"}
+SFT: Flags = {"sft": True, "split": "100,0,0", "sft-tokenizer-prompt-format": None}
+SFT_MODULE = "benchmarks.train.pretrain_sft"
+ONE_STEP: Flags = {
+    "profile": True,
+    "use-pytorch-profiler": True,
+    "profile-step-start": 6,
+    "profile-step-end": 7,
+    "profile-ranks": 0,
+    "tensorboard-dir": f"{WORK}/tensorboard",
+}
+"""Megatron's own trace of one step of rank 0."""
+KERNELS = {"cudnn": CUDNN, "fa3": FA3}
+WAYS = ("p2p", "all_gather", "a2a")
+LENGTHS = (8192, 32768)
 
 
 def speed_cases() -> list[Case]:
-    """Stock context parallelism in its three ways on both kernels, and ours."""
+    """Stock context parallelism in its three ways on both kernels, and ours, on the same tokens."""
     cases = []
-    for model, sizes, lengths in (("1b", BILLION, (8192, 32768)), ("8b", EIGHT_B, (8192, 32768))):
-        for length in lengths:
-            shape = {**sizes, "seq-length": length}
-            for kernel, backend in (("cudnn", CUDNN), ("fa3", FA3)):
-                cases += [
-                    case(f"stock {kernel} {way} {model} {length}", 2, shape, CP2,
-                         {"cp-comm-type": way}, backend)
-                    for way in ("p2p", "all_gather", "a2a")
-                ]  # fmt: skip
-            cases += [
-                case(f"magi {model} {length}", 2, shape, CP2, MAGI),
-                case(f"magi documents {model} {length}", 2, shape, CP2, MAGI, DOCUMENTS),
-                case(f"stock fp8 cudnn p2p {model} {length}", 2, shape, CP2, TENSORWISE, CUDNN),
-                case(f"magi fp8 {model} {length}", 2, shape, CP2, MAGI, TENSORWISE),
-            ]  # fmt: skip
+    for length in LENGTHS:
+        cases += _beside_stock("1b", {**BILLION, "seq-length": length}, WAYS)
+        cases += _beside_stock("8b", {**EIGHT_B, "seq-length": length}, WAYS)
+        cases += _of_kind("sft", length, SFT, tuple(KERNELS), ("p2p", "a2a"))
+        cases += _of_kind("fp8", length, TENSORWISE, ("cudnn",), ("p2p", "a2a"))
+        cases += _of_kind("profile", length, ONE_STEP, ("fa3", "cudnn"), ("p2p", "a2a"))
+        flags: Flags = {**BILLION, "seq-length": length}
+        cases.append(case(f"magi documents 1b {length}", 2, flags, CP2, MAGI, DOCUMENTS))
+    return cases + _of_kind("recompute", 65536, RECOMPUTE, tuple(KERNELS), ("p2p", "a2a"))
+
+
+def _of_kind(
+    kind: str, length: int, flags: Flags, kernels: tuple[str, ...], ways: tuple[str, ...]
+) -> list[Case]:
+    """The 1B model with further flags, whose kind is the second word of a case's name."""
+    shape: Flags = {**BILLION, "seq-length": length, **flags}
+    found = _beside_stock("1b", shape, ways, kind)
+    found = [each for each in found if "magi" in each.name or each.name.split()[2] in kernels]
+    return [replace(x, module=SFT_MODULE if kind == "sft" else None) for x in found]
+
+
+def _beside_stock(
+    model: str, shape: Flags, ways: tuple[str, ...], kind: str | None = None
+) -> list[Case]:
+    """Ours, and stock on each kernel in some ways."""
+    kinds = [] if kind is None else [kind]
+    place = [*kinds, model, str(shape["seq-length"])]
+    cases = [case(" ".join(["magi", *place]), 2, shape, CP2, MAGI)]
+    for kernel, backend in KERNELS.items():
+        for way in ways:
+            name = " ".join(["stock", *kinds, kernel, way, *place[len(kinds) :]])
+            cases.append(case(name, 2, shape, CP2, {"cp-comm-type": way}, backend))
     return cases

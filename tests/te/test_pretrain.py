@@ -40,7 +40,7 @@ Rows = dict[str, dict[str, Any]]
 def rows(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """What every case logged, by name."""
     record = tmp_path_factory.mktemp("te") / "flags.json"
-    command = [sys.executable, "-m", "benchmarks.train.pretrain", "flags", "--at-once", "5"]
+    command = [sys.executable, "-m", "benchmarks.train.pretrain", "flags", "--at-once", "7"]
     command += ["--megatron", megatron_checkout, "--record", record]
     subprocess.run(command, check=True, cwd=ROOT)
     return {row["case"]: row for row in json.loads(record.read_text())["rows"]}

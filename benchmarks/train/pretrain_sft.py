@@ -1,0 +1,89 @@
+"""`megatron_magi.run` on conversations of drawn lengths, packed by Megatron's own SFTDataset.
+
+Megatron's reader of conversations and its tokenizer need packages beside it; their places are
+taken here by messages of random tokens. Packing, padding and boundaries are Megatron's. Lengths
+are those of `d1` in benchmarks/distributed/packs.py, less 0 to 7 tokens: conversations end
+anywhere. Used by the `te_speed` part of pretrain.py, with and without our flag.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import runpy
+from typing import Any
+
+import numpy as np
+
+from benchmarks.distributed.packs import short_documents
+from megatron_magi import run
+
+PACKS = 64
+PROMPT = 8
+"""Tokens of a conversation that give no loss."""
+TOKENS = 32_768
+"""Of all conversations of a pack: Megatron cuts them at the length of its sequences."""
+
+
+class Numbers:
+    """Stands in for a tokenizer of conversations: their tokens are given."""
+
+    eod, pad = 256, 257
+
+    def tokenize_conversation(
+        self, conversation: list[dict[str, Any]], **unused: Any
+    ) -> tuple[Any, Any]:
+        """Tokens and targets; those of a prompt are left out of the loss."""
+        from megatron.training.datasets.sft_dataset import IGNORE_INDEX
+
+        tokens = np.concatenate([message["content"] for message in conversation])
+        targets = tokens.copy()
+        targets[: len(conversation[0]["content"])] = IGNORE_INDEX
+        return tokens, targets
+
+
+def main() -> None:
+    """Run the script that the command line names."""
+    original = runpy.run_path
+
+    def run_path(*args: Any, **kwargs: Any) -> Any:
+        _use_drawn_conversations()
+        return original(*args, **kwargs)
+
+    runpy.run_path = run_path
+    run.main()
+
+
+def _use_drawn_conversations() -> None:
+    from megatron.training.datasets import sft_dataset
+
+    rng = np.random.default_rng(0)
+    packs = [pack(rng) for _ in range(PACKS)]
+    build = sft_dataset.SFTDataset.__init__
+
+    @functools.wraps(build)
+    def __init__(  # the parameters that the launcher's table asks for
+        self: Any, dataset: Any, dataset_path: Any, indices: Any, num_samples: Any,
+        index_split: Any, config: Any,
+    ) -> None:  # fmt: skip
+        build(self, dataset, dataset_path, indices, num_samples, index_split, config)
+        self.config = copy.copy(self.config)
+        self.config.tokenizer = Numbers()
+
+    sft_dataset.SFTDataset.__init__ = __init__
+    sft_dataset.SFTDataset.build_low_level_dataset = staticmethod(lambda path, config: packs)
+
+
+def pack(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Messages of conversations that fill a sequence."""
+    messages = []
+    for rounded in short_documents(TOKENS, rng):
+        length = max(rounded - int(rng.integers(0, 8)), PROMPT + 1)
+        tokens = rng.integers(0, 256, length)
+        messages.append({"role": "system", "content": tokens[:PROMPT]})
+        messages.append({"role": "user", "content": tokens[PROMPT:]})
+    return messages
+
+
+if __name__ == "__main__":
+    main()
