@@ -16,6 +16,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
+from megatron_magi.training.checkpoint import tensor_files
 from megatron_magi.training.checkpoint.pickled_parts import UnsafeCheckpointError, check_pickles
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,14 @@ def test_a_class_of_the_list_is_found_by_its_own_name_alone(tmp_path: Path) -> N
         (tmp_path / ".metadata").write_bytes(f"c{module}\n{name}\n(S'x'\ntR.".encode())
         with pytest.raises(UnsafeCheckpointError, match=re.escape(f"got {module}.{name} in ")):
             check_pickles(tmp_path)
+
+
+def test_every_way_to_read_a_checkpoint_is_checked(tmp_path: Path) -> None:
+    """The error is as it was found, not one of a checkpoint that is damaged."""
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(os.getcwd))
+    for read in (tensor_files.load_tensors, lambda _, f: tensor_files.saved_dtype(f, "x")):
+        with pytest.raises(UnsafeCheckpointError, match=rf"^a checkpoint may .* {os.name}\.getcwd"):
+            read({}, tmp_path)
 
 
 def test_what_cannot_be_seen_through_is_refused(tmp_path: Path) -> None:
