@@ -1,10 +1,13 @@
 """Builds the C++ planner and packs the recipes. Needs a C++20 compiler; no torch, no CUDA.
 
-The CUDA library has a plain C ABI and is built by ``python -m megatron_magi.build``.
+The CUDA library has a plain C ABI and is built by ``python -m megatron_magi.build``. A wheel that
+is made after that holds it.
 """
 
 from glob import glob
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -38,19 +41,34 @@ solver = Pybind11Extension(
 )
 
 
-class BuildWithRecipes(build_py):
-    """Also copies recipes/ into the package, where an installed `megatron-magi train NAME` looks.
+class BuildWithFolders(build_py):
+    """Also copies recipes/ into the package, where an installed `megatron-magi train NAME` looks,
+    and a CUDA library of these sources beside it, if one was built: then nothing is compiled later.
 
-    An editable install needs no copy: it finds the folder beside the package.
+    An editable install needs no copy: it finds the folders beside the package.
     """
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            folder = Path(self.build_lib, "megatron_magi", "recipes")
-            folder.mkdir(parents=True, exist_ok=True)
-            for path in glob("recipes/*.yaml"):
-                self.copy_file(path, str(folder))
+            self._copy(glob("recipes/*.yaml"), "megatron_magi/recipes")
+            library = _build_module().built_library()
+            self._copy([] if library is None else [str(library)], "megatron_magi.libs")
+
+    def _copy(self, paths: list[str], folder: str) -> None:
+        for path in paths:
+            target = Path(self.build_lib, folder)
+            target.mkdir(parents=True, exist_ok=True)
+            self.copy_file(path, str(target))
 
 
-setup(ext_modules=[solver], cmdclass={"build_ext": build_ext, "build_py": BuildWithRecipes})
+def _build_module() -> ModuleType:
+    """megatron_magi/build.py without its package, which needs torch and what is built here."""
+    spec = spec_from_file_location("build_of_magi", "megatron_magi/build.py")
+    assert spec is not None and spec.loader is not None, "the file is there"
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+setup(ext_modules=[solver], cmdclass={"build_ext": build_ext, "build_py": BuildWithFolders})

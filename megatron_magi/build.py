@@ -1,13 +1,14 @@
 """Builds the CUDA library (plain C ABI, no torch headers) once per source and compiler.
 
     python -m megatron_magi.build            # build if needed, print the path
-    python -m megatron_magi.build --force    # build again
+    python -m megatron_magi.build --force    # build again, with the compiler of this machine
     python -m megatron_magi.build --log      # print what ptxas said about registers and spills
 
 The result lies in ``megatron_magi.libs`` beside the package or, where that is not writable, in the
-user's cache; its name holds a hash of the sources, the flags and the compiler's version. A file
-lock makes several processes build once. Build variables: CUDA_HOME (where nvcc is), MAX_JOBS,
-MAGI_BUILD_DIR.
+user's cache; its name holds a hash of the sources, the flags and the compiler's version. A library
+of these very sources is taken wherever it was built: a wheel that is made where there is one has it
+(setup.py). A file lock makes several processes build once. Build variables: CUDA_HOME (where nvcc
+is), MAX_JOBS, MAGI_BUILD_DIR.
 """
 
 from __future__ import annotations
@@ -72,18 +73,19 @@ def library_path() -> Path:
     Raises:
         CudaBuildError: no compiler, or the compiler failed (with its message).
     """
-    try:
-        compiler = find_nvcc()
-    except CudaBuildError:
-        ready = _newest_for_sources()
-        if ready is None:
-            raise
-        return ready
+    ready = built_library()
+    return build_here() if ready is None else ready
+
+
+def build_here(force: bool = False) -> Path:
+    """The library as this machine's compiler makes it, built unless it is there.
+
+    Raises:
+        CudaBuildError: no compiler, or the compiler failed (with its message).
+    """
+    compiler = find_nvcc()
     name = f"libmagi_attention-{_sources_key()}-{_key(_run([compiler, '--version']))}.so"
-    for directory in _directories():
-        if (directory / name).exists():
-            return directory / name
-    return build(_writable_directory() / name, compiler)
+    return build(_writable_directory() / name, compiler, force)
 
 
 def build(target: Path, compiler: str, force: bool = False) -> Path:
@@ -165,8 +167,8 @@ def _writable_directory() -> Path:
     )
 
 
-def _newest_for_sources() -> Path | None:
-    """Without nvcc: a library that was built elsewhere from these very sources."""
+def built_library() -> Path | None:
+    """The newest library of these very sources, built here or elsewhere; None: there is none."""
     found = [p for d in _directories() for p in d.glob(f"libmagi_attention-{_sources_key()}-*.so")]
     return max(found, key=lambda p: p.stat().st_mtime, default=None)
 
@@ -190,9 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        path = library_path()
-        if options.force:
-            path = build(path, find_nvcc(), force=True)
+        path = build_here(force=True) if options.force else library_path()
     except CudaBuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -99,6 +99,26 @@ def test_without_a_compiler_a_library_of_these_very_sources_is_taken(
     assert build.library_path() == newer
 
 
+def test_a_library_of_these_sources_is_taken_before_a_compiler_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a wheel brings it, built by another compiler; --force builds with the one of here."""
+    (tmp_path / "bin").mkdir()
+    fake_nvcc(tmp_path / "bin")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("MAGI_BUILD_DIR", str(tmp_path / "libs"))
+    unit = build.sources()[0]
+    monkeypatch.setattr(build, "sources", lambda: [unit])
+    carried = tmp_path / "libs" / f"libmagi_attention-{build._sources_key()}-0123456789ab.so"
+    carried.parent.mkdir()
+    carried.touch()
+    assert build.library_path() == carried and not (tmp_path / "bin" / "links").exists()
+    assert build.main(["--force"]) == 0
+    built = Path(capsys.readouterr().out.strip())
+    assert built != carried and built.parent == carried.parent
+    assert (tmp_path / "bin" / "links").read_text() == "link\n"
+
+
 @pytest.mark.slow
 def test_the_library_builds_and_loads_without_a_gpu() -> None:
     try:

@@ -1,5 +1,6 @@
 """Examples in the docs run, and the reference has every public name."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import megatron_magi
 from megatron_magi import magi_attention as api
 from megatron_magi import masks
+from megatron_magi.cli import main
 from tests.process_pool import pool
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +63,74 @@ def run_readme(rank: int, block: str) -> list[torch.Tensor]:
     names |= rows
     exec(after, names)
     return [spread, names["out"]]
+
+
+def blocks_of_the_reference(function: str) -> str:
+    """The reference's import and example that call this function."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "api.md").read_text(), re.M | re.S)
+    (at,) = [i for i, block in enumerate(blocks) if f" = {function}" in block]
+    assert "import" in blocks[at - 1]
+    return blocks[at - 1] + blocks[at]
+
+
+def test_examples_of_the_reference() -> None:
+    """Ours and MagiAttention's are one computation, on one rank and on two."""
+    ours, theirs = (blocks_of_the_reference(f) for f in ("magi.plan(", "magi_attn_varlen_key("))
+    (alone,) = pool(1).run(run_reference, ours)
+    for block, world in ((theirs, 1), (ours, 2), (theirs, 2)):
+        for spread in pool(world).run(run_reference, block):
+            torch.testing.assert_close(spread, alone)
+
+
+def run_reference(rank: int, block: str) -> torch.Tensor:
+    """The example's y, where q, k and v are parts of x, and the model adds nothing to out."""
+    x = torch.randn(64, 4, 8, generator=torch.Generator().manual_seed(2))
+    names: dict[str, Any] = {"x": x, "cu_seqlens": [0, 20, 64], "cp_group": dist.group.WORLD}
+    names |= {"num_heads_q": 4, "num_heads_kv": 2, "head_dim": 8}
+    for statement in ast.parse(block).body:
+        exec(compile(ast.Module([statement], []), "api.md", "exec"), names)
+        if "x_local" in names:
+            rows = names["x_local"]
+            names |= {"q": rows, "k": rows[:, :2], "v": rows[:, 2:]}
+        names["y_local"] = names.get("out")
+    return names["y"]
+
+
+def test_the_example_of_transformers_in_the_reference() -> None:
+    transformers = pytest.importorskip("transformers")
+    from tests.huggingface.tiny_models import VOCAB, config
+
+    tokens = torch.arange(24)[None] % VOCAB
+    names = {"AutoModelForCausalLM": transformers.AutoModelForCausalLM, "config": config("llama")}
+    names |= {"input_ids": tokens, "labels": tokens, "position_ids": torch.arange(24)[None]}
+    exec(blocks_of_the_reference("AutoModelForCausalLM.from_config("), names)
+    assert names["loss"] > 0
+
+
+def test_the_dry_run_on_the_page_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("omegaconf")
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "training.md").read_text()
+    given, screen = re.search(
+        r"^    megatron-magi (train [^\n]* --dry-run)\n\n```text\n(.*?)^```", page, re.M | re.S
+    ).groups()
+    assert main(given.split()) == 0
+    assert capsys.readouterr().out == screen
+
+
+@pytest.mark.parametrize("page", ["megatron.md", "megatron_lm.md"])
+def test_the_start_up_line_on_a_page_is_that_of_its_plan(page: str) -> None:
+    pattern = (
+        r"megatron_magi active: .* cp (\d+), heads (\d+)/(\d+)x(\d+), chunk (\d+), "
+        r"imbalance (\S+) \(causal, (\d+) tokens\)"
+    )
+    found = re.search(pattern, (DOCS / page).read_text()).groups()
+    cp, heads, groups, width, chunk = map(int, found[:5])
+    shape = megatron_magi.HeadShape(heads, groups, width)
+    plan = megatron_magi.plan(masks.causal(int(found[6])), cp, shape)
+    assert (plan.layout.chunk_size, f"{plan.imbalance:.3f}") == (chunk, found[5])
 
 
 def test_the_rendered_mask_is_the_one_on_the_page() -> None:

@@ -22,6 +22,8 @@ BASE = [
     "core.native",
     "core.cuda",
 ]
+MASK_FUNCTIONS = ["launcher.flags", "launcher.documents"]
+"""How `--magi-mask` finds and calls its function, which the commands share."""
 LAYERS = {
     "core.mask": BASE,
     "core.plan": [*BASE, "core.mask"],
@@ -37,7 +39,7 @@ LAYERS = {
     "magi_attention": [*BASE, "core"],
     "api": ["magi_attention"],
     "viz": [*BASE, "core", "training"],
-    "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz"],
+    "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz", *MASK_FUNCTIONS],
 }
 """What each layer may import beside itself; PUBLIC: the names of ``import megatron_magi``."""
 TRAINING_ROOMS = ("recipe", "process", "data", "checkpoint", "estimate", "run")

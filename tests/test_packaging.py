@@ -1,5 +1,6 @@
 """What setup.py puts into a wheel beside the modules, and what a source distribution holds."""
 
+import os
 import subprocess
 import sys
 from email.parser import Parser
@@ -8,21 +9,33 @@ from pathlib import Path
 import pytest
 
 import megatron_magi
+from megatron_magi import build
 
 ROOT = Path(__file__).parent.parent
 
 
+LIBRARY = f"libmagi_attention-{build._sources_key()}-0123456789ab.so"
+"""A library of these sources that another compiler made."""
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with lib/ as in a wheel, and with the metadata that it is made from."""
+    """A folder with lib/ as in a wheel, and with the metadata that it is made from.
+
+    A small file stands for the CUDA library, and another one for a library of other sources.
+    """
     pytest.importorskip("pybind11", reason="setup.py needs it")
     folder = tmp_path_factory.mktemp("built")
+    libraries = tmp_path_factory.mktemp("libraries")
+    (libraries / LIBRARY).write_text("a library")
+    (libraries / "libmagi_attention-0123456789ab-0123456789ab.so").touch()
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
     done = subprocess.run(
         [*command, "build_py", "--build-lib", str(folder / "lib")],
         cwd=ROOT,
         capture_output=True,
         text=True,
+        env={**os.environ, "MAGI_BUILD_DIR": str(libraries)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
@@ -36,7 +49,35 @@ def test_a_built_package_holds_every_recipe(built: Path) -> None:
 
 def test_a_built_package_is_ours_alone(built: Path) -> None:
     """Benchmarks, tools and scripts are of the checkout: their names are too common to install."""
-    assert [path.name for path in (built / "lib").iterdir()] == ["megatron_magi"]
+    assert {p.name for p in (built / "lib").iterdir()} == {"megatron_magi", "megatron_magi.libs"}
+
+
+def test_a_built_package_holds_the_library_and_finds_it(built: Path) -> None:
+    """Beside the package, where it is found before a compiler is asked for."""
+    (library,) = (built / "lib" / "megatron_magi.libs").iterdir()
+    assert (library.name, library.read_text()) == (LIBRARY, "a library")
+    code = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('alone', sys.argv[1])\n"
+        "build = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(build)\n"
+        "print(build.library_path())\n"
+    )
+    command = [sys.executable, "-c", code, str(built / "lib" / "megatron_magi" / "build.py")]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(built / "cache"), "CUDA_HOME": str(built)}
+    environment.pop("MAGI_BUILD_DIR", None)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == str(library), done.stderr
+
+
+def test_a_wheel_without_a_library_has_no_folder_for_it(tmp_path: Path) -> None:
+    pytest.importorskip("pybind11", reason="setup.py needs it")
+    environment = {**os.environ, "MAGI_BUILD_DIR": str(tmp_path / "none")}
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    command += ["build_py", "--build-lib", str(tmp_path / "lib")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["megatron_magi"]
 
 
 def test_a_source_distribution_holds_the_checkout(built: Path) -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from megatron_magi.cli.mask_shape import (
+    Few,
+    add_shape_options,
+    few_numbers,
+    flag_of,
+    given_shape,
+    mask_of_documents,
+    refuse_shape_of,
+)
 from megatron_magi.cli.one_line import encoding_error, file_error
 from megatron_magi.cli.parser import UsageError, numbers
 from megatron_magi.config import ForwardMode, MagiConfig
@@ -45,11 +53,7 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
         "--ranges", metavar="JSON", help="a file with q_ranges, k_ranges, attn_type_map, total"
     )
     look = parser.add_argument_group("its shape")
-    look.add_argument("--full", action="store_true", help="not causal inside documents")
-    look.add_argument("--window", metavar="L[,R]", help="keys left and right of a query")
-    look.add_argument("--global-tokens", type=int, default=0, metavar="G",
-                      help="with --window: keys that all of a document see")  # fmt: skip
-    look.add_argument("--total", type=int, help="tokens with padding behind the documents")
+    add_shape_options(look)
     look.add_argument("--sample", type=int, default=0, help="which packed sample (default 0)")
     look.add_argument("--seq-length", type=int, help="tokens of a sample (with --data)")
     look.add_argument("--eod-token", type=int, help="id that ends a document (with --data)")
@@ -100,7 +104,7 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
         from megatron_magi import HeadShape
 
         form = "three numbers Q,KV,DIM, or four with the head_dim of values"
-        q, kv, dim, *values = _few("--heads", options.heads, form, (3, 4), "32,8,128")
+        q, kv, dim, *values = few_numbers(options.heads, Few("--heads", form, (3, 4), "32,8,128"))
         changes["head_shape"] = HeadShape(q, kv, dim, head_dim_v=values[0] if values else None)
     if options.token_multiple is not None:
         changes["token_multiple"] = options.token_multiple
@@ -123,6 +127,7 @@ def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
     import numpy as np
 
     if options.ranges:
+        refuse_shape_of(options)
         return _from_ranges(Path(options.ranges))
     if options.data:
         return _from_data(options)
@@ -140,49 +145,8 @@ def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
 
 
 def _documents(cu_seqlens: Any, options: argparse.Namespace) -> tuple[AttnMask, str]:
-    from megatron_magi import masks
-
-    window, text = _window(options), "full" if options.full else "causal"
-    if options.global_tokens:
-        if window is None:
-            raise UsageError("--global-tokens needs --window; full attention sees them anyway")
-        if not options.full:
-            window = (window[0], 0)
-        mask = masks.global_and_window(
-            cu_seqlens, window, options.global_tokens, total_seqlen=options.total
-        )
-        text += f", window {window}, {options.global_tokens} global tokens"
-    else:
-        mask = masks.from_cu_seqlens(
-            cu_seqlens,
-            causal=not options.full,
-            window_size=window or (-1, -1),
-            total_seqlen=options.total,
-        )
-        text += f", window {window}" if window else ""
-    return mask, _describe(len(cu_seqlens) - 1, mask, text + " inside each" * (len(cu_seqlens) > 2))
-
-
-def _window(options: argparse.Namespace) -> tuple[int, int] | None:
-    if options.window is None:
-        return None
-    given = options.window.replace("-1", str(2**30))
-    sides = _few("--window", given, "L or L,R", (1, 2), "1024", options.window)
-    left, right = (-1 if side == 2**30 else side for side in (*sides, 0)[:2])
-    return left, right
-
-
-def _few(
-    option: str, text: str, form: str, counts: Container[int], example: str, shown: str = ""
-) -> list[int]:
-    """An option's numbers, where it takes a few of them; `shown` is what the user wrote."""
-    try:
-        values = numbers(text)
-    except UsageError:
-        values = []
-    if len(values) not in counts:
-        raise UsageError(f"{option} must be {form}, got {shown or text!r}; such as {example}")
-    return values
+    mask, rule = mask_of_documents(cu_seqlens, options)
+    return mask, _describe(len(cu_seqlens) - 1, mask, rule)
 
 
 def _text_of(path: Path) -> str:
@@ -237,19 +201,19 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
         from megatron_magi.training.recipe.recipe import load_recipe
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
-    from megatron_magi.training.data.data import PackedDataset, has_files, mask_of_documents
+    from megatron_magi.training.data import data as packed
     from megatron_magi.training.estimate.dry_run import assumed_sample, heads_of
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)
-    for name in ("full", "window", "global_tokens", "total", "seq_length", "eod_token"):
-        if getattr(options, name):
-            raise UsageError(
-                f"a recipe says its mask itself, got --{name.replace('_', '-')} beside --recipe; "
-                f"use an override such as data.window=4096"
-            )
+    of_data = [n for n in ("seq_length", "eod_token") if getattr(options, n) is not None]
+    for name in [*given_shape(options), *of_data]:
+        raise UsageError(
+            f"a recipe says its mask itself, got {flag_of(name)} beside --recipe; "
+            f"use an override such as data.window=4096"
+        )
     kind = f"sample {options.sample} of {options.recipe}"
-    if has_files(run.data):
-        data = PackedDataset(run.data, run.train.seed, vocab_size=run.model.vocab_size)
+    if packed.has_files(run.data):
+        data = packed.PackedDataset(run.data, run.train.seed, vocab_size=run.model.vocab_size)
         sample = data[options.sample]
     else:
         sample = assumed_sample(run, options.sample)
@@ -258,7 +222,7 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
             f"note: no data at {run.data.path}; documents are assumed, as train --dry-run does",
             file=sys.stderr,
         )
-    mask = mask_of_documents(sample.cu_seqlens, run.data)
+    mask = packed.mask_of_documents(sample.cu_seqlens, run.data)
     parallel = run.parallel
     text = _describe(len(sample.cu_seqlens) - 1, mask, kind)
     return PlanInput(mask, text, parallel.cp, heads_of(run), run.magi, parallel.token_multiple)

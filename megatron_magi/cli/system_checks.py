@@ -141,7 +141,7 @@ def check_nvcc() -> Check:
 
 def check_cuda_library(nvcc: Check) -> Check:
     """Our Hopper kernels: built, buildable, or neither."""
-    ready = build._newest_for_sources()
+    ready = build.built_library()
     if ready is not None:
         return Check("CUDA library", "ok", f"built, {ready}")
     if nvcc.status == "ok":

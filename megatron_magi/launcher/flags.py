@@ -61,7 +61,7 @@ class Options:
         Raises:
             ValueError: no such module or function.
         """
-        return None if self.mask_name is None else _load(self.mask_name)
+        return None if self.mask_name is None else load_mask_function(self.mask_name)
 
 
 def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
@@ -125,15 +125,20 @@ def _flag_of(name: str) -> str:
     return given or f"--magi-{name.replace('_', '-')}"
 
 
-def _load(name: str) -> MaskFunction:
+def load_mask_function(name: str, flag: str = "--magi-mask") -> MaskFunction:
+    """The function `package.module:function`, which `flag` names.
+
+    Raises:
+        ValueError: there is none.
+    """
     module_name, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), function)
     except Exception as error:  # importing runs the module, which may raise anything
         raise ValueError(
-            f"--magi-mask must be package.module:function, got {name!r} "
+            f"{flag} must be package.module:function, got {name!r} "
             f"({type(error).__name__}: {error}); name a function that Python can import"
         ) from error
     if not callable(found):
-        raise ValueError(f"--magi-mask must name a function, got {name!r}; name one")
+        raise ValueError(f"{flag} must name a function, got {name!r}; name one")
     return found

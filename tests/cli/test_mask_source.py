@@ -19,6 +19,12 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
     assert area("--lengths", "10", "--window", "2") == 1 + 2 + 8 * 3
     assert area("--lengths", "10", "--window", "2,1", "--full") == 27 + 9
     assert area("--lengths", "10", "--window", "2", "--global-tokens", "1") == 27 + 7
+    assert area("--lengths", "10,6", "--prefix", "4") == 55 + 21 + 2 * 6
+    assert area("--lengths", "3", "--prefix", "4", "--total", "8") == 9
+    assert area("--lengths", "10", "--block-tokens", "4") == 16 + 32 + 20
+    assert area("--lengths", "10", "--block-tokens", "4", "--block-window", "1") == 16 + 16 + 4
+    function = "tests.cli.mask_functions:prefixes"
+    assert area("--lengths", "10,6", "--mask", function) == 55 + 21 + 2 * 6
     ranges = {"q_ranges": [[0, 4], [4, 8]], "k_ranges": [[0, 4], [0, 8]], "attn_type_map": [0, 1],
               "total": 8}  # fmt: skip
     path = tmp_path / "ranges.json"
@@ -27,6 +33,41 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
     path.write_text(json.dumps({"q_ranges": []}))
     code, _, err = run(capsys, "plan", "--ranges", str(path), "--cp", "2")
     assert code == 2 and "with q_ranges, k_ranges, total" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("--lengths 8 --prefix 0 --full", "--prefix is a whole rule, got --full beside it; drop"),
+        ("--lengths 8 --mask a:b --total 9", "--mask is a whole rule, got --total beside it; drop"),
+        ("--lengths 8 --block-window 2", "--block-window needs --block-tokens, got none; pass it"),
+        ("--lengths 8 --block-tokens 0", "--block-tokens must be at least 1, got 0; such as 1024"),
+        ("--lengths 8 --prefix -1", "prefix length must be at least 0, got -1"),
+        ("--lengths 8 --mask none:f", "--mask must be package.module:function, got 'none:f' (Mod"),
+        ("--lengths 8 --mask M:of_the_batch", "without a batch, got TypeError: 'NoneType' object"),
+        ("--lengths 8 --mask M:no_mask", "must return an AttnMask, got int; build one"),
+        ("--ranges r.json --window 4", "--ranges are the whole mask, got --window beside it; drop"),
+        (
+            "--recipe tiny_llama_cpu --prefix 4",
+            "says its mask itself, got --prefix beside --recipe",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "viz"])
+def test_a_rule_stands_alone(capsys: Capture, command: str, options: str, text: str) -> None:
+    if "--recipe" in options:
+        pytest.importorskip("omegaconf")
+    options = options.replace("M:", "tests.cli.mask_functions:")
+    code, out, err = run(capsys, command, *options.split(), "--cp", "2")
+    assert (code, out) == (2, "") and text in err and err.count("\n") == 1
+
+
+def test_viz_draws_a_prefix(capsys: Capture) -> None:
+    options = ["--lengths", "24", "--prefix", "12", "--cp", "2", "--text"]
+    code, out, _ = run(capsys, "viz", *options)
+    rows = [line.split()[0] for line in out.splitlines() if set(line) <= set("01. ") and line]
+    assert code == 0 and rows[0].count(".") == rows[len(rows) // 2 - 1].count("."), out
+    assert rows[0].count(".") > rows[-1].count(".") == 0
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def test_an_old_compiler_builds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 11.8, V11.8.89'\n")
     nvcc.chmod(0o755)
     monkeypatch.setattr(build, "find_nvcc", lambda: str(nvcc))
-    monkeypatch.setattr(build, "_newest_for_sources", lambda: None)
+    monkeypatch.setattr(build, "built_library", lambda: None)
     check = system_checks.check_nvcc()
     assert check.status == "absent" and check.found.startswith("11.8") and "12.3" in check.advice
     assert system_checks.check_cuda_library(check).status == "absent"
@@ -35,10 +35,10 @@ def test_a_library_that_cannot_be_built_is_a_problem_on_hopper_alone(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(build, "_newest_for_sources", lambda: None)
+    monkeypatch.setattr(build, "built_library", lambda: None)
     nvcc = Check("nvcc", "absent", "none")
     assert system_checks.check_cuda_library(nvcc).status == status
-    monkeypatch.setattr(build, "_newest_for_sources", lambda: Path("lib.so"))
+    monkeypatch.setattr(build, "built_library", lambda: Path("lib.so"))
     assert system_checks.check_cuda_library(nvcc) == Check("CUDA library", "ok", "built, lib.so")
 
 

@@ -44,7 +44,7 @@ class DeviceBuffer:
 
     data: Tensor
     ready: torch.cuda.Event | None
-    """Recorded after the upload; None on the CPU."""
+    """Recorded after the upload; None on the CPU, and on "meta" for shapes alone."""
     streams: set[int] = field(default_factory=set)
 
     @classmethod
@@ -52,7 +52,7 @@ class DeviceBuffer:
         """A copy of ``host``, without waiting for it."""
         with torch.inference_mode(False):  # so that later calls may save it for their backward
             if device.type != "cuda":
-                return cls(host.clone(), None)
+                return cls(host.to(device, copy=True), None)
             data = upload(host, device)
         stream = torch.cuda.current_stream(device)
         ready = torch.cuda.Event()
@@ -134,8 +134,8 @@ def upload_together(
         for table, offset in zip(tables, offsets, strict=False):
             flat = np.ascontiguousarray(table).reshape(-1)
             host.numpy()[offset : offset + table.nbytes] = flat.view(np.uint8)
-        to_gpu = device.type == "cuda"
-        buffer = DeviceBuffer.upload(host, device) if to_gpu else DeviceBuffer(host, None)
+        is_host = device.type == "cpu"
+        buffer = DeviceBuffer(host, None) if is_host else DeviceBuffer.upload(host, device)
         return [
             DeviceTable(buffer, _view(buffer.data[offset : offset + table.nbytes], table))
             for table, offset in zip(tables, offsets, strict=False)

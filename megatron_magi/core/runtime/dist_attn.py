@@ -88,6 +88,7 @@ def dist_attn(
     Cost: forward receives each key/value row that this rank needs once; backward receives them
     again, unless the forward has kept them, and returns their gradients. The host does not wait for
     the device. Under torch.compile, the call is one graph break.
+    On torch's device "meta", shapes, dtypes and strides come out, forward and backward.
     """
     return _attend((q, k, v), plan, cp_group, softmax)
 

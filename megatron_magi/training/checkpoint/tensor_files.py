@@ -12,6 +12,7 @@ from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_magi.adapter.compat import write_checkpoints_in_process
+from megatron_magi.training.checkpoint.pickled_parts import UnsafeCheckpointError, check_pickles
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 
@@ -34,9 +35,11 @@ def load_tensors(sharded: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The tensors of the checkpoint in `folder` that `sharded` describes; every rank calls it.
 
     Raises:
+        UnsafeCheckpointError: loading it could run code; none was run.
         RecipeError: its files cannot be read, or hold other tensors than `sharded` describes.
     """
     with _readable(folder):
+        check_pickles(folder)
         loaded: dict[str, Any] = dist_checkpointing.load(sharded, str(folder))
         return loaded
 
@@ -45,9 +48,11 @@ def saved_dtype(folder: Path, name: str) -> torch.dtype:
     """The dtype of a tensor in the checkpoint in `folder`.
 
     Raises:
+        UnsafeCheckpointError: loading it could run code; none was run.
         RecipeError: its files cannot be read, or have no such tensor.
     """
     with _readable(folder):
+        check_pickles(folder)
         metadata: Any = dist_checkpointing.load_tensors_metadata(str(folder))
         dtype: torch.dtype = metadata[name].dtype
         return dtype
@@ -57,6 +62,8 @@ def saved_dtype(folder: Path, name: str) -> torch.dtype:
 def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
+    except UnsafeCheckpointError:
+        raise
     except (Exception, CheckpointException) as error:  # damaged bytes may cause any error
         raise RecipeError(
             f"a checkpoint must be readable and of this model, got {_first_line(error)} in "

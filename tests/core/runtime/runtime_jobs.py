@@ -97,6 +97,28 @@ def capped_logits(rank: int, cp_size: int, degree: int) -> None:
         torch.testing.assert_close(got, exact[name])
 
 
+def shapes_alone(rank: int, cp_size: int, degree: int | str | None) -> None:
+    """All functions of distributed attention on the device "meta" beside the CPU."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.from_cu_seqlens([0, 20, 64]), group, HeadShape(4, 2, 8), staged(degree))
+    made = [_described(plan, group, torch.device(device)) for device in ("cpu", "meta")]
+    assert made[0] == made[1]
+
+
+def _described(plan: magi.AttnPlan, group: Any, device: torch.device) -> list[Any]:
+    rows = {h: torch.zeros(64, h, 8, dtype=torch.bfloat16, device=device) for h in (4, 2)}
+    q, k, v = (magi.dispatch(rows[h], plan, group).requires_grad_() for h in (4, 2, 2))
+    softmax = magi.Softmax(sink=torch.zeros(1, 4, device=device), softcap=2.0)
+    out, lse = magi.dist_attn(q, k, v, plan, group, softmax)
+    gradients = torch.autograd.grad(out.sum(), (q, k, v))
+    whole, shifted = magi.undispatch(out, plan, group), magi.shift_tokens(q, 1, plan, group)
+    made = (q, out, lse, *gradients, whole, shifted)
+    assert {x.device.type for x in made} == {device.type}
+    return [(x.shape, x.dtype, x.stride()) for x in made]
+
+
 def sinks_on_every_stage(
     rank: int, cp_size: int, degree: int | str | None, per_token: bool
 ) -> None:

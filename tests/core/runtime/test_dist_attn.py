@@ -187,6 +187,13 @@ def test_a_call_is_checked_whatever_was_accepted_before() -> None:
             magi.dist_attn(*tensors, plan, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("degree", [0, 2, "local_first"])
+@pytest.mark.parametrize("cp_size", [1, 2])
+def test_tensors_without_memory_have_shapes_and_dtypes(cp_size: int, degree: int | str) -> None:
+    """On torch's device "meta": what comes out is described, forward and backward."""
+    pool(WORLD).run(jobs.shapes_alone, cp_size, degree)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gradients_that_stay_are_made_in_their_dtype(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
