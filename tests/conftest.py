@@ -17,11 +17,13 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--megatron-checkout", help="a Megatron-LM source tree to run")
+    parser.addoption("--framework", action="append", help="NAME=PATH: see tests/frameworks")
     parser.addoption("--losses-record", help="file for the losses of all runs, as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "megatron_checkout: needs --megatron-checkout PATH")
+    config.addinivalue_line("markers", "framework: needs --framework NAME=PATH")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

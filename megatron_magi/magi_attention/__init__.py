@@ -23,6 +23,9 @@ from typing import NoReturn
 from megatron_magi.core.kernel.attention import AttnForwardMeta
 from megatron_magi.magi_attention.attention import TUNING_ARGUMENTS, calc_attn, flex_flash_attn_func
 from megatron_magi.magi_attention.dist_attn_config import *
+from megatron_magi.magi_attention.fa4 import FA4AttnArg as FA4AttnArg
+from megatron_magi.magi_attention.fa4 import fa4_bwd as fa4_bwd
+from megatron_magi.magi_attention.fa4 import fa4_fwd as fa4_fwd
 from megatron_magi.magi_attention.installed import install
 from megatron_magi.magi_attention.make_key import (
     magi_attn_flex_dispatch,

@@ -29,7 +29,11 @@ LAYOUT: Mapping[str, Sequence[str] | None] = {
     "config": [name for name in dist_attn_config.__all__ if name != "AttnOverlapMode"],
     "dist_attn_runtime_mgr": ("DistAttnRuntimeKey",),
     "functional": ("flex_flash_attn_func",),
+    "functional.fa4": ("fa4_bwd", "fa4_fwd"),
     "functional.flex_flash_attn": ("flex_flash_attn_func",),
+    "meta": (),
+    "meta.collection": (),
+    "meta.collection.calc_meta": ("FA4AttnArg",),
 }
 """The names of every module; None: all of them."""
 

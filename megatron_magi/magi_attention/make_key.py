@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import deprecated
 
 from megatron_magi.checks import flag, integer, optional_integer
-from megatron_magi.core.comm.process_group import CpGroup
+from megatron_magi.core.comm.process_group import CpGroup, group_size
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import HeadShape
 from megatron_magi.core.runtime.plan_cache import plan_for, with_nodes_of
@@ -56,7 +56,8 @@ def magi_attn_varlen_key(
         pad_size: deprecated, without effect: any length is padded inside. Pass 0.
         cp_group_or_mesh: a group, a mesh, or None for one rank without torch.distributed.
         causal, window_size: as ``infer_attn_mask_from_cu_seqlens``.
-        chunk_size: deprecated, use ``DispatchConfig(chunk_size=...)``.
+        chunk_size: deprecated, use ``DispatchConfig(chunk_size=...)``. On one rank it is left out
+            where it would add padding.
 
     Raises:
         ValueError: a mask, head counts or chunk size that do not fit.
@@ -235,8 +236,10 @@ def _key(
             f"{mask.total_seqlen_k} tokens; cross-attention needs no context parallelism over "
             f"its keys: call flex_flash_attn_func on local queries"
         )
-    config = _with_chunk_size(config, chunk_size)
     group = flat_group(cp_group_or_mesh)
+    moved = _with_chunk_size(config, chunk_size)
+    if chunk_size is None or group_size(group) > 1 or mask.total_seqlen_q % chunk_size == 0:
+        config = moved  # one rank needs no chunks, and callers pass it rows without padding
     engine = with_nodes_of(cp_group_or_mesh, config.magi_config)
     if engine is not config.magi_config:
         config = replace(config, magi_config=engine)

@@ -19,6 +19,8 @@ def test_deprecated_arguments() -> None:
         assert varlen_key(pad_size=7) == varlen_key()
     with pytest.warns(DeprecationWarning, match="use DispatchConfig"):
         assert flex_key(chunk_size=4).chunk_size == 4
+    with pytest.warns(DeprecationWarning, match="use DispatchConfig"):
+        assert flex_key(chunk_size=11) == flex_key()  # which would pad on one rank, for nothing
     config = api.DistAttnConfig(dispatch_config=api.DispatchConfig(chunk_size=8))
     with (
         pytest.warns(DeprecationWarning),

@@ -1,0 +1,135 @@
+"""MagiAttention's names for its FA4 kernels: forward and backward apart, the mask as an object.
+
+Frameworks that have their own autograd function around these two import them. The kernels are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from megatron_magi.checks import flag, instance
+from megatron_magi.core.kernel.attention import flex_flash_attn_func
+from megatron_magi.core.kernel.backend import row_delta
+from megatron_magi.core.kernel.sink import check_layout
+from megatron_magi.core.kernel.slice_table import slices_tensor
+from megatron_magi.core.kernel.softmax import check_softmax, scale_for
+from megatron_magi.core.tensor_checks import tensor
+from megatron_magi.magi_attention.mask_type import AttnMaskType, mask_from_typed
+from megatron_magi.magi_attention.ranges import AttnRanges
+
+
+@dataclass(frozen=True, eq=False)
+class FA4AttnArg:
+    """The mask of `fa4_fwd` and `fa4_bwd`, validated once.
+
+    Raises:
+        ValueError: unpaired or out-of-bounds ranges, wrong types, slices that share a cell.
+    """
+
+    q_ranges: AttnRanges
+    k_ranges: AttnRanges
+    attn_type_map: Sequence[int]
+    """A code for each range: 0 full, 1 causal, 2 inv_causal, 3 bi_causal."""
+    seqlen_q: int
+    seqlen_k: int
+    headdim: int | None = None
+    """Chooses tiles there; without effect here."""
+    slices: Tensor = field(init=False, repr=False)
+    """The mask as our kernels take it."""
+
+    def __post_init__(self) -> None:
+        types = [AttnMaskType.from_int_type(code) for code in self.attn_type_map]
+        ranges = self.q_ranges, self.k_ranges
+        mask = mask_from_typed(*ranges, types, self.seqlen_q, self.seqlen_k)
+        object.__setattr__(self, "slices", slices_tensor(mask))
+
+
+@torch.no_grad()
+def fa4_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    attn_arg: FA4AttnArg,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sink_layout: str = "sh",
+) -> tuple[Tensor, Tensor]:
+    """Attention on one device without a graph: (out [T, H, D], lse [T, H]).
+
+    The arguments are those of ``flex_flash_attn_func``, the mask being ``attn_arg``.
+
+    Raises:
+        TypeError, ValueError: inputs that do not fit, or of other lengths than the mask.
+    """
+    _check_lengths(q, k, attn_arg)
+    check_layout(sink_layout, sink)
+    out, meta = flex_flash_attn_func(
+        q, k, v, slices=attn_arg.slices, softmax_scale=softmax_scale, softcap=softcap, sink=sink
+    )
+    return out, meta.lse
+
+
+@torch.no_grad()
+def fa4_bwd(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    attn_arg: FA4AttnArg,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sink_layout: str = "sh",
+    deterministic: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    """(dq, dk, dv, None), the gradients of `fa4_fwd` in the dtype of q.
+
+    Args:
+        do: [T, H, D], the gradient of out.
+        o, lse: what `fa4_fwd` gave for the same q, k, v, mask and numbers.
+        deterministic: gradients with equal bits from run to run.
+
+    Raises:
+        TypeError, ValueError: inputs that do not fit, or of other lengths than the mask.
+        NotImplementedError: a sink.
+    """
+    _check_lengths(q, k, attn_arg)
+    if sink is not None:
+        raise NotImplementedError(
+            "fa4_bwd needs sink=None, got a tensor; flex_flash_attn_func has gradients of sinks"
+        )
+    _check_saved(do, o, lse)
+    check_softmax(softmax_scale, softcap, None)
+    how = scale_for(softmax_scale, q), "auto", flag(deterministic, "deterministic"), softcap
+    delta = row_delta(o, do, lse.dtype)
+    grads = torch.ops.magi.attn_bwd(do, q, k, v, lse, delta, attn_arg.slices, *how)
+    return *grads, None
+
+
+def _check_lengths(q: Tensor, k: Tensor, attn_arg: FA4AttnArg) -> None:
+    remedy = "make one with FA4AttnArg(q_ranges, k_ranges, attn_type_map, seqlen_q, seqlen_k)"
+    instance(attn_arg, FA4AttnArg, "attn_arg", remedy)
+    tensor(q, "q")
+    tensor(k, "k")
+    if (len(q), len(k)) != (attn_arg.seqlen_q, attn_arg.seqlen_k):
+        raise ValueError(
+            f"q and k must have the {attn_arg.seqlen_q} and {attn_arg.seqlen_k} tokens of "
+            f"attn_arg, got {len(q)} and {len(k)}; make an FA4AttnArg of these lengths"
+        )
+
+
+def _check_saved(do: Tensor, o: Tensor, lse: Tensor) -> None:
+    for name, x in {"do": do, "o": o, "lse": lse}.items():
+        tensor(x, name)
+    if do.shape != o.shape or lse.shape != o.shape[:2]:
+        raise ValueError(
+            f"do, o and lse must have the shapes [T, H, D], [T, H, D] and [T, H], got "
+            f"{[list(x.shape) for x in (do, o, lse)]}; pass o and lse of fa4_fwd"
+        )
