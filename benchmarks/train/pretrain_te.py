@@ -200,7 +200,7 @@ EIGHT_B: Flags = {
 }
 """Layers of Llama-3 8B, but 4 of them, and a smaller vocabulary."""
 
-SFT: Flags = {"sft": True, "split": "100,0,0", "sft-tokenizer-prompt-format": None}
+SFT: Flags = {"sft": True, "no-create-attention-mask-in-dataloader": True}
 SFT_MODULE = "benchmarks.train.pretrain_sft"
 ONE_STEP: Flags = {
     "profile": True,
