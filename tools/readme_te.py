@@ -14,6 +14,8 @@ PEAK_TFLOPS = 989.4
 """Dense bf16 rate of an H100 or H200 with SXM, TFLOP/s, of which a step's share is told."""
 HEAD_START_MS = 5.0
 """That the host has in a round of benchmarks/distributed/attn.py."""
+KINDS = ("", "fp8", "sft", "recompute")
+"""Words of a case's name; runs of one kind are compared with each other."""
 Row = dict[str, Any]
 
 
@@ -30,6 +32,23 @@ def step_table() -> str:
     for place in sorted({_place(row) for row in rows}):
         here = [row for row in rows if _place(row) == place]
         lines += _steps(*place, {row["case"]: row for row in here})
+    return "\n".join([*lines, "", source(record)]) + "\n"
+
+
+def step_profile_table() -> str:
+    """Where a step's time goes, with our flag and without."""
+    record = newest("te_pretrain")
+    rows = [row for row in record["rows"] if "profile" in row] if record else []
+    if record is None or not rows:
+        return "No record yet: run `python -m benchmarks.train.pretrain te_speed --only profile`.\n"
+    kinds = list(rows[0]["profile"]["parts_ms"])
+    head = ["run", "step", *kinds, "exchange, hidden too"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        profile = row["profile"]
+        times = [profile["step_ms"], *(profile["parts_ms"][kind] for kind in kinds)]
+        shown = [f"{ms:,.0f}" for ms in [*times, profile["busy_ms"]["exchange"]]]
+        lines.append("| " + " | ".join([f"`{row['case'].replace(' profile', '')}`", *shown]) + " |")
     return "\n".join([*lines, "", source(record)]) + "\n"
 
 
@@ -60,16 +79,22 @@ def attention_table() -> str:
 def _steps(model: str, length: int, runs: dict[str, Row]) -> list[str]:
     """Lines of one model and length, the fastest of the stock runs first."""
     lines = []
-    for fp8 in (False, True):
-        chosen = {case: row for case, row in runs.items() if ("fp8" in case) == fp8}
+    for kind in KINDS:
+        chosen = {case: row for case, row in runs.items() if _kind(case) == kind}
         stock = [_ms(row) for case, row in chosen.items() if "stock" in case]
         for case, row in sorted(chosen.items(), key=lambda item: _ms(item[1]), reverse=True):
             name = case.removesuffix(f" {model} {length}")
             ours = name.startswith("magi")
             over = f"{min(stock) / _ms(row):.2f}x" if stock and ours else "-"
-            rate = "-" if fp8 or "documents" in name else f"{_share(row, length):.0%}"
+            rate = f"{_share(row, length):.0%}" if kind == "" and "documents" not in name else "-"
             lines.append(f"| {model} | {length:,} | `{name}` | {_ms(row):,.0f} | {rate} | {over} |")
     return lines
+
+
+def _kind(case: str) -> str:
+    """What is trained in another way than in bf16 on causal sequences; or `profile`."""
+    found = [word for word in case.split() if word in (*KINDS, "profile")]
+    return found[0] if found else ""
 
 
 def _share(row: Row, length: int) -> float:

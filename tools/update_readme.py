@@ -18,7 +18,7 @@ from tools.readme_kernel import host_table, kernel_peers, kernel_summary, kernel
 from tools.readme_memory import memory_table
 from tools.readme_pretrain import agreement_table, flags_table, speed_table
 from tools.readme_records import ROOT, newest, source
-from tools.readme_te import attention_table, step_table
+from tools.readme_te import attention_table, step_profile_table, step_table
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -61,6 +61,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "published jobs": jobs_table,
     "te attention": attention_table,
     "te steps": step_table,
+    "te step profile": step_profile_table,
 }
 
 
