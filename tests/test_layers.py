@@ -52,7 +52,7 @@ SUBJECTS = {
     "kernel": ("lib",),
     "planner": ("lib",),
     "distributed": ("lib", "planner"),
-    "train": ("lib",),
+    "train": ("lib", "distributed"),
 }
 """Rooms of benchmarks/, and which others each may import."""
 WITH_MEGATRON_PATH = ("benchmarks/train/pretrain.py", "benchmarks/train/warm_rank.py")

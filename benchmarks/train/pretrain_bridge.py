@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -151,10 +152,7 @@ def run(case: BridgeCase) -> dict[str, Any]:
 
 def configured(case: BridgeCase, on_gpu: bool) -> Any:
     """The example's configuration at this case's sizes."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    from megatron_bridge import small_config
-
-    config = small_config(on_gpu)
+    config = runpy.run_path(str(ROOT / "examples" / "megatron_bridge.py"))["small_config"](on_gpu)
     length = case.length if on_gpu else LENGTH_WITHOUT_A_GPU
     for name, value in {**SIZES[case.model], "seq_length": length}.items():
         setattr(config.model, name, value)

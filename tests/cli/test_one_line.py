@@ -199,6 +199,7 @@ OTHERWISE = {
     "scripts/prepare_data": "is `megatron-magi data`",
     "benchmarks/train/pretrain_named": "stands in for megatron_magi.run",
     "benchmarks/train/pretrain_one_gpu": "does too",
+    "benchmarks/train/pretrain_sft": "does too",
     "benchmarks/train/warm_rank": "is started by warm_ranks",
     "scripts/check_jobs": "is like check_hooks",
     "scripts/check_hooks": "runs where the package is not installed",
