@@ -80,7 +80,7 @@ def _steps(model: str, length: int, runs: dict[str, Row]) -> list[str]:
     """Lines of one model and length, the fastest of the stock runs first."""
     lines = []
     for kind in KINDS:
-        chosen = {case: row for case, row in runs.items() if _kind(case) == kind}
+        chosen = {case: row for case, row in runs.items() if kind_of(case) == kind}
         stock = [_ms(row) for case, row in chosen.items() if "stock" in case]
         for case, row in sorted(chosen.items(), key=lambda item: _ms(item[1]), reverse=True):
             name = case.removesuffix(f" {model} {length}")
@@ -91,7 +91,7 @@ def _steps(model: str, length: int, runs: dict[str, Row]) -> list[str]:
     return lines
 
 
-def _kind(case: str) -> str:
+def kind_of(case: str) -> str:
     """What is trained in another way than in bf16 on causal sequences; or `profile`."""
     found = [word for word in case.split() if word in (*KINDS, "profile")]
     return found[0] if found else ""

@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.lib.command import command_line
 from benchmarks.lib.record import describe
+from benchmarks.train.pretrain_named import with_named_weights
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, positive
 
@@ -135,10 +136,11 @@ def run(case: BridgeCase) -> dict[str, Any]:
     from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
+    from megatron.core.models.gpt.gpt_model import GPTModel
 
     config = configured(case, torch.cuda.is_available())
     steps: dict[str, list[float]] = {"loss": [], "grad_norm": [], "ms": []}
-    _name_weights()
+    GPTModel.__init__ = with_named_weights(GPTModel.__init__)
     _observe(steps)
     if case.magi:
         use_magi(config)
@@ -205,21 +207,6 @@ def packed_sample(length: int, rng: np.random.Generator) -> dict[str, Any]:
         "seq_start_id": starts,
         "loss_mask": (rng.random(length) < 0.7).astype(int).tolist(),
     }
-
-
-def _name_weights() -> None:
-    from megatron.core.models.gpt.gpt_model import GPTModel
-
-    from megatron_magi.adapter.init import init_by_name
-
-    original = GPTModel.__init__
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        init_by_name(self)
-
-    __init__.__wrapped__ = original  # type: ignore[attr-defined]
-    GPTModel.__init__ = __init__
 
 
 def _skip_pretrained_checkpoint() -> None:

@@ -20,14 +20,15 @@ def main() -> None:
     def run_path(*args: Any, **kwargs: Any) -> Any:
         from megatron.core.models.gpt.gpt_model import GPTModel
 
-        GPTModel.__init__ = _with_named_weights(GPTModel.__init__)
+        GPTModel.__init__ = with_named_weights(GPTModel.__init__)
         return original(*args, **kwargs)
 
     runpy.run_path = run_path
     run.main()
 
 
-def _with_named_weights(build: Any) -> Any:
+def with_named_weights(build: Any) -> Any:
+    """A model's `__init__` that draws the weights by name in the end."""
     from megatron_magi.adapter.init import init_by_name
 
     @functools.wraps(build)

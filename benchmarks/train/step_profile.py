@@ -52,8 +52,8 @@ def read_profile(path: Path) -> dict[str, Any]:
     """
     with gzip.open(path, "rt") as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-    steps = [x for x in events if x["name"].startswith("ProfilerStep") and "user" in x["cat"]]
-    steps = [x for x in steps if x["cat"] == "user_annotation"]
+    named = [event for event in events if event["name"].startswith("ProfilerStep")]
+    steps = [event for event in named if event.get("cat") == "user_annotation"]
     if len(steps) != 1:
         raise ValueError(f"a trace must have one step, got {len(steps)} in {path.name}")
     begin, length = steps[0]["ts"], steps[0]["dur"]
