@@ -29,7 +29,6 @@ FIELDS = {
         "reset_attention_mask": "reset_attention_mask",
         "dataloader_type": "dataloader_type",
     },
-    "inprocess_restart": {"enabled": "inprocess_restart"},
 }
 """Parts of the settings beside the model: {its field: Megatron's argument}."""
 

@@ -41,6 +41,12 @@ def _of_bridge(config: Any) -> Iterator[str]:
             "use_magi requires Megatron's global process groups, got dist.use_decentralized_pg="
             "True; set it to False"
         )
+    if getattr(getattr(config, "inprocess_restart", None), "enabled", False):
+        yield (
+            "use_magi requires a job without in-process restart, got True "
+            "(inprocess_restart.enabled): our groups are ended by hooks in megatron.training, "
+            "which Bridge does not call; set it to False"
+        )
     eval_size = getattr(config.dist, "eval_context_parallel_size", None)
     cp_size = config.model.context_parallel_size
     if eval_size not in (None, cp_size):

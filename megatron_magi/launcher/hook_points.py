@@ -22,6 +22,7 @@ from megatron_magi.launcher import (
     moe,
     moe_samples,
     norms,
+    restart,
     samples,
     schedule,
     settings,
@@ -177,6 +178,14 @@ HOOK_POINTS = (
     HookPoint(
         "save", "megatron.training.checkpointing", "save_checkpoint", ("iteration", "model"),
         checkpoints.wrap_save_checkpoint, everywhere=True,
+    ),
+    HookPoint(
+        "restart", "megatron.training.inprocess_restart", "inprocess_restart", ("train", "args"),
+        restart.wrap_inprocess_restart,
+    ),
+    HookPoint(
+        "forget", "megatron.training.training", "destroy_global_state", (),
+        restart.wrap_destroy_global_state,
     ),
 )  # fmt: skip
 

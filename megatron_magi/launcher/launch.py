@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams, head_shape, make_packed_seq_params
+from megatron_magi.core.comm.reduce_group import share_communicator
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.runtime.measure.calibration import measured_costs
 from megatron_magi.launcher.documents import bounds_of_sample
@@ -72,6 +73,8 @@ class Launch:
     options: Options
     args: Any = None
     """Megatron's arguments, once they are validated."""
+    first_args: Any = None
+    """A copy of them as they were validated, for a run that may begin again in this process."""
     model_config: Any = None
     """TransformerConfig of the model, once a model chunk is built."""
     sequences: tuple[int, int] | None = None
@@ -87,6 +90,13 @@ class Launch:
             lambda key: self._make(list(key[0]), None)
         )
         self.microbatch = Microbatch(self.bounds_of, self._plan_ahead)
+
+    def forget_groups(self) -> None:
+        """Drop what belongs to the groups of a run that has ended; another one may begin."""
+        self._ahead.end()
+        self._recent.clear()
+        self.model_config, self.sequences, self.stats = None, None, StepStats()
+        self.__post_init__()  # the group of the tensor-parallel ranks ends with its microbatch
 
     def bounds_of(self, sample: dict[str, Any]) -> list[int]:
         """The boundaries of a sample as the data loader gives it."""
@@ -133,6 +143,8 @@ class Launch:
         group = self.tensor_parallel_group()
         if group is not None and self.has_documents():
             self.microbatch.ranks = TensorRanks(group, self.options.config.agreement_timeout_s)
+        if self.cp_group() is not None and getattr(self.args, "inprocess_restart", False):
+            share_communicator(self.cp_group())  # Megatron aborts its own communicators only
         if self.options.measures_costs:
             magi = self.options.config
             world = dist.group.WORLD if dist.is_initialized() else None

@@ -49,6 +49,12 @@ class PlansAhead(Generic[Key, Made]):
         future = self._futures.pop(key, None)
         return None if future is None else future.result()
 
+    def end(self) -> None:
+        """Make nothing more; what is under way ends by itself."""
+        self._futures.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
     def _make_on(self, stream: torch.cuda.Stream | None, key: Key) -> Made:
         with torch.cuda.stream(stream):  # None: no GPU
             return self._make(key)

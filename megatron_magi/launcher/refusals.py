@@ -90,11 +90,6 @@ REFUSALS = (
     Refusal("logits_load_dir", (None,), "leave it out: rows change places"),
     Refusal("logits_save_dir", (None,), "leave it out: rows change places"),
     Refusal("retro_add_retriever", _OFF, "leave it out"),
-    Refusal(
-        "inprocess_restart",
-        _OFF,
-        "leave it out: restarted ranks would not meet the others' comparison of plans",
-    ),
 )
 """Settings that are refused by their value alone."""
 
@@ -254,6 +249,12 @@ def _transport(args: Any, magi: MagiConfig) -> Iterator[str]:
         yield (
             f"--magi-transport {magi.transport} requires GPUs of one host, got a machine without "
             f"CUDA; set auto or all_to_all"
+        )
+    elif magi.transport not in ("auto", "all_to_all") and getattr(args, "inprocess_restart", False):
+        yield (
+            f"--inprocess-restart requires --magi-transport auto or all_to_all, got "
+            f"{magi.transport}: a restart ends exchanges over NCCL, and no copies that wait for a "
+            f"lost rank; set auto or all_to_all"
         )
 
 

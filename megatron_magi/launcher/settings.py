@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ def wrap_validate_args(launch: Launch, original: Any, args: Any, *rest: Any, **k
     with any_seq_length(args):
         result = original(args, *rest, **kwargs)
     launch.args = args
+    if getattr(args, "inprocess_restart", False):
+        launch.first_args = copy.deepcopy(args)
     if args.rank == 0:
         for line in said:
             print(f"megatron_magi: {line}", flush=True)
@@ -42,6 +45,11 @@ def change_settings(args: Any) -> list[str]:
         args.ddp_average_in_collective = False
         said.append(
             "--ddp-average-in-collective is not used: gradients are divided by counted tokens"
+        )
+    if getattr(args, "inprocess_restart", False):
+        said.append(
+            "--magi-transport all_to_all is set: an in-process restart ends exchanges over NCCL, "
+            "and no copies that wait for a lost rank"
         )
     said += _let_eager_layers_take_shares(args)
     forgotten = engine_variables.forget_backends()
@@ -68,14 +76,19 @@ def take_settings(launch: Launch, args: Any) -> None:
     Raises:
         SystemExit: settings that contradict each other, in one line.
     """
-    options = launch.options
-    if not _is_deterministic(args) or options.config.deterministic:
+    if getattr(args, "inprocess_restart", False):
+        _replace_config(launch, transport="all_to_all")
+    if not _is_deterministic(args) or launch.options.config.deterministic:
         return
     try:
-        config = dataclasses.replace(options.config, deterministic=True)
-        launch.options = dataclasses.replace(options, config=config)
+        _replace_config(launch, deterministic=True)
     except ValueError as error:
         raise SystemExit(f"--deterministic-mode: {error}") from error
+
+
+def _replace_config(launch: Launch, **changed: Any) -> None:
+    config = dataclasses.replace(launch.options.config, **changed)
+    launch.options = dataclasses.replace(launch.options, config=config)
 
 
 def _is_deterministic(args: Any) -> bool:

@@ -23,7 +23,7 @@ from megatron.core.utils import (
     get_batch_on_this_cp_rank,
     get_batch_on_this_tp_rank,
 )
-from megatron.training import get_args, pretrain
+from megatron.training import get_args, inprocess_restart, pretrain
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
@@ -148,11 +148,13 @@ def add_arguments(parser: Any) -> Any:
 
 if __name__ == "__main__":
     datasets.is_distributed = True  # type: ignore[attr-defined]
+    train, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     arguments = parse_and_validate_args(extra_args_provider=add_arguments)
     model = gpt_config_from_args(arguments)
-    pretrain(
+    train(
         pretrain_cfg_container_from_args(arguments, model),
         datasets,
         ModelType.encoder_or_decoder,
         forward_step,
+        store=store,
     )

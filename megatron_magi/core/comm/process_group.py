@@ -92,6 +92,12 @@ def store_beside(parent: dist.ProcessGroup, purpose: str) -> PrefixStore:
     return PrefixStore(f"{name}/{_num_opened[name]}", _get_default_store())
 
 
+def forget_stores() -> None:
+    """Count from the first call again, with the store of another job in this process: after a fault
+    ranks may have asked unequally often."""
+    _num_opened.clear()
+
+
 def group_size(cp_group: CpGroup) -> int:
     group = resolve_group(cp_group)
     return 1 if group is None else group.size()

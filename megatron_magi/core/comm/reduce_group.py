@@ -91,6 +91,13 @@ def share_communicator(parent: dist.ProcessGroup) -> None:
     _opened[parent] = {"cpu": None, "cuda": None}
 
 
+def forget_communicators() -> None:
+    """Close those of groups that have ended, and forget all groups."""
+    _close_dead()
+    with _table_lock:
+        _opened.clear()
+
+
 def _open(parent: dist.ProcessGroup, device: torch.device, timeout_s: float) -> ReduceGroup | None:
     like = parent._get_backend(device)
     store = store_beside(parent, f"reduces/{device.type}")

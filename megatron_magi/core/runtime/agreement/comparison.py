@@ -27,7 +27,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from megatron_magi.core.comm.process_group import CpGroup, is_alive, resolve_group
+from megatron_magi.core.comm.process_group import CpGroup, forget_stores, is_alive, resolve_group
+from megatron_magi.core.comm.reduce_group import forget_communicators
 from megatron_magi.core.comm.transport_choice import engines
 from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.plan import AttnPlan
@@ -233,6 +234,27 @@ def _look_at_all() -> list[str]:
     patience = max((state.timeout_s for state in states), default=0.0)
     late = [engine.overdue(patience) for engine in engines()]
     return failures + [text for text in late if text is not None]
+
+
+def forget_groups() -> None:
+    """End every channel and forget every group, after the job's groups were destroyed and before
+    others are made in this process. Ranks that still wait in one of them get an error."""
+    global _states
+    with _table_lock:
+        ended, _states = list(_states.values()), WeakKeyDictionary()
+    for state in ended:
+        with state.lock:
+            state.close()
+            state.failure = None
+    close_unfinished(EXIT_PATIENCE_S)
+    _watcher.start()  # it ends those in which another rank has not yet answered
+    forget_stores()
+    forget_communicators()
+
+
+def leave_process_running() -> None:
+    """Let the watcher report errors and not end the process, which somebody else restarts."""
+    _watcher.ends_process = False
 
 
 def _close_all() -> None:

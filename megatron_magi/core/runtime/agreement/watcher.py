@@ -26,6 +26,8 @@ class Watcher:
     def __init__(self, errors: Callable[[], list[str]]) -> None:
         """``errors`` returns errors that were found and not raised yet; the thread calls it."""
         self._errors = errors
+        self.ends_process = True
+        """False: an error is only reported, since the process is restarted from within."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()  # groups are opened in threads, and each of them starts it
@@ -53,9 +55,12 @@ class Watcher:
                 logger.exception("looking for errors of exchanges failed, and goes on")
                 continue
             if found and not self._stopped.wait(GRACE_S) and self._errors():
-                self._end("; ".join(found))
+                self._report("; ".join(found))
 
-    def _end(self, error: str) -> None:
+    def _report(self, error: str) -> None:
+        if not self.ends_process:
+            logger.critical("AgreementError: %s. The device waits for an exchange.", error)
+            return
         logger.critical(
             "AgreementError: %s. The device waits for an exchange that cannot end, so this process "
             "ends now.", error,

@@ -1,0 +1,206 @@
+"""`--inprocess-restart`: one of two ranks fails, and both train again in the same processes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+
+import megatron_magi.adapter
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.comm import process_group, reduce_group
+from megatron_magi.core.runtime.agreement import comparison
+from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.refusals import refusals
+from megatron_magi.launcher.restart import restartable
+from megatron_magi.launcher.settings import change_settings, take_settings
+from tests.launcher.few_arguments import arguments
+from tests.launcher.layouts import BY_EOD, CP2, MAGI, TP2_SP
+from tests.launcher.tiny_flags import TINY
+from tests.launcher.two_ranks import Ranks
+
+JOB = str(Path(__file__).parent / "restart_job.py")
+LAYOUTS: dict[str, dict[str, Any]] = {"cp2": CP2, "documents tp2": {**MAGI, **TP2_SP, **BY_EOD}}
+NEEDED = (0, 6)
+"""Megatron asks for this nvidia_resiliency_ext or a later one."""
+SAVED, FAULTY = 2, 3
+trains = pytest.mark.skipif(
+    megatron_magi.adapter.MEGATRON_VERSION[:2] != (0, 19),
+    reason="the script is written for megatron.training of the 0.19 wheel",
+)
+
+Steps = list[tuple[int, float, float]]
+"""(iteration, loss, gradient norm)"""
+
+
+def installed() -> tuple[int, ...]:
+    """The version of nvidia_resiliency_ext; () without it."""
+    try:
+        found = metadata.version("nvidia-resiliency-ext")
+    except metadata.PackageNotFoundError:
+        return ()
+    return tuple(int(x) for x in found.split(".")[:2])
+
+
+def steps_of(output: str) -> Steps:
+    """All steps that a rank printed, none of which has compared in a group that was destroyed."""
+    found = re.findall(r"^step (\d+): (\S+) (\S+) (\d+)$", output, re.MULTILINE)
+    assert {stale for *_, stale in found} == {"0"}, output[-3000:]
+    return [(int(i), float(loss), float(norm)) for i, loss, norm, _ in found]
+
+
+def train(how: str, layout: str, folder: Path) -> list[str]:
+    """What two ranks print that save after every second step."""
+    flags = {**TINY, **LAYOUTS[layout], "train-iters": 6, "save-interval": SAVED}
+    flags |= {"save": str(folder), "load": str(folder)}
+    if how != "whole":
+        flags |= {"inprocess-restart": True, "inprocess-granularity": "rank"}
+    return Ranks(flags, (JOB, how)).outputs()
+
+
+def assert_restarted(outputs: list[str], whole: Steps) -> None:
+    """Both ranks went back to the last save, and each step is that of the run without a fault."""
+    for output in outputs:
+        assert steps_of(output) == whole[:FAULTY] + whole[SAVED:]
+        assert "destroyed" not in output
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Steps]:
+    """The steps of a run in which no rank fails."""
+    runs = {name: train("whole", name, tmp_path_factory.mktemp("whole")) for name in LAYOUTS}
+    return {name: steps_of(outputs[-1]) for name, outputs in runs.items()}
+
+
+@trains
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_goes_on_from_its_last_save(
+    layout: str, whole: dict[str, Steps], tmp_path: Path
+) -> None:
+    """A loop does what nvidia_resiliency_ext would: it ends groups and state, and trains again."""
+    outputs = train("loop", layout, tmp_path)
+    assert "restart after ArithmeticError" in outputs[1]
+    assert_restarted(outputs, whole[layout])
+
+
+@trains
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    installed() < NEEDED,
+    reason=f"nvidia_resiliency_ext {'.'.join(map(str, NEEDED))} or later is not installed",
+)
+def test_nvidia_resiliency_ext_restarts_a_run(whole: dict[str, Steps], tmp_path: Path) -> None:
+    outputs = train("nvrx", "cp2", tmp_path)
+    assert "a fault that the test makes" in outputs[1]
+    assert [output.count(" term_ex: ") for output in outputs] == [1, 1], "one restart was enough"
+    assert_restarted(outputs, whole["cp2"])
+
+
+def test_the_signature_asks_for_the_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia_resiliency_ext looks for parameters that are annotated with its class."""
+
+    class CallWrapper:
+        pass
+
+    stand_in: Any = ModuleType("nvidia_resiliency_ext.inprocess")
+    stand_in.CallWrapper = CallWrapper
+    monkeypatch.setitem(sys.modules, "nvidia_resiliency_ext", ModuleType("nvidia_resiliency_ext"))
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+
+    def pretrain(config: int, store: Any = None, inprocess_call_wrapper: Any = None) -> Any:
+        return config, store, inprocess_call_wrapper
+
+    made = restartable(Launch(Options(MagiConfig())), pretrain)
+    parameters = inspect.signature(made).parameters
+    assert list(parameters) == ["config", "store", "inprocess_call_wrapper"]
+    assert parameters["inprocess_call_wrapper"].annotation is CallWrapper
+    assert made(1, store=2, inprocess_call_wrapper=3) == (1, 2, 3)
+
+
+def test_without_nvidia_resiliency_ext_the_signature_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia_resiliency_ext.inprocess", None)
+
+    def pretrain(config: int, inprocess_call_wrapper: Any = None) -> Any:
+        return config, inprocess_call_wrapper
+
+    made = restartable(Launch(Options(MagiConfig())), pretrain)
+    assert inspect.signature(made) == inspect.signature(pretrain)
+
+
+def test_rows_move_by_what_a_restart_can_abort() -> None:
+    launch = Launch(Options(MagiConfig()))
+    args = arguments(inprocess_restart=True, calculate_per_token_loss=True)
+    take_settings(launch, args)
+    assert launch.options.config.transport == "all_to_all"
+    (line,) = change_settings(args)
+    assert line.startswith("--magi-transport all_to_all is set: an in-process restart ends")
+    other = Launch(Options(MagiConfig()))
+    take_settings(other, arguments())
+    assert other.options.config.transport == "auto"
+
+
+def test_copies_that_cannot_be_aborted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    magi = MagiConfig(transport="symm_mem")
+    (line,) = refusals(arguments(inprocess_restart=True), magi)
+    assert line == (
+        "--inprocess-restart requires --magi-transport auto or all_to_all, got symm_mem: a restart "
+        "ends exchanges over NCCL, and no copies that wait for a lost rank; set auto or all_to_all"
+    )
+    assert refusals(arguments(inprocess_restart=True), MagiConfig()) == []
+    assert refusals(arguments(), magi) == []
+
+
+def test_groups_of_a_run_that_has_ended_are_dropped() -> None:
+    launch = Launch(Options(MagiConfig()), model_config="config", sequences=(1, 2))
+    launch.microbatch.ranks = SimpleNamespace()  # type: ignore[assignment]
+    launch._recent[((0, 1), None)] = SimpleNamespace()  # type: ignore[assignment]
+    launch.forget_groups()
+    assert (launch.model_config, launch.sequences, launch._recent) == (None, None, {})
+    assert launch.microbatch.ranks is None
+
+
+class Group:
+    """A group of two ranks, as far as a table needs one."""
+
+
+def test_reduces_use_the_communicator_that_a_restart_aborts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group, opened = Group(), WeakKeyDictionary[Any, Any]()
+    monkeypatch.setattr(reduce_group, "_opened", opened)
+    monkeypatch.setattr(Launch, "cp_group", lambda self: group)
+    monkeypatch.setattr(Launch, "tensor_parallel_group", lambda self: None)
+    for given in ({}, {"inprocess_restart": True}):
+        Launch(Options(MagiConfig()), args=arguments(**given)).take_model_config("config")
+        assert (group in opened) == bool(given)
+    assert opened[group] == {"cpu": None, "cuda": None}
+
+
+def test_tables_of_groups_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fault ranks may have opened unequally many groups of one name."""
+    group, watcher = Group(), SimpleNamespace(start=lambda: None)
+    opened, counts = WeakKeyDictionary({group: {}}), Counter({"agreement": 3})
+    monkeypatch.setattr(comparison, "_watcher", watcher)
+    monkeypatch.setattr(comparison, "_states", comparison._states)
+    monkeypatch.setattr(process_group, "_num_opened", counts)
+    monkeypatch.setattr(reduce_group, "_opened", opened)
+    comparison.forget_groups()
+    assert (dict(counts), len(opened), len(comparison._states)) == ({}, 0, 0)
+
+
+def test_the_watcher_leaves_the_process_to_the_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison._watcher, "ends_process", True)
+    comparison.leave_process_running()
+    monkeypatch.setattr("os._exit", lambda status: pytest.fail("the process was ended"))
+    comparison._watcher._report("ranks differ")
