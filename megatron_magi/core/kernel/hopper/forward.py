@@ -5,7 +5,8 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -18,16 +19,17 @@ from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     OutLse,
-    RepeatedForward,
+    PreparedForward,
     put_rows,
 )
-from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
+from megatron_magi.core.kernel.form import form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
 from megatron_magi.core.kernel.hopper.launch import (
     FwdLaunch,
     HeadsKey,
     aligned,
+    has_aligned_rows,
     new_of,
     out_shape,
     tile_counter,
@@ -35,29 +37,12 @@ from megatron_magi.core.kernel.hopper.launch import (
 from megatron_magi.core.kernel.hopper.padding import deliver_output, padded_call, padded_dtype
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.sink import check_joins
-from megatron_magi.core.kernel.widths import widths_of
+from megatron_magi.core.kernel.widths import Widths, widths_of
 
 VARYING = (
     "q.data", "k.data", "v.data", "out.data", "lse", "sink_lse", "max_logits", "counter", "stream",
 )  # fmt: skip
 """The fields of FwdParams in which calls of one form differ."""
-
-
-class _Repeat(NamedTuple):
-    """What the calls of one form share, once the first of them has passed the checks."""
-
-    shared: _Shared
-    new_out: Callable[[], Tensor]
-    new_lse: Callable[[], Tensor]
-
-
-class _Shared(NamedTuple):
-    """What the launches of one form share."""
-
-    device: torch.device
-    tables: DeviceBuffer
-    run: Callable[..., None]
-    """A launch; its arguments are the fields of VARYING."""
 
 
 def forward(
@@ -73,101 +58,108 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
-    repeats = call.table.cache.get("forwards")
-    if repeats is None:
-        repeats = call.table.cache.setdefault("forwards", Forms())
-    form = _form(call, prev, into, out_dtype)
-    repeat: _Repeat | None = repeats.get(form)
-    places = _places(call)
-    if repeat is None or (places[0] | places[1] | places[2]) % 16:
-        made, repeat = _checked_forward(call, prev, into, out_dtype)
-        if repeat is not None:
-            repeats.keep(form, repeat)
-        return made
-    given = into if prev is None else prev
-    result = (repeat.new_out(), repeat.new_lse()) if given is None else given
-    _launch(repeat.shared, places, result, call.sink_lse, call.max_logits)
-    return result
+    return _prepared(call, prev, into, out_dtype)(call, prev, into)
 
 
-def repeated_forward(call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
-    """See AttnBackend.repeated_forward."""
-    repeat = call.table.cache.get("forwards", {}).get(_form(call, None, None, out_dtype))
-    if repeat is None or call.sink_lse is not None:
-        return None
-    return partial(_forward_again, repeat)
+def prepared_forward(call: AttnCall, out_dtype: torch.dtype) -> PreparedForward:
+    """See AttnBackend.prepared_forward."""
+    return _prepared(call, None, None, out_dtype)
 
 
-def _forward_again(
-    repeat: _Repeat, q: Tensor, k: Tensor, v: Tensor, max_logits: Tensor | None
-) -> OutLse | None:
-    """See RepeatedForward."""
-    places = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    if (places[0] | places[1] | places[2]) % 16:
-        return None
-    result = repeat.new_out(), repeat.new_lse()
-    _launch(repeat.shared, places, result, None, max_logits)
-    return result
-
-
-def _form(
+def _prepared(
     call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
-) -> Hashable:
-    """See form.py."""
-    q, k, v, _, scale, _, softcap, sink_lse = call
-    form = form_of_qkv(q, k, v), scale, softcap, out_dtype
-    if sink_lse is None and prev is None and into is None:
-        return form
-    return form, form_of(sink_lse), form_of_pair(prev), form_of_pair(into)
+) -> Callable[..., OutLse]:
+    """What computes calls of a form, as a function of the call, ``prev`` and ``into``. It is kept
+    in the table of the slices, so that the checks and the choice are those of the first call."""
+    q, k, v, table, scale, _, softcap, sinks = call
+    form = (
+        form_of_qkv(q, k, v), scale, softcap, out_dtype,
+        None if sinks is None else form_of(sinks),
+        None if prev is None else form_of_pair(prev), None if into is None else form_of_pair(into),
+    )  # fmt: skip
+    found: Callable[..., OutLse] | None = table.calls.get(form)
+    if found is None:
+        found = _prepare(call, prev, into, out_dtype)
+        table.calls.keep(form, found)
+    return found
 
 
-def _checked_forward(
+def _prepare(
     call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
-) -> tuple[OutLse, _Repeat | None]:
-    """The result, and what further calls of the form repeat: None if it is more than a launch."""
+) -> Callable[..., OutLse]:
     check_joins(call, prev)
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
-        made = forward(padded_call(call, widths), out_dtype=padded_dtype(prev, into, out_dtype))
-        return deliver_output(made, call, prev, into), None
+        return partial(_on_wider_heads, widths, out_dtype)
     check_call(call)
     check_output(call, prev, into, out_dtype)
+    gaps = call.sink_lse is not None and call.sink_lse.stride(-1) != 1
+    if gaps or not all(map(has_aligned_rows, call[:3])):
+        return partial(_on_copies, out_dtype)
     launch = forward_launch(call.table, HeadsKey.of(call))
     if launch.num_parts > 1:
-        dtype = out_dtype if into is None else into[0].dtype
-        made = _forward_in_parts(launch, call, prev, dtype)
-        return made if into is None else put_rows(made, call.table, into), None
-    return _forward_at_once(
-        launch, call, into if prev is None else prev, prev is not None, out_dtype
-    )
-
-
-def _forward_at_once(
-    launch: FwdLaunch,
-    call: AttnCall,
-    given: OutLse | None,
-    merge: bool,
-    out_dtype: torch.dtype | None,
-) -> tuple[OutLse, _Repeat | None]:
-    """One launch, and what further ones of the form repeat; ``given``: ``prev`` or ``into``."""
+        return partial(_in_parts, launch, out_dtype)
     device = call.q.device
     new_out = new_of(out_shape(call), out_dtype or call.q.dtype, device)
     new_lse = new_of(tuple(call.q.shape[:2]), torch.float32, device)
+    given = into if prev is None else prev
     result = (new_out(), new_lse()) if given is None else given
-    readable = _readable(call)
-    shared = _shared(launch, readable, result, merge=merge, fill_empty_rows=given is None)
-    _launch(shared, _places(readable), result, readable.sink_lse, readable.max_logits)
-    return result, _Repeat(shared, new_out, new_lse) if readable is call else None
+    how = {"merge": prev is not None, "fill_empty_rows": given is None}
+    return Launch(out_dtype, new_out, new_lse, _shared(launch, call, result, **how))
 
 
-def _places(call: AttnCall) -> tuple[int, ...]:
-    """The addresses of q, k and v."""
-    return call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch: what computes most calls of a form."""
+
+    out_dtype: torch.dtype | None
+    new_out: Callable[[], Tensor]
+    new_lse: Callable[[], Tensor]
+    shared: _Shared
+
+    def __call__(
+        self, call: AttnCall, prev: OutLse | None = None, into: OutLse | None = None
+    ) -> OutLse:
+        q, k, v = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
+        if (q | k | v) % 16:
+            return _on_copies(self.out_dtype, call, prev, into)
+        given = into if prev is None else prev
+        result = (self.new_out(), self.new_lse()) if given is None else given
+        _launch(self.shared, (q, k, v), result, call.sink_lse, call.max_logits)
+        return result
 
 
-def _forward_in_parts(
-    launch: FwdLaunch, call: AttnCall, prev: OutLse | None, out_dtype: torch.dtype | None
-) -> OutLse:
+class _Shared(NamedTuple):
+    """What the launches of one form share."""
+
+    device: torch.device
+    tables: DeviceBuffer
+    run: Callable[..., None]
+    """A launch; its arguments are the fields of VARYING."""
+
+
+def _on_copies(
+    out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
+    into: OutLse | None = None,
+) -> OutLse:  # fmt: skip
+    """The same call on copies of those tensors that a kernel cannot read."""
+    return forward(_readable(call), prev=prev, into=into, out_dtype=out_dtype)
+
+
+def _on_wider_heads(
+    widths: Widths, out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
+    into: OutLse | None = None,
+) -> OutLse:  # fmt: skip
+    """The same call on heads that a kernel has."""
+    wide = padded_call(call, widths)
+    made = forward(wide, out_dtype=padded_dtype(prev, into, out_dtype))
+    return deliver_output(made, call, prev, into)
+
+
+def _in_parts(
+    launch: FwdLaunch, out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
+    into: OutLse | None = None,
+) -> OutLse:  # fmt: skip
     """For few tiles with many keys each: compute parts of the keys in parallel, and merge the parts
     in a fixed order. Sinks have joined the first part (csrc/attention/params.h)."""
     q = call.q
@@ -180,6 +172,8 @@ def _forward_in_parts(
     if prev is not None:
         merge_(*prev, out[0], lse[0])
         return prev
+    if into is not None:
+        return put_rows((out[0].to(into[0].dtype), lse[0]), call.table, into)
     return out[0].to(out_dtype or q.dtype, copy=True), lse[0].clone()
 
 
@@ -200,7 +194,8 @@ def launch_forward(
     """
     call = _readable(call)
     shared = _shared(launch, call, result, merge=merge, fill_empty_rows=fill_empty_rows)
-    _launch(shared, _places(call), result, call.sink_lse, call.max_logits)
+    places = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
+    _launch(shared, places, result, call.sink_lse, call.max_logits)
 
 
 def _launch(
