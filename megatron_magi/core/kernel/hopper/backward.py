@@ -20,7 +20,12 @@ from megatron_magi.core.cuda.abi import (
     Pattern,
     TensorView,
 )
-from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
+from megatron_magi.core.cuda.library import (
+    CudaLibrary,
+    cuda_library,
+    on_device,
+    stream_handle,
+)
 from megatron_magi.core.kernel.autograd import must_dispatch
 from megatron_magi.core.kernel.backend import (
     AttnCall,
@@ -239,26 +244,26 @@ def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
 def kernel_delta(out_THD: Tensor, dout_THD: Tensor) -> Tensor:
     """delta as fp32 [T, H], by one launch on the current stream."""
     out, dout = aligned(out_THD), aligned(dout_THD)
-    pattern, new_delta = _row_delta(out.shape, out.stride(), dout.stride(), out.dtype, out.device)
-    made = new_delta()
-    stream = stream_handle(out.device)
-    params = pattern.filled(out.data_ptr(), dout.data_ptr(), made.data_ptr(), stream)
+    of_both = out.shape, out.dtype, (out.stride(), dout.stride())
+    run, new_delta = _row_delta(cuda_library(), out.device, *of_both)
+    made, stream = new_delta(), stream_handle(out.device)
     with on_device(out.device):
-        cuda_library().call("magi_row_delta", params)
+        run(out.data_ptr(), dout.data_ptr(), made.data_ptr(), stream)
     return made
 
 
 @lru_cache(maxsize=64)
 def _row_delta(
-    shape: torch.Size,
-    out: tuple[int, ...],
-    dout: tuple[int, ...],
-    dtype: torch.dtype,
+    library: CudaLibrary,
     device: torch.device,
-) -> tuple[Pattern, Callable[[], Tensor]]:
-    """The parameters without addresses, from the strides of both tensors, and a function that makes
-    delta."""
-    views = (TensorView(0, *strides[:2]) for strides in (out, dout))
+    shape: torch.Size,
+    dtype: torch.dtype,
+    strides_of_both: tuple[tuple[int, ...], ...],
+) -> tuple[Callable[..., None], Callable[[], Tensor]]:
+    """A launch as a function of the addresses of out, dout and delta and of the stream, and what
+    makes delta."""
+    views = (TensorView(0, *strides[:2]) for strides in strides_of_both)
     params = DeltaParams(*views, 0, 0, *shape, DTYPE_CODES[dtype])
     new_delta = new_of(tuple(shape[:2]), torch.float32, device)
-    return Pattern(params, ("out.data", "dout.data", "delta", "stream")), new_delta
+    pattern = Pattern(params, ("out.data", "dout.data", "delta", "stream"))
+    return library.prepared("magi_row_delta", pattern), new_delta
