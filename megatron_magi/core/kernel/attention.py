@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.checks import flag, instance, word
 from megatron_magi.core.kernel.autograd import refuse_tangents
@@ -18,7 +17,7 @@ from megatron_magi.core.kernel.form import form_of_qkv
 from megatron_magi.core.kernel.op import Asked, Options, attend, recognised
 from megatron_magi.core.kernel.select import BACKENDS
 from megatron_magi.core.kernel.sink import sink_lse_of
-from megatron_magi.core.kernel.slice_table import tensor_of_mask
+from megatron_magi.core.kernel.slice_table import ByIdentity, tensor_of_mask
 from megatron_magi.core.kernel.softmax import check_softmax, scale_for
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
@@ -280,7 +279,7 @@ def _check_slices(slices: Tensor) -> None:
         )
 
 
-_range_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_range_tensors: ByIdentity[tuple[Hashable, object, Tensor]] = ByIdentity()
 
 
 def _slices_of_ranges(
@@ -304,7 +303,9 @@ def _slices_of_ranges(
         if x is not None:
             tensor(x, name)
     is_cacheable = not any(x is not None and x.is_inference() for x in parts)
-    key = [(id(x), 0 if x is None else x._version) for x in parts] if is_cacheable else None
+    key = None
+    if is_cacheable:
+        key = tuple((id(x), 0 if x is None else x._version) for x in parts)
     seen = _range_tensors.get(q_ranges)
     if seen is not None and seen[0] == key:
         return seen[2]
@@ -317,5 +318,5 @@ def _slices_of_ranges(
         # The other objects are kept alive so that their ids are not reused. The entry's own key is
         # not kept alive, or the entry would live for ever.
         others = [x for x in parts if x is not q_ranges]
-        _range_tensors[q_ranges] = (key, others, made)
+        _range_tensors[q_ranges] = key, others, made
     return made

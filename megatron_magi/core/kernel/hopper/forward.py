@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,23 +98,22 @@ def _prepare(
     launch = forward_launch(call.table, HeadsKey.of(call))
     if launch.num_parts > 1:
         return partial(_in_parts, launch, out_dtype)
-    device = call.q.device
-    new_out = new_of(out_shape(call), out_dtype or call.q.dtype, device)
-    new_lse = new_of(tuple(call.q.shape[:2]), torch.float32, device)
     given = into if prev is None else prev
-    result = (new_out(), new_lse()) if given is None else given
     how = {"merge": prev is not None, "fill_empty_rows": given is None}
-    return Launch(out_dtype, new_out, new_lse, _shared(launch, call, result, **how))
+    return _launch_of(launch, call, given, out_dtype, **how)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch: what computes most calls of a form."""
 
+    device: torch.device
+    tables: DeviceBuffer
+    run: Callable[..., None]
+    """Its arguments are the fields of VARYING."""
+    new_result: tuple[Callable[[], Tensor], Callable[[], Tensor]]
+    """They make out and lse."""
     out_dtype: torch.dtype | None
-    new_out: Callable[[], Tensor]
-    new_lse: Callable[[], Tensor]
-    shared: _Shared
 
     def __call__(
         self, call: AttnCall, prev: OutLse | None = None, into: OutLse | None = None
@@ -123,19 +121,21 @@ class Launch:
         q, k, v = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
         if (q | k | v) % 16:
             return _on_copies(self.out_dtype, call, prev, into)
-        given = into if prev is None else prev
-        result = (self.new_out(), self.new_lse()) if given is None else given
-        _launch(self.shared, (q, k, v), result, call.sink_lse, call.max_logits)
+        result = into if prev is None else prev
+        if result is None:
+            new_out, new_lse = self.new_result
+            result = new_out(), new_lse()
+        out, lse, sinks, most = *result, call.sink_lse, call.max_logits
+        stream = stream_handle(self.device)
+        captured = self.tables.use_on(stream)
+        counter = tile_counter(self.device, stream, captured)  # held until the launch
+        with on_device(self.device):
+            self.run(
+                q, k, v, out.data_ptr(), lse.data_ptr(),
+                0 if sinks is None else sinks.data_ptr(), 0 if most is None else most.data_ptr(),
+                counter.data_ptr(), stream,
+            )  # fmt: skip
         return result
-
-
-class _Shared(NamedTuple):
-    """What the launches of one form share."""
-
-    device: torch.device
-    tables: DeviceBuffer
-    run: Callable[..., None]
-    """A launch; its arguments are the fields of VARYING."""
 
 
 def _on_copies(
@@ -178,49 +178,17 @@ def _in_parts(
 
 
 def launch_forward(
-    launch: FwdLaunch,
-    call: AttnCall,
-    result: OutLse,
-    *,
-    merge: bool = False,
-    fill_empty_rows: bool = True,
+    launch: FwdLaunch, call: AttnCall, result: OutLse, *, merge: bool = False
 ) -> None:
-    """One launch on the current stream; no synchronisation.
+    """One launch on the current stream; no synchronisation. It also writes 0, and -inf or the
+    sinks' lse, to rows that no slice covers.
 
     Args:
         result: out [T, H, E] and lse [T, H], or as many of them as there are parts.
         merge: merge into what ``result`` holds.
-        fill_empty_rows: write 0, and -inf or the sinks' lse, to rows that no slice covers.
     """
     call = _readable(call)
-    shared = _shared(launch, call, result, merge=merge, fill_empty_rows=fill_empty_rows)
-    places = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
-    _launch(shared, places, result, call.sink_lse, call.max_logits)
-
-
-def _launch(
-    shared: _Shared,
-    places: tuple[int, ...],
-    result: OutLse,
-    sinks: Tensor | None,
-    most: Tensor | None,
-) -> None:
-    """Launch a call that the copy engine can read; ``places`` are the addresses of q, k and v, the
-    last two its sink_lse and max_logits."""
-    device, tables, run = shared
-    stream = stream_handle(device)
-    captured = tables.use_on(stream)
-    counter = tile_counter(device, stream, captured)  # held until the launch
-    with on_device(device):
-        run(
-            *places,
-            result[0].data_ptr(),
-            result[1].data_ptr(),
-            0 if sinks is None else sinks.data_ptr(),
-            0 if most is None else most.data_ptr(),
-            counter.data_ptr(),
-            stream,
-        )
+    _launch_of(launch, call, result, merge=merge)(call, into=result)
 
 
 def _readable(call: AttnCall) -> AttnCall:
@@ -233,16 +201,21 @@ def _readable(call: AttnCall) -> AttnCall:
     return call if same else call._replace(q=q, k=k, v=v, sink_lse=sinks)
 
 
-def _shared(
-    launch: FwdLaunch, call: AttnCall, result: OutLse, *, merge: bool, fill_empty_rows: bool
-) -> _Shared:
-    """All but the addresses of what a call reads and writes."""
+def _launch_of(
+    launch: FwdLaunch, call: AttnCall, given: OutLse | None,
+    out_dtype: torch.dtype | None = None, *, merge: bool, fill_empty_rows: bool = True,
+) -> Launch:  # fmt: skip
+    """The launch of calls of this one's form; ``given``: what it writes, None: new tensors."""
+    q = call.q
+    new_out = new_of(out_shape(call), out_dtype or q.dtype, q.device)
+    new_lse = new_of(tuple(q.shape[:2]), torch.float32, q.device)
+    result = (new_out(), new_lse()) if given is None else given
     p = FwdParams.from_buffer_copy(launch.params)
     p.q, p.k, p.v, p.out = map(TensorView.of, (*call[:3], result[0]))
     p.lse_stride_token, p.lse_stride_head = result[1].stride()
     if call.sink_lse is not None and call.sink_lse.ndim > 1:
         p.sink_stride_token = call.sink_lse.stride(0)
-    p.dtype = DTYPE_CODES[call.q.dtype]
+    p.dtype = DTYPE_CODES[q.dtype]
     p.out_dtype = DTYPE_CODES[result[0].dtype]
     p.merge = merge
     if not fill_empty_rows:
@@ -250,4 +223,4 @@ def _shared(
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
     run = cuda_library().prepared("magi_attn_fwd", Pattern(p, VARYING))
-    return _Shared(call.q.device, launch.tables, run)
+    return Launch(q.device, launch.tables, run, (new_out, new_lse), out_dtype)
