@@ -66,6 +66,7 @@ VARYING = (
 
 
 Backward = Callable[[AttnCall, GradCall], Gradients]
+"""What computes the backwards of one form."""
 
 
 def backward(call: AttnCall, grad: GradCall) -> Gradients:
