@@ -30,7 +30,7 @@ from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.comm import group_cast, group_reduce
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, NoRepeats, OutLse
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse, Unprepared
 from megatron_magi.core.runtime import dist_attn
 from megatron_magi.core.runtime.agreement import comparison as agreement
 
@@ -46,7 +46,7 @@ PLANS = {
 }
 
 
-class NoKernel(NoRepeats):
+class NoKernel(Unprepared):
     """An AttnBackend that makes room for its results and does nothing."""
 
     name = "none"

@@ -6,7 +6,7 @@ Both give equal bits, because they sum in the accumulation dtype and in the same
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -73,14 +73,13 @@ def _gather_by_kernel(
     """Gather rows of one shape by one kernel; False: it does not take these tensors."""
     both = (*xs, *into)
     places = [x.data_ptr() for x in both]
-    pattern = _gathering(len(xs), num_rows, *[(x.shape, x.stride(), x.dtype) for x in both])
-    if pattern is None or any(place % 16 for place in places):
+    run = _gathering(library, num_rows, *[(x.shape, x.stride(), x.dtype) for x in both])
+    if run is None or any(place % 16 for place in places):
         return False
     device = xs[0].device
     at = 0 if index is None else index.data_ptr()
-    params = pattern.filled(*places, at, stream_handle(device))
     with on_device(device):
-        library.call("magi_gather_rows", params)
+        run(*places, at, stream_handle(device))
     return True
 
 
@@ -89,13 +88,16 @@ Lies = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
 @lru_cache(maxsize=256)  # the layers and microbatches of a plan are alike
-def _gathering(num_parts: int, num_rows: int, *both: Lies) -> Pattern | None:
-    """The parameters for tensors of these shapes, strides and dtypes, without their addresses.
-    None: no kernel takes them.
+def _gathering(library: CudaLibrary, num_rows: int, *both: Lies) -> Callable[..., None] | None:
+    """A launch for tensors of these shapes, strides and dtypes, as a function of their addresses,
+    that of the index and the stream. None: no kernel takes them."""
+    pattern = _gather_pattern(num_rows, *both)
+    return None if pattern is None else library.prepared("magi_gather_rows", pattern)
 
-    Args:
-        both: ``num_parts`` sources, and as many targets.
-    """
+
+def _gather_pattern(num_rows: int, *both: Lies) -> Pattern | None:
+    """``both``: the sources, and as many targets."""
+    num_parts = len(both) // 2
     if num_parts > MAX_ROW_PARTS or not all(_is_packed(*x) for x in both):
         return None
     (_, *row), _, dtype = both[0]
@@ -145,7 +147,7 @@ def _gathering_beside(num_rows: int, *xs: Lies) -> Beside | None:
         return None
     width = math.prod(row)
     part = torch.Size((num_rows, width)), (len(xs) * width, 1), dtype
-    pattern = _gathering(len(xs), num_rows, *xs, *[part] * len(xs))
+    pattern = _gather_pattern(num_rows, *xs, *[part] * len(xs))
     return None if pattern is None else Beside(pattern, width * dtype.itemsize)
 
 
@@ -227,25 +229,25 @@ def _add_by_kernel(
     """Add rows of one shape by one kernel; False: it does not take these tensors."""
     xs = (*own, *received, *targets)
     places = [x.data_ptr() for x in xs]
-    pattern = _adding(len(own), *[(x.shape, x.stride(), x.dtype) for x in xs])
-    if pattern is None or any(place % 16 for place in places):
+    run = _adding(library, *[(x.shape, x.stride(), x.dtype) for x in xs])
+    if run is None or any(place % 16 for place in places):
         return False
     device = own[0].device
     tables = sources.begin.here().data_ptr(), sources.sources.here().data_ptr()
-    params = pattern.filled(*places, *tables, stream_handle(device))
     with on_device(device):
-        library.call("magi_add_rows", params)
+        run(*places, *tables, stream_handle(device))
     return True
 
 
 @lru_cache(maxsize=256)  # the layers and microbatches of a plan are alike
-def _adding(num_parts: int, *xs: Lies) -> Pattern | None:
-    """The parameters for tensors of these shapes, strides and dtypes, without their addresses.
-    None: no kernel adds them.
+def _adding(library: CudaLibrary, *xs: Lies) -> Callable[..., None] | None:
+    """A launch for tensors of these shapes, strides and dtypes, as a function of their addresses,
+    those of the tables and the stream. None: no kernel adds them.
 
     Args:
-        xs: of the own, the received and the resulting rows, ``num_parts`` of each.
+        xs: of the own, the received and the resulting rows, equally many of each.
     """
+    num_parts = len(xs) // 3
     own, received, targets = (xs[i : i + num_parts] for i in range(0, 3 * num_parts, num_parts))
     (num_rows, *row), _, _ = own[0]
     width = math.prod(row)
@@ -260,7 +262,9 @@ def _adding(num_parts: int, *xs: Lies) -> Pattern | None:
         dst_dtype=DTYPE_CODES[targets[0][2]],
     )
     names = _fill_strides(params, {"own": own, "received": received, "dst": targets})
-    return Pattern(params, [*names, "begin", "sources", "stream"])
+    return library.prepared(
+        "magi_add_rows", Pattern(params, [*names, "begin", "sources", "stream"])
+    )
 
 
 def head_start(device: torch.device) -> None:

@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from megatron_magi.checks import flag, instance, word
 from megatron_magi.core.kernel.autograd import refuse_tangents
 from megatron_magi.core.kernel.backend import acc_dtype
-from megatron_magi.core.kernel.by_identity import ByIdentity
-from megatron_magi.core.kernel.form import Forms, form_of_qkv
-from megatron_magi.core.kernel.op import Asked, Options, attend
+from megatron_magi.core.kernel.form import form_of_qkv
+from megatron_magi.core.kernel.op import Asked, Options, attend, recognised
 from megatron_magi.core.kernel.select import BACKENDS
 from megatron_magi.core.kernel.sink import sink_lse_of
-from megatron_magi.core.kernel.slice_table import slices_tensor
+from megatron_magi.core.kernel.slice_table import ByIdentity, tensor_of_mask
 from megatron_magi.core.kernel.softmax import check_softmax, scale_for
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.slices import slices_from_ranges
@@ -39,7 +37,8 @@ class AttnForwardMeta:
     """[H] largest logit of every head; None unless asked for."""
 
     def __post_init__(self) -> None:
-        tensor(self.lse, "lse")
+        if type(self.lse) is not Tensor:
+            tensor(self.lse, "lse")
         if self.max_logits is not None:
             tensor(self.max_logits, "max_logits")
 
@@ -103,20 +102,16 @@ def flex_flash_attn_func(
     """
     given = softmax_scale, softcap, deterministic, backend, out_dtype
     ranges = q_ranges, k_ranges, attn_type_map
-    special = sink is not None or any(x is not None for x in ranges)
-    form = None if special else _form(q, k, v, slices, given)
-    kept = None if form is None else _asked.get(slices)
-    asked = None if kept is None else kept.get(form)
+    plain = sink is None and q_ranges is None and k_ranges is None and attn_type_map is None
+    form = None if slices is None or not plain else _form(q, k, v, slices, given)
+    asked = None if slices is None or form is None else recognised(slices, form)
     if asked is None:
-        asked = Asked(_checked_options((q, k, v), sink, given))
-        slices = _checked_slices(slices, ranges, q.shape[0], k.shape[0])
-        if form is not None:
-            _keep(slices, form, asked)
+        options = _checked_options((q, k, v), sink, given)
+        checked = _checked_slices(slices, ranges, q.shape[0], k.shape[0])
+        asked = Asked(checked, options, form)
     refuse_tangents(q, k, v, *(() if sink is None else (sink,)))
     most = no_logits(q) if flag(return_max_logits, "return_max_logits") else None
-    assert slices is not None, "those of a form that is known, or checked ones"
-    rows = slices if isinstance(slices, Tensor) else _tensor_of_mask(slices)
-    out, lse = attend(q, k, v, rows, asked, most)
+    out, lse = attend(q, k, v, asked, most)
     return out, AttnForwardMeta(lse, most)
 
 
@@ -127,9 +122,7 @@ Ranges = tuple[Tensor | None, Tensor | None, Tensor | None]
 RANGES = ("q_ranges", "k_ranges", "attn_type_map")
 
 
-def _form(
-    q: Tensor, k: Tensor, v: Tensor, slices: Tensor | AttnMask | None, given: Given
-) -> Hashable:
+def _form(q: Tensor, k: Tensor, v: Tensor, slices: Tensor | AttnMask, given: Given) -> Hashable:
     """The form of a call (see form.py). None: the call is checked every time, because one of its
     types is rare or wrong, or because it is compiled."""
     scale, softcap, deterministic, backend, out_dtype = given
@@ -141,22 +134,8 @@ def _form(
     )
     if not usual or torch.compiler.is_compiling():
         return None
-    if type(slices) is AttnMask:
-        return form_of_qkv(q, k, v), given
-    if type(slices) is Tensor and not slices.is_inference():
-        return form_of_qkv(q, k, v), given, slices._version
-    return None
-
-
-_asked: ByIdentity[Forms] = ByIdentity()
-"""What was asked with masks and slices, by the forms of calls."""
-
-
-def _keep(slices: Tensor | AttnMask, form: Hashable, asked: Asked) -> None:
-    kept = _asked.get(slices)
-    if kept is None:
-        kept = _asked[slices] = Forms()
-    kept.keep(form, asked)
+    eager = type(slices) is AttnMask or (type(slices) is Tensor and not slices.is_inference())
+    return (form_of_qkv(q, k, v), given) if eager else None
 
 
 def _checked_options(
@@ -178,8 +157,8 @@ def _checked_options(
 
 def _checked_slices(
     slices: Tensor | AttnMask | None, ranges: Ranges, num_q: int, num_k: int
-) -> Tensor | AttnMask:
-    """The slices that were given, or those of the ranges."""
+) -> Tensor:
+    """int32 [N, 6] of the slices that were given, or of the ranges."""
     if slices is None:
         return _slices_of_ranges(*ranges, num_q, num_k)
     if any(x is not None for x in ranges):
@@ -188,8 +167,8 @@ def _checked_slices(
         )
     if isinstance(slices, AttnMask):
         _check_lengths(slices, num_q, num_k)
-    else:
-        _check_slices(slices)
+        return tensor_of_mask(slices)
+    _check_slices(slices)
     return slices
 
 
@@ -300,17 +279,7 @@ def _check_slices(slices: Tensor) -> None:
         )
 
 
-_mask_tensors: ByIdentity[Tensor] = ByIdentity()
-_range_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-
-def _tensor_of_mask(mask: AttnMask) -> Tensor:
-    found = _mask_tensors.get(mask)
-    if found is None:
-        with torch.inference_mode(False):  # autograd may save it later
-            found = slices_tensor(mask)
-        _mask_tensors[mask] = found
-    return found
+_range_tensors: ByIdentity[tuple[Hashable, object, Tensor]] = ByIdentity()
 
 
 def _slices_of_ranges(
@@ -334,7 +303,9 @@ def _slices_of_ranges(
         if x is not None:
             tensor(x, name)
     is_cacheable = not any(x is not None and x.is_inference() for x in parts)
-    key = [(id(x), 0 if x is None else x._version) for x in parts] if is_cacheable else None
+    key = None
+    if is_cacheable:
+        key = tuple((id(x), 0 if x is None else x._version) for x in parts)
     seen = _range_tensors.get(q_ranges)
     if seen is not None and seen[0] == key:
         return seen[2]
@@ -347,5 +318,5 @@ def _slices_of_ranges(
         # The other objects are kept alive so that their ids are not reused. The entry's own key is
         # not kept alive, or the entry would live for ever.
         others = [x for x in parts if x is not q_ranges]
-        _range_tensors[q_ranges] = (key, others, made)
+        _range_tensors[q_ranges] = key, others, made
     return made

@@ -7,6 +7,7 @@ values (another one in multi-latent attention).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,14 +19,6 @@ OutLse = tuple[Tensor, Tensor]
 Pair = tuple[Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor]
 """dq [T, H, D], dk [S, G, D], dv [S, G, E]."""
-RepeatedForward = Callable[[Tensor, Tensor, Tensor, Tensor | None], OutLse | None]
-"""A forward whose form is known, as a function of q, k, v and ``AttnCall.max_logits``: shapes,
-strides, dtypes and devices are those of an earlier call, and it checks none of them. None: it
-computes nothing, because tensors lie where the kernels cannot read them."""
-RepeatedBackward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Gradients | None]
-"""A backward as a function of q, k, v, out, lse and dout. None: it computes nothing, because these
-do not have the form of the earlier call, which it checks, or lie where the kernels cannot read
-them."""
 
 
 class AttnCall(NamedTuple):
@@ -48,6 +41,10 @@ class AttnCall(NamedTuple):
     """[H] or [T, H] in the accumulation dtype: a logit without a value that joins the softmax of
     every row that the call writes, also of rows that see nothing. If the results of several calls
     are merged, only the first call has it, so ``prev`` must be None. A backward ignores it."""
+
+
+PreparedForward = Callable[[AttnCall], OutLse]
+"""A forward of calls whose form and table are known."""
 
 
 class GradCall(NamedTuple):
@@ -100,14 +97,10 @@ class AttnBackend(Protocol):
         """
         ...
 
-    def repeated_forward(self, call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
-        """A shorter way to compute further calls of the form of this one, which has been computed
-        without ``prev`` and ``into``; None: there is none."""
-        ...
-
-    def repeated_backward(self, call: AttnCall, grad: GradCall) -> RepeatedBackward | None:
-        """A shorter way to compute further backwards of the form of this one, which computed delta
-        from ``out`` and made all its gradients. None: there is none."""
+    def prepared_forward(self, call: AttnCall, out_dtype: torch.dtype) -> PreparedForward:
+        """``forward`` without ``prev`` and ``into`` for calls of this one's form on its table,
+        which it computes without looking at their form. It must not refer to the table, because it
+        is kept in ``SliceTable.calls``."""
         ...
 
     def backward(self, call: AttnCall, grad: GradCall) -> Gradients:
@@ -123,14 +116,13 @@ class AttnBackend(Protocol):
         ...
 
 
-class NoRepeats:
-    """What backends say that know no shorter way for repeated calls."""
+class Unprepared:
+    """A backend that computes every call as if it were the first of its form."""
 
-    def repeated_forward(self, call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
-        return None
+    forward: Callable[..., OutLse]
 
-    def repeated_backward(self, call: AttnCall, grad: GradCall) -> RepeatedBackward | None:
-        return None
+    def prepared_forward(self, call: AttnCall, out_dtype: torch.dtype) -> PreparedForward:
+        return partial(self.forward, out_dtype=out_dtype)
 
 
 def row_delta(out_THE: Tensor, dout_THE: Tensor, dtype: torch.dtype) -> Tensor:

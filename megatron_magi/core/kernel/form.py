@@ -12,13 +12,13 @@ from torch import Tensor
 
 from megatron_magi.core.tensor_checks import tensor
 
-MOST_FORMS = 64
-"""The most forms that are kept in one place, so that tensors whose strides differ in every call do
+MOST_FORMS = 192
+"""The most calls that are kept in one table, so that tensors whose strides differ in every call do
 not fill the memory."""
 
 
-class Forms(dict[Hashable, Any]):
-    """What is kept for forms."""
+class Calls(dict[Hashable, Any]):
+    """What was prepared for calls, by their form."""
 
     def keep(self, form: Hashable, value: object) -> None:
         if len(self) >= MOST_FORMS:

@@ -10,7 +10,7 @@ may have another one), N slices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,18 +28,22 @@ from megatron_magi.core.kernel.backend import (
     AttnBackend,
     AttnCall,
     GradCall,
-    Gradients,
     OutLse,
-    RepeatedBackward,
-    RepeatedForward,
+    PreparedForward,
     acc_dtype,
     less_dlse,
     row_delta,
 )
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
-from megatron_magi.core.kernel.slice_table import SliceTable, slice_table
+from megatron_magi.core.kernel.slice_table import (
+    SliceTable,
+    seen_table,
+    slice_table,
+    tensor_of_mask,
+)
 from megatron_magi.core.kernel.widths import widths_of
+from megatron_magi.core.mask import AttnMask
 
 _library = torch.library.Library("magi", "DEF")
 _library.define(
@@ -66,56 +70,57 @@ class Options(NamedTuple):
     """The sinks of the call (see AttnCall), which get gradients."""
 
 
-Chosen = tuple[AttnBackend, SliceTable]
-
-
-@dataclass(slots=True)
-class Asked:
-    """What is asked besides tensors. Calls of one form on the same slices may share it."""
+class Prepared(NamedTuple):
+    """What calls of one form on the same slices share, once the first of them has been checked."""
 
     options: Options
-    chosen: Chosen | None = None
-    """The backend that computes these calls, and the slices in the form that it takes. None: not
-    chosen yet."""
-    forward: RepeatedForward | None = None
-    """The backend's shorter way for repeated forwards. None: it has none, or it was not asked for
-    one yet."""
-    backward: RepeatedBackward | None = None
-    num_forwards: int = 0
-    """The number of forwards that were computed without the shorter way."""
-    num_backwards: int = 0
+    """Without sinks, which differ from call to call."""
+    kernel: AttnBackend
+    forward: PreparedForward
 
-    def without_sinks(self) -> Asked:
-        """What a backward keeps, which has the sinks from autograd."""
-        return Asked(self.options._replace(sink_lse=None), self.chosen)
+
+class Asked(NamedTuple):
+    """What a call asks besides its queries, keys and values."""
+
+    slices: Tensor
+    """int32 [N, 6]"""
+    options: Options
+    form: Hashable = None
+    """Under which the call is recognised; None: it is prepared every time."""
+    table: SliceTable | None = None
+    """The slices as backends take them; None: not made yet."""
+    prepared: Prepared | None = None
+    """None: the call is the first of its form."""
+
+
+def recognised(slices: Tensor | AttnMask, form: Hashable) -> Asked | None:
+    """A call whose form is in the table of its slices, or None."""
+    rows = slices if isinstance(slices, Tensor) else tensor_of_mask(slices)
+    table = seen_table(rows)
+    found: Prepared | None = None if table is None else table.calls.get(form)
+    return None if found is None else Asked(rows, found.options, form, table, found)
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slices: Tensor,
-    asked: Asked,
-    max_logits: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, asked: Asked, max_logits: Tensor | None = None
 ) -> OutLse:
-    """(out [T, H, D], lse [T, H]), differentiable in q, k, v and sink_lse; slices int32 [N, 6].
+    """(out [T, H, D], lse [T, H]), differentiable in q, k, v and sink_lse.
 
     Raises:
         NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched, or a
             gradient of a transform.
     """
-    options = asked.options
-    sink_lse = options.sink_lse
+    sink_lse = asked.options.sink_lse
     sinks = () if sink_lse is None else (sink_lse,)
-    if must_dispatch(q, k, v, slices, *sinks):
-        return _dispatched((q, k, v), slices, options, max_logits)
-    if asked.chosen is None:
-        asked.chosen = _chosen(q, k, v, slices, options)
+    if must_dispatch(q, k, v, asked.slices, *sinks):
+        return _dispatched((q, k, v), asked.slices, asked.options, max_logits)
     inputs = live(q), live(k), live(v), None if sink_lse is None else live(sink_lse)
+    if asked.prepared is None:
+        asked = _prepared(inputs, asked)
     needs = q.requires_grad or k.requires_grad or v.requires_grad
     needs = needs or (sink_lse is not None and sink_lse.requires_grad)
     if needs and torch.is_grad_enabled():
-        out, lse = _apply(*inputs, (asked, slices, max_logits))
+        out, lse = _apply(*inputs, asked, max_logits)
         return out, lse
     return _call_forward(inputs, asked, max_logits)
 
@@ -138,92 +143,71 @@ def _dispatched(
     return out, lse
 
 
-def _chosen(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, options: Options) -> Chosen:
-    """The backend that computes a call, and the slices as it takes them."""
-    table = slice_table(slices, q.shape[0], k.shape[0])
-    return select_backend(options.backend, q.device, q.dtype, widths_of(q, v)), table
+def _prepared(inputs: Inputs, asked: Asked) -> Asked:
+    """The first call of a form, with what further ones find in the table of its slices."""
+    q, k, v, sink_lse = inputs
+    options = asked.options
+    table = slice_table(asked.slices, q.shape[0], k.shape[0])
+    kernel = select_backend(options.backend, q.device, q.dtype, widths_of(q, v))
+    call = AttnCall(q, k, v, table, options.softmax_scale, None, options.softcap, sink_lse)
+    forward = kernel.prepared_forward(call, options.out_dtype)
+    made = Prepared(options._replace(sink_lse=None), kernel, forward)
+    if asked.form is not None:
+        table.calls.keep(asked.form, made)
+    return Asked(asked.slices, made.options, asked.form, table, made)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *rest: Any) -> OutLse:
     options = Options(*rest)
-    asked = Asked(options, _chosen(q, k, v, slices, options))
-    return _call_forward((q, k, v, options.sink_lse), asked, None)
+    inputs = q, k, v, options.sink_lse
+    return _call_forward(inputs, _prepared(inputs, Asked(slices, options)), None)
 
 
 def _call_forward(inputs: Inputs, asked: Asked, max_logits: Tensor | None) -> OutLse:
     q, k, v, sink_lse = inputs
-    if asked.forward is not None:
-        made = asked.forward(q, k, v, max_logits)
-        if made is not None:
-            return made
-    assert asked.chosen is not None, "the caller has chosen"
-    (kernel, table), options = asked.chosen, asked.options
-    numbers = options.softmax_scale, max_logits, options.softcap
-    call = AttnCall(q, k, v, table, *numbers, sink_lse)
-    made = kernel.forward(call, out_dtype=options.out_dtype)
-    asked.num_forwards += 1
-    if asked.num_forwards == 2:  # many are asked once only
-        asked.forward = kernel.repeated_forward(call, options.out_dtype)
-    return made
+    table, prepared = asked.table, asked.prepared
+    assert table is not None and prepared is not None, "the caller has prepared the call"
+    options = prepared.options
+    return prepared.forward(
+        AttnCall(q, k, v, table, options.softmax_scale, max_logits, options.softcap, sink_lse)
+    )
 
 
 class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None,
-        how: tuple[Asked, Tensor, Tensor | None],
+        asked: Asked, max_logits: Tensor | None,
     ) -> OutLse:  # fmt: skip
-        """``how``: what is asked, its slices, ``AttnCall.max_logits``."""
-        asked, slices, max_logits = how
         out, lse = _call_forward((q, k, v, sink_lse), asked, max_logits)
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
         # the forward and the other when it recomputes.
-        ctx.save_for_backward(q, k, v, _saveable(slices), sink_lse, out, lse)
+        ctx.save_for_backward(q, k, v, _saveable(asked.slices), sink_lse, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.asked = asked if sink_lse is None else asked.without_sinks()
+        ctx.asked = asked
         return out, lse
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slices, sink_lse, out, lse = ctx.saved_tensors
-        asked: Asked = ctx.asked
+        _, _, _, table, (options, kernel, _) = ctx.asked
         if sink_lse is not None and not ctx.needs_input_grad[3]:
             sink_lse = None
         dout = torch.zeros_like(out) if dout is None else dout
         if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
-            delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
-            how = _of_backward(asked.options)
-            grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
-            return *grads, sink_gradient(sink_lse, lse, delta), None
-        if dlse is None and sink_lse is None:  # the kernels compute delta themselves
-            return *_call_backward((q, k, v), asked, (dout, lse, None, out)), None, None
-        assert asked.chosen is not None, "the forward has chosen"
-        delta = less_dlse(asked.chosen[0].delta(out, dout, lse.dtype), dlse)
-        grads = _call_backward((q, k, v), asked, (dout, lse, delta, None))
-        return *grads, sink_gradient(sink_lse, lse, delta), None
-
-
-def _call_backward(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    asked: Asked,
-    given: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
-) -> Gradients:
-    """``given``: the first arguments of GradCall."""
-    dout, lse, _, out = given
-    if asked.backward is not None and out is not None:
-        made = asked.backward(*qkv, out, lse, dout)
-        if made is not None:
-            return made
-    assert asked.chosen is not None, "the forward has chosen"
-    (kernel, table), options = asked.chosen, asked.options
-    call = AttnCall(*qkv, table, options.softmax_scale, None, options.softcap)
-    grad = GradCall(*given, qkv[0].dtype, None, None, options.deterministic)
-    made = kernel.backward(call, grad)
-    asked.num_backwards += 1
-    if asked.num_backwards == 2 and out is not None:
-        asked.backward = kernel.repeated_backward(call, grad)
-    return made
+            sums = less_dlse(row_delta(out, dout, lse.dtype), dlse)
+            how = _of_backward(options)
+            grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, sums, slices, *how)
+            return *grads, sink_gradient(sink_lse, lse, sums), None, None
+        delta: Tensor | None = None  # the kernels compute it themselves
+        if dlse is not None or sink_lse is not None:
+            delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
+        call = AttnCall(q, k, v, table, options.softmax_scale, None, options.softcap)
+        given = out if delta is None else None
+        grad = GradCall(dout, lse, delta, given, q.dtype, None, None, options.deterministic)
+        of_sinks = None if delta is None else sink_gradient(sink_lse, lse, delta)
+        return *kernel.backward(call, grad), of_sinks, None, None
 
 
 _apply = direct_apply(_EagerAttn)
@@ -234,7 +218,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     slices, scale, *how = rest
     options = Options(scale, q.dtype, *how)
-    kernel, table = _chosen(q, k, v, slices, options)
+    table = slice_table(slices, q.shape[0], k.shape[0])
+    kernel = select_backend(options.backend, q.device, q.dtype, widths_of(q, v))
     call = AttnCall(q, k, v, table, scale, None, options.softcap)
     return kernel.backward(
         call, GradCall(dout, lse, delta, dtype=q.dtype, deterministic=options.deterministic)

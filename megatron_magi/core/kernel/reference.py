@@ -17,8 +17,8 @@ from torch import Tensor
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
-    NoRepeats,
     OutLse,
+    Unprepared,
     acc_dtype,
     deliver,
     final_delta,
@@ -48,7 +48,7 @@ def _without_autocast(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-class ReferenceBackend(NoRepeats):
+class ReferenceBackend(Unprepared):
     """The protocol ``AttnBackend`` in PyTorch; bit-identical from run to run on one machine."""
 
     name = "reference"

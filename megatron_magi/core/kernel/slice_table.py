@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.by_identity import ByIdentity
+from megatron_magi.core.kernel.form import Calls
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.mask.row_ranges import joined
@@ -33,6 +34,9 @@ class SliceTable:
     """int32 [n, 2], ascending, disjoint: query rows that no slice covers and that the forward need
     not write, because another call does."""
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+    calls: Calls = field(default_factory=Calls, repr=False)
+    """What was prepared for calls on these slices, by their form, on one device or in a stage of
+    many. It must not refer to the table, or both would outlive their last user."""
 
     @cached_property
     def covered_rows(self) -> IntArray:
@@ -40,7 +44,40 @@ class SliceTable:
         return joined(self.slices[:, :2])
 
 
-_by_tensor: ByIdentity[tuple[int, int, int, SliceTable]] = ByIdentity()
+V = TypeVar("V")
+
+
+class ByIdentity(Generic[V]):
+    """A dictionary whose keys are objects themselves, not what they equal, and are not kept alive.
+
+    ``torch.utils.weak.WeakIdKeyDictionary`` is one too; a lookup in it takes a few microseconds,
+    which every attention call would pay several times.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], V]] = {}
+
+    def get(self, key: object) -> V | None:
+        """The object's value, or None."""
+        entry = self._entries.get(id(key))
+        return entry[1] if entry is not None and entry[0]() is key else None
+
+    def __setitem__(self, key: object, value: V) -> None:
+        number = id(key)
+
+        def forget(ended: weakref.ref[Any]) -> None:
+            entry = self._entries.get(number)
+            if entry is not None and entry[0] is ended:
+                del self._entries[number]
+
+        self._entries[number] = weakref.ref(key, forget), value
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+_by_tensor: ByIdentity[tuple[int, SliceTable]] = ByIdentity()
+_tensors: ByIdentity[Tensor] = ByIdentity()
 
 
 def slice_table(slices: Tensor, num_q: int, num_k: int) -> SliceTable:
@@ -54,14 +91,18 @@ def slice_table(slices: Tensor, num_q: int, num_k: int) -> SliceTable:
     Raises:
         ValueError: out-of-bounds or overlapping slices (see ``AttnMask``).
     """
-    version = -1 if slices.is_inference() else slices._version
-    seen = _by_tensor.get(slices) if version >= 0 else None
-    if seen is not None and seen[:3] == (version, num_q, num_k):
-        return seen[3]
-    table = _from_content(slices.detach().cpu().numpy(), num_q, num_k)
-    if version >= 0:
-        _by_tensor[slices] = (version, num_q, num_k, table)
+    table = seen_table(slices)
+    if table is None or (table.num_q, table.num_k) != (num_q, num_k):
+        table = _from_content(slices.detach().cpu().numpy(), num_q, num_k)
+        if not slices.is_inference():
+            _by_tensor[slices] = (slices._version, table)
     return table
+
+
+def seen_table(slices: Tensor) -> SliceTable | None:
+    """The table that was last made of a tensor; None: there is none, or the tensor has changed."""
+    seen = _by_tensor.get(slices)
+    return seen[1] if seen is not None and seen[0] == slices._version else None
 
 
 def _from_content(slices: IntArray, num_q: int, num_k: int) -> SliceTable:
@@ -78,3 +119,13 @@ def slices_tensor(mask: AttnMask) -> Tensor:
     """int32 [N, 6] on the CPU; keep it and pass it to every call with this mask."""
     check_mask(mask)
     return torch.from_numpy(mask.slices.copy())
+
+
+def tensor_of_mask(mask: AttnMask) -> Tensor:
+    """``slices_tensor``, made once for every mask object."""
+    found = _tensors.get(mask)
+    if found is None:
+        with torch.inference_mode(False):  # autograd may save it later
+            found = slices_tensor(mask)
+        _tensors[mask] = found
+    return found

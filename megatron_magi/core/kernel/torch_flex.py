@@ -21,8 +21,8 @@ from torch import Tensor
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
-    NoRepeats,
     OutLse,
+    Unprepared,
     acc_dtype,
     deliver,
     final_delta,
@@ -40,7 +40,7 @@ MOST_SHAPES = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class FlexBackend(NoRepeats):
+class FlexBackend(Unprepared):
     """Forward and backward by FlexAttention: compiled on GPUs, and eager on the CPU, for tests.
 
     A stage's backward recomputes its forward: FlexAttention's backward needs the stage's own out

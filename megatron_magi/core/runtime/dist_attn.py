@@ -34,7 +34,7 @@ from megatron_magi.core.kernel.autograd import (
     refuse_transforms,
 )
 from megatron_magi.core.kernel.backend import AttnCall, Pair, acc_dtype, less_dlse
-from megatron_magi.core.kernel.form import Forms, form_of_qkv
+from megatron_magi.core.kernel.form import Calls, form_of_qkv
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.sink import sink_lse_of
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
@@ -246,7 +246,7 @@ def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
     if not type(q) is type(k) is type(v) is Tensor:
         return _check(q, k, v, plan)
     form = form_of_qkv(q, k, v)
-    accepted: Forms = kept_with(plan, "accepted calls", Forms)
+    accepted: Calls = kept_with(plan, "accepted calls", Calls)
     if form not in accepted:
         _check(q, k, v, plan)
         accepted.keep(form, True)

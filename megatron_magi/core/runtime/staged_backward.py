@@ -146,8 +146,9 @@ class KeyGradients:
         """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side."""
         own = stage.num_own
         if stage.cast is None:
-            shapes = ((own, *x.shape[1:]) for x in (self.k, self.v))
-            dk, dv = (self.k.new_empty(shape, dtype=self.dtype) for shape in shapes)
+            of_k, of_v = self.shapes
+            dk = self.k.new_empty((own, *of_k), dtype=self.dtype)
+            dv = self.k.new_empty((own, *of_v), dtype=self.dtype)
         else:
             dtype = self.dtype if own else self.work.wire_dtype
             is_sent = dtype == self.work.wire_dtype  # as it is, not rounded first

@@ -81,13 +81,6 @@ def test_a_call_gets_the_struct_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows.stride == 17
 
 
-def test_a_call_gets_the_bytes_of_a_struct(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    made = library(monkeypatch, magi_read=lambda params, *_: seen.append(params) or 0)
-    made.call("magi_read", bytes(Rows(stride=34)))
-    assert [Rows.from_buffer_copy(params).stride for params in seen] == [34]
-
-
 def test_a_call_that_fails_says_which_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     made = library(
         monkeypatch, magi_move=failing, magi_load_kernels=failing, magi_pause=answering(4)

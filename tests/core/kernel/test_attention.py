@@ -2,6 +2,7 @@
 
 import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatron_magi import AttnMask, AttnSlice, masks
-from megatron_magi.core.kernel import attention, reference
+from megatron_magi.core.kernel import attention, reference, slice_table
 from megatron_magi.core.kernel.attention import flex_flash_attn_func
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
@@ -293,16 +294,24 @@ def test_arguments_of_alike_calls_reach_each_of_them() -> None:
 
 @pytest.mark.parametrize("kind", ["mask", "tensor"])
 def test_what_is_kept_of_calls_dies_with_their_mask(kind: str) -> None:
+    """At once: what is kept in a table does not refer to it."""
     gc.collect()
-    before = len(attention._asked)
+    before = len(slice_table._by_tensor)
     mask = masks.full(4)
     slices = mask if kind == "mask" else slices_tensor(mask)
     for heads in (1, 2):
         flex_flash_attn_func(*tensors(h=2 * heads), slices=slices)
-    assert len(attention._asked) == before + 1
-    del mask, slices
-    gc.collect()
-    assert len(attention._asked) == before
+    assert len(slice_table._by_tensor) == before + 1
+    rows = slice_table.tensor_of_mask(mask) if kind == "mask" else slices
+    table = weakref.ref(slice_table.slice_table(rows, 4, 4))
+    assert len(table().calls) >= 2  # type: ignore[union-attr]
+    gc.disable()
+    try:
+        del mask, slices, rows
+        slice_table._from_bytes.cache_clear()
+        assert len(slice_table._by_tensor) == before and table() is None
+    finally:
+        gc.enable()
 
 
 def test_bad_slices_are_refused() -> None:

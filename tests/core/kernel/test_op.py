@@ -42,12 +42,12 @@ def as_op(q: Tensor, k: Tensor, v: Tensor, options: Options = OPTIONS) -> OutLse
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, options: Options = OPTIONS) -> OutLse:
-    return attend(q, k, v, SLICES, Asked(options))
+    return attend(q, k, v, Asked(SLICES, options))
 
 
 def below_a_mode(q: Tensor, k: Tensor, v: Tensor, options: Options = OPTIONS) -> OutLse:
     with Seen():
-        return attend(q, k, v, SLICES, Asked(options))
+        return attend(q, k, v, Asked(SLICES, options))
 
 
 Attention = Callable[..., OutLse]

@@ -5,13 +5,9 @@ from __future__ import annotations
 import torch
 
 from megatron_magi.core.cuda.library import load_kernels
-from megatron_magi.core.kernel.hopper.backward import (
-    backward,
-    delta,
-    repeated_backward,
-)
+from megatron_magi.core.kernel.hopper.backward import backward, delta
 from megatron_magi.core.kernel.hopper.checks import check_device
-from megatron_magi.core.kernel.hopper.forward import forward, repeated_forward
+from megatron_magi.core.kernel.hopper.forward import forward, prepared_forward
 
 __all__ = ["HopperBackend"]
 
@@ -27,9 +23,8 @@ class HopperBackend:
     name = "cuda"
     adds_atomically = True
     forward = staticmethod(forward)
-    repeated_forward = staticmethod(repeated_forward)
+    prepared_forward = staticmethod(prepared_forward)
     backward = staticmethod(backward)
-    repeated_backward = staticmethod(repeated_backward)
     delta = staticmethod(delta)
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:

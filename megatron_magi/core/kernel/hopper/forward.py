@@ -5,9 +5,9 @@ T query tokens, S key tokens, H query heads, G key/value heads, D head_dim, E wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +18,17 @@ from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     OutLse,
-    RepeatedForward,
+    PreparedForward,
     put_rows,
 )
-from megatron_magi.core.kernel.form import Forms, form_of, form_of_pair, form_of_qkv
+from megatron_magi.core.kernel.form import form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
 from megatron_magi.core.kernel.hopper.launch import (
     FwdLaunch,
     HeadsKey,
     aligned,
+    has_aligned_rows,
     new_of,
     out_shape,
     tile_counter,
@@ -35,29 +36,12 @@ from megatron_magi.core.kernel.hopper.launch import (
 from megatron_magi.core.kernel.hopper.padding import deliver_output, padded_call, padded_dtype
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.sink import check_joins
-from megatron_magi.core.kernel.widths import widths_of
+from megatron_magi.core.kernel.widths import Widths, widths_of
 
 VARYING = (
     "q.data", "k.data", "v.data", "out.data", "lse", "sink_lse", "max_logits", "counter", "stream",
 )  # fmt: skip
 """The fields of FwdParams in which calls of one form differ."""
-
-
-class _Repeat(NamedTuple):
-    """What the calls of one form share, once the first of them has passed the checks."""
-
-    shared: _Shared
-    new_out: Callable[[], Tensor]
-    new_lse: Callable[[], Tensor]
-
-
-class _Shared(NamedTuple):
-    """What the launches of one form share."""
-
-    device: torch.device
-    tables: DeviceBuffer
-    run: Callable[..., None]
-    """A launch; its arguments are the fields of VARYING."""
 
 
 def forward(
@@ -73,101 +57,109 @@ def forward(
         TypeError, ValueError, NotImplementedError: a call that the kernels do not take.
         CudaKernelError: a launch failed.
     """
-    repeats = call.table.cache.get("forwards")
-    if repeats is None:
-        repeats = call.table.cache.setdefault("forwards", Forms())
-    form = _form(call, prev, into, out_dtype)
-    repeat: _Repeat | None = repeats.get(form)
-    places = _places(call)
-    if repeat is None or (places[0] | places[1] | places[2]) % 16:
-        made, repeat = _checked_forward(call, prev, into, out_dtype)
-        if repeat is not None:
-            repeats.keep(form, repeat)
-        return made
-    given = into if prev is None else prev
-    result = (repeat.new_out(), repeat.new_lse()) if given is None else given
-    _launch(repeat.shared, places, result, call.sink_lse, call.max_logits)
-    return result
+    return _prepared(call, prev, into, out_dtype)(call, prev, into)
 
 
-def repeated_forward(call: AttnCall, out_dtype: torch.dtype) -> RepeatedForward | None:
-    """See AttnBackend.repeated_forward."""
-    repeat = call.table.cache.get("forwards", {}).get(_form(call, None, None, out_dtype))
-    if repeat is None or call.sink_lse is not None:
-        return None
-    return partial(_forward_again, repeat)
+def prepared_forward(call: AttnCall, out_dtype: torch.dtype) -> PreparedForward:
+    """See AttnBackend.prepared_forward."""
+    return _prepared(call, None, None, out_dtype)
 
 
-def _forward_again(
-    repeat: _Repeat, q: Tensor, k: Tensor, v: Tensor, max_logits: Tensor | None
-) -> OutLse | None:
-    """See RepeatedForward."""
-    places = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    if (places[0] | places[1] | places[2]) % 16:
-        return None
-    result = repeat.new_out(), repeat.new_lse()
-    _launch(repeat.shared, places, result, None, max_logits)
-    return result
-
-
-def _form(
+def _prepared(
     call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
-) -> Hashable:
-    """See form.py."""
-    q, k, v, _, scale, _, softcap, sink_lse = call
-    form = form_of_qkv(q, k, v), scale, softcap, out_dtype
-    if sink_lse is None and prev is None and into is None:
-        return form
-    return form, form_of(sink_lse), form_of_pair(prev), form_of_pair(into)
+) -> Callable[..., OutLse]:
+    """What computes calls of a form, as a function of the call, ``prev`` and ``into``. It is kept
+    in the table of the slices, so that the checks and the choice are those of the first call."""
+    q, k, v, table, scale, _, softcap, sinks = call
+    form = (
+        form_of_qkv(q, k, v), scale, softcap, out_dtype,
+        None if sinks is None else form_of(sinks),
+        None if prev is None else form_of_pair(prev), None if into is None else form_of_pair(into),
+    )  # fmt: skip
+    found: Callable[..., OutLse] | None = table.calls.get(form)
+    if found is None:
+        found = _prepare(call, prev, into, out_dtype)
+        table.calls.keep(form, found)
+    return found
 
 
-def _checked_forward(
+def _prepare(
     call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
-) -> tuple[OutLse, _Repeat | None]:
-    """The result, and what further calls of the form repeat: None if it is more than a launch."""
+) -> Callable[..., OutLse]:
     check_joins(call, prev)
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
-        made = forward(padded_call(call, widths), out_dtype=padded_dtype(prev, into, out_dtype))
-        return deliver_output(made, call, prev, into), None
+        return partial(_on_wider_heads, widths, out_dtype)
     check_call(call)
     check_output(call, prev, into, out_dtype)
+    gaps = call.sink_lse is not None and call.sink_lse.stride(-1) != 1
+    if gaps or not all(map(has_aligned_rows, call[:3])):
+        return partial(_on_copies, out_dtype)
     launch = forward_launch(call.table, HeadsKey.of(call))
     if launch.num_parts > 1:
-        dtype = out_dtype if into is None else into[0].dtype
-        made = _forward_in_parts(launch, call, prev, dtype)
-        return made if into is None else put_rows(made, call.table, into), None
-    return _forward_at_once(
-        launch, call, into if prev is None else prev, prev is not None, out_dtype
-    )
+        return partial(_in_parts, launch, out_dtype)
+    given = into if prev is None else prev
+    how = {"merge": prev is not None, "fill_empty_rows": given is None}
+    return _launch_of(launch, call, given, out_dtype, **how)
 
 
-def _forward_at_once(
-    launch: FwdLaunch,
-    call: AttnCall,
-    given: OutLse | None,
-    merge: bool,
-    out_dtype: torch.dtype | None,
-) -> tuple[OutLse, _Repeat | None]:
-    """One launch, and what further ones of the form repeat; ``given``: ``prev`` or ``into``."""
-    device = call.q.device
-    new_out = new_of(out_shape(call), out_dtype or call.q.dtype, device)
-    new_lse = new_of(tuple(call.q.shape[:2]), torch.float32, device)
-    result = (new_out(), new_lse()) if given is None else given
-    readable = _readable(call)
-    shared = _shared(launch, readable, result, merge=merge, fill_empty_rows=given is None)
-    _launch(shared, _places(readable), result, readable.sink_lse, readable.max_logits)
-    return result, _Repeat(shared, new_out, new_lse) if readable is call else None
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch: what computes most calls of a form."""
+
+    device: torch.device
+    tables: DeviceBuffer
+    run: Callable[..., None]
+    """Its arguments are the fields of VARYING."""
+    new_result: tuple[Callable[[], Tensor], Callable[[], Tensor]]
+    """They make out and lse."""
+    out_dtype: torch.dtype | None
+
+    def __call__(
+        self, call: AttnCall, prev: OutLse | None = None, into: OutLse | None = None
+    ) -> OutLse:
+        q, k, v = call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
+        if (q | k | v) % 16:
+            return _on_copies(self.out_dtype, call, prev, into)
+        result = into if prev is None else prev
+        if result is None:
+            new_out, new_lse = self.new_result
+            result = new_out(), new_lse()
+        out, lse, sinks, most = *result, call.sink_lse, call.max_logits
+        stream = stream_handle(self.device)
+        captured = self.tables.use_on(stream)
+        counter = tile_counter(self.device, stream, captured)  # held until the launch
+        with on_device(self.device):
+            self.run(
+                q, k, v, out.data_ptr(), lse.data_ptr(),
+                0 if sinks is None else sinks.data_ptr(), 0 if most is None else most.data_ptr(),
+                counter.data_ptr(), stream,
+            )  # fmt: skip
+        return result
 
 
-def _places(call: AttnCall) -> tuple[int, ...]:
-    """The addresses of q, k and v."""
-    return call.q.data_ptr(), call.k.data_ptr(), call.v.data_ptr()
+def _on_copies(
+    out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
+    into: OutLse | None = None,
+) -> OutLse:  # fmt: skip
+    """The same call on copies of those tensors that a kernel cannot read."""
+    return forward(_readable(call), prev=prev, into=into, out_dtype=out_dtype)
 
 
-def _forward_in_parts(
-    launch: FwdLaunch, call: AttnCall, prev: OutLse | None, out_dtype: torch.dtype | None
-) -> OutLse:
+def _on_wider_heads(
+    widths: Widths, out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
+    into: OutLse | None = None,
+) -> OutLse:  # fmt: skip
+    """The same call on heads that a kernel has."""
+    wide = padded_call(call, widths)
+    made = forward(wide, out_dtype=padded_dtype(prev, into, out_dtype))
+    return deliver_output(made, call, prev, into)
+
+
+def _in_parts(
+    launch: FwdLaunch, out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
+    into: OutLse | None = None,
+) -> OutLse:  # fmt: skip
     """For few tiles with many keys each: compute parts of the keys in parallel, and merge the parts
     in a fixed order. Sinks have joined the first part (csrc/attention/params.h)."""
     q = call.q
@@ -180,52 +172,23 @@ def _forward_in_parts(
     if prev is not None:
         merge_(*prev, out[0], lse[0])
         return prev
+    if into is not None:
+        return put_rows((out[0].to(into[0].dtype), lse[0]), call.table, into)
     return out[0].to(out_dtype or q.dtype, copy=True), lse[0].clone()
 
 
 def launch_forward(
-    launch: FwdLaunch,
-    call: AttnCall,
-    result: OutLse,
-    *,
-    merge: bool = False,
-    fill_empty_rows: bool = True,
+    launch: FwdLaunch, call: AttnCall, result: OutLse, *, merge: bool = False
 ) -> None:
-    """One launch on the current stream; no synchronisation.
+    """One launch on the current stream; no synchronisation. It also writes 0, and -inf or the
+    sinks' lse, to rows that no slice covers.
 
     Args:
         result: out [T, H, E] and lse [T, H], or as many of them as there are parts.
         merge: merge into what ``result`` holds.
-        fill_empty_rows: write 0, and -inf or the sinks' lse, to rows that no slice covers.
     """
     call = _readable(call)
-    shared = _shared(launch, call, result, merge=merge, fill_empty_rows=fill_empty_rows)
-    _launch(shared, _places(call), result, call.sink_lse, call.max_logits)
-
-
-def _launch(
-    shared: _Shared,
-    places: tuple[int, ...],
-    result: OutLse,
-    sinks: Tensor | None,
-    most: Tensor | None,
-) -> None:
-    """Launch a call that the copy engine can read; ``places`` are the addresses of q, k and v, the
-    last two its sink_lse and max_logits."""
-    device, tables, run = shared
-    stream = stream_handle(device)
-    captured = tables.use_on(stream)
-    counter = tile_counter(device, stream, captured)  # held until the launch
-    with on_device(device):
-        run(
-            *places,
-            result[0].data_ptr(),
-            result[1].data_ptr(),
-            0 if sinks is None else sinks.data_ptr(),
-            0 if most is None else most.data_ptr(),
-            counter.data_ptr(),
-            stream,
-        )
+    _launch_of(launch, call, result, merge=merge)(call, into=result)
 
 
 def _readable(call: AttnCall) -> AttnCall:
@@ -238,16 +201,21 @@ def _readable(call: AttnCall) -> AttnCall:
     return call if same else call._replace(q=q, k=k, v=v, sink_lse=sinks)
 
 
-def _shared(
-    launch: FwdLaunch, call: AttnCall, result: OutLse, *, merge: bool, fill_empty_rows: bool
-) -> _Shared:
-    """All but the addresses of what a call reads and writes."""
+def _launch_of(
+    launch: FwdLaunch, call: AttnCall, given: OutLse | None,
+    out_dtype: torch.dtype | None = None, *, merge: bool, fill_empty_rows: bool = True,
+) -> Launch:  # fmt: skip
+    """The launch of calls of this one's form; ``given``: what it writes, None: new tensors."""
+    q = call.q
+    new_out = new_of(out_shape(call), out_dtype or q.dtype, q.device)
+    new_lse = new_of(tuple(q.shape[:2]), torch.float32, q.device)
+    result = (new_out(), new_lse()) if given is None else given
     p = FwdParams.from_buffer_copy(launch.params)
     p.q, p.k, p.v, p.out = map(TensorView.of, (*call[:3], result[0]))
     p.lse_stride_token, p.lse_stride_head = result[1].stride()
     if call.sink_lse is not None and call.sink_lse.ndim > 1:
         p.sink_stride_token = call.sink_lse.stride(0)
-    p.dtype = DTYPE_CODES[call.q.dtype]
+    p.dtype = DTYPE_CODES[q.dtype]
     p.out_dtype = DTYPE_CODES[result[0].dtype]
     p.merge = merge
     if not fill_empty_rows:
@@ -255,4 +223,4 @@ def _shared(
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
     run = cuda_library().prepared("magi_attn_fwd", Pattern(p, VARYING))
-    return _Shared(call.q.device, launch.tables, run)
+    return Launch(q.device, launch.tables, run, (new_out, new_lse), out_dtype)

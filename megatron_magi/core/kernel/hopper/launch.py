@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from torch import Tensor
 from megatron_magi.core.cuda.abi import BwdParams, FwdParams
 from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import AttnCall
+
+logger = logging.getLogger("megatron_magi")
 
 
 class HeadsKey(NamedTuple):
@@ -86,15 +89,31 @@ def new_of(
 
 def aligned(x: Tensor) -> Tensor:
     """``x``, copied only if the copy engine cannot read it (16-byte base and strides)."""
-    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
+    if is_aligned(x):
+        return x
+    _say_copied()
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@lru_cache(maxsize=1)
+def _say_copied() -> None:
+    logger.warning(
+        "attention copies tensors that the kernels cannot read in place, in this call and in later "
+        "ones: rows must begin at multiples of 16 bytes, and none may be expanded, as a gradient "
+        "of out.sum() is"
+    )
 
 
 def is_aligned(x: Tensor) -> bool:
     """Whether base and strides are multiples of 16 bytes, and columns neighbours."""
+    return x.data_ptr() % 16 == 0 and has_aligned_rows(x)
+
+
+def has_aligned_rows(x: Tensor) -> bool:
+    """``is_aligned`` of a tensor that begins at a multiple of 16 bytes, by its form alone."""
     token, head, column = x.stride()
     step = 16 // x.element_size()
-    fits = token % step == 0 and head % step == 0 and x.data_ptr() % 16 == 0
-    return fits and token > 0 and head > 0 and column == 1
+    return token % step == 0 and head % step == 0 and token > 0 and head > 0 and column == 1
 
 
 _counters: dict[tuple[int, int], Tensor] = {}

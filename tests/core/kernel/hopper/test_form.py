@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
-from megatron_magi.core.kernel.form import MOST_FORMS, Forms
+from megatron_magi.core.kernel.form import MOST_FORMS, Calls
 from megatron_magi.core.kernel.hopper import backward, forward
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable
@@ -199,7 +199,7 @@ def test_the_numbers_of_a_backward_are_part_of_its_form(library: abi_on_cpu.CpuL
         given = grad._replace(deterministic=fixed)
         for got, want in zip(backward(asked, given), backward(alone, given), strict=True):
             assert torch.equal(got, want)
-        forms.append(len(call.table.cache["backwards"]))
+        forms.append(len(call.table.calls))
     assert forms == [1, 2, 3, 4, 4]
 
 
@@ -211,14 +211,14 @@ def test_a_form_is_checked_once(
     call = call._replace(k=call.k.contiguous(), v=call.v.contiguous())
     forward(call)
     module = importlib.import_module("megatron_magi.core.kernel.hopper.forward")
-    monkeypatch.setattr(module, "_checked_forward", lambda *_: 1 / 0)
+    monkeypatch.setattr(module, "_prepare", lambda *_: 1 / 0)
     forward(call._replace(q=call.q.clone(), k=call.k.clone(), v=call.v.clone()))
     with pytest.raises(ZeroDivisionError):
         forward(call._replace(softmax_scale=0.3))
 
 
 def test_not_every_form_is_kept() -> None:
-    forms = Forms()
+    forms = Calls()
     for number in range(3 * MOST_FORMS):
         forms.keep(number, -number)
         assert forms[number] == -number and len(forms) <= MOST_FORMS

@@ -1,7 +1,8 @@
-"""The shorter way of repeated calls of ``flex_flash_attn_func`` computes what the first ones do."""
+"""Calls of ``flex_flash_attn_func`` that are recognised compute what the first ones do."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,10 @@ from torch import Tensor
 
 from megatron_magi import AttnMask, flex_flash_attn_func
 from megatron_magi.core.kernel import form, op
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
-from megatron_magi.core.kernel.hopper import HopperBackend
+from megatron_magi.core.kernel.backend import AttnCall
+from megatron_magi.core.kernel.hopper import HopperBackend, launch
 from tests.core.kernel import abi_on_cpu
-from tests.core.kernel.hopper.launch_cases import BF16, NAMED, case
+from tests.core.kernel.hopper.launch_cases import BF16, NAMED
 from tests.core.kernel.hopper.test_form import moved
 
 MASK = NAMED["packed"]
@@ -25,23 +26,19 @@ TOKENS = MASK.total_seqlen_q
 
 
 class Counted(HopperBackend):
-    """Counts the calls that take the longer way."""
+    """Counts the calls that are prepared, and those of its stand-in library."""
 
-    def __init__(self) -> None:
-        self.forwards, self.backwards = 0, 0
+    def __init__(self, library: abi_on_cpu.CpuLibrary) -> None:
+        self.library, self.prepared = library, 0
 
-    def forward(self, call: AttnCall, **how: Any) -> OutLse:  # type: ignore[override]
-        self.forwards += 1
-        return HopperBackend.forward(call, **how)
-
-    def backward(self, call: AttnCall, grad: GradCall) -> Any:  # type: ignore[override]
-        self.backwards += 1
-        return HopperBackend.backward(call, grad)
+    def prepared_forward(self, call: AttnCall, out_dtype: torch.dtype) -> Any:  # type: ignore[override]
+        self.prepared += 1
+        return HopperBackend.prepared_forward(call, out_dtype)
 
 
 @pytest.fixture
 def kernel(library: abi_on_cpu.CpuLibrary, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    made = Counted()
+    made = Counted(library)
     monkeypatch.setattr(op, "select_backend", lambda *_: made)
     abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
     return made
@@ -77,11 +74,12 @@ def assert_as_first(
             assert torch.equal(got, want)
 
 
-def test_a_third_call_takes_the_shorter_way(kernel: Counted) -> None:
+def test_a_second_call_is_recognised(kernel: Counted) -> None:
     slices = mask()
     for seed in range(5):
         run(inputs(seed), slices, dout(seed))
-    assert (kernel.forwards, kernel.backwards) == (2, 2)
+    assert kernel.prepared == 1
+    assert kernel.library.calls == ["magi_attn_fwd", "magi_attn_bwd"] * 5
     calls = [lambda m, s=s: run(inputs(s), m, dout(s)) for s in range(5)]
     assert_as_first(calls, slices)
 
@@ -110,7 +108,7 @@ def test_tensors_that_no_kernel_can_read_are_copied(kernel: Counted) -> None:
 
 @pytest.mark.parametrize("which", range(5))
 def test_each_tensor_may_lie_elsewhere(which: int, kernel: Counted) -> None:
-    """q, k, v, and of a backward dout and out, after calls that the shorter way takes."""
+    """q, k, v, and of a backward dout and out, after calls that are recognised."""
     slices = mask()
 
     def call(m: AttnMask, base: int) -> tuple[Tensor, ...]:
@@ -136,6 +134,31 @@ def test_gradients_of_other_strides_are_computed(kernel: Counted) -> None:
     assert_as_first([lambda m, d=d: run(inputs(1), m, d) for d in given], slices)
 
 
+def test_a_copied_tensor_is_recognised_and_logged_once(
+    kernel: Counted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A misaligned query, and the expanded gradient of out.sum()."""
+    slices = mask()
+
+    def call() -> tuple[Tensor, ...]:
+        q, k, v = inputs(2)
+        one = torch.ones((), dtype=BF16).expand(TOKENS, 4, 64)
+        return run([moved(q.detach(), 1).requires_grad_(), k, v], slices, one)
+
+    launch._say_copied.cache_clear()
+    wanted = call()
+    for name in ("forward", "backward"):
+        module = importlib.import_module(f"megatron_magi.core.kernel.hopper.{name}")
+        monkeypatch.setattr(module, "_prepare", None)
+    for _ in range(2):
+        assert all(map(torch.equal, call(), wanted))
+    assert [record.message for record in caplog.records if "copies" in record.message] == [
+        "attention copies tensors that the kernels cannot read in place, in this call and in later "
+        "ones: rows must begin at multiples of 16 bytes, and none may be expanded, as a gradient "
+        "of out.sum() is"
+    ]
+
+
 def test_hooks_may_return_tensors_of_other_strides(kernel: Counted) -> None:
     """As one that keeps saved tensors elsewhere may do."""
     slices = mask()
@@ -157,22 +180,10 @@ def test_without_gradients_too(kernel: Counted) -> None:
         outs = [flex_flash_attn_func(*inputs(s), slices=slices)[0] for s in range(4)]
         wanted = [flex_flash_attn_func(*inputs(s), slices=mask())[0] for s in range(4)]
     assert all(map(torch.equal, outs, wanted))
-    assert kernel.forwards == 2 + 4
+    assert kernel.prepared == 1 + 4
 
 
-def test_a_call_with_sinks_or_without_out_has_no_shorter_way(kernel: Counted) -> None:
-    call, dout = case(MASK)
-    for asked in (call._replace(sink_lse=torch.zeros(4)), call):
-        out, lse = kernel.forward(asked, out_dtype=BF16)
-        found = kernel.repeated_forward(asked, BF16)
-        assert (found is None) == (asked.sink_lse is not None)
-    for given in ((torch.zeros_like(lse), None), (None, out)):
-        grad = GradCall(dout.to(BF16), lse, *given, BF16)
-        kernel.backward(call, grad)
-        assert (kernel.repeated_backward(call, grad) is None) == (grad.out is None)
-
-
-def test_sinks_take_the_longer_way(kernel: Counted) -> None:
+def test_sinks_are_not_kept(kernel: Counted) -> None:
     """What one call has of them is not kept for another."""
     slices = mask()
 
@@ -183,7 +194,7 @@ def test_sinks_take_the_longer_way(kernel: Counted) -> None:
     assert_as_first([*plain, *(lambda m, s=s: call(m, s) for s in (0.0, 1.0, 4.0)), *plain], slices)
 
 
-def test_a_gradient_of_lse_takes_the_longer_way(kernel: Counted) -> None:
+def test_a_gradient_of_lse_may_come_between(kernel: Counted) -> None:
     """Delta is given then, and out is not."""
     slices = mask()
 
