@@ -37,8 +37,7 @@ class AttnForwardMeta:
     """[H] largest logit of every head; None unless asked for."""
 
     def __post_init__(self) -> None:
-        if type(self.lse) is not Tensor:
-            tensor(self.lse, "lse")
+        tensor(self.lse, "lse")
         if self.max_logits is not None:
             tensor(self.max_logits, "max_logits")
 
