@@ -294,12 +294,11 @@ def test_arguments_of_alike_calls_reach_each_of_them() -> None:
 
 @pytest.mark.parametrize("kind", ["mask", "tensor"])
 def test_what_is_kept_of_calls_dies_with_their_mask(kind: str) -> None:
-    """At once: what is kept in a table does not refer to it."""
+    """At once: what is kept in a table does not refer to it. No other test has these slices: equal
+    slices share a table, which would then live on."""
     gc.collect()
     before = len(slice_table._by_tensor)
-    mask = AttnMask(
-        [AttnSlice(1, 3, 0, 3, -1, 1)], 4, 4
-    )  # no other test's, whose table it would share
+    mask = AttnMask([AttnSlice(1, 3, 0, 3, -1, 1)], 4, 4)
     slices = mask if kind == "mask" else slices_tensor(mask)
     for heads in (1, 2):
         flex_flash_attn_func(*tensors(h=2 * heads), slices=slices)
