@@ -2,7 +2,7 @@
 
     python restart_job.py whole|nvrx|loop SCRIPT flags
 
-whole: no rank fails; nvrx: by nvidia_resiliency_ext, on a machine without CUDA;
+whole: no rank fails; nvrx: by nvidia_resiliency_ext, with stand-ins for CUDA where there is none;
 loop: by a loop in its place.
 """
 
@@ -26,8 +26,10 @@ from megatron_magi.core.comm.process_group import is_alive
 from megatron_magi.core.runtime.agreement import comparison
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
 
-skip_compilation_of_wheels()
-install_cpu_training()
+HAS_CUDA = torch.cuda.is_available()
+if not HAS_CUDA:
+    skip_compilation_of_wheels()
+    install_cpu_training()
 
 from megatron.core.pipeline_parallel import schedules  # noqa: E402
 from megatron.training import get_args, inprocess_restart, training  # noqa: E402
@@ -149,8 +151,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] != "whole":
         fail_once()
+    if sys.argv[1] != "whole" and not HAS_CUDA:
         observe_groups()
-    if sys.argv[1] == "nvrx":
+    if sys.argv[1] == "nvrx" and not HAS_CUDA:
         prepare_nvrx()
     elif sys.argv[1] == "loop":
         inprocess_restart.inprocess_restart = in_a_loop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections import Counter
 from importlib import metadata
@@ -24,22 +23,25 @@ from megatron_magi.launcher.refusals import refusals
 from megatron_magi.launcher.restart import restartable
 from megatron_magi.launcher.settings import change_settings, take_settings
 from tests.launcher.few_arguments import arguments
-from tests.launcher.layouts import BY_EOD, CP2, MAGI, TP2_SP
+from tests.launcher.layouts import BY_EOD, CP2, MAGI, SMALL_SCRIPT, TP2_SP
+from tests.launcher.restarted_steps import (
+    JOB,
+    SAVED,
+    Steps,
+    assert_one_restart,
+    assert_restarted,
+    steps_of,
+)
 from tests.launcher.tiny_flags import TINY
 from tests.launcher.two_ranks import Ranks
 
-JOB = str(Path(__file__).parent / "restart_job.py")
 LAYOUTS: dict[str, dict[str, Any]] = {"cp2": CP2, "documents tp2": {**MAGI, **TP2_SP, **BY_EOD}}
 NEEDED = (0, 6)
 """Megatron asks for this nvidia_resiliency_ext or a later one."""
-SAVED, FAULTY = 2, 3
 trains = pytest.mark.skipif(
     megatron_magi.adapter.MEGATRON_VERSION[:2] != (0, 19),
     reason="the script is written for megatron.training of the 0.19 wheel",
 )
-
-Steps = list[tuple[int, float, float]]
-"""(iteration, loss, gradient norm)"""
 
 
 def installed() -> tuple[int, ...]:
@@ -51,27 +53,13 @@ def installed() -> tuple[int, ...]:
     return tuple(int(x) for x in found.split(".")[:2])
 
 
-def steps_of(output: str) -> Steps:
-    """All steps that a rank printed, none of which has compared in a group that was destroyed."""
-    found = re.findall(r"^step (\d+): (\S+) (\S+) (\d+)$", output, re.MULTILINE)
-    assert {stale for *_, stale in found} == {"0"}, output[-3000:]
-    return [(int(i), float(loss), float(norm)) for i, loss, norm, _ in found]
-
-
 def train(how: str, layout: str, folder: Path) -> list[str]:
     """What two ranks print that save after every second step."""
     flags = {**TINY, **LAYOUTS[layout], "train-iters": 6, "save-interval": SAVED}
     flags |= {"save": str(folder), "load": str(folder)}
     if how != "whole":
         flags |= {"inprocess-restart": True, "inprocess-granularity": "rank"}
-    return Ranks(flags, (JOB, how)).outputs()
-
-
-def assert_restarted(outputs: list[str], whole: Steps) -> None:
-    """Both ranks went back to the last save, and each step is that of the run without a fault."""
-    for output in outputs:
-        assert steps_of(output) == whole[:FAULTY] + whole[SAVED:]
-        assert "destroyed" not in output
+    return Ranks(flags, (JOB, how, str(SMALL_SCRIPT))).outputs()
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +89,7 @@ def test_a_run_goes_on_from_its_last_save(
 )
 def test_nvidia_resiliency_ext_restarts_a_run(whole: dict[str, Steps], tmp_path: Path) -> None:
     outputs = train("nvrx", "cp2", tmp_path)
-    assert "a fault that the test makes" in outputs[1]
-    assert [output.count(" term_ex: ") for output in outputs] == [1, 1], "one restart was enough"
+    assert_one_restart(outputs)
     assert_restarted(outputs, whole["cp2"])
 
 

@@ -1,4 +1,4 @@
-"""A run of the small pretrain script in two processes, each started by itself."""
+"""A run of a pretrain script in two processes, each started by itself."""
 
 from __future__ import annotations
 
@@ -16,36 +16,49 @@ from tests.launcher.tiny_flags import words
 
 ROOT = Path(__file__).parents[2]
 Program = tuple[str, ...]
-RUN: Program = ("-m", "megatron_magi.run")
+RUN: Program = ("-m", "megatron_magi.run", str(SMALL_SCRIPT))
+WITHOUT_CUDA = {
+    "PYTHONPATH": str(Path(__file__).parent / "no_cuda"),
+    "CUDA_VISIBLE_DEVICES": "",
+    "TORCH_COMPILE_DISABLE": "1",
+    "LAUNCHER_TEST_WITHOUT_CUDA": "1",
+}
 
 
 class Ranks:
     """Two processes of one run."""
 
-    def __init__(self, flags: dict[str, Any], program: Program = RUN) -> None:
+    def __init__(
+        self,
+        flags: dict[str, Any],
+        program: Program = RUN,
+        environment: dict[str, str] = WITHOUT_CUDA,
+        timeout_s: float = 200,
+    ) -> None:
         """
         Args:
-            program: what Python runs, before the script and its flags.
+            program: what Python runs, a script included, before the flags.
+            environment: variables of both processes; PYTHONPATH is put before the one that is set.
+            timeout_s: they are killed when they take longer.
         """
-        self.program = program
+        self.program, self.environment, self.timeout_s = program, environment, timeout_s
         port = str(_free_port())
         self.processes = [self._start(rank, port, flags) for rank in range(2)]
 
     def _start(self, rank: int, port: str, flags: dict[str, Any]) -> subprocess.Popen[str]:
-        paths = [str(Path(__file__).parent / "no_cuda"), os.environ.get("PYTHONPATH"), str(ROOT)]
+        given = self.environment
+        paths = [given.get("PYTHONPATH"), os.environ.get("PYTHONPATH"), str(ROOT)]
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
         return subprocess.Popen(
-            [sys.executable, *self.program, str(SMALL_SCRIPT), *words(flags)],
+            [sys.executable, *self.program, *words(flags)],
             env={
                 **os.environ,
+                "MASTER_ADDR": "127.0.0.1",
+                "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+                "OMP_NUM_THREADS": "1",
+                **given,
                 **{name: str(value) for name, value in place.items()},
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                "MASTER_ADDR": "127.0.0.1",
-                "CUDA_VISIBLE_DEVICES": "",
-                "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-                "TORCH_COMPILE_DISABLE": "1",
-                "OMP_NUM_THREADS": "1",
-                "LAUNCHER_TEST_WITHOUT_CUDA": "1",
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -56,7 +69,7 @@ class Ranks:
     def outputs(self) -> list[str]:
         """What they printed, once both have ended well."""
         try:
-            outputs = [process.communicate(timeout=200)[0] for process in self.processes]
+            outputs = [process.communicate(timeout=self.timeout_s)[0] for process in self.processes]
         except subprocess.TimeoutExpired:
             self.kill()
             raise
