@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,13 @@ class Ranks:
 
     def outputs(self) -> list[str]:
         """What they printed, once both have ended well."""
-        try:
-            outputs = [process.communicate(timeout=self.timeout_s)[0] for process in self.processes]
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
+        with ThreadPoolExecutor() as readers:
+            reads = [readers.submit(process.communicate) for process in self.processes]
+            ended = not wait(reads, self.timeout_s).not_done
+            if not ended:
+                self.kill()
+            outputs = [read.result()[0] for read in reads]
+        assert ended, "not at the end in time:" + "".join(f"\n\n{x[-8000:]}" for x in outputs)
         for process, output in zip(self.processes, outputs, strict=True):
             assert process.returncode == 0, output[-3000:]
         return outputs

@@ -18,7 +18,6 @@ from tests.launcher.layouts import BY_EOD, TP2_SP
 from tests.launcher.restarted_steps import (
     JOB,
     SAVED,
-    Steps,
     assert_one_restart,
     assert_restarted,
     steps_of,
@@ -43,7 +42,7 @@ def start(megatron: Path, how: str, folder: Path, flags: dict[str, Any]) -> Rank
     given = {**TE, **SMALL, "split": None, "mock-data": True, "train-iters": 6, **paths, **flags}
     environment = {**REPEATABLE, "PYTHONPATH": str(megatron), "TORCH_CPP_LOG_LEVEL": "error"}
     program = (JOB, how, str(megatron / "pretrain_gpt.py"))
-    return Ranks(given, program, environment, timeout_s=400)
+    return Ranks(given, program, environment, timeout_s=170)
 
 
 def runs_of(layout: str) -> dict[str, tuple[str, dict[str, Any]]]:
