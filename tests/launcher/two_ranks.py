@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, wait
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,18 @@ class Ranks:
         program: Program = RUN,
         environment: dict[str, str] = WITHOUT_CUDA,
         timeout_s: float = 200,
+        folder: Path | None = None,
     ) -> None:
         """
         Args:
             program: what Python runs, a script included, before the flags.
             environment: variables of both processes; PYTHONPATH is put before the one that is set.
             timeout_s: they are killed when they take longer.
+            folder: where rank0.log and rank1.log are written; a new one by default.
         """
         self.program, self.environment, self.timeout_s = program, environment, timeout_s
+        folder = folder or Path(tempfile.mkdtemp())
+        self.logs = [folder / f"rank{rank}.log" for rank in range(2)]
         port = str(_free_port())
         self.processes = [self._start(rank, port, flags) for rank in range(2)]
 
@@ -61,7 +66,7 @@ class Ranks:
                 **{name: str(value) for name, value in place.items()},
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             },
-            stdout=subprocess.PIPE,
+            stdout=self.logs[rank].open("w"),
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
@@ -69,22 +74,27 @@ class Ranks:
 
     def outputs(self) -> list[str]:
         """What they printed, once both have ended well."""
-        with ThreadPoolExecutor() as readers:
-            reads = [readers.submit(process.communicate) for process in self.processes]
-            ended = not wait(reads, self.timeout_s).not_done
-            if not ended:
-                self.kill()
-            outputs = [read.result()[0] for read in reads]
-        assert ended, "not at the end in time:" + "".join(f"\n\n{x[-8000:]}" for x in outputs)
+        ended = self._end_before(time.monotonic() + self.timeout_s)
+        self.kill()
+        outputs = [log.read_text() for log in self.logs]
+        assert ended, "not at the end in time:" + "".join(f"\n\n{x[-3000:]}" for x in outputs)
         for process, output in zip(self.processes, outputs, strict=True):
             assert process.returncode == 0, output[-3000:]
         return outputs
 
+    def _end_before(self, deadline: float) -> bool:
+        try:
+            for process in self.processes:
+                process.wait(deadline - time.monotonic())
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def kill_at(self, words: str) -> None:
         """Kill both, and whatever they started, as soon as the first one prints these words."""
-        stream = self.processes[0].stdout
-        assert stream is not None, "started with a pipe"
-        assert any(words in line for line in stream), f"it never printed {words!r}"
+        while words not in self.logs[0].read_text():
+            assert self.processes[0].poll() is None, f"it never printed {words!r}"
+            time.sleep(0.01)
         self.kill()
 
     def kill(self) -> None:

@@ -38,11 +38,11 @@ RESTART: dict[str, Any] = {"inprocess-restart": True, "inprocess-granularity": "
 
 def start(megatron: Path, how: str, folder: Path, flags: dict[str, Any]) -> Ranks:
     """Two ranks that save after every second of six steps."""
-    paths = {"save": str(folder), "load": str(folder), "save-interval": SAVED}
+    paths = {"save": str(folder / "saved"), "load": str(folder / "saved"), "save-interval": SAVED}
     given = {**TE, **SMALL, "split": None, "mock-data": True, "train-iters": 6, **paths, **flags}
     environment = {**REPEATABLE, "PYTHONPATH": str(megatron), "TORCH_CPP_LOG_LEVEL": "error"}
     program = (JOB, how, str(megatron / "pretrain_gpt.py"))
-    return Ranks(given, program, environment, timeout_s=170)
+    return Ranks(given, program, environment, timeout_s=150, folder=folder)
 
 
 def runs_of(layout: str) -> dict[str, tuple[str, dict[str, Any]]]:
