@@ -30,8 +30,7 @@ def step_table() -> str:
     ]
     rows = [row for row in record["rows"] if len(row["ms"]) > WARM_UP]
     for place in sorted({_place(row) for row in rows}):
-        here = [row for row in rows if _place(row) == place]
-        lines += _steps(*place, {row["case"]: row for row in here})
+        lines += _steps(*place, [row for row in rows if _place(row) == place])
     return "\n".join([*lines, "", source(record)]) + "\n"
 
 
@@ -76,19 +75,44 @@ def attention_table() -> str:
     return "\n".join([*lines, "", note, *sources]) + "\n"
 
 
-def _steps(model: str, length: int, runs: dict[str, Row]) -> list[str]:
-    """Lines of one model and length, the fastest of the stock runs first."""
+def _steps(model: str, length: int, rows: list[Row]) -> list[str]:
+    """Lines of one model and length; of each kind the slowest run first."""
     lines = []
     for kind in KINDS:
-        chosen = {case: row for case, row in runs.items() if kind_of(case) == kind}
-        stock = [_ms(row) for case, row in chosen.items() if "stock" in case]
-        for case, row in sorted(chosen.items(), key=lambda item: _ms(item[1]), reverse=True):
-            name = case.removesuffix(f" {model} {length}")
+        cases = {row["case"] for row in rows if kind_of(row["case"]) == kind}
+        runs = [Runs(case, [row for row in rows if row["case"] == case]) for case in cases]
+        stock = [each.ms for each in runs if "stock" in each.case]
+        for each in sorted(runs, key=lambda each: each.ms, reverse=True):
+            name = each.case.removesuffix(f" {model} {length}")
             ours = name.startswith("magi")
-            over = f"{min(stock) / _ms(row):.2f}x" if stock and ours else "-"
-            rate = f"{_share(row, length):.0%}" if kind == "" and "documents" not in name else "-"
-            lines.append(f"| {model} | {length:,} | `{name}` | {_ms(row):,.0f} | {rate} | {over} |")
+            over = f"{min(stock) / each.ms:.2f}x" if stock and ours else "-"
+            counted = kind == "" and "documents" not in name
+            rate = f"{_share(each.rows[0], each.ms, length):.0%}" if counted else "-"
+            lines.append(f"| {model} | {length:,} | `{name}` | {each} | {rate} | {over} |")
     return lines
+
+
+@dataclass
+class Runs:
+    """One case, each time that it was run."""
+
+    case: str
+    """The case's name."""
+    rows: list[Row]
+    """What each run logged."""
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of a step: the median of the runs' medians."""
+        return median(self._each())
+
+    def _each(self) -> list[float]:
+        return [median(row["ms"][WARM_UP:]) for row in self.rows]
+
+    def __str__(self) -> str:
+        each = self._each()
+        spread = f" ({min(each):,.0f} to {max(each):,.0f}; {len(each)} runs)"
+        return f"{self.ms:,.0f}{spread if len(each) > 1 else ''}"
 
 
 def kind_of(case: str) -> str:
@@ -97,7 +121,7 @@ def kind_of(case: str) -> str:
     return found[0] if found else ""
 
 
-def _share(row: Row, length: int) -> float:
+def _share(row: Row, ms: float, length: int) -> float:
     """Share of the GPU's dense rate: products of weights and of causal attention, three times the
     forward; norms, loss and optimizer are not counted."""
     words = row["flags"]
@@ -109,16 +133,12 @@ def _share(row: Row, length: int) -> float:
     of_layer = width * (2 * width + 2 * width * groups // heads + 3 * inner)
     weights = layers * of_layer + vocabulary * width
     flops = 6 * weights * length * batch + 12 * batch * layers * width * length**2 / 2
-    return flops / (row["gpus"] * _ms(row) * 1e9 * PEAK_TFLOPS)
+    return flops / (row["gpus"] * ms * 1e9 * PEAK_TFLOPS)
 
 
 def _place(row: Row) -> tuple[str, int]:
     model, length = row["case"].split()[-2:]
     return model, int(length)
-
-
-def _ms(row: Row) -> float:
-    return median(row["ms"][WARM_UP:])
 
 
 @dataclass
