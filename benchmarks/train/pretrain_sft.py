@@ -18,6 +18,8 @@ import numpy as np
 from benchmarks.distributed.packs import short_documents
 from megatron_magi import run
 
+Messages = list[dict[str, Any]]
+
 PACKS = 64
 PROMPT = 8
 """Tokens of a conversation that give no loss."""
@@ -28,7 +30,8 @@ TOKENS = 32_768
 class Numbers:
     """Stands in for a tokenizer of conversations: their tokens are given."""
 
-    eod, pad = 256, 257
+    def __init__(self, eod: int) -> None:
+        self.eod, self.pad = eod, eod + 1
 
     def tokenize_conversation(
         self, conversation: list[dict[str, Any]], **unused: Any
@@ -47,18 +50,23 @@ def main() -> None:
     original = runpy.run_path
 
     def run_path(*args: Any, **kwargs: Any) -> Any:
-        _use_drawn_conversations()
+        rng = np.random.default_rng(0)
+        use_conversations([pack(rng) for _ in range(PACKS)], eod=256)
         return original(*args, **kwargs)
 
     runpy.run_path = run_path
     run.main()
 
 
-def _use_drawn_conversations() -> None:
+def use_conversations(packs: list[Messages], eod: int) -> None:
+    """Give Megatron's SFTDataset these packs.
+
+    Args:
+        packs: messages of each, whose contents are tokens.
+        eod: what ends a conversation, greater than all tokens; the one after it pads.
+    """
     from megatron.training.datasets import sft_dataset
 
-    rng = np.random.default_rng(0)
-    packs = [pack(rng) for _ in range(PACKS)]
     build = sft_dataset.SFTDataset.__init__
 
     @functools.wraps(build)
@@ -68,13 +76,13 @@ def _use_drawn_conversations() -> None:
     ) -> None:  # fmt: skip
         build(self, dataset, dataset_path, indices, num_samples, index_split, config)
         self.config = copy.copy(self.config)
-        self.config.tokenizer = Numbers()
+        self.config.tokenizer = Numbers(eod)
 
     sft_dataset.SFTDataset.__init__ = __init__
     sft_dataset.SFTDataset.build_low_level_dataset = staticmethod(lambda path, config: packs)
 
 
-def pack(rng: np.random.Generator) -> list[dict[str, Any]]:
+def pack(rng: np.random.Generator) -> Messages:
     """Messages of conversations that fill a sequence."""
     messages = []
     for rounded in short_documents(TOKENS, rng):

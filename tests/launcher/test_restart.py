@@ -20,7 +20,11 @@ from megatron_magi.core.runtime.agreement import comparison
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.refusals import refusals
-from megatron_magi.launcher.restart import restartable
+from megatron_magi.launcher.restart import (
+    restartable,
+    set_arguments_again,
+    wrap_inprocess_restart,
+)
 from megatron_magi.launcher.settings import change_settings, take_settings
 from tests.launcher.few_arguments import arguments
 from tests.launcher.layouts import BY_EOD, CP2, MAGI, SMALL_SCRIPT, TP2_SP
@@ -187,7 +191,25 @@ def test_tables_of_groups_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_watcher_leaves_the_process_to_the_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where Megatron wraps `pretrain` on."""
     monkeypatch.setattr(comparison._watcher, "ends_process", True)
-    comparison.leave_process_running()
+    wrap = wrap_inprocess_restart(lambda train, args: train, Launch(Options(MagiConfig())))
+    assert wrap(lambda inprocess_call_wrapper=None: "trained", "args")() == "trained"
     monkeypatch.setattr("os._exit", lambda status: pytest.fail("the process was ended"))
     comparison._watcher._report("ranks differ")
+
+
+@trains
+def test_every_restart_begins_with_the_first_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron changes its arguments while it trains; the rank is that of the restart."""
+    from megatron.training import arguments as parser
+    from megatron.training import global_vars
+
+    launch = Launch(Options(MagiConfig()))
+    launch.first_args = SimpleNamespace(rank=0, changed=[1])
+    monkeypatch.setattr(global_vars, "_GLOBAL_ARGS", None)
+    monkeypatch.setattr(parser, "parse_args", lambda **_: SimpleNamespace(rank=3))
+    monkeypatch.setattr(global_vars, "set_global_variables", lambda args: args.changed.append(2))
+    for _ in range(2):
+        set_arguments_again(launch)
+        assert (launch.args.rank, launch.args.changed) == (3, [1, 2])
