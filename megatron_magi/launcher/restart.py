@@ -55,10 +55,11 @@ def restartable(launch: Launch, train: Callable[..., Any]) -> Callable[..., Any]
 
 def set_arguments_again(launch: Launch) -> None:
     """Megatron's global variables, from the arguments of the first run, if a restart took them."""
+    if MEGATRON_VERSION[:2] < SCRIPTS_PARSE or launch.first_args is None:
+        return
     from megatron.training import arguments, global_vars
 
-    is_first = launch.first_args is None or global_vars._GLOBAL_ARGS is not None
-    if MEGATRON_VERSION[:2] < SCRIPTS_PARSE or is_first:
+    if global_vars._GLOBAL_ARGS is not None:  # the first run
         return
     launch.args = copy.deepcopy(launch.first_args)
     # Ranks may change places with spare ones; Megatron's parser reads the new one.
