@@ -82,7 +82,7 @@ def _steps(model: str, length: int, rows: list[Row]) -> list[str]:
         cases = {row["case"] for row in rows if kind_of(row["case"]) == kind}
         runs = [Runs(case, [row for row in rows if row["case"] == case]) for case in cases]
         stock = [each.ms for each in runs if "stock" in each.case]
-        for each in sorted(runs, key=lambda each: each.ms, reverse=True):
+        for each in sorted(runs, key=lambda each: (-each.ms, each.case)):
             name = each.case.removesuffix(f" {model} {length}")
             ours = name.startswith("magi")
             over = f"{min(stock) / each.ms:.2f}x" if stock and ours else "-"

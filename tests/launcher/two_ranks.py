@@ -46,31 +46,30 @@ class Ranks:
             folder: where rank0.log and rank1.log are written; a new one by default.
         """
         self.program, self.environment, self.timeout_s = program, environment, timeout_s
-        folder = folder or Path(tempfile.mkdtemp())
+        self._own_folder = tempfile.TemporaryDirectory()
+        folder = folder or Path(self._own_folder.name)
         self.logs = [folder / f"rank{rank}.log" for rank in range(2)]
         port = str(_free_port())
         self.processes = [self._start(rank, port, flags) for rank in range(2)]
 
-    def _start(self, rank: int, port: str, flags: dict[str, Any]) -> subprocess.Popen[str]:
+    def _start(self, rank: int, port: str, flags: dict[str, Any]) -> subprocess.Popen[bytes]:
         given = self.environment
         paths = [given.get("PYTHONPATH"), os.environ.get("PYTHONPATH"), str(ROOT)]
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-        return subprocess.Popen(
-            [sys.executable, *self.program, *words(flags)],
-            env={
-                **os.environ,
-                "MASTER_ADDR": "127.0.0.1",
-                "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-                "OMP_NUM_THREADS": "1",
-                **given,
-                **{name: str(value) for name, value in place.items()},
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            },
-            stdout=self.logs[rank].open("w"),
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        environment = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            "OMP_NUM_THREADS": "1",
+            **given,
+            **{name: str(value) for name, value in place.items()},
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }
+        command = [sys.executable, *self.program, *words(flags)]
+        with self.logs[rank].open("w") as log:
+            return subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
 
     def outputs(self) -> list[str]:
         """What they printed, once both have ended well."""
