@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -105,6 +106,11 @@ class Ranks:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """The first of three ports in a row that nobody has: for a restart Megatron takes the next two
+    as well. They are below those that a system gives to whoever asks for any."""
+    while True:
+        first = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + 3):
+                stack.enter_context(socket.socket()).bind(("", port))
+            return first
