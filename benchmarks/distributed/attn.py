@@ -38,6 +38,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import itertools
 import json
 import os
 import random
@@ -111,8 +112,12 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=lengths, default=[16384], help="of every rank")
     parser.add_argument("--masks", default=DEFAULT_MASKS, help="and packs, as d1:0-6")
     parser.add_argument("--impls", help="default: all but the variants of ours")
-    parser.add_argument("--heads", type=head_counts, default=[64, 8], help="query, key/value heads")
-    parser.add_argument("--head-dim", type=at_least(1), default=128)
+    parser.add_argument(
+        "--heads", type=head_counts, nargs="+", default=[[64, 8]], help="query, key/value heads"
+    )
+    parser.add_argument(
+        "--head-dim", type=at_least(1), nargs="+", default=[128], help="one, or of every --heads"
+    )
     parser.add_argument("--rounds", type=at_least(1), default=16)
     parser.add_argument(
         "--max-connections",
@@ -125,8 +130,12 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--record", type=new_file, help="write a JSON record, after every mask")
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args(argv)
-    divides = args.heads[1] % args.ranks == 0
-    usual = [name for name in DEFAULT_IMPLS if method(name) != "ulysses" or divides]
+    if len(args.head_dim) not in (1, len(args.heads)):
+        parser.error(f"--head-dim takes one value or {len(args.heads)}, got {len(args.head_dim)}")
+    sizes = args.head_dim if len(args.head_dim) > 1 else args.head_dim * len(args.heads)
+    args.shapes = [HeadShape(*of, size) for of, size in zip(args.heads, sizes, strict=True)]
+    indivisible = [kv for _, kv in args.heads if kv % args.ranks]
+    usual = [name for name in DEFAULT_IMPLS if method(name) != "ulysses" or not indivisible]
     args.impls = args.impls.split(",") if args.impls else usual
     args.masks = [name for word in args.masks.split(",") for name in packs(word) or [word]]
     if unknown := {name for name in args.masks if not packs(name)} - set(MASKS):
@@ -138,9 +147,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--impls takes TransformerEngine on one kernel, cudnn or fa3, got both")
     if unknown := {name for name in args.impls if not re.fullmatch(IMPLS, name)}:
         parser.error(f"--impls takes names that match {IMPLS}, got {', '.join(sorted(unknown))}")
-    if "ulysses" in map(method, args.impls) and not divides:
+    if "ulysses" in map(method, args.impls) and indivisible:
         parser.error(
-            f"ulysses needs key/value heads that {args.ranks} ranks divide, got {args.heads[1]}; "
+            f"ulysses needs key/value heads that {args.ranks} ranks divide, got {indivisible[0]}; "
             f"leave it out of --impls"
         )
     return args
@@ -246,15 +255,33 @@ def disagreements(made: dict[str, Call]) -> Iterator[str]:
             yield f"{name} differs by {off:.1e}"
 
 
-def run_mask(
-    name: str, tokens: int, args: argparse.Namespace, device: torch.device
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What one measurement is about."""
+
+    mask: str
+    """A mask's name, or a pack's."""
+    tokens: int
+    """Tokens of a rank."""
+    shape: HeadShape
+    """Heads and their size."""
+
+
+def settings(args: argparse.Namespace) -> list[Setting]:
+    """All of a program, in its order."""
+    kinds = itertools.product(args.shapes, args.tokens, args.masks)
+    return [Setting(mask, tokens, shape) for shape, tokens, mask in kinds]
+
+
+def run_setting(
+    setting: Setting, args: argparse.Namespace, device: torch.device
 ) -> tuple[list[dict[str, Any]], list[str], dict[str, str]]:
-    """Rows of one mask (equal on every rank), what disagreed, and what was left out and why."""
-    total = tokens * args.ranks
+    """Rows of one setting (equal on every rank), what disagreed, what was left out and why."""
+    name, shape, total = setting.mask, setting.shape, setting.tokens * args.ranks
     mask = pack(name, total) if packs(name) else MASKS[name](total)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     like = torch.empty(0, device=device, dtype=dtype)
-    x = Problem.random(mask, HeadShape(*args.heads, args.head_dim), like)
+    x = Problem.random(mask, shape, like)
     refused = {n: refuses(method(n), mask) for n in args.impls if n.endswith(FA3)}
     left_out = {impl: reason for impl, reason in refused.items() if reason is not None}
     made: dict[str, Call] = {}
@@ -274,14 +301,15 @@ def run_mask(
                 took = timed(run, prepare if direction == "bwd" else nothing, device)
                 if turn >= WARM_ROUNDS:
                     times.setdefault((impl, direction), []).append(took)
-    flops = 4 * mask.area() * args.heads[0] * args.head_dim
+    flops = 4 * mask.area() * shape.num_heads_q * shape.head_dim
     rows = []
     for (impl, direction), measured in times.items():
         ms, host_ms = zip(*measured, strict=True)
         share = (2.5 if direction == "bwd" else 1) * flops
         share /= 1 if method(impl) == "one_gpu" else args.ranks
         row = {
-            "mask": name, "tokens": tokens, "ranks": args.ranks, "impl": impl,
+            "mask": name, "tokens": setting.tokens, "ranks": args.ranks, "impl": impl,
+            "heads": [shape.num_heads_q, shape.num_heads_kv], "head_dim": shape.head_dim,
             "direction": direction, "tflops": round(share / statistics.median(ms) / 1e9, 2),
             "ms": round(statistics.median(ms), 3), "min_ms": round(min(ms), 3),
             "max_ms": round(max(ms), 3), "host_ms": round(statistics.median(host_ms), 3),
@@ -305,7 +333,9 @@ def show(rows: list[dict[str, Any]], wrong: list[str], left_out: dict[str, str])
         print(f"{impl} left out: {reason}", file=sys.stderr)
     if not rows:
         return
-    label = f"{rows[0]['tokens']:7d} x {rows[0]['ranks']} {rows[0]['mask']:20s}"
+    row = rows[0]
+    heads = "{}/{} x {}".format(*row["heads"], row["head_dim"])
+    label = f"{row['tokens']:7d} x {row['ranks']} {heads} {row['mask']:20s}"
     for direction in ("fwd", "bwd"):
         shown = [r for r in rows if r["direction"] == direction]
         cells = "  ".join(f"{r['impl']} {r['tflops']:.0f} ({r['ms']:.2f} ms)" for r in shown)
@@ -317,18 +347,17 @@ def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None
     """One rank; rank 0 prints and writes. Raises SystemExit(1) if results disagreed."""
     device = join(rank, args.ranks, args.device, store)
     began, rows, failed = time.monotonic(), [], False
-    for tokens in args.tokens:
-        for name in args.masks:
-            over = torch.tensor([time.monotonic() - began], device=device)
-            dist.broadcast(over, 0)  # ranks must agree whether to go on
-            if args.seconds and over.item() > args.seconds:
-                continue
-            found, wrong, left_out = run_mask(name, tokens, args, device)
-            rows += found
-            failed |= bool(wrong)
-            if rank == 0:
-                show(found, wrong, left_out)
-                write(args, rows, command)
+    for setting in settings(args):
+        over = torch.tensor([time.monotonic() - began], device=device)
+        dist.broadcast(over, 0)  # ranks must agree whether to go on
+        if args.seconds and over.item() > args.seconds:
+            continue
+        found, wrong, left_out = run_setting(setting, args, device)
+        rows += found
+        failed |= bool(wrong)
+        if rank == 0:
+            show(found, wrong, left_out)
+            write(args, rows, command)
     dist.destroy_process_group()
     if failed:
         raise SystemExit(1)

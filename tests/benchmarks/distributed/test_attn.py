@@ -33,6 +33,7 @@ def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     assert set(rows) == {(m, i, d) for m in masks for i in impls for d in ("fwd", "bwd")}
     for row in rows.values():
         assert 0 < row["min_ms"] <= row["ms"] <= row["max_ms"] and row["n"] == 2
+        assert row["heads"] == [4, 2] and row["head_dim"] == 8
     ours = rows["packed_causal", "ours", "fwd"]
     assert len(ours["received_rows"]) == 2 and max(ours["received_rows"]) <= 48
     layouts = [rows[m, "all_gather_zigzag", "bwd"]["layout"] for m in masks]
@@ -82,6 +83,17 @@ def test_one_communicator_and_two_agree(tmp_path: Path) -> None:
 def test_unknown_names_are_refused_before_ranks_start(option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} takes"):
         bench.main([option, "ours,full", "--device", "cpu"])
+
+
+def test_every_shape_meets_every_mask() -> None:
+    args = bench.options(["--heads", "64,8", "32,8", "--head-dim", "128", "64", "--tokens", "8,16",
+                          "--masks", "full,causal"])  # fmt: skip
+    found = [(each.shape.num_heads_q, each.shape.head_dim, each.tokens, each.mask)
+             for each in bench.settings(args)]  # fmt: skip
+    assert len(set(found)) == 8 and found[0] == (64, 128, 8, "full")
+    assert found[-1] == (32, 64, 16, "causal")
+    with pytest.raises(UsageError, match="--head-dim takes one value or 2, got 3"):
+        bench.options(["--heads", "64,8", "32,8", "--head-dim", "128", "64", "96"])
 
 
 def test_ulysses_needs_heads_for_every_rank() -> None:
