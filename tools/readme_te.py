@@ -14,9 +14,15 @@ PEAK_TFLOPS = 989.4
 """Dense bf16 rate of an H100 or H200 with SXM, TFLOP/s, of which a step's share is told."""
 HEAD_START_MS = 5.0
 """That the host has in a round of benchmarks/distributed/attn.py."""
+STOPPED = " *"
+"""Behind the time of a run that did not reach its last step."""
 KINDS = ("", "fp8", "sft", "recompute")
 """Words of a case's name; runs of one kind are compared with each other."""
 Row = dict[str, Any]
+Shape = tuple[int, int, int]
+"""Query heads, key/value heads and their size."""
+FIRST_SHAPE: Shape = (64, 8, 128)
+"""That of rows which do not tell theirs."""
 
 
 def step_table() -> str:
@@ -31,7 +37,9 @@ def step_table() -> str:
     rows = [row for row in record["rows"] if len(row["ms"]) > WARM_UP]
     for place in sorted({_place(row) for row in rows}):
         lines += _steps(*place, [row for row in rows if _place(row) == place])
-    return "\n".join([*lines, "", source(record)]) + "\n"
+    ended = f"{STOPPED.strip()}: it ended before its last step, and the record says why."
+    notes = [ended] if any("error" in row for row in rows) else []
+    return "\n".join([*lines, "", *notes, source(record)]) + "\n"
 
 
 def step_profile_table() -> str:
@@ -51,8 +59,12 @@ def step_profile_table() -> str:
     return "\n".join([*lines, "", source(record)]) + "\n"
 
 
-def attention_table() -> str:
-    """Time of TransformerEngine's context parallelism over ours, forward and backward together."""
+def attention_table(shape: Shape = FIRST_SHAPE) -> str:
+    """Time of TransformerEngine's context parallelism over ours, forward and backward together.
+
+    Args:
+        shape: query heads, key/value heads and their size.
+    """
     found = [newest(f"te_attention_{kernel}") for kernel in ("fa3", "cudnn")]
     if None in found:
         return "No record yet: run `python -m benchmarks.distributed.attn` with `te_` methods.\n"
@@ -61,7 +73,7 @@ def attention_table() -> str:
         f"| mask | GPUs x tokens | {' | '.join(f'best method on {name}' for name in names)} |",
         "|---|---|---|---|",
     ]
-    times = [_times(record) for record in found if record is not None]
+    times = [_times(record, shape) for record in found if record is not None]
     keys = sorted({key[:3] for each in times for key in each}, key=lambda k: (-k[2], k[0]))
     for mask, ranks, tokens in keys:
         cells = [_cell(each, (mask, ranks, tokens)) for each in times]
@@ -112,7 +124,8 @@ class Runs:
     def __str__(self) -> str:
         each = self._each()
         spread = f" ({min(each):,.0f} to {max(each):,.0f}; {len(each)} runs)"
-        return f"{self.ms:,.0f}{spread if len(each) > 1 else ''}"
+        stopped = STOPPED if any("error" in row for row in self.rows) else ""
+        return f"{self.ms:,.0f}{spread if len(each) > 1 else ''}{stopped}"
 
 
 def kind_of(case: str) -> str:
@@ -160,9 +173,11 @@ Times = dict[tuple[str, int, int, str], dict[str, Time]]
 """(mask or kind of packs, ranks, tokens of a rank, mask) -> every implementation's time."""
 
 
-def _times(record: Record) -> Times:
+def _times(record: Record, shape: Shape) -> Times:
     times: Times = {}
     for row in record["rows"]:
+        if (*row.get("heads", FIRST_SHAPE[:2]), row.get("head_dim", FIRST_SHAPE[2])) != shape:
+            continue
         key = row["mask"].split(":")[0], row["ranks"], row["tokens"], row["mask"]
         times.setdefault(key, {}).setdefault(row["impl"], Time()).add(row)
     return times

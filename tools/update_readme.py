@@ -60,6 +60,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrain flags": flags_table,
     "published jobs": jobs_table,
     "te attention": attention_table,
+    "te attention of small heads": lambda: attention_table((32, 8, 64)),
+    "te attention of one key head": lambda: attention_table((8, 1, 128)),
     "te steps": step_table,
     "te step profile": step_profile_table,
 }

@@ -47,3 +47,24 @@ def test_equal_times_come_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"stock fa3 {way}" for way in ("a2a", "all_gather", "p2p")]
     lines = cells([row(name, 100) for name in reversed(names)], monkeypatch)
     assert [line[0] for line in lines] == [f"`{name}`" for name in names]
+
+
+def test_a_run_that_ended_early_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [row("magi", 100), row("stock fa3 p2p", 120) | {"error": "out of memory"}]
+    assert [line[1] for line in cells(runs, monkeypatch)] == ["120 *", "100"]
+    assert "*: it ended before its last step" in readme_te.step_table()
+
+
+def attention(impl: str, ms: float, **shape: Any) -> dict[str, Any]:
+    where = {"mask": "causal", "ranks": 2, "tokens": 4096, "host_ms": 1.0}
+    return {**where, "impl": impl, "ms": ms, **shape}
+
+
+def test_attention_is_compared_within_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"heads": [32, 8], "head_dim": 64}
+    rows = [attention("ours", 10), attention("te_fa3_p2p", 13)]
+    rows += [attention("ours", 2, **small), attention("te_fa3_a2a", 4, **small)]
+    monkeypatch.setattr(readme_te, "newest", lambda kind: {"rows": rows})
+    monkeypatch.setattr(readme_te, "source", lambda record: "")
+    assert "| 1.30x, p2p | 1.30x, p2p |" in readme_te.attention_table()
+    assert "| 2.00x, a2a | 2.00x, a2a |" in readme_te.attention_table((32, 8, 64))
