@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from megatron_magi import HeadShape
 from tools.readme_records import Record, newest, source
 
 WARM_UP = 3
@@ -19,9 +20,7 @@ STOPPED = " *"
 KINDS = ("", "fp8", "sft", "recompute")
 """Words of a case's name; runs of one kind are compared with each other."""
 Row = dict[str, Any]
-Shape = tuple[int, int, int]
-"""Query heads, key/value heads and their size."""
-FIRST_SHAPE: Shape = (64, 8, 128)
+FIRST_SHAPE = HeadShape(64, 8, 128)
 """That of rows which do not tell theirs."""
 
 
@@ -59,11 +58,11 @@ def step_profile_table() -> str:
     return "\n".join([*lines, "", source(record)]) + "\n"
 
 
-def attention_table(shape: Shape = FIRST_SHAPE) -> str:
+def attention_table(shape: HeadShape = FIRST_SHAPE) -> str:
     """Time of TransformerEngine's context parallelism over ours, forward and backward together.
 
     Args:
-        shape: query heads, key/value heads and their size.
+        shape: the heads whose rows are shown.
     """
     found = [newest(f"te_attention_{kernel}") for kernel in ("fa3", "cudnn")]
     if None in found:
@@ -173,10 +172,11 @@ Times = dict[tuple[str, int, int, str], dict[str, Time]]
 """(mask or kind of packs, ranks, tokens of a rank, mask) -> every implementation's time."""
 
 
-def _times(record: Record, shape: Shape) -> Times:
+def _times(record: Record, shape: HeadShape) -> Times:
     times: Times = {}
     for row in record["rows"]:
-        if (*row.get("heads", FIRST_SHAPE[:2]), row.get("head_dim", FIRST_SHAPE[2])) != shape:
+        of_row = HeadShape(*row["heads"], row["head_dim"]) if "heads" in row else FIRST_SHAPE
+        if of_row != shape:
             continue
         key = row["mask"].split(":")[0], row["ranks"], row["tokens"], row["mask"]
         times.setdefault(key, {}).setdefault(row["impl"], Time()).add(row)

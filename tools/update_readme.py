@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from megatron_magi import HeadShape
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from tools.readme_dist import dist_table, packs_table
@@ -60,8 +61,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrain flags": flags_table,
     "published jobs": jobs_table,
     "te attention": attention_table,
-    "te attention of small heads": lambda: attention_table((32, 8, 64)),
-    "te attention of one key head": lambda: attention_table((8, 1, 128)),
+    "te attention of small heads": lambda: attention_table(HeadShape(32, 8, 64)),
+    "te attention of one key head": lambda: attention_table(HeadShape(8, 1, 128)),
     "te steps": step_table,
     "te step profile": step_profile_table,
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from megatron_magi import HeadShape
 from tools import readme_te
 
 SHAPE = {"num-layers": 2, "hidden-size": 64, "ffn-hidden-size": 128, "num-attention-heads": 4}
@@ -67,4 +68,4 @@ def test_attention_is_compared_within_a_shape(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(readme_te, "newest", lambda kind: {"rows": rows})
     monkeypatch.setattr(readme_te, "source", lambda record: "")
     assert "| 1.30x, p2p | 1.30x, p2p |" in readme_te.attention_table()
-    assert "| 2.00x, a2a | 2.00x, a2a |" in readme_te.attention_table((32, 8, 64))
+    assert "| 2.00x, a2a | 2.00x, a2a |" in readme_te.attention_table(HeadShape(32, 8, 64))
