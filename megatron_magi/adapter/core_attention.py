@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
@@ -100,7 +101,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             )
         q_THD, k_SGD, v_SGD = (
             x.transpose(0, 1).reshape(rows * batch, x.shape[2], x.shape[3])
-            for x in (query, key, value)
+            for x in (query, key, _without_the_rest(value, key))
         )
         sink = None if self.softmax_offset is None else self.softmax_offset[None]
         softmax = Softmax(self.softmax_scale, sink=sink)
@@ -183,6 +184,20 @@ def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) 
                 f"MagiCoreAttention requires {name}=None because the plan holds the mask, got a "
                 f"tensor of shape {tuple(x.shape)}; describe it as an AttnMask instead"
             )
+
+
+def _without_the_rest(value: Tensor, key: Tensor) -> Tensor:
+    """A copy of values that are a part of a larger tensor, which the backward would keep whole.
+
+    That is the projection of queries, keys and values together: rotary embedding makes new queries
+    and keys, and the values alone would hold it. Where the keys are a part of it too, it stays.
+    """
+    whole = value.untyped_storage()
+    if not value.requires_grad or whole.nbytes() == value.nbytes:
+        return value
+    if key.untyped_storage().data_ptr() == whole.data_ptr():
+        return value
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _shape(query: Tensor) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -61,6 +62,23 @@ def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None 
         q, k, v, attn_mask=visible, scale=scale, enable_gqa=True
     )
     return out.permute(2, 0, 1, 3).flatten(2)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+def test_values_do_not_hold_the_projection(rotated: bool) -> None:
+    """Only where the keys are new tensors can the rest of the projection go."""
+    x = torch.ones(6, 1, HEADS + 2 * GROUPS, DIM, dtype=torch.float64, requires_grad=True)
+    projected = x * 2
+    query, key, value = projected.split([HEADS, GROUPS, GROUPS], 2)
+    query, key = (query * 1, key * 1) if rotated else (query, key)
+    held = weakref.ref(projected.untyped_storage())
+    out = attention(model())(query, key, value, None, packed_seq_params=None)
+    del projected, query, key, value
+    assert (held() is None) == rotated
+    out.sum().backward()
+    torch.testing.assert_close(
+        x.grad[:, :, HEADS + GROUPS :].sum(), 2.0 * out.new_tensor(out.numel())
+    )
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
