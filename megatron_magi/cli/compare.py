@@ -3,7 +3,9 @@
 The first RUN is the baseline. A RUN is a folder with the steps.csv that training writes.
 Without --noise, differences are held to fixed thresholds, made for fp32. With --noise they are held
 to what rounding alone does: NOISE is the baseline trained once more with a step's samples in
-another order (data.step_order=reversed). docs/training.md says what each gate sees.
+another order (data.step_order=reversed). With --mean-of, the baseline is the mean of these runs,
+and the noise is each of them beside the mean of the others. docs/training.md says what each gate
+sees.
 Exit code 0: every run passes and every control fails. 1: not so. 2: they cannot be compared.
 
 examples:
@@ -12,6 +14,7 @@ examples:
   megatron-magi compare runs/plain runs/magi_cp2 --noise runs/plain_reversed
   megatron-magi compare runs/plain runs/magi --noise runs/plain_reversed --allow-shorter \\
       --expect-fail runs/moved_boundary --expect-fail runs/dropped_tile
+  megatron-magi compare runs/magi --mean-of runs/p2p --mean-of runs/a2a --mean-of runs/all_gather
   megatron-magi compare runs/a runs/b --no-figure --quiet && echo same
 """
 
@@ -26,8 +29,10 @@ from typing import Any
 
 from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
+from megatron_magi.training.parity.baseline import Baseline
 from megatron_magi.training.parity.compare import Gates, compare, read_run
 from megatron_magi.training.parity.evidence import read_evidence
+from megatron_magi.training.parity.mean_floor import read_mean_floor
 from megatron_magi.training.parity.noise_floor import NoiseGates, read_noise_floor
 from megatron_magi.training.parity.noise_gates import judge
 
@@ -55,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a noise run's folder; may be given several times",
     )  # fmt: skip
     parser.add_argument(
+        "--mean-of", action="append", type=Path, metavar="RUN",
+        help="a run of the baseline, which is the mean of all that are given so",
+    )  # fmt: skip
+    parser.add_argument(
         "--expect-fail", action="append", default=[], type=Path, metavar="CONTROL",
         help="a run that must fail; may be given several times",
     )  # fmt: skip
@@ -77,11 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_gates(parser: argparse.ArgumentParser) -> None:
-    plain = parser.add_argument_group("thresholds without --noise, relative to the baseline")
+    plain = parser.add_argument_group("thresholds without these, relative to the baseline")
     for field, (name, text) in PLAIN.items():
         default = getattr(Gates(), field)
         plain.add_argument(_option(name), type=float, dest=name, help=f"{text} ({default:g})")
-    noise = parser.add_argument_group("thresholds with --noise")
+    noise = parser.add_argument_group("thresholds with --noise or --mean-of")
     for name, text in NOISE.items():
         default = getattr(NoiseGates(), name)
         shown = "one rounding step" if default is None else f"{default:g}"
@@ -91,14 +100,10 @@ def _add_gates(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare, print, draw; 0 or 1."""
-    if len(options.runs) + len(options.expect_fail) < 2:
-        raise UsageError(
-            f"two runs or more are needed, the baseline first, got only {options.runs[0]}; "
-            f"name another"
-        )
+    _require_runs(options)
     _refuse_other_gates(options)
     try:
-        report = _plain(options) if options.noise is None else _with_noise(options)
+        report = _with_noise(options) if _measures_noise(options) else _plain(options)
     except UnicodeDecodeError:
         raise
     except ValueError as error:
@@ -119,6 +124,24 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
+def _measures_noise(options: argparse.Namespace) -> bool:
+    return options.noise is not None or options.mean_of is not None
+
+
+def _require_runs(options: argparse.Namespace) -> None:
+    """Raise UsageError for too few runs, or a run that is both judged and judges."""
+    if options.mean_of is None and len(options.runs) + len(options.expect_fail) < 2:
+        raise UsageError(
+            f"two runs or more are needed, the baseline first, got only {options.runs[0]}; "
+            f"name another"
+        )
+    if options.mean_of is not None and options.noise is not None:
+        raise UsageError(
+            "--noise has no effect beside --mean-of, whose runs measure the noise too, got both; "
+            "leave one of them out"
+        )
+
+
 def _plain(options: argparse.Namespace) -> PlainReport:
     gates = Gates(**_given(options, {f: name for f, (name, _) in PLAIN.items()}))
     baseline = read_run(options.runs[0])
@@ -135,12 +158,18 @@ def _with_noise(options: argparse.Namespace) -> NoiseReport:
         raise UsageError(
             f"--last-steps must be at least 1, got {gates.last_steps}; pass a number of steps"
         )
-    baseline, *others = options.runs
-    for run in {*others, *options.expect_fail} & set(options.noise):
+    measuring = options.noise or options.mean_of
+    first = [] if options.mean_of else options.runs[:1]
+    others = options.runs[len(first) :]
+    for run in {*others, *options.expect_fail} & set(measuring):
         raise UsageError(
             f"a noise run measures other runs, got {run} as both; train the baseline once more"
         )
-    floor = read_noise_floor(baseline, options.noise, gates)
+    if first:
+        floor = read_noise_floor(first[0], measuring, gates)
+    else:
+        floor = read_mean_floor(measuring, gates)
+    baseline = Baseline(tuple(first or measuring))
     runs, controls = (
         [judge(read_evidence(run, baseline), floor, options.allow_shorter) for run in folders]
         for folders in (others, options.expect_fail)
@@ -158,10 +187,11 @@ def _refuse_other_gates(options: argparse.Namespace) -> None:
     """Refuse thresholds of the other kind of comparison, which would have no effect."""
     assert set(NOISE) == {f.name for f in fields(NoiseGates)}, "an option for every gate"
     plain = [name for name, _ in PLAIN.values()]
-    other: Sequence[str] = list(NOISE) if options.noise is None else plain
+    noisy = _measures_noise(options)
+    other: Sequence[str] = plain if noisy else list(NOISE)
     for name in other:
         if getattr(options, name) is not None:
-            how = "needs --noise" if options.noise is None else "has no effect beside --noise"
+            how = "has no effect beside --noise and --mean-of" if noisy else "needs --noise"
             raise UsageError(f"{_option(name)} {how}, got it there; leave one of them out")
 
 

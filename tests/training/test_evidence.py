@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_magi.training.parity.baseline import Baseline
 from megatron_magi.training.parity.evidence import (
     Evidence,
     RecipeFacts,
@@ -65,11 +66,11 @@ def test_without_omegaconf_the_error_says_what_to_install(
 def test_a_run_is_measured_beside_the_baseline_and_the_baseline_is_not(tmp_path: Path) -> None:
     plain = write_beside_curve(tmp_path, "plain", gradients=0.0)
     other = write_beside_curve(tmp_path, "other", gradients=0.1)
-    found = read_evidence(other, plain)
+    found = read_evidence(other, Baseline((plain,)))
     assert found.curves.name == "other" and found.recipe == RecipeFacts("bf16", 384, 16 * 0.02**2)
     assert {e.parameter for e in found.gradients} == set(PARAMETERS)
     assert [e.relative_error for e in found.gradients] == pytest.approx([0.1] * len(PARAMETERS))
-    assert read_evidence(plain, plain).gradients == []
+    assert read_evidence(plain, Baseline((plain,))).gradients == []
 
 
 def test_every_kind_of_value_is_counted_if_it_is_not_finite() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_magi.training.parity.baseline import Baseline
 from megatron_magi.training.parity.gradient_errors import gradient_errors
 from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.run.gradient_folder import (
@@ -22,9 +23,9 @@ def test_gradients_larger_than_a_block_are_measured_whole(tmp_path: Path) -> Non
         gradient[0], gradient[-1] = 4.0, change  # in the first block and in the second
         partial = partial_folder(gradient_path(tmp_path / name, 1))
         finish(partial, {"w": (gradient.shape, write_gradient(partial, "w", gradient))})
-    (error,) = gradient_errors(tmp_path / "b", tmp_path / "a")
+    (error,) = gradient_errors(tmp_path / "b", Baseline((tmp_path / "a",)))
     assert (error.norm, error.baseline_norm, error.relative_error) == (5.0, 4.0, 0.75)
-    (error,) = gradient_errors(tmp_path / "a", tmp_path / "b")
+    (error,) = gradient_errors(tmp_path / "a", Baseline((tmp_path / "b",)))
     assert error.relative_error == pytest.approx(0.6)
 
 
@@ -33,5 +34,11 @@ def test_a_gradient_of_zeros_has_an_error_of_zero_or_none_at_all(tmp_path: Path)
         partial = partial_folder(gradient_path(tmp_path / name, 1))
         gradient = np.full(3, value, np.float32)
         finish(partial, {"w": ((3,), write_gradient(partial, "w", gradient))})
-    assert gradient_errors(tmp_path / "zero_too", tmp_path / "zero")[0].relative_error == 0.0
-    assert gradient_errors(tmp_path / "one", tmp_path / "zero")[0].relative_error == math.inf
+    assert (
+        gradient_errors(tmp_path / "zero_too", Baseline((tmp_path / "zero",)))[0].relative_error
+        == 0.0
+    )
+    assert (
+        gradient_errors(tmp_path / "one", Baseline((tmp_path / "zero",)))[0].relative_error
+        == math.inf
+    )

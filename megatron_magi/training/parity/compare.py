@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.training.parity.positions import Bucket, read_positions
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.steps_file import STEPS, read_steps
 
@@ -25,6 +26,8 @@ class RunCurves:
     tokens_per_second: Curve
     validation: dict[int, float] = field(default_factory=dict)
     """Validation loss by iteration, where it was measured."""
+    by_position: dict[Bucket, float] = field(default_factory=dict)
+    """Validation loss by position, where it was measured."""
     loss_tokens: float = 1.0
     """Tokens whose loss counts, in a usual step."""
     num_processes: int | None = None
@@ -45,7 +48,8 @@ class RunCurves:
         cut = {name: getattr(self, name)[:num_steps] for name in curves}
         end = self.first_iteration + num_steps
         validation = {i: loss for i, loss in self.validation.items() if i < end}
-        return replace(self, **cut, validation=validation)
+        by_position = {b: loss for b, loss in self.by_position.items() if b.iteration < end}
+        return replace(self, **cut, validation=validation, by_position=by_position)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def read_run(folder: Path) -> RunCurves:
             f"a run to compare must have an iteration, got none in {path}; see the run's log"
         )
     try:
-        run = _curves(folder.name, rows)
+        run = replace(_curves(folder.name, rows), by_position=read_positions(folder))
         iterations = [int(r["iteration"]) for r in rows]
     except (
         KeyError,

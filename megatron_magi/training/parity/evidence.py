@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron_magi.training.parity.baseline import Baseline
 from megatron_magi.training.parity.compare import RunCurves, read_run
 from megatron_magi.training.parity.gradient_errors import GradientError, gradient_errors
 from megatron_magi.training.recipe.recipe_error import RecipeError
@@ -44,18 +45,18 @@ class Evidence:
     def num_not_finite(self) -> int:
         """Number of recorded values that are inf or nan."""
         c = self.curves
-        values = [*c.loss, *c.grad_norm, *c.validation.values()]
+        values = [*c.loss, *c.grad_norm, *c.validation.values(), *c.by_position.values()]
         values += [x for e in self.gradients for x in (e.norm, e.baseline_norm, e.relative_error)]
         return int(np.sum(~np.isfinite(np.array(values))))
 
 
-def read_evidence(folder: Path, baseline: Path) -> Evidence:
+def read_evidence(folder: Path, baseline: Baseline) -> Evidence:
     """Read a run's folder, and measure gradient errors if both dumps exist.
 
     Raises:
         RecipeError: no steps.csv, a broken recipe.yaml, or gradients that do not fit.
     """
-    errors = [] if folder == baseline else gradient_errors(folder, baseline)
+    errors = [] if baseline.runs == (folder,) else gradient_errors(folder, baseline)
     return Evidence(read_run(folder), read_recipe_facts(folder), errors)
 
 

@@ -16,6 +16,7 @@ from typing import get_type_hints
 
 import numpy as np
 
+from megatron_magi.training.parity.baseline import Baseline
 from megatron_magi.training.process.whole_files import written_whole
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.gradient_folder import (
@@ -45,8 +46,8 @@ class GradientError:
     """Name of the baseline run."""
 
 
-def gradient_errors(run: Path, baseline: Path) -> list[GradientError]:
-    """Errors of every iteration that both runs dumped.
+def gradient_errors(run: Path, baseline: Baseline) -> list[GradientError]:
+    """Errors of every iteration that the run and all of the baseline dumped.
 
     They are measured from the dumps, parameter by parameter, and written to the run's CSV. Those of
     iterations whose dumps are gone are read from that CSV.
@@ -54,7 +55,7 @@ def gradient_errors(run: Path, baseline: Path) -> list[GradientError]:
     Raises:
         RecipeError: other parameters than the baseline's, or a CSV measured against another run.
     """
-    dumped = set(dumped_iterations(run)) & set(dumped_iterations(baseline))
+    dumped = set.intersection(*(set(dumped_iterations(each)) for each in (run, *baseline.runs)))
     known = [e for e in read_errors(run) if e.iteration not in dumped]
     others = {e.baseline for e in known} - {baseline.name}
     if others:
@@ -99,22 +100,25 @@ def _error_of(row: dict[str, str]) -> GradientError:
     return GradientError(**{name: kind(row[name]) for name, kind in kinds.items()})
 
 
-def _measure(run: Path, baseline: Path, iteration: int) -> list[GradientError]:
-    shapes, expected = read_shapes(run, iteration), read_shapes(baseline, iteration)
-    if shapes != expected:
-        other = sorted(n for n in shapes | expected if shapes.get(n) != expected.get(n))
-        raise RecipeError(
-            f"gradients to compare must be of one model, got another {other[0]} in iteration "
-            f"{iteration} of {run.name} than in {baseline.name}; train them with one recipe"
-        )
+def _measure(run: Path, baseline: Baseline, iteration: int) -> list[GradientError]:
+    shapes = read_shapes(run, iteration)
+    for each in baseline.runs:
+        expected = read_shapes(each, iteration)
+        if shapes != expected:
+            other = sorted(n for n in shapes | expected if shapes.get(n) != expected.get(n))
+            raise RecipeError(
+                f"gradients to compare must be of one model, got another {other[0]} in iteration "
+                f"{iteration} of {run.name} than in {each.name}; train them with one recipe"
+            )
     with ThreadPoolExecutor(THREADS) as pool:  # gigabytes; numpy releases the interpreter's lock
         return list(pool.map(partial(_error, run, baseline, iteration), shapes))
 
 
-def _error(run: Path, baseline: Path, iteration: int, name: str) -> GradientError:
-    gradients = [read_gradient(folder, iteration, name) for folder in (run, baseline)]
+def _error(run: Path, baseline: Baseline, iteration: int, name: str) -> GradientError:
+    gradients = [read_gradient(folder, iteration, name) for folder in (run, *baseline.runs)]
     squares = np.zeros(3)
-    for ours, theirs in blocks(*gradients):
+    for ours, *others in blocks(*gradients):
+        theirs = np.mean(others, axis=0)
         gap = ours - theirs
         squares += [np.dot(ours, ours), np.dot(theirs, theirs), np.dot(gap, gap)]
     norm, baseline_norm, gap_norm = (float(x) for x in np.sqrt(squares))

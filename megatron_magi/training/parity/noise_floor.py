@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_magi.training.parity import noise_scale
+from megatron_magi.training.parity.baseline import Baseline
 from megatron_magi.training.parity.compare import RunCurves
 from megatron_magi.training.parity.evidence import Evidence, read_evidence
 from megatron_magi.training.parity.gradient_errors import GradientError
@@ -87,8 +88,9 @@ def read_noise_floor(baseline: Path, noises: Sequence[Path], gates: NoiseGates) 
     Raises:
         RecipeError: a folder that is not a run, inf or nan in it, or a noise run without noise.
     """
-    found = tuple(read_evidence(noise, baseline) for noise in noises)
-    floor = NoiseFloor(read_evidence(baseline, baseline), found, gates)
+    one = Baseline((baseline,))
+    found = tuple(read_evidence(noise, one) for noise in noises)
+    floor = NoiseFloor(read_evidence(baseline, one), found, gates)
     for evidence in (floor.baseline, *floor.noises):
         role = "baseline" if evidence is floor.baseline else "noise run"
         if evidence.num_not_finite:
@@ -97,19 +99,18 @@ def read_noise_floor(baseline: Path, noises: Sequence[Path], gates: NoiseGates) 
                 f"nan in {evidence.curves.name}; train it again"
             )
     for folder, noise in zip(noises, floor.noises, strict=True):
-        _require_noise(folder, noise, baseline, floor.baseline)
+        require_noise(folder, noise, baseline, floor.baseline)
     return floor
 
 
-def _require_noise(folder: Path, noise: Evidence, baseline: Path, other_run: Evidence) -> None:
-    """Raise RecipeError for a noise run that is the baseline itself."""
+def require_noise(folder: Path, noise: Evidence, baseline: Path, other_run: Evidence) -> None:
+    """Raise RecipeError for a noise run that is the run it is compared with."""
     one, other = other_run.curves.loss, noise.curves.loss
     steps = min(len(one), len(other))
     if folder.resolve() == baseline.resolve() or (
         steps >= TRUSTED_STEPS and bool((one[:steps] == other[:steps]).all())
     ):
         raise RecipeError(
-            f"the noise run must differ from the baseline by rounding, got equal losses in "
-            f"{baseline} and {folder}; train it with data.step_order=reversed and several samples "
-            f"a step"
+            f"runs that measure noise must differ by rounding, got equal losses in {baseline} and "
+            f"{folder}; train one with data.step_order=reversed and several samples a step"
         )

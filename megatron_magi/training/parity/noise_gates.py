@@ -87,6 +87,7 @@ def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judg
         *_means(judged, floor),
         _last_steps(judged, noises, floor),
         _validation(judged, noises, floor),
+        *_positions(judged, noises, floor),
         _start(judged, run, floor.gates),
         _drop(judged, floor.gates, whole),
     ]
@@ -162,6 +163,26 @@ def _validation(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> G
     text = f"nats between validation losses at step {last} (scale of the noise {scale:.1e})"
     return _gate("validation", abs(ours[last] - theirs[last]), floor.gates.noise_ratio * scale,
                  text)  # fmt: skip
+
+
+def _positions(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> list[GateResult]:
+    """The bucket of the last validation that is furthest off; nothing if the baseline has none."""
+    if not floor.baseline.curves.by_position:
+        return []
+    ours, theirs = judged.run.by_position, judged.baseline.by_position
+    shared = sorted(set(ours).intersection(theirs, *(n.by_position for n in noises)))
+    if not shared:
+        return [_skipped("positions", "run, baseline and noise runs share no loss by position")]
+    gaps = np.array([noise.by_position[b] - theirs[b] for noise in noises for b in shared])
+    scale = max(noise_scale.root_mean_square(gaps), _last_scale(noises, judged.baseline, floor))
+    last = [b for b in shared if b.iteration == shared[-1].iteration]
+    worst = max(last, key=lambda b: abs(ours[b] - theirs[b]))
+    text = (
+        f"nats between validation losses of positions {worst.first} to {worst.end} at step "
+        f"{worst.iteration} (scale of the noise {scale:.1e})"
+    )
+    value = abs(ours[worst] - theirs[worst])
+    return [_gate("positions", value, floor.gates.noise_ratio * scale, text)]
 
 
 def _start(judged: Judged, run: Evidence, gates: NoiseGates) -> GateResult:
