@@ -30,11 +30,11 @@ from typing import Any
 from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.compare import Gates, compare, read_run
+from megatron_magi.training.parity.compare import Comparison, Gates, compare, read_run
 from megatron_magi.training.parity.evidence import read_evidence
 from megatron_magi.training.parity.mean_floor import read_mean_floor
 from megatron_magi.training.parity.noise_floor import NoiseGates, read_noise_floor
-from megatron_magi.training.parity.noise_gates import judge
+from megatron_magi.training.parity.noise_gates import Judged, judge
 
 PLAIN = {
     "first_step": ("first_step", "loss and gradient norm of step 1"),
@@ -71,6 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-shorter",
         action="store_true",
         help="compare a run that is shorter than the baseline over the steps of both",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="compare over these first steps alone, as a short control is",
     )
     _add_gates(parser)
     figure = parser.add_mutually_exclusive_group()
@@ -135,6 +140,8 @@ def _require_runs(options: argparse.Namespace) -> None:
             f"two runs or more are needed, the baseline first, got only {options.runs[0]}; "
             f"name another"
         )
+    if options.steps is not None and options.steps < 1:
+        raise UsageError(f"--steps must be at least 1, got {options.steps}; pass a number of steps")
     if options.mean_of is not None and options.noise is not None:
         raise UsageError(
             "--noise has no effect beside --mean-of, whose runs measure the noise too, got both; "
@@ -145,10 +152,14 @@ def _require_runs(options: argparse.Namespace) -> None:
 def _plain(options: argparse.Namespace) -> PlainReport:
     gates = Gates(**_given(options, {f: name for f, (name, _) in PLAIN.items()}))
     baseline = read_run(options.runs[0])
-    runs, controls = (
-        [compare(read_run(folder), baseline, gates, options.allow_shorter) for folder in folders]
-        for folders in (options.runs, options.expect_fail)
-    )
+
+    def compared(folder: Path) -> Comparison:
+        run = read_run(folder)
+        if options.steps is None:
+            return compare(run, baseline, gates, options.allow_shorter)
+        return compare(run.first(options.steps), baseline, gates, allow_shorter=True)
+
+    runs, controls = ([*map(compared, folders)] for folders in (options.runs, options.expect_fail))
     return PlainReport(runs, controls)
 
 
@@ -170,10 +181,14 @@ def _with_noise(options: argparse.Namespace) -> NoiseReport:
     else:
         floor = read_mean_floor(measuring, gates)
     baseline = Baseline(tuple(first or measuring))
-    runs, controls = (
-        [judge(read_evidence(run, baseline), floor, options.allow_shorter) for run in folders]
-        for folders in (others, options.expect_fail)
-    )
+
+    def judged(run: Path) -> Judged:
+        evidence = read_evidence(run, baseline)
+        if options.steps is None:
+            return judge(evidence, floor, options.allow_shorter)
+        return judge(evidence.first(options.steps), floor, allow_shorter=True)
+
+    runs, controls = ([*map(judged, folders)] for folders in (others, options.expect_fail))
     return NoiseReport(floor, runs, controls)
 
 

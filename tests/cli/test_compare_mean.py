@@ -88,6 +88,19 @@ def test_a_wrong_far_key_is_seen_by_position(tmp_path: Path, capsys: Capture) ->
     assert code == 1 and "positions 2048 to 8192" in gates["positions"]["text"]
 
 
+def test_the_first_steps_alone(tmp_path: Path, capsys: Capture) -> None:
+    """A run that goes wrong later is right until then, with the gradients of these steps."""
+    baseline = three(tmp_path)
+    late = noisy(7) + 1e-2 * (np.arange(STEPS) >= 80)
+    run_folder = write_beside_curve(tmp_path, "late", late, 2 * GRADIENT)
+    assert judged(capsys, baseline, run_folder)[0] == 1
+    code, gates = judged(capsys, baseline, run_folder, "--steps", "60")
+    assert code == 0 and "of 60 steps" in gates["mean_bias"]["text"]
+    assert gates["gradients"]["passed"] and gates["loss_drop"]["passed"] is None
+    for steps in ("0", "-3"):
+        assert "--steps must be at least 1" in run(capsys, "compare", "a", "b", "--steps", steps)[2]
+
+
 def test_what_has_no_mean_is_refused(tmp_path: Path) -> None:
     first, second, third = three(tmp_path)
     with pytest.raises(RecipeError, match="two runs or more"):

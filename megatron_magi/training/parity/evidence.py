@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,12 @@ class Evidence:
     recipe: RecipeFacts | None
     """None: the folder has no recipe.yaml."""
     gradients: list[GradientError]
+
+    def first(self, num_steps: int) -> Evidence:
+        """The same run up to step ``num_steps``."""
+        end = self.curves.first_iteration + num_steps
+        known = [error for error in self.gradients if error.iteration < end]
+        return replace(self, curves=self.curves.first(num_steps), gradients=known)
 
     @property
     def num_not_finite(self) -> int:

@@ -1,0 +1,233 @@
+"""The runs of docs/convergence_protocol.md, on two GPUs of one host.
+
+    python -m benchmarks.train.flag_convergence --megatron CHECKOUT --data FOLDER --out OUT \
+        --work WORK te_p2p gradients magi
+    python -m benchmarks.train.flag_convergence --list
+
+Names of runs, and `gradients` and `controls`, each for several. `te_p2p` leaves the checkpoint in
+WORK that `gradients` begins at, and so must come before it on the same machine. What of a run is
+small goes to OUT/NAME, which `megatron-magi compare` reads; gradients are compared here, because
+they have gigabytes. FOLDER has train.bin, train.idx, valid.bin and valid.idx (code_corpus.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.record import describe
+from benchmarks.train import flag_cases
+from benchmarks.train.flag_cases import Run
+from benchmarks.train.flag_rank import ERROR, FOLDER
+from benchmarks.train.pretrain import environment, first_error, words
+from benchmarks.train.warm_ranks import Job, WarmRanks
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser, positive
+from megatron_magi.training.parity.baseline import Baseline
+from megatron_magi.training.parity.gradient_errors import gradient_errors
+from megatron_magi.training.parity.positions import read_positions
+from megatron_magi.training.process.whole_files import partial_folder
+from megatron_magi.training.run import gradient_folder
+from megatron_magi.training.run.steps_file import STEPS, StepRecord
+
+GPUS = 2
+SERIES = {
+    "lm_loss": "lm loss",
+    "grad_norm": "grad norm",
+    "learning_rate": "learning rate",
+    "step_seconds": "elapsed time per iteration (ms)",
+}
+"""Columns of steps.csv, and what Megatron's log calls them."""
+
+
+def main() -> int:
+    options = parse()
+    chosen = runs_of(options.runs, options.work)
+    if options.list:
+        print("\n".join(run.name for run in chosen))
+        return 0
+    failed = []
+    meta = describe("python -m benchmarks.train.flag_convergence", options.commit)
+    deadline = time.monotonic() + options.limit_s
+    with WarmRanks(options.megatron, environment(options.megatron), 2 * GPUS, quiet=True) as pool:
+        for run in chosen:
+            if time.monotonic() > deadline:
+                print("time is up, left out:", run.name, flush=True)
+                continue
+            if not make(run, options, pool, meta):
+                failed.append(run.name)
+    if "gradients" in options.runs:
+        compare_gradients(options.out)
+    return 1 if failed else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="*", help="names, `gradients`, `controls`; default: all")
+    parser.add_argument("--megatron", type=Path, help="a Megatron-LM checkout")
+    parser.add_argument("--data", type=Path, help="the folder of the corpus")
+    parser.add_argument("--out", type=Path, default=Path("runs/convergence_flag"))
+    parser.add_argument("--work", type=Path, default=Path("runs/convergence_flag_work"))
+    parser.add_argument("--limit-s", type=positive, default=1e9, help="start no run after it")
+    parser.add_argument("--run-limit-s", type=positive, default=550, help="stop a run after it")
+    parser.add_argument("--commit")
+    parser.add_argument("--list", action="store_true", help="show the runs and stop")
+    options = parser.parse_args()
+    if not options.list and (options.megatron is None or options.data is None):
+        parser.error("--megatron and --data are needed, got not both; or pass --list")
+    unknown = set(options.runs) - {"gradients", "controls"}
+    unknown -= {run.name for run in runs_of([], options.work)}
+    if unknown:
+        parser.error(f"runs must be named as --list shows them, got {', '.join(sorted(unknown))}")
+    return options
+
+
+def runs_of(names: Sequence[str], work: Path) -> list[Run]:
+    """The runs of these names in the protocol's order; of no names all."""
+    first, *others = flag_cases.long_runs()
+    groups = {
+        "": [flag_cases.checkpointed(first, work), *others],
+        "gradients": flag_cases.gradient_runs(work),
+        "controls": flag_cases.controls(),
+    }
+    return [
+        run
+        for group, runs in groups.items()
+        for run in runs
+        if not names or run.name in names or group in names
+    ]
+
+
+def make(run: Run, options: argparse.Namespace, pool: WarmRanks, meta: dict[str, Any]) -> bool:
+    """Run it and write its folder; whether it ended well."""
+    folder = options.out / (run.gradients_of or run.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    job = job_of(run, folder, options)
+    began = time.monotonic()
+    outcome = pool.run(job, options.run_limit_s)
+    facts = {"name": run.name, "seconds": round(time.monotonic() - began, 1)}
+    said = "gradients"
+    if not run.gradients_of:
+        facts |= {"failed": outcome.failed, "command": job.arguments, "error": run.error}
+        facts |= {"environment": run.environment, "meta": meta}
+        lines = [line for line in outcome.output.splitlines() if line.startswith("megatron_magi")]
+        (folder / "run.json").write_text(json.dumps({**facts, "lines": lines}, indent=1) + "\n")
+        said = write_curves(folder, run, outcome.output)
+    elif not outcome.failed:
+        keep_gradients(folder, options.work / run.name)
+    if outcome.failed:
+        said = f"failed\n{first_error(outcome.output)}"
+    print(f"{run.name} ({facts['seconds']} s): {said}", flush=True)
+    return not outcome.failed
+
+
+def job_of(run: Run, folder: Path, options: argparse.Namespace) -> Job:
+    """The run as processes are told it; held-out losses are written to the folder."""
+    variables = {**run.environment, **({ERROR: run.error} if run.error else {})}
+    if run.validates:
+        variables[FOLDER] = str(folder.resolve())
+    flags = words({**run.flags, **data_flags(options.data)})
+    script = str(options.megatron / "pretrain_gpt.py")
+    return Job(GPUS, "benchmarks.train.flag_rank", [script, *flags], variables)
+
+
+def data_flags(folder: Path) -> dict[str, Any]:
+    """Where the samples come from."""
+    return {
+        "train-data-path": str(folder / "train"),
+        "valid-data-path": str(folder / "valid"),
+        "test-data-path": str(folder / "valid"),
+        "data-cache-path": str(folder / "cache"),
+    }
+
+
+def write_curves(folder: Path, run: Run, log: str) -> str:
+    """Write steps.csv from Megatron's log, and the recipe.yaml that gates need; a summary."""
+    series = {
+        column: [float(x) for x in re.findall(rf" {re.escape(name)}: +([-+.\deEnaif]+)", log)]
+        for column, name in SERIES.items()
+    }
+    tokens = int(run.flags["seq-length"]) * int(run.flags["global-batch-size"])
+    validated = validation_losses(folder)
+    rows = []
+    for i, values in enumerate(zip(*series.values(), strict=True), 1):
+        row: dict[str, Any] = dict(zip(series, values, strict=True))
+        row["step_seconds"] /= 1e3
+        row |= {"iteration": i, "loss_tokens": tokens, "num_processes": GPUS}
+        row["tokens_per_second"] = tokens / row["step_seconds"]
+        row["consumed_samples"] = i * int(run.flags["global-batch-size"])
+        rows.append(row | {"validation_loss": validated.get(i, "")})
+    with (folder / STEPS).open("w", newline="") as file:
+        lines = csv.DictWriter(file, [field.name for field in fields(StepRecord)], restval="")
+        lines.writeheader()
+        lines.writerows(rows)
+    (folder / "recipe.yaml").write_text(recipe(run))
+    last = f"{rows[-1]['lm_loss']:.5f}" if rows else "none"
+    return f"{len(rows)} steps, last loss {last}, validation {validated}"
+
+
+def validation_losses(folder: Path) -> dict[int, float]:
+    """Mean held-out loss by iteration: every sample has a token at every position."""
+    by_bucket = read_positions(folder)
+    sums: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    for bucket, loss in by_bucket.items():
+        size = bucket.end - bucket.first
+        sums[bucket.iteration] = sums.get(bucket.iteration, 0.0) + size * loss
+        tokens[bucket.iteration] = tokens.get(bucket.iteration, 0) + size
+    return {iteration: sums[iteration] / tokens[iteration] for iteration in sums}
+
+
+def recipe(run: Run) -> str:
+    """What `compare` reads of a run's model, in the trainer's words."""
+    model = {
+        "vocab_size": run.flags["vocab-size"] + 1,
+        "vocab_multiple": run.flags["make-vocab-size-divisible-by"],
+        "hidden_size": run.flags["hidden-size"],
+    }
+    shown = ", ".join(f"{name}: {value}" for name, value in model.items())
+    return f"model: {{{shown}}}\ntrain: {{dtype: bf16}}\n"
+
+
+def keep_gradients(folder: Path, saved: Path) -> None:
+    """Write the gradients that Megatron saved as `compare` reads them, and delete what it saved."""
+    import torch
+
+    (path,) = (saved / "wgrads").glob("iter_*/mp_rank_00.pth")
+    (gradients,) = torch.load(path, mmap=True, weights_only=True).values()
+    iteration = int(path.parent.name.removeprefix("iter_"))
+    partial = partial_folder(gradient_folder.gradient_path(folder, iteration))
+    norms = {}
+    for name, gradient in gradients.items():
+        whole = gradient.float().numpy()
+        norms[name] = (tuple(whole.shape), gradient_folder.write_gradient(partial, name, whole))
+    gradient_folder.finish(partial, norms)
+    shutil.rmtree(saved)
+
+
+def compare_gradients(out: Path) -> None:
+    """Write every run's gradient_errors.csv, beside the mean of the stock runs, and delete the
+    gradients."""
+    stock = Baseline(tuple(sorted(out.glob("te_*"))))
+    dumped = gradient_folder.FOLDER
+    ours = [folder for folder in sorted(out.glob("magi*")) if (folder / dumped).is_dir()]
+    for run in stock.runs:
+        gradient_errors(run, stock.without(run))
+    for run in ours:
+        gradient_errors(run, stock)
+    for run in (*stock.runs, *ours):
+        shutil.rmtree(run / dumped, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(guarded(main))

@@ -1,0 +1,149 @@
+"""`megatron_magi.run` that measures held-out losses by position, or that has an error on purpose.
+
+Used by flag_convergence.py, with our flag and without. The script, and Megatron's code but for two
+functions that are wrapped here, are as they are. Which of them, the environment says.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.train.flag_cases import BUCKETS
+from megatron_magi import run
+from megatron_magi.training.parity.positions import Bucket, read_positions, write_positions
+
+FOLDER, ERROR = "FLAG_RANK_FOLDER", "FLAG_RANK_ERROR"
+"""Variables: where positions.csv is written, and the name of an error."""
+
+
+def main() -> None:
+    """Run the script that the command line names."""
+    original = runpy.run_path
+
+    def run_path(*args: Any, **kwargs: Any) -> Any:
+        if os.environ.get(FOLDER):
+            measure_positions(Path(os.environ[FOLDER]), BUCKETS)
+        if os.environ.get(ERROR):
+            ERRORS[os.environ[ERROR]]()
+        return original(*args, **kwargs)
+
+    runpy.run_path = run_path
+    run.main()
+
+
+class PositionLosses:
+    """Sums of the losses of held-out tokens, by bucket of their positions."""
+
+    def __init__(self, ends: tuple[int, ...]) -> None:
+        """
+        Args:
+            ends: of the buckets, in order; the first begins at 0.
+        """
+        self.ends = ends
+        self.sums = torch.zeros(2, len(ends), dtype=torch.float64)
+        """Of losses, and of tokens, on the CPU."""
+
+    def clear(self) -> None:
+        """Before a validation."""
+        self.sums.zero_()
+
+    def add(self, losses: Tensor, positions: Tensor) -> None:
+        """Count a microbatch.
+
+        Args:
+            losses: of tokens, in any shape.
+            positions: of the same tokens.
+
+        Cost: the host waits for the device.
+        """
+        ends = torch.tensor(self.ends, device=positions.device)
+        bucket = torch.bucketize(positions.reshape(-1), ends, right=True).cpu()
+        values = losses.detach().reshape(-1).double().cpu()
+        self.sums[0].index_add_(0, bucket, values)
+        self.sums[1].index_add_(0, bucket, torch.ones_like(values))
+
+    def means(self, iteration: int) -> dict[Bucket, float]:
+        """Mean losses of the whole world's tokens, of buckets that have any, on every rank.
+
+        Cost: an all-reduce.
+        """
+        sums = self.sums.to(torch.cuda.current_device() if _on_gpu() else "cpu")
+        dist.all_reduce(sums)
+        starts = (0, *self.ends[:-1])
+        buckets = [Bucket(iteration, *bounds) for bounds in zip(starts, self.ends, strict=True)]
+        of_bucket = zip(buckets, *sums.tolist(), strict=True)
+        return {bucket: loss / tokens for bucket, loss, tokens in of_bucket if tokens}
+
+
+def _on_gpu() -> bool:
+    return str(dist.get_backend()) != "gloo"
+
+
+def measure_positions(folder: Path, ends: tuple[int, ...]) -> None:
+    """Write the losses of every validation to positions.csv, one after another."""
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.training import training
+
+    losses = PositionLosses(ends)
+    GPTModel.forward = _counted(GPTModel.forward, losses)
+    evaluate = training.evaluate_and_print_results
+    iteration = list(inspect.signature(evaluate).parameters).index("iteration")
+
+    @functools.wraps(evaluate)
+    def evaluate_and_print_results(*args: Any, **kwargs: Any) -> Any:
+        losses.clear()
+        result = evaluate(*args, **kwargs)
+        means = losses.means(int(args[iteration]))
+        if dist.get_rank() == 0:
+            write_positions(folder, read_positions(folder) | means)
+        return result
+
+    training.evaluate_and_print_results = evaluate_and_print_results
+
+
+def _counted(forward: Any, losses: PositionLosses) -> Any:
+    """A model's forward that counts the losses of microbatches that are not trained on."""
+    signature = inspect.signature(forward)
+
+    @functools.wraps(forward)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = forward(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        if not given["self"].training and given.get("labels") is not None:
+            losses.add(result, given["position_ids"])
+        return result
+
+    return counted
+
+
+def lose_gradients() -> None:
+    """On context-parallel rank 0, sums of dk and dv without what the other ranks send."""
+    from megatron.core import parallel_state
+
+    from megatron_magi.core.runtime import staged_backward
+
+    right = staged_backward.add_partials
+
+    def wrong(own: Any, arriving: Any, dtype: torch.dtype) -> Any:
+        if parallel_state.get_context_parallel_rank() == 0:
+            for reduce in arriving:
+                reduce.wait()
+            arriving = []
+        return right(own, arriving, dtype)
+
+    staged_backward.add_partials = wrong
+
+
+ERRORS = {"lost_gradients": lose_gradients}
+
+if __name__ == "__main__":
+    main()

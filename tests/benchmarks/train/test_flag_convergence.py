@@ -1,0 +1,139 @@
+"""The runs of the convergence protocol: their masks, their corpus, what is read of their logs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.train import code_corpus, flag_cases, flag_convergence, flag_rank
+from megatron_magi.cli.parser import UsageError
+from megatron_magi.launcher.documents import MaskRequest
+from megatron_magi.training.parity.compare import read_run
+from megatron_magi.training.parity.evidence import read_recipe_facts
+from megatron_magi.training.parity.positions import Bucket, write_positions
+
+LENGTH = 1024
+REQUEST = MaskRequest((0, LENGTH), None)
+CAUSAL = np.tril(np.ones((LENGTH, LENGTH), dtype=bool))
+LINE = (
+    " [2026-11-25 22:00:00] iteration {0:8d}/     400 | consumed samples: {1:12d} | "
+    "elapsed time per iteration (ms): 512.5 | learning rate: 2.5E-06 | "
+    "global batch size:     4 | lm loss: "
+    "1.050{0}E+01 | loss scale: 1.0 | grad norm: 3.125 | number of skipped iterations:   0 |"
+)
+
+
+def hidden(mask: Any) -> Any:
+    """Cells that a causal mask shows and this one does not, and those only this one shows."""
+    dense = mask.to_dense()
+    return np.argwhere(CAUSAL & ~dense).tolist(), np.argwhere(dense & ~CAUSAL).tolist()
+
+
+def test_every_mask_has_its_one_error() -> None:
+    middle, tile = LENGTH // 2, flag_cases.TILE
+    square = [[q, k] for q in range(tile) for k in range(tile)]
+    missing, more = hidden(flag_cases.far_tile(REQUEST))
+    assert missing == [[q + LENGTH - tile, k] for q, k in square] and not more
+    missing, more = hidden(flag_cases.near_tile(REQUEST))
+    assert missing == [[q + middle, k + middle - tile] for q, k in square] and not more
+    missing, more = hidden(flag_cases.shifted_diagonal(REQUEST))
+    assert missing == [[q, q] for q in range(1, LENGTH)] and not more
+
+
+def test_one_sample_of_a_step_has_a_boundary_that_should_be_none() -> None:
+    areas = [len(hidden(flag_cases.moved_boundary(REQUEST))[0]) for _ in range(8)]
+    assert areas == [(LENGTH // 2) ** 2, 0, 0, 0] * 2
+
+
+def test_runs_differ_by_what_the_protocol_says() -> None:
+    runs = {run.name: run for run in flag_cases.long_runs()}
+    assert runs["magi"].flags == runs["magi_again"].flags
+    ways = {name: run.flags.get("cp-comm-type") for name, run in runs.items()}
+    assert [*ways.values()] == ["p2p", "all_gather", "a2a", None, None, None]
+    changed = {"attention-backend", "cp-comm-type"}
+    for run in runs.values():
+        others = run.flags.items() - runs["magi"].flags.items()
+        assert {name for name, _ in others} <= changed | {"deterministic-mode"}
+
+
+def test_names_of_groups_and_of_runs(tmp_path: Path) -> None:
+    named = flag_convergence.runs_of(["controls", "te_p2p"], tmp_path)
+    assert [run.name for run in named] == [
+        "te_p2p", "moved_boundary", "shifted_diagonal", "far_tile", "near_tile", "lost_gradients",
+    ]  # fmt: skip
+    assert named[0].flags["save-interval"] == flag_cases.SAVED_AT
+    gradients = flag_convergence.runs_of(["gradients"], tmp_path)
+    assert {run.gradients_of for run in gradients} == {
+        "te_p2p", "te_all_gather", "te_a2a", "magi", "magi_deterministic",
+    }  # fmt: skip
+    steps = [run.flags["train-iters"] for run in gradients]
+    assert steps == [1] * 5 + [201] * 5 and all(not run.validates for run in gradients)
+
+
+def test_a_log_becomes_a_run_that_compare_reads(tmp_path: Path) -> None:
+    run = flag_cases.long_runs()[0]
+    log = "\n".join(["using torch", *(LINE.format(i, 4 * i) for i in range(1, 4)), "done"])
+    write_positions(tmp_path, {Bucket(2, 0, 512): 4.0, Bucket(2, 512, 1024): 2.0})
+    flag_convergence.write_curves(tmp_path, run, log)
+    curves = read_run(tmp_path)
+    assert curves.loss.tolist() == [10.501, 10.502, 10.503] and curves.validation == {2: 3.0}
+    assert curves.step_seconds.tolist() == [0.5125] * 3 and curves.loss_tokens == 32768
+    facts = read_recipe_facts(tmp_path)
+    assert facts is not None and (facts.vocab_size, facts.dtype) == (32768, "bf16")
+
+
+def test_gradients_that_megatron_saved_are_kept(tmp_path: Path) -> None:
+    saved = tmp_path / "work" / "wgrads" / "iter_0000201"
+    saved.mkdir(parents=True)
+    state = {"model_chunk0": {"embedding.weight": torch.ones(3, 2), "bias": torch.zeros(4)}}
+    torch.save(state, saved / "mp_rank_00.pth")
+    flag_convergence.keep_gradients(tmp_path / "run", tmp_path / "work")
+    folder = tmp_path / "run" / "gradients" / "iter_0000201"
+    assert np.load(folder / "embedding.weight.npy").tolist() == [[1.0, 1.0]] * 3
+    assert json.loads((folder / "index.json").read_text())["shapes"]["bias"] == [4]
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_losses_are_counted_by_position() -> None:
+    losses = flag_rank.PositionLosses((2, 4, 8, 16))
+    for scale in (1.0, 3.0):
+        losses.add(scale * torch.tensor([[7.0, 1.0, 2.0]]), torch.tensor([[7, 0, 1]]))
+    assert losses.means(5) == {Bucket(5, 0, 2): 3.0, Bucket(5, 4, 8): 14.0}
+    losses.clear()
+    assert losses.means(6) == {}
+
+
+def test_the_corpus_has_exactly_its_tokens(tmp_path: Path) -> None:
+    documents = iter([[1, 2], [3], [4, 5, 6]])
+    end = flag_cases.EOD
+    assert [*code_corpus.cut(documents, 6)] == [[1, 2, end], [3, end], [4]]
+    with pytest.raises(UsageError, match="3 more tokens"):
+        [*code_corpus.cut(iter([[1, 2]]), 6)]
+    for name, text in (("b.py", "x = 1"), ("a.py", "y = 2"), ("same.py", "x = 1"), ("no.txt", "")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "table.py").write_text("1," * code_corpus.MOST_BYTES)
+    assert {p.name for p in code_corpus.shuffled_files([tmp_path])} == {"a.py", "b.py"}
+
+
+def test_steps_are_rows_of_a_training_run(tmp_path: Path) -> None:
+    flag_convergence.write_curves(tmp_path, flag_cases.controls()[0], LINE.format(1, 4))
+    with (tmp_path / "steps.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["consumed_samples"] == "4" and row["num_processes"] == "2"
+    assert row["validation_loss"] == "" and row["grad_norm"] == "3.125"
