@@ -17,7 +17,9 @@ def rows() -> list[list[str]]:
 
 
 def records() -> dict[str, dict[str, Any]]:
-    return {p.stem: json.loads(p.read_text()) for p in RECORDS.glob("suite_cpu_*.json")}
+    """Meta and counts of every record, together."""
+    found = {p.stem: json.loads(p.read_text()) for p in RECORDS.glob("suite_cpu_*.json")}
+    return {name: record["meta"] | record["rows"][0] for name, record in found.items()}
 
 
 def test_every_row_is_a_record_and_every_record_a_row() -> None:

@@ -142,7 +142,7 @@ def _write_record(path: Path, result: dict[str, Any]) -> None:
     from benchmarks.lib.record import describe
 
     meta = {"python": platform.python_version(), **describe(command_line(), None)}
-    path.write_text(json.dumps({"meta": meta, **result}, indent=1) + "\n")
+    path.write_text(json.dumps({"meta": meta, "rows": [result]}, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

@@ -49,9 +49,8 @@ def main() -> int:
     print(json.dumps(found, indent=1))
     if args.record is not None:
         command = "python -m tools.check_resume " + " ".join(sys.argv[1:])
-        args.record.write_text(
-            json.dumps({"meta": describe(command, args.commit), **found}, indent=1) + "\n"
-        )
+        record = {"meta": describe(command, args.commit), "rows": [found]}
+        args.record.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if not found["unequal_steps"] and found["weights_equal"] else 1
 
 

@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from benchmarks.lib.command import command_line
+from benchmarks.lib.record import describe
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 
@@ -89,7 +91,7 @@ class Mutant:
 def main() -> int:
     args = _arguments()
     wanted = _sample(args)
-    results = json.loads(args.record.read_text())["mutants"] if _exists(args.record) else []
+    results = json.loads(args.record.read_text())["rows"] if _exists(args.record) else []
     done = {(r["module"], r["node"]) for r in results}
     todo = [m for m in wanted if (m.module, m.node) not in done]
     todo = _with_unchanged(todo, random.Random(args.seed))
@@ -297,8 +299,8 @@ def _write(path: Path | None, results: list[dict[str, object]]) -> None:
     if path is None:
         return
     killed = sum(r["outcome"] != "survived" for r in results)
-    summary = {"command": "python -m tools.mutate", "killed": killed, "of": len(results)}
-    path.write_text(json.dumps({**summary, "mutants": results}, indent=1) + "\n")
+    meta = {**describe(command_line(), None), "killed": killed, "of": len(results)}
+    path.write_text(json.dumps({"meta": meta, "rows": results}, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

@@ -37,8 +37,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         record = run_suite(args, Path(folder) / "junit.xml")
     args.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{record['passed']} passed, {record['skipped']} skipped, failed: {record['failed']}")
-    return 1 if record["failed"] or not record["passed"] else 0
+    (found,) = record["rows"]
+    print(f"{found['passed']} passed, {found['skipped']} skipped, failed: {found['failed']}")
+    return 1 if found["failed"] or not found["passed"] else 0
 
 
 def run_suite(args: argparse.Namespace, report: Path) -> dict[str, Any]:
@@ -50,19 +51,22 @@ def run_suite(args: argparse.Namespace, report: Path) -> dict[str, Any]:
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     failed = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
     skipped = [c for c in cases if c.find("skipped") is not None]
-    return {
-        "command": "python -m tools.record_suite " + " ".join(args.tests),
+    meta = {
         "date": str(datetime.date.today()),
+        "commit": _commit(),
+        "command": "python -m tools.record_suite " + " ".join(args.tests),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
-        "commit": _commit(),
+    }
+    counts = {
         "passed": len(cases) - len(failed) - len(skipped),
         "skipped": len(skipped),
         "failed": [f"{c.get('classname')}::{c.get('name')}" for c in failed],
         "exit_code": code,
         "seconds": round(time.monotonic() - began),
     }
+    return {"meta": meta, "rows": [counts]}
 
 
 def _version(package: str) -> str | None:

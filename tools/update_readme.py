@@ -14,14 +14,15 @@ from megatron_magi import HeadShape
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from tools.readme_dist import dist_table, packs_table
+from tools.readme_index import index_table
 from tools.readme_jobs import jobs_table
 from tools.readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from tools.readme_memory import memory_table
 from tools.readme_pretrain import agreement_table, flags_table, speed_table
-from tools.readme_records import ROOT, newest, source
+from tools.readme_records import RECORDS, ROOT, newest, source
 from tools.readme_te import attention_table, step_profile_table, step_table
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", RECORDS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def planner_table() -> str:
@@ -60,6 +61,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrain speed": speed_table,
     "pretrain flags": flags_table,
     "published jobs": jobs_table,
+    "index": index_table,
     "te attention": attention_table,
     "te attention of small heads": lambda: attention_table(HeadShape(32, 8, 64)),
     "te attention of one key head": lambda: attention_table(HeadShape(8, 1, 128)),

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import gc
 import json
 import platform
@@ -284,9 +283,8 @@ def main(argv: list[str] | None = None) -> int:
     print("memory grown, MiB by rank:", {k: [round(x, 1) for x in v] for k, v in grown.items()})
     if args.record:
         command = "python -m benchmarks.distributed.soak " + " ".join(argv)
-        date = {"date": str(datetime.date.today()), "python": platform.python_version()}
-        meta = {**describe(command, args.commit), **date}
-        record = {"meta": meta, "grown_mib": grown, "ranks": found}
+        meta = {**describe(command, args.commit), "python": platform.python_version()}
+        record = {"meta": meta, "grown_mib": grown, "rows": found}
         args.record.write_text(json.dumps(record, indent=1) + "\n")
     return int(num_wrong > 0 or any(x > GROWTH_MIB for xs in grown.values() for x in xs))
 

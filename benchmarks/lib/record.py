@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 from pathlib import Path
@@ -20,16 +21,21 @@ def _output(command: list[str]) -> str:
 
 
 def describe(command: str, commit: str | None) -> dict[str, Any]:
-    """The machine and the versions."""
+    """The day, the machine and the versions; every record's meta begins with them."""
     query = "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"
     first = _output(["nvidia-smi", query, "--format=csv,noheader"]).partition("\n")[0]
     gpu, driver, *clocks = (x.strip() for x in (first or ",").split(","))
     return {
-        "gpu": gpu, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda,
+        "date": str(datetime.date.today()),
+        "gpu": gpu,
+        "driver": driver,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "commit": commit or _output(["git", "rev-parse", "HEAD"]),
-        "clocks": " / ".join(clocks), "command": command,
-    }  # fmt: skip
+        "clocks": " / ".join(clocks),
+        "command": command,
+    }
 
 
 class Record:

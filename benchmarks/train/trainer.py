@@ -93,12 +93,9 @@ def main() -> int:
         for gap in result.get("profile", {}).get("gaps", ()):
             print("  {ms:9.2f} ms idle between {after} and {before}".format(**gap))
     if args.record:
-        facts = {
-            "machine": describe(command_line(), args.commit),
-            "steps": args.steps,
-            "results": results,
-        }
-        args.record.write_text(json.dumps(facts, indent=1) + "\n")
+        meta = {**describe(command_line(), args.commit), "steps": args.steps}
+        rows = [{"name": name, **result} for name, result in results.items()]
+        args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
     return 0 if all("tokens_per_second" in r for r in results.values()) else 1
 
 

@@ -193,7 +193,8 @@ def _without_the_rest(value: Tensor, key: Tensor) -> Tensor:
     and keys, and the values alone would hold it. Where the keys are a part of it too, it stays.
     """
     whole = value.untyped_storage()
-    if not value.requires_grad or whole.nbytes() == value.nbytes:
+    will_backward = value.requires_grad and torch.is_grad_enabled()
+    if not will_backward or whole.nbytes() == value.nbytes:
         return value
     if key.untyped_storage().data_ptr() == whole.data_ptr():
         return value

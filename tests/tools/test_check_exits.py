@@ -25,7 +25,7 @@ def test_ranks_end_cleanly(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     ran = run("--exits", "12", "--record", str(record))
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    seen = json.loads(record.read_text())
+    (seen,) = json.loads(record.read_text())["rows"]
     assert seen["exits"] >= 12 and seen["unclean"] == {}
     endings = {name.partition(":")[0] for name in seen["exits_by_ending_and_code"]}
     assert endings == {"destroyed", "not destroyed", "kept", "late", "a rank fails"}

@@ -34,7 +34,7 @@ def test_a_run_on_the_cpu_goes_on_with_equal_bits(tmp_path: Path, packed_data: P
         f"data.path={packed_data}", "train.iterations=12", "data.seq_length=64",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    found = json.loads(record.read_text())
+    (found,) = json.loads(record.read_text())["rows"]
     assert found["weights_equal"] and found["unequal_steps"] == []
     assert 2 <= found["stopped_after"] < found["steps"] == 12 and found["tensors"] > 20
 

@@ -66,7 +66,8 @@ def test_without_the_fused_parts_the_estimate_is_still_that_of_the_record(path: 
         base = ["parallel.cp=1", "train.global_batch_size=2", *row["overrides"]]
         config = load_recipe("llama3_1b_4gpu_cp4", [*base, *where])
         memory = dry_run(config, row["ranks"]).memory[0]
-        assert memory.total == pytest.approx(row["estimate"]["total"], rel=0.01)
+        # Since then our attention does not keep the QKV projection for the values in it.
+        assert memory.total == pytest.approx(row["estimate"]["total"], rel=0.03)
         assert memory.total == pytest.approx(row["measured"]["peak"], rel=0.15)
 
 
@@ -77,12 +78,15 @@ def test_what_each_fused_part_keeps_less() -> None:
     tokens, words = 8192, 128256
     swiglu, rotated, angles = 2 * 8192, (32 + 8) * 64, 4 * 64
     saved = layer_bytes(off, tokens) - layer_bytes(on, tokens)
-    assert saved == 2 * tokens * (swiglu + rotated + angles)
+    assert saved == 2 * tokens * (swiglu + angles)
     assert (shared_bytes(off, tokens), shared_bytes(on, tokens)) == (0, 4 * tokens * 64)
     assert head_bytes(off, tokens) - head_bytes(on, tokens) == 2 * tokens * words
     assert layer_bytes(on, tokens, Fused(parts=False)) == layer_bytes(off, tokens)
     plain = load_recipe("llama3_1b_1gpu", ["data.path=nowhere", "attention=flex_plain"])
     assert layer_bytes(plain, tokens) == layer_bytes(on, tokens)
+    plain_off = load_recipe("llama3_1b_1gpu", ["data.path=nowhere", "attention=flex_plain",
+                                               "model.fused=off"])  # fmt: skip
+    assert layer_bytes(plain_off, tokens) - layer_bytes(off, tokens) == 2 * tokens * rotated
 
 
 def test_sdpa_keeps_a_mask_only_where_there_are_documents() -> None:

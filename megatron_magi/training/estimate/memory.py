@@ -186,8 +186,9 @@ def _has_parts(config: RunConfig, fused: Fused) -> bool:
 def _attention_elements(config: RunConfig, tokens: int, fused: Fused) -> int:
     """Bytes kept for a layer's attention: query, key and value, the output, cosines and sines.
 
-    Unfused, the QKV projection is kept (v is a view of it) beside q and k after RoPE; fused, only
-    q, k and v. "dense" keeps all probabilities too. "sdpa" keeps q, and keys and values repeated
+    Ours keeps q, k and v, and so does any with fused parts. Another one, unfused, keeps the QKV
+    projection (v is a view of it) beside q and k after RoPE, and so does the recomputation of
+    attention alone, which keeps what attention is given. "dense" keeps all probabilities too. "sdpa" keeps q, and keys and values repeated
     for every query head in place of k and v, and where there are documents the mask as numbers.
     """
     m, tp = config.model, config.parallel.tp
@@ -197,7 +198,8 @@ def _attention_elements(config: RunConfig, tokens: int, fused: Fused) -> int:
     if config.attention == "sdpa":
         return angles + tokens * (4 * heads * d + _mask_columns(config, tokens))
     probabilities = tokens * tokens * heads if config.attention == "dense" else 0
-    rotated = 0 if has_parts else heads + groups
+    is_copied = config.attention == "magi" and config.train.recompute != "attention"
+    rotated = 0 if has_parts or is_copied else heads + groups
     return angles + probabilities + tokens * (_qkv_width(config) + (heads + rotated) * d)
 
 

@@ -25,8 +25,8 @@ def test_a_short_run(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert "20 iterations" in done.stdout and "0 wrong results" in done.stdout, done.stderr
     record = json.loads((tmp_path / "soak.json").read_text())
-    assert len(record["ranks"]) == 2 and sum(record["ranks"][0]["kinds"].values()) == 20
-    assert all(one["memory"][-1]["process"] > 0 for one in record["ranks"])
+    assert len(record["rows"]) == 2 and sum(record["rows"][0]["kinds"].values()) == 20
+    assert all(one["memory"][-1]["process"] > 0 for one in record["rows"])
 
 
 def test_cases_are_equal_on_every_rank_and_of_all_kinds() -> None:
