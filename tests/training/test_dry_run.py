@@ -58,6 +58,7 @@ PEAKS: dict[str, dict[str, Any]] = {
     "long": {"model": {"num_layers": 8}, "data": {"seq_length": 256}},
     "deep_full": {"model": {"num_layers": 12}, "train": {"recompute": "full"}},
     "vocabulary": {"model": BIG_OUTPUT},
+    "cp2": {"model": {"num_layers": 8}, "parallel": {"cp": 2}},
     # One microbatch: gloo lets go of the tensors of finished collectives only later.
     "tp2_sp": {
         "model": {"num_layers": 8},
