@@ -55,10 +55,11 @@ beside() {
 }
 
 # tests [-p FOLDER] PYTEST ARGUMENTS...: with .venv/FOLDER in front of the path
+# One thread in each process: threads of two that run at once would wait for each other's cores.
 run_tests() {
   local path=$core
   [ "$1" != -p ] || { path=$PWD/.venv/$2${core:+:$core}; shift 2; }
-  PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile "$@"
+  OMP_NUM_THREADS=1 PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile "$@"
 }
 
 fused_kernels() {

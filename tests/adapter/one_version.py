@@ -9,7 +9,7 @@ ONE_VERSION = {
         *("tp2", "tp2-sp", "pp2", "pp2-vpp2", "cp2", "cp4", "dp2", "dp2-cp2", "cp2-pp2"),
         *("tp2-sp-cp2", "dp2-distributed-optimizer", "dp2-cp2-overlap", "cp2-recompute-core-attn"),
         *("cp2-stages2", "cp2-stream-positions", "moe-cp2", "moe-ep2-cp2", "window-cp2"),
-        *("cp3-odd-length", "cp4-padded", "cp2-one-row-chunks", "bf16-cp2"),
+        *("cp3-odd-length", "cp4-padded", "cp2-one-row-chunks", "bf16-cp2", "tp2-sp-pp2-cp2"),
     },
     "test_mla.py": {
         *("mla-rope-cp2", "mla-rope-cp3-odd-length", "mla-yarn-cp2", "mla-pp2", "mla-tp2-sp"),

@@ -41,7 +41,6 @@ SINKS = [
     sink("learnable-cp3-odd-length", cp=3, seq_length=89),
     sink("learnable-cp4-padded", cp=4, seq_length=90),
     sink("learnable-cp2-pp2", cp=2, pp=2),
-    sink("learnable-tp2-sp-cp2", tp=2, sp=True, cp=2),
     sink("learnable-dp2-cp2", dp=2, cp=2, distributed_optimizer=True),
     sink("learnable-cp2-recompute-full", cp=2, recompute="full"),
     sink("learnable-cp2-recompute-core-attn", cp=2, recompute="core_attn"),
@@ -64,8 +63,7 @@ LOGS = [
     Case(f"log-{id}", {"log_max_logit": True, "adam_eps": ADAM_EPS, **layout}, "magi")
     for id, layout in (
         ("cp2", {"cp": 2}),
-        ("tp2-sp-cp2", {"tp": 2, "sp": True, "cp": 2}),
-        ("tp2-cp2-pp2-windows", {"tp": 2, "cp": 2, "pp": 2, **WINDOWS}),
+        ("tp2-sp-cp2-pp2-windows", {"tp": 2, "sp": True, "cp": 2, "pp": 2, **WINDOWS}),
     )
 ]
 CLIPPED_TP = clip("clip-tp2", tp=2)

@@ -43,8 +43,7 @@ REGULAR = [
 FEATURE = [
     case("tp2-sp-cp2", 2, tp=2, sp=True, cp=2),
     case("dp2-cp2-distributed-optimizer", 2, dp=2, cp=2, distributed_optimizer=True),
-    case("cp2-pp2-vpp2", 2, cp=2, pp=2, vpp=2),
-    case("cp2-pp2-tied", 2, cp=2, pp=2, tied=True),
+    case("cp2-pp2-vpp2-tied", 2, cp=2, pp=2, vpp=2, tied=True),
     case("window-and-full-layers-cp2", 2, cp=2, packed=False, window=[11, 0], window_skip=2),
     case("mean-loss-one-process", 2, per_token_loss=False),
 ]
@@ -52,7 +51,7 @@ CORNER = [
     case("cp3-odd-length", 2, cp=3, seq_length=89),
     case("cp4-padded", 2, cp=4, seq_length=90),
     case("cp2-one-row-chunks", 2, cp=2, chunk_size=1),
-    case("cp4-padded-without-loss-mask", 2, cp=4, seq_length=90, loss_mask_to_model=False),
+    case("cp2-padded-without-loss-mask", 2, cp=2, seq_length=91, loss_mask_to_model=False),
 ]
 RECOMPUTED = case("cp2-recompute-full", 2, cp=2, recompute="full")
 MIXED = case("hidden-state-mixing-one-process", 2, mtp_hsm=True)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -40,15 +45,29 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def report(runs: Path, recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the script ended, and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def report(runs: Path, recipe: Path, *arguments: str) -> Ended:
+    """Run the script in this process, which has imported what it needs."""
     script = str(ROOT / "scripts" / "quickstart_report.py")
-    return subprocess.run(
-        [sys.executable, script, str(runs), "--recipe", str(recipe), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    argv = [script, str(runs), "--recipe", str(recipe), *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    printed = redirect_stdout(out), redirect_stderr(err)
+    with (
+        mock.patch.object(sys, "argv", argv),
+        printed[0],
+        printed[1],
+        pytest.raises(SystemExit) as end,
+    ):
+        runpy.run_path(script, run_name="__main__")
+    return Ended(int(end.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def test_right_passes_and_wrong_is_caught(tmp_path: Path, recipe: Path) -> None:
@@ -109,6 +128,13 @@ def test_runs_that_learn_nothing_prove_nothing(tmp_path: Path, recipe: Path) -> 
 
 
 def test_a_missing_run_is_one_clear_error(tmp_path: Path, recipe: Path) -> None:
-    run = report(tmp_path, recipe)
+    script = str(ROOT / "scripts" / "quickstart_report.py")
+    run = subprocess.run(
+        [sys.executable, script, str(tmp_path), "--recipe", str(recipe)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert run.returncode == 2
     assert run.stderr.startswith("error: a run to compare must have a steps.csv")

@@ -14,14 +14,12 @@ CUT_AT = 3
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "cp1": {},
-    "cp4": {"cp": 4},
     "tp2_sp": {"tp": 2, "sequence_parallel": True},
     "pp2_cp2": {"pp": 2, "cp": 2},
     "dp2": {"dp": 2},
 }
 SHARDED: dict[str, dict[str, Any]] = {
     "cp2_again": {"cp": 2},
-    "dp2_sharded": {"dp": 2},
     "dp2_cp2_sharded": {
         "dp": 2,
         "cp": 2,
@@ -67,10 +65,7 @@ def results(
         [
             job("whole", checkpoint={"interval": 2, "keep": 2}),
             job("cut", stop=True),
-            # A copy to resume others from: the resumed run saves in its own folder.
-            job("first_half", run="half", stop=True),
-            job("resumed", run="cut", checkpoint={"load": "latest", "interval": 100}),
-            *(layout(name, options, "half") for name, options in LAYOUTS.items()),
+            *(layout(name, options, "cut") for name, options in LAYOUTS.items()),
             job("whole_sharded", parallel=sharded),
             job("half_sharded", parallel=sharded, stop=True),
             *(
@@ -84,7 +79,7 @@ def results(
                 job(name, parallel={**parallel}, checkpoint=load, **CHANGED)
                 for name, parallel, load in (
                     ("fresh", {"cp": 2}, {}),
-                    ("changed", {"cp": 2}, {"load": str(folder / "half" / "checkpoints")}),
+                    ("changed", {"cp": 2}, {"load": str(folder / "cut" / "checkpoints")}),
                     (
                         "changed_sharded",
                         sharded,
@@ -92,12 +87,14 @@ def results(
                     ),
                 )
             ),
-            job("done", run="half", train={"iterations": CUT_AT}, checkpoint={"load": "latest"}),
+            job("done", run="cut", train={"iterations": CUT_AT}, checkpoint={"load": "latest"}),
             job(
                 "other",
-                checkpoint={"load": str(folder / "half" / "checkpoints")},
+                checkpoint={"load": str(folder / "cut" / "checkpoints")},
                 model={"num_layers": 4},
             ),
+            # The last one: it saves in the folder that the others are resumed from.
+            job("resumed", run="cut", checkpoint={"load": "latest", "interval": 100}),
         ]
     )
 

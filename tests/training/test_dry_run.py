@@ -54,11 +54,10 @@ RUNS: dict[str, dict[str, Any]] = {
 
 BIG_OUTPUT = {"vocab_size": 8192}
 PEAKS: dict[str, dict[str, Any]] = {
-    "deep": {"model": {"num_layers": 16}},
+    "deep": {"model": {"num_layers": 12}},
     "long": {"model": {"num_layers": 8}, "data": {"seq_length": 256}},
-    "deep_full": {"model": {"num_layers": 16}, "train": {"recompute": "full"}},
+    "deep_full": {"model": {"num_layers": 12}, "train": {"recompute": "full"}},
     "vocabulary": {"model": BIG_OUTPUT},
-    "vocabulary_bf16": {"model": BIG_OUTPUT, "train": {"dtype": "bf16"}},
     "cp2": {"model": {"num_layers": 8}, "parallel": {"cp": 2}},
     # One microbatch: gloo lets go of the tensors of finished collectives only later.
     "tp2_sp": {

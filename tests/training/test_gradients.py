@@ -24,11 +24,9 @@ SHARDED = {"distributed_optimizer": True}
 OVERLAPPED = {"overlap_grad_reduce": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "cp2": {"cp": 2},
-    "tp2": {"tp": 2},
     "tp2_sp": {"tp": 2, "sequence_parallel": True},
     "pp2": {"pp": 2},
     "dp2": {"dp": 2},
-    "dp2_sharded": {"dp": 2, **SHARDED},
     "dp2_overlapped": {"dp": 2, **OVERLAPPED},
     "dp2_sharded_overlapped": {"dp": 2, **SHARDED, **OVERLAPPED, "overlap_param_gather": True},
     "pp2_dp2_sharded": {"pp": 2, "dp": 2, **SHARDED, **OVERLAPPED},

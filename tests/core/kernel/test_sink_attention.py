@@ -102,8 +102,10 @@ def drawn(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_against_dense(name: str, shape: tuple[int, ...], kernel: str) -> None:
+    """The first dtype with and without a cap of the logits, the others with either."""
     device, dtypes = CASES[kernel]
-    for dtype, softcap in itertools.product(dtypes, (0.0, 0.7)):
+    caps = itertools.cycle((0.0, 0.7))
+    for dtype, softcap in [(dtypes[0], 0.7), *zip(dtypes, caps, strict=False)]:
         check(MASKS[name], *drawn(MASKS[name], shape, dtype, device), kernel, softcap)
 
 

@@ -18,7 +18,7 @@ WORLD = 5
 @pytest.mark.parametrize("cp_size", [1, 2, 3, 5])
 def test_any_legal_mask(cp_size: int, degree: int | str | None) -> None:
     first = 1000 * cp_size + 100 * (degree if isinstance(degree, int) else 7)
-    pool(WORLD).run(jobs.random_masks, cp_size, list(range(first, first + 40)), degree)
+    pool(WORLD).run(jobs.random_masks, cp_size, list(range(first, first + 14)), degree)
 
 
 @pytest.mark.parametrize("name", jobs.NAMED)
@@ -36,7 +36,7 @@ def test_capped_logits(cp_size: int, degree: int) -> None:
 
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("degree", [0, 1, 3, None, "local_first", "at_once"])
-@pytest.mark.parametrize("cp_size", [1, 2, 3])
+@pytest.mark.parametrize("cp_size", [1, 3])
 def test_sinks_join_every_row_once(cp_size: int, degree: int | str | None, per_token: bool) -> None:
     pool(WORLD).run(jobs.sinks_on_every_stage, cp_size, degree, per_token)
 
@@ -127,14 +127,14 @@ def test_disagreement_is_an_error_on_every_rank(what: str) -> None:
         assert what in error
 
 
-@pytest.mark.parametrize("num_batches", [0, 2])
-def test_an_absent_rank_is_an_error_within_seconds(num_batches: int) -> None:
+def test_an_absent_rank_is_an_error_within_seconds() -> None:
     workers = ProcessPool(2)
     try:
-        stayed, left = workers.run(jobs.absent_rank, 2, num_batches, timeout_s=60)
+        for num_batches in (0, 2):
+            stayed, left = workers.run(jobs.absent_rank, num_batches, timeout_s=60)
+            assert left == "left" and "did not come" in stayed and "2 s" in stayed
     finally:
         workers.stop()
-    assert left == "left" and "did not come" in stayed and "2 s" in stayed
 
 
 def test_a_rank_with_a_cached_plan_meets_one_without() -> None:

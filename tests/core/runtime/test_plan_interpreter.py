@@ -111,7 +111,7 @@ def test_any_legal_mask(
     cp_size=st.sampled_from([2, 3, 7, 16, 33, 64]),
     config=configs,
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_packed_documents_on_many_ranks(
     lengths: list[int], cp_size: int, config: MagiConfig
 ) -> None:
