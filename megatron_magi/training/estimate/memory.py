@@ -188,8 +188,9 @@ def _attention_elements(config: RunConfig, tokens: int, fused: Fused) -> int:
 
     Ours keeps q, k and v, and so does any with fused parts. Another one, unfused, keeps the QKV
     projection (v is a view of it) beside q and k after RoPE, and so does the recomputation of
-    attention alone, which keeps what attention is given. "dense" keeps all probabilities too. "sdpa" keeps q, and keys and values repeated
-    for every query head in place of k and v, and where there are documents the mask as numbers.
+    attention alone, which keeps what attention is given. "dense" keeps all probabilities too.
+    "sdpa" keeps q, and keys and values repeated for every query head in place of k and v, and where
+    there are documents the mask as numbers.
     """
     m, tp = config.model, config.parallel.tp
     heads, groups, d = m.num_attention_heads // tp, m.num_query_groups // tp, m.kv_channels

@@ -239,7 +239,18 @@ def test_a_run_records_what_ran_and_says_what_did_not(
     stored = json.loads((tmp_path / "k.json").read_text())
     assert len(stored["rows"]) == 8 and stored["meta"]["commit"] == "abc"
     assert stored["meta"]["level"] == "autograd"
-    fields = ["gpu", "driver", "torch", "cuda", "cudnn", "commit", "clocks", "command", "level"]
+    fields = [
+        "date",
+        "gpu",
+        "driver",
+        "torch",
+        "cuda",
+        "cudnn",
+        "commit",
+        "clocks",
+        "command",
+        "level",
+    ]
     assert list(stored["meta"]) == fields
 
 
