@@ -219,7 +219,7 @@ def test_repeats_have_equal_flags_in_any_order() -> None:
 
 
 def test_examples_are_run_with_stubs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("published_jobs.examples.TIME_LIMIT_S", 0.5)
+    monkeypatch.setattr("published_jobs.examples.TIME_LIMIT_S", 2.0)
     before = sorted(checkout.rglob("*"))
     found = find_examples(checkout)
     assert {job.name: (job.script, *job.words) for job in found.jobs} == {
