@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.train.pretrain_cases import MAGI, Flags, layout
-from benchmarks.train.pretrain_te import CUDNN, DETERMINISTIC, REPEATABLE, TE
+from benchmarks.train.pretrain_te import CUDNN, DETERMINISTIC, REPEATABLE, TE, TENSORWISE
 from megatron_magi import AttnMask, masks
 from megatron_magi.launcher.documents import MaskRequest
 
 STEPS, CONTROL_STEPS, SAVED_AT = 400, 60, 200
 """Steps of a run and of a control, and the step whose checkpoint gradients are compared at."""
+FP8_STEPS = 300
+"""Steps of a run whose linear layers compute in fp8."""
 EOD = 32767
 """The token that ends a file; with it the vocabulary has 32,768."""
 BUCKETS = (512, 2048, 8192)
@@ -93,6 +95,21 @@ def long_runs() -> list[Run]:
         ours,
         replace(ours, name="magi_again"),
         Run("magi_deterministic", deterministic, dict(REPEATABLE)),
+    ]
+
+
+def fp8_runs() -> list[Run]:
+    """The same in fp8, tensorwise, but for the deterministic one; attention stays in bf16."""
+    lasting = {
+        "train-iters": FP8_STEPS,
+        "lr-decay-iters": FP8_STEPS,
+        "eval-interval": FP8_STEPS // 2,
+        "exit-interval": FP8_STEPS,
+    }
+    return [
+        replace(run, name=f"fp8_{run.name}", flags={**run.flags, **TENSORWISE, **lasting})
+        for run in long_runs()
+        if run.name != "magi_deterministic"
     ]
 
 

@@ -4,10 +4,11 @@
         --work WORK te_p2p gradients magi
     python -m benchmarks.train.flag_convergence --list
 
-Names of runs, and `gradients` and `controls`, each for several. `te_p2p` leaves the checkpoint in
-WORK that `gradients` begins at, and so must come before it on the same machine. What of a run is
-small goes to OUT/NAME, which `megatron-magi compare` reads; gradients are compared here, because
-they have gigabytes. FOLDER has train.bin, train.idx, valid.bin and valid.idx (code_corpus.py).
+Names of runs, and `gradients`, `controls` and `fp8`, each for several. `te_p2p` leaves the
+checkpoint in WORK that `gradients` begins at, and so must come before it on the same machine. What
+of a run is small goes to OUT/NAME, which `megatron-magi compare` reads; gradients are compared
+here, because they have gigabytes. FOLDER has train.bin, train.idx, valid.bin and valid.idx
+(code_corpus.py).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from megatron_magi.training.run import gradient_folder
 from megatron_magi.training.run.steps_file import STEPS, StepRecord
 
 GPUS = 2
+GROUPS = ("gradients", "controls", "fp8")
+"""What stands for several runs."""
 SERIES = {
     "lm_loss": "lm loss",
     "grad_norm": "grad norm",
@@ -73,7 +76,7 @@ def parse() -> argparse.Namespace:
     parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="*", help="names, `gradients`, `controls`; default: all")
+    parser.add_argument("runs", nargs="*", help=f"names, {', '.join(GROUPS)}; default: all")
     parser.add_argument("--megatron", type=Path, help="a Megatron-LM checkout")
     parser.add_argument("--data", type=Path, help="the folder of the corpus")
     parser.add_argument("--out", type=Path, default=Path("runs/convergence_flag"))
@@ -85,7 +88,7 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if not options.list and (options.megatron is None or options.data is None):
         parser.error("--megatron and --data are needed, got not both; or pass --list")
-    unknown = set(options.runs) - {"gradients", "controls"}
+    unknown = set(options.runs) - {*GROUPS}
     unknown -= {run.name for run in runs_of([], options.work)}
     if unknown:
         parser.error(f"runs must be named as --list shows them, got {', '.join(sorted(unknown))}")
@@ -99,6 +102,7 @@ def runs_of(names: Sequence[str], work: Path) -> list[Run]:
         "": [flag_cases.checkpointed(first, work), *others],
         "gradients": flag_cases.gradient_runs(work),
         "controls": flag_cases.controls(),
+        "fp8": flag_cases.fp8_runs(),
     }
     return [
         run

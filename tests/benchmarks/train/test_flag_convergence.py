@@ -64,6 +64,19 @@ def test_runs_differ_by_what_the_protocol_says() -> None:
         assert {name for name, _ in others} <= changed | {"deterministic-mode"}
 
 
+def test_fp8_runs_are_the_same_runs_in_fp8() -> None:
+    runs = {run.name: run for run in flag_cases.long_runs()}
+    of_fp8 = flag_cases.fp8_runs()
+    assert [run.name for run in of_fp8] == [f"fp8_{name}" for name in [*runs][:5]]
+    for run in of_fp8:
+        changed = run.flags.items() - runs[run.name.removeprefix("fp8_")].flags.items()
+        assert dict(changed) == {
+            "fp8-format": "hybrid", "fp8-recipe": "tensorwise", "train-iters": 300,
+            "lr-decay-iters": 300, "eval-interval": 150, "exit-interval": 300,
+        }  # fmt: skip
+        assert run.validates
+
+
 def test_names_of_groups_and_of_runs(tmp_path: Path) -> None:
     named = flag_convergence.runs_of(["controls", "te_p2p"], tmp_path)
     assert [run.name for run in named] == [
