@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.train.pretrain_cases import MAGI, Flags, layout
+from benchmarks.train.pretrain_cases import DOCUMENTS, MAGI, Flags, layout
 from benchmarks.train.pretrain_te import CUDNN, DETERMINISTIC, REPEATABLE, TE, TENSORWISE
 from megatron_magi import AttnMask, masks
 from megatron_magi.launcher.documents import MaskRequest
@@ -23,8 +24,8 @@ FP8_STEPS = 300
 """Steps of a run whose linear layers compute in fp8."""
 EOD = 32767
 """The token that ends a file; with it the vocabulary has 32,768."""
-BUCKETS = (512, 2048, 8192)
-"""Where the buckets of positions end."""
+BUCKETS = (512, 2048, 8192, 32768)
+"""Where the buckets of positions end; those behind a sample's end stay empty."""
 
 MODEL: Flags = {
     "num-layers": 16,
@@ -59,15 +60,36 @@ fails in doing so for one set that is not in a list, and in another validation b
 step, before which these runs exit."""
 WEIGHTS_ALONE: Flags = {"no-save-optim": True, "no-save-rng": True}
 TILE = 128
+SMALL_MODEL: Flags = {
+    "num-layers": 12,
+    "hidden-size": 768,
+    "num-attention-heads": 12,
+    "num-query-groups": 4,
+    "ffn-hidden-size": 2048,
+    "seq-length": 32768,
+    "max-position-embeddings": 32768,
+}
+"""126 million parameters, of which 600 steps read 39 million tokens, every token three times."""
+DOCUMENT_SCHEDULE: Flags = {
+    "global-batch-size": 2,
+    "train-iters": 600,
+    "lr": 3e-4,
+    "min-lr": 3e-5,
+    "lr-warmup-iters": 60,
+    "lr-decay-iters": 600,
+    "eval-interval": 300,
+    "exit-interval": 600,
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the script on two GPUs."""
+    """One run of the script."""
 
     name: str
     flags: Flags
     """What it gets beside the data."""
+    gpus: int = 2
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of its processes."""
     error: str | None = None
@@ -89,12 +111,12 @@ def long_runs() -> list[Run]:
         Run(f"te_{way}", {**base, **CUDNN, "cp-comm-type": way})
         for way in ("p2p", "all_gather", "a2a")
     ]
-    deterministic = {**ours.flags, **DETERMINISTIC}
+    deterministic = replace(ours, flags={**ours.flags, **DETERMINISTIC})
     return [
         *stock,
         ours,
         replace(ours, name="magi_again"),
-        Run("magi_deterministic", deterministic, dict(REPEATABLE)),
+        replace(deterministic, name="magi_deterministic", environment=dict(REPEATABLE)),
     ]
 
 
@@ -110,6 +132,28 @@ def fp8_runs() -> list[Run]:
         replace(run, name=f"fp8_{run.name}", flags={**run.flags, **TENSORWISE, **lasting})
         for run in long_runs()
         if run.name != "magi_deterministic"
+    ]
+
+
+def document_runs() -> list[Run]:
+    """Packed documents of 32,768 tokens: two baselines without anything of ours, on one GPU, ours
+    on one and on two, and controls of two."""
+    base = {**TE, "split": None, **MODEL, **SCHEDULE, **VALIDATION}
+    base = {**base, **SMALL_MODEL, **DOCUMENT_SCHEDULE, **DOCUMENTS}
+    flex: Flags = {"spec": ["benchmarks.train.pretrain_flex", "layer_spec"]}
+    ours = {**base, **MAGI, **layout(cp=2)}
+    short = {**ours, **ending(CONTROL_STEPS)}
+    masked = [
+        Run(f"doc_{made.__name__}", {**short, "magi-mask": f"{__name__}:{made.__name__}"})
+        for made in (moved_by_one, tile_of_longest, tile_of_shortest)
+    ]
+    return [
+        Run("doc_te", {**base, **CUDNN}, gpus=1),
+        Run("doc_flex", {**base, **flex}, gpus=1),
+        Run("doc_magi_cp1", {**base, **MAGI}, gpus=1),
+        Run("doc_magi_cp2", ours),
+        *masked,
+        Run("doc_lost_gradients", short, error="lost_gradients"),
     ]
 
 
@@ -186,11 +230,60 @@ def near_tile(request: MaskRequest) -> AttnMask:
     return _without(request.total_seqlen, middle, middle - TILE)
 
 
+def moved_by_one(request: MaskRequest) -> AttnMask:
+    """The first boundary between two documents is one token late."""
+    first, *rest = request.bounds[1:-1] or (request.total_seqlen // 2,)
+    return masks.from_cu_seqlens([0, first + 1, *rest, request.total_seqlen])
+
+
+@dataclass(frozen=True, order=True)
+class Document:
+    """Some tokens of a microbatch."""
+
+    length: int
+    start: int
+    end: int
+
+
+def tile_of_longest(request: MaskRequest) -> AttnMask:
+    """The last queries of the longest document do not see the keys before them."""
+    return _without_tile_of(max(_documents(request)), request)
+
+
+def tile_of_shortest(request: MaskRequest) -> AttnMask:
+    """The same in the shortest document that has such a tile."""
+    fitting = [document for document in _documents(request) if document.length >= 2 * TILE]
+    return _without_tile_of(min(fitting, default=max(_documents(request))), request)
+
+
+def _documents(request: MaskRequest) -> list[Document]:
+    return [Document(end - start, start, end) for start, end in pairwise(request.bounds)]
+
+
+def _without_tile_of(document: Document, request: MaskRequest) -> AttnMask:
+    """Causal documents, of which this one lacks its last tile beside the diagonal."""
+    if document.length < 2 * TILE:
+        return masks.from_cu_seqlens(list(request.bounds))
+    whole = [[a, b, a, b] for a, b in pairwise(request.bounds) if a != document.start]
+    query = document.end - TILE
+    cut = _around(document.start, document.end, query, query - TILE)
+    return _causal([*whole, *cut], request.total_seqlen)
+
+
 def _without(total: int, query: int, key: int) -> AttnMask:
     """A causal mask without the tile of 128 queries and 128 keys that begins there."""
-    end = query + TILE
-    parts = [[0, query, 0, query], [query, end, 0, key], [query, end, key + TILE, end],
-             [end, total, 0, total]]  # fmt: skip
+    return _causal(_around(0, total, query, key), total)
+
+
+def _around(start: int, end: int, query: int, key: int) -> list[list[int]]:
+    """Rectangles of a document around the tile that begins there."""
+    below = query + TILE
+    return [[start, query, start, query], [query, below, start, key],
+            [query, below, key + TILE, below], [below, end, start, end]]  # fmt: skip
+
+
+def _causal(parts: list[list[int]], total: int) -> AttnMask:
+    """These rectangles, each up to the diagonal; empty ones are left out."""
     kept = [[*part, -total, 0] for part in parts if part[0] < part[1] and part[2] < part[3]]
     return _mask(kept, total)
 

@@ -4,9 +4,9 @@
         --work WORK te_p2p gradients magi
     python -m benchmarks.train.flag_convergence --list
 
-Names of runs, and `gradients`, `controls` and `fp8`, each for several. `te_p2p` leaves the
-checkpoint in WORK that `gradients` begins at, and so must come before it on the same machine. What
-of a run is small goes to OUT/NAME, which `megatron-magi compare` reads; gradients are compared
+Names of runs, and `gradients`, `controls`, `fp8` and `documents`, each for several. `te_p2p` leaves
+the checkpoint in WORK that `gradients` begins at, and so must come before it on the same machine.
+What of a run is small goes to OUT/NAME, which `megatron-magi compare` reads; gradients are compared
 here, because they have gigabytes. FOLDER has train.bin, train.idx, valid.bin and valid.idx
 (code_corpus.py).
 """
@@ -39,8 +39,9 @@ from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.run import gradient_folder
 from megatron_magi.training.run.steps_file import STEPS, StepRecord
 
-GPUS = 2
-GROUPS = ("gradients", "controls", "fp8")
+WARM = 4
+"""Processes that wait for the next runs."""
+GROUPS = ("gradients", "controls", "fp8", "documents")
 """What stands for several runs."""
 SERIES = {
     "lm_loss": "lm loss",
@@ -60,7 +61,7 @@ def main() -> int:
     failed = []
     meta = describe("python -m benchmarks.train.flag_convergence", options.commit)
     deadline = time.monotonic() + options.limit_s
-    with WarmRanks(options.megatron, environment(options.megatron), 2 * GPUS, quiet=True) as pool:
+    with WarmRanks(options.megatron, environment(options.megatron), WARM, quiet=True) as pool:
         for run in chosen:
             if time.monotonic() > deadline:
                 print("time is up, left out:", run.name, flush=True)
@@ -103,6 +104,7 @@ def runs_of(names: Sequence[str], work: Path) -> list[Run]:
         "gradients": flag_cases.gradient_runs(work),
         "controls": flag_cases.controls(),
         "fp8": flag_cases.fp8_runs(),
+        "documents": flag_cases.document_runs(),
     }
     return [
         run
@@ -142,7 +144,7 @@ def job_of(run: Run, folder: Path, options: argparse.Namespace) -> Job:
         variables[FOLDER] = str(folder.resolve())
     flags = words({**run.flags, **data_flags(options.data)})
     script = str(options.megatron / "pretrain_gpt.py")
-    return Job(GPUS, "benchmarks.train.flag_rank", [script, *flags], variables)
+    return Job(run.gpus, "benchmarks.train.flag_rank", [script, *flags], variables)
 
 
 def data_flags(folder: Path) -> dict[str, Any]:
@@ -167,7 +169,7 @@ def write_curves(folder: Path, run: Run, log: str) -> str:
     for i, values in enumerate(zip(*series.values(), strict=True), 1):
         row: dict[str, Any] = dict(zip(series, values, strict=True))
         row["step_seconds"] /= 1e3
-        row |= {"iteration": i, "loss_tokens": tokens, "num_processes": GPUS}
+        row |= {"iteration": i, "loss_tokens": tokens, "num_processes": run.gpus}
         row["tokens_per_second"] = tokens / row["step_seconds"]
         row["consumed_samples"] = i * int(run.flags["global-batch-size"])
         rows.append(row | {"validation_loss": validated.get(i, "")})

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,14 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.train import code_corpus, flag_cases, flag_convergence, flag_rank
+from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
 from megatron_magi.training.parity.compare import read_run
 from megatron_magi.training.parity.evidence import read_recipe_facts
 from megatron_magi.training.parity.positions import Bucket, write_positions
 
+ROOT = Path(__file__).parents[3]
 LENGTH = 1024
 REQUEST = MaskRequest((0, LENGTH), None)
 CAUSAL = np.tril(np.ones((LENGTH, LENGTH), dtype=bool))
@@ -46,6 +51,29 @@ def test_every_mask_has_its_one_error() -> None:
     assert missing == [[q + middle, k + middle - tile] for q, k in square] and not more
     missing, more = hidden(flag_cases.shifted_diagonal(REQUEST))
     assert missing == [[q, q] for q in range(1, LENGTH)] and not more
+
+
+def test_controls_of_documents_have_their_one_error() -> None:
+    bounds = (0, 300, 400, LENGTH)
+    causal = masks.from_cu_seqlens(list(bounds)).to_dense()
+    request, tile = MaskRequest(bounds, None), flag_cases.TILE
+    for made, end in ((flag_cases.tile_of_longest, LENGTH), (flag_cases.tile_of_shortest, 300)):
+        dense = made(request).to_dense()
+        expected = causal.copy()
+        expected[end - tile : end, end - 2 * tile : end - tile] = False
+        assert np.array_equal(dense, expected) and (causal & ~dense).sum() == tile**2
+    moved = masks.from_cu_seqlens([0, 301, 400, LENGTH])
+    assert flag_cases.moved_by_one(request) == moved
+    short = MaskRequest((0, 200, 400), None)
+    assert flag_cases.tile_of_longest(short) == masks.from_cu_seqlens([0, 200, 400])
+
+
+def test_document_runs_have_one_gpu_or_two() -> None:
+    runs = {run.name: run for run in flag_cases.document_runs()}
+    assert [run.gpus for run in runs.values()] == [1, 1, 1, 2, 2, 2, 2, 2]
+    assert all(run.flags["dataloader-inter-document-masking"] for run in runs.values())
+    tokens = runs["doc_te"].flags["train-iters"] * 2 * 32768
+    assert tokens == 3 * (code_corpus.TOKENS["train"] - 1)
 
 
 def test_one_sample_of_a_step_has_a_boundary_that_should_be_none() -> None:
@@ -150,3 +178,37 @@ def test_steps_are_rows_of_a_training_run(tmp_path: Path) -> None:
         (row,) = csv.DictReader(file)
     assert row["consumed_samples"] == "4" and row["num_processes"] == "2"
     assert row["validation_loss"] == "" and row["grad_norm"] == "3.125"
+
+
+FLEX = """
+import torch
+from types import SimpleNamespace
+from benchmarks.train import pretrain_flex as flex
+
+flex.compiled = lambda: flex.flex_attention
+core = flex.FlexDocuments.__new__(flex.FlexDocuments)
+torch.manual_seed(0)
+q, k, v = (torch.randn(256, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))
+packed = SimpleNamespace(cu_seqlens_q=torch.tensor([0, 100, 130, 256], dtype=torch.int32))
+out = flex.FlexDocuments.forward(core, q, k, v, None, packed_seq_params=packed)
+row = torch.arange(256)
+document = (row[:, None] >= packed.cu_seqlens_q[1:3]).sum(1)
+sees = (document[:, None] == document) & (row[:, None] >= row)
+wanted = torch.nn.functional.scaled_dot_product_attention(
+    *(x.transpose(0, 1) for x in (q, k, v)), attn_mask=sees, enable_gqa=True)
+torch.testing.assert_close(out, wanted.transpose(0, 1), rtol=1e-6, atol=1e-6)
+inside = flex.layer_spec.submodules.self_attention.submodules.core_attention
+assert inside is flex.FlexDocuments
+"""
+
+
+def test_the_baseline_of_documents_is_right() -> None:
+    """On the CPU, with names of TransformerEngine alone: its layers run on GPUs."""
+    stand_ins = ROOT / "tests" / "stand_ins"
+    paths = os.pathsep.join([str(stand_ins), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    program = f"from megatron_magi import adapter\n{FLEX}"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
