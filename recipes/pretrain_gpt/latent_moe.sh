@@ -2,7 +2,8 @@
 # A model of DeepSeek-V2-Lite's kind: multi-latent attention with YaRN, and experts whose balance is
 # kept sample by sample; context parallelism 4 and expert parallelism 8 on 8 GPUs.
 #   MEGATRON=PATH [DATA=PREFIX TOKENIZER=NAME SAVE=FOLDER] bash recipes/pretrain_gpt/latent_moe.sh [flags]
-. "$(dirname "${BASH_SOURCE[0]}")/start.sh"
+here=${MAGI_JOBS:-$(dirname "${BASH_SOURCE[0]}")} # sbatch runs a copy: MAGI_JOBS names this folder
+. "$here/start.sh"
 
 # shellcheck disable=SC2046
 start "${common[@]}" $(data 102400) $(checkpoints) \

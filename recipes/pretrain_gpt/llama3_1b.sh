@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Llama-3.2 1B on packed documents of a 32K stream, context parallelism 8: one node of 8 GPUs.
 #   MEGATRON=PATH [DATA=PREFIX TOKENIZER=NAME SAVE=FOLDER] bash recipes/pretrain_gpt/llama3_1b.sh [flags]
-. "$(dirname "${BASH_SOURCE[0]}")/start.sh"
+here=${MAGI_JOBS:-$(dirname "${BASH_SOURCE[0]}")} # sbatch runs a copy: MAGI_JOBS names this folder
+. "$here/start.sh"
 
 # shellcheck disable=SC2046
 start "${common[@]}" $(data 128256) $(checkpoints) \

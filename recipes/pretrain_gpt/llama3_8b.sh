@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Llama-3 8B on packed documents of a 64K stream, in fp8 linear layers: tensor parallelism 2 and
-# context parallelism 4 on 8 GPUs.
+# context parallelism 4 on 8 GPUs. Needs Megatron 0.19 or later (--dataloader-inter-document-masking).
 #   MEGATRON=PATH [DATA=PREFIX TOKENIZER=NAME SAVE=FOLDER] bash recipes/pretrain_gpt/llama3_8b.sh [flags]
-. "$(dirname "${BASH_SOURCE[0]}")/start.sh"
+here=${MAGI_JOBS:-$(dirname "${BASH_SOURCE[0]}")} # sbatch runs a copy: MAGI_JOBS names this folder
+. "$here/start.sh"
 
 fp8=(--fp8-format hybrid --fp8-recipe tensorwise)
 [ "${IMPL:-}" != local ] || fp8=()

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Mixtral 8x7B: experts on 8 GPUs, context parallelism 4 and two pipeline stages, on 2 nodes.
-#   export MEGATRON=PATH [DATA=PREFIX TOKENIZER=NAME SAVE=FOLDER]
-#   sbatch --nodes 2 --gpus-per-node 8 recipes/pretrain_gpt/mixtral_8x7b.sh [flags]
-. "$(dirname "${BASH_SOURCE[0]}")/start.sh"
+#   export MEGATRON=PATH [DATA=PREFIX TOKENIZER=NAME SAVE=FOLDER] MAGI_JOBS=$PWD/recipes/pretrain_gpt
+#   sbatch --nodes 2 --gpus-per-node 8 --ntasks-per-node 1 --cpus-per-task 64 \
+#     recipes/pretrain_gpt/mixtral_8x7b.sh [flags]
+here=${MAGI_JOBS:-$(dirname "${BASH_SOURCE[0]}")} # sbatch runs a copy: MAGI_JOBS names this folder
+. "$here/start.sh"
 
 # shellcheck disable=SC2046
 start "${common[@]}" $(data 32000) $(checkpoints) \

@@ -2,7 +2,8 @@
 # Supervised fine-tuning of Llama-3 8B on packed conversations, which need no padding here: tensor
 # parallelism 2 and context parallelism 4 on 8 GPUs. DATA is a file of conversations (JSON lines).
 #   MEGATRON=PATH DATA=FILE TOKENIZER=NAME SAVE=FOLDER bash recipes/pretrain_gpt/packed_sft.sh [flags]
-. "$(dirname "${BASH_SOURCE[0]}")/start.sh"
+here=${MAGI_JOBS:-$(dirname "${BASH_SOURCE[0]}")} # sbatch runs a copy: MAGI_JOBS names this folder
+. "$here/start.sh"
 
 # shellcheck disable=SC2046
 start "${common[@]}" $(checkpoints) --data-path "${DATA:?set DATA to a file of conversations}" \

@@ -5,7 +5,9 @@
 #   SAVE=FOLDER     checkpoints are saved there, asynchronously, and loaded from there at a start
 #   IMPL=local      without TransformerEngine
 #   GPUS=8          of a node
-# More flags of Megatron's, or others in place of a job's, go behind the job's name.
+#   MAGI_JOBS=PATH  this folder, for sbatch, which runs a copy of a job from another one
+# More flags of Megatron's, or others in place of a job's, go behind the job's name. The learning rate is
+# Llama 3's; one of our own comparisons failed at it, with a short warm-up (docs/convergence.md).
 set -euo pipefail
 
 script=${SCRIPT:-${MEGATRON:?set MEGATRON to a Megatron-LM checkout}/pretrain_gpt.py}
@@ -48,7 +50,9 @@ start() { # start FLAGS: a process on each GPU, of this node or of the Slurm job
   if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
     local nodes
     nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-    run=(srun --ntasks-per-node=1 --kill-on-bad-exit=1 torchrun --nproc-per-node "$gpus"
+    # srun does not take over sbatch's --cpus-per-task
+    run=(srun --ntasks-per-node=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}
+      --kill-on-bad-exit=1 torchrun --nproc-per-node "$gpus"
       --nnodes "$SLURM_JOB_NUM_NODES" --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"
       --rdzv-endpoint "${nodes%%$'\n'*}:29500")
   fi

@@ -2,7 +2,8 @@
 # A tiny Llama on invented documents, context parallelism 2, on two processes without a GPU.
 #   MEGATRON=PATH bash recipes/pretrain_gpt/tiny_cpu.sh [flags]
 export IMPL=local GPUS=2 CUDA_VISIBLE_DEVICES= TORCH_COMPILE_DISABLE=1
-. "$(dirname "${BASH_SOURCE[0]}")/start.sh"
+here=${MAGI_JOBS:-$(dirname "${BASH_SOURCE[0]}")} # sbatch runs a copy: MAGI_JOBS names this folder
+. "$here/start.sh"
 
 # In fp32, whose kernel on the CPU is PyTorch's; there is nothing to overlap.
 on_cpu=()

@@ -2,8 +2,9 @@
 # A model on video: every frame of 1,536 tokens sees itself and the earlier frames of its sequence;
 # context parallelism 8 on one node. The mask is the function `frames` of video_mask.py, beside this.
 #   MEGATRON=PATH [DATA=PREFIX SAVE=FOLDER] bash recipes/pretrain_gpt/video.sh [flags]
-. "$(dirname "${BASH_SOURCE[0]}")/start.sh"
-PYTHONPATH=$(dirname "${BASH_SOURCE[0]}")${PYTHONPATH:+:$PYTHONPATH}
+here=${MAGI_JOBS:-$(dirname "${BASH_SOURCE[0]}")} # sbatch runs a copy: MAGI_JOBS names this folder
+. "$here/start.sh"
+PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH
 
 # shellcheck disable=SC2046

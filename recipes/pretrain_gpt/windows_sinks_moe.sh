@@ -2,7 +2,8 @@
 # A model of GPT-OSS's kind: windows of 128 tokens in every second layer, learnable sinks, YaRN, and
 # experts; context parallelism 4 and expert parallelism 8 on 8 GPUs.
 #   MEGATRON=PATH [DATA=PREFIX TOKENIZER=NAME SAVE=FOLDER] bash recipes/pretrain_gpt/windows_sinks_moe.sh [flags]
-. "$(dirname "${BASH_SOURCE[0]}")/start.sh"
+here=${MAGI_JOBS:-$(dirname "${BASH_SOURCE[0]}")} # sbatch runs a copy: MAGI_JOBS names this folder
+. "$here/start.sh"
 
 # shellcheck disable=SC2046
 start "${common[@]}" $(data 201088) $(checkpoints) \

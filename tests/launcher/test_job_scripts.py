@@ -113,6 +113,25 @@ def test_a_slurm_job_starts_one_torchrun_a_node(recorded: Any) -> None:
     assert words[:4] == ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "torchrun"]
     assert words[4:8] == ["--nproc-per-node", "4", "--nnodes", "2"]
     assert words[words.index("--rdzv-endpoint") + 1] == "node1:29500"
+    words = recorded("llama3_8b", MEGATRON="/megatron", SLURM_CPUS_PER_TASK="64", **slurm)
+    assert words[:3] == ["srun", "--ntasks-per-node=1", "--cpus-per-task=64"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_starts_from_the_copy_that_sbatch_runs(job: str, tmp_path: Path) -> None:
+    """The copy alone finds nothing beside it; MAGI_JOBS names the folder."""
+    copy = tmp_path / "slurm_script"
+    copy.write_text((FOLDER / f"{job}.sh").read_text())
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$PYTHONPATH"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    variables = {"MEGATRON": "/megatron", "DATA": "x", "TOKENIZER": "z", "MAGI_JOBS": str(FOLDER)}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", str(copy)], env={**os.environ, **variables, "PATH": path, "PYTHONPATH": ""},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.strip() == (str(FOLDER) if job == "video" else "")
 
 
 def test_a_job_without_megatron_says_so() -> None:

@@ -47,13 +47,20 @@ def test_llama3_makes_no_special_id_of_text(pieces: list[str]) -> None:
     assert quicktok.get_encoding("llama3").decode(ids.tolist()) == text
 
 
+def test_a_name_that_is_no_folder_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"byte, llama3 or a folder .* got 'llama', and there is"):
+        load_tokenizer("llama")
+
+
 @pytest.mark.parametrize(
     ("choice", "module", "package"),
     [("llama3", "quicktok", "quicktok-v1"), ("folder", "tokenizers", "tokenizers")],
 )
 def test_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, choice: str, module: str, package: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, choice: str, module: str, package: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RecipeError, match=f"{choice} needs the package {package}, got none; pip"):
         load_tokenizer(choice)

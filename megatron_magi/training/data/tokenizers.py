@@ -38,9 +38,14 @@ def load_tokenizer(choice: str, eod_token: str | None = None) -> Tokenizer:
             EOS.
 
     Raises:
-        RecipeError: a package or a file is missing, or there is no usable EOD.
+        RecipeError: no such folder, a package or a file is missing, or there is no usable EOD.
     """
     if choice not in ("byte", "llama3"):
+        if not Path(choice).exists():
+            raise RecipeError(
+                f"a tokenizer must be byte, llama3 or a folder with a tokenizer.json, got "
+                f"{choice!r}, and there is no such folder; take one of these"
+            )
         return FolderTokenizer(Path(choice), eod_token)
     if eod_token is not None:
         raise RecipeError(
