@@ -66,7 +66,8 @@ def test_a_run_that_saves_trains_and_resumes_as_one_that_does_not(
 def test_a_run_that_is_killed_during_a_save_goes_on_from_the_last_whole_one(
     whole: list[float], tmp_path: Path
 ) -> None:
-    Ranks({**SIX, **save(tmp_path)}).kill_at("async checkpoint save at iteration       4")
+    first = "successfully saved checkpoint from iteration       2"
+    Ranks({**SIX, **save(tmp_path)}).kill_at("async checkpoint save at iteration       4", first)
     done = int((tmp_path / "latest_checkpointed_iteration.txt").read_text())
     assert done in (2, 4)
     resumed = losses(Ranks({**SIX, "load": str(tmp_path)}).outputs())

@@ -90,10 +90,10 @@ class Ranks:
             return False
         return True
 
-    def kill_at(self, words: str) -> None:
-        """Kill both, and whatever they started, as soon as the first one prints these words."""
-        while words not in self.logs[0].read_text():
-            assert self.processes[0].poll() is None, f"it never printed {words!r}"
+    def kill_at(self, *words: str) -> None:
+        """Kill both, and whatever they started, as soon as the first one has printed all these."""
+        while not all(each in self.logs[0].read_text() for each in words):
+            assert self.processes[0].poll() is None, f"it never printed all of {words!r}"
             time.sleep(0.01)
         self.kill()
 
