@@ -98,7 +98,7 @@ CASES = [
     ("data", "the following arguments are required: INPUT, --output"),
     ("data none --output o", "an input must be a file or a folder, got none"),
     ("data afile --output o --split (", "split must be a regular expression, got '('"),
-    ("data afile --output o --tokenizer none", "got none and no none/tokenizer.json"),
+    ("data afile --output o --tokenizer none", "a folder with a tokenizer.json, got 'none'"),
     ("data afile --outptu o", "megatron-magi data has no option --outptu; did you mean --output?"),
     # places to write, runs, weights
     ("viz --cp 2 --lengths 64 --format svg --out afile/x", "got Not a directory: afile/x"),
