@@ -7,7 +7,6 @@ Nothing of ours is in it: Megatron packs the documents and rotates them by its o
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -16,6 +15,8 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transfor
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from benchmarks.train.pretrain_sdpa import with_core
 
 
 class FlexDocuments(MegatronModule):  # type: ignore[misc]
@@ -61,14 +62,4 @@ def block_mask(cu_seqlens: Tensor, tokens: int) -> BlockMask:
     return mask
 
 
-def _layer_spec() -> Any:
-    layer = get_gpt_layer_with_transformer_engine_spec()
-    attention = layer.submodules.self_attention
-    inside = dataclasses.replace(attention.submodules, core_attention=FlexDocuments)
-    attention = dataclasses.replace(attention, submodules=inside)
-    return dataclasses.replace(
-        layer, submodules=dataclasses.replace(layer.submodules, self_attention=attention)
-    )
-
-
-layer_spec = _layer_spec()
+layer_spec = with_core(get_gpt_layer_with_transformer_engine_spec(), FlexDocuments)

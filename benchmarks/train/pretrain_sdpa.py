@@ -26,14 +26,14 @@ class CausalSdpa(MegatronModule):  # type: ignore[misc]
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
-def _layer_spec() -> Any:
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+def with_core(layer: Any, core: type) -> Any:
+    """A layer spec whose self-attention has this class as its core attention."""
     attention = layer.submodules.self_attention
-    inside = dataclasses.replace(attention.submodules, core_attention=CausalSdpa)
+    inside = dataclasses.replace(attention.submodules, core_attention=core)
     attention = dataclasses.replace(attention, submodules=inside)
     return dataclasses.replace(
         layer, submodules=dataclasses.replace(layer.submodules, self_attention=attention)
     )
 
 
-layer_spec = _layer_spec()
+layer_spec = with_core(get_gpt_layer_local_spec(normalization="RMSNorm"), CausalSdpa)

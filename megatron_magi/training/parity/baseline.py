@@ -11,6 +11,7 @@ class Baseline:
     """The folders of one run, or of several whose mean is the baseline."""
 
     runs: tuple[Path, ...]
+    """One or more, each with the steps.csv of a run."""
 
     @property
     def name(self) -> str:
