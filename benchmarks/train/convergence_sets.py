@@ -23,7 +23,7 @@ class Run:
         """Its command line."""
         program = ["-m", "megatron_magi", "train"]
         if self.error is not None:
-            program = ["tests/convergence/broken_train.py", self.error]
+            program = ["-m", "tests.convergence.broken_train", self.error]
         place = (f"name={self.name}", f"log.dir={work}", f"data.path={data}")
         filled = [o.replace("WORK", str(work)) for o in self.overrides]
         more = ("log.progress=false", "log.overwrite=true")

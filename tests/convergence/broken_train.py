@@ -1,6 +1,6 @@
 """Training with an error built in on purpose: negative controls of the convergence report.
 
-    python tests/convergence/broken_train.py ERROR RECIPE [section.key=value ...]
+    python -m tests.convergence.broken_train ERROR RECIPE [section.key=value ...]
 
 tile: one 128 x 128 tile of visible cells is missing from every sample's mask, in the shortest
 document that has one; tile_of_longest: in the longest, whose rows see most else. partial: the first
@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.train.flag_rank import lose_gradients
 from megatron_magi.cli.train import run_rank
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.process.processes import Place, run_local
@@ -69,28 +70,10 @@ def drop_tile(of_longest: bool) -> None:
     microbatch.mask_of_documents = lambda *given: without_tile(whole(*given), of_longest)
 
 
-def lose_partial() -> None:
-    """On context-parallel rank 0, sums of dk and dv without what arrives."""
-    from megatron.core import parallel_state
-
-    from megatron_magi.core.runtime import staged_backward
-
-    right = staged_backward.add_partials
-
-    def wrong(own, arriving, dtype):
-        if parallel_state.get_context_parallel_rank() == 0:
-            for reduce in arriving:
-                reduce.wait()
-            arriving = []
-        return right(own, arriving, dtype)
-
-    staged_backward.add_partials = wrong
-
-
 ERRORS = {
     "tile": partial(drop_tile, False),
     "tile_of_longest": partial(drop_tile, True),
-    "partial": lose_partial,
+    "partial": lose_gradients,
 }
 
 

@@ -141,8 +141,9 @@ def test_every_run_is_a_recipe_that_loads_on_as_many_gpus_as_it_takes(tmp_path: 
         other_parts = run.name in ("b_noise_fused", "b_sdpa_causal_fused", "a_noise_unfused")
         unfused = run.name.startswith("b_") != other_parts
         assert config.model.fused == ("off" if unfused else "auto")
-        assert run.error is None or words[1:3] == [
-            "tests/convergence/broken_train.py",
+        assert run.error is None or words[1:4] == [
+            "-m",
+            "tests.convergence.broken_train",
             run.error,
         ]
         if config.checkpoint.load is not None:
