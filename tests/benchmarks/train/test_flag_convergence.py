@@ -154,8 +154,9 @@ def alone(tmp_path: Path) -> Iterator[None]:
 def test_losses_are_counted_by_position() -> None:
     losses = flag_rank.PositionLosses((2, 4, 8, 16))
     for scale in (1.0, 3.0):
-        losses.add(scale * torch.tensor([[7.0, 1.0, 2.0]]), torch.tensor([[7, 0, 1]]))
-    assert losses.means(5) == {Bucket(5, 0, 2): 3.0, Bucket(5, 4, 8): 14.0}
+        losses.add(scale * torch.tensor([[7.0, 1.0, 2.0, 5.0]]), torch.tensor([[7, 0, 1, 2]]))
+    wanted = {Bucket(5, 0, 2): 3.0, Bucket(5, 2, 4): 10.0, Bucket(5, 4, 8): 14.0}
+    assert losses.means(5) == wanted
     losses.clear()
     assert losses.means(6) == {}
 
