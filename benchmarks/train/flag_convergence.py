@@ -20,10 +20,12 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.options import at_least
 from benchmarks.lib.record import describe
 from benchmarks.train import flag_cases
 from benchmarks.train.flag_cases import Run
@@ -58,19 +60,13 @@ def main() -> int:
     if options.list:
         print("\n".join(run.name for run in chosen))
         return 0
-    failed = []
-    meta = describe("python -m benchmarks.train.flag_convergence", options.commit)
-    deadline = time.monotonic() + options.limit_s
-    with WarmRanks(options.megatron, environment(options.megatron), WARM, quiet=True) as pool:
-        for run in chosen:
-            if time.monotonic() > deadline:
-                print("time is up, left out:", run.name, flush=True)
-                continue
-            if not make(run, options, pool, meta):
-                failed.append(run.name)
+    with Session(options) as session:
+        training = [run for run in chosen if not run.gradients_of]
+        gradients = [run for run in chosen if run.gradients_of]
+        ended_well = session.make(training) and session.make(gradients)
     if "gradients" in options.runs:
         compare_gradients(options.out)
-    return 1 if failed else 0
+    return 0 if ended_well else 1
 
 
 def parse() -> argparse.Namespace:
@@ -84,6 +80,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("runs/convergence_flag_work"))
     parser.add_argument("--limit-s", type=positive, default=1e9, help="start no run after it")
     parser.add_argument("--run-limit-s", type=positive, default=550, help="stop a run after it")
+    parser.add_argument(
+        "--at-once", type=at_least(1), default=1, help="runs that share the GPUs: no step times"
+    )
     parser.add_argument("--commit")
     parser.add_argument("--list", action="store_true", help="show the runs and stop")
     options = parser.parse_args()
@@ -114,27 +113,61 @@ def runs_of(names: Sequence[str], work: Path) -> list[Run]:
     ]
 
 
-def make(run: Run, options: argparse.Namespace, pool: WarmRanks, meta: dict[str, Any]) -> bool:
-    """Run it and write its folder; whether it ended well."""
-    folder = options.out / (run.gradients_of or run.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    job = job_of(run, folder, options)
-    began = time.monotonic()
-    outcome = pool.run(job, options.run_limit_s)
-    facts = {"name": run.name, "seconds": round(time.monotonic() - began, 1)}
-    said = "gradients"
-    if not run.gradients_of:
-        facts |= {"failed": outcome.failed, "command": job.arguments, "error": run.error}
-        facts |= {"environment": run.environment, "meta": meta}
-        lines = [line for line in outcome.output.splitlines() if line.startswith("megatron_magi")]
-        (folder / "run.json").write_text(json.dumps({**facts, "lines": lines}, indent=1) + "\n")
-        said = write_curves(folder, run, outcome.output)
-    elif not outcome.failed:
-        keep_gradients(folder, options.work / run.name)
-    if outcome.failed:
-        said = f"failed\n{first_error(outcome.output)}"
-    print(f"{run.name} ({facts['seconds']} s): {said}", flush=True)
-    return not outcome.failed
+class Session:
+    """Makes runs, some of them at a time; use it as a context manager."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """
+        Args:
+            options: of the command line.
+        """
+        self.options = options
+        self._meta = describe("python -m benchmarks.train.flag_convergence", options.commit)
+        self._deadline = time.monotonic() + options.limit_s
+        variables = environment(options.megatron)
+        # Times of runs that share the GPUs mean nothing, so others may import beside them.
+        self._pool = WarmRanks(options.megatron, variables, WARM, quiet=options.at_once == 1)
+
+    def __enter__(self) -> Session:
+        self._pool.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.__exit__(*error)
+
+    def make(self, runs: Sequence[Run]) -> bool:
+        """Make them in this order; whether all that were begun ended well."""
+        with ThreadPoolExecutor(self.options.at_once) as threads:
+            return all(list(threads.map(self._make_one, runs)))
+
+    def _make_one(self, run: Run) -> bool:
+        if time.monotonic() > self._deadline:
+            print("time is up, left out:", run.name, flush=True)
+            return True
+        folder = self.options.out / (run.gradients_of or run.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        job = job_of(run, folder, self.options)
+        began = time.monotonic()
+        outcome = self._pool.run(job, self.options.run_limit_s)
+        facts = {"name": run.name, "seconds": round(time.monotonic() - began, 1)}
+        said = "gradients"
+        if not run.gradients_of:
+            facts |= {"failed": outcome.failed, "command": job.arguments, "error": run.error}
+            facts |= {"environment": run.environment, "meta": self._meta}
+            facts |= {"at_once": self.options.at_once, "lines": our_lines(outcome.output)}
+            (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
+            said = write_curves(folder, run, outcome.output)
+        elif not outcome.failed:
+            keep_gradients(folder, self.options.work / run.name)
+        if outcome.failed:
+            said = f"failed\n{first_error(outcome.output)}"
+        print(f"{run.name} ({facts['seconds']} s): {said}", flush=True)
+        return not outcome.failed
+
+
+def our_lines(output: str) -> list[str]:
+    """What our package printed."""
+    return [line for line in output.splitlines() if line.startswith("megatron_magi")]
 
 
 def job_of(run: Run, folder: Path, options: argparse.Namespace) -> Job:
@@ -142,18 +175,19 @@ def job_of(run: Run, folder: Path, options: argparse.Namespace) -> Job:
     variables = {**run.environment, **({ERROR: run.error} if run.error else {})}
     if run.validates:
         variables[FOLDER] = str(folder.resolve())
-    flags = words({**run.flags, **data_flags(options.data)})
+    flags = words({**run.flags, **data_flags(options.data, run.name)})
     script = str(options.megatron / "pretrain_gpt.py")
     return Job(run.gpus, "benchmarks.train.flag_rank", [script, *flags], variables)
 
 
-def data_flags(folder: Path) -> dict[str, Any]:
-    """Where the samples come from."""
+def data_flags(folder: Path, name: str) -> dict[str, Any]:
+    """Where the samples come from, and where a run of this name keeps its index of them, which two
+    runs that begin together must not write to one place."""
     return {
         "train-data-path": str(folder / "train"),
         "valid-data-path": str(folder / "valid"),
         "test-data-path": str(folder / "valid"),
-        "data-cache-path": str(folder / "cache"),
+        "data-cache-path": str(folder / "cache" / name),
     }
 
 
