@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron_magi.checks import INT32_MAX, flag, int_array, integer, pair, shown
+from megatron_magi.checks import INT32_MAX, flag, integer, pair
+from megatron_magi.core.mask.builders import paired_prefix_sums
 from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray
 from megatron_magi.core.native import solver
 from megatron_magi.core.tensor_checks import device as checked_device
@@ -173,22 +174,9 @@ def host_cu_seqlens(cu_seqlens_q: CuSeqlens, cu_seqlens_k: CuSeqlens) -> tuple[I
     Raises:
         ValueError: sums that do not start at 0 or decrease, or name different documents.
     """
-    sums = []
-    for name, given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        host = int_array(on_host(given, name) if isinstance(given, Tensor) else given, name)
-        is_row = host.ndim == 1 and len(host) > 0
-        if not is_row or host[0] != 0 or (np.diff(host) < 0).any() or host[-1] > INT32_MAX:
-            raise ValueError(
-                f"{name} must be integer prefix sums [num_docs + 1] that start at 0 and never "
-                f"decrease, below 2^31, got {shown(host)}; pass cumulative document lengths"
-            )
-        sums.append(host)
-    if len(sums[0]) != len(sums[1]):
-        raise ValueError(
-            f"cu_seqlens_q and cu_seqlens_k must name the same documents, got "
-            f"{len(sums[0]) - 1} and {len(sums[1]) - 1}; pass one length per document in both"
-        )
-    return sums[0], sums[1]
+    given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    host = {n: on_host(sums, n) if isinstance(sums, Tensor) else sums for n, sums in given.items()}
+    return paired_prefix_sums(host)
 
 
 def apply_padding(

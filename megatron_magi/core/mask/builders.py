@@ -7,7 +7,7 @@ are (left, right) numbers of keys before and after the query, -1 for no limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +33,7 @@ from megatron_magi.core.mask.slices import (
 )
 
 Window = tuple[int, int]
+PrefixSums = npt.NDArray[np.int64]
 
 
 def full(total_seqlen_q: int, total_seqlen_k: int | None = None) -> AttnMask:
@@ -75,13 +76,10 @@ def from_cu_seqlens(
     Raises:
         ValueError: prefix sums that do not start at 0 or decrease, unpaired documents.
     """
-    q = _prefix_sums(cu_seqlens, "cu_seqlens")
-    k = q if cu_seqlens_k is None else _prefix_sums(cu_seqlens_k, "cu_seqlens_k")
-    if len(q) != len(k):
-        raise ValueError(
-            f"cu_seqlens and cu_seqlens_k must name the same documents, got {len(q) - 1} and "
-            f"{len(k) - 1}; pass one length per document in both"
-        )
+    if cu_seqlens_k is None:
+        q = k = _prefix_sums(cu_seqlens, "cu_seqlens")
+    else:
+        q, k = paired_prefix_sums({"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k})
     left, right = _window(window_size)
     if flag(causal, "causal"):
         right = 0 if right is None else min(right, 0)
@@ -310,17 +308,32 @@ def _padded(slices: Sequence[AttnSlice], used: int, total_seqlen: int | None) ->
     return _mask(slices, total, total)
 
 
-def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> npt.NDArray[np.int64]:
+def paired_prefix_sums(given: Mapping[str, npt.ArrayLike]) -> tuple[PrefixSums, PrefixSums]:
+    """Checked prefix sums of queries and of keys, which are given by their arguments' names.
+
+    Raises:
+        ValueError: sums that do not start at 0 or decrease, or name different documents.
+    """
+    q, k = (_prefix_sums(sums, name) for name, sums in given.items())
+    if len(q) != len(k):
+        raise ValueError(
+            f"{' and '.join(given)} must name the same documents, got {len(q) - 1} and "
+            f"{len(k) - 1}; pass one length per document in both"
+        )
+    return q, k
+
+
+def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> PrefixSums:
     sums = int_array(cu_seqlens, name)
     if sums.ndim != 1 or len(sums) < 1:
         raise ValueError(
             f"{name} must be integers of shape [num_docs + 1], got shape {list(sums.shape)}; "
             f"pass prefix sums of the document lengths"
         )
-    if sums[0] != 0 or (np.diff(sums) < 0).any():
+    if sums[0] != 0 or (np.diff(sums) < 0).any() or sums[-1] > INT32_MAX:
         raise ValueError(
-            f"{name} must start at 0 and never decrease, got {sums[:8].tolist()}...; "
-            f"pass prefix sums of the document lengths"
+            f"{name} must be integer prefix sums that start at 0 and never decrease, below 2^31, "
+            f"got {sums[:8].tolist()}...; pass prefix sums of the document lengths"
         )
     return sums
 

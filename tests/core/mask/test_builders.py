@@ -153,8 +153,8 @@ def test_prefix_tree() -> None:
 @pytest.mark.parametrize(
     "build, text",
     [
-        (lambda: masks.from_cu_seqlens([1, 4]), "must start at 0 and never decrease"),
-        (lambda: masks.from_cu_seqlens([0, 4, 2]), "must start at 0 and never decrease"),
+        (lambda: masks.from_cu_seqlens([1, 4]), "that start at 0 and never decrease"),
+        (lambda: masks.from_cu_seqlens([0, 4, 2]), "that start at 0 and never decrease"),
         (lambda: masks.from_cu_seqlens([[0, 4]]), "must be integers of shape"),
         (lambda: masks.from_cu_seqlens([0, 4], [0, 2, 4]), "got 1 and 2"),
         (lambda: masks.from_cu_seqlens([0, 4], total_seqlen=3), r"\(4 tokens\), got 3"),
