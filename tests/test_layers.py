@@ -37,7 +37,6 @@ LAYERS = {
     "huggingface": [*BASE, "core", "PUBLIC"],
     "run": [*BASE, "launcher"],
     "magi_attention": [*BASE, "core"],
-    "api": ["magi_attention"],
     "viz": [*BASE, "core", "training"],
     "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz", *MASK_FUNCTIONS],
 }

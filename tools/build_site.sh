@@ -8,9 +8,10 @@ cd "$(dirname "$0")/.."
 
 [ -x .venv/bin/python ] || bash scripts/setup_env.sh .venv dev
 venv=build/site_venv
-[ -x "$venv/bin/mkdocs" ] || {
+"$venv/bin/python" -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || {
   python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.5,<10'
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=1,<2' ruff
 }
 .venv/bin/python -m tools.site_pages build/site_pages "$@"
 NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --quiet --strict

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron_magi.checks import INT32_MAX, flag, int_array, integer, pair, shown
-from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray
+from megatron_magi.checks import INT32_MAX, flag, integer
+from megatron_magi.core.mask.builders import paired_prefix_sums, window_of
+from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN, IntArray, slices_of_columns
 from megatron_magi.core.native import solver
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import on_host, tensor
@@ -112,7 +113,7 @@ def cu_seqlens_slices(
         )
     q0, q1, k0, k1 = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
     if window_size == (-1, -1):
-        return _slices(q0, q1, k0, k1, BAND_MIN, k1 - q1 if causal else BAND_MAX)
+        return slices_of_columns(q0, q1, k0, k1, BAND_MIN, k1 - q1 if causal else BAND_MAX)
     if global_window_size:
         return _global_slices(q0, q1, k0, k1, window_size, global_window_size)
     return _window_slices(q0, q1, k0, k1, window_size)
@@ -122,7 +123,8 @@ def _window_slices(q0: Ints, q1: Ints, k0: Ints, k1: Ints, window: tuple[int, in
     """One slice per document."""
     left, right = _limits(window, k1 - k0)
     offset = k1 - q1
-    return _slices(np.maximum(q0, q1 - (k1 - k0)), q1, k0, k1, offset - left, offset + right)
+    first = np.maximum(q0, q1 - (k1 - k0))
+    return slices_of_columns(first, q1, k0, k1, offset - left, offset + right)
 
 
 def _global_slices(
@@ -134,10 +136,10 @@ def _global_slices(
     dropped_end = np.maximum(q1 - (k1 - split), q0)
     # The diagonal of dropped rows is that of the packed stream, as in MagiAttention; it is
     # the document's own wherever queries and keys are the same tokens.
-    dropped = _slices(q0, dropped_end, split, k1, BAND_MIN, right)[right > 0]
+    dropped = slices_of_columns(q0, dropped_end, split, k1, BAND_MIN, right)[right > 0]
     return np.concatenate(
         [
-            _slices(q0, q1, k0, split, BAND_MIN, k0 - q0 + right),
+            slices_of_columns(q0, q1, k0, split, BAND_MIN, k0 - q0 + right),
             _window_slices(q0, q1, split, k1, window),
             dropped,
         ]
@@ -151,44 +153,15 @@ def _limits(window: tuple[int, int], num_keys: Ints) -> tuple[Ints, Ints]:
     return left, right
 
 
-def window_of(window_size: tuple[int, int]) -> tuple[int, int]:
-    """(left, right) as ints, or an error."""
-    sides = pair(window_size, "window_size", "(left, right)")
-    left, right = (min(integer(side, "window_size"), INT32_MAX) for side in sides)
-    if min(left, right) < -1:
-        raise ValueError(
-            f"window_size must be (left, right) keys, each >= -1, got {(left, right)}; "
-            f"use -1 for no limit"
-        )
-    return left, right
-
-
-def _slices(*columns: Ints | int) -> IntArray:
-    return np.stack(np.broadcast_arrays(*columns), axis=1).astype(np.int32)
-
-
 def host_cu_seqlens(cu_seqlens_q: CuSeqlens, cu_seqlens_k: CuSeqlens) -> tuple[Ints, Ints]:
     """Both prefix sums on the host, int64.
 
     Raises:
         ValueError: sums that do not start at 0 or decrease, or name different documents.
     """
-    sums = []
-    for name, given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        host = int_array(on_host(given, name) if isinstance(given, Tensor) else given, name)
-        is_row = host.ndim == 1 and len(host) > 0
-        if not is_row or host[0] != 0 or (np.diff(host) < 0).any() or host[-1] > INT32_MAX:
-            raise ValueError(
-                f"{name} must be integer prefix sums [num_docs + 1] that start at 0 and never "
-                f"decrease, below 2^31, got {shown(host)}; pass cumulative document lengths"
-            )
-        sums.append(host)
-    if len(sums[0]) != len(sums[1]):
-        raise ValueError(
-            f"cu_seqlens_q and cu_seqlens_k must name the same documents, got "
-            f"{len(sums[0]) - 1} and {len(sums[1]) - 1}; pass one length per document in both"
-        )
-    return sums[0], sums[1]
+    given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    host = {n: on_host(sums, n) if isinstance(sums, Tensor) else sums for n, sums in given.items()}
+    return paired_prefix_sums(host)
 
 
 def apply_padding(

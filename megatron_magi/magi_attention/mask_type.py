@@ -42,9 +42,8 @@ class AttnMaskType(Enum):
         return _BY_CODE.index(self)
 
 
-_BY_CODE = (
-    AttnMaskType.FULL, AttnMaskType.CAUSAL, AttnMaskType.INVCAUSAL, AttnMaskType.BICAUSAL
-)  # fmt: skip
+_BY_CODE = tuple(AttnMaskType)
+"""In the order of ``SliceType``'s codes."""
 
 GeneralAttnMaskType = str | AttnMaskType | Sequence[str | AttnMaskType]
 """A type, or one per slice."""

@@ -45,7 +45,7 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
         (["plan", "--lengths", "8", "--cp", "2", "--heads", "8,2,4,4,4"], "or four with the head"),
         (["plan", "--lengths", "8", "--cp", "0"], "at least 1, got 0; pass --cp N"),
         (["plan", "--lengths", "8", "--cp", "2", "--chunk-size", "8"], "chunk_size must leave"),
-        (["plan", "--cu-seqlens", "0,9,4", "--cp", "2"], "must start at 0 and never decrease"),
+        (["plan", "--cu-seqlens", "0,9,4", "--cp", "2"], "that start at 0 and never decrease"),
         (["plan", "--lengths", "8", "--global-tokens", "2", "--cp", "2"], "needs --window"),
         (["plan", "--data", "nowhere", "--cp", "2"], "--data needs --seq-length"),
         (["plan", "--recipe", "nowhere.yaml"], "or the name of a packaged one, got nowhere.yaml"),

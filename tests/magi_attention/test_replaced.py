@@ -53,13 +53,3 @@ def test_an_unknown_name_is_an_ordinary_error() -> None:
     assert not hasattr(api, "magi_attn_fused_key")
     with pytest.raises(AttributeError, match="no attribute 'magi_attn_fused_key'"):
         _ = api.magi_attn_fused_key
-
-
-def test_the_short_name_has_the_same_names() -> None:
-    short = import_module("megatron_magi.api")
-    assert short.__all__ == api.__all__
-    assert all(getattr(short, name) is getattr(api, name) for name in api.__all__)
-    with pytest.raises(ImportError, match=r"use megatron_magi\.masks\.from_dense"):
-        exec("from megatron_magi.api import from_mask")
-    with pytest.raises(AttributeError, match="has no attribute 'magi_attn_fused_key'"):
-        _ = short.magi_attn_fused_key

@@ -7,7 +7,7 @@ are (left, right) numbers of keys before and after the query, -1 for no limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -30,9 +30,11 @@ from megatron_magi.core.mask.slices import (
     AttnSlice,
     IntArray,
     slices_from_ranges,
+    slices_of_columns,
 )
 
 Window = tuple[int, int]
+PrefixSums = npt.NDArray[np.int64]
 
 
 def full(total_seqlen_q: int, total_seqlen_k: int | None = None) -> AttnMask:
@@ -75,24 +77,19 @@ def from_cu_seqlens(
     Raises:
         ValueError: prefix sums that do not start at 0 or decrease, unpaired documents.
     """
-    q = _prefix_sums(cu_seqlens, "cu_seqlens")
-    k = q if cu_seqlens_k is None else _prefix_sums(cu_seqlens_k, "cu_seqlens_k")
-    if len(q) != len(k):
-        raise ValueError(
-            f"cu_seqlens and cu_seqlens_k must name the same documents, got {len(q) - 1} and "
-            f"{len(k) - 1}; pass one length per document in both"
-        )
-    left, right = _window(window_size)
+    if cu_seqlens_k is None:
+        q = k = _prefix_sums(cu_seqlens, "cu_seqlens")
+    else:
+        q, k = paired_prefix_sums({"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k})
+    left, right = window_of(window_size)
     if flag(causal, "causal"):
-        right = 0 if right is None else min(right, 0)
-    offset = k[1:].astype(np.int64) - q[1:]
-    slices = np.empty((len(q) - 1, 6), dtype=np.int64)
-    slices[:, 0], slices[:, 1], slices[:, 2], slices[:, 3] = q[:-1], q[1:], k[:-1], k[1:]
-    slices[:, 4] = BAND_MIN if left is None else offset - left
-    slices[:, 5] = BAND_MAX if right is None else offset + right
-    slices[:, 4:] = slices[:, 4:].clip(BAND_MIN, BAND_MAX)
+        right = 0
+    offset = k[1:] - q[1:]
+    d_lo = BAND_MIN if left == -1 else offset - left
+    d_hi = BAND_MAX if right == -1 else offset + right
+    slices = slices_of_columns(q[:-1], q[1:], k[:-1], k[1:], d_lo, d_hi)
     totals = (_padded_total(int(sums[-1]), total_seqlen) for sums in (q, k))
-    return AttnMask(slices.astype(np.int32), *totals)
+    return AttnMask(slices, *totals)
 
 
 def from_eod_positions(
@@ -138,8 +135,8 @@ def global_and_window(
     The window's right side limits global keys too: with ``right = 0`` no later key is visible.
     """
     bounds = _prefix_sums(cu_seqlens, "cu_seqlens")
-    left, right = _window(window_size)
-    d_lo, d_hi = (BAND_MIN if left is None else -left), (BAND_MAX if right is None else right)
+    left, right = window_of(window_size)
+    d_lo, d_hi = (BAND_MIN if left == -1 else -left), (BAND_MAX if right == -1 else right)
     num_global = integer(num_global, "num_global", 0)
     slices = []
     for start, end in _documents(bounds):
@@ -310,17 +307,32 @@ def _padded(slices: Sequence[AttnSlice], used: int, total_seqlen: int | None) ->
     return _mask(slices, total, total)
 
 
-def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> npt.NDArray[np.int64]:
+def paired_prefix_sums(given: Mapping[str, npt.ArrayLike]) -> tuple[PrefixSums, PrefixSums]:
+    """Checked prefix sums of queries and of keys, which are given by their arguments' names.
+
+    Raises:
+        ValueError: sums that do not start at 0 or decrease, or name different documents.
+    """
+    q, k = (_prefix_sums(sums, name) for name, sums in given.items())
+    if len(q) != len(k):
+        raise ValueError(
+            f"{' and '.join(given)} must name the same documents, got {len(q) - 1} and "
+            f"{len(k) - 1}; pass one length per document in both"
+        )
+    return q, k
+
+
+def _prefix_sums(cu_seqlens: npt.ArrayLike, name: str) -> PrefixSums:
     sums = int_array(cu_seqlens, name)
     if sums.ndim != 1 or len(sums) < 1:
         raise ValueError(
             f"{name} must be integers of shape [num_docs + 1], got shape {list(sums.shape)}; "
             f"pass prefix sums of the document lengths"
         )
-    if sums[0] != 0 or (np.diff(sums) < 0).any():
+    if sums[0] != 0 or (np.diff(sums) < 0).any() or sums[-1] > INT32_MAX:
         raise ValueError(
-            f"{name} must start at 0 and never decrease, got {sums[:8].tolist()}...; "
-            f"pass prefix sums of the document lengths"
+            f"{name} must be integer prefix sums that start at 0 and never decrease, below 2^31, "
+            f"got {sums[:8].tolist()}...; pass prefix sums of the document lengths"
         )
     return sums
 
@@ -338,11 +350,17 @@ def _padded_total(used: int, total_seqlen: int | None) -> int:
     return used if total_seqlen is None else total_seqlen
 
 
-def _window(window_size: Window) -> tuple[int | None, int | None]:
+def window_of(window_size: Window) -> Window:
+    """(left, right) as ints, -1 for no limit, or an error."""
     sides = pair(window_size, "window_size", "(left, right)")
     # No sequence is longer than INT32_MAX; beyond it diagonals would wrap around.
-    left, right = (min(integer(side, "window_size", -1), INT32_MAX) for side in sides)
-    return (None if left == -1 else left), (None if right == -1 else right)
+    left, right = (min(integer(side, "window_size"), INT32_MAX) for side in sides)
+    if min(left, right) < -1:
+        raise ValueError(
+            f"window_size must be (left, right) keys, each >= -1, got {(left, right)}; "
+            f"use -1 for no limit"
+        )
+    return left, right
 
 
 def _nested(blocks: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:

@@ -148,6 +148,16 @@ def slices_from_ranges(
     return out
 
 
+def slices_of_columns(*columns: npt.NDArray[np.int64] | int) -> IntArray:
+    """int32 [N, 6] of the six columns, each one number for all slices or [N].
+
+    Edges of a band that int32 cannot hold are cut to ``BAND_MIN`` and ``BAND_MAX``, which no
+    sequence reaches.
+    """
+    table = np.stack(np.broadcast_arrays(*columns), axis=1)
+    return table.clip(BAND_MIN, BAND_MAX).astype(np.int32)
+
+
 def _ranges(ranges: npt.ArrayLike, name: str) -> IntArray:
     array = int_array(ranges, name)
     if array.size == 0:

@@ -153,12 +153,12 @@ def test_prefix_tree() -> None:
 @pytest.mark.parametrize(
     "build, text",
     [
-        (lambda: masks.from_cu_seqlens([1, 4]), "must start at 0 and never decrease"),
-        (lambda: masks.from_cu_seqlens([0, 4, 2]), "must start at 0 and never decrease"),
+        (lambda: masks.from_cu_seqlens([1, 4]), "that start at 0 and never decrease"),
+        (lambda: masks.from_cu_seqlens([0, 4, 2]), "that start at 0 and never decrease"),
         (lambda: masks.from_cu_seqlens([[0, 4]]), "must be integers of shape"),
         (lambda: masks.from_cu_seqlens([0, 4], [0, 2, 4]), "got 1 and 2"),
         (lambda: masks.from_cu_seqlens([0, 4], total_seqlen=3), r"\(4 tokens\), got 3"),
-        (lambda: masks.sliding_window(4, (-2, 0)), "window_size must be at least -1, got -2"),
+        (lambda: masks.sliding_window(4, (-2, 0)), r"each >= -1, got \(-2, 0\); use -1"),
         (lambda: masks.prefix_lm([0, 4], [5]), "got 5 of 4 tokens"),
         (lambda: masks.prefix_lm([0, 4], []), "one length per document"),
         (lambda: masks.prefix_tree([1, 1], [-1, 1]), "must be an earlier node or -1, got 1"),
