@@ -41,12 +41,14 @@ MODEL: Flags = {
 SCHEDULE: Flags = {
     "global-batch-size": 4,
     "train-iters": STEPS,
-    "lr": 1e-4,
-    "min-lr": 1e-5,
+    "lr": 3e-5,
+    "min-lr": 3e-6,
     "lr-decay-style": "cosine",
-    "lr-warmup-iters": 40,
+    "lr-warmup-iters": 100,
     "lr-decay-iters": STEPS,
+    "adam-beta2": 0.95,
 }
+"""At 1e-4 after 40 steps of warm-up, stock runs were 0.8 % apart: nothing could be told."""
 VALIDATION: Flags = {
     "full-validation": True,
     "multiple-validation-sets": True,
@@ -58,6 +60,8 @@ VALIDATION: Flags = {
 """Every sample of the validation set, the same ones each time; Megatron counts them itself, and
 fails in doing so for one set that is not in a list, and in another validation behind the last
 step, before which these runs exit."""
+DETERMINISTIC_STOCK, DETERMINISTIC_OURS = "deterministic_te_p2p", "magi_deterministic"
+"""Runs that are judged beside each other: Megatron's mode changes the embedding's gradient."""
 WEIGHTS_ALONE: Flags = {"no-save-optim": True, "no-save-rng": True}
 TILE = 128
 SMALL_MODEL: Flags = {
@@ -73,8 +77,8 @@ SMALL_MODEL: Flags = {
 DOCUMENT_SCHEDULE: Flags = {
     "global-batch-size": 2,
     "train-iters": 600,
-    "lr": 3e-4,
-    "min-lr": 3e-5,
+    "lr": 1e-4,
+    "min-lr": 1e-5,
     "lr-warmup-iters": 60,
     "lr-decay-iters": 600,
     "eval-interval": 300,
@@ -104,24 +108,27 @@ class Run:
 
 
 def long_runs() -> list[Run]:
-    """The three stock runs and three of ours."""
+    """Three stock runs and one in deterministic mode, and as many of ours: a stock run takes
+    longer, so each has one of ours beside it."""
     base = {**TE, "split": None, **MODEL, **SCHEDULE, **layout(cp=2), **VALIDATION}
     ours = Run("magi", {**base, **MAGI})
-    stock = [
+    p2p, all_gather, a2a = (
         Run(f"te_{way}", {**base, **CUDNN, "cp-comm-type": way})
         for way in ("p2p", "all_gather", "a2a")
-    ]
-    deterministic = replace(ours, flags={**ours.flags, **DETERMINISTIC})
-    return [
-        *stock,
-        ours,
-        replace(ours, name="magi_again"),
-        replace(deterministic, name="magi_deterministic", environment=dict(REPEATABLE)),
-    ]
+    )
+    again = replace(ours, name="magi_again")
+    deterministic = [_repeatable(p2p, DETERMINISTIC_STOCK), _repeatable(ours, DETERMINISTIC_OURS)]
+    return [p2p, ours, all_gather, again, a2a, *deterministic]
+
+
+def _repeatable(run: Run, name: str) -> Run:
+    """The same in deterministic mode."""
+    flags = {**run.flags, **DETERMINISTIC}
+    return replace(run, name=name, flags=flags, environment=dict(REPEATABLE))
 
 
 def fp8_runs() -> list[Run]:
-    """The same in fp8, tensorwise, but for the deterministic one; attention stays in bf16."""
+    """The same in fp8, tensorwise, but for the deterministic ones; attention stays in bf16."""
     lasting = {
         "train-iters": FP8_STEPS,
         "lr-decay-iters": FP8_STEPS,
@@ -131,7 +138,7 @@ def fp8_runs() -> list[Run]:
     return [
         replace(run, name=f"fp8_{run.name}", flags={**run.flags, **TENSORWISE, **lasting})
         for run in long_runs()
-        if run.name != "magi_deterministic"
+        if "deterministic" not in run.name
     ]
 
 

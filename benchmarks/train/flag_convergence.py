@@ -64,7 +64,7 @@ def main() -> int:
         training = [run for run in chosen if not run.gradients_of]
         gradients = [run for run in chosen if run.gradients_of]
         ended_well = session.make(training) and session.make(gradients)
-    if "gradients" in options.runs:
+    if gradients:
         compare_gradients(options.out)
     return 0 if ended_well else 1
 
@@ -257,16 +257,15 @@ def keep_gradients(folder: Path, saved: Path) -> None:
 
 def compare_gradients(out: Path) -> None:
     """Write every run's gradient_errors.csv, beside the mean of the stock runs, and delete the
-    gradients."""
-    stock = Baseline(tuple(sorted(out.glob("te_*"))))
-    dumped = gradient_folder.FOLDER
-    ours = [folder for folder in sorted(out.glob("magi*")) if (folder / dumped).is_dir()]
-    for run in stock.runs:
-        gradient_errors(run, stock.without(run))
-    for run in ours:
-        gradient_errors(run, stock)
-    for run in (*stock.runs, *ours):
-        shutil.rmtree(run / dumped, ignore_errors=True)
+    gradients; a deterministic run of ours is measured beside the deterministic stock run."""
+    dumped = {folder.parent for folder in out.glob(f"*/{gradient_folder.FOLDER}")}
+    stock = Baseline(tuple(sorted(run for run in dumped if run.name.startswith("te_"))))
+    alone = out / flag_cases.DETERMINISTIC_STOCK
+    for run in sorted(dumped - {alone}):
+        beside = Baseline((alone,)) if run.name == flag_cases.DETERMINISTIC_OURS else stock
+        gradient_errors(run, stock.without(run) if run in stock.runs else beside)
+    for run in dumped:
+        shutil.rmtree(run / gradient_folder.FOLDER)
 
 
 if __name__ == "__main__":

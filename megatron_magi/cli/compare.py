@@ -179,7 +179,7 @@ def _with_noise(options: argparse.Namespace) -> NoiseReport:
     if first:
         floor = read_noise_floor(first[0], measuring, gates)
     else:
-        floor = read_mean_floor(measuring, gates)
+        floor = read_mean_floor(measuring, gates, options.steps)
     baseline = Baseline(tuple(first or measuring))
 
     def judged(run: Path) -> Judged:

@@ -108,6 +108,8 @@ def test_what_has_no_mean_is_refused(tmp_path: Path) -> None:
     shorter = write_beside_curve(tmp_path, "shorter", noisy(4), steps=STEPS - 10)
     with pytest.raises(RecipeError, match=r"same steps.*others in shorter than in p2p"):
         read_mean_floor([first, shorter], NoiseGates())
+    floor = read_mean_floor([first, second, shorter], NoiseGates(), STEPS - 10)
+    assert len(floor.baseline.curves.loss) == STEPS - 10
     same = write_beside_curve(tmp_path, "same", noisy(1))
     with pytest.raises(RecipeError, match="equal losses"):
         read_mean_floor([first, second, same], NoiseGates())

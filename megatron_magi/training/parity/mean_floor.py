@@ -24,11 +24,14 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 K = TypeVar("K")
 
 
-def read_mean_floor(folders: Sequence[Path], gates: NoiseGates) -> NoiseFloor:
+def read_mean_floor(
+    folders: Sequence[Path], gates: NoiseGates, steps: int | None = None
+) -> NoiseFloor:
     """Read the runs whose mean is the baseline.
 
     Args:
         folders: of two runs or more, equally long, of one recipe.
+        steps: that are compared. Runs that all have them are cut to the length of the shortest.
 
     Raises:
         RecipeError: fewer, other lengths, vocabularies or dtypes, inf or nan, or two equal runs.
@@ -39,6 +42,9 @@ def read_mean_floor(folders: Sequence[Path], gates: NoiseGates) -> NoiseFloor:
         )
     baseline = Baseline(tuple(folders))
     found = [read_evidence(run, baseline.without(run)) for run in folders]
+    shortest = min(len(evidence.curves.loss) for evidence in found)
+    if steps is not None and steps <= shortest:
+        found = [evidence.first(shortest) for evidence in found]
     _require_alike(found)
     for (one, evidence), (other, another) in combinations(zip(folders, found, strict=True), 2):
         require_noise(other, another, one, evidence)

@@ -22,6 +22,7 @@ from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
 from megatron_magi.training.parity.compare import read_run
 from megatron_magi.training.parity.evidence import read_recipe_facts
+from megatron_magi.training.parity.gradient_errors import read_errors
 from megatron_magi.training.parity.positions import Bucket, write_positions
 
 ROOT = Path(__file__).parents[3]
@@ -84,18 +85,23 @@ def test_one_sample_of_a_step_has_a_boundary_that_should_be_none() -> None:
 def test_runs_differ_by_what_the_protocol_says() -> None:
     runs = {run.name: run for run in flag_cases.long_runs()}
     assert runs["magi"].flags == runs["magi_again"].flags
-    ways = {name: run.flags.get("cp-comm-type") for name, run in runs.items()}
-    assert [*ways.values()] == ["p2p", "all_gather", "a2a", None, None, None]
+    assert runs["deterministic_te_p2p"].flags["cp-comm-type"] == "p2p"
     changed = {"attention-backend", "cp-comm-type"}
-    for run in runs.values():
-        others = run.flags.items() - runs["magi"].flags.items()
-        assert {name for name, _ in others} <= changed | {"deterministic-mode"}
+    for name, run in runs.items():
+        way = name.removeprefix("te_") if name.startswith("te_") else "p2p"
+        assert run.flags.get("cp-comm-type") == (None if "magi" in name else way)
+        others = {flag for flag, _ in run.flags.items() - runs["magi"].flags.items()}
+        mode = {"deterministic-mode"} if "deterministic" in name else set()
+        assert others == mode if "magi" in name else others == mode | changed
+        assert bool(run.environment) == bool(mode)
 
 
 def test_fp8_runs_are_the_same_runs_in_fp8() -> None:
     runs = {run.name: run for run in flag_cases.long_runs()}
     of_fp8 = flag_cases.fp8_runs()
-    assert [run.name for run in of_fp8] == [f"fp8_{name}" for name in [*runs][:5]]
+    assert [run.name for run in of_fp8] == [
+        f"fp8_{name}" for name in ("te_p2p", "magi", "te_all_gather", "magi_again", "te_a2a")
+    ]
     for run in of_fp8:
         changed = run.flags.items() - runs[run.name.removeprefix("fp8_")].flags.items()
         assert dict(changed) == {
@@ -113,10 +119,10 @@ def test_names_of_groups_and_of_runs(tmp_path: Path) -> None:
     assert named[0].flags["save-interval"] == flag_cases.SAVED_AT
     gradients = flag_convergence.runs_of(["gradients"], tmp_path)
     assert {run.gradients_of for run in gradients} == {
-        "te_p2p", "te_all_gather", "te_a2a", "magi", "magi_deterministic",
+        "te_p2p", "te_all_gather", "te_a2a", "magi", "magi_deterministic", "deterministic_te_p2p",
     }  # fmt: skip
     steps = [run.flags["train-iters"] for run in gradients]
-    assert steps == [1] * 5 + [201] * 5 and all(not run.validates for run in gradients)
+    assert steps == [1] * 6 + [201] * 6 and all(not run.validates for run in gradients)
 
 
 def test_a_log_becomes_a_run_that_compare_reads(tmp_path: Path) -> None:
@@ -141,6 +147,22 @@ def test_gradients_that_megatron_saved_are_kept(tmp_path: Path) -> None:
     assert np.load(folder / "embedding.weight.npy").tolist() == [[1.0, 1.0]] * 3
     assert json.loads((folder / "index.json").read_text())["shapes"]["bias"] == [4]
     assert not (tmp_path / "work").exists()
+
+
+def test_deterministic_gradients_are_measured_beside_deterministic_stock(tmp_path: Path) -> None:
+    values = {"te_p2p": 1.0, "te_a2a": 3.0, "magi": 2.5, "magi_deterministic": 5.0,
+              "deterministic_te_p2p": 4.0}  # fmt: skip
+    for name, value in values.items():
+        saved = tmp_path / "work" / "wgrads" / "iter_0000001"
+        saved.mkdir(parents=True)
+        state = {"model_chunk0": {"weight": torch.full((2,), value)}}
+        torch.save(state, saved / "mp_rank_00.pth")
+        flag_convergence.keep_gradients(tmp_path / name, tmp_path / "work")
+    flag_convergence.compare_gradients(tmp_path)
+    errors = {n: read_errors(tmp_path / n)[0].relative_error for n in values if "ic_te" not in n}
+    wanted = {"te_p2p": 2 / 3, "te_a2a": 2.0, "magi": 0.25, "magi_deterministic": 0.25}
+    assert errors == pytest.approx(wanted)
+    assert not list(tmp_path.glob("*/gradients"))
 
 
 @pytest.fixture
