@@ -16,6 +16,7 @@
 
 #include "arrays.h"
 #include "attention/backward/blocks.h"
+#include "attention/widths.h"
 #include "bindings.h"
 #include "schedule/backward_bands.h"
 #include "schedule/backward_choice.h"
@@ -77,6 +78,13 @@ FwdChosen choose_fwd(const Int32Array& rows, int64_t num_q, int64_t num_k, int64
   const magi::FwdVariant& v = choice.variant;
   return {
       v.pack, v.block_m, v.block_n, choice.heads_per_section, choice.cost, arrays_of(choice.work)};
+}
+
+std::vector<std::pair<int64_t, int64_t>> compiled_widths() {
+  std::vector<std::pair<int64_t, int64_t>> found;
+  for (const magi::HeadWidths& widths : magi::kCompiledWidths)
+    found.emplace_back(widths.head_dim, widths.value_dim);
+  return found;
 }
 
 std::vector<std::tuple<int64_t, int64_t, int64_t>> fwd_variants(int64_t heads_q, int64_t heads_kv,
@@ -266,6 +274,7 @@ void bind_kernel(py::module_& m) {
   m.def("choose_fwd", &choose_fwd, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("heads_q"), py::arg("heads_kv"), py::arg("head_dim"), py::arg("num_sms"),
         "Kernel and work list of a forward (schedule/forward_choice.h).");
+  m.def("compiled_widths", &compiled_widths);
   m.def("fwd_variants", &fwd_variants, py::arg("heads_q"), py::arg("heads_kv"), py::arg("head_dim"),
         "(pack, block_m, block_n) of every forward kernel worth trying.");
   m.def("fwd_work_list", &fwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from megatron_magi.core.native import solver
+
 
 class Widths(NamedTuple):
     """Elements of a head; the two differ in multi-latent attention."""
@@ -16,11 +18,9 @@ class Widths(NamedTuple):
     """The elements of one head of values and outputs."""
 
 
-COMPILED_WIDTHS = (
-    Widths(64, 64), Widths(96, 96), Widths(128, 128), Widths(192, 128), Widths(256, 256),
-)  # fmt: skip
-"""The widths that the kernels are compiled for (csrc/attention), cheapest first. A call takes the
-first ones that hold its heads."""
+COMPILED_WIDTHS = tuple(Widths(*widths) for widths in solver.compiled_widths())
+"""The widths that the kernels are compiled for (csrc/attention/widths.h), cheapest first. A call
+takes the first ones that hold its heads."""
 
 
 def widths_of(q: Tensor, v: Tensor) -> Widths:

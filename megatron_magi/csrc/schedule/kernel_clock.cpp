@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "attention/widths.h"
 #include "schedule/backward.h"
 #include "schedule/makespan.h"
 
@@ -18,12 +19,11 @@ constexpr double kBlockOverhead = 3.;   // steps of the backward: start, keys, g
 constexpr double kSplitOverhead = 3.;   // partial sums of a block, written and read again
 constexpr double kRowOverhead = 1.;     // of 64 query rows: delta, clearing and casting dq
 constexpr int64_t kMaxSplits = 2;       // more do not change which rank is slower
-constexpr int64_t kCompiledDims[] = {64, 96, 128, 192, 256};
 
 int64_t compiled_dim(int64_t head_dim) {
-  for (const int64_t compiled : kCompiledDims)
-    if (head_dim <= compiled) return compiled;
-  return kCompiledDims[std::size(kCompiledDims) - 1];
+  for (const HeadWidths& compiled : kCompiledWidths)
+    if (head_dim <= compiled.head_dim) return compiled.head_dim;
+  return std::end(kCompiledWidths)[-1].head_dim;
 }
 
 // About half of the kv heads at a time, as the schedules that are chosen mostly have.

@@ -1,11 +1,14 @@
 // Host entries of the backward: check the parameters, encode the tensor maps, pick the variant.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "../device/export.h"
 #include "../device/tensor_map.h"
+#include "../widths.h"
 #include "args.h"
 
 namespace magi {
@@ -302,7 +305,7 @@ void list(KernelList* kernels) {
   list_bwd<kDtype, kHeadDim, kValueDim>(kernels);
 }
 
-template <int kDtype, int kHeadDim, int kValueDim = kHeadDim>
+template <int kDtype, int kHeadDim, int kValueDim>
 constexpr Variant variant() {
   return {kDtype,
           kHeadDim,
@@ -312,12 +315,16 @@ constexpr Variant variant() {
           list<kDtype, kHeadDim, kValueDim>};
 }
 
+constexpr size_t kNumWidths = std::size(kCompiledWidths);
+
+template <size_t... i>
+constexpr std::array<Variant, 2 * kNumWidths> all_variants(std::index_sequence<i...>) {
+  return {variant<kMagiBf16, kCompiledWidths[i].head_dim, kCompiledWidths[i].value_dim>()...,
+          variant<kMagiFp16, kCompiledWidths[i].head_dim, kCompiledWidths[i].value_dim>()...};
+}
+
 // What is launched, and what is loaded ahead.
-constexpr Variant kVariants[] = {variant<kMagiBf16, 64>(),       variant<kMagiBf16, 96>(),
-                                 variant<kMagiBf16, 128>(),      variant<kMagiFp16, 64>(),
-                                 variant<kMagiFp16, 96>(),       variant<kMagiFp16, 128>(),
-                                 variant<kMagiBf16, 192, 128>(), variant<kMagiFp16, 192, 128>(),
-                                 variant<kMagiBf16, 256>(),      variant<kMagiFp16, 256>()};
+constexpr auto kVariants = all_variants(std::make_index_sequence<kNumWidths>{});
 
 Status launch_bwd(const MagiBwdParams& p) {
   MAGI_RETURN_IF_ERROR(check(p));
@@ -327,18 +334,17 @@ Status launch_bwd(const MagiBwdParams& p) {
   return {kUnsupported, "no backward kernel for dtype code " + std::to_string(p.dtype) +
                             ", head_dim " + std::to_string(p.head_dim) + " and value_dim " +
                             std::to_string(p.value_dim) +
-                            "; compiled are bf16 and fp16, head_dim 64, 96, 128 and 256, and 192 "
-                            "with value_dim 128"};
+                            "; compiled are bf16 and fp16, head_dim " + compiled_widths_text()};
 }
 
 Status launch_delta(const MagiDeltaParams& p) {
   for (const Variant& v : kVariants)
     if (v.dtype == p.dtype && v.value_dim == p.value_dim)
       return cuda_status(v.delta(p, static_cast<cudaStream_t>(p.stream)), "backward, delta kernel");
-  return {kUnsupported,
-          "delta needs value_dim 64, 96, 128 or 256 and bf16 or fp16, got value_dim " +
-              std::to_string(p.value_dim) + " and dtype code " + std::to_string(p.dtype) +
-              "; compute it in PyTorch"};
+  return {kUnsupported, "no delta kernel for dtype code " + std::to_string(p.dtype) +
+                            " and value_dim " + std::to_string(p.value_dim) +
+                            "; compiled are bf16 and fp16, head_dim " + compiled_widths_text() +
+                            "; compute it in PyTorch"};
 }
 
 }  // namespace

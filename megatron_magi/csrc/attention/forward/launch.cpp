@@ -3,6 +3,7 @@
 #include <string>
 
 #include "../device/export.h"
+#include "../widths.h"
 #include "variants.h"
 
 namespace magi {
@@ -57,13 +58,12 @@ Status launch_fwd(const MagiFwdParams& params) {
         v->block_n == params.block_n)
       return v->run(params);
   }
-  return {
-      kUnsupported,
-      "no forward kernel for dtype code " + std::to_string(params.dtype) + ", head_dim " +
-          std::to_string(params.head_dim) + ", value_dim " + std::to_string(params.value_dim) +
-          ", block_m " + std::to_string(params.block_m) + ", block_n " +
-          std::to_string(params.block_n) +
-          "; compiled are bf16 and fp16, head_dim 64, 96, 128 and 256, and 192 with value_dim 128"};
+  return {kUnsupported, "no forward kernel for dtype code " + std::to_string(params.dtype) +
+                            ", head_dim " + std::to_string(params.head_dim) + ", value_dim " +
+                            std::to_string(params.value_dim) + ", block_m " +
+                            std::to_string(params.block_m) + ", block_n " +
+                            std::to_string(params.block_n) +
+                            "; compiled are bf16 and fp16, head_dim " + compiled_widths_text()};
 }
 
 }  // namespace
