@@ -20,13 +20,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 _pools: dict[tuple[int, str], ProcessPool] = {}
+mp.get_context("forkserver").set_forkserver_preload(["torch.distributed", "megatron_magi"])
 
 
 class ProcessPool:
     """``world_size`` spawned processes with an initialised group; nccl: one GPU each."""
 
     def __init__(self, world_size: int, backend: str = "gloo") -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("spawn" if backend == "nccl" else "forkserver")
         store = Path(tempfile.mkdtemp()) / "store"
         self.inboxes = [context.SimpleQueue() for _ in range(world_size)]
         self.outbox = context.Queue()
