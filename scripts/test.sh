@@ -59,7 +59,7 @@ beside() {
 run_tests() {
   local path=$core
   [ "$1" != -p ] || { path=$PWD/.venv/$2${core:+:$core}; shift 2; }
-  OMP_NUM_THREADS=1 PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile "$@"
+  OMP_NUM_THREADS=1 PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@"
 }
 
 fused_kernels() {

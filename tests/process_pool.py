@@ -1,17 +1,21 @@
 """A few gloo processes that run test functions, kept alive between tests.
 
-Importing torch (and megatron) costs seconds per process, so one pool serves many tests. A call
-that does not finish in time ends the pool and fails the test: never a hang.
+Importing torch costs seconds per process: they are forked from one that has imported it. Megatron
+is imported in each, so one pool serves many tests. A call that does not finish in time ends the
+pool and fails the test: never a hang.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import queue
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ class ProcessPool:
     """``world_size`` spawned processes with an initialised group; nccl: one GPU each."""
 
     def __init__(self, world_size: int, backend: str = "gloo") -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("spawn") if backend == "nccl" else _forking_context()
         store = Path(tempfile.mkdtemp()) / "store"
         self.inboxes = [context.SimpleQueue() for _ in range(world_size)]
         self.outbox = context.Queue()
@@ -88,6 +92,18 @@ def pool(world_size: int, backend: str = "gloo") -> ProcessPool:
     if key not in _pools:
         _pools[key] = ProcessPool(world_size, backend)
     return _pools[key]
+
+
+def _forking_context() -> Any:
+    """Processes are forked from one that has imported this package from where this one has it."""
+    import pytest  # here, because the processes import this module too
+
+    context: Any = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "megatron_magi"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+    return context
 
 
 @atexit.register

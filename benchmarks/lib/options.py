@@ -43,10 +43,10 @@ def one_of(words: Sequence[str]) -> Callable[[str], str]:
 
 def head_counts(text: str) -> list[int]:
     """Query heads and key/value heads, of which the latter divide the former."""
-    counts = list_of(at_least(1))(text)
+    counts = list_of(at_least(1))(text.replace("/", ","))
     if len(counts) != 2 or counts[0] % counts[1]:
         raise argparse.ArgumentTypeError(
-            f"must be query heads and key/value heads that divide them, as 64,8, got {text}"
+            f"must be query heads and key/value heads that divide them, as 64,8 or 64/8, got {text}"
         )
     return counts
 

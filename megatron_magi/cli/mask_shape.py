@@ -102,21 +102,20 @@ def _rule(options: argparse.Namespace) -> str | None:
 
 
 def _by_function(cu_seqlens: Any, name: str) -> AttnMask:
-    from megatron_magi.launcher.documents import requested_mask
+    from megatron_magi.launcher.documents import MaskRequest, checked_mask
     from megatron_magi.launcher.flags import load_mask_function
 
     if "" not in sys.path:  # as python -m has it; the command's own script does not
         sys.path.insert(0, "")
     function = load_mask_function(name, "--mask")
     try:
-        mask = requested_mask(function, [int(bound) for bound in cu_seqlens], None)
+        mask = function(MaskRequest(tuple(int(bound) for bound in cu_seqlens), None))
     except Exception as error:  # a function of the user may raise anything
         raise UsageError(
             f"--mask must name a function that makes a mask of document boundaries without a "
             f"batch, got {type(error).__name__}: {error} from {name}; mend it"
         ) from error
-    assert mask is not None, "there is a function"
-    return mask
+    return checked_mask(mask, "--mask")
 
 
 def _with_prefixes(cu_seqlens: Any, options: argparse.Namespace) -> AttnMask:

@@ -28,10 +28,10 @@ FORMATS = ("png", "svg")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mask_options(parser)
     what = parser.add_argument_group("pictures")
-    what.add_argument("--out", type=Path, default=Path("magi_pictures"), metavar="FOLDER",
+    what.add_argument("--out", type=Path, metavar="FOLDER",
                       help="where to write (default magi_pictures)")  # fmt: skip
     what.add_argument("--only", nargs="+", choices=PICTURES, help="not all of them")
-    what.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help="png, svg")
+    what.add_argument("--format", nargs="+", choices=FORMATS, help="png, svg")
     what.add_argument("--text", action="store_true",
                       help="the shares as characters instead of pictures")  # fmt: skip
     add_output_options(parser)
@@ -42,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from megatron_magi.viz.style import save
     from megatron_magi.viz.text_map import side_by_side
 
+    _refuse_beside_text(options)
     given = plan_input(options)
     if given.mask.total_seqlen_q == 0:
         raise UsageError("a picture needs at least one token, got none; name other lengths")
@@ -52,10 +53,11 @@ def run(options: argparse.Namespace) -> int:
         drawn = {name: draw() for name, draw in _pictures(given, options.only or PICTURES)}
     except ImportError as error:
         raise UsageError(str(error)) from error
+    folder = options.out or Path("magi_pictures")
     paths = [
         str(path)
         for name, figure in drawn.items()
-        for path in save(figure, options.out / name, tuple(options.format))
+        for path in save(figure, folder / name, tuple(options.format or FORMATS))
     ]
     if options.json:
         print(json.dumps({"mask": given.text, "cp_size": given.cp_size, "pictures": paths}))
@@ -64,6 +66,16 @@ def run(options: argparse.Namespace) -> int:
         print(f"{given.text}, {given.cp_size} ranks")
     print("\n".join(paths))
     return 0
+
+
+def _refuse_beside_text(options: argparse.Namespace) -> None:
+    """Raise UsageError for what --text would leave aside."""
+    beside = [name for name in ("out", "only", "format", "json") if getattr(options, name)]
+    if options.text and beside:
+        raise UsageError(
+            f"--text prints the shares and draws nothing, got --{beside[0]} beside it; drop one of "
+            f"them"
+        )
 
 
 def _pictures(given: PlanInput, names: Any) -> list[tuple[str, Callable[[], Any]]]:

@@ -41,10 +41,14 @@ def requested_mask(
     """
     if function is None:
         return None
-    mask = function(MaskRequest(tuple(bounds), batch))
+    return checked_mask(function(MaskRequest(tuple(bounds), batch)))
+
+
+def checked_mask(mask: Any, flag: str = "--magi-mask") -> AttnMask:
+    """What the function of `flag` returned; TypeError if it is something else than an AttnMask."""
     if not isinstance(mask, AttnMask):
         raise TypeError(
-            f"the function of --magi-mask must return an AttnMask, got {type(mask).__name__}; "
+            f"the function of {flag} must return an AttnMask, got {type(mask).__name__}; "
             f"build one with megatron_magi.masks"
         )
     return mask

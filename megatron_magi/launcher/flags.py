@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -129,7 +130,7 @@ def load_mask_function(name: str, flag: str = "--magi-mask") -> MaskFunction:
     """The function `package.module:function`, which `flag` names.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or it takes other arguments than a `MaskRequest`.
     """
     module_name, _, function = name.partition(":")
     try:
@@ -141,4 +142,20 @@ def load_mask_function(name: str, flag: str = "--magi-mask") -> MaskFunction:
         ) from error
     if not callable(found):
         raise ValueError(f"{flag} must name a function, got {name!r}; name one")
+    _check_arguments(found, name, flag)
     return found
+
+
+def _check_arguments(function: MaskFunction, name: str, flag: str) -> None:
+    """Raise ValueError if it cannot be called with a MaskRequest alone."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions of C have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise ValueError(
+            f"{flag} must name a function of one argument, the MaskRequest, got {name}{signature}; "
+            f"read what it needs from the request"
+        ) from None

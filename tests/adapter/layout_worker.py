@@ -1,8 +1,11 @@
-"""Runs jobs in forked worlds of gloo processes; `layout_worker.py JOBS.json RESULTS.json MODULE`.
+"""Runs jobs in forked worlds of gloo processes, for `tests/megatron_worker.py`.
 
-MODULE has the jobs' functions. Importing Megatron takes seconds, so it is imported once, and every
-job forks its processes from this one: fresh state per job, no import. Nothing heavy is imported at
-the top, because Megatron's checkpoint writers may spawn processes that import this file once more.
+A line of standard input is a request: {"jobs": file, "results": file, "printed": file, "module":
+file, "folder": the working directory}. The answer is the id of the fork that serves it, and its
+exit code once it has ended. `module` has the jobs' functions. Importing Megatron takes seconds, so
+it is imported once, and every job forks its processes from this one: fresh state per job, no
+import. Nothing heavy is imported at the top, because Megatron's checkpoint writers may spawn
+processes that import this file once more.
 A job is {"name", "function", "kwargs", "world"}; its result is {"values": [what each rank
 returned]} or {"error": text}. A world that is not done after its time-out is killed and reported.
 """
@@ -26,14 +29,49 @@ AFTER_A_FAILURE_S = 20
 """For the other ranks to end too; on a busy machine they may be seconds behind the first."""
 
 
-def main(jobs_file: str, results_file: str, module: str) -> None:
+def main() -> None:
     import torch
 
     from megatron_magi.adapter.cpu import install_cpu_runtime
 
     assert install_cpu_runtime(), "these jobs run on the CPU: hide GPUs by CUDA_VISIBLE_DEVICES="
-    functions = importlib.import_module(module)
     torch.set_num_threads(1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            serve(request)
+        reply(child)
+        reply(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def reply(number: int) -> None:
+    print(number, flush=True)
+
+
+def serve(request: dict[str, str]) -> None:
+    """Run the request's jobs in a process group of their own, and end."""
+    os.setpgid(0, 0)
+    code = 1
+    try:
+        printed = os.open(request["printed"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(printed, stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(request["folder"])
+        module = Path(request["module"])
+        sys.path.append(str(module.parent))
+        run_jobs(request["jobs"], request["results"], importlib.import_module(module.stem))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run_jobs(jobs_file: str, results_file: str, functions: Any) -> None:
     results: dict[str, Any] = {}
     for job in json.loads(Path(jobs_file).read_text()):
         started = time.monotonic()
@@ -100,4 +138,4 @@ def run_rank(functions: Any, job: dict[str, Any], rank: int, folder: str) -> Non
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

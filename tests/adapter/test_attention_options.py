@@ -1,6 +1,6 @@
 """Softmax sinks train like stock Megatron on one process, QK-clip like ours on one process.
 
-Losses, gradient norms and largest logits of three optimizer steps, fp32. Stock runs
+Losses, gradient norms and largest logits of two optimizer steps, fp32. Stock runs
 DotProductAttention, which has sinks but keeps no logits; those of one process are compared with a
 dense computation in test_softmax_sink.py.
 """
@@ -106,7 +106,7 @@ def test_clipping_is_the_same_on_one_process(results: dict[str, Any], wanted: Ca
 @pytest.mark.parametrize(("wanted", "other"), [(VANILLA, SINKS[0]), (UNCLIPPED, CLIPS[0])])
 def test_the_settings_change_the_run(results: dict[str, Any], wanted: Case, other: Case) -> None:
     found = differences(values(results, wanted), values(results, other))
-    assert found["loss"] > 20 * RELATIVE, found
+    assert max(found["loss"], found["grad_norm"]) > 20 * RELATIVE, found
 
 
 SHARDS = [

@@ -1,6 +1,6 @@
 """Multi-token prediction: every layout trains like stock Megatron on one process.
 
-Losses, gradient norms and the logged losses of every depth, three optimizer steps, fp32. The
+Losses, gradient norms and the logged losses of every depth, two optimizer steps, fp32. The
 yardstick runs Megatron's DotProductAttention with a dense mask and Megatron's own `roll_tensor`
 and loss code; the roll gets the documents through Megatron's own packed path.
 """

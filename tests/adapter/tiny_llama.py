@@ -48,7 +48,7 @@ except ImportError:
     from tests.adapter.dense_batch import dense_batch
     from tests.adapter.dense_latent import with_dense_attention
 
-VOCAB, STEPS, MICROBATCHES = 128, 3, 4
+VOCAB, STEPS, MICROBATCHES = 128, 2, 4
 
 
 @dataclasses.dataclass(frozen=True)

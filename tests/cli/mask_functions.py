@@ -14,5 +14,13 @@ def of_the_batch(request: Any) -> AttnMask:
     return masks.causal(len(request.batch["tokens"]))
 
 
+def of_two(request: Any, frames: int) -> AttnMask:
+    return masks.causal(request.total_seqlen)
+
+
+def with_a_default(request: Any, frames: int = 2) -> AttnMask:
+    return masks.causal(request.total_seqlen)
+
+
 def no_mask(request: Any) -> int:
     return request.total_seqlen

@@ -25,6 +25,7 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
     assert area("--lengths", "10", "--block-tokens", "4", "--block-window", "1") == 16 + 16 + 4
     function = "tests.cli.mask_functions:prefixes"
     assert area("--lengths", "10,6", "--mask", function) == 55 + 21 + 2 * 6
+    assert area("--lengths", "8", "--mask", "tests.cli.mask_functions:with_a_default") == 36
     ranges = {"q_ranges": [[0, 4], [4, 8]], "k_ranges": [[0, 4], [0, 8]], "attn_type_map": [0, 1],
               "total": 8}  # fmt: skip
     path = tmp_path / "ranges.json"
@@ -45,7 +46,15 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
         ("--lengths 8 --prefix -1", "prefix length must be at least 0, got -1"),
         ("--lengths 8 --mask none:f", "--mask must be package.module:function, got 'none:f' (Mod"),
         ("--lengths 8 --mask M:of_the_batch", "without a batch, got TypeError: 'NoneType' object"),
-        ("--lengths 8 --mask M:no_mask", "must return an AttnMask, got int; build one"),
+        (
+            "--lengths 8 --mask M:no_mask",
+            "error: the function of --mask must return an AttnMask, got int; build one",
+        ),
+        (
+            "--lengths 8 --mask M:of_two",
+            "error: --mask must name a function of one argument, the MaskRequest, got M:of_two(",
+        ),
+        ("--lengths 8 --mask os:getcwd", "the MaskRequest, got os:getcwd(); read what it needs"),
         ("--ranges r.json --window 4", "--ranges are the whole mask, got --window beside it; drop"),
         (
             "--recipe tiny_llama_cpu --prefix 4",
@@ -58,6 +67,7 @@ def test_a_rule_stands_alone(capsys: Capture, command: str, options: str, text: 
     if "--recipe" in options:
         pytest.importorskip("omegaconf")
     options = options.replace("M:", "tests.cli.mask_functions:")
+    text = text.replace("M:", "tests.cli.mask_functions:")
     code, out, err = run(capsys, command, *options.split(), "--cp", "2")
     assert (code, out) == (2, "") and text in err and err.count("\n") == 1
 

@@ -73,7 +73,7 @@ def test_values_of_another_width(capsys: Capture) -> None:
 
 def test_plan_json_adds_up(capsys: Capture) -> None:
     facts = plan_json(capsys, "--lengths", "3000,5192", "--cp", "4", "--overlap-degree", "2",
-                      "--heads", "8,4,64")  # fmt: skip
+                      "--heads", "8/4,64")  # fmt: skip
     rows = facts["rows_from_rank_to_rank"]
     assert facts["mask"]["visible_cells"] == 3000 * 3001 // 2 + 5192 * 5193 // 2
     assert facts["plan"]["overlap_degree"] == 2 and facts["plan"]["tokens_per_rank"] == 2048

@@ -46,6 +46,15 @@ def test_viz_as_text_says_what_a_mask_does_not_have(capsys: Capture) -> None:
     assert code == 0 and out.startswith("zigzag per document: - (only masks of packed documents")
 
 
+@pytest.mark.parametrize(
+    "beside", [["--out", "o"], ["--only", "mask"], ["--format", "svg"], ["--json"]]
+)
+def test_text_leaves_nothing_aside(capsys: Capture, beside: list[str]) -> None:
+    code, out, err = run(capsys, "viz", "--lengths", "8", "--cp", "2", "--text", *beside)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"--text prints the shares and draws nothing, got {beside[0]} beside it" in err
+
+
 def test_equal_input_gives_equal_pictures(capsys: Capture, tmp_path: Path) -> None:
     for name in ("a", "b"):
         run(capsys, "viz", "--lengths", "300,200", "--cp", "2", "--only", "shares", "traffic",

@@ -32,7 +32,10 @@ from megatron_magi.adapter.init import init_by_name  # noqa: E402
 
 
 def pretrain(
-    script: str, flags: dict[str, Any] | None = None, damage: str | None = None
+    script: str,
+    flags: dict[str, Any] | None = None,
+    damage: str | None = None,
+    drawn_weights: bool = False,
 ) -> dict[str, Any]:
     """Run the script; its losses and gradient norms unrounded, its validation losses, its output,
     and the names of the model's module classes.
@@ -41,6 +44,7 @@ def pretrain(
         flags: over TINY; None takes a flag away, True writes it without a value.
         damage: name of a function of `damages` (breaks something) or `conversations` (data) to
             call first.
+        drawn_weights: those that Megatron draws, instead of equal ones in every layout.
     """
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     os.environ.update(
@@ -51,7 +55,7 @@ def pretrain(
         TORCH_COMPILE_DISABLE="1",
     )
     seen: dict[str, Any] = {"loss": [], "grad_norm": [], "log": {}}
-    _observe(seen)
+    _observe(seen, drawn_weights)
     if damage is not None:
         import conversations
         import damages
@@ -69,9 +73,9 @@ def pretrain(
     return seen
 
 
-def _observe(seen: dict[str, Any]) -> None:
+def _observe(seen: dict[str, Any], drawn_weights: bool) -> None:
     """Equal weights in every layout, and every step's figures in full precision."""
-    for kind in _model_kinds():
+    for kind in [] if drawn_weights else _model_kinds():
         kind.__init__ = _with_named_weights(kind.__init__, seen)
     step, original = training.train_step, run.runpy.run_path
 

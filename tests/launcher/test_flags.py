@@ -101,6 +101,7 @@ def test_without_a_backend_nothing_is_touched() -> None:
         ([*SWITCH, "--magi-mask", "no_such_module:mask"], "must be package.module:function, got"),
         ([*SWITCH, "--magi-mask", "sys:no_such"], "module 'sys' has no attribute 'no_such')"),
         ([*SWITCH, "--magi-mask", "sys"], "--magi-mask must be package.module:function, got 'sys'"),
+        ([*SWITCH, "--magi-mask", "os:getcwd"], "must name a function of one argument, the MaskR"),
         ([*SWITCH, "--magi-mask", "sys:path"], "--magi-mask must name a function, got 'sys:path'"),
     ],
 )

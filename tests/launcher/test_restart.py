@@ -29,17 +29,17 @@ from megatron_magi.launcher.restart import (
 )
 from megatron_magi.launcher.settings import change_settings, take_settings
 from tests.launcher.few_arguments import arguments
-from tests.launcher.layouts import BY_EOD, CP2, MAGI, SMALL_SCRIPT, TP2_SP
+from tests.launcher.layouts import BY_EOD, CP2, JOBS, MAGI, SMALL_SCRIPT, TP2_SP, job, values
 from tests.launcher.restarted_steps import (
     JOB,
     SAVED,
     Steps,
     assert_one_restart,
     assert_restarted,
-    steps_of,
 )
 from tests.launcher.tiny_flags import TINY
 from tests.launcher.two_ranks import Ranks
+from tests.megatron_worker import run_jobs_of
 
 LAYOUTS: dict[str, dict[str, Any]] = {"cp2": CP2, "documents tp2": {**MAGI, **TP2_SP, **BY_EOD}}
 NEEDED = (0, 6)
@@ -63,8 +63,7 @@ def train(how: str, layout: str, folder: Path) -> list[str]:
     """What two ranks print that save after every second step."""
     flags = {**TINY, **LAYOUTS[layout], "train-iters": 6, "save-interval": SAVED}
     flags |= {"save": str(folder), "load": str(folder)}
-    if how != "whole":
-        flags |= {"inprocess-restart": True, "inprocess-granularity": "rank"}
+    flags |= {"inprocess-restart": True, "inprocess-granularity": "rank"}
     return Ranks(flags, (JOB, how, str(SMALL_SCRIPT))).outputs()
 
 
@@ -74,7 +73,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Steps]:
 
     @functools.cache
     def run(layout: str) -> Steps:
-        return steps_of(train("whole", layout, tmp_path_factory.mktemp("whole"))[-1])
+        one = job(layout, SMALL_SCRIPT, LAYOUTS[layout], {"train-iters": 6})
+        one["kwargs"]["drawn_weights"] = True
+        seen = values(run_jobs_of(JOBS, [one], tmp_path_factory.mktemp("whole"), 200)[layout])
+        return list(zip(range(6), seen["loss"], seen["grad_norm"], strict=True))
 
     return run
 

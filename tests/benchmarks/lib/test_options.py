@@ -34,9 +34,9 @@ def test_lists_and_words() -> None:
 
 
 def test_head_counts() -> None:
-    assert head_counts("64,8") == [64, 8]
-    for text in ("64", "64,8,8", "64,7", "8,64"):
-        with pytest.raises(argparse.ArgumentTypeError, match=f"as 64,8, got {text}$"):
+    assert head_counts("64,8") == head_counts("64/8") == [64, 8]
+    for text in ("64", "64/7", "64,8,8", "64,7", "8,64"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"as 64,8 or 64/8, got {text}$"):
             head_counts(text)
 
 
