@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "megatron_checkout: needs --megatron-checkout PATH")
     config.addinivalue_line("markers", "framework: needs --framework NAME=PATH")
+    # A shell starts what runs in the background with Ctrl-C ignored, and every process inherits it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

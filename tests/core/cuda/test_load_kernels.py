@@ -13,6 +13,7 @@ import torch
 from megatron_magi import build
 from megatron_magi.core.cuda import library as cuda_library
 from megatron_magi.core.kernel.select import choose_backend_name, select_backend
+from megatron_magi.core.kernel.widths import COMPILED_WIDTHS
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -97,7 +98,10 @@ def test_every_kernel_of_the_sources_is_listed() -> None:
     capped = {name for name in files if name.endswith("_softcap")}
     plain = {name for name in files - capped if name.startswith("bwd_")}
     assert capped == {f"{name}_softcap" for name in plain}, "a row of the table has both"
-    assert tables.count("variant<") == len(plain)
+    names = {
+        f"hd{wide}" + ("" if value == wide else f"_e{value}") for wide, value in COMPILED_WIDTHS
+    }
+    assert plain == {f"bwd_{dtype}_{name}" for dtype in ("bf16", "fp16") for name in names}
     assert tables.count("kFwd") == len(files - capped - plain)
 
 
