@@ -148,6 +148,9 @@ def test_the_reference_names_what_there_is() -> None:
     assert {"megatron_magi", "megatron_magi.masks", "megatron_magi.magi_attention"} <= {
         name for name, members in entries if not members
     }
+    for module in (megatron_magi, masks):
+        named = set(re.findall(r"`(\w+)`", page.split(f"::: {module.__name__}\n")[0]))
+        assert set(module.__all__) - {"masks"} <= named, "the page names what help() shows"
     for name, members in entries:
         module = importlib.import_module(name)
         assert all(hasattr(module, member) for member in members.split(", ") if member), name

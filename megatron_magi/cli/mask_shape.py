@@ -115,7 +115,14 @@ def _by_function(cu_seqlens: Any, name: str) -> AttnMask:
             f"--mask must name a function that makes a mask of document boundaries without a "
             f"batch, got {type(error).__name__}: {error} from {name}; mend it"
         ) from error
-    return checked_mask(mask, "--mask")
+    mask = checked_mask(mask, "--mask")
+    total, shape = int(cu_seqlens[-1]), (mask.total_seqlen_q, mask.total_seqlen_k)
+    if shape != (total, total):
+        raise UsageError(
+            f"the function of --mask must return a mask of all {total} tokens, got one of "
+            f"{shape[0]} x {shape[1]} from {name}; build it for request.total_seqlen"
+        )
+    return mask
 
 
 def _with_prefixes(cu_seqlens: Any, options: argparse.Namespace) -> AttnMask:

@@ -22,5 +22,9 @@ def with_a_default(request: Any, frames: int = 2) -> AttnMask:
     return masks.causal(request.total_seqlen)
 
 
+def of_half(request: Any) -> AttnMask:
+    return masks.causal(request.total_seqlen // 2)
+
+
 def no_mask(request: Any) -> int:
     return request.total_seqlen

@@ -54,6 +54,10 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
             "--lengths 8 --mask M:of_two",
             "error: --mask must name a function of one argument, the MaskRequest, got M:of_two(",
         ),
+        (
+            "--lengths 8 --mask M:of_half",
+            "must return a mask of all 8 tokens, got one of 4 x 4 from M:of_half; build it for",
+        ),
         ("--lengths 8 --mask os:getcwd", "the MaskRequest, got os:getcwd(); read what it needs"),
         ("--ranges r.json --window 4", "--ranges are the whole mask, got --window beside it; drop"),
         (
