@@ -68,6 +68,8 @@ class Options:
 def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
     """(options, or None without `--attention-backend magi`; the arguments that are Megatron's).
 
+    The last value of a flag counts, so a job's `magi` is switched off by another one behind it.
+
     A misspelt backend, flag or value ends the process with argparse's one line, as does one of our
     flags without the switch.
     """
@@ -81,7 +83,9 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
             parser.error(
                 f"--attention-backend magi is required beside {_flag_of(next(iter(given)))}"
             )
-        return None, list(argv)
+        is_switched_off = {"magi", "--attention-backend=magi"} & set(argv) and backend is not None
+        # Megatron's own parser would take each value in turn, and does not know ours.
+        return None, [*rest, "--attention-backend", backend] if is_switched_off else list(argv)
     mask_name, measures = given.pop("mask", None), given.pop("measure_costs", False)
     try:
         costs = CostTable(**{name: given.pop(name) for name in COST_FLAGS if name in given})

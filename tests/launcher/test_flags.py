@@ -83,6 +83,15 @@ def test_backends_of_megatron_are_passed_through(backend: str) -> None:
         assert take_flags(given) == (None, given)
 
 
+@pytest.mark.parametrize("switch", [SWITCH, ["--attention-backend=magi"]])
+def test_a_backend_behind_ours_switches_it_off(switch: list[str]) -> None:
+    """As where a job's script has ours, and its caller passes another one."""
+    options, rest = take_flags([*switch, *OF_MEGATRON, "--attention-backend", "auto"])
+    assert options is None and rest == [*OF_MEGATRON, "--attention-backend", "auto"]
+    options, rest = take_flags(["--attention-backend", "auto", *OF_MEGATRON, *switch])
+    assert options == Options(MagiConfig()) and rest == OF_MEGATRON
+
+
 def test_without_a_backend_nothing_is_touched() -> None:
     assert take_flags(OF_MEGATRON) == (None, OF_MEGATRON)
     assert take_flags([]) == (None, [])
