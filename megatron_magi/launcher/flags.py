@@ -83,9 +83,9 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
             parser.error(
                 f"--attention-backend magi is required beside {_flag_of(next(iter(given)))}"
             )
-        is_switched_off = {"magi", "--attention-backend=magi"} & set(argv) and backend is not None
+        has_ours = not {"magi", "--attention-backend=magi"}.isdisjoint(argv)
         # Megatron's own parser would take each value in turn, and does not know ours.
-        return None, [*rest, "--attention-backend", backend] if is_switched_off else list(argv)
+        return None, [*rest, "--attention-backend", backend] if has_ours and backend else list(argv)
     mask_name, measures = given.pop("mask", None), given.pop("measure_costs", False)
     try:
         costs = CostTable(**{name: given.pop(name) for name in COST_FLAGS if name in given})
