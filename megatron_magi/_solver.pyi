@@ -251,4 +251,5 @@ def bwd_work_list(
     tile_k: int | None = None,
     deterministic: bool = False,
     may_take_turns: bool = True,
+    starts_late: bool = False,
 ) -> BwdWorkList: ...
