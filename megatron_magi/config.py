@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from megatron_magi.checks import INT32_MAX, flag, integer, number_or_infinite, shown
 
-KernelBackend = Literal["auto", "cuda", "flex", "reference"]
+KernelBackend = Literal["auto", "cuda", "fa4", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
 TransportChoice = Literal["auto", "all_to_all", "symm_mem"]
 MOST_SMS = 2**16
@@ -146,7 +146,8 @@ class MagiConfig:
     """Rates and tile sizes that plans are chosen by."""
 
     kernel_backend: KernelBackend = "auto"
-    """Attention is computed by "cuda" (Hopper), "flex" (FlexAttention) or "reference" (PyTorch).
+    """Attention is computed by "cuda" (Hopper), "fa4" (FlashAttention-4, Hopper and Blackwell),
+    "flex" (FlexAttention) or "reference" (PyTorch).
     "auto": the first on Hopper, the second on other GPUs and for heads wider than 256, the third on
     the CPU and for fp32 and fp64. It is logged."""
 

@@ -96,8 +96,8 @@ def visible_cells(table: SliceTable, device: torch.device, least_intervals: int 
     The sizes of the arrays that it reads are rounded, so that few variants are compiled.
     """
     strips = strips_of(table)
-    num_intervals = _power_of_two(max(strips.most, least_intervals))
-    intervals = _intervals(strips, num_intervals, rounded(table.num_q))
+    num_intervals = power_of_two(max(strips.most, least_intervals))
+    intervals = key_intervals(strips, num_intervals, rounded(table.num_q))
     first, last = (torch.from_numpy(x).to(device) for x in intervals)
 
     def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def visible_cells(table: SliceTable, device: torch.device, least_intervals: int 
     return visible
 
 
-def _intervals(strips: Strips, num_intervals: int, num_q: int) -> tuple[IntArray, IntArray]:
+def key_intervals(strips: Strips, num_intervals: int, num_q: int) -> tuple[IntArray, IntArray]:
     """First and last + 1 key, int32 [R, T] each, of every row's slices; the others are empty."""
     first = np.zeros((num_intervals, num_q), dtype=np.int32)
     last = np.zeros_like(first)
@@ -133,19 +133,19 @@ def strips_of(table: SliceTable) -> Strips:
     return Strips(bounds, slices[member[np.argsort(strip, kind="stable")]], offsets)
 
 
-def block_kinds(table: SliceTable) -> tuple[Blocks, Blocks]:
+def block_kinds(table: SliceTable, height: int = BLOCK) -> tuple[Blocks, Blocks]:
     """(partial, full), bool [q blocks, k blocks] each: blocks with some visible cells, and blocks
-    that one slice covers completely."""
-    shape = -(-table.num_q // BLOCK), -(-table.num_k // BLOCK)
+    that one slice covers completely. A block has ``height`` rows and BLOCK keys."""
+    shape = -(-table.num_q // height), -(-table.num_k // BLOCK)
     slices = table.slices.astype(np.int64)
-    member, row = counted_up(slices[:, 0] // BLOCK, -(-slices[:, 1] // BLOCK))
+    member, row = counted_up(slices[:, 0] // height, -(-slices[:, 1] // height))
     q0, q1, k0, k1, d_lo, d_hi = slices[member].T
-    top, bottom = np.maximum(row * BLOCK, q0), np.minimum((row + 1) * BLOCK, q1) - 1
+    top, bottom = np.maximum(row * height, q0), np.minimum((row + 1) * height, q1) - 1
     # Keys that some row of the block sees: without holes, since the rows' keys move by one a row.
     some = np.maximum(k0, top + d_lo) // BLOCK, -(-np.minimum(k1, bottom + d_hi + 1) // BLOCK)
     # Keys that all rows see, if the slice has all rows of the block.
     first = -(-np.maximum(k0, bottom + d_lo) // BLOCK)
-    last = np.where(bottom - top + 1 == BLOCK, np.minimum(k1, top + d_hi + 1) // BLOCK, 0)
+    last = np.where(bottom - top + 1 == height, np.minimum(k1, top + d_hi + 1) // BLOCK, 0)
     full = _filled(shape, row, first, last)
     return _filled(shape, row, *some) & ~full, full
 
@@ -167,7 +167,7 @@ def counted_up(first: Index, last: Index) -> tuple[Index, Index]:
     return index, np.arange(len(index)) - starts[index] + first[index]
 
 
-def _power_of_two(count: int) -> int:
+def power_of_two(count: int) -> int:
     """The smallest power of two that is at least ``count`` and 1."""
     return 1 << max(count - 1, 0).bit_length()
 

@@ -7,13 +7,32 @@ slices in a row is computed part by part.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.flex_mask import BLOCK, Index, counted_up, strips_of
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 MOST_COMPARED = 32
 """The most slices of a row in one part. Each takes two comparisons in a cell of a partial block."""
+
+
+class Part(NamedTuple):
+    """A call whose table has few slices a row."""
+
+    call: AttnCall
+    least_intervals: int
+    """The least number of intervals that the test of a cell compares: parts of one table share a
+    compiled kernel."""
+
+
+def few_slices(call: AttnCall) -> list[Part]:
+    """Calls that share no cell and together have all cells of this one."""
+    tables = flex_parts(call.table)
+    least = 1 if len(tables) == 1 else MOST_COMPARED
+    return [Part(call._replace(table=table), least) for table in tables]
 
 
 def flex_parts(table: SliceTable) -> tuple[SliceTable, ...]:

@@ -10,6 +10,7 @@ import torch
 
 from megatron_magi.checks import word
 from megatron_magi.config import KernelBackend
+from megatron_magi.core.kernel import flash4
 from megatron_magi.core.kernel.backend import AttnBackend
 from megatron_magi.core.kernel.widths import (
     COMPILED_WIDTHS,
@@ -29,17 +30,26 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
+def is_blackwell(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
+
+
 def choose_backend_name(
     device: torch.device, dtype: torch.dtype, widths: Widths = ANY_WIDTHS
 ) -> str:
-    """What "auto" means: cuda on Hopper, flex on other GPUs, reference on the CPU.
+    """What "auto" means: cuda on Hopper, fa4 on Blackwell if its package is there, flex on other
+    GPUs, reference on the CPU.
 
     float32 and float64 run on the reference everywhere, because the CUDA kernels take bf16 and fp16
-    only. Heads that are too wide for the CUDA kernels (``widths``) run on flex.
+    only. Heads that are too wide for the CUDA kernels or for fa4 (``widths``) run on flex.
     """
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "reference"
-    return "cuda" if is_hopper(device) and compiled_widths(widths) else "flex"
+    if is_hopper(device) and compiled_widths(widths):
+        return "cuda"
+    if is_blackwell(device) and flash4.is_installed() and not flash4.why_not(widths, dtype):
+        return "fa4"
+    return "flex"
 
 
 @functools.lru_cache(maxsize=64)
@@ -79,6 +89,23 @@ def _create(name: str, device: torch.device, dtype: torch.dtype) -> AttnBackend:
         from megatron_magi.core.kernel.torch_flex import FlexBackend
 
         return FlexBackend()
+    if name == "fa4":
+        return _flash4(device)
     from megatron_magi.core.kernel.hopper import HopperBackend
 
     return HopperBackend(device, dtype)
+
+
+def _flash4(device: torch.device) -> AttnBackend:
+    major = torch.cuda.get_device_capability(device)[0]
+    if major not in flash4.CAPABILITIES:
+        raise NotImplementedError(
+            f"kernel backend 'fa4' needs a Hopper or Blackwell GPU, got compute capability "
+            f"{major}.x; use 'flex'"
+        )
+    if not flash4.is_installed():
+        raise NotImplementedError(
+            "kernel backend 'fa4' needs the package flash-attn-4, got none; install it "
+            "(pip install --pre flash-attn-4), or use 'flex'"
+        )
+    return flash4.Flash4Backend()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from megatron_magi.core.kernel.backend import (
     row_delta,
 )
 from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
-from megatron_magi.core.kernel.flex_parts import MOST_COMPARED, flex_parts
+from megatron_magi.core.kernel.flex_parts import Part, few_slices
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.sink import check_joins, join_sink_
 
@@ -85,7 +85,7 @@ class FlexBackend(Unprepared):
         acc = acc_dtype(call.q.dtype)
         wanted = grad.dtype or acc
         grad = grad._replace(delta=final_delta(grad, acc), out=None)
-        first, *others = _parts(call)
+        first, *others = few_slices(call)
         total = _part_gradients(first, grad)
         for part in others:
             more = _part_gradients(part, grad)
@@ -94,27 +94,13 @@ class FlexBackend(Unprepared):
         return dq if grad.dq is None else grad.dq.add_(dq), *deliver((dk, dv), grad.dkv)
 
 
-class Part(NamedTuple):
-    """A call whose table has few slices a row."""
-
-    call: AttnCall
-    least_intervals: int
-    """See ``block_mask``: parts of one table share a compiled kernel."""
-
-
-def _parts(call: AttnCall) -> list[Part]:
-    tables = flex_parts(call.table)
-    least = 1 if len(tables) == 1 else MOST_COMPARED
-    return [Part(call._replace(table=table), least) for table in tables]
-
-
 def _forward(call: AttnCall) -> OutLse:
     """out [T, H, E] and lse [T, H] in the accumulation dtype, the parts merged.
 
     A row that sees a score of inf, or only scores of -inf, has no softmax: it becomes nan. A row
     whose scores in one part are all -inf counts as empty in that part.
     """
-    first, *others = _parts(call)
+    first, *others = few_slices(call)
     out, lse = _attend(first)
     if others:
         out.masked_fill_(lse.isneginf().unsqueeze(-1), 0.0)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_magi.core.kernel import hopper
+from megatron_magi.core.kernel import flash4, hopper
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.select import (
     BACKENDS,
@@ -96,7 +96,7 @@ def test_a_name_is_that_backend_on_a_gpu(made: list[tuple[torch.device, torch.dt
     assert made == []
     assert select_backend("cuda", GPU, FP16).name == "cuda"
     assert made == [(GPU, FP16)]
-    assert {"auto", "reference", "flex", "cuda"} == set(BACKENDS)
+    assert {"auto", "reference", "flex", "cuda", "fa4"} == set(BACKENDS)
 
 
 def test_auto_makes_what_it_chose(made: list[tuple[torch.device, torch.dtype]]) -> None:
@@ -121,7 +121,44 @@ def test_each_choice_is_made_and_logged_once(
     ]
 
 
-@pytest.mark.parametrize("name", ["flex", "cuda"])
+@pytest.mark.parametrize(
+    "capability, installed, widths, name",
+    [
+        ((10, 0), True, (64, 128), "fa4"),
+        ((10, 3), True, (128, 128), "fa4"),
+        ((10, 0), True, (192, 128), "flex"),
+        ((10, 0), True, (20, 20), "flex"),
+        ((10, 0), False, (64, 64), "flex"),
+        ((12, 0), True, (64, 64), "flex"),
+        ((9, 0), True, (64, 64), "cuda"),
+    ],
+)
+def test_flash_attention_4_is_chosen_on_blackwell_where_it_is_installed(
+    capability: tuple[int, int],
+    installed: bool,
+    widths: tuple[int, int],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(flash4, "is_installed", lambda: installed)
+    assert choose_backend_name(GPU, BF16, Widths(*widths)) == name
+    assert choose_backend_name(GPU, FP32, Widths(*widths)) == "reference"
+
+
+def test_flash_attention_4_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert not flash4.is_installed()
+    with pytest.raises(NotImplementedError, match="needs the package flash-attn-4, got none"):
+        select_backend("fa4", GPU, BF16)
+    monkeypatch.setattr(flash4, "is_installed", lambda: True)
+    assert isinstance(select_backend("fa4", GPU, BF16), flash4.Flash4Backend)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    with pytest.raises(NotImplementedError, match=r"Hopper or Blackwell GPU, got .* 8\.x; use 'f"):
+        select_backend("fa4", GPU, FP16)
+
+
+@pytest.mark.parametrize("name", ["flex", "cuda", "fa4"])
 def test_kernels_of_a_gpu_are_refused_elsewhere(name: str) -> None:
     text = rf"kernel backend '{name}' needs CUDA tensors, got cpu; use 'auto' or 'reference' on"
     with pytest.raises(NotImplementedError, match=text):
@@ -141,5 +178,5 @@ def test_heads_that_are_too_wide_are_refused_by_cuda_alone(
 
 @pytest.mark.parametrize("bad, error", [("cudnn", ValueError), (None, TypeError)])
 def test_an_unknown_name_is_refused(bad: object, error: type) -> None:
-    with pytest.raises(error, match="'auto', 'cuda', 'flex' or 'reference', got"):
+    with pytest.raises(error, match="'auto', 'cuda', 'fa4', 'flex' or 'reference', got"):
         select_backend(bad, CPU, BF16)  # type: ignore[arg-type]

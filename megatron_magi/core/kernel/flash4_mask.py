@@ -1,0 +1,90 @@
+"""Slices as FlashAttention-4's mask: a function that tests a cell, and lists of blocks.
+
+T query rows, R intervals of keys that a row sees (flex_mask.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.flex_mask import (
+    BLOCK,
+    Blocks,
+    block_kinds,
+    key_intervals,
+    power_of_two,
+    strips_of,
+)
+from megatron_magi.core.kernel.slice_table import SliceTable
+
+BLOCK_Q = 2 * BLOCK
+"""Query rows of a block: on Blackwell two tiles of 128 are in flight, and elsewhere a block of two
+tiles is taken too, so that every GPU runs on the same lists."""
+
+
+class Flash4Mask(NamedTuple):
+    """What FlashAttention-4 is given of a table."""
+
+    visible: Callable[..., Any]
+    """Its ``mask_mod``."""
+    intervals: list[Tensor]
+    """First and last + 1 key of a row's intervals, int32 [R, T rounded up to blocks] each."""
+    forward: Any
+    """BlockSparseTensorsTorch: for every block of queries, the blocks of keys that it sees."""
+    backward: Any
+    """The same for every block of keys."""
+
+
+def flash4_mask(table: SliceTable, device: torch.device, least_intervals: int) -> Flash4Mask:
+    """The mask of a table, built once per device.
+
+    Args:
+        least_intervals: the least number of intervals that the test of a cell compares, so that
+            tables of different numbers of slices a row share one compiled kernel.
+    """
+    key = ("fa4 mask", device, least_intervals)
+    if key not in table.cache:
+        with torch.inference_mode(False):  # later calls may save its tensors for backward
+            table.cache[key] = _make_mask(table, device, least_intervals)
+    return table.cache[key]
+
+
+def _make_mask(table: SliceTable, device: torch.device, least_intervals: int) -> Flash4Mask:
+    # Imported here: it needs the package.
+    from megatron_magi.core.kernel.flash4_cells import visible_cells
+
+    strips = strips_of(table)
+    num_intervals = power_of_two(max(strips.most, least_intervals))
+    rows = -(-table.num_q // BLOCK_Q) * BLOCK_Q
+    intervals = key_intervals(strips, num_intervals, rows)
+    partial, full = block_kinds(table, BLOCK_Q)
+    return Flash4Mask(
+        visible_cells(num_intervals),
+        [torch.from_numpy(x).to(device) for x in intervals],
+        _block_lists(partial, full, device),
+        _block_lists(partial.T, full.T, device),
+    )
+
+
+def _block_lists(partial: Blocks, full: Blocks, device: torch.device) -> Any:
+    """BlockSparseTensorsTorch of the blocks in every row of these tables."""
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+    lists = (*_in_rows(partial, device), *_in_rows(full, device))
+    return BlockSparseTensorsTorch(*lists, block_size=(BLOCK_Q, BLOCK))
+
+
+def _in_rows(blocks: Blocks, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The number of blocks set in each row, int32 [1, 1, rows], and which, int32 [1, 1, rows, most
+    of a row]; what follows a row's blocks is not read."""
+    counts = blocks.sum(1).astype(np.int32)
+    most = max(int(counts.max(initial=0)), 1)
+    order = np.argsort(~blocks, axis=1, kind="stable")[:, :most].astype(np.int32)
+    both = (torch.from_numpy(np.ascontiguousarray(x)) for x in (counts, order))
+    number, which = (x[None, None].to(device) for x in both)
+    return number, which

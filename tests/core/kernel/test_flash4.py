@@ -1,0 +1,151 @@
+"""FlashAttention-4 as a backend: on the CPU its lists and its test of a cell, with kernels that are
+the dense formula (flash4_on_cpu.py); on a GPU the package itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from megatron_magi import masks
+from megatron_magi.core.kernel import flash4
+from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.flash4 import Flash4Backend
+from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.mask import AttnMask
+from tests.core.kernel import flash4_on_cpu
+from tests.core.kernel.test_torch_flex import MASKS, comb, table_of, two_halves
+from tests.dense import (
+    NAMES,
+    assert_as_good,
+    dense_attention,
+    gradients,
+    random_mask,
+    random_qkv,
+    summand_scales,
+)
+
+BF16 = torch.bfloat16
+LONG = {
+    "long-causal": masks.causal(700),
+    "long-documents": masks.from_cu_seqlens([0, 256, 300, 641, 900]),
+    "long-window": masks.sliding_window(900, (200, 0)),
+    "long-full": masks.full(520, 1000),
+}
+ALL = {**MASKS, **LONG, "two-halves": two_halves()}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "cpu":
+        flash4_on_cpu.install(monkeypatch)
+    elif not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    else:
+        pytest.importorskip(flash4.MODULE)
+    yield request.param
+
+
+def check(
+    mask: AttnMask, device: str, softcap: float = 0.0, dim: int = 64, dtype: torch.dtype = BF16
+) -> None:
+    """Forward and backward of one call against fp64."""
+    q, k, v, dout = random_qkv(mask, 4, 2, dim, dtype, 0, device)
+    leaves = q.detach(), k.detach(), v.detach()
+    call = AttnCall(*leaves, table_of(mask), dim**-0.5, softcap=softcap)
+    out, lse = Flash4Backend().forward(call)
+    grads = Flash4Backend().backward(call, GradCall(dout, lse, out=out, dtype=dtype))
+    ours = dict(zip(NAMES, (out, lse, *grads), strict=True))
+    exact = gradients(q, k, v, dout, mask, torch.float64, softcap)
+    same = gradients(q, k, v, dout, mask, dtype, softcap)
+    assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_masks(name: str, device: str) -> None:
+    check(ALL[name], device)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_masks(seed: int, device: str) -> None:
+    check(random_mask(seed, 330, 410), device, dim=(32, 64, 128)[seed % 3])
+
+
+def test_softcap_and_fp16(device: str) -> None:
+    check(LONG["long-causal"], device, softcap=2.0)
+    check(LONG["long-documents"], device, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("name", ["two-slices-a-row", "33-slices-a-row", "holes"])
+def test_a_stage_of_several(name: str, device: str) -> None:
+    """Merged into what came before; in backward the other stage has moved lse and delta."""
+    mask = ALL[name]
+    q, k, v, dout = (x.detach() for x in random_qkv(mask, 4, 2, 64, BF16, 1, device))
+    call = AttnCall(q, k, v, table_of(mask), 0.2)
+    want = ReferenceBackend().forward(call, out_dtype=torch.float32)
+    earlier = torch.randn_like(want[0]), torch.zeros_like(want[1])
+    got = earlier[0].clone(), earlier[1].clone()
+    assert Flash4Backend().forward(call, prev=got) is got
+    merge_(*earlier, *want)
+    torch.testing.assert_close(got, earlier, atol=2e-2, rtol=2e-2)
+    out, lse = earlier
+    delta = (out * dout).sum(-1)
+    wanted = ReferenceBackend().backward(call, GradCall(dout, lse, delta))
+    before = torch.randn_like(wanted[0])
+    dq = before.clone()
+    found, *dkv = Flash4Backend().backward(call, GradCall(dout, lse, delta, dq=dq))
+    assert found is dq and dkv[0].dtype == torch.float32
+    for x, expected in zip((dq - before, *dkv), wanted, strict=True):
+        torch.testing.assert_close(x, expected, atol=5e-2, rtol=5e-2)
+
+
+def test_other_rows_stay(device: str) -> None:
+    mask = two_halves()
+    q, k, v, _ = (x.detach() for x in random_qkv(mask, 4, 2, 64, BF16, 1, device))
+    into = torch.ones_like(q), torch.ones(q.shape[:2], device=device)
+    assert Flash4Backend().forward(AttnCall(q, k, v, table_of(mask), 0.2), into=into) is into
+    want, _ = dense_attention(q.double(), k.double(), v.double(), mask, 0.2)
+    torch.testing.assert_close(into[0][:80].double(), want[:80], atol=2e-2, rtol=2e-2)
+    assert (into[0][80:90] == 1).all() and (into[1][130:] == 1).all()
+
+
+def test_blocks_that_nobody_sees_are_not_visited(monkeypatch: pytest.MonkeyPatch) -> None:
+    flash4_on_cpu.install(monkeypatch)
+    from megatron_magi.core.kernel.flash4_mask import flash4_mask
+
+    made = flash4_mask(table_of(masks.causal(1024)), torch.device("cpu"), 1)
+    partial, _, full, _ = (x[0, 0].tolist() for x in made.forward[:4])
+    assert partial == [2, 2, 2, 2] and full == [0, 2, 4, 6]
+    assert made.backward[0][0, 0].tolist() == [1] * 8
+    assert made.backward[2][0, 0].tolist() == [3, 3, 2, 2, 1, 1, 0, 0]
+    assert made.intervals[0].shape == (1, 1024)
+    assert flash4_mask(SliceTable(comb(33).slices, 150, 104), torch.device("cpu"), 1).intervals[
+        0
+    ].shape == (64, 256)
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"dim": 136}, r"multiples of 8 up to 128.*\(136, 136\); use 'flex'"),
+        ({"dim": 20}, "multiples of 8"),
+        ({"dtype": torch.float32}, "takes bf16 and fp16.*float32"),
+        ({"max_logits": torch.zeros(4)}, "largest logits require the kernel 'cuda'"),
+    ],
+)
+def test_what_it_does_not_take(changes: dict, text: str) -> None:
+    dim, dtype = changes.pop("dim", 64), changes.pop("dtype", BF16)
+    q, k, v, _ = (x.detach() for x in random_qkv(masks.causal(8), 4, 2, dim, dtype, 0))
+    call = AttnCall(q, k, v, table_of(masks.causal(8)), 1.0, **changes)
+    with pytest.raises(NotImplementedError, match=text):
+        Flash4Backend().forward(call)
+
+
+def test_deterministic_gradients_are_refused() -> None:
+    q, k, v, dout = (x.detach() for x in random_qkv(masks.causal(8), 4, 2, 64, BF16, 0))
+    grad = GradCall(dout, torch.zeros(8, 4), torch.zeros(8, 4), deterministic=True)
+    with pytest.raises(NotImplementedError, match="need the kernel 'cuda'"):
+        Flash4Backend().backward(AttnCall(q, k, v, table_of(masks.causal(8)), 1.0), grad)
