@@ -13,19 +13,24 @@ from benchmarks.kernel.cudnn import Cudnn
 from benchmarks.lib.cell import LEVELS, Call, Case, Direction, Inputs, Level, Peer, autograd_call
 from benchmarks.lib.flash import Ffa, Flash3, Flash4
 from megatron_magi import flex_flash_attn_func
+from megatron_magi.config import KernelBackend
+from megatron_magi.core.kernel import flash4
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.widths import widths_of
 
 
 class Ours:
-    """flex_flash_attn_func with a mask that it has seen; as "op" the CUDA backend below it."""
+    """flex_flash_attn_func with a mask that it has seen; as "op" the backend below it."""
 
     levels: tuple[Level, ...] = LEVELS
-    backend = "cuda"
+
+    def __init__(self, backend: KernelBackend = "cuda") -> None:
+        self.backend: KernelBackend = backend
 
     def missing(self) -> str | None:
-        return None
+        lacks = self.backend == "fa4" and not flash4.is_installed()
+        return "no package flash-attn-4" if lacks else None
 
     def refuses(self, case: Case, direction: Direction) -> str | None:
         return None
@@ -112,6 +117,7 @@ def all_peers(flex_seqlens: tuple[int, ...] | None = None) -> dict[str, Peer]:
     """By the name of their column."""
     return {
         "ours": Ours(),
+        "ours_fa4": Ours("fa4"),
         "cudnn": Cudnn(),
         "flex": Flex(flex_seqlens),
         "fa3": Flash3(),

@@ -39,7 +39,7 @@ MODEL: Flags = {
     "seed": 1234,
 }
 SCHEDULE: Flags = {
-    "global-batch-size": 4,
+    "global-batch-size": 2,
     "train-iters": STEPS,
     "lr": 3e-5,
     "min-lr": 3e-6,
