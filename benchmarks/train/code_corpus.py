@@ -21,17 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.train.flag_cases import EOD, MODEL, SCHEDULE, STEPS
+from benchmarks.train.flag_cases import EOD, MODEL
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 
 LENGTH = int(MODEL["seq-length"])
-VALID_SAMPLES = 128
-TOKENS = {
-    "train": STEPS * int(SCHEDULE["global-batch-size"]) * LENGTH + 1,
-    "valid": VALID_SAMPLES * LENGTH + 1,
-}
-"""Tokens of each set; the last one is the target of the one before."""
+SAMPLES = {"train": 1600, "valid": 128}
+"""Of this length. The runs of one long document a sample read half of those to train on, and the
+runs of many documents a sample read all of them three times."""
+TOKENS = {name: samples * LENGTH + 1 for name, samples in SAMPLES.items()}
+"""Of each set; the last one is the target of the one before."""
 MOST_BYTES = 1_000_000
 """Of a file: longer ones are tables that a program wrote."""
 SEED = 2026

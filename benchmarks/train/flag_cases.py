@@ -209,13 +209,13 @@ def controls() -> list[Run]:
 
 
 _calls = itertools.count()
-"""Microbatches of this process; a step has four."""
+"""Microbatches of this process; a step has two."""
 
 
 def moved_boundary(request: MaskRequest) -> AttnMask:
-    """A boundary in the middle of a sample that should be none, in the first of a step's four."""
+    """A boundary in the middle of a sample that should be none, in the first of a step's two."""
     total = request.total_seqlen
-    is_first = next(_calls) % 4 == 0
+    is_first = next(_calls) % int(SCHEDULE["global-batch-size"]) == 0
     return masks.from_cu_seqlens([0, total // 2, total] if is_first else [0, total])
 
 

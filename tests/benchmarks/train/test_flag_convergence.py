@@ -79,7 +79,7 @@ def test_document_runs_have_one_gpu_or_two() -> None:
 
 def test_one_sample_of_a_step_has_a_boundary_that_should_be_none() -> None:
     areas = [len(hidden(flag_cases.moved_boundary(REQUEST))[0]) for _ in range(8)]
-    assert areas == [(LENGTH // 2) ** 2, 0, 0, 0] * 2
+    assert areas == [(LENGTH // 2) ** 2, 0] * 4
 
 
 def test_runs_differ_by_what_the_protocol_says() -> None:
@@ -132,7 +132,7 @@ def test_a_log_becomes_a_run_that_compare_reads(tmp_path: Path) -> None:
     flag_convergence.write_curves(tmp_path, run, log)
     curves = read_run(tmp_path)
     assert curves.loss.tolist() == [10.501, 10.502, 10.503] and curves.validation == {2: 3.0}
-    assert curves.step_seconds.tolist() == [0.5125] * 3 and curves.loss_tokens == 32768
+    assert curves.step_seconds.tolist() == [0.5125] * 3 and curves.loss_tokens == 16384
     facts = read_recipe_facts(tmp_path)
     assert facts is not None and (facts.vocab_size, facts.dtype) == (32768, "bf16")
 
@@ -199,7 +199,7 @@ def test_steps_are_rows_of_a_training_run(tmp_path: Path) -> None:
     flag_convergence.write_curves(tmp_path, flag_cases.controls()[0], LINE.format(1, 4))
     with (tmp_path / "steps.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert row["consumed_samples"] == "4" and row["num_processes"] == "2"
+    assert row["consumed_samples"] == "2" and row["num_processes"] == "2"
     assert row["validation_loss"] == "" and row["grad_norm"] == "3.125"
 
 
