@@ -1,0 +1,321 @@
+"""A Llama in plain PyTorch under FSDP2 and context parallelism: ours beside PyTorch's own.
+
+    torchrun --nproc-per-node 2 -m benchmarks.train.fsdp2 --record FILE.json
+
+The model and its sharding are those of examples/fsdp2.py, larger. The ways to attend:
+  ours          the example's: megatron_magi.dist_attn, dispatched by a plan
+  sdpa          torch's context_parallel around scaled_dot_product_attention (causal alone)
+  flex          FlexAttention with torch's context-parallel plan, which gathers all keys
+  flex_document, flex_ptrr: the same with its load balancer of this name
+Steps of all ways come in random order, round after round, on the same samples; the median of the
+slowest rank's times is reported. Losses of the first round must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import megatron_magi as magi
+from benchmarks.lib.command import command_line
+from benchmarks.lib.options import at_least, list_of
+from benchmarks.lib.record import describe
+from examples import fsdp2 as example
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+
+SIZES = {
+    "LAYERS": 8, "HIDDEN": 2048, "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 64, "VOCAB": 32768,
+}  # fmt: skip
+"""Names of the example's constants."""
+SMALL = {"LAYERS": 2, "HIDDEN": 128, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "VOCAB": 256}
+WARM_ROUNDS = 3
+DIST_ATTN = magi.dist_attn
+MOST_DIFFERENCE = 2e-3
+"""Of two ways' losses, relative."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A stream of documents, equal on every rank; int64 [T] each, and where documents begin."""
+
+    tokens: Tensor
+    positions: Tensor
+    labels: Tensor
+    bounds: list[int]
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.tokens, self.positions, self.labels
+
+    def rows(self, parts: list[Tensor], plan: Any) -> example.Rows:
+        """This rank's part of it, and what its attention is given."""
+        return example.Rows(*parts, counted=int((self.labels != example.IGNORED).sum()), plan=plan)
+
+
+def drawn_sample(seed: int, length: int, mean_document: int | None) -> Sample:
+    """Random tokens in documents of about this length, or in a single one. They begin at multiples
+    of twice the ranks, because torch's load balancer by document takes no others."""
+    rng = np.random.default_rng(seed)
+    bounds = [0, length]
+    if mean_document is not None:
+        unit = 2 * dist.get_world_size()
+        cuts = rng.choice(
+            np.arange(unit, length, unit), size=length // mean_document, replace=False
+        )
+        bounds = [0, *np.sort(cuts).tolist(), length]
+    positions = np.arange(length) - np.repeat(bounds[:-1], np.diff(bounds))
+    tokens = rng.integers(0, example.VOCAB, length)
+    labels = np.roll(tokens, -1)
+    labels[np.array(bounds[1:]) - 1] = example.IGNORED
+    made = (torch.from_numpy(x).to(example.DEVICE) for x in (tokens, positions, labels))
+    return Sample(*made, bounds)
+
+
+class Way:
+    """One way to attend; this one is ours."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        """``mesh``: of context parallelism."""
+        self.mesh = mesh
+
+    def context(self, sample: Sample) -> AbstractContextManager[Any]:
+        """What a step runs in."""
+        return nullcontext()
+
+    def rows(self, sample: Sample) -> example.Rows:
+        """This rank's rows."""
+        counts = example.HEADS, example.KV_HEADS, example.HEAD_DIM
+        heads = magi.HeadShape(*counts, bytes_per_element=example.DTYPE.itemsize)
+        plan = magi.plan(magi.masks.from_cu_seqlens(sample.bounds), self.mesh, heads)
+        pads = 0, 0, example.IGNORED
+        local = [
+            magi.dispatch(x, plan, self.mesh, pad_value=pad)
+            for x, pad in zip(sample.parts, pads, strict=True)
+        ]
+        return sample.rows(local, plan)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Any, mesh: DeviceMesh
+    ) -> tuple[Tensor, Any]:
+        """What the model calls as ``dist_attn``."""
+        return DIST_ATTN(q, k, v, plan, mesh)
+
+
+class Sdpa(Way):
+    """torch's ring attention over head-and-tail parts of a causal sequence."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__(mesh)
+        self._parts: list[Tensor] = []
+
+    @contextmanager
+    def _sharded(self, sample: Sample) -> Iterator[None]:
+        from torch.distributed.tensor.experimental import context_parallel
+
+        self._parts = [x[None].clone() for x in sample.parts]
+        with context_parallel(self.mesh, buffers=self._parts, buffer_seq_dims=[1, 1, 1]):
+            yield
+
+    def context(self, sample: Sample) -> AbstractContextManager[Any]:
+        return self._sharded(sample)
+
+    def rows(self, sample: Sample) -> example.Rows:
+        return sample.rows([x[0] for x in self._parts], None)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Any, mesh: DeviceMesh
+    ) -> tuple[Tensor, None]:
+        group = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+        q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (q, k, v))
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out[0].transpose(0, 1), None
+
+
+class FlexInner(nn.Module):
+    """What torch's plan for context parallelism wraps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch.nn.attention.flex_attention import flex_attention
+
+        self.flex: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any) -> Tensor:
+        return self.flex(q, k, v, block_mask=block_mask, enable_gqa=True)
+
+
+class Flex(Way):
+    """FlexAttention on all keys, with a load balancer or none."""
+
+    def __init__(self, mesh: DeviceMesh, balance: str) -> None:
+        """``balance``: "", "document" or "ptrr"."""
+        from torch.distributed.tensor.experimental._attention import _ContextParallel
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        super().__init__(mesh)
+        self.balance = balance
+        kind = _ContextParallel.AttentionType.FLEX
+        self.inner = parallelize_module(FlexInner(), mesh, _ContextParallel(2, kind))
+
+    def rows(self, sample: Sample) -> example.Rows:
+        from torch.distributed.tensor.experimental import _attention as torch_cp
+        from torch.distributed.tensor.experimental._context_parallel._attention import (
+            _create_cp_block_mask,
+        )
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        length, world = len(sample.tokens), self.mesh.size()
+        counts = torch.tensor(np.diff(sample.bounds), device=example.DEVICE)
+        document = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+
+        def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (q >= k) & (document[q] == document[k])
+
+        balancer = None
+        if self.balance == "document":
+            balancer = torch_cp._PerDocumentHeadTailLoadBalancer(
+                [counts.tolist()], world, example.DEVICE
+            )
+        elif self.balance == "ptrr":
+            whole = create_block_mask(visible, 1, 1, length, length, device=example.DEVICE)
+            balancer = torch_cp._PTRRLoadBalancer(whole, world)
+        else:
+            torch_cp._cp_options.enable_load_balance = False
+        mask = _create_cp_block_mask(visible, 1, 1, length, length, self.mesh, balancer)
+        parts = [x[None] for x in sample.parts]
+        local = torch_cp._context_parallel_shard(self.mesh, parts, [1, 1, 1], balancer)
+        return sample.rows([x[0] for x in local], mask)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Any, mesh: DeviceMesh
+    ) -> tuple[Tensor, None]:
+        q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (q, k, v))
+        return self.inner(q, k, v, block_mask=plan)[0].transpose(0, 1), None
+
+
+WAYS: dict[str, Callable[[DeviceMesh], Way]] = {
+    "ours": Way,
+    "sdpa": Sdpa,
+    "flex": lambda mesh: Flex(mesh, ""),
+    "flex_document": lambda mesh: Flex(mesh, "document"),
+    "flex_ptrr": lambda mesh: Flex(mesh, "ptrr"),
+}
+
+
+def step(way: Way, model: nn.Module, optimizer: Any, sample: Sample, world: int) -> float:
+    """Train on one sample; this rank's share of the loss."""
+    with way.context(sample), mock.patch.object(example.magi, "dist_attn", way.attend):
+        rows = way.rows(sample)
+        logits = model(rows).float()
+        loss = nn.functional.cross_entropy(
+            logits, rows.labels, ignore_index=example.IGNORED, reduction="sum"
+        )
+        (loss / rows.counted * world).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach()) / rows.counted
+
+
+def timed(run: Callable[[], float]) -> tuple[float, float]:
+    """Milliseconds of the slowest rank, and the sum of the ranks' results."""
+    on_gpu = example.ON_GPU
+    dist.barrier()
+    if on_gpu:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    share = run()
+    if on_gpu:
+        torch.cuda.synchronize()
+    slowest = torch.tensor([1e3 * (time.perf_counter() - began)], device=example.DEVICE)
+    total = torch.tensor([share], device=example.DEVICE)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    dist.all_reduce(total)
+    return slowest.item(), total.item()
+
+
+def measure(
+    mask: str, names: list[str], options: argparse.Namespace, mesh: DeviceMesh
+) -> list[dict[str, Any]]:
+    """A row for every way that trains on this mask."""
+    mean = None if mask == "causal" else options.document
+    names = [name for name in names if mask == "causal" or name != "sdpa"]
+    torch.manual_seed(1)
+    model = example.build_model(mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=example.ON_GPU)
+    ways = {name: WAYS[name](mesh["cp"]) for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    losses: dict[str, float] = {}
+    order = random.Random(0)
+    for turn in range(WARM_ROUNDS + options.rounds):
+        sample = drawn_sample(turn % WARM_ROUNDS, options.length, mean)
+        for name in order.sample(names, len(names)):
+            one_step = functools.partial(step, ways[name], model, optimizer, sample, mesh.size())
+            ms, loss = timed(one_step)
+            losses.setdefault(name, loss)
+            if turn >= WARM_ROUNDS:
+                times[name].append(ms)
+    first = losses[names[0]]
+    rows = []
+    for name in names:
+        ms = statistics.median(times[name])
+        agrees = abs(losses[name] / first - 1) < MOST_DIFFERENCE
+        rows.append({
+            "mask": mask, "way": name, "length": options.length, "ms": round(ms, 1),
+            "min_ms": round(min(times[name]), 1), "max_ms": round(max(times[name]), 1),
+            "tokens_per_second": round(1e3 * options.length / ms), "loss": losses[name],
+            "agrees": agrees,
+        })  # fmt: skip
+    return rows
+
+
+def main() -> int:
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ways", type=list_of(str), default=list(WAYS))
+    parser.add_argument("--masks", type=list_of(str), default=["causal", "documents"])
+    parser.add_argument("--length", type=at_least(256), default=32768, help="tokens of a sample")
+    parser.add_argument("--document", type=at_least(1), default=2048, help="mean length of one")
+    parser.add_argument("--rounds", type=at_least(1), default=9)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--commit")
+    options = parser.parse_args()
+    for name, value in (SIZES if example.ON_GPU else SMALL).items():
+        setattr(example, name, value)
+    if example.ON_GPU:
+        torch.cuda.set_device(int(torch.distributed.get_node_local_rank(0)))
+    dist.init_process_group("nccl" if example.ON_GPU else "gloo")
+    mesh = init_device_mesh(example.DEVICE, (1, dist.get_world_size()), mesh_dim_names=("dp", "cp"))
+    rows = []
+    for mask in options.masks:
+        rows += measure(mask, options.ways, options, mesh)
+        if dist.get_rank() == 0:
+            for row in rows[-len(options.ways) :]:
+                print(row, flush=True)
+            if options.record:
+                meta = {**describe(command_line(), options.commit), "sizes": SIZES}
+                options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
+    dist.destroy_process_group()
+    return 0 if all(row["agrees"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(guarded(main))
