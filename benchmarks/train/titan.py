@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from benchmarks.lib.command import command_line
 from benchmarks.lib.masks import SHORT_DOCS, documents
 from benchmarks.lib.options import at_least, list_of, new_file
 from benchmarks.lib.packed import Packed, packed, shuffled
-from benchmarks.lib.record import describe
+from benchmarks.lib.record import Record, describe
 from benchmarks.lib.steps import figures, timed
 from benchmarks.lib.timing import rounds
 from megatron_magi.cli.one_line import guarded
@@ -51,36 +51,76 @@ def drawn_sample(seed: int, length: int, vocab: int) -> Packed:
     return packed(tokens, shuffled(rng, documents(SHORT_DOCS, length)))
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for every way."""
+class Results:
+    """What the steps of every way took and did so far."""
+
+    def __init__(self, runs: dict[str, Any], length: int) -> None:
+        """
+        Args:
+            runs: of titan_trainer.Run, by way.
+            length: tokens of a step.
+        """
+        self.runs, self.length = runs, length
+        self.spent_ms = 0.0
+        self._times: dict[str, list[float]] = {way: [] for way in runs}
+        self._received: dict[str, list[tuple[list[int], int]]] = {way: [] for way in runs}
+
+    def add(self, way: str, ms: float, warm: bool) -> None:
+        """A step of this way; times of the first steps, which compile, do not count."""
+        self.spent_ms += ms
+        if warm:
+            self._times[way].append(ms)
+            self._received[way].append(self.runs[way].rows)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether every way has had the same number of timed steps, and some."""
+        lengths = {len(times) for times in self._times.values()}
+        return len(lengths) == 1 and 0 not in lengths
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for every way, when the results are whole."""
+        losses = {way: run.losses[:COMPARED_STEPS] for way, run in self.runs.items()}
+        first = next(iter(losses.values()))
+        return [
+            {"way": way, "length": self.length, **figures(self._times[way], self.length),
+             **counts(self._received[way]), **compared(losses[way], first)}
+            for way in self.runs
+        ]  # fmt: skip
+
+
+def made_runs(options: argparse.Namespace) -> dict[str, Any]:
+    """A model in training for every way."""
     from benchmarks.train import titan_trainer as titan
 
-    num_ranks, size, length = dist.get_world_size(), titan.Size.on(DEVICE), options.length
-    dims = titan.dims_of(num_ranks, DEVICE)
-    runs = {
-        way: titan.Run(titan.configuration(way, size, length, num_ranks), dims, DEVICE)
-        for way in options.ways
+    num_ranks, size = dist.get_world_size(), titan.Size.on(DEVICE)
+    configs = {
+        way: titan.configuration(way, size, options.length, num_ranks) for way in options.ways
     }
-    times: dict[str, list[float]] = {way: [] for way in options.ways}
-    received: dict[str, list[tuple[list[int], int]]] = {way: [] for way in options.ways}
-    spent_ms = 0.0
+    if not options.autotune:
+        titan.compile_without_autotuning()
+    dims = titan.dims_of(configs[options.ways[0]].parallelism, num_ranks, DEVICE)
+    return {way: titan.Run(config, dims, DEVICE) for way, config in configs.items()}
+
+
+def measure(
+    options: argparse.Namespace, save: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
+    """A row for every way; ``save`` has them after every round, so that a run that was stopped
+    leaves them."""
+    runs = made_runs(options)
+    vocab = runs[options.ways[0]].vocab
+    results = Results(runs, options.length)
     for turn, way in rounds(options.ways, WARM_ROUNDS + options.rounds):
-        begins = len({len(each) for each in times.values()}) == 1
-        if begins and turn > WARM_ROUNDS and spent_ms > 1e3 * options.limit_s:
+        if results.are_whole and results.spent_ms > 1e3 * options.limit_s:
             break
-        sample, run = drawn_sample(turn, length, size.vocab), runs[way]
-        ms, _ = timed(functools.partial(run.step, sample), DEVICE)
-        spent_ms += ms
-        if turn >= WARM_ROUNDS:
-            times[way].append(ms)
-            received[way].append(run.rows)
-        tell(f"round {turn} {way}: {ms:.1f} ms, loss {run.losses[-1]:.4f}")
-    losses = {way: run.losses[:COMPARED_STEPS] for way, run in runs.items()}
-    return [
-        {"way": way, "length": length, **figures(times[way], length), **counts(received[way]),
-         **compared(losses[way], losses[options.ways[0]])}
-        for way in options.ways
-    ]  # fmt: skip
+        step = functools.partial(runs[way].step, drawn_sample(turn, options.length, vocab))
+        ms, _ = timed(step, DEVICE)
+        results.add(way, ms, warm=turn >= WARM_ROUNDS)
+        tell(f"round {turn} {way}: {ms:.1f} ms, loss {runs[way].losses[-1]:.4f}")
+        if results.are_whole:
+            save(results.rows())
+    return results.rows()
 
 
 def counts(received: list[tuple[list[int], int]]) -> dict[str, Any]:
@@ -107,13 +147,13 @@ def tell(line: object) -> None:
         print(line, flush=True)
 
 
-def find_torchtitan(checkout: Path) -> None:
-    """Put it on the path; let releases of torch stand for the nightly builds that it asks for."""
+def allow_releases_of_torch() -> None:
+    """torchtitan asks for nightly builds: give FSDP a name that it imports, and that only meshes of
+    several axes use."""
     from torch.distributed import fsdp
 
-    if not hasattr(fsdp, "DataParallelMeshDims"):  # before torch 2.12; imported, and not used here
+    if not hasattr(fsdp, "DataParallelMeshDims"):  # torch 2.11
         fsdp.DataParallelMeshDims = object
-    sys.path.insert(0, str(checkout))
 
 
 def parse() -> argparse.Namespace:
@@ -128,6 +168,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--limit-s", type=positive, default=1e9, help="of steps: begin no round after it"
     )
+    parser.add_argument(
+        "--no-autotune", dest="autotune", action="store_false",
+        help="compile FlexAttention in less time, without torchtitan's search for tiles",
+    )  # fmt: skip
     parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit")
     options = parser.parse_args()
@@ -136,23 +180,35 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    options = parse()
-    find_torchtitan(options.torchtitan)
+def recorder(options: argparse.Namespace) -> Callable[[list[dict[str, Any]]], None]:
+    """What writes rows to the record, on the first rank."""
+    if options.record is None or dist.get_rank() != 0:
+        return lambda rows: None
     from benchmarks.train.titan_trainer import Size
 
+    meta = {
+        **describe(command_line(), options.commit), "ranks": dist.get_world_size(),
+        "torchtitan": options.torchtitan_commit, "size": asdict(Size.on(DEVICE)),
+    }  # fmt: skip
+    record = Record(options.record, meta)
+
+    def save(rows: list[dict[str, Any]]) -> None:
+        record.rows = rows
+        record.write()
+
+    return save
+
+
+def main() -> int:
+    options = parse()
+    sys.path.insert(0, str(options.torchtitan))
+    allow_releases_of_torch()
     if DEVICE == "cuda":
         torch.cuda.set_device(int(dist.get_node_local_rank(0)))
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
-    rows = measure(options)
+    rows = measure(options, recorder(options))
     for row in rows:
         tell(row)
-    if options.record and dist.get_rank() == 0:
-        meta = {
-            **describe(command_line(), options.commit), "ranks": dist.get_world_size(),
-            "torchtitan": options.torchtitan_commit, "size": asdict(Size.on(DEVICE)),
-        }  # fmt: skip
-        options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
     dist.destroy_process_group()
     return 0 if all(row["agrees"] for row in rows) else 1
 

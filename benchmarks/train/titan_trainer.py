@@ -18,6 +18,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.config import TORCH_DTYPE_MAP, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims, parallel_dims, utils
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.llama3 import model_registry
 from torchtitan.trainer import Trainer
 
@@ -80,13 +81,20 @@ def configuration(way: str, size: Size, length: int, cp_size: int) -> Any:
     return with_magi(made) if way == "ours" else made
 
 
-def dims_of(cp_size: int, device: str) -> ParallelDims:
-    """The meshes of this many context-parallel ranks and no other parallelism; FSDP uses them."""
+def dims_of(parallelism: ParallelismConfig, num_ranks: int, device: str) -> ParallelDims:
+    """The meshes of this many ranks; all runs of a process may share them."""
     parallel_dims.device_type = device
-    utils.set_spmd_backend("spmd_types")
-    return ParallelDims.from_config(
-        ParallelismConfig(context_parallel_degree=cp_size, spmd_backend="spmd_types"), cp_size
-    )
+    utils.set_spmd_backend(parallelism.spmd_backend)
+    return ParallelDims.from_config(parallelism, num_ranks)
+
+
+def compile_without_autotuning() -> None:
+    """FlexAttention in its default tiles, as torchtitan has it where it must be deterministic."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    kept = {**FlexAttention.inductor_configs}
+    kept |= {"max_autotune": False, "coordinate_descent_tuning": False}
+    FlexAttention._compiled_flex_attn = torch.compile(flex_attention, options=kept)
 
 
 def sharded_model(config: Any, dims: ParallelDims, device: str) -> Any:
@@ -130,7 +138,7 @@ class Run:
     """A model in training on one way to attend."""
 
     def __init__(self, config: Any, dims: ParallelDims, device: str) -> None:
-        """``dims``: of all runs; see dims_of."""
+        """``dims``: see dims_of."""
         made = bare_trainer(config, dims, device)
         made.model_parts = [sharded_model(config, dims, device)]
         made.optimizers = config.optimizer.build(model_parts=made.model_parts)
@@ -155,6 +163,10 @@ class Run:
         inputs = {"input": sample.tokens, "positions": sample.positions}
         self._trainer.step += 1
         self._trainer.train_step(itertools.repeat((inputs, sample.labels)))
+
+    @property
+    def vocab(self) -> int:
+        return self._trainer.model_config.vocab_size
 
     @property
     def losses(self) -> list[float]:

@@ -20,8 +20,13 @@ LENGTH = 2048
 
 def rows(_: int, ways: list[str]) -> list[dict[str, Any]]:
     """What the program would record; FlexAttention has no gradients on the CPU."""
+    titan.allow_releases_of_torch()
     jobs.attend_on_the_cpu()
-    return titan.measure(Namespace(ways=ways, length=LENGTH, rounds=2, limit_s=1e9))
+    saved: list[list[dict[str, Any]]] = []
+    options = Namespace(ways=ways, length=LENGTH, rounds=2, limit_s=1e-3, autotune=True)
+    found = titan.measure(options, saved.append)
+    assert saved == [found]  # the time was up after the first round
+    return found
 
 
 @pytest.mark.slow
@@ -29,13 +34,13 @@ def rows(_: int, ways: list[str]) -> list[dict[str, Any]]:
 @pytest.mark.timeout(900)
 def test_all_ways_have_the_losses_of_ours() -> None:
     pytest.importorskip("torchtitan")
-    ways = ["ours", "headtail", "ptrr", "unbalanced"]
+    ways = ["ours", "headtail", "ptrr"]
     found, others = pool(2).run(rows, ways, timeout_s=400)
     assert [row["way"] for row in found] == ways
     for row, other in zip(found, others, strict=True):
-        assert row["losses"] == other["losses"] and len(row["losses"]) == titan.WARM_ROUNDS + 2
+        assert row["losses"] == other["losses"] and len(row["losses"]) == titan.WARM_ROUNDS + 1
         assert row["largest_difference"] < 1e-5
-        assert row["n"] == 2 and row["padding"] == 0
+        assert row["n"] == 1 and row["padding"] == 0
         if row["way"] != "ours":
             assert row["rows_received"] == [LENGTH / 2] * 2
     assert 0 < max(found[0]["rows_received"]) < LENGTH / 2
