@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -148,12 +149,25 @@ def tell(line: object) -> None:
 
 
 def allow_releases_of_torch() -> None:
-    """torchtitan asks for nightly builds: give FSDP a name that it imports, and that only meshes of
-    several axes use."""
+    """torchtitan asks for nightly builds: give torch 2.11 what it needs before its import."""
     from torch.distributed import fsdp
+    from torch.nn.attention import flex_attention
 
-    if not hasattr(fsdp, "DataParallelMeshDims"):  # torch 2.11
+    if not hasattr(fsdp, "DataParallelMeshDims"):  # imported, but for meshes of several axes only
         fsdp.DataParallelMeshDims = object
+    create = flex_attention.create_block_mask
+    if "separate_full_blocks" not in inspect.signature(create).parameters:
+        flex_attention.create_block_mask = with_full_blocks_apart(create)
+
+
+def with_full_blocks_apart(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Of torch 2.11, whose block masks are always of that kind."""
+
+    def create_block_mask(*args: Any, separate_full_blocks: bool, **others: Any) -> Any:
+        assert separate_full_blocks
+        return create(*args, **others)
+
+    return create_block_mask
 
 
 def parse() -> argparse.Namespace:
