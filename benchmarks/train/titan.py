@@ -163,7 +163,7 @@ def allow_releases_of_torch() -> None:
 def with_full_blocks_apart(create: Callable[..., Any]) -> Callable[..., Any]:
     """Of torch 2.11, whose block masks are always of that kind."""
 
-    def create_block_mask(*args: Any, separate_full_blocks: bool, **others: Any) -> Any:
+    def create_block_mask(*args: Any, separate_full_blocks: bool = True, **others: Any) -> Any:
         assert separate_full_blocks
         return create(*args, **others)
 
