@@ -54,8 +54,12 @@ SUBJECTS = {
     "train": ("lib", "distributed"),
 }
 """Rooms of benchmarks/, and which others each may import."""
-WITH_MEGATRON_PATH = ("benchmarks/train/pretrain.py", "benchmarks/train/warm_rank.py")
-"""Programs that put a Megatron checkout on Python's path."""
+WITH_CHECKOUT_PATH = (
+    "benchmarks/train/pretrain.py",
+    "benchmarks/train/titan.py",
+    "benchmarks/train/warm_rank.py",
+)
+"""Programs that put a checkout of Megatron or torchtitan on Python's path."""
 WITH_MEGATRON = ("adapter", "launcher", "bridge", "training", "run")
 
 
@@ -224,7 +228,7 @@ def test_benchmarks_and_tools_are_imported_by_their_packages() -> None:
     """From the checkout's root, so that no folder has to be put on Python's path."""
     paths = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
     found = [p.relative_to(ROOT).as_posix() for p in paths if "sys.path" in p.read_text()]
-    assert sorted(found) == sorted(WITH_MEGATRON_PATH)
+    assert sorted(found) == sorted(WITH_CHECKOUT_PATH)
 
 
 def test_programs_that_are_started_by_name_exist() -> None:

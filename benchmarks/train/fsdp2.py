@@ -16,12 +16,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import random
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,7 +31,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import megatron_magi as magi
 from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, list_of
+from benchmarks.lib.packed import Packed, cut_at_random, packed
 from benchmarks.lib.record import describe
+from benchmarks.lib.steps import figures, timed
+from benchmarks.lib.timing import rounds
 from examples import fsdp2 as example
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -51,41 +50,19 @@ MOST_DIFFERENCE = 2e-3
 """Of two ways' losses, relative."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A stream of documents, equal on every rank; int64 [T] each, and where documents begin."""
-
-    tokens: Tensor
-    positions: Tensor
-    labels: Tensor
-    bounds: list[int]
-
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.tokens, self.positions, self.labels
-
-    def rows(self, parts: list[Tensor], plan: Any) -> example.Rows:
-        """This rank's part of it, and what its attention is given."""
-        return example.Rows(*parts, counted=int((self.labels != example.IGNORED).sum()), plan=plan)
+def rows_of(sample: Packed, parts: list[Tensor], plan: Any) -> example.Rows:
+    """This rank's part of a sample, and what its attention is given."""
+    return example.Rows(*parts, counted=int((sample.labels != example.IGNORED).sum()), plan=plan)
 
 
-def drawn_sample(seed: int, length: int, mean_document: int | None) -> Sample:
+def drawn_sample(seed: int, length: int, mean_document: int | None) -> Packed:
     """Random tokens in documents of about this length, or in a single one. They begin at multiples
     of twice the ranks, because torch's load balancer by document takes no others."""
     rng = np.random.default_rng(seed)
     bounds = [0, length]
     if mean_document is not None:
-        unit = 2 * dist.get_world_size()
-        cuts = rng.choice(
-            np.arange(unit, length, unit), size=length // mean_document, replace=False
-        )
-        bounds = [0, *np.sort(cuts).tolist(), length]
-    positions = np.arange(length) - np.repeat(bounds[:-1], np.diff(bounds))
-    tokens = rng.integers(0, example.VOCAB, length)
-    labels = np.roll(tokens, -1)
-    labels[np.array(bounds[1:]) - 1] = example.IGNORED
-    made = (torch.from_numpy(x).to(example.DEVICE) for x in (tokens, positions, labels))
-    return Sample(*made, bounds)
+        bounds = cut_at_random(rng, length, mean_document, 2 * dist.get_world_size())
+    return packed(rng.integers(0, example.VOCAB, length), bounds, example.DEVICE)
 
 
 class Way:
@@ -95,11 +72,11 @@ class Way:
         """``mesh``: of context parallelism."""
         self.mesh = mesh
 
-    def context(self, sample: Sample) -> AbstractContextManager[Any]:
+    def context(self, sample: Packed) -> AbstractContextManager[Any]:
         """What a step runs in."""
         return nullcontext()
 
-    def rows(self, sample: Sample) -> example.Rows:
+    def rows(self, sample: Packed) -> example.Rows:
         """This rank's rows."""
         counts = example.HEADS, example.KV_HEADS, example.HEAD_DIM
         heads = magi.HeadShape(*counts, bytes_per_element=example.DTYPE.itemsize)
@@ -109,7 +86,7 @@ class Way:
             magi.dispatch(x, plan, self.mesh, pad_value=pad)
             for x, pad in zip(sample.parts, pads, strict=True)
         ]
-        return sample.rows(local, plan)
+        return rows_of(sample, local, plan)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: Any, mesh: DeviceMesh
@@ -126,18 +103,18 @@ class Sdpa(Way):
         self._parts: list[Tensor] = []
 
     @contextmanager
-    def _sharded(self, sample: Sample) -> Iterator[None]:
+    def _sharded(self, sample: Packed) -> Iterator[None]:
         from torch.distributed.tensor.experimental import context_parallel
 
         self._parts = [x[None].clone() for x in sample.parts]
         with context_parallel(self.mesh, buffers=self._parts, buffer_seq_dims=[1, 1, 1]):
             yield
 
-    def context(self, sample: Sample) -> AbstractContextManager[Any]:
+    def context(self, sample: Packed) -> AbstractContextManager[Any]:
         return self._sharded(sample)
 
-    def rows(self, sample: Sample) -> example.Rows:
-        return sample.rows([x[0] for x in self._parts], None)
+    def rows(self, sample: Packed) -> example.Rows:
+        return rows_of(sample, [x[0] for x in self._parts], None)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: Any, mesh: DeviceMesh
@@ -175,7 +152,7 @@ class Flex(Way):
         kind = _ContextParallel.AttentionType.FLEX
         self.inner = parallelize_module(FlexInner(), mesh, _ContextParallel(2, kind))
 
-    def rows(self, sample: Sample) -> example.Rows:
+    def rows(self, sample: Packed) -> example.Rows:
         from torch.distributed.tensor.experimental import _attention as torch_cp
         from torch.distributed.tensor.experimental._context_parallel._attention import (
             _create_cp_block_mask,
@@ -202,7 +179,7 @@ class Flex(Way):
         mask = _create_cp_block_mask(visible, 1, 1, length, length, self.mesh, balancer)
         parts = [x[None] for x in sample.parts]
         local = torch_cp._context_parallel_shard(self.mesh, parts, [1, 1, 1], balancer)
-        return sample.rows([x[0] for x in local], mask)
+        return rows_of(sample, [x[0] for x in local], mask)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, plan: Any, mesh: DeviceMesh
@@ -220,7 +197,7 @@ WAYS: dict[str, Callable[[DeviceMesh], Way]] = {
 }
 
 
-def step(way: Way, model: nn.Module, optimizer: Any, sample: Sample, world: int) -> float:
+def step(way: Way, model: nn.Module, optimizer: Any, sample: Packed, world: int) -> float:
     """Train on one sample; this rank's share of the loss."""
     with way.context(sample), mock.patch.object(example.magi, "dist_attn", way.attend):
         rows = way.rows(sample)
@@ -234,21 +211,11 @@ def step(way: Way, model: nn.Module, optimizer: Any, sample: Sample, world: int)
     return float(loss.detach()) / rows.counted
 
 
-def timed(run: Callable[[], float]) -> tuple[float, float]:
-    """Milliseconds of the slowest rank, and the sum of the ranks' results."""
-    on_gpu = example.ON_GPU
-    dist.barrier()
-    if on_gpu:
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    share = run()
-    if on_gpu:
-        torch.cuda.synchronize()
-    slowest = torch.tensor([1e3 * (time.perf_counter() - began)], device=example.DEVICE)
+def summed(share: float) -> float:
+    """The sum of all ranks' shares."""
     total = torch.tensor([share], device=example.DEVICE)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
     dist.all_reduce(total)
-    return slowest.item(), total.item()
+    return total.item()
 
 
 def measure(
@@ -263,25 +230,20 @@ def measure(
     ways = {name: WAYS[name](mesh["cp"]) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     losses: dict[str, float] = {}
-    order = random.Random(0)
-    for turn in range(WARM_ROUNDS + options.rounds):
+    for turn, name in rounds(names, WARM_ROUNDS + options.rounds):
         sample = drawn_sample(turn % WARM_ROUNDS, options.length, mean)
-        for name in order.sample(names, len(names)):
-            one_step = functools.partial(step, ways[name], model, optimizer, sample, mesh.size())
-            ms, loss = timed(one_step)
-            losses.setdefault(name, loss)
-            if turn >= WARM_ROUNDS:
-                times[name].append(ms)
+        one_step = functools.partial(step, ways[name], model, optimizer, sample, mesh.size())
+        ms, share = timed(one_step, example.DEVICE)
+        losses.setdefault(name, summed(share))
+        if turn >= WARM_ROUNDS:
+            times[name].append(ms)
     first = losses[names[0]]
     rows = []
     for name in names:
-        ms = statistics.median(times[name])
         agrees = abs(losses[name] / first - 1) < MOST_DIFFERENCE
         rows.append({
-            "mask": mask, "way": name, "length": options.length, "ms": round(ms, 1),
-            "min_ms": round(min(times[name]), 1), "max_ms": round(max(times[name]), 1),
-            "tokens_per_second": round(1e3 * options.length / ms), "loss": losses[name],
-            "agrees": agrees,
+            "mask": mask, "way": name, "length": options.length,
+            **figures(times[name], options.length), "loss": losses[name], "agrees": agrees,
         })  # fmt: skip
     return rows
 

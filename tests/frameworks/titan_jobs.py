@@ -46,22 +46,13 @@ def configuration(attention: str, cp_size: int, num_layers: int = 2) -> Any:
 def trainer(config: Any, world_size: int) -> Any:
     """torchtitan's trainer after its start, without what needs a GPU or files."""
     from torchtitan.components.loss import CrossEntropyLoss
-    from torchtitan.distributed import ParallelDims, parallel_dims, utils
 
-    parallel_dims.device_type = "cpu"
-    utils.set_spmd_backend(config.parallelism.spmd_backend)
-    owner = type(config)._owner
-    made = object.__new__(owner)
-    made.config, made.ntokens_seen = config, 0
-    made.parallel_dims = ParallelDims.from_config(config.parallelism, world_size)
-    made.model_config = config.model_spec.model
-    made.model_config.update_from_config(config=config)
-    made.device = torch.device("cpu")
-    made.model_parts = [parallel_model(config, made.parallel_dims)]
-    loss = CrossEntropyLoss.Config(global_vocab_size=VOCAB)
-    made.loss_fn = loss.build(compile_config=config.compile)
-    made.train_context = utils.get_spmd_context(parallel_dims=made.parallel_dims)
-    made.fwd_bwd_fn = made._forward_backward_body
+    from benchmarks.train.titan_trainer import bare_trainer, dims_of
+
+    config.loss = CrossEntropyLoss.Config(global_vocab_size=VOCAB)
+    dims = dims_of(config.parallelism, world_size, "cpu")
+    made = bare_trainer(config, dims, "cpu")
+    made.model_parts = [parallel_model(config, dims)]
     return made
 
 
