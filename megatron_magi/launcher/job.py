@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import io
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -209,9 +210,15 @@ def _megatrons_own(job: Job, gpus: int) -> list[str]:
             with any_seq_length(args):
                 validate_args(args)
     except (AssertionError, ValueError) as error:
-        said = " ".join(str(error).split()) or "an assertion without words in validate_args"
-        return [
-            f"Megatron {MEGATRON_VERSION} stops at its own check of the flags: {said}; mend the "
-            f"flag, or set a variable here as your job's environment has it"
-        ]
+        return [_said_by_megatron(error)]
     return []
+
+
+def _said_by_megatron(error: Exception) -> str:
+    """Its words, or the source of an assertion that has none."""
+    source = traceback.extract_tb(error.__traceback__)[-1].line
+    said = " ".join(str(error).split()) or str(source)
+    remedy = "mend the flag"
+    if "environment" in said:
+        remedy = "set the variable here as your job's environment has it"
+    return f"Megatron {MEGATRON_VERSION} stops at its own check of the flags: {said}; {remedy}"

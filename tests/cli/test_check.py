@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import megatron_magi.adapter
+from megatron_magi.cli import check
 from tests.cli.command import Capture, run
 from tests.launcher.tiny_flags import TINY, words
 
@@ -33,6 +34,8 @@ COMMANDS = {
     "machine": ["--", *TINY_JOB, "--transformer-impl", "transformer_engine"],
     "elsewhere": ["--elsewhere", "--", *TINY_JOB, "--transformer-impl", "transformer_engine"],
     "megatron": ["--gpus", "4", "--", *TINY_JOB, "--global-batch-size", "3"],
+    "wordless": ["--", *TINY_JOB, "--hidden-size", "66"],
+    "environment": ["--", *TINY_JOB, *CP2],
     "gpus": ["--gpus", "3", "--", *TINY_JOB, *CP2],
     "no gpus": ["--gpus", "0", "--", *TINY_JOB],
     "strange flag": ["--", *TINY_JOB, "--frobnicate"],
@@ -41,9 +44,10 @@ COMMANDS = {
     "no switch": ["--", "pretrain_gpt.py", *words(TINY)],
 }
 DRIVER = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from megatron_magi.cli import main
 for name, words in json.load(sys.stdin).items():
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if name == "environment" else "1"
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["check", *words])
@@ -67,7 +71,7 @@ def done() -> dict[str, Done]:
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", DRIVER],
         input=json.dumps(COMMANDS),
-        env={**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": ":".join(paths)},
+        env={**os.environ, "PYTHONPATH": ":".join(paths)},
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -125,6 +129,8 @@ def test_a_job_of_another_machine_is_not_judged_by_this_one(done: dict[str, Done
     "name, text",
     [
         ("megatron", "Megatron 0.19.2 stops at its own check of the flags: "),
+        ("wordless", "own check of the flags: assert args.hidden_size % args.num_attention_heads"),
+        ("environment", "CUDA_DEVICE_MAX_CONNECTIONS to 1; set the variable here as your job's"),
         ("gpus", "parallel size 2 requires a multiple of it as GPUs, got 3 (--gpus)"),
         ("no gpus", "parallel size 1 requires a multiple of it as GPUs, got 0 (--gpus)"),
         ("strange flag", "flags of Megatron 0.19.2 are required, got: unrecognized arguments: --f"),
@@ -146,6 +152,18 @@ def test_a_script_is_required(capsys: Capture, given: list[str], got: str) -> No
     code, out, err = run(capsys, "check", *given)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert "a pretrain script and its flags are required behind --, " + got in err
+
+
+def test_modules_are_found_beside_the_script_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python has it for a script: a checkout's Megatron stands there."""
+    (tmp_path / "pretrain_gpt.py").touch()
+    monkeypatch.setattr(sys, "path", ["elsewhere"])
+    check._find_modules_like_the_launcher(tmp_path / "pretrain_gpt.py")
+    assert sys.path == [str(tmp_path), "", "elsewhere"]
+    check._find_modules_like_the_launcher(Path("nowhere/pretrain_gpt.py"))
+    assert sys.path == [str(tmp_path), "", "elsewhere"]
 
 
 @pytest.mark.skipif(HAS_TRAINING, reason="needs the wheel of 0.16, which has megatron.core alone")
