@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import logging
 import platform
@@ -44,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     found.add(find_tests(given.megatron))
     found.add(find_examples(given.megatron))
     jobs = without_repeats(found.jobs)
+    from megatron_magi.launcher.job import megatron_parser
+
     rows, unread = rows_of(jobs, megatron_parser())
     print(f"Megatron {version}: {len(found.jobs)} jobs, {len(jobs)} of them different")
     print(*left_out_lines(found.left_out, unread), *stray_lines(rows), sep="\n")
@@ -91,31 +92,13 @@ def print_recipes(bridge: Path) -> tuple[list[Row], dict[str, str]]:
     """The tables of Megatron-Bridge's recipes; returns their rows and what could not be read."""
     from published_jobs.bridge import LIBRARY, PERFORMANCE, read_recipes, sets_of
 
+    from megatron_magi.launcher.job import megatron_parser
+
     rows, unread = read_recipes(bridge, megatron_parser().parse_args([]))
     print("", f"Megatron-Bridge: {len(rows)} recipes", *left_out_lines(Counter(), unread), sep="\n")
     for kind in (LIBRARY, PERFORMANCE):
         print("", *table(rows, sets_of(rows, kind)), sep="\n")
     return rows, unread
-
-
-class RaisingParser(argparse.ArgumentParser):
-    """Raises where argparse would end the process."""
-
-    def error(self, message: str) -> Any:
-        raise ValueError(message)
-
-
-@functools.cache
-def megatron_parser() -> argparse.ArgumentParser:
-    """The parser of the checkout's training scripts, ModelOpt's flags among them."""
-    from megatron.training.arguments import add_megatron_arguments
-
-    parser = add_megatron_arguments(RaisingParser(allow_abbrev=False))
-    try:
-        from megatron.post_training.arguments import add_modelopt_args
-    except ImportError:
-        return parser
-    return add_modelopt_args(parser)
 
 
 def rows_of(

@@ -28,6 +28,10 @@ from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
+NEXT = """\
+next: torchrun -m megatron_magi.run pretrain_gpt.py <your flags> --attention-backend magi
+      your own Megatron job (docs/megatron_lm.md); your own text and recipe: docs/quickstart.md"""
+"""What a user does after a quick start that passed."""
 BASELINE, RIGHT, WRONG = "dense", "magi", "moved_boundary"
 
 
@@ -61,6 +65,8 @@ def main() -> int:
     if args.record:
         written.append(write_record(comparisons, config, args.record))
     print("wrote " + ", ".join(str(path) for path in written))
+    if passed and caught:
+        print(NEXT)
     return 0 if passed and caught else 1
 
 

@@ -73,6 +73,9 @@ install_torch
 megatron_pin=0.19.2
 "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))' && megatron_pin=0.16.1
 echo "installing megatron_magi[$extra] and megatron-core $megatron_pin"
+[ "$megatron_pin" = 0.19.2 ] || echo "note: --attention-backend magi refuses megatron-core 0.16.1, which \
+pip chooses before Python 3.12; 3.12 is best, and 0.19.2's wheel works on 3.11 (docs/megatron_lm.md)"
+echo "then the C++ planner is compiled, once and silently: about one to three minutes"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
   -e ".[$extra]" "megatron-core==$megatron_pin"
 imports || fail "the environment $venv does not import what it needs; remove it and start again"

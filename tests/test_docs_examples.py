@@ -122,6 +122,18 @@ def test_the_dry_run_on_the_page_is_what_the_command_prints(
     assert capsys.readouterr().out == screen
 
 
+def test_the_screen_of_doctor_has_the_lines_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is found differs from machine to machine, and which lines there are does not."""
+    page = (DOCS / "cli.md").read_text()
+    screen = page.split("<!-- screen doctor -->\n")[1].split("\nIt also runs")[0]
+    assert main(["doctor"]) == 0
+    names = r"^ *(?:(?:ok|--|!!)  ([\w-]+(?: [\w-]+)?)  |(kernel|transport|layers)  |(ready): )"
+    shown, printed = (re.findall(names, text, re.M) for text in (screen, capsys.readouterr().out))
+    assert shown == printed and len(printed) > 15
+
+
 @pytest.mark.parametrize("page", ["megatron.md", "megatron_lm.md"])
 def test_the_start_up_line_on_a_page_is_that_of_its_plan(page: str) -> None:
     pattern = (

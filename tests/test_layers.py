@@ -24,6 +24,8 @@ BASE = [
 ]
 MASK_FUNCTIONS = ["launcher.flags", "launcher.documents"]
 """How `--magi-mask` finds and calls its function, which the commands share."""
+JUDGED_JOB = ["launcher.job"]
+"""What of the launcher `megatron-magi check` puts a job through."""
 LAYERS = {
     "core.mask": BASE,
     "core.plan": [*BASE, "core.mask"],
@@ -38,7 +40,7 @@ LAYERS = {
     "run": [*BASE, "launcher"],
     "magi_attention": [*BASE, "core"],
     "viz": [*BASE, "core", "training"],
-    "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz", *MASK_FUNCTIONS],
+    "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz", *MASK_FUNCTIONS, *JUDGED_JOB],
 }
 """What each layer may import beside itself; PUBLIC: the names of ``import megatron_magi``."""
 TRAINING_ROOMS = ("recipe", "process", "data", "checkpoint", "estimate", "run")

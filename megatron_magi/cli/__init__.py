@@ -1,4 +1,4 @@
-"""``megatron-magi doctor | plan | viz | data | train | compare | weights``."""
+"""``megatron-magi doctor | check | plan | viz | data | train | compare | weights``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.requirements import explained
 
-COMMANDS = ("doctor", "plan", "viz", "data", "train", "compare", "weights")
+COMMANDS = ("doctor", "check", "plan", "viz", "data", "train", "compare", "weights")
 """Modules of this package; the first line of each one's docstring is its help."""
 
 ANSWERED_ALONE = ("-h", "--help", "--version")
@@ -24,6 +24,7 @@ ANSWERED_ALONE = ("-h", "--help", "--version")
 
 EXAMPLES = """examples:
   megatron-magi doctor                                  what will run here, and why
+  megatron-magi check -- pretrain_gpt.py ...            will this Megatron job start with ours?
   megatron-magi plan --lengths 8192x4,1000 --cp 8       balance and traffic of a mask
   megatron-magi viz --recipe recipes/tiny_llama_cpu.yaml --out pictures
   megatron-magi data my_texts/ --output runs/data/mine  packs text for training

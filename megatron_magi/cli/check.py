@@ -1,41 +1,110 @@
-"""What a check of the machine found, and what several checks look at."""
+"""Will your Megatron job start with --attention-backend magi? Nothing is started.
+
+Megatron's own parser reads the command line of your pretrain script; the launcher's rules judge it,
+and then Megatron's own checks. Words before the script, such as torchrun's, are passed over.
+Exit code 0: the job is accepted. 1: refused, with the lines that the launcher or Megatron would
+print. 2: it cannot be read here.
+
+examples:
+  megatron-magi check -- pretrain_gpt.py --context-parallel-size 2 ... --attention-backend magi
+  megatron-magi check --gpus 16 -- PATH/pretrain_gpt.py ...        16 GPUs in all
+  megatron-magi check --elsewhere -- PATH/pretrain_gpt.py ...      of a machine with other GPUs
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
-from dataclasses import dataclass
-from typing import Any, Literal
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from megatron_magi.requirements import MissingRequirement, check_package
+from megatron_magi.cli.parser import UsageError, add_output_options
 
+if TYPE_CHECKING:  # the options and their help need no Megatron
+    from megatron_magi.launcher.job import Accepted, RefusedJob
 
-@dataclass(frozen=True)
-class Check:
-    """What was found, and what to do about it."""
-
-    name: str
-    status: Literal["ok", "absent", "problem"]
-    """absent: not installed, and the rest runs without it."""
-    found: str
-    advice: str = ""
+UNKNOWN = "not known before it starts: data, memory, and the transport between ranks"
 
 
-def torch_or_none() -> Any:
-    """torch, or None if it is missing."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpus", type=int, metavar="N",
+        help="GPUs of the job (default: tensor x pipeline x context parallel size)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--elsewhere", action="store_true",
+        help="the job runs on another machine: leave out the rules about this one",
+    )  # fmt: skip
+    add_output_options(parser)
+    parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- SCRIPT FLAGS",
+                        help="the job as you start it")  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read, judge, print; 0 or 1."""
+    script, flags = _script_and_flags(options.job)
+    _find_modules_like_the_launcher(script)
+    from megatron_magi.launcher import job
+
     try:
-        return check_package("torch")
-    except MissingRequirement:
-        return None
+        job.prepare_megatron()
+        accepted = job.judge(job.read_job(flags), options.gpus, here=not options.elsewhere)
+    except job.RefusedJob as refused:
+        return _refuse(refused, options)
+    if options.json:
+        print(json.dumps({"accepted": True, **asdict(accepted)}))
+    elif options.quiet:
+        print("accepted")
+    else:
+        print(_line(accepted, script))
+    return 0
 
 
-def has_gpu() -> bool:
-    torch = torch_or_none()
-    return torch is not None and bool(torch.cuda.is_available())
+def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:
+    """The pretrain script, which is the first word that ends in .py, and what follows it."""
+    for number, word in enumerate(words):
+        if word.endswith(".py"):
+            return Path(word), words[number + 1 :]
+    got = " ".join(word for word in words[:3] if word != "--")
+    raise UsageError(
+        f"a pretrain script and its flags are required behind --, got {got or 'none'}; such as "
+        f"megatron-magi check -- pretrain_gpt.py ... --attention-backend magi"
+    )
 
 
-def installed(name: str) -> str | None:
-    """The version of an installed package; None if there is none."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _find_modules_like_the_launcher(script: Path) -> None:
+    """The script's folder first, where a checkout has Megatron, then the current folder."""
+    if "" not in sys.path:  # as python -m has it; the command's own script does not
+        sys.path.insert(0, "")
+    if script.is_file():
+        sys.path.insert(0, str(script.resolve().parent))
+
+
+def _refuse(refused: RefusedJob, options: argparse.Namespace) -> int:
+    """Print the refusals; the exit code."""
+    if options.json:
+        print(json.dumps({"accepted": False, "refusals": refused.lines}))
+        return 1
+    print("\n".join(refused.lines))
+    if refused.about_machine and not options.quiet:
+        print(
+            "note: some of these lines are about this machine; --elsewhere leaves them out",
+            file=sys.stderr,
+        )
+    return 1
+
+
+def _line(accepted: Accepted, script: Path) -> str:
+    a = accepted
+    kernel = "kernel not known, as the job runs elsewhere"
+    if a.kernel is not None:
+        kernel = f"kernel {a.kernel} on this machine"
+    read_by = f"read by Megatron {a.megatron}"
+    if not script.is_file():
+        read_by += f" of this environment, as there is no {script} here"
+    return (
+        f"accepted: {a.gpus} GPUs as tp {a.tp}, pp {a.pp}, cp {a.cp}, dp {a.dp}; {a.layers} "
+        f"layers; heads {a.heads} on a rank; {kernel}; {read_by}; {UNKNOWN}"
+    )

@@ -42,7 +42,7 @@ def add_shape_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--block-window", type=int, metavar="W",
                        help="with --block-tokens: only the last W blocks")  # fmt: skip
     group.add_argument("--mask", metavar="MODULE:FUNCTION",
-                       help="the function of the launcher's --magi-mask")  # fmt: skip
+                       help="as the launcher's --magi-mask; or FILE.py:FUNCTION")  # fmt: skip
     group.add_argument("--total", type=int, help="tokens with padding behind the documents")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--cp", type=int, help="context-parallel ranks (recipe: parallel.cp)")
     how.add_argument("--ranks-per-node", type=int, help="of the cp ranks (default: one node)")
     how.add_argument("--heads", metavar="Q,KV,DIM[,V]",
-                     help="query and key/value heads, head_dim of a rank (32,8,128 or 32/8,128); "
+                     help="query and key/value heads, head_dim of a rank (32,8,128 or 32/8x128); "
                      "that of values if it is another")  # fmt: skip
     how.add_argument("--chunk-size", type=int, help="tokens per chunk (default: chosen)")
     how.add_argument("--overlap-degree", type=int, help="remote stages (default: chosen)")
@@ -105,7 +106,8 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
 
         form = "three numbers Q,KV,DIM, or four with the head_dim of values"
         asked = Few("--heads", form, (3, 4), "32,8,128")
-        q, kv, dim, *values = few_numbers(options.heads.replace("/", ","), asked, options.heads)
+        given_numbers = re.sub("[/x]", ",", options.heads)
+        q, kv, dim, *values = few_numbers(given_numbers, asked, options.heads)
         changes["head_shape"] = HeadShape(q, kv, dim, head_dim_v=values[0] if values else None)
     if options.token_multiple is not None:
         changes["token_multiple"] = options.token_multiple

@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peak-tflops",
         type=positive,
-        default=989.0,
-        help="of a rank, assumed by --dry-run (%(default)s: dense bf16 of an H100 or H200)",
+        help="of a rank, assumed by --dry-run (default for bf16: 989, dense, of an H100 or H200)",
     )
 
 

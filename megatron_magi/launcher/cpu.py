@@ -35,18 +35,23 @@ def install_cpu_training() -> bool:
     try:
         from megatron.training import initialize, training
     except ModuleNotFoundError as error:  # the wheels before 0.17
-        raise ImportError(
-            f"a pretrain script requires a Megatron with its training program (0.17 "
-            f"to 0.20), got megatron-core {MEGATRON_VERSION} without it; put a Megatron-LM "
-            f"checkout first on PYTHONPATH, or install megatron-core 0.19.2 (Python 3.12; on 3.11: "
-            f"pip install --no-deps --ignore-requires-python megatron-core==0.19.2)"
-        ) from error
+        raise ImportError(no_training_program()) from error
 
     start = initialize.initialize_megatron
     replace_everywhere(start, functools.partial(_initialize, start))
     for owner in (initialize, training):
         owner.set_jit_fusion_options = _do_nothing
     return True
+
+
+def no_training_program() -> str:
+    """What is required of a Megatron that has `megatron.core` alone, and what to do."""
+    return (
+        f"a pretrain script requires a Megatron with its training program (0.17 "
+        f"to 0.20), got megatron-core {MEGATRON_VERSION} without it; put a Megatron-LM "
+        f"checkout first on PYTHONPATH, or install megatron-core 0.19.2 (Python 3.12; on 3.11: "
+        f"pip install --no-deps --ignore-requires-python megatron-core==0.19.2)"
+    )
 
 
 def _initialize(start: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 from megatron_magi.config import CostTable, ForwardMode, KernelBackend, MagiConfig, TransportChoice
@@ -45,7 +50,7 @@ class Options:
 
     config: MagiConfig
     mask_name: str | None = None
-    """The value of --magi-mask, `package.module:function`."""
+    """The value of --magi-mask, `package.module:function` or `FILE.py:function`."""
     measures_costs: bool = False
     """--magi-measure-costs: the rates of the cost table come from the machine."""
 
@@ -131,23 +136,38 @@ def _flag_of(name: str) -> str:
 
 
 def load_mask_function(name: str, flag: str = "--magi-mask") -> MaskFunction:
-    """The function `package.module:function`, which `flag` names.
+    """The function `package.module:function` or `PATH/file.py:function`, which `flag` names.
 
     Raises:
         ValueError: there is none, or it takes other arguments than a `MaskRequest`.
     """
-    module_name, _, function = name.partition(":")
+    module_name, _, function = name.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module_name), function)
+        is_file = module_name.endswith(".py")
+        load = _module_of_file if is_file else importlib.import_module
+        found = getattr(load(module_name), function)
     except Exception as error:  # importing runs the module, which may raise anything
         raise ValueError(
-            f"{flag} must be package.module:function, got {name!r} "
+            f"{flag} must be package.module:function or FILE.py:function, got {name!r} "
             f"({type(error).__name__}: {error}); name a function that Python can import"
         ) from error
     if not callable(found):
         raise ValueError(f"{flag} must name a function, got {name!r}; name one")
     _check_arguments(found, name, flag)
     return found
+
+
+@functools.cache
+def _module_of_file(path: str) -> ModuleType:
+    """The module that a file of Python holds, run once a process."""
+    name = f"magi_mask_of_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no file of Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses of the file look for their module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _check_arguments(function: MaskFunction, name: str, flag: str) -> None:

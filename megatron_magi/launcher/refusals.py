@@ -21,8 +21,9 @@ from megatron_magi.adapter.graphs import (
 )
 from megatron_magi.adapter.packed import head_shape, pipeline_seq_length
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.kernel.select import select_backend
+from megatron_magi.core.kernel.select import choose_backend_name, select_backend
 from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.core.plan import HeadShape
 
 REQUIRES = "--attention-backend magi requires"
 
@@ -103,16 +104,23 @@ POSITIONS = ("rope", "yarn", "learned_absolute", "none", None)
 """Kinds of positions that follow the rows of a plan."""
 
 
-def refusals(args: Any, magi: MagiConfig | None = None) -> list[str]:
+def refusals(args: Any, magi: MagiConfig | None = None, *, here: bool = True) -> list[str]:
     """One line for every setting that does not work; an empty list for a job that starts.
 
     Args:
         args: Megatron's arguments as they were parsed, before `validate_args`.
         magi: our own settings; default `MagiConfig()`.
+        here: whether the job runs on this machine; else the rules about the machine are left out.
     """
     config = MagiConfig() if magi is None else magi
     lines = [line for row in REFUSALS for line in row.lines(args)]
-    return lines + [line for rule in RULES for line in rule(args, config)]
+    lines += [line for rule in RULES for line in rule(args, config)]
+    return lines + (machine_refusals(args, config) if here else [])
+
+
+def machine_refusals(args: Any, magi: MagiConfig) -> list[str]:
+    """Those of `refusals` that are about this machine."""
+    return [line for rule in MACHINE_RULES for line in rule(args, magi)]
 
 
 def refuse_arguments(args: Any, magi: MagiConfig | None = None) -> None:
@@ -180,12 +188,15 @@ def _pairs_of_stages_over_gloo(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
-def _absent_transformer_engine(args: Any, magi: MagiConfig) -> Iterator[str]:
+def _inference_layers(args: Any, magi: MagiConfig) -> Iterator[str]:
     if args.transformer_impl == "inference_optimized":
         yield (
             f"{REQUIRES} --transformer-impl local or transformer_engine, got inference_optimized; "
             f"choose one of them"
         )
+
+
+def _absent_transformer_engine(args: Any, magi: MagiConfig) -> Iterator[str]:
     if importlib.util.find_spec("transformer_engine") is not None:
         return
     module = (getattr(args, "spec", None) or [""])[0]
@@ -231,26 +242,49 @@ def _latent_attention(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
+def heads_of(args: Any) -> HeadShape:
+    """The job's attention heads on one tensor-parallel rank."""
+    return head_shape(_ModelSizes(args, _dtype(args)))
+
+
+def kernel_here(args: Any, magi: MagiConfig) -> str:
+    """The kernel that the job's attention runs on this machine.
+
+    Raises:
+        NotImplementedError, ImportError, RuntimeError: the one that was asked for does not run.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    heads = heads_of(args)
+    widths = Widths(heads.head_dim, heads.value_dim)
+    if magi.kernel_backend == "auto":
+        return choose_backend_name(device, _dtype(args), widths)
+    return select_backend(magi.kernel_backend, device, _dtype(args), widths).name
+
+
+def _dtype(args: Any) -> torch.dtype:
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+
+
 def _kernel(args: Any, magi: MagiConfig) -> Iterator[str]:
     """The kernel that was asked for must run on this machine."""
     if magi.kernel_backend == "auto":
         return
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-    heads = head_shape(_ModelSizes(args, dtype))
     try:
-        select_backend(magi.kernel_backend, device, dtype, Widths(heads.head_dim, heads.value_dim))
+        kernel_here(args, magi)
     except (NotImplementedError, ImportError, RuntimeError) as error:
         yield f"{error} (--magi-kernel {magi.kernel_backend})"
 
 
-def _transport(args: Any, magi: MagiConfig) -> Iterator[str]:
+def _transport_here(args: Any, magi: MagiConfig) -> Iterator[str]:
     if magi.transport not in ("auto", "all_to_all") and not torch.cuda.is_available():
         yield (
             f"--magi-transport {magi.transport} requires GPUs of one host, got a machine without "
             f"CUDA; set auto or all_to_all"
         )
-    elif magi.transport not in ("auto", "all_to_all") and getattr(args, "inprocess_restart", False):
+
+
+def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:
+    if magi.transport not in ("auto", "all_to_all") and getattr(args, "inprocess_restart", False):
         yield (
             f"--inprocess-restart requires --magi-transport auto or all_to_all, got "
             f"{magi.transport}: a restart ends exchanges over NCCL, and no copies that wait for a "
@@ -276,11 +310,13 @@ RULES: tuple[Rule, ...] = (
     _layers,
     _routers,
     _pairs_of_stages_over_gloo,
-    _absent_transformer_engine,
+    _inference_layers,
     _graphs,
     _positions,
     _latent_attention,
-    _kernel,
-    _transport,
+    _transport_of_restarts,
 )
 """Settings that are refused beside others."""
+
+MACHINE_RULES: tuple[Rule, ...] = (_absent_transformer_engine, _kernel, _transport_here)
+"""Settings that this machine cannot follow; another one may."""

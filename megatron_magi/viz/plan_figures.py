@@ -21,8 +21,10 @@ from megatron_magi.viz.style import (
     INK,
     MAX_LEGEND,
     MUTED,
+    counted,
     heading,
     new_figure,
+    quarters,
     rank_colors,
     rank_ticks,
     short,
@@ -93,16 +95,19 @@ def traffic_figure(plan: AttnPlan) -> Any:
     most = max(int(rows.max()), 1)
     image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=most)
     axes.set_facecolor("#e4e4e4")
-    ticks = [most * i / 4 for i in range(5)]
-    bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=ticks, format=lambda v, _: short(v))
+    shows = {"ticks": quarters(most), "format": lambda v, _: short(v, most)}
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, **shows)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelcolor=MUTED)
-    bar.set_label(f"rows (a rank owns {short(plan.layout.num_local_tokens)})", color=MUTED)
+    owned = plan.layout.num_local_tokens
+    bar.set_label(f"{counted('rows', most)}; a rank owns {short(owned)}", color=MUTED)
     if cp_size <= 12:
         for (i, j), value in np.ndenumerate(rows):
             if i != j:
                 color = "white" if value > 0.6 * most else INK
-                axes.text(j, i, short(value), ha="center", va="center", color=color, fontsize=8)
+                axes.text(
+                    j, i, short(value, most), ha="center", va="center", color=color, fontsize=8
+                )
     rank_ticks(axes, cp_size, "xy")
     axes.set_xlabel("to rank", color=MUTED)
     axes.set_ylabel("from rank", color=MUTED)
@@ -115,8 +120,8 @@ def mask_axes(axes: Any, mask: AttnMask) -> None:
     """Ticks in tokens, and names of both axes."""
     token_ticks(axes, mask.total_seqlen_k, "x")
     token_ticks(axes, mask.total_seqlen_q, "y")
-    axes.set_xlabel("key", color=MUTED)
-    axes.set_ylabel("query", color=MUTED)
+    axes.set_xlabel(counted("key", mask.total_seqlen_k), color=MUTED)
+    axes.set_ylabel(counted("query", mask.total_seqlen_q), color=MUTED)
 
 
 def _rank_legend(axes: Any, cp_size: int) -> None:
@@ -160,9 +165,11 @@ def _load_bars(axes: Any, drawn: Drawn) -> None:
 
 def _rows_text(layout: LayoutFacts) -> str:
     """Mean key rows of a rank: those received, and those needed if that is another number."""
-    received, needed = short(layout.rows_received.mean()), short(layout.rows_needed.mean())
+    total = layout.mask.total_seqlen_q
+    means = layout.rows_received.mean(), layout.rows_needed.mean()
+    received, needed = (short(mean, total) for mean in means)
     used = "all needed" if received == needed else f"needed {needed}"
-    return f"key rows received: {received}, {used}; padding {short(layout.padding_tokens)}"
+    return f"key rows received: {received}, {used}; padding {short(layout.padding_tokens, total)}"
 
 
 def _received_bars(axes: Any, plan: AttnPlan) -> None:
@@ -172,10 +179,11 @@ def _received_bars(axes: Any, plan: AttnPlan) -> None:
     share = received.sum() / (ring * plan.cp_size) if ring else 0.0
     rank_ticks(axes, plan.cp_size, "y")
     axes.set_ylim(plan.cp_size - 0.5, -0.5)
-    axes.set_xticks([ring * i / 4 for i in range(5)] if ring else [0])
-    axes.xaxis.set_major_formatter(lambda v, _: short(v))
+    axes.set_xticks(quarters(ring))
+    axes.xaxis.set_major_formatter(lambda v, _: short(v, ring))
     axes.tick_params(length=0, labelcolor=MUTED)
-    axes.set_xlabel("key rows received (grey: ring, all-gather)", color=MUTED)
+    what = counted("key rows received", ring)
+    axes.set_xlabel(f"{what}; grey: ring, all-gather", color=MUTED)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(GRID)
     title(axes, f"Received: {share:.1%} of a ring's rows")

@@ -10,6 +10,8 @@ _RANK_COLORS = (
     "#2f6db3", "#e08a2b", "#3c9d6b", "#b8476b", "#7a5bb0", "#8c6d3f", "#4aa3b5", "#999933",
 )  # fmt: skip
 MAX_LEGEND = 8
+SHORTENED_FROM = 10_000
+"""Numbers of a picture below this are written in full: 4,096 and not 4K, 5,000 and not 4.88K."""
 
 
 def new_figure(rows: int, columns: int, width: float, height: float, **grid: Any) -> Any:
@@ -69,8 +71,8 @@ def heading(figure: Any, text: str) -> None:
 
 def token_ticks(axes: Any, total: int, which: str) -> None:
     """Four ticks in tokens along the "x" or "y" axis of a mask."""
-    ticks = [round(total * i / 4) for i in range(5)] if total >= 8 else list(range(total + 1))
-    labels = [short(t) for t in ticks]
+    ticks = quarters(total) if total >= 8 else list(range(total + 1))
+    labels = [short(t, total) for t in ticks]
     getattr(axes, f"set_{which}ticks")(ticks, labels)
     axes.tick_params(length=0, labelcolor=MUTED)
     axes.spines[:].set_color(GRID)
@@ -87,13 +89,29 @@ def rank_ticks(axes: Any, cp_size: int, which: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def short(number: float) -> str:
-    """0, 640, 1.5K, 32K, 3M: tokens and rows on an axis, in steps of 1024."""
+def short(number: float, most: float = 0) -> str:
+    """0, 640, 4,096; 1.5K, 32K, 3M: tokens and rows, in steps of 1024 beside large ones.
+
+    Args:
+        most: the largest number beside it, such as the end of its axis.
+    """
+    is_large = round(max(number, most)) >= SHORTENED_FROM
     for unit, size in (("M", 2**20), ("K", 2**10)):
-        if number >= size:
+        if is_large and number >= size:
             digits = 3 if number < 999.5 * size else 4  # with 3, 1000 would be 1e+03
             return f"{number / size:.{digits}g}{unit}"
-    return f"{number:.0f}"
+    return f"{number:,.0f}"
+
+
+def counted(what: str, most: float) -> str:
+    """The name of an axis whose numbers `short` writes, up to `most`; it explains the K of large
+    ones."""
+    return what if round(most) < SHORTENED_FROM else f"{what} (1K = 1,024)"
+
+
+def quarters(most: int) -> list[int]:
+    """Whole numbers from 0 to `most` for the ticks of an axis; five, or fewer if it is small."""
+    return sorted({round(most * i / 4) for i in range(5)})
 
 
 def save(figure: Any, stem: Path, formats: tuple[str, ...]) -> list[Path]:

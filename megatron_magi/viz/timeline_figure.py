@@ -12,6 +12,7 @@ from megatron_magi.viz.style import (
     GRID,
     INK,
     MUTED,
+    counted,
     new_figure,
     rank_colors,
     rank_ticks,
@@ -33,17 +34,18 @@ def timeline_figure(plan: AttnPlan) -> Any:
     colors = rank_colors(plan.cp_size)
     labelled = plan.cp_size <= MAX_LABELLED_RANKS
     figure, axes = new_figure(1, 1, 10, max(2.6, 0.5 * plan.cp_size + 1.4))
-    for (rank, stage), rows in np.ndenumerate(forward_stage_rows(plan)):
+    stage_rows = forward_stage_rows(plan)
+    for (rank, stage), rows in np.ndenumerate(stage_rows):
         what = "own keys" if stage == 0 and rows == 0 else f"stage {stage}"
         receive, compute = times.forward[rank, stage].reshape(2, 2).tolist()
         _bar(axes, (rank + COMPUTE_Y, COMPUTE_HEIGHT), compute, colors[rank],
              what if labelled else "", end)  # fmt: skip
         _bar(axes, (rank + RECEIVE_Y, RECEIVE_HEIGHT), receive, RECEIVE_COLOR,
-             short(rows) if labelled else "", end)  # fmt: skip
+             short(rows, stage_rows.max()) if labelled else "", end)  # fmt: skip
     _axes(axes, plan, end)
     title(
         axes,
-        f"Stages: attention (colored) while key rows arrive (grey); "
+        f"Stages: attention (colored) while {counted('key rows', stage_rows.max())} arrive (grey); "
         f"{1 - times.exposed_share:.0%} of the transfer time hides",
     )
     return figure

@@ -25,7 +25,7 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
     "arguments, text",
     [
         (["plna"], "error: COMMAND cannot be 'plna'; did you mean plan?"),
-        (["zzz"], "choose from doctor, plan, viz, data, train, compare"),
+        (["zzz"], "choose from doctor, check, plan, viz, data, train, compare"),
         (["plan", "--chunksize", "4"], "has no option --chunksize; did you mean --chunk-size?"),
         (["doctor", "--jsn"], "megatron-magi doctor has no option --jsn; did you mean --json?"),
         (["doctor", "now"], "megatron-magi doctor takes no further argument, got 'now'"),

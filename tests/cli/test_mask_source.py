@@ -8,6 +8,12 @@ import pytest
 from tests.cli.command import Capture, plan_json, run
 
 
+@pytest.mark.parametrize("heads", ["16,4,64", "16/4,64", "16/4x64", "16/4x64,64"])
+def test_heads_are_read_in_every_form(capsys: Capture, heads: str) -> None:
+    code, out, err = run(capsys, "plan", "--lengths", "64", "--cp", "2", "--heads", heads)
+    assert (code, err) == (0, "") and "(heads 16/4 of 64, 2 bytes)" in out
+
+
 def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
     def area(*arguments: str) -> int:
         return plan_json(capsys, *arguments, "--cp", "2")["mask"]["visible_cells"]
@@ -26,6 +32,8 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
     function = "tests.cli.mask_functions:prefixes"
     assert area("--lengths", "10,6", "--mask", function) == 55 + 21 + 2 * 6
     assert area("--lengths", "8", "--mask", "tests.cli.mask_functions:with_a_default") == 36
+    file = Path(__file__).with_name("mask_functions.py")
+    assert area("--lengths", "10,6", "--mask", f"{file}:prefixes") == 55 + 21 + 2 * 6
     ranges = {"q_ranges": [[0, 4], [4, 8]], "k_ranges": [[0, 4], [0, 8]], "attn_type_map": [0, 1],
               "total": 8}  # fmt: skip
     path = tmp_path / "ranges.json"
@@ -44,7 +52,8 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
         ("--lengths 8 --block-window 2", "--block-window needs --block-tokens, got none; pass it"),
         ("--lengths 8 --block-tokens 0", "--block-tokens must be at least 1, got 0; such as 1024"),
         ("--lengths 8 --prefix -1", "prefix length must be at least 0, got -1"),
-        ("--lengths 8 --mask none:f", "--mask must be package.module:function, got 'none:f' (Mod"),
+        ("--lengths 8 --mask none:f", "FILE.py:function, got 'none:f' (ModuleNotFoundError: "),
+        ("--lengths 8 --mask none.py:f", "got 'none.py:f' (FileNotFoundError: "),
         ("--lengths 8 --mask M:of_the_batch", "without a batch, got TypeError: 'NoneType' object"),
         (
             "--lengths 8 --mask M:no_mask",

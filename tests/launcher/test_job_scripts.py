@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -15,8 +14,8 @@ from typing import Any
 import pytest
 
 import megatron_magi.adapter
-from megatron_magi.launcher import refusals
-from megatron_magi.launcher.flags import take_flags
+from megatron_magi.launcher.job import Job, read_job
+from megatron_magi.launcher.refusals import refusals
 from tests.launcher.layouts import SMALL_SCRIPT
 
 pytestmark = pytest.mark.skipif(
@@ -66,16 +65,10 @@ def recorded(tmp_path: Path) -> Any:
     return words_of
 
 
-def parsed(words: list[str]) -> Any:
-    """Megatron's arguments of a job, which has our switch."""
-    from megatron.training.arguments import add_megatron_arguments
-
+def parsed(words: list[str]) -> Job:
+    """A job, read as `megatron-magi check` reads it."""
     script = next(i for i, word in enumerate(words) if word.endswith("pretrain_gpt.py"))
-    options, rest = take_flags(words[script + 1 :])
-    assert options is not None
-    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
-    args = parser.parse_args(rest)
-    return args, options
+    return read_job(words[script + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -85,19 +78,19 @@ def parsed(words: list[str]) -> Any:
 def test_a_job_starts(
     job: str, more: dict[str, str], recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals.importlib.util, "find_spec", lambda name: object())
     monkeypatch.syspath_prepend(str(FOLDER))  # where video.sh has its mask
     given = {"MEGATRON": "/megatron", "DATA": "x", "TOKENIZER": "z"} if job == "packed_sft" else {}
     words = recorded(job, "--seed", "7", **{"MEGATRON": "/megatron", **given, **more})
     gpus = "2" if job == "tiny_cpu" else "8"
     assert words[:3] == ["torchrun", "--nproc-per-node", gpus]
     assert words[3:6] == ["-m", "megatron_magi.run", "/megatron/pretrain_gpt.py"]
-    args, options = parsed(words)
-    assert refusals.refusals(args, options.config) == []
+    job_read = parsed(words)
+    args = job_read.args
+    assert refusals(args, job_read.config, here=False) == []
     assert args.seed == 7 and args.context_parallel_size > 1
     assert args.async_save == ("SAVE" in more) and (args.data_path is None) == args.mock_data
-    size = args.tensor_model_parallel_size * args.context_parallel_size
-    assert int(gpus) % size == 0 and args.num_layers % args.pipeline_model_parallel_size == 0
+    assert int(gpus) % job_read.model_size == 0
+    assert args.num_layers % args.pipeline_model_parallel_size == 0
 
 
 def test_the_page_shows_a_whole_job(recorded: Any) -> None:

@@ -20,6 +20,8 @@ from published_jobs.jobs import Job, find_tests, flags_of, without_repeats, word
 from published_jobs.rules import IGNORED, key_of, reasons
 from published_jobs.table import SETS, Row, counts, table
 
+from megatron_magi.launcher.job import RaisingParser
+
 LAUNCHER = Path(__file__).parents[2] / "megatron_magi" / "launcher"
 
 GOOD = "MODEL_ARGS:\n  --num-layers: 4\n  --bf16: true\n  --attention-backend: flash\n"
@@ -86,7 +88,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def parser() -> argparse.ArgumentParser:
     """A small Megatron: some flags, and what the rules read besides."""
-    small = check_jobs.RaisingParser(allow_abbrev=False)
+    small = RaisingParser(allow_abbrev=False)
     for name in ("--num-layers", "--context-parallel-size"):
         small.add_argument(name, type=int, default=1)
     for name in ("--bf16", "--modelopt-enabled", "--enable-cuda-graph"):

@@ -84,6 +84,7 @@ def test_right_passes_and_wrong_is_caught(tmp_path: Path, recipe: Path) -> None:
         "PASS",
         "caught",
     ]
+    assert "next: torchrun -m megatron_magi.run pretrain_gpt.py" in run.stdout
     for picture in (tmp_path / "loss.png", tmp_path / "mask.png", image):
         assert picture.read_bytes()[:4] == b"\x89PNG"
     written = json.loads(record.read_text())
@@ -115,7 +116,7 @@ def test_anything_else_fails(
         write_run(tmp_path / name, LOSSES * factor, ones)
     run = report(tmp_path, recipe)
     assert run.returncode == 1, run.stderr
-    assert says in run.stdout
+    assert says in run.stdout and "next:" not in run.stdout
 
 
 def test_runs_that_learn_nothing_prove_nothing(tmp_path: Path, recipe: Path) -> None:

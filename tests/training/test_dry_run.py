@@ -276,4 +276,21 @@ def test_the_script_starts_nothing_and_imports_no_megatron(recipes: dict[str, An
     )
     assert ran.returncode == 0, ran.stderr
     assert "dry run: nothing was started" in ran.stdout
-    assert "at 50 % of 989 TFLOP/s a rank" in ran.stdout
+    assert "time        unknown: no rate is assumed for fp32; pass --peak-tflops N" in ran.stdout
+    assert "989" not in ran.stdout
+
+
+def test_a_rate_is_assumed_for_bf16_alone(recipes: dict[str, dict[str, Any]]) -> None:
+    recipe = {**recipes["plain"], "train": {**recipes["plain"]["train"], "dtype": "bf16"}}
+    assert "at 50 % of 989 TFLOP/s a rank (dense bf16 of an H100 or H200)," in report(
+        dry_run(config_of(recipe)), 0.5
+    )
+    plain = dry_run(config_of(recipes["plain"]))
+    assert "at 50 % of 0.1 TFLOP/s a rank," in report(plain, 0.5, 0.1)
+
+
+def test_a_transport_that_one_rank_does_not_use_is_named(recipes: dict[str, Any]) -> None:
+    run = dry_run(config_of({**recipes["plain"], "magi": {"transport": "symm_mem"}}))
+    assert run.plan is not None and run.plan.cp_size == 1
+    assert "transport symm_mem is not used: one rank exchanges nothing" in report(run, 0.4)
+    assert "symm_mem" not in report(dry_run(config_of(recipes["plain"])), 0.4)

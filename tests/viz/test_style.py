@@ -10,8 +10,10 @@ import pytest
 
 from megatron_magi.viz.style import (
     INK,
+    counted,
     heading,
     new_figure,
+    quarters,
     rank_colors,
     rank_ticks,
     save,
@@ -37,9 +39,12 @@ def shown(labels: Any) -> list[str]:
     [
         (0, "0"),
         (639.6, "640"),
-        (1023, "1023"),
-        (1024, "1K"),
-        (1536, "1.5K"),
+        (1023, "1,023"),
+        (4096, "4,096"),
+        (5000, "5,000"),
+        (9999.4, "9,999"),
+        (9999.6, "9.77K"),
+        (10_240, "10K"),
         (32 * 1024, "32K"),
         (1000 * 1024, "1000K"),
         (1024 * 1024 - 1024, "1023K"),
@@ -50,6 +55,23 @@ def shown(labels: Any) -> list[str]:
 )
 def test_numbers_on_an_axis_are_short(number: float, text: str) -> None:
     assert short(number) == text
+
+
+def test_numbers_beside_large_ones_have_their_unit() -> None:
+    assert [short(n, 32_768) for n in (0, 1023, 1536, 8192)] == ["0", "1,023", "1.5K", "8K"]
+
+
+def test_an_axis_says_what_its_k_is() -> None:
+    assert counted("key", 4096) == "key"
+    assert counted("key", 9999.6) == "key (1K = 1,024)"
+
+
+@pytest.mark.parametrize(
+    "most, ticks",
+    [(0, [0]), (1, [0, 1]), (70, [0, 18, 35, 52, 70]), (4096, [0, 1024, 2048, 3072, 4096])],
+)
+def test_ticks_stand_where_their_number_is(most: int, ticks: list[int]) -> None:
+    assert quarters(most) == ticks
 
 
 @pytest.mark.parametrize("cp_size", [1, 2, 8, 9, 64])
@@ -72,7 +94,9 @@ def test_text_is_dark_on_light_and_white_on_dark() -> None:
 def test_a_mask_has_ticks_at_its_quarters(axes: Any) -> None:
     token_ticks(axes, 8192, "x")
     assert axes.get_xticks().tolist() == [0, 2048, 4096, 6144, 8192]
-    assert shown(axes.get_xticklabels()) == ["0", "2K", "4K", "6K", "8K"]
+    assert shown(axes.get_xticklabels()) == ["0", "2,048", "4,096", "6,144", "8,192"]
+    token_ticks(axes, 16_384, "x")
+    assert shown(axes.get_xticklabels()) == ["0", "4K", "8K", "12K", "16K"]
     assert axes.get_yticks().tolist() != axes.get_xticks().tolist()
     token_ticks(axes, 3, "y")
     assert axes.get_yticks().tolist() == [0, 1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from pathlib import Path
@@ -50,6 +51,8 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
     first call with a plan that needs more memory than any plan before it.
     """
     wanted = plan.config.transport
+    if wanted == "symm_mem" and plan.cp_size == 1:
+        _say_that_nothing_travels()
     if group is None or wanted == "all_to_all" or len(plan.transfers) == 0:
         return AllToAll(group)
     engine = _engines.get(group)
@@ -68,6 +71,12 @@ def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor)
         logger.warning("transport of attention: all_to_all from now on (%s)", error)
         return _without_engine(group, wanted, str(error))
     return engine
+
+
+@functools.cache
+def _say_that_nothing_travels() -> None:
+    """Once a process, so that nobody takes a run of one rank for a trial of this transport."""
+    logger.warning("transport symm_mem is not used: one rank exchanges nothing")
 
 
 def transport_of_reduces(

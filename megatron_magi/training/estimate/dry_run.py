@@ -22,6 +22,10 @@ from megatron_magi.training.estimate.pack_cost import sample_order
 from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
 
+HOPPER_TFLOPS = 989.0
+"""Dense bf16 of an H100 or H200, for recipes that train in bf16. Those in fp32 run on the CPU or
+away from the fused kernels, where no rate is a fair guess."""
+
 
 @dataclass(frozen=True)
 class DryRun:
@@ -90,8 +94,12 @@ def dry_run(config: RunConfig, world_size: int | None = None) -> DryRun:
     )
 
 
-def report(run: DryRun, mfu: float, peak_tflops: float) -> str:
-    """The facts for a screen."""
+def report(run: DryRun, mfu: float, peak_tflops: float | None = None) -> str:
+    """The facts for a screen.
+
+    Args:
+        peak_tflops: of a rank; None: that of a Hopper GPU for a run in bf16, else unknown.
+    """
     blocks = (_layout, _parameters, _work, _memory, _plan_text)
     lines = [line for block in blocks for line in block(run)]
     return "\n".join([*lines, *_time(run, mfu, peak_tflops), "dry run: nothing was started"])
@@ -202,7 +210,8 @@ def _plan_text(run: DryRun) -> list[str]:
         f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''}"
     )
     if plan.cp_size == 1:
-        return [text]
+        unused = "  transport symm_mem is not used: one rank exchanges nothing"
+        return [text, *([unused] if plan.config.transport == "symm_mem" else [])]
     each = ", ".join(f"{n:,}" for n in rows[:16].tolist()) + (", ..." if len(rows) > 16 else "")
     lines = [text, f"  key rows received by each rank: {each} (a ring: {ring:,} each)"]
     if plan.config.transport == "symm_mem":
@@ -213,12 +222,19 @@ def _plan_text(run: DryRun) -> list[str]:
     return lines
 
 
-def _time(run: DryRun, mfu: float, peak_tflops: float) -> list[str]:
+def _time(run: DryRun, mfu: float, peak_tflops: float | None) -> list[str]:
+    dtype, of_whom = run.config.train.dtype, ""
+    if peak_tflops is None and dtype == "bf16":
+        peak_tflops, of_whom = HOPPER_TFLOPS, " (dense bf16 of an H100 or H200)"
+    if peak_tflops is None:
+        return [
+            f"time        unknown: no rate is assumed for {dtype}; pass --peak-tflops N of a rank"
+        ]
     seconds = run.step_seconds(mfu, peak_tflops)
     left = run.config.train.iterations - run.resumes_at
     begun = f" (resumed after {run.resumes_at:,})" if run.resumes_at else ""
     total = timedelta(seconds=round(max(0, left) * seconds))
-    rate = f"{100 * mfu:.0f} % of {peak_tflops:g} TFLOP/s a rank"
+    rate = f"{100 * mfu:.0f} % of {peak_tflops:g} TFLOP/s a rank{of_whom}"
     return [
         f"time        {seconds:.4g} s a step at {rate}, {run.tokens / seconds:,.0f} tokens/s; "
         f"{left:,} steps{begun}: {total}",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi import HeadShape, MagiConfig, dist_attn, masks
 from megatron_magi.core.comm import transport_choice
 from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.comm.transport_choice import engines, transport_for
@@ -112,6 +112,19 @@ def test_the_cpu_and_one_rank_have_no_choice(like: torch.Tensor) -> None:
     assert transport_for(plan(), None, like) == AllToAll(None)
     with pytest.raises(RuntimeError, match="got tensors on the CPU"):
         transport_for(plan(transport="symm_mem"), group, like)
+
+
+def test_one_rank_says_once_that_it_does_not_use_what_was_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transport_choice._say_that_nothing_travels.cache_clear()
+    heads = HeadShape(2, 2, 64)
+    alone = make_attn_plan(masks.causal(64), 1, heads, MagiConfig(transport="symm_mem"))
+    q = torch.zeros(64, 2, 64)
+    for _ in range(2):
+        dist_attn(q, q, q, alone, None)
+    (line,) = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+    assert line == "transport symm_mem is not used: one rank exchanges nothing"
 
 
 def test_a_dtype_that_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None:

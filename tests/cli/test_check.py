@@ -1,0 +1,175 @@
+"""`megatron-magi check`: a job's flags, Megatron's parser, the launcher's rules, no start."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megatron_magi.adapter
+from megatron_magi.cli import check
+from tests.cli.command import Capture, run
+from tests.launcher.tiny_flags import TINY, words
+
+ROOT = Path(__file__).parents[2]
+SWITCH = ["--attention-backend", "magi"]
+TINY_JOB = ["pretrain_gpt.py", *words(TINY), *SWITCH]
+CP2 = ["--context-parallel-size", "2"]
+HAS_TRAINING = megatron_magi.adapter.MEGATRON_VERSION[:2] == (0, 19)
+
+COMMANDS = {
+    "accepted": ["--", *TINY_JOB, *CP2],
+    "torchrun": ["--gpus", "4", "torchrun", "-m", "megatron_magi.run", *TINY_JOB, *CP2],
+    "json": ["--json", "--", *TINY_JOB, *CP2],
+    "quiet": ["--quiet", "--", *TINY_JOB],
+    "rules": ["--", *TINY_JOB, "--yaml-cfg", "a", "--attention-dropout", "0.1"],
+    "refused json": ["--json", "--", *TINY_JOB, "--yaml-cfg", "a"],
+    "machine": ["--", *TINY_JOB, "--transformer-impl", "transformer_engine"],
+    "elsewhere": ["--elsewhere", "--", *TINY_JOB, "--transformer-impl", "transformer_engine"],
+    "megatron": ["--gpus", "4", "--", *TINY_JOB, "--global-batch-size", "3"],
+    "wordless": ["--", *TINY_JOB, "--hidden-size", "66"],
+    "environment": ["--", *TINY_JOB, *CP2],
+    "gpus": ["--gpus", "3", "--", *TINY_JOB, *CP2],
+    "no gpus": ["--gpus", "0", "--", *TINY_JOB],
+    "strange flag": ["--", *TINY_JOB, "--frobnicate"],
+    "our flag": ["--", *TINY_JOB, "--magi-transprot", "auto"],
+    "contradiction": ["--", *TINY_JOB, "--deterministic-mode", "--magi-measure-costs"],
+    "no switch": ["--", "pretrain_gpt.py", *words(TINY)],
+}
+DRIVER = """
+import contextlib, io, json, os, sys
+from megatron_magi.cli import main
+for name, words in json.load(sys.stdin).items():
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if name == "environment" else "1"
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["check", *words])
+    print(json.dumps([name, {"code": code, "out": out.getvalue(), "err": err.getvalue()}]))
+"""
+"""All commands in one process of their own, because the command prepares Megatron for the CPU."""
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def done() -> dict[str, Done]:
+    if not HAS_TRAINING:
+        pytest.skip("the parser is that of megatron.training in the 0.19 wheel")
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", DRIVER],
+        input=json.dumps(COMMANDS),
+        env={**os.environ, "PYTHONPATH": ":".join(paths)},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    lines: list[tuple[str, Any]] = [json.loads(line) for line in ended.stdout.splitlines()]
+    return {name: Done(**result) for name, result in lines}
+
+
+def test_a_job_is_accepted_in_one_line(done: dict[str, Done]) -> None:
+    found = done["accepted"]
+    assert (found.code, found.err, found.out.count("\n")) == (0, "", 1)
+    for part in (
+        "accepted: 2 GPUs as tp 1, pp 1, cp 2, dp 1; local layers; heads 4/2x16 on a rank",
+        "on this machine; read by Megatron 0.19.2 of this environment",
+        "there is no pretrain_gpt.py here; not known before it starts: data, memory",
+    ):
+        assert part in found.out
+
+
+def test_words_before_the_script_are_passed_over(done: dict[str, Done]) -> None:
+    assert "accepted: 4 GPUs as tp 1, pp 1, cp 2, dp 2;" in done["torchrun"].out
+
+
+def test_programs_read_the_verdict(done: dict[str, Done]) -> None:
+    facts = json.loads(done["json"].out)
+    assert facts["accepted"] and (facts["gpus"], facts["cp"], facts["heads"]) == (2, 2, "4/2x16")
+    assert done["quiet"].out == "accepted\n"
+    refused = json.loads(done["refused json"].out)
+    assert done["refused json"].code == 1 and not refused["accepted"]
+    (line,) = refused["refusals"]
+    assert "(--yaml-cfg)" in line
+
+
+def test_all_refusals_of_the_launcher_are_printed_at_once(done: dict[str, Done]) -> None:
+    found = done["rules"]
+    assert (found.code, found.err) == (1, "") and found.out == (
+        "--attention-backend magi requires attention_dropout=0.0, got 0.1 (--attention-dropout); "
+        "set --attention-dropout 0\n"
+        "--attention-backend magi requires yaml_cfg=None, got 'a' (--yaml-cfg); write flags\n"
+    )
+
+
+def test_a_job_of_another_machine_is_not_judged_by_this_one(done: dict[str, Done]) -> None:
+    if importlib.util.find_spec("transformer_engine"):
+        pytest.skip("this machine has TransformerEngine")
+    here, elsewhere = done["machine"], done["elsewhere"]
+    assert here.code == 1 and "requires TransformerEngine, got none" in here.out
+    assert here.err == (
+        "note: some of these lines are about this machine; --elsewhere leaves them out\n"
+    )
+    assert elsewhere.code == 0 and "transformer_engine layers" in elsewhere.out
+    assert "kernel not known, as the job runs elsewhere" in elsewhere.out
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("megatron", "Megatron 0.19.2 stops at its own check of the flags: "),
+        ("wordless", "own check of the flags: assert args.hidden_size % args.num_attention_heads"),
+        ("environment", "CUDA_DEVICE_MAX_CONNECTIONS to 1; set the variable here as your job's"),
+        ("gpus", "parallel size 2 requires a multiple of it as GPUs, got 3 (--gpus)"),
+        ("no gpus", "parallel size 1 requires a multiple of it as GPUs, got 0 (--gpus)"),
+        ("strange flag", "flags of Megatron 0.19.2 are required, got: unrecognized arguments: --f"),
+        ("our flag", "got --magi-transprot; the nearest is --magi-transport"),
+        ("contradiction", "--deterministic-mode: --magi-measure-costs must not be given beside"),
+        ("no switch", "a job with --attention-backend magi is required, got none"),
+    ],
+)
+def test_every_other_reason_is_one_line(done: dict[str, Done], name: str, text: str) -> None:
+    found = done[name]
+    assert (found.code, found.err, found.out.count("\n")) == (1, "", 1) and text in found.out
+
+
+@pytest.mark.parametrize(
+    "given, got",
+    [([], "got none;"), (["--", "--lr", "3"], "got --lr 3;"), (["job.sh"], "got job.sh;")],
+)
+def test_a_script_is_required(capsys: Capture, given: list[str], got: str) -> None:
+    code, out, err = run(capsys, "check", *given)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "a pretrain script and its flags are required behind --, " + got in err
+
+
+def test_modules_are_found_beside_the_script_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python has it for a script: a checkout's Megatron stands there."""
+    (tmp_path / "pretrain_gpt.py").touch()
+    monkeypatch.setattr(sys, "path", ["elsewhere"])
+    check._find_modules_like_the_launcher(tmp_path / "pretrain_gpt.py")
+    assert sys.path == [str(tmp_path), "", "elsewhere"]
+    check._find_modules_like_the_launcher(Path("nowhere/pretrain_gpt.py"))
+    assert sys.path == [str(tmp_path), "", "elsewhere"]
+
+
+@pytest.mark.skipif(HAS_TRAINING, reason="needs the wheel of 0.16, which has megatron.core alone")
+def test_a_megatron_without_its_training_program_says_so() -> None:
+    command = [sys.executable, "-m", "megatron_magi", "check", "--", *TINY_JOB]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert "error: a pretrain script requires a Megatron with its training program" in ended.stderr
+    assert "put a Megatron-LM checkout first on PYTHONPATH" in ended.stderr
