@@ -148,8 +148,8 @@ class MagiConfig:
     kernel_backend: KernelBackend = "auto"
     """Attention is computed by "cuda" (Hopper), "fa4" (FlashAttention-4, Hopper and Blackwell),
     "flex" (FlexAttention) or "reference" (PyTorch).
-    "auto": the first on Hopper, the second on other GPUs and for heads wider than 256, the third on
-    the CPU and for fp32 and fp64. It is logged."""
+    "auto": "cuda" on Hopper, "fa4" on Blackwell if flash-attn-4 is installed, "flex" on other GPUs
+    and for wider heads, "reference" on the CPU and for fp32 and fp64. It is logged."""
 
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""
