@@ -133,7 +133,7 @@ def test_what_does_not_parse_ends_in_one_line(
     ("flag", "choices"),
     [
         ("--attention-backend", "magi flash fused unfused local auto"),
-        ("--magi-kernel", "auto cuda flex reference"),
+        ("--magi-kernel", "auto cuda fa4 flex reference"),
         ("--magi-forward-mode", "at_once local_first staged"),
     ],
 )

@@ -326,7 +326,7 @@ def test_bad_slices_are_refused() -> None:
         ({"q_ranges": ranges + 1, "k_ranges": ranges}, r"q_end <= total_seqlen_q = 4"),
         ({"slices": masks.full(5)}, "q's 4 and k's 4 tokens, got one with total_seqlen_q = 5"),
         ({"slices": masks.full(3, 4)}, "got one with total_seqlen_q = 3"),
-        ({"backend": "cudnn"}, "must be 'auto', 'cuda', 'flex' or 'reference', got 'cudnn'"),
+        ({"backend": "cudnn"}, "must be 'auto', 'cuda', 'fa4', 'flex' or 'reference', got 'cudnn'"),
     ):
         with pytest.raises(ValueError, match=text):
             flex_flash_attn_func(*x, **kwargs)
