@@ -22,11 +22,11 @@ from quickstart_figures import draw_both, draw_losses, draw_shares, share_facts
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.parity.compare import Comparison, RunCurves, compare, read_run
+from megatron_magi.training.parity.differences import Comparison, RunCurves, compare, read_run
 from megatron_magi.training.process.processes import quiet_megatron
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 
 NEXT = """\
 next: torchrun -m megatron_magi.run pretrain_gpt.py <your flags> --attention-backend magi

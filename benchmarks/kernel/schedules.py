@@ -38,7 +38,7 @@ from megatron_magi.core.kernel.hopper.choice import (
     upload_backward,
     upload_forward,
 )
-from megatron_magi.core.kernel.hopper.launch import BwdLaunch, FwdLaunch, HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import BwdLaunch, FwdLaunch, HeadsKey
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.widths import Widths

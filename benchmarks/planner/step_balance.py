@@ -31,8 +31,8 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.data.step_order import StepShape, plan_steps
 from megatron_magi.training.estimate.pack_cost import pack_cost
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
+from megatron_magi.training.recipe.run_config import RunConfig
 
 RECIPE = "llama3_8b_64k_8gpu"
 OVERRIDES = ("data.seq_length=131072", "train.recompute=none")

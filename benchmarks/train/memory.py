@@ -31,8 +31,8 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.estimate.dry_run import dry_run
 from megatron_magi.training.estimate.memory import RankMemory
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
+from megatron_magi.training.recipe.run_config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 0.15

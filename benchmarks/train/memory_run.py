@@ -22,7 +22,7 @@ from megatron_magi.training.process.processes import (
     quiet_megatron,
     run_local,
 )
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 
 Facts = dict[str, Any]
 
@@ -61,7 +61,7 @@ def measure_rank(config: RunConfig, folder: Path, place: Place) -> None:
 def train_and_measure(config: RunConfig) -> Facts:
     """Bytes on this rank's GPU: what is held, the peak of each phase, the peak of all."""
     from megatron_magi.training.checkpoint.checkpoint import TrainingState
-    from megatron_magi.training.data.data import PackedDataset
+    from megatron_magi.training.data.packed_samples import PackedDataset
     from megatron_magi.training.run import loop, microbatch, model, step
 
     device = loop.rank_device()

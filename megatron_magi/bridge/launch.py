@@ -10,7 +10,7 @@ from megatron_magi.bridge.batch import with_documents
 from megatron_magi.launcher.documents import bounds_of_sample
 from megatron_magi.launcher.drawn_ahead import DrawnAhead
 from megatron_magi.launcher.launch import Launch
-from megatron_magi.launcher.microbatch import Microbatch
+from megatron_magi.launcher.microbatch_documents import Microbatch
 
 
 @dataclass

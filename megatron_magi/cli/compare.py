@@ -30,7 +30,7 @@ from typing import Any
 from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.compare import Comparison, Gates, compare, read_run
+from megatron_magi.training.parity.differences import Comparison, Gates, compare, read_run
 from megatron_magi.training.parity.evidence import read_evidence
 from megatron_magi.training.parity.mean_floor import read_mean_floor
 from megatron_magi.training.parity.noise_floor import NoiseGates, read_noise_floor

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatron_magi.training.parity.compare import Comparison, RunCurves
+from megatron_magi.training.parity.differences import Comparison, RunCurves
 from megatron_magi.training.parity.noise_floor import NoiseFloor
 from megatron_magi.training.parity.noise_gates import GateResult, Judged
 

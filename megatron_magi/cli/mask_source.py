@@ -25,7 +25,7 @@ from megatron_magi.config import ForwardMode, MagiConfig
 
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
-    from megatron_magi.training.recipe.config import RunConfig
+    from megatron_magi.training.recipe.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _from_ranges(path: Path) -> tuple[AttnMask, str]:
 
 
 def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
-    from megatron_magi.training.data.data import PackedDataset
+    from megatron_magi.training.data.packed_samples import PackedDataset
     from megatron_magi.training.recipe.run_values import DataConfig
 
     if options.seq_length is None:
@@ -204,7 +204,7 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
         from megatron_magi.training.recipe.recipe import load_recipe
     except ImportError as error:
         raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
-    from megatron_magi.training.data import data as packed
+    from megatron_magi.training.data import packed_samples
     from megatron_magi.training.estimate.dry_run import assumed_sample, heads_of
 
     run: RunConfig = load_recipe(options.recipe, options.overrides)
@@ -215,8 +215,10 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
             f"use an override such as data.window=4096"
         )
     kind = f"sample {options.sample} of {options.recipe}"
-    if packed.has_files(run.data):
-        data = packed.PackedDataset(run.data, run.train.seed, vocab_size=run.model.vocab_size)
+    if packed_samples.has_files(run.data):
+        data = packed_samples.PackedDataset(
+            run.data, run.train.seed, vocab_size=run.model.vocab_size
+        )
         sample = data[options.sample]
     else:
         sample = assumed_sample(run, options.sample)
@@ -225,7 +227,7 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
             f"note: no data at {run.data.path}; documents are assumed, as train --dry-run does",
             file=sys.stderr,
         )
-    mask = packed.mask_of_documents(sample.cu_seqlens, run.data)
+    mask = packed_samples.mask_of_documents(sample.cu_seqlens, run.data)
     parallel = run.parallel
     text = _describe(len(sample.cu_seqlens) - 1, mask, kind)
     return PlanInput(mask, text, parallel.cp, heads_of(run), run.magi, parallel.token_multiple)

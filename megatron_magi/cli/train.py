@@ -25,9 +25,9 @@ from megatron_magi.training.process.processes import (
     process_groups,
     run_local,
 )
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 
 SECONDS_TO_REPORT = 20.0
 
@@ -114,7 +114,7 @@ def _show(config: RunConfig, options: argparse.Namespace, place: Place | None) -
 
 def _check_start(config: RunConfig, place: Place | None) -> None:
     """Raise RecipeError for what would stop the run at its start, before any process does work."""
-    from megatron_magi.training.data.data import check_files
+    from megatron_magi.training.data.packed_samples import check_files
     from megatron_magi.training.run.overwrite import check_overwrite
 
     try:

@@ -12,8 +12,8 @@ no dense mask is built. With a context-parallel group, `dispatch_batch` gives a 
 the same model attends over the group. What cannot be honoured is refused with an error.
 """
 
+from megatron_magi.huggingface.batch_documents import Documents, find_documents
 from megatron_magi.huggingface.cp_batch import DispatchedBatch, Packing, dispatch_batch
-from megatron_magi.huggingface.documents import Documents, find_documents
 from megatron_magi.huggingface.register import NAME, register
 
 __all__ = [

@@ -12,7 +12,7 @@ from megatron_magi import AttnPlan, HeadShape, MagiConfig, dispatch
 from megatron_magi import plan as plan_for
 from megatron_magi.core.comm.process_group import CpGroup
 from megatron_magi.core.tensor_checks import tensor
-from megatron_magi.huggingface.documents import BatchShape, Documents, find_documents
+from megatron_magi.huggingface.batch_documents import BatchShape, Documents, find_documents
 
 IGNORED = -100
 """The label that Transformers leaves out of the loss."""

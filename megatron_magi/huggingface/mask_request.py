@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron_magi import AttnMask
-from megatron_magi.huggingface.documents import BatchShape, find_documents
+from megatron_magi.huggingface.batch_documents import BatchShape, find_documents
 
 MODULE = "transformers.masking_utils"
 CAUSAL = "causal_mask_function"

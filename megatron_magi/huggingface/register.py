@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron_magi import MagiConfig
-from megatron_magi.huggingface.attention import HeadRows, attend
+from megatron_magi.huggingface.attention_function import HeadRows, attend
 from megatron_magi.huggingface.mask_request import request_mask
 
 NAME = "magi"

@@ -10,8 +10,8 @@ from typing import Any
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from megatron_magi.adapter.batch import Batch, dispatch_batch
 from megatron_magi.adapter.carried_plan import carried_plan
+from megatron_magi.adapter.rank_batch import Batch, dispatch_batch
 from megatron_magi.core.runtime.token_dispatch import dispatch
 from megatron_magi.launcher.documents import (
     bounds_of_cu_seqlens,

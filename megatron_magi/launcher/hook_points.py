@@ -18,7 +18,7 @@ from megatron_magi.launcher import (
     checkpoints,
     fixed_shapes,
     fsdp2,
-    model,
+    model_hooks,
     moe,
     moe_samples,
     norms,
@@ -109,24 +109,24 @@ HOOK_POINTS = (
     ),
     HookPoint(
         "gpt", "megatron.core.models.gpt.gpt_model", "GPTModel.__init__",
-        ("config", "transformer_layer_spec", "mtp_block_spec"), model.wrap_model_init,
+        ("config", "transformer_layer_spec", "mtp_block_spec"), model_hooks.wrap_model_init,
     ),
     HookPoint(
         "gpt-forward", "megatron.core.models.gpt.gpt_model", "GPTModel.forward",
-        ("input_ids", "attention_mask", "labels", "packed_seq_params"), model.keep_forward,
+        ("input_ids", "attention_mask", "labels", "packed_seq_params"), model_hooks.keep_forward,
     ),
     HookPoint(
         "schedule-plan", "megatron.core.models.gpt.gpt_model", "GPTModel.build_schedule_plan",
         ("input_ids", "position_ids", "attention_mask", "labels", "packed_seq_params"),
-        model.wrap_schedule_plan,
+        model_hooks.wrap_schedule_plan,
     ),
     HookPoint(
         "mamba", "megatron.core.models.mamba.mamba_model", "MambaModel.__init__",
-        ("config", "mamba_stack_spec"), model.wrap_model_init, last=(0, 17),
+        ("config", "mamba_stack_spec"), model_hooks.wrap_model_init, last=(0, 17),
     ),
     HookPoint(
         "hybrid", "megatron.core.models.hybrid.hybrid_model", "HybridModel.__init__",
-        ("config", "hybrid_stack_spec"), model.wrap_model_init, first=(0, 18),
+        ("config", "hybrid_stack_spec"), model_hooks.wrap_model_init, first=(0, 18),
     ),
     HookPoint(
         "final-norm", "megatron.core.transformer.transformer_block", "LayerNormImpl",

@@ -17,7 +17,7 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.runtime.measure.calibration import measured_costs
 from megatron_magi.launcher.documents import bounds_of_sample
 from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.microbatch import Microbatch
+from megatron_magi.launcher.microbatch_documents import Microbatch
 from megatron_magi.launcher.plans_ahead import PlansAhead
 from megatron_magi.launcher.tensor_ranks import TensorRanks
 

@@ -21,7 +21,11 @@ Thin: everything is a translation onto ``import megatron_magi``.
 from typing import NoReturn
 
 from megatron_magi.core.kernel.attention import AttnForwardMeta
-from megatron_magi.magi_attention.attention import TUNING_ARGUMENTS, calc_attn, flex_flash_attn_func
+from megatron_magi.magi_attention.attention_calls import (
+    TUNING_ARGUMENTS,
+    calc_attn,
+    flex_flash_attn_func,
+)
 from megatron_magi.magi_attention.dist_attn_config import *
 from megatron_magi.magi_attention.fa4 import FA4AttnArg as FA4AttnArg
 from megatron_magi.magi_attention.fa4 import fa4_bwd as fa4_bwd

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron_magi.training.parity.compare import Comparison, Curve
+from megatron_magi.training.parity.differences import Comparison, Curve
 from megatron_magi.training.parity.noise_gates import Judged
 from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_colors, title
 

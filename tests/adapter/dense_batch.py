@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy.typing as npt
 import torch
 
-from megatron_magi.adapter.batch import Batch, LocalBatch
+from megatron_magi.adapter.rank_batch import Batch, LocalBatch
 
 
 def dense_batch(batch: Batch, cu_seqlens: npt.ArrayLike) -> LocalBatch:

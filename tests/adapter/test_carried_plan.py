@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_magi.adapter.batch import Batch, dispatch_batch
 from megatron_magi.adapter.carried_plan import carried_plan, carry_plan, check_rows
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.adapter.rank_batch import Batch, dispatch_batch
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
-from megatron_magi.launcher.model import _give_plan
+from megatron_magi.launcher.model_hooks import _give_plan
 
 LENGTH = 8
 

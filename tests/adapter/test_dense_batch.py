@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from megatron_magi.adapter.batch import Batch
+from megatron_magi.adapter.rank_batch import Batch
 from tests.adapter.dense_batch import dense_batch
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from megatron_magi.cli import main, train
 from megatron_magi.training.process.processes import Place
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from tests.cli.command import Capture, run
 
 PLACE = Place(rank=1, world_size=2, local_rank=1)
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     config_of()
-    monkeypatch.setattr("megatron_magi.training.data.data.check_files", lambda data: None)
+    monkeypatch.setattr("megatron_magi.training.data.packed_samples.check_files", lambda data: None)
     (tmp_path / "file").touch()
     code, _, err = run(capsys, "train", TINY, "data.path=x", "log.dir=file")
     assert code == 2 and "a run needs a folder that it can write, got" in err, err

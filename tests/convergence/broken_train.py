@@ -20,9 +20,9 @@ from benchmarks.train.flag_rank import lose_gradients
 from megatron_magi.cli.train import run_rank
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.training.process.processes import Place, run_local
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 
 TILE = 128
 

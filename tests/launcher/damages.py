@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from megatron_magi.adapter.replace import replace_everywhere
-from megatron_magi.launcher import documents, hook_points, model
+from megatron_magi.launcher import documents, hook_points, model_hooks
 
 
 def leave_batches_to_megatron() -> None:
@@ -23,7 +23,7 @@ def leave_batches_to_megatron() -> None:
 
 def forget_to_attach() -> None:
     """Models are built from our spec, and not prepared."""
-    model.prepare_model = lambda *args: None  # type: ignore[assignment]
+    model_hooks.prepare_model = lambda *args: None  # type: ignore[assignment]
 
 
 def move_a_boundary_on_rank_1() -> None:
@@ -56,8 +56,8 @@ def skip_a_sample_on_rank_1() -> None:
 
 def plan_otherwise_on_middle_stages() -> None:
     """Stages that read no rows cut the sequence in two documents."""
-    bounds = model.sequence_bounds
-    model.sequence_bounds = lambda sequences: [0, 7, bounds(sequences)[-1]]
+    bounds = model_hooks.sequence_bounds
+    model_hooks.sequence_bounds = lambda sequences: [0, 7, bounds(sequences)[-1]]
 
 
 def run_every_step_twice() -> None:

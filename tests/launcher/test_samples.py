@@ -16,7 +16,7 @@ from megatron_magi.launcher import launch as launch_module
 from megatron_magi.launcher.batch import dispatch_dict
 from megatron_magi.launcher.drawn_ahead import NUM_AHEAD, DrawnAhead
 from megatron_magi.launcher.launch import Launch
-from megatron_magi.launcher.model import _plan_of_middle_stage
+from megatron_magi.launcher.model_hooks import _plan_of_middle_stage
 from megatron_magi.launcher.plans_ahead import NUM_WAITING, PlansAhead
 from megatron_magi.launcher.samples import wrap_dataset_builder, wrap_next_sample
 from tests.launcher.one_rank import launch_of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_magi.launcher.microbatch import Microbatch
+from megatron_magi.launcher.microbatch_documents import Microbatch
 from megatron_magi.launcher.tensor_ranks import TensorRanks
 from tests.process_pool import pool
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.parity.compare import read_run
+from megatron_magi.training.parity.differences import read_run
 
 ROOT = Path(__file__).parents[2]
 NODE, SLURM = ROOT / "scripts" / "launch_node.sh", ROOT / "scripts" / "launch_slurm.sh"

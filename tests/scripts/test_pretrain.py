@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.parity.compare import compare, read_run
+from megatron_magi.training.parity.differences import compare, read_run
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "tiny_llama_cpu.yaml"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron_magi.training.parity.compare import Curve, RunCurves
+from megatron_magi.training.parity.differences import Curve, RunCurves
 from megatron_magi.training.parity.gradient_errors import GradientError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from megatron_magi.training.checkpoint.checkpoint_facts import FACTS
 from megatron_magi.training.checkpoint.checkpoint_folder import finish, open_partial
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import build_config
+from megatron_magi.training.recipe.run_config import RunConfig
 
 Facts = dict[str, Any]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 
 MINIMAL = "data: {path: somewhere}\n"
 

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, LogConfig
 from megatron_magi.training.run.steps_file import StepRecord
 

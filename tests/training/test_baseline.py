@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.data.data import microbatch_indices
+from megatron_magi.training.data.packed_samples import microbatch_indices
 
 ROOT = Path(__file__).parents[2]
 RELATIVE = 2e-5

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.data.data import PackedSample, mask_of_documents
+from megatron_magi.training.data.packed_samples import PackedSample, mask_of_documents
 from megatron_magi.training.recipe.run_values import DataConfig
 
 RELATIVE = 2e-5

@@ -25,8 +25,8 @@ from megatron_magi.training.checkpoint.checkpoint_folder import (
     choose_checkpoint,
     find_checkpoint,
 )
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from tests.training.small_checkpoints import change, config_of, cut, shorter_tensors, write
 
 

@@ -26,8 +26,8 @@ from megatron_magi.training.checkpoint.checkpoint_folder import (
     open_partial,
 )
 from megatron_magi.training.process.whole_files import partial_folder
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from tests.training.full_disk import FULL, needs_full, no_room
 from tests.training.small_checkpoints import change, config_of, cut, shorter_tensors, write
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, LogConfig, TrainConfig
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from megatron_magi.cli import main
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.data.data import PackedDataset
 from megatron_magi.training.data.index_file import START
+from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import DataConfig
 

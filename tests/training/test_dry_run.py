@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from megatron_magi.core.mask.builders import from_cu_seqlens
-from megatron_magi.training.data.data import PackedDataset
+from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.estimate.dry_run import assumed_sample, dry_run, report
 from megatron_magi.training.estimate.flops import model_parameters, rank_parameters
 from megatron_magi.training.estimate.memory import (
@@ -25,9 +25,9 @@ from megatron_magi.training.estimate.memory import (
     receive_bytes,
 )
 from megatron_magi.training.estimate.pack_cost import sample_order
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import build_config, load_recipe
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = Fused(norms=False, parts=False)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import misfits
 from megatron_magi.training.recipe.recipe import schema_of
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import (
     DataConfig,
     LogConfig,

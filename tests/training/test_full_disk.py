@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, LogConfig
 from megatron_magi.training.run.log import RunLog
 from tests.training.full_disk import FULL, needs_full, no_room

@@ -24,8 +24,8 @@ from megatron_magi.training.estimate.memory import (
     receive_bytes,
     shared_bytes,
 )
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, ParallelConfig, TrainConfig
 
 ROOT = Path(__file__).parents[2]

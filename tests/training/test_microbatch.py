@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_magi.adapter.batch import batch_id_of
-from megatron_magi.training.data.data import PackedSample, mask_of_documents
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.adapter.rank_batch import batch_id_of
+from megatron_magi.training.data.packed_samples import PackedSample, mask_of_documents
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, ParallelConfig, TrainConfig
 from megatron_magi.training.run import microbatch
 from megatron_magi.training.run.microbatch import Microbatch, microbatch_streams

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import (
     DataConfig,
     ModelConfig,

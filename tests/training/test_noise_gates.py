@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megatron_magi.training.parity import noise_scale
-from megatron_magi.training.parity.compare import Curve
+from megatron_magi.training.parity.differences import Curve
 from megatron_magi.training.parity.evidence import Evidence, RecipeFacts
 from megatron_magi.training.parity.gradient_errors import GradientError
 from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates

@@ -14,9 +14,9 @@ from megatron_magi.training.checkpoint.checkpoint_folder import (
     finish,
     open_partial,
 )
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import build_config, to_yaml
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.run.overwrite import check_overwrite
 
 
@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("megatron_magi.training.data.data.check_files", lambda data: None)
+    monkeypatch.setattr("megatron_magi.training.data.packed_samples.check_files", lambda data: None)
     (tmp_path / "file").touch()
     assert main(["train", "tiny_llama_cpu", "data.path=x", f"log.dir={tmp_path}/file"]) == 2
     err = capsys.readouterr().err

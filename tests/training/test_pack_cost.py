@@ -11,10 +11,10 @@ import pytest
 
 from megatron_magi import masks
 from megatron_magi.config import CostTable, MagiConfig
-from megatron_magi.training.data.data import PackedDataset
+from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.estimate.flops import matmul_parameters
 from megatron_magi.training.estimate.pack_cost import pack_cost, sample_order
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import (
     DataConfig,
     ModelConfig,

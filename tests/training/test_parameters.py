@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_magi.training.estimate.flops import model_parameters, rank_parameters
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, ModelConfig, ParallelConfig
 
 

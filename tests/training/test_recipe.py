@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import load_recipe, schema_of, to_yaml
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, RunValues
 from tests.training.small_recipes import MINIMAL, Bad, check_refused, load
 

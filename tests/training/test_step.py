@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, TrainConfig
 from megatron_magi.training.run import step
 from megatron_magi.training.run.step import BatchSums, StepSchedule, StepSums, TrainingStopped

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from megatron_magi.training.data.data import microbatch_indices
+from megatron_magi.training.data.packed_samples import microbatch_indices
 from megatron_magi.training.data.step_order import (
     CLOSE_ENOUGH,
     StepOrder,

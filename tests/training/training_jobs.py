@@ -18,11 +18,11 @@ from megatron.core import parallel_state
 from megatron_magi.adapter.init import named_global_parameters
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.training.checkpoint.checkpoint import TrainingState
-from megatron_magi.training.data.data import PackedDataset
+from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.process import processes
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import build_config
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.run import loop, model
 from megatron_magi.training.run.microbatch import microbatch_streams
 from megatron_magi.training.run.model import build_optimizer

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.parity.compare import Comparison, Gates
+from megatron_magi.training.parity.differences import Comparison, Gates
 from megatron_magi.viz.curves_figure import FAILED, FLOOR, curves_figure
 from tests.training.evidence import curves
 

@@ -31,7 +31,7 @@ def make_work_lists(
         return
     # Imported here, like the backend, because a CPU user needs none of it.
     from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch
-    from megatron_magi.core.kernel.hopper.launch import HeadsKey
+    from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     key = HeadsKey(heads.num_heads_q, heads.num_heads_kv, *widths, device)
     forward, backward = tables

@@ -14,8 +14,8 @@ from megatron_magi.checks import instance
 from megatron_magi.config import ForwardMode
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.row_ranges import joined
-from megatron_magi.core.plan.group_cast import NO_RANGES, GroupCastPlan, cast_of
-from megatron_magi.core.plan.node_cast import NodeCastPlan, node_cast_of
+from megatron_magi.core.plan.group_cast_plan import NO_RANGES, GroupCastPlan, cast_of
+from megatron_magi.core.plan.node_cast_plan import NodeCastPlan, node_cast_of
 from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
 
 

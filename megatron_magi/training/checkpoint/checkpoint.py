@@ -39,7 +39,7 @@ from megatron_magi.training.checkpoint.checkpoint_folder import (
 )
 from megatron_magi.training.checkpoint.tensor_files import load_tensors, save_tensors
 from megatron_magi.training.process.rank_0 import from_rank_0
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 
 
 @dataclass

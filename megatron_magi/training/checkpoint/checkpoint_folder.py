@@ -29,8 +29,8 @@ from megatron_magi.training.process.whole_files import (
     remove_folder,
     replace_folder,
 )
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 
 GROUP_FIELDS = (
     "data.balance_steps",

@@ -10,7 +10,7 @@ import numpy as np
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
 from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
-from megatron_magi.training.data.data import (
+from megatron_magi.training.data.packed_samples import (
     PackedDataset,
     PackedSample,
     has_files,
@@ -19,8 +19,8 @@ from megatron_magi.training.data.data import (
 from megatron_magi.training.estimate.flops import model_parameters, step_flops
 from megatron_magi.training.estimate.memory import RankMemory, rank_memory
 from megatron_magi.training.estimate.pack_cost import sample_order
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
+from megatron_magi.training.recipe.run_config import RunConfig
 
 HOPPER_TFLOPS = 989.0
 """Dense bf16 of an H100 or H200, for recipes that train in bf16. Those in fp32 run on the CPU or

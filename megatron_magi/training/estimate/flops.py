@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import ModelConfig
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from megatron_magi.core.plan import AttnPlan, most_buffered_rows
 from megatron_magi.training.estimate.flops import rank_parameters
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 
 MASKS_KEPT = 8
 """Number of masks that the baselines keep, so as not to build them again for every layer."""

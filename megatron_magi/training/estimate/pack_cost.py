@@ -9,10 +9,10 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.plan import HeadShape, make_attn_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
-from megatron_magi.training.data.data import PackedDataset, mask_of_documents
+from megatron_magi.training.data.packed_samples import PackedDataset, mask_of_documents
 from megatron_magi.training.data.step_order import StepOrder, StepShape
 from megatron_magi.training.estimate.flops import step_flops
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 
 BACKWARD_TILES = 2.5
 """A backward tile takes as long as 5/2 forward tiles, in the planner's model too."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.compare import RunCurves, read_run
+from megatron_magi.training.parity.differences import RunCurves, read_run
 from megatron_magi.training.parity.gradient_errors import GradientError, gradient_errors
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import ModelConfig, TrainConfig

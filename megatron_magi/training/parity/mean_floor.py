@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.compare import Curve, RunCurves
+from megatron_magi.training.parity.differences import Curve, RunCurves
 from megatron_magi.training.parity.evidence import Evidence, read_evidence
 from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates, require_noise
 from megatron_magi.training.recipe.recipe_error import RecipeError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron_magi.training.parity import noise_scale
 from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.compare import RunCurves
+from megatron_magi.training.parity.differences import RunCurves
 from megatron_magi.training.parity.evidence import Evidence, read_evidence
 from megatron_magi.training.parity.gradient_errors import GradientError
 from megatron_magi.training.recipe.recipe_error import RecipeError

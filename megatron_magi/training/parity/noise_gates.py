@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from megatron_magi.training.parity import noise_scale
-from megatron_magi.training.parity.compare import Curve, RunCurves, common_steps
+from megatron_magi.training.parity.differences import Curve, RunCurves, common_steps
 from megatron_magi.training.parity.evidence import Evidence
 from megatron_magi.training.parity.gradient_errors import GradientError
 from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates

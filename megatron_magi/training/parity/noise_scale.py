@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from megatron_magi.training.parity.compare import Curve
+from megatron_magi.training.parity.differences import Curve
 
 NUM_BLOCKS = 10
 MIN_STEPS = 2 * NUM_BLOCKS

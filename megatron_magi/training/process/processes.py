@@ -21,8 +21,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from megatron_magi.training.process.stop import SIGNALS
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

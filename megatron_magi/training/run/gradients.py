@@ -23,8 +23,8 @@ from megatron_magi.adapter.init import named_global_parameters, num_stacked, sli
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.training.process.rank_0 import from_rank_0
 from megatron_magi.training.process.whole_files import partial_folder
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.run.gradient_folder import (
     finish,
     forget_gradients,

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from megatron_magi.adapter.fused.parts import choose_parts
-from megatron_magi.training.data.data import PackedDataset
+from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.process.whole_files import cannot_write, written_whole
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe import to_yaml
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.run.steps_file import STEPS, StepRecord, steps_until
 
 TAGS = {

@@ -20,13 +20,13 @@ from megatron_magi.training.checkpoint.checkpoint import (
     save,
 )
 from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_folder
-from megatron_magi.training.data.data import PackedDataset
+from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.estimate.flops import peak_tflops, step_flops
 from megatron_magi.training.process.folder_lock import locked_folders
 from megatron_magi.training.process.rank_0 import from_rank_0
 from megatron_magi.training.process.stop import StopRequest
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.config_checks import data_parallel_size
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.run.gradients import GradientDump
 from megatron_magi.training.run.log import RunLog
 from megatron_magi.training.run.microbatch import microbatch_streams

@@ -11,11 +11,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi.adapter.batch import Batch, LocalBatch, batch_id_of, dispatch_batch
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.adapter.rank_batch import Batch, LocalBatch, batch_id_of, dispatch_batch
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask.mask import AttnMask
-from megatron_magi.training.data.data import (
+from megatron_magi.training.data.packed_samples import (
     PackedDataset,
     PackedSample,
     document_numbers,
@@ -24,7 +24,7 @@ from megatron_magi.training.data.data import (
     prefetch,
 )
 from megatron_magi.training.estimate.pack_cost import sample_order
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.recipe.run_config import RunConfig
 
 ROWS = ("tokens", "labels", "loss_mask")
 """The fields of a sample that have one row per token."""

@@ -27,8 +27,8 @@ from megatron_magi.adapter.fused.parts import FusedParts, choose_parts
 from megatron_magi.adapter.init import init_by_name
 from megatron_magi.adapter.layer_spec import llama_layer_spec, with_fused_parts
 from megatron_magi.adapter.plugin import attach
-from megatron_magi.training.recipe.config import RunConfig
-from megatron_magi.training.run.baseline import KINDS, plain_layer_spec
+from megatron_magi.training.recipe.run_config import RunConfig
+from megatron_magi.training.run.baseline_layers import KINDS, plain_layer_spec
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},

@@ -19,9 +19,9 @@ from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
 from megatron_magi.core.cuda.tables import upload
-from megatron_magi.training.data.data import PackedDataset
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.recipe.config_checks import data_parallel_size
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.run.microbatch import Microbatch
 
 

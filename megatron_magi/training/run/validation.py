@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi.training.data.data import PackedDataset
-from megatron_magi.training.recipe.config import RunConfig
+from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.run.microbatch import microbatch_streams
 from megatron_magi.training.run.step import StepSchedule
 

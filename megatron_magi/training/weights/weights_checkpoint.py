@@ -22,8 +22,8 @@ from megatron_magi.training.checkpoint.checkpoint_folder import (
 from megatron_magi.training.checkpoint.tensor_files import load_tensors, save_tensors, saved_dtype
 from megatron_magi.training.process.processes import one_process
 from megatron_magi.training.process.whole_files import filled_folder
-from megatron_magi.training.recipe.config import RunConfig
 from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, ModelConfig, ParallelConfig
 from megatron_magi.training.run.model import undrawn_model
 from megatron_magi.training.weights.hf_config import (

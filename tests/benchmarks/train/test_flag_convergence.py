@@ -20,7 +20,7 @@ from benchmarks.train import code_corpus, flag_cases, flag_convergence, flag_ran
 from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
-from megatron_magi.training.parity.compare import read_run
+from megatron_magi.training.parity.differences import read_run
 from megatron_magi.training.parity.evidence import read_recipe_facts
 from megatron_magi.training.parity.gradient_errors import read_errors
 from megatron_magi.training.parity.positions import Bucket, write_positions

@@ -14,7 +14,7 @@ from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.hopper import HopperBackend, choice
 from megatron_magi.core.kernel.hopper.choice import Variant
 from megatron_magi.core.kernel.hopper.forward import launch_forward
-from megatron_magi.core.kernel.hopper.launch import HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from tests.dense import assert_as_good, dense_attention, dense_largest

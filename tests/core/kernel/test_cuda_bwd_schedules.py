@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Ho
 def test_split_groups_give_gradients_in_the_dtype_of_q(head_dim: int) -> None:
     """Few keys and many query heads: the parts of a head group are added by another kernel."""
     from megatron_magi.core.kernel.hopper.choice import backward_launch
-    from megatron_magi.core.kernel.hopper.launch import HeadsKey
+    from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     run = Run(Case("split", masks.causal(1000), heads=(64, 4), head_dim=head_dim))
     key = HeadsKey.of(run.call)
@@ -44,7 +44,7 @@ class Schedule(NamedTuple):
 def _scheduled(run: Run, schedule: Schedule) -> Run:
     """The same call with another schedule of its list, in fast mode."""
     from megatron_magi.core.kernel.hopper.choice import scratch_at, upload_backward
-    from megatron_magi.core.kernel.hopper.launch import HeadsKey
+    from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     key, table = HeadsKey.of(run.call), table_of(run.case.mask)
     work = solver.bwd_work_list(

@@ -12,7 +12,7 @@ import torch
 from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.hopper import HopperBackend, choice
-from megatron_magi.core.kernel.hopper.launch import HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from tests.core.kernel.cuda_forward_cases import (
     BF16,

@@ -137,7 +137,7 @@ def spread(sees: torch.Tensor) -> torch.Tensor:
 def test_parts_of_a_long_walk_that_show_a_row_nothing() -> None:
     """Few rows with many keys are computed in parts: seeing nothing in one does not make nan."""
     from megatron_magi.core.kernel.hopper.choice import forward_launch
-    from megatron_magi.core.kernel.hopper.launch import HeadsKey
+    from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     num_k = 60_000
     mask = masks.from_ranges([[0, 60]], [[0, num_k]], [1], total_seqlen_q=64, total_seqlen_k=num_k)

@@ -6,7 +6,7 @@ import numpy as np
 
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import make_attn_plan
-from megatron_magi.core.plan.group_cast import NO_RANGES, cast_of
+from megatron_magi.core.plan.group_cast_plan import NO_RANGES, cast_of
 
 
 def test_tables_of_an_exchange_cannot_be_changed(stages: list) -> None:

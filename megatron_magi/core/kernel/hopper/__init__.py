@@ -6,7 +6,7 @@ import torch
 
 from megatron_magi.core.cuda.library import load_kernels
 from megatron_magi.core.kernel.hopper.backward import backward, delta
-from megatron_magi.core.kernel.hopper.checks import check_device
+from megatron_magi.core.kernel.hopper.call_checks import check_device
 from megatron_magi.core.kernel.hopper.forward import forward, prepared_forward
 
 __all__ = ["HopperBackend"]

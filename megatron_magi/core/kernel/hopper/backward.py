@@ -34,14 +34,14 @@ from megatron_magi.core.kernel.backend import (
     row_delta,
 )
 from megatron_magi.core.kernel.form import form_of, form_of_pair, form_of_qkv
-from megatron_magi.core.kernel.hopper.checks import (
+from megatron_magi.core.kernel.hopper.call_checks import (
     DTYPES,
     check_call,
     check_gradients,
     widths_for,
 )
 from megatron_magi.core.kernel.hopper.choice import backward_launch
-from megatron_magi.core.kernel.hopper.launch import (
+from megatron_magi.core.kernel.hopper.launch_values import (
     BwdLaunch,
     HeadsKey,
     aligned,

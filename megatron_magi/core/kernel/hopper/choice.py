@@ -9,7 +9,7 @@ import torch
 
 from megatron_magi.core.cuda.abi import BwdParams, FwdParams
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
-from megatron_magi.core.kernel.hopper.launch import BwdLaunch, FwdLaunch, HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import BwdLaunch, FwdLaunch, HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask.row_ranges import without
 from megatron_magi.core.native import solver

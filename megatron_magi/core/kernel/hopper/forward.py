@@ -22,9 +22,9 @@ from megatron_magi.core.kernel.backend import (
     put_rows,
 )
 from megatron_magi.core.kernel.form import form_of, form_of_pair, form_of_qkv
-from megatron_magi.core.kernel.hopper.checks import check_call, check_output, widths_for
+from megatron_magi.core.kernel.hopper.call_checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import forward_launch
-from megatron_magi.core.kernel.hopper.launch import (
+from megatron_magi.core.kernel.hopper.launch_values import (
     FwdLaunch,
     HeadsKey,
     aligned,

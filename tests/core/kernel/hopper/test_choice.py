@@ -7,7 +7,7 @@ import pytest
 
 from megatron_magi import masks
 from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch, scratch_at
-from megatron_magi.core.kernel.hopper.launch import HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from tests.core.kernel import abi_on_cpu

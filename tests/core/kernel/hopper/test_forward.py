@@ -8,7 +8,7 @@ import torch
 from megatron_magi import masks
 from megatron_magi.core.kernel.hopper import forward
 from megatron_magi.core.kernel.hopper.choice import forward_launch
-from megatron_magi.core.kernel.hopper.launch import HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import BF16, FP16, FP32, NAMED, case, close, exact

@@ -7,7 +7,7 @@ import torch
 
 from megatron_magi import masks
 from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch
-from megatron_magi.core.kernel.hopper.launch import HeadsKey, aligned, tile_counter
+from megatron_magi.core.kernel.hopper.launch_values import HeadsKey, aligned, tile_counter
 from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import NAMED, case
 

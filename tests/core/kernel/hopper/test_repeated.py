@@ -16,7 +16,7 @@ from torch import Tensor
 from megatron_magi import AttnMask, flex_flash_attn_func
 from megatron_magi.core.kernel import form, op
 from megatron_magi.core.kernel.backend import AttnCall
-from megatron_magi.core.kernel.hopper import HopperBackend, launch
+from megatron_magi.core.kernel.hopper import HopperBackend, launch_values
 from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import BF16, NAMED
 from tests.core.kernel.hopper.test_form import moved
@@ -145,7 +145,7 @@ def test_a_copied_tensor_is_recognised_and_logged_once(
         one = torch.ones((), dtype=BF16).expand(TOKENS, 4, 64)
         return run([moved(q.detach(), 1).requires_grad_(), k, v], slices, one)
 
-    launch._say_copied.cache_clear()
+    launch_values._say_copied.cache_clear()
     wanted = call()
     for name in ("forward", "backward"):
         module = importlib.import_module(f"megatron_magi.core.kernel.hopper.{name}")

@@ -13,7 +13,7 @@ from megatron_magi.core.kernel import sink_gradient as gradients
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.hopper import forward
 from megatron_magi.core.kernel.hopper.choice import forward_launch
-from megatron_magi.core.kernel.hopper.launch import HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from tests.core.kernel import abi_on_cpu

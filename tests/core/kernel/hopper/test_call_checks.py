@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
-from megatron_magi.core.kernel.hopper import checks
+from megatron_magi.core.kernel.hopper import call_checks
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -37,20 +37,20 @@ def test_only_hopper_runs_them(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     text = rf"capability 9\.0\), got {capability[0]}\.{capability[1]} on cuda:1; use the backend"
     with pytest.raises(NotImplementedError, match=text):
-        checks.check_device(gpu, BF16)
+        call_checks.check_device(gpu, BF16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for dtype in (BF16, FP16):
-        checks.check_device(gpu, dtype)
+        call_checks.check_device(gpu, dtype)
     with pytest.raises(NotImplementedError, match=r"take bf16 and fp16, got torch\.float32"):
-        checks.check_device(gpu, FP32)
+        call_checks.check_device(gpu, FP32)
 
 
 @pytest.mark.parametrize("softcap", [9e-7, 1.1e6])
 def test_a_softcap_beyond_the_range_of_fp32_is_refused(softcap: float) -> None:
     for fits in (0.0, 1e-6, 50.0, 1e6):
-        checks.check_call(call_of()._replace(softcap=fits))
+        call_checks.check_call(call_of()._replace(softcap=fits))
     with pytest.raises(ValueError, match=r"softcap must be 0.0 or between 1e-06 and .*; leave it"):
-        checks.check_call(call_of()._replace(softcap=softcap))
+        call_checks.check_call(call_of()._replace(softcap=softcap))
 
 
 @pytest.mark.parametrize("widths", [(320, 320), (257, 256), (64, 264)], ids=str)
@@ -59,14 +59,14 @@ def test_a_call_with_wider_heads_is_refused(widths: tuple[int, int]) -> None:
     call = AttnCall(q, q, v, SliceTable(masks.causal(4).slices, 4, 4), 0.1)
     text = rf"up to 256 and values up to 256, got {widths[0]} and {widths[1]}; use the backend"
     with pytest.raises(NotImplementedError, match=text):
-        checks.widths_for(call)
+        call_checks.widths_for(call)
 
 
 def test_narrow_heads_get_the_least_widths_that_hold_them() -> None:
     q, v = torch.zeros(4, 2, 24), torch.zeros(4, 2, 16)
-    assert checks.widths_for(AttnCall(q, q, v, TABLE, 0.1)) == (64, 64)
+    assert call_checks.widths_for(AttnCall(q, q, v, TABLE, 0.1)) == (64, 64)
     wide = torch.zeros(4, 2, 80)
-    assert checks.widths_for(AttnCall(wide, wide, v, TABLE, 0.1)) == (96, 96)
+    assert call_checks.widths_for(AttnCall(wide, wide, v, TABLE, 0.1)) == (96, 96)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_narrow_heads_get_the_least_widths_that_hold_them() -> None:
     ids=["dtype", "rows", "zero", "nan", "inf", "small for fp16"],
 )
 def test_a_bad_call_is_refused(call: AttnCall, error: type[Exception], text: str) -> None:
-    checks.check_call(call_of())
-    checks.check_call(call_of(scale=1e-7))
+    call_checks.check_call(call_of())
+    call_checks.check_call(call_of(scale=1e-7))
     with pytest.raises(error, match=text):
-        checks.check_call(call)
+        call_checks.check_call(call)
 
 
 def result(
@@ -96,19 +96,19 @@ def result(
 
 def test_outputs_are_in_the_dtype_of_q_or_in_fp32() -> None:
     for dtype in (None, BF16, FP32):
-        checks.check_output(call_of(), None, None, dtype)
+        call_checks.check_output(call_of(), None, None, dtype)
     with pytest.raises(
         TypeError, match=r"out_dtype must be torch\.bfloat16 or torch\.float32, got"
     ):
-        checks.check_output(call_of(), None, None, FP16)
+        call_checks.check_output(call_of(), None, None, FP16)
 
 
 def test_an_earlier_result_is_continued_in_fp32_alone() -> None:
     """Where it is only filled in, its dtype may be that of q."""
-    checks.check_output(call_of(), result(), None, None)
-    checks.check_output(call_of(), None, result(BF16), None)
+    call_checks.check_output(call_of(), result(), None, None)
+    call_checks.check_output(call_of(), None, result(BF16), None)
     with pytest.raises(TypeError, match=r"must be fp32 to continue from, got out torch\.bfloat16"):
-        checks.check_output(call_of(), result(BF16), None, None)
+        call_checks.check_output(call_of(), result(BF16), None, None)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_another_earlier_result_is_refused(
     given: tuple[Tensor, Tensor], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        checks.check_output(call_of(), None, given, None)
+        call_checks.check_output(call_of(), None, given, None)
 
 
 def pair(rows: int = 4, dtype: torch.dtype = FP32) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ def pair(rows: int = 4, dtype: torch.dtype = FP32) -> tuple[Tensor, Tensor]:
     ids=["new", "in the dtype of q", "side by side", "delta left to the kernel"],
 )
 def test_good_gradients_pass(changes: dict[str, Any]) -> None:
-    checks.check_gradients(call_of(), grad_of(**changes))
+    call_checks.check_gradients(call_of(), grad_of(**changes))
 
 
 @pytest.mark.parametrize(
@@ -170,4 +170,4 @@ def test_bad_gradients_are_refused(
     changes: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        checks.check_gradients(call_of(), grad_of(**changes))
+        call_checks.check_gradients(call_of(), grad_of(**changes))

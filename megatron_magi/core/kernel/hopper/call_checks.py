@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
-from megatron_magi.core.kernel.hopper.launch import is_aligned
+from megatron_magi.core.kernel.hopper.launch_values import is_aligned
 from megatron_magi.core.kernel.widths import (
     Widths,
     compiled_widths,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from megatron_magi.checks import integer
-from megatron_magi.core.plan.group_cast import GroupCastPlan, cast_of
+from megatron_magi.core.plan.group_cast_plan import GroupCastPlan, cast_of
 from megatron_magi.core.plan.token_layout import Int64Array, TokenLayout, check_layout
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi.adapter import batch
-from megatron_magi.adapter.batch import NUM_HASHED, Batch, batch_id_of, dispatch_batch
+from megatron_magi.adapter import rank_batch
 from megatron_magi.adapter.packed import make_packed_seq_params
+from megatron_magi.adapter.rank_batch import NUM_HASHED, Batch, batch_id_of, dispatch_batch
 
 
 def model(**changes: object) -> TransformerConfig:
@@ -74,7 +74,7 @@ def test_every_dispatch_says_which_batch_it_is_of(
     given: dict[str, Any], batch_id: int | None, said: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(batch, "agree_on_batch", lambda *call: calls.append(call))
+    monkeypatch.setattr(rank_batch, "agree_on_batch", lambda *call: calls.append(call))
     x = torch.arange(8)[None]
     rows = {"tokens": x, "labels": x + 1, "loss_mask": torch.ones(1, 8), **given}
     packed = make_packed_seq_params([0, 8], model(), None, device="cpu")

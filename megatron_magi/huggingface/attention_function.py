@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from megatron_magi import HeadShape, MagiConfig, Softmax, dist_attn, flex_flash_attn_func
+from megatron_magi.huggingface.batch_documents import BatchShape
 from megatron_magi.huggingface.cp_batch import DispatchedBatch, carried_batch
-from megatron_magi.huggingface.documents import BatchShape
 from megatron_magi.huggingface.mask_request import MaskRequest
 
 READ = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "s_aux", "position_ids",

@@ -12,7 +12,7 @@ from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher import model, refusals
+from megatron_magi.launcher import model_hooks, refusals
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
 from tests.launcher.few_arguments import arguments
@@ -28,26 +28,26 @@ def attention(mask_type: MegatronMaskType) -> torch.nn.Module:
 
 @pytest.mark.parametrize("mask_type", [MegatronMaskType.causal, MegatronMaskType.padding_causal])
 def test_causal_specs_are_taken(mask_type: MegatronMaskType) -> None:
-    model._require_causal(attention(mask_type))
+    model_hooks._require_causal(attention(mask_type))
 
 
 @pytest.mark.parametrize("mask_type", [MegatronMaskType.no_mask, MegatronMaskType.padding])
 def test_other_specs_need_a_mask_by_name(mask_type: MegatronMaskType) -> None:
     with pytest.raises(NotImplementedError, match=r"requires causal.*at core_attention; name"):
-        model._require_causal(attention(mask_type))
+        model_hooks._require_causal(attention(mask_type))
 
 
 def test_a_model_before_its_arguments_is_refused() -> None:
     def build(self: Any, config: Any) -> None: ...
 
-    wrapped = model.wrap_model_init(build, Launch(Options(MagiConfig())))
+    wrapped = model_hooks.wrap_model_init(build, Launch(Options(MagiConfig())))
     with pytest.raises(RuntimeError, match="requires arguments that Megatron's validate_args"):
         wrapped(SimpleNamespace(), None)
 
 
 def test_a_forward_outside_a_schedule_is_refused() -> None:
     with pytest.raises(RuntimeError, match="must run inside a schedule"):
-        model._plan_of_middle_stage(Launch(Options(MagiConfig())), None)
+        model_hooks._plan_of_middle_stage(Launch(Options(MagiConfig())), None)
 
 
 @pytest.mark.parametrize(

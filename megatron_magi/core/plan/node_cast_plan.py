@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from megatron_magi.core.plan.group_cast import NO_RANGES, GroupCastPlan, cast_of_table
+from megatron_magi.core.plan.group_cast_plan import NO_RANGES, GroupCastPlan, cast_of_table
 from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
 
 

@@ -12,12 +12,12 @@ from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from megatron_magi.adapter import MEGATRON_VERSION
-from megatron_magi.adapter.batch import dispatch_batch
 from megatron_magi.adapter.carried_plan import carried_plan, check_rows, forward_arguments
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.plugin import measured_line, prepare_model, startup_line
+from megatron_magi.adapter.rank_batch import dispatch_batch
 from megatron_magi.launcher.documents import (
     bounds_of_cu_seqlens,
     requested_mask,

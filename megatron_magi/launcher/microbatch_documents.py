@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from megatron_magi.adapter.batch import batch_id_of
+from megatron_magi.adapter.rank_batch import batch_id_of
 from megatron_magi.launcher.tensor_ranks import TensorRanks
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.training.data import data
+from megatron_magi.training.data import packed_samples
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.data.data import (
+from megatron_magi.training.data.packed_samples import (
     PackedDataset,
     PackedSample,
     is_held_out,
@@ -129,11 +129,11 @@ def test_an_empty_document_is_no_boundary_of_its_own(prefix: Path) -> None:
     before = [dataset.boundaries(i).tolist() for i in range(dataset.samples_per_epoch)]
     dataset.lengths = np.append(dataset.lengths, 0)
     dataset.documents = np.arange(len(dataset.lengths))
-    data._epoch_order.cache_clear()
+    packed_samples._epoch_order.cache_clear()
     after = [dataset.boundaries(i).tolist() for i in range(dataset.samples_per_epoch)]
     assert all(len(set(ends)) == len(ends) for ends in after)
     assert sum(map(len, before)) - 2 <= sum(map(len, after)) <= sum(map(len, before)) + 2
-    data._epoch_order.cache_clear()
+    packed_samples._epoch_order.cache_clear()
 
 
 def test_the_mask_is_causal_inside_documents(prefix: Path) -> None:
