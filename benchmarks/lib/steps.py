@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import statistics
 import time
 from collections.abc import Callable
@@ -11,15 +12,19 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+STALLED_S = 60
+"""After so many seconds in one step a rank writes where it is, and again after as many."""
 
 
 def timed(step: Callable[[], T], device: str) -> tuple[float, T]:
     """Milliseconds of the slowest rank, equal on all, and what this rank's step returned."""
+    faulthandler.dump_traceback_later(STALLED_S, repeat=True)
     dist.barrier()
     _finish(device)
     began = time.perf_counter()
     result = step()
     _finish(device)
+    faulthandler.cancel_dump_traceback_later()
     slowest = torch.tensor([1e3 * (time.perf_counter() - began)], device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return slowest.item(), result

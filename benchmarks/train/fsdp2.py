@@ -235,6 +235,8 @@ def measure(
         one_step = functools.partial(step, ways[name], model, optimizer, sample, mesh.size())
         ms, share = timed(one_step, example.DEVICE)
         losses.setdefault(name, summed(share))
+        if dist.get_rank() == 0:
+            print(f"{mask}, round {turn} {name}: {ms:.1f} ms", flush=True)
         if turn >= WARM_ROUNDS:
             times[name].append(ms)
     first = losses[names[0]]

@@ -26,8 +26,8 @@ def wants_max_logits(config: TransformerConfig) -> bool:
 def check_max_logits(
     config: TransformerConfig, magi_config: MagiConfig, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Refuse FlexAttention, which does not keep the largest logit, and a layout in which Megatron
-    cannot clip.
+    """Refuse a kernel that does not find the largest logit, and a layout in which Megatron cannot
+    clip.
 
     Raises:
         NotImplementedError: names the setting, what would run and what to set.
@@ -36,12 +36,12 @@ def check_max_logits(
         return
     _check_clip_layout(config)
     asked = magi_config.kernel_backend
-    runs = select_backend(asked, device, dtype).name
-    if runs == "flex":
+    runs = select_backend(asked, device, dtype)
+    if not runs.finds_max_logits:
         setting = next(name for name in SETTINGS if getattr(config, name, False))
         raise NotImplementedError(
             f"{setting} requires a kernel that finds the largest logits ('cuda' on Hopper, or "
-            f"'reference'), got {runs!r} (kernel_backend={asked!r}, {dtype} on {device}); set "
+            f"'reference'), got {runs.name!r} (kernel_backend={asked!r}, {dtype} on {device}); set "
             f"{setting}=False, or kernel_backend='reference', which is slow"
         )
 

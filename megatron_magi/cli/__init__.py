@@ -7,6 +7,7 @@ import ast
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,6 @@ from pathlib import Path
 from megatron_magi import __version__
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
-from megatron_magi.requirements import explained
 
 COMMANDS = ("doctor", "check", "plan", "viz", "data", "train", "compare", "weights")
 """Modules of this package; the first line of each one's docstring is its help."""
@@ -69,17 +69,24 @@ def _parser(arguments: Sequence[str]) -> CommandParser:
         epilog=EXAMPLES + "\nHelp on one command: megatron-magi COMMAND --help",
     )
     parser.add_argument("--version", action="version", version=f"megatron_magi {__version__}")
+    parser.family = lambda: [parser, *_all_commands()]
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    family = [parser]
-    if not arguments or arguments[0] in ANSWERED_ALONE:
-        for name in COMMANDS:
-            commands.add_parser(name, help=_summary(name))
-        return parser
     for name in COMMANDS:
-        family.append(_add_command(commands, name, is_wanted=name in arguments[:1]))
-    for member in family:
-        member.family = family
+        if name in arguments[:1]:
+            _add_command(commands, name).family = parser.family
+        else:  # not imported: a module may import Megatron, and `check` looks for another one
+            commands.add_parser(name, help=_summary(name))
     return parser
+
+
+def _all_commands() -> list[CommandParser]:
+    """Parsers of all commands whose modules can be imported, for hints."""
+    commands = CommandParser(prog="megatron-magi").add_subparsers()
+    found = []
+    for name in COMMANDS:
+        with suppress(ImportError):
+            found.append(_add_command(commands, name))
+    return found
 
 
 def _summary(name: str) -> str:
@@ -88,16 +95,9 @@ def _summary(name: str) -> str:
     return str(ast.get_docstring(ast.parse(source))).partition("\n")[0]
 
 
-def _add_command(
-    commands: argparse._SubParsersAction[CommandParser], name: str, is_wanted: bool
-) -> CommandParser:
-    """A command's parser. One that cannot be loaded says why in its help, or raises if wanted."""
-    try:
-        module = import_module(f"megatron_magi.cli.{name}")
-    except ImportError as error:
-        if is_wanted:
-            raise
-        return commands.add_parser(name, help=explained(error))
+def _add_command(commands: argparse._SubParsersAction[CommandParser], name: str) -> CommandParser:
+    """Import a command's module and add its parser."""
+    module = import_module(f"megatron_magi.cli.{name}")
     summary, _, details = str(module.__doc__).partition("\n")
     parser = commands.add_parser(name, help=summary, description=summary, epilog=details.strip())
     module.add_arguments(parser)

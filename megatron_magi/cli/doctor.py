@@ -65,7 +65,7 @@ def judge(checks: list[Check], kernel: str, required: list[str]) -> tuple[bool, 
     failed = [f"{c.name}: {c.found}; {c.advice}" for c in checks if c.status == "problem"]
     met = {
         "megatron": found["megatron-core"].status == "ok",
-        "gpu": kernel in ("cuda", "flex"),
+        "gpu": kernel in ("cuda", "fa4", "flex"),
         "cuda": kernel == "cuda" and found["CUDA library"].status == "ok",
     }
     where = {"megatron": "megatron-core", "gpu": "GPU", "cuda": "CUDA library"}
@@ -123,6 +123,7 @@ def kernel_choice(checks: list[Check]) -> tuple[str, str]:
     library = next(c for c in checks if c.name == "CUDA library")
     reasons = {
         "cuda": f"our Hopper kernel, because the GPU is {capability}; library: {library.found}",
+        "fa4": f"FlashAttention-4 with our masks, because the GPU is {capability}",
         "flex": f"torch FlexAttention, because the GPU is {capability} and ours needs sm_90",
         "reference": "blockwise PyTorch",
     }

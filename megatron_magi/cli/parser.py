@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -18,8 +18,8 @@ class UsageError(Exception):
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help keeps its line breaks and whose errors suggest."""
 
-    family: Sequence[CommandParser] = ()
-    """Parsers of the other commands: an option may be one of theirs."""
+    family: Callable[[], Sequence[CommandParser]] = tuple
+    """Makes the parsers of all commands: an option may be one of theirs."""
     _given: Sequence[str] = ()
 
     def __init__(self, **arguments: Any) -> None:
@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         for cutoff in (0.8, 0.55):
             if near := get_close_matches(option, here, n=1, cutoff=cutoff):
                 return f"did you mean {near[0]}?"
-            for other in self.family:
+            for other in self.family():
                 if near := get_close_matches(option, other._option_string_actions, 1, 0.8):
                     return f"did you mean {other.prog} {near[0]}?"
         return ""

@@ -42,7 +42,8 @@ def test_flex_keeps_no_logits(setting: str, monkeypatch: pytest.MonkeyPatch) -> 
     """The kernel that a GPU would run is chosen by name; no GPU is needed to refuse it."""
     config = dataclasses.replace(attention().config, **{setting: True})
     device = torch.device("cuda")
-    monkeypatch.setattr("megatron_magi.core.kernel.select.is_hopper", lambda _: False)
+    for family in ("is_hopper", "is_blackwell"):
+        monkeypatch.setattr(f"megatron_magi.core.kernel.select.{family}", lambda _: False)
     with pytest.raises(NotImplementedError) as error:
         check_max_logits(config, MagiConfig(), torch.bfloat16, device)
     message = str(error.value)
@@ -50,13 +51,15 @@ def test_flex_keeps_no_logits(setting: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert "got 'flex' (kernel_backend='auto', torch.bfloat16 on cuda)" in message
     assert message.endswith(f"set {setting}=False, or kernel_backend='reference', which is slow")
     monkeypatch.setattr(
-        "megatron_magi.adapter.max_logit.select_backend", lambda *_: SimpleNamespace(name="cuda")
+        "megatron_magi.adapter.max_logit.select_backend",
+        lambda *_: SimpleNamespace(finds_max_logits=True),
     )
     check_max_logits(config, MagiConfig(), torch.bfloat16, device)
     monkeypatch.undo()
     check_max_logits(config, MagiConfig(kernel_backend="reference"), torch.bfloat16, device)
     check_max_logits(config, MagiConfig(), torch.float32, device)
-    monkeypatch.setattr("megatron_magi.core.kernel.select.is_hopper", lambda _: False)
+    for family in ("is_hopper", "is_blackwell"):
+        monkeypatch.setattr(f"megatron_magi.core.kernel.select.{family}", lambda _: False)
     check_max_logits(attention().config, MagiConfig(), torch.bfloat16, device)
 
 

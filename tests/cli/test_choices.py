@@ -33,6 +33,7 @@ def test_layers_with_transformer_engine(apex: bool) -> None:
 @pytest.mark.parametrize(
     "capability, name, why",
     [((9, 0), "cuda", "our Hopper kernel, because the GPU is sm_90; library: built, lib.so"),
+     ((10, 0), "fa4", "FlashAttention-4 with our masks, because the GPU is sm_100"),
      ((8, 0), "flex", "torch FlexAttention, because the GPU is sm_80 and ours needs sm_90")],
 )  # fmt: skip
 def test_kernel_and_transport_of_a_gpu(
@@ -40,6 +41,7 @@ def test_kernel_and_transport_of_a_gpu(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr("megatron_magi.core.kernel.flash4.is_installed", lambda: True)
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 3))
     chosen, reason = doctor.kernel_choice([LIBRARY])

@@ -99,3 +99,13 @@ def test_a_command_finds_the_public_names_when_it_uses_them() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_command_imports_no_other_one() -> None:
+    """`check` looks for the Megatron of the script's folder, so none may be imported before."""
+    code = (
+        "import sys; from megatron_magi.cli import main; main(['check', 'x']); "
+        "sys.exit('megatron_magi.adapter' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0 and "a pretrain script" in run.stderr, run.stderr

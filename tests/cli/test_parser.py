@@ -65,7 +65,7 @@ def test_an_option_of_another_command_is_named() -> None:
     here, other = CommandParser(prog="magi here"), CommandParser(prog="magi other")
     here.add_argument("--window")
     other.add_argument("--chunk-size")
-    here.family = [other]
+    here.family = lambda: [other]
     assert here.hint("--windw") == "did you mean --window?"
     assert here.hint("--chunksize") == "did you mean magi other --chunk-size?"
     assert here.hint("--zzz") == ""

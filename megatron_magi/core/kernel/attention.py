@@ -77,8 +77,8 @@ def flex_flash_attn_func(
             does not count: after those, pass a clone. The same holds for ranges and types.
         softmax_scale: None: 1 / sqrt(D).
         deterministic: gradients with equal bits from run to run.
-        backend: "auto", "cuda" (Hopper, D and E to 256), "flex" (FlexAttention) or
-            "reference" (PyTorch).
+        backend: "auto", "cuda" (Hopper, D and E to 256), "fa4" (FlashAttention-4 on Hopper and
+            Blackwell, D and E to 128), "flex" (FlexAttention) or "reference" (PyTorch).
         out_dtype: of out; None: as q.
         return_max_logits: find each head's largest visible logit ("cuda", "reference").
         softcap: above 0, logits are softcap * tanh(scaled score / softcap); 0: scaled scores.
@@ -94,7 +94,7 @@ def flex_flash_attn_func(
         TypeError, ValueError: inputs that do not fit, named with the remedy.
         NotImplementedError: a backend that cannot run here, inputs with forward-mode tangents or
             whose gradient a transform of torch.func asks for, or ``return_max_logits`` with "flex"
-            or under torch.compile.
+            or "fa4", or under torch.compile.
         RuntimeError: in backward, a second derivative.
 
     Cost: ranges or slices given as CUDA tensors are copied to the host when first seen.

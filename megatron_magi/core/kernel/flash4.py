@@ -30,6 +30,7 @@ from megatron_magi.core.kernel.flex_mask import empty_rows
 from megatron_magi.core.kernel.flex_parts import Part, few_slices
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.sink import check_joins, join_sink_
+from megatron_magi.core.kernel.torch_flex import FlexBackend
 from megatron_magi.core.kernel.widths import Widths, widths_of
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -67,6 +68,7 @@ class Flash4Backend(Unprepared):
 
     name = "fa4"
     adds_atomically = False
+    finds_max_logits = False
     delta = staticmethod(row_delta)
 
     def forward(
@@ -93,14 +95,11 @@ class Flash4Backend(Unprepared):
         return prev
 
     def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
-        """See AttnBackend; it raises the same errors as ``forward``, and NotImplementedError for
-        deterministic gradients."""
+        """See AttnBackend; it raises the same errors as ``forward``. FlexAttention, which adds in
+        a fixed order, computes deterministic gradients."""
         check_call(call)
         if grad.deterministic:
-            raise NotImplementedError(
-                "deterministic gradients need the kernel 'cuda' (Hopper) or 'reference', got "
-                "'fa4'; choose one of them, or leave deterministic out"
-            )
+            return FlexBackend().backward(call, grad)
         acc = acc_dtype(call.q.dtype)
         wanted = grad.dtype or acc
         grad = grad._replace(delta=final_delta(grad, acc), out=None)

@@ -53,6 +53,7 @@ class ReferenceBackend(Unprepared):
 
     name = "reference"
     adds_atomically = False
+    finds_max_logits = True
     delta = staticmethod(row_delta)
 
     @_without_autocast

@@ -50,6 +50,7 @@ class FlexBackend(Unprepared):
 
     name = "flex"
     adds_atomically = False
+    finds_max_logits = False
     delta = staticmethod(row_delta)
 
     def forward(

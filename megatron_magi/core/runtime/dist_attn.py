@@ -110,7 +110,7 @@ def dist_attn_and_max_logits(
             nothing is visible. Sinks do not count. The kernels "cuda" and "reference" find it.
 
     Raises:
-        NotImplementedError: the kernel "flex".
+        NotImplementedError: the kernels "flex" and "fa4".
         the rest: as ``dist_attn``.
 
     Cost: that of ``dist_attn``, and an all-reduce of H numbers.

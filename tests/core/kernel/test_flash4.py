@@ -144,8 +144,11 @@ def test_what_it_does_not_take(changes: dict, text: str) -> None:
         Flash4Backend().forward(call)
 
 
-def test_deterministic_gradients_are_refused() -> None:
+def test_deterministic_gradients_are_flex_attentions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention takes CUDA tensors alone, so the reference stands for it."""
+    monkeypatch.setattr(flash4, "FlexBackend", ReferenceBackend)
     q, k, v, dout = (x.detach() for x in random_qkv(masks.causal(8), 4, 2, 64, BF16, 0))
+    call = AttnCall(q, k, v, table_of(masks.causal(8)), 1.0)
     grad = GradCall(dout, torch.zeros(8, 4), torch.zeros(8, 4), deterministic=True)
-    with pytest.raises(NotImplementedError, match="need the kernel 'cuda'"):
-        Flash4Backend().backward(AttnCall(q, k, v, table_of(masks.causal(8)), 1.0), grad)
+    got, expected = Flash4Backend().backward(call, grad), ReferenceBackend().backward(call, grad)
+    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))

@@ -22,6 +22,7 @@ class HopperBackend:
 
     name = "cuda"
     adds_atomically = True
+    finds_max_logits = True
     forward = staticmethod(forward)
     prepared_forward = staticmethod(prepared_forward)
     backward = staticmethod(backward)
