@@ -34,6 +34,9 @@ from megatron_magi.core.runtime.measure.measured_times import measured_times, ti
 STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
 """Prefixes of the class names of Megatron's layers that carry a state along the sequence."""
 
+ATTENTION_KINDS = ("*", "+")
+"""Megatron's signs of plain and of multi-latent attention in a hybrid model's pattern."""
+
 
 def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | None = None) -> str:
     """Prepare a GPTModel (or a list of model chunks, DDP-wrapped or not) for our batches.
@@ -134,8 +137,9 @@ def _refuse_layers(chunk: Any) -> None:
 
 def assert_active(model: Any) -> None:
     """Raise RuntimeError (one line) unless every self-attention layer runs our core attention."""
-    found, others = 0, []
+    others = []
     for chunk in model_chunks(model):
+        found = 0
         for name, module in chunk.named_modules():
             if getattr(module, "attention_type", None) != "self" or not hasattr(
                 module, "core_attention"
@@ -156,8 +160,9 @@ def assert_active(model: Any) -> None:
 def _expects_attention(chunk: Any) -> bool:
     """Whether a model chunk should hold attention; a pipeline stage of a hybrid model may not."""
     decoder = getattr(chunk, "decoder", None)
-    return len(getattr(decoder, "layers", ())) > 0 and "*" in getattr(
-        decoder, "layer_type_list", "*"
+    kinds = getattr(decoder, "layer_type_list", ATTENTION_KINDS)
+    return len(getattr(decoder, "layers", ())) > 0 and any(
+        kind in kinds for kind in ATTENTION_KINDS
     )
 
 

@@ -303,6 +303,8 @@ class _ModelSizes:
         value = getattr(self._args, name, None)
         if name == "kv_channels" and value is None:
             return self._args.hidden_size // self._args.num_attention_heads
+        if name == "num_query_groups" and not getattr(self._args, "group_query_attention", True):
+            return None  # Megatron's default is 1, and counts beside that flag alone
         return value
 
 

@@ -21,11 +21,13 @@ from tests.launcher.tiny_flags import TINY, words
 ROOT = Path(__file__).parents[2]
 SWITCH = ["--attention-backend", "magi"]
 TINY_JOB = ["pretrain_gpt.py", *words(TINY), *SWITCH]
+WITHOUT_GROUPS = {name: value for name, value in TINY.items() if "group" not in name}
 CP2 = ["--context-parallel-size", "2"]
 HAS_TRAINING = megatron_magi.adapter.MEGATRON_VERSION[:2] == (0, 19)
 
 COMMANDS = {
     "accepted": ["--", *TINY_JOB, *CP2],
+    "no groups": ["--", "pretrain_gpt.py", *words(WITHOUT_GROUPS), *SWITCH],
     "torchrun": ["--gpus", "4", "torchrun", "-m", "megatron_magi.run", *TINY_JOB, *CP2],
     "json": ["--json", "--", *TINY_JOB, *CP2],
     "quiet": ["--quiet", "--", *TINY_JOB],
@@ -88,6 +90,10 @@ def test_a_job_is_accepted_in_one_line(done: dict[str, Done]) -> None:
         "there is no pretrain_gpt.py here; not known before it starts: data, memory",
     ):
         assert part in found.out
+
+
+def test_every_head_has_keys_of_its_own_without_the_flag_for_groups(done: dict[str, Done]) -> None:
+    assert "heads 4/4x16 on a rank" in done["no groups"].out
 
 
 def test_words_before_the_script_are_passed_over(done: dict[str, Done]) -> None:

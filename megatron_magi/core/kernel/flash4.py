@@ -2,7 +2,7 @@
 kernels of our own, above all Blackwell.
 
 ``flash4_mask`` says which cells are visible. A table with many slices a row is computed in the
-parts that ``flex_parts`` makes. Shapes: T query tokens, S key tokens, H query heads, G key/value
+parts that ``slice_parts`` makes. Shapes: T query tokens, S key tokens, H query heads, G key/value
 heads, D head_dim of queries and keys, E of values.
 """
 
@@ -14,28 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.backend import (
-    AttnCall,
-    GradCall,
-    OutLse,
-    Unprepared,
-    acc_dtype,
-    deliver,
-    final_delta,
-    put_rows,
-    row_delta,
-)
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, Gradients, OutLse
 from megatron_magi.core.kernel.flash4_mask import flash4_mask
 from megatron_magi.core.kernel.flex_mask import empty_rows
-from megatron_magi.core.kernel.flex_parts import Part, few_slices
-from megatron_magi.core.kernel.merge import merge_
-from megatron_magi.core.kernel.sink import check_joins, join_sink_
+from megatron_magi.core.kernel.in_parts import InParts
+from megatron_magi.core.kernel.slice_parts import Part
 from megatron_magi.core.kernel.torch_flex import FlexBackend
 from megatron_magi.core.kernel.widths import Widths, widths_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_WIDTH = 128
-"""The widest heads: the blocks of wider ones are not the same forward and backward."""
+"""Wider heads get other block sizes in the backward than in the forward, and one list of blocks
+serves both."""
 WIDTHS_STEP = 8
 """Widths of heads are multiples of it."""
 MODULE = "flash_attn.cute"
@@ -62,54 +52,28 @@ def why_not(widths: Widths, dtype: torch.dtype) -> str | None:
     )
 
 
-class Flash4Backend(Unprepared):
-    """Forward and backward by FlashAttention-4. A stage's backward needs the final lse and delta
+class Flash4Backend(InParts):
+    """Forward and backward by FlashAttention-4. A part's backward needs the final lse and delta
     alone, so nothing is computed again."""
 
     name = "fa4"
-    adds_atomically = False
-    finds_max_logits = False
-    delta = staticmethod(row_delta)
 
-    def forward(
-        self,
-        call: AttnCall,
-        *,
-        prev: OutLse | None = None,
-        into: OutLse | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> OutLse:
-        """See AttnBackend.
-
-        Raises:
-            NotImplementedError: a dtype or widths of heads that the kernels do not take.
-        """
+    def check(self, call: AttnCall) -> None:
         check_call(call)
-        check_joins(call, prev)
-        out, lse = join_sink_(*_forward(call), call)
-        if into is not None:
-            return put_rows((out.to(into[0].dtype), lse), call.table, into)
-        if prev is None:
-            return out.to(out_dtype or call.q.dtype), lse
-        merge_(*prev, out, lse)
-        return prev
 
-    def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
+    def attend(self, part: Part) -> OutLse:
+        return _attend(part)
+
+    def part_gradients(self, part: Part, grad: GradCall) -> tuple[Tensor, ...]:
+        return _part_gradients(part, grad)
+
+    def backward(self, call: AttnCall, grad: GradCall) -> Gradients:
         """See AttnBackend; it raises the same errors as ``forward``. FlexAttention, which adds in
         a fixed order, computes deterministic gradients."""
-        check_call(call)
+        self.check(call)
         if grad.deterministic:
             return FlexBackend().backward(call, grad)
-        acc = acc_dtype(call.q.dtype)
-        wanted = grad.dtype or acc
-        grad = grad._replace(delta=final_delta(grad, acc), out=None)
-        first, *others = few_slices(call)
-        total = _part_gradients(first, grad)
-        for part in others:
-            more = _part_gradients(part, grad)
-            total = tuple(x.to(acc).add_(y) for x, y in zip(total, more, strict=True))
-        dq, dk, dv = (x.to(wanted) for x in total)
-        return dq if grad.dq is None else grad.dq.add_(dq), *deliver((dk, dv), grad.dkv)
+        return super().backward(call, grad)
 
 
 def check_call(call: AttnCall) -> None:
@@ -121,15 +85,6 @@ def check_call(call: AttnCall) -> None:
         )
     if reason := why_not(widths_of(call.q, call.v), call.q.dtype):
         raise NotImplementedError(reason)
-
-
-def _forward(call: AttnCall) -> OutLse:
-    """out [T, H, E] and lse [T, H] in fp32, the parts merged."""
-    first, *others = few_slices(call)
-    out, lse = _attend(first)
-    for part in others:
-        merge_(out, lse, *_attend(part))
-    return out, lse
 
 
 def _attend(part: Part) -> OutLse:
@@ -157,8 +112,9 @@ def _attend(part: Part) -> OutLse:
 def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
     """(dq, dk, dv) in the dtype of q; ``grad`` has delta.
 
-    The kernel subtracts the row sum of out * dout, less the gradient of lse. With an out of 0 that
-    is whatever delta it is given as the negative gradient of lse.
+    FlashAttention-4 subtracts the row sum of out * dout minus the gradient of lse from the gradient
+    of each probability. It gets 0 for out and minus delta for the gradient of lse, and so subtracts
+    delta.
     """
     from flash_attn.cute.interface import _flash_attn_bwd
 

@@ -1,7 +1,7 @@
 """Slices as FlexAttention's BlockMask, without a dense mask in between.
 
 Rows are cut into strips that the same slices cover. The test of a cell inside a partial block
-compares its key with the slices of its row one by one, so ``flex_parts`` keeps their number small.
+compares its key with the slices of its row one by one, so ``slice_parts`` keeps their number small.
 Shapes: T query rows, R intervals.
 """
 

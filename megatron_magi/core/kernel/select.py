@@ -69,12 +69,12 @@ def select_backend(
     if name == "cuda" and compiled_widths(widths) is None:
         raise NotImplementedError(too_wide(widths))
     chosen = choose_backend_name(device, dtype, widths) if name == "auto" else name
-    backend = _create(chosen, device, dtype)
+    backend = _create(chosen, device, dtype, widths)
     logger.info("attention kernel: %s (asked for %s) on %s, %s", chosen, name, device, dtype)
     return backend
 
 
-def _create(name: str, device: torch.device, dtype: torch.dtype) -> AttnBackend:
+def _create(name: str, device: torch.device, dtype: torch.dtype, widths: Widths) -> AttnBackend:
     # Imported here: the GPU backends load compilers and libraries that a CPU user does not have.
     if name == "reference":
         from megatron_magi.core.kernel.reference import ReferenceBackend
@@ -90,13 +90,15 @@ def _create(name: str, device: torch.device, dtype: torch.dtype) -> AttnBackend:
 
         return FlexBackend()
     if name == "fa4":
-        return _flash4(device)
+        return _flash4(device, dtype, widths)
     from megatron_magi.core.kernel.hopper import HopperBackend
 
     return HopperBackend(device, dtype)
 
 
-def _flash4(device: torch.device) -> AttnBackend:
+def _flash4(device: torch.device, dtype: torch.dtype, widths: Widths) -> AttnBackend:
+    if reason := flash4.why_not(widths, dtype):
+        raise NotImplementedError(reason)
     major = torch.cuda.get_device_capability(device)[0]
     if major not in flash4.CAPABILITIES:
         raise NotImplementedError(

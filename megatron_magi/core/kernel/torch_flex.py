@@ -1,7 +1,7 @@
 """PyTorch's FlexAttention behind the AttnBackend protocol, for GPUs without our own kernels.
 
 ``flex_mask`` makes its block mask. A table with many slices a row is computed in the parts that
-``flex_parts`` makes. This backend is slower than the CUDA backend. It runs if it is chosen
+``slice_parts`` makes. This backend is slower than the CUDA backend. It runs if it is chosen
 explicitly, if the GPU is not a Hopper, or if heads are too wide for our kernels.
 ``select_backend`` logs the choice.
 Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and
@@ -22,17 +22,12 @@ from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
     OutLse,
-    Unprepared,
     acc_dtype,
-    deliver,
     final_delta,
-    put_rows,
-    row_delta,
 )
 from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
-from megatron_magi.core.kernel.flex_parts import Part, few_slices
-from megatron_magi.core.kernel.merge import merge_
-from megatron_magi.core.kernel.sink import check_joins, join_sink_
+from megatron_magi.core.kernel.in_parts import InParts
+from megatron_magi.core.kernel.slice_parts import Part
 
 MOST_SHAPES = 128
 """The most shapes that are compiled. PyTorch stops at 8 and then silently runs uncompiled."""
@@ -40,77 +35,25 @@ MOST_SHAPES = 128
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class FlexBackend(Unprepared):
+class FlexBackend(InParts):
     """Forward and backward by FlexAttention: compiled on GPUs, and eager on the CPU, for tests.
 
-    A stage's backward recomputes its forward: FlexAttention's backward needs the stage's own out
-    and lse, while the protocol passes the final lse only. The parts of a table are treated as
-    stages, for the same reason.
+    A part's backward recomputes its forward: FlexAttention's backward needs the part's own out
+    and lse, while the protocol passes the final lse only. With w = exp(lse of this part - final
+    lse), out = sum of w * part's out, so the part's out has the gradient w * dout and its lse has
+    w * (rowsum(part's out * dout) - delta).
     """
 
     name = "flex"
-    adds_atomically = False
-    finds_max_logits = False
-    delta = staticmethod(row_delta)
 
-    def forward(
-        self,
-        call: AttnCall,
-        *,
-        prev: OutLse | None = None,
-        into: OutLse | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> OutLse:
-        """See AttnBackend.
-
-        Raises:
-            NotImplementedError: a dtype or head_dim that FlexAttention cannot take.
-        """
+    def check(self, call: AttnCall) -> None:
         check_call(call)
-        check_joins(call, prev)
-        out, lse = join_sink_(*_forward(call), call)
-        if into is not None:
-            return put_rows((out, lse), call.table, into)
-        if prev is None:
-            return out.to(out_dtype or call.q.dtype), lse
-        merge_(*prev, out.to(prev[0].dtype), lse)
-        return prev
 
-    def backward(self, call: AttnCall, grad: GradCall) -> tuple[Tensor, Tensor, Tensor]:
-        """See AttnBackend; it raises the same errors as ``forward``.
+    def attend(self, part: Part) -> OutLse:
+        return _attend(part)
 
-        With w = exp(lse of this stage - final lse), out = sum of w * stage out, so the stage's out
-        has the gradient w * dout and its lse has w * (rowsum(stage out * dout) - delta).
-        """
-        check_call(call)
-        acc = acc_dtype(call.q.dtype)
-        wanted = grad.dtype or acc
-        grad = grad._replace(delta=final_delta(grad, acc), out=None)
-        first, *others = few_slices(call)
-        total = _part_gradients(first, grad)
-        for part in others:
-            more = _part_gradients(part, grad)
-            total = tuple(x.to(acc).add_(y) for x, y in zip(total, more, strict=True))
-        dq, dk, dv = (x.to(wanted) for x in total)
-        return dq if grad.dq is None else grad.dq.add_(dq), *deliver((dk, dv), grad.dkv)
-
-
-def _forward(call: AttnCall) -> OutLse:
-    """out [T, H, E] and lse [T, H] in the accumulation dtype, the parts merged.
-
-    A row that sees a score of inf, or only scores of -inf, has no softmax: it becomes nan. A row
-    whose scores in one part are all -inf counts as empty in that part.
-    """
-    first, *others = few_slices(call)
-    out, lse = _attend(first)
-    if others:
-        out.masked_fill_(lse.isneginf().unsqueeze(-1), 0.0)
-    for part in others:
-        more, more_lse = _attend(part)
-        more.masked_fill_(more_lse.isneginf().unsqueeze(-1), 0.0)
-        merge_(out, lse, more, more_lse)
-    failed = lse.isinf() & ~empty_rows(call.table, lse.device)[:, None]
-    return out.masked_fill_(failed.unsqueeze(-1), torch.nan), lse.masked_fill_(failed, torch.nan)
+    def part_gradients(self, part: Part, grad: GradCall) -> tuple[Tensor, ...]:
+        return _part_gradients(part, grad)
 
 
 def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:

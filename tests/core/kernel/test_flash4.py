@@ -112,6 +112,21 @@ def test_other_rows_stay(device: str) -> None:
     assert (into[0][80:90] == 1).all() and (into[1][130:] == 1).all()
 
 
+@pytest.mark.parametrize("value", [float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["causal", "33-slices-a-row"])
+def test_a_row_of_infinite_scores_is_nan(name: str, value: float, device: str) -> None:
+    """In one part or several; a row that sees nothing stays 0."""
+    mask = ALL[name]
+    q, k, v, _ = (x.detach() for x in random_qkv(mask, 4, 2, 64, BF16, 3, device))
+    k[..., 7] = k[..., 7].abs() + 1
+    q[::9, 1, 7] = value
+    call = AttnCall(q, k, v, table_of(mask), 0.125)
+    (out, lse), (want, want_lse) = Flash4Backend().forward(call), ReferenceBackend().forward(call)
+    assert torch.equal(out.isnan(), want.isnan()) and want.isnan().any()
+    assert torch.equal(lse.isnan(), want_lse.isnan())
+    assert torch.equal(lse.isneginf(), want_lse.isneginf())
+
+
 def test_blocks_that_nobody_sees_are_not_visited(monkeypatch: pytest.MonkeyPatch) -> None:
     flash4_on_cpu.install(monkeypatch)
     from megatron_magi.core.kernel.flash4_mask import flash4_mask

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from megatron_magi import masks
+from megatron_magi.core.kernel import flash4
 from megatron_magi.core.kernel.attention import flex_flash_attn_func
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.select import select_backend
@@ -23,16 +24,19 @@ MASKS = {
 CASES = {
     "reference": ("cpu", torch.float64),
     "flex": ("cuda", torch.float32),
+    "fa4": ("cuda", torch.bfloat16),
     "cuda": ("cuda", torch.bfloat16),
 }
 
 
 @pytest.fixture(params=[
-    "reference", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("flex", "cuda")),
+    "reference", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("flex", "fa4", "cuda")),
 ])  # fmt: skip
 def kernel(request: pytest.FixtureRequest) -> str:
     if request.param != "reference" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+    if request.param == "fa4":
+        pytest.importorskip(flash4.MODULE)
     return str(request.param)
 
 

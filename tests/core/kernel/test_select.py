@@ -153,6 +153,9 @@ def test_flash_attention_4_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
         select_backend("fa4", GPU, BF16)
     monkeypatch.setattr(flash4, "is_installed", lambda: True)
     assert isinstance(select_backend("fa4", GPU, BF16), flash4.Flash4Backend)
+    for dtype, widths in ((BF16, Widths(192, 128)), (FP32, Widths(64, 64))):
+        with pytest.raises(NotImplementedError, match="takes bf16 and fp16, and heads of multipl"):
+            select_backend("fa4", GPU, dtype, widths)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     with pytest.raises(NotImplementedError, match=r"Hopper or Blackwell GPU, got .* 8\.x; use 'f"):
         select_backend("fa4", GPU, FP16)

@@ -13,9 +13,9 @@ from megatron_magi import masks
 from megatron_magi.core.kernel import torch_flex
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, strips_of
-from megatron_magi.core.kernel.flex_parts import MOST_COMPARED, flex_parts
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.slice_parts import MOST_COMPARED, table_parts
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.torch_flex import FlexBackend
 from megatron_magi.core.mask import AttnMask
@@ -228,7 +228,7 @@ def two_halves() -> AttnMask:
 def test_rows_that_see_nothing_in_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """And something in another; a row block's first part has the keys of all of its rows."""
     mask = two_halves()
-    seen = [set(np.flatnonzero(empty)) for empty in map(unseen_rows, flex_parts(table_of(mask)))]
+    seen = [set(np.flatnonzero(empty)) for empty in map(unseen_rows, table_parts(table_of(mask)))]
     assert len(seen) == 4 and seen[0] != seen[-1]
     assert set.intersection(*seen) == {*range(80, 90), *range(130, 140)}
 
@@ -294,7 +294,7 @@ def test_parts_share_one_compiled_function() -> None:
             t[None].transpose(1, 2)
             for t in map(torch_flex.padded, inputs(mask, CPU, torch.float32)[:3])
         ]
-        for part in flex_parts(table_of(mask)):
+        for part in table_parts(table_of(mask)):
             compiled(*x, block_mask=block_mask(part, CPU, MOST_COMPARED), enable_gqa=True)
     assert len(ran) == 2
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magi import masks
-from megatron_magi.core.kernel import flex_parts
+from megatron_magi.core.kernel import slice_parts
 from megatron_magi.core.kernel.flex_mask import BLOCK, block_kinds, strips_of
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask import AttnMask
@@ -20,7 +20,7 @@ def table_of(mask: AttnMask) -> SliceTable:
 
 
 def check(mask: AttnMask, most: int) -> tuple[SliceTable, ...]:
-    parts = flex_parts.flex_parts(table_of(mask))
+    parts = slice_parts.table_parts(table_of(mask))
     seen = np.zeros((mask.total_seqlen_q, mask.total_seqlen_k), dtype=int)
     for part in parts:
         assert (part.num_q, part.num_k) == seen.shape and part.slices.dtype == np.int32
@@ -48,13 +48,13 @@ def sparse_blocks(draw: st.DrawFn) -> AttnMask:
 @given(sparse_blocks(), st.sampled_from([1, 2, 5, 32]))
 def test_parts_have_every_cell_once(mask: AttnMask, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flex_parts, "MOST_COMPARED", most)
+        patch.setattr(slice_parts, "MOST_COMPARED", most)
         check(mask, most)
 
 
 def test_few_slices_a_row_are_one_part_that_is_the_table() -> None:
     table = table_of(masks.causal(300))
-    assert flex_parts.flex_parts(table) == (table,)
+    assert slice_parts.table_parts(table) == (table,)
     assert table not in table.cache.values() and (table,) not in table.cache.values()
 
 
@@ -66,7 +66,7 @@ def test_equal_rows_make_the_fewest_parts(count: int, wanted: int) -> None:
 
 def test_parts_are_made_once() -> None:
     table = table_of(masks.from_block_mask(np.arange(90)[None] % 2 == 0, (200, 5)))
-    assert flex_parts.flex_parts(table) is flex_parts.flex_parts(table)
+    assert slice_parts.table_parts(table) is slice_parts.table_parts(table)
 
 
 def test_parts_share_few_blocks() -> None:
@@ -77,7 +77,7 @@ def test_parts_share_few_blocks() -> None:
     cells[3, 64:160] = True
     mask = masks.from_block_mask(cells, (64, 8))
     whole = block_kinds(table_of(mask))
-    parts = [block_kinds(part) for part in flex_parts.flex_parts(table_of(mask))]
+    parts = [block_kinds(part) for part in slice_parts.table_parts(table_of(mask))]
     assert len(parts) > 5 and (1024 * 8) % BLOCK == 0
     np.testing.assert_array_equal(np.sum([full for _, full in parts], axis=0), whole[1])
     visits = np.sum([partial | full for partial, full in parts], axis=0)

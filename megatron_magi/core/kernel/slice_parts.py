@@ -1,4 +1,4 @@
-"""A table cut into parts that FlexAttention can take: few slices in every row of each part.
+"""A table cut into parts with few slices in every row, for FlexAttention and FlashAttention-4.
 
 The test of a cell compares the slices of its row one by one. With many of them it would be slow,
 and compiling it would take long. Attention over disjoint keys can be merged, so a table with more
@@ -16,7 +16,8 @@ from megatron_magi.core.kernel.flex_mask import BLOCK, Index, counted_up, strips
 from megatron_magi.core.kernel.slice_table import SliceTable
 
 MOST_COMPARED = 32
-"""The most slices of a row in one part. Each takes two comparisons in a cell of a partial block."""
+"""The most slices of a row in one part, chosen for FlexAttention. Each takes two comparisons in a
+cell of a partial block."""
 
 
 class Part(NamedTuple):
@@ -28,20 +29,20 @@ class Part(NamedTuple):
     compiled kernel."""
 
 
-def few_slices(call: AttnCall) -> list[Part]:
+def slice_parts(call: AttnCall) -> list[Part]:
     """Calls that share no cell and together have all cells of this one."""
-    tables = flex_parts(call.table)
+    tables = table_parts(call.table)
     least = 1 if len(tables) == 1 else MOST_COMPARED
     return [Part(call._replace(table=table), least) for table in tables]
 
 
-def flex_parts(table: SliceTable) -> tuple[SliceTable, ...]:
+def table_parts(table: SliceTable) -> tuple[SliceTable, ...]:
     """Tables that share no cell and together have all cells of the table; made once.
 
     No row meets more than MOST_COMPARED slices of a part. Neighbouring keys are in one part, so
     that parts have few blocks in common.
     """
-    key = "flex parts"
+    key = "parts of few slices"
     if key not in table.cache:
         # () stands for the table itself: its own cache must not refer to it.
         few = strips_of(table).most <= MOST_COMPARED

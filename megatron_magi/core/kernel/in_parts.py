@@ -1,0 +1,102 @@
+"""A backend whose kernels take few slices in a row: FlexAttention and FlashAttention-4.
+
+``slice_parts`` cuts a call, and the parts are merged as the stages of distributed attention are.
+Shapes: T query tokens, H query heads, E head_dim of values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megatron_magi.core.kernel.backend import (
+    AttnCall,
+    GradCall,
+    Gradients,
+    OutLse,
+    Unprepared,
+    acc_dtype,
+    deliver,
+    final_delta,
+    put_rows,
+    row_delta,
+)
+from megatron_magi.core.kernel.flex_mask import empty_rows
+from megatron_magi.core.kernel.merge import merge_
+from megatron_magi.core.kernel.sink import check_joins, join_sink_
+from megatron_magi.core.kernel.slice_parts import Part, slice_parts
+
+
+class InParts(Unprepared):
+    """Forward and backward of a call from those of its parts, which a subclass computes."""
+
+    adds_atomically = False
+    finds_max_logits = False
+    delta = staticmethod(row_delta)
+
+    def check(self, call: AttnCall) -> None:
+        """Raise NotImplementedError for a call that the kernels do not take."""
+        raise NotImplementedError
+
+    def attend(self, part: Part) -> OutLse:
+        """(out [T, H, E], lse [T, H]) of one part in the accumulation dtype; 0 and -inf for rows
+        that see nothing."""
+        raise NotImplementedError
+
+    def part_gradients(self, part: Part, grad: GradCall) -> tuple[Tensor, ...]:
+        """(dq, dk, dv) of one part in the dtype of q; ``grad`` has delta and not out."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        call: AttnCall,
+        *,
+        prev: OutLse | None = None,
+        into: OutLse | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> OutLse:
+        """See AttnBackend.
+
+        Raises:
+            NotImplementedError: see ``check``.
+        """
+        self.check(call)
+        check_joins(call, prev)
+        out, lse = join_sink_(*self._merged(call), call)
+        if into is not None:
+            return put_rows((out, lse), call.table, into)
+        if prev is None:
+            return out.to(out_dtype or call.q.dtype), lse
+        merge_(*prev, out.to(prev[0].dtype), lse)
+        return prev
+
+    def backward(self, call: AttnCall, grad: GradCall) -> Gradients:
+        """See AttnBackend; it raises the same errors as ``forward``."""
+        self.check(call)
+        acc = acc_dtype(call.q.dtype)
+        wanted = grad.dtype or acc
+        grad = grad._replace(delta=final_delta(grad, acc), out=None)
+        first, *others = slice_parts(call)
+        total = self.part_gradients(first, grad)
+        for part in others:
+            more = self.part_gradients(part, grad)
+            total = tuple(x.to(acc).add_(y) for x, y in zip(total, more, strict=True))
+        dq, dk, dv = (x.to(wanted) for x in total)
+        return dq if grad.dq is None else grad.dq.add_(dq), *deliver((dk, dv), grad.dkv)
+
+    def _merged(self, call: AttnCall) -> OutLse:
+        """out and lse in the accumulation dtype.
+
+        A row that sees a score of inf, or only scores of -inf, has no softmax: it becomes nan. A
+        row whose scores in one part are all -inf counts as empty in that part.
+        """
+        first, *others = slice_parts(call)
+        out, lse = self.attend(first)
+        if others:
+            out.masked_fill_(lse.isneginf().unsqueeze(-1), 0.0)
+        for part in others:
+            more, more_lse = self.attend(part)
+            more.masked_fill_(more_lse.isneginf().unsqueeze(-1), 0.0)
+            merge_(out, lse, more, more_lse)
+        failed = (lse.isinf() & ~empty_rows(call.table, lse.device)[:, None]).unsqueeze(-1)
+        return out.masked_fill_(failed, torch.nan), lse.masked_fill_(failed[..., 0], torch.nan)
