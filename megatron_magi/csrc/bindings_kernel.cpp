@@ -275,6 +275,7 @@ void bind_kernel(py::module_& m) {
         py::arg("heads_q"), py::arg("heads_kv"), py::arg("head_dim"), py::arg("num_sms"),
         "Kernel and work list of a forward (schedule/forward_choice.h).");
   m.def("compiled_widths", &compiled_widths);
+  m.def("bwd_tile_k", &magi::bwd_tile_k, py::arg("head_dim"));
   m.def("fwd_variants", &fwd_variants, py::arg("heads_q"), py::arg("heads_kv"), py::arg("head_dim"),
         "(pack, block_m, block_n) of every forward kernel worth trying.");
   m.def("fwd_work_list", &fwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),

@@ -86,6 +86,9 @@ class Launch:
     """Microbatches; the one that was used last comes last."""
 
     def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self._ahead: PlansAhead[Key, MagiPackedSeqParams] = PlansAhead(
             lambda key: self._make(list(key[0]), None)
         )
@@ -96,7 +99,7 @@ class Launch:
         self._ahead.end()
         self._recent.clear()
         self.model_config, self.sequences, self.stats = None, None, StepStats()
-        self.__post_init__()  # the group of the tensor-parallel ranks ends with its microbatch
+        self._begin()  # a new microbatch: the old one keeps a group of the tensor-parallel ranks
 
     def bounds_of(self, sample: dict[str, Any]) -> list[int]:
         """The boundaries of a sample as the data loader gives it."""

@@ -1,6 +1,7 @@
 """MagiAttention's names for its FA4 kernels: forward and backward apart, the mask as an object.
 
-Frameworks that have their own autograd function around these two import them. The kernels are ours.
+Frameworks that have their own autograd function around these two import them. They run what the
+backend "auto" chooses, and not always the backend "fa4".
 """
 
 from __future__ import annotations

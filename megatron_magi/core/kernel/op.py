@@ -74,7 +74,7 @@ class Prepared(NamedTuple):
     """What calls of one form on the same slices share, once the first of them has been checked."""
 
     options: Options
-    """Without sinks, which differ from call to call."""
+    """Without sinks: a call with sinks is prepared every time."""
     kernel: AttnBackend
     forward: PreparedForward
 
@@ -86,7 +86,7 @@ class Asked(NamedTuple):
     """int32 [N, 6]"""
     options: Options
     form: Hashable = None
-    """Under which the call is recognised; None: it is prepared every time."""
+    """The key by which later calls find what this one prepared; None: each is prepared anew."""
     table: SliceTable | None = None
     """The slices as backends take them; None: not made yet."""
     prepared: Prepared | None = None
@@ -104,7 +104,7 @@ def recognised(slices: Tensor | AttnMask, form: Hashable) -> Asked | None:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, asked: Asked, max_logits: Tensor | None = None
 ) -> OutLse:
-    """(out [T, H, D], lse [T, H]), differentiable in q, k, v and sink_lse.
+    """(out [T, H, E], lse [T, H]), differentiable in q, k, v and sink_lse.
 
     Raises:
         NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched, or a

@@ -4,8 +4,8 @@
 ``slice_parts`` makes. This backend is slower than the CUDA backend. It runs if it is chosen
 explicitly, if the GPU is not a Hopper, or if heads are too wide for our kernels.
 ``select_backend`` logs the choice.
-Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and
-their output may have another one).
+Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim of queries
+and keys, E of values.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ def make_work_lists(
 
 
 def _is_chosen(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:
-    """Whether calls of this dtype will run on our kernels."""
+    """Whether our kernels will compute calls with these heads; elements of two bytes count as
+    bf16."""
     dtype = torch.bfloat16 if heads.bytes_per_element == 2 else torch.float32
     chosen = choose_backend_name(device, dtype) == "cuda"
     return chosen and config.kernel_backend in ("auto", "cuda")

@@ -60,7 +60,8 @@ class PreparedPlan:
     forward: tuple[PreparedStage, ...]
     """Stages in the order of the forward pass, without those that are empty on every rank."""
     backward: tuple[PreparedStage, ...]
-    """Stages in the order of the backward pass, own keys last, without the same empty ones."""
+    """Stages in the order of the backward pass, without the same empty ones. The one on own keys
+    is the last one, if this rank has such a stage and attends in it."""
     merges: bool
     """Whether a query row may attend in several stages of the forward pass."""
     is_alone: bool

@@ -18,7 +18,7 @@ constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: sums of a block, written and read again
 constexpr double kTolerance = 1.005;
 constexpr double kEvenly = 1.002;        // at most so far from equal shares is as good as equal
-constexpr double kRounding = 1. - 1e-9;  // of a bound that is computed in another order
+constexpr double kRounding = 1. - 1e-9;  // a bound that is added up in another order may be off by it
 // Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
 // best of them on average (docs/history/kernel_backward.md, step 18).
 constexpr double kHeadsPenalty = 0.02;  // for twice the kv heads at a time
@@ -115,7 +115,7 @@ std::vector<Stretch> stretches(const BwdWorkList& list, const Candidate& c, int6
   return found;
 }
 
-// Of all processors.
+// The sum of the steps of all blocks, over all processors.
 double total_cost(const BwdWorkList& list, std::span<const Stretch> launch) {
   const double items = static_cast<double>(list.items.size());
   double total = 0.;
@@ -178,7 +178,7 @@ double row_bytes(int64_t head_bytes, int64_t num_q) {
   return static_cast<double>(head_bytes) / static_cast<double>(std::max<int64_t>(num_q, 1));
 }
 
-// The factor below for scattered blocks.
+// What sharing_factor gives for scattered blocks.
 double scattered_factor(const BwdWorkList& list, int64_t group, double row,
                         const Candidate& candidate) {
   const double lanes = static_cast<double>(candidate.lanes());
@@ -280,7 +280,7 @@ int64_t most_lanes(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
   return splits * num_heads_kv;
 }
 
-// Those of deterministic mode, by lanes, and of fast mode without turns, by splits.
+// The candidates of deterministic mode, by lanes, and of fast mode without turns, by splits.
 std::vector<Candidate> at_once(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                int64_t num_sms, int64_t fewest_lanes) {
   const int64_t least_lanes =
@@ -351,7 +351,8 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
   if (deterministic && list.heads_inner) waits.emplace(list, is_wide ? kWideLag : kLag);
   const double tolerance = !deterministic ? kTolerance : is_wide ? kWideTolerance : 1.;
   const double row = row_bytes(head_bytes, num_q);
-  // Of several kv heads the last one is split (in_turns), and the others fill the gaps.
+  // With several kv heads only the last one is split (in_turns), and blocks of the others fill the
+  // gaps of a late start.
   const bool late = rules.starts_late && num_heads_kv == 1;
   std::vector<BwdSchedule> choices;
   double best = std::numeric_limits<double>::infinity();
@@ -367,6 +368,7 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
     const double least = least_makespan(list, num_sms, launch, total);
     if (least * factor * kRounding > best * tolerance) continue;
     const Stretch& last = launch.back();
+    // A late launch shares the work, and the processor that comes last adds one whole block.
     const double end = waits  ? waits->makespan(num_sms, last.lanes, last.overhead)
                        : late ? total / static_cast<double>(num_sms) + longest_block(list, launch)
                               : simulate(list, num_sms, launch, total);

@@ -142,6 +142,5 @@ def _sums_at_once(p: BwdParams) -> tuple[int, int]:
 
 def _sums_in_turns(p: BwdParams) -> tuple[int, int]:
     """The same for parts that take turns: one sum for each tile and kv head of a section."""
-    tile_k = 64 if p.head_dim > 192 else 128  # bwd_tile_k of csrc/attention/work_lists.h
     sums = p.num_tiles * max(1, p.lanes_per_section // p.num_splits)
-    return sums * tile_k, 1 + sums
+    return sums * solver.bwd_tile_k(p.head_dim), 1 + sums
