@@ -17,8 +17,9 @@ namespace {
 constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
 constexpr double kSplitOverhead = 1.5;  // steps: sums of a block, written and read again
 constexpr double kTolerance = 1.005;
-constexpr double kEvenly = 1.002;        // at most so far from equal shares is as good as equal
-constexpr double kRounding = 1. - 1e-9;  // a bound that is added up in another order may be off by it
+constexpr double kEvenly = 1.002;  // at most so far from equal shares is as good as equal
+// A bound that is added up in another order may be off by it.
+constexpr double kRounding = 1. - 1e-9;
 // Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
 // best of them on average (docs/history/kernel_backward.md, step 18).
 constexpr double kHeadsPenalty = 0.02;  // for twice the kv heads at a time
