@@ -29,13 +29,13 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from megatron_magi.adapter import (
-    batch,
     init,
     layer_spec,
     loss,
     packed,
     pipeline_agreement,
     plugin,
+    rank_batch,
 )
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.config import MagiConfig
@@ -315,7 +315,7 @@ def magi_config(layout: Layout) -> MagiConfig:
     return MagiConfig(overlap_degree=layout.overlap_degree, chunk_size=layout.chunk_size)
 
 
-def microbatch(layout: Layout, step: int, index: int) -> tuple[batch.Batch, list[int]]:
+def microbatch(layout: Layout, step: int, index: int) -> tuple[rank_batch.Batch, list[int]]:
     """Tokens, shifted labels and loss mask of a packed stream of documents of uneven lengths."""
     rng = np.random.default_rng([7, step, index])
     length = layout.seq_length
@@ -330,10 +330,12 @@ def microbatch(layout: Layout, step: int, index: int) -> tuple[batch.Batch, list
     loss_mask[length - length // 4 :] = 0.0
     positions = np.arange(length)
     rows = [torch.from_numpy(x)[None] for x in (tokens[:-1], tokens[1:], loss_mask, positions)]
-    return batch.Batch(*rows), bounds
+    return rank_batch.Batch(*rows), bounds
 
 
-def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) -> batch.LocalBatch:
+def local_batch(
+    layout: Layout, config: Any, step: int, index: int, model: Any
+) -> rank_batch.LocalBatch:
     rows, bounds = microbatch(layout, step, index)
     if layout.attention == "stock":
         mtp_runs.documents[:] = bounds
@@ -353,7 +355,7 @@ def local_batch(layout: Layout, config: Any, step: int, index: int, model: Any) 
     )
     (chunk,) = model_chunks(model)
     has_data = chunk.pre_process or chunk.post_process
-    return batch.dispatch_batch(rows if has_data else None, params, cp_group)
+    return rank_batch.dispatch_batch(rows if has_data else None, params, cp_group)
 
 
 def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, step: int) -> float:
