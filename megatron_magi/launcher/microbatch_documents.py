@@ -15,7 +15,9 @@ from megatron_magi.launcher.tensor_ranks import TensorRanks
 class Microbatch:
     """Boundaries of documents from the sample that this forward step has drawn.
 
-    The first tensor-parallel rank draws samples and tells the others.
+    A forward step calls `begin`; drawing a sample calls `see` and then `identify`; the hook of the
+    batch, or the model of a middle pipeline stage, then asks for `bounds`. The first rank of tensor
+    parallelism draws samples and tells the others.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """What of a Megatron job does not work with our switch, all of it at once.
 
 Every rule reads Megatron's arguments and yields one line for each setting that it refuses, with
-what is required, what came and what to do. `refuse_arguments` ends the process with all lines.
+what is required, what came and what to do. `refuse_arguments` ends the process with all lines. The
+adapter checks what it needs of a model again, because own training loops have no such arguments.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ def visible_cells(num_intervals: int) -> Callable[..., Any]:
     def visible(  # type: ignore[no-untyped-def]  # the compiler reads annotations
         batch, head, q, k, lengths, intervals
     ):
-        first, last = intervals[0], intervals[1]
+        begins, ends = intervals[0], intervals[1]
         row = q[0]
-        begin = utils.scalar_to_ssa(first[0, row], cutlass.Int32)
-        end = utils.scalar_to_ssa(last[0, row], cutlass.Int32)
+        begin = utils.scalar_to_ssa(begins[0, row], cutlass.Int32)
+        end = utils.scalar_to_ssa(ends[0, row], cutlass.Int32)
         seen = (k >= begin) & (k < end)
         for r in cutlass.range_constexpr(1, num_intervals):
-            begin = utils.scalar_to_ssa(first[r, row], cutlass.Int32)
-            end = utils.scalar_to_ssa(last[r, row], cutlass.Int32)
+            begin = utils.scalar_to_ssa(begins[r, row], cutlass.Int32)
+            end = utils.scalar_to_ssa(ends[r, row], cutlass.Int32)
             seen = seen | ((k >= begin) & (k < end))
         return seen
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from megatron_magi.core.kernel.flex_mask import (
     BLOCK,
     Blocks,
     block_kinds,
+    block_lists,
     key_intervals,
     power_of_two,
     strips_of,
@@ -33,7 +33,7 @@ class Flash4Mask(NamedTuple):
     visible: Callable[..., Any]
     """Its ``mask_mod``."""
     intervals: list[Tensor]
-    """First and last + 1 key of a row's intervals, int32 [R, T rounded up to blocks] each."""
+    """The begins and the ends of a row's intervals of keys, int32 [R, T rounded up to blocks]."""
     forward: Any
     """BlockSparseTensorsTorch: for every block of queries, the blocks of keys that it sees."""
     backward: Any
@@ -66,25 +66,19 @@ def _make_mask(table: SliceTable, device: torch.device, least_intervals: int) ->
     return Flash4Mask(
         visible_cells(num_intervals),
         [torch.from_numpy(x).to(device) for x in intervals],
-        _block_lists(partial, full, device),
-        _block_lists(partial.T, full.T, device),
+        _sparse_tensors(partial, full, device),
+        _sparse_tensors(partial.T, full.T, device),
     )
 
 
-def _block_lists(partial: Blocks, full: Blocks, device: torch.device) -> Any:
+def _sparse_tensors(partial: Blocks, full: Blocks, device: torch.device) -> Any:
     """BlockSparseTensorsTorch of the blocks in every row of these tables."""
     from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
-    lists = (*_in_rows(partial, device), *_in_rows(full, device))
+    # Lists end with the longest row: all blocks of a long sequence would take hundreds of MB.
+    lists = [
+        x
+        for blocks in (partial, full)
+        for x in block_lists(blocks, device, max(int(blocks.sum(1).max(initial=0)), 1))
+    ]
     return BlockSparseTensorsTorch(*lists, block_size=(BLOCK_Q, BLOCK))
-
-
-def _in_rows(blocks: Blocks, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The number of blocks set in each row, int32 [1, 1, rows], and which, int32 [1, 1, rows, most
-    of a row]; what follows a row's blocks is not read."""
-    counts = blocks.sum(1).astype(np.int32)
-    most = max(int(counts.max(initial=0)), 1)
-    order = np.argsort(~blocks, axis=1, kind="stable")[:, :most].astype(np.int32)
-    both = (torch.from_numpy(np.ascontiguousarray(x)) for x in (counts, order))
-    number, which = (x[None, None].to(device) for x in both)
-    return number, which

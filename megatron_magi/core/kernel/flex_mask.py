@@ -82,8 +82,8 @@ def _make_block_mask(table: SliceTable, device: torch.device, least_intervals: i
     num_q, num_k = rounded(table.num_q), rounded(table.num_k)
     partial, full = (_in_blocks(x, num_q, num_k) for x in block_kinds(table))
     return BlockMask.from_kv_blocks(
-        *_block_lists(partial, device),
-        *_block_lists(full, device),
+        *block_lists(partial, device),
+        *block_lists(full, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=visible_cells(table, device, least_intervals),
         seq_lengths=(num_q, num_k),
@@ -98,29 +98,30 @@ def visible_cells(table: SliceTable, device: torch.device, least_intervals: int 
     strips = strips_of(table)
     num_intervals = power_of_two(max(strips.most, least_intervals))
     intervals = key_intervals(strips, num_intervals, rounded(table.num_q))
-    first, last = (torch.from_numpy(x).to(device) for x in intervals)
+    begin, end = (torch.from_numpy(x).to(device) for x in intervals)
 
     def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        seen = (k >= first[0, q]) & (k < last[0, q])
+        seen = (k >= begin[0, q]) & (k < end[0, q])
         for r in range(1, num_intervals):
-            seen = seen | ((k >= first[r, q]) & (k < last[r, q]))
+            seen = seen | ((k >= begin[r, q]) & (k < end[r, q]))
         return seen
 
     return visible
 
 
 def key_intervals(strips: Strips, num_intervals: int, num_q: int) -> tuple[IntArray, IntArray]:
-    """First and last + 1 key, int32 [R, T] each, of every row's slices; the others are empty."""
-    first = np.zeros((num_intervals, num_q), dtype=np.int32)
-    last = np.zeros_like(first)
+    """The begins and the ends of the intervals of keys that every row's slices have there, int32
+    [R, T] each; the others are empty."""
+    begin = np.zeros((num_intervals, num_q), dtype=np.int32)
+    end = np.zeros_like(begin)
     heights = np.diff(strips.bounds)
-    begin, end = (np.repeat(x, heights) for x in (strips.offsets[:-1], strips.offsets[1:]))
+    slice_of, behind = (np.repeat(x, heights) for x in (strips.offsets[:-1], strips.offsets[1:]))
     for r in range(strips.most):
-        q = np.flatnonzero(begin + r < end)
-        _, _, k_start, k_end, d_lo, d_hi = strips.slices[begin[q] + r].T
-        first[r, q] = np.maximum(k_start, q + d_lo)
-        last[r, q] = np.minimum(k_end, q + d_hi + 1)
-    return first, last
+        q = np.flatnonzero(slice_of + r < behind)
+        _, _, k_start, k_end, d_lo, d_hi = strips.slices[slice_of[q] + r].T
+        begin[r, q] = np.maximum(k_start, q + d_lo)
+        end[r, q] = np.minimum(k_end, q + d_hi + 1)
+    return begin, end
 
 
 def strips_of(table: SliceTable) -> Strips:
@@ -178,11 +179,13 @@ def _in_blocks(blocks: Blocks, num_q: int, num_k: int) -> Blocks:
     return np.pad(blocks, ((0, more[0]), (0, more[1])))
 
 
-def _block_lists(blocks: Blocks, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The number of k blocks that each q block sees, int32 [1, 1, q blocks], and all k blocks with
-    those that it sees first, int32 [1, 1, q blocks, k blocks]."""
-    order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+def block_lists(
+    blocks: Blocks, device: torch.device, most: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The number of blocks that are set in each row, int32 [1, 1, rows], and which: all blocks of
+    the row with those that are set first, int32 [1, 1, rows, columns], or the first ``most``."""
     counts = blocks.sum(1).astype(np.int32)
-    return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(order)[None, None].to(
-        device
-    )
+    order = np.argsort(~blocks, axis=1, kind="stable")[:, :most].astype(np.int32)
+    both = (torch.from_numpy(np.ascontiguousarray(x)) for x in (counts, order))
+    number, which = (x[None, None].to(device) for x in both)
+    return number, which
