@@ -137,6 +137,7 @@ def test_blocks_that_nobody_sees_are_not_visited(monkeypatch: pytest.MonkeyPatch
     assert made.backward[0][0, 0].tolist() == [1] * 8
     assert made.backward[2][0, 0].tolist() == [3, 3, 2, 2, 1, 1, 0, 0]
     assert made.intervals[0].shape == (1, 1024)
+    assert all(x.is_contiguous() for x in (*made.forward[:4], *made.backward[:4]))
     assert flash4_mask(SliceTable(comb(33).slices, 150, 104), torch.device("cpu"), 1).intervals[
         0
     ].shape == (64, 256)
