@@ -107,8 +107,9 @@ def _may_run_ahead(work: StageWork, q: Tensor, v: Tensor) -> bool:
     """Whether the stages on received keys may run beside the one on own keys, with priority.
 
     Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
-    the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,
-    in an order that differs from run to run.
+    the stage on own keys fills the time until rows arrive. That one is on the GPU by then, so a
+    block of theirs begins when a processor comes free (SliceTable.starts_late). Both kernels add to
+    dq at the same time, in an order that differs from run to run.
     """
     *remote, _ = work.ready.backward
     together = q.is_cuda and not work.plan.config.deterministic
