@@ -34,7 +34,8 @@ def test_the_types_of_the_planner_are_those_of_its_module(tmp_path: Path) -> Non
     )
     done = subprocess.run(
         [sys.executable, "-m", "mypy.stubtest", "megatron_magi._solver",
-         "--ignore-positional-only", "--allowlist", str(allowed), "--ignore-unused-allowlist"],
+         "--ignore-positional-only", "--allowlist", str(allowed), "--ignore-unused-allowlist",
+         "--mypy-config-file", str(ROOT / "pyproject.toml")],
         capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
