@@ -132,6 +132,7 @@ def test_the_screen_of_doctor_has_the_lines_of_the_command(
     names = r"^ *(?:(?:ok|--|!!)  ([\w-]+(?: [\w-]+)?)  |(kernel|transport|layers)  |(ready): )"
     shown, printed = (re.findall(names, text, re.M) for text in (screen, capsys.readouterr().out))
     assert shown == printed and len(printed) > 15
+    assert "CHECKOUT/megatron_magi.libs" in screen or "megatron_magi.libs" not in screen
 
 
 @pytest.mark.parametrize("page", ["megatron.md", "megatron_lm.md"])

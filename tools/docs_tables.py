@@ -22,6 +22,7 @@ from megatron_magi.viz.plan_facts import receive_bytes
 from tools.docs_figures import HEADS, packed_lengths
 from tools.docs_text import fill_tables
 
+ROOT = Path(__file__).parents[1]
 TOTAL, CP_SIZE = 131072, 8
 LENGTHS = packed_lengths(TOTAL, seed=5)
 NO_SEARCH = CostTable(swap_trials=0)
@@ -56,10 +57,13 @@ def update_page(page: Path) -> None:
 
 
 def _screen(arguments: str) -> str:
+    """What the command prints here, without the folder of this checkout."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         command_line(arguments.split())
-    shown = f"$ megatron-magi {arguments}\n{printed.getvalue().rstrip()}\n"
+    shown = f"$ megatron-magi {arguments}\n{printed.getvalue().rstrip()}\n".replace(
+        str(ROOT), "CHECKOUT"
+    )
     return "".join(f"    {line}".rstrip() + "\n" for line in shown.splitlines())
 
 
