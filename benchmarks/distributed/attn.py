@@ -98,6 +98,12 @@ IMPLS = (
     r"keep_received_keys|long_blocks|narrow|kernels|"
     rf"({'|'.join(RIVALS)})({FA3})?|{METHODS}"
 )
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    **{mode: {"forward_mode": mode} for mode in ("at_once", "local_first", "staged")},
+    **{transport: {"transport": transport} for transport in ("symm_mem", "all_to_all")},
+    "keep_received_keys": {"keep_received_keys": True}, "narrow": {"dkv_reduce_in_fp32": False},
+}  # fmt: skip
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 """CUDA reads it when a process first touches a GPU; Megatron sets it to 1."""
 WARM_ROUNDS = 2
@@ -182,14 +188,10 @@ def importable(impls: list[str]) -> list[str]:
 
 def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     """The implementation called so; `kernels` runs the plan of `ours`."""
+    if name in SETTINGS:
+        return Ours(x, MagiConfig(**SETTINGS[name]))
     if name.startswith("ours"):
-        if not name[4:]:
-            return Ours(x, MagiConfig())
         return Ours(x, MagiConfig(overlap_degree=int(name[4:]), forward_mode="staged"))
-    if name in ("at_once", "local_first", "staged"):
-        return Ours(x, MagiConfig(forward_mode=name))
-    if name in ("symm_mem", "all_to_all"):
-        return Ours(x, MagiConfig(transport=name))
     if name.startswith("all_to_all"):
         degree, _, how = name.removeprefix("all_to_all").partition("_")
         staged = MagiConfig(
@@ -197,12 +199,8 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         )
         kind = CastsBehind if how == "behind" else Ours
         return kind(x, staged, sharing_group() if how else None)
-    if name == "keep_received_keys":
-        return Ours(x, MagiConfig(keep_received_keys=True))
     if name == "long_blocks":
         return LongBlocks(x, MagiConfig())
-    if name == "narrow":
-        return Ours(x, MagiConfig(dkv_reduce_in_fp32=False))
     if name == "kernels":
         ours = made["ours"] if "ours" in made else Ours(x, MagiConfig())
         assert isinstance(ours, Ours)
@@ -380,8 +378,7 @@ def write(args: argparse.Namespace, rows: list[dict[str, Any]], command: str) ->
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = options(argv)
-    if args.device == "cuda" and torch.cuda.device_count() < args.ranks:
-        found = torch.cuda.device_count()
+    if args.device == "cuda" and (found := torch.cuda.device_count()) < args.ranks:
         print(f"{args.ranks} GPUs are needed, got {found}; use --device cpu", file=sys.stderr)
         return 2
     args.impls = importable(args.impls)

@@ -186,6 +186,5 @@ def block_lists(
     the row with those that are set first, int32 [1, 1, rows, columns], or the first ``most``."""
     counts = blocks.sum(1).astype(np.int32)
     order = np.argsort(~blocks, axis=1, kind="stable")[:, :most].astype(np.int32)
-    both = (torch.from_numpy(np.ascontiguousarray(x)) for x in (counts, order))
-    number, which = (x[None, None].to(device) for x in both)
+    number, which = (torch.from_numpy(x)[None, None].to(device) for x in (counts, order))
     return number, which

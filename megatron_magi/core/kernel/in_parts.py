@@ -6,6 +6,8 @@ Shapes: T query tokens, H query heads, E head_dim of values.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -27,25 +29,25 @@ from megatron_magi.core.kernel.sink import check_joins, join_sink_
 from megatron_magi.core.kernel.slice_parts import Part, slice_parts
 
 
-class InParts(Unprepared):
+class InParts(Unprepared, ABC):
     """Forward and backward of a call from those of its parts, which a subclass computes."""
 
     adds_atomically = False
     finds_max_logits = False
     delta = staticmethod(row_delta)
 
+    @abstractmethod
     def check(self, call: AttnCall) -> None:
         """Raise NotImplementedError for a call that the kernels do not take."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attend(self, part: Part) -> OutLse:
         """(out [T, H, E], lse [T, H]) of one part in the accumulation dtype; 0 and -inf for rows
         that see nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part_gradients(self, part: Part, grad: GradCall) -> tuple[Tensor, ...]:
         """(dq, dk, dv) of one part in the dtype of q; ``grad`` has delta and not out."""
-        raise NotImplementedError
 
     def forward(
         self,
