@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 STALLED_S = 60
-"""After so many seconds in one step a rank writes where it is, and again after as many."""
+"""After so many seconds in one step a rank writes where it is, once: writing it while code is being
+compiled has ended a process by a segmentation fault."""
 
 
 def timed(step: Callable[[], T], device: str) -> tuple[float, T]:
     """Milliseconds of the slowest rank, equal on all, and what this rank's step returned."""
-    faulthandler.dump_traceback_later(STALLED_S, repeat=True)
+    faulthandler.dump_traceback_later(STALLED_S)
     dist.barrier()
     _finish(device)
     began = time.perf_counter()

@@ -184,7 +184,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--no-autotune", dest="autotune", action="store_false",
-        help="compile FlexAttention in less time, without torchtitan's search for tiles",
+        help="compile FlexAttention without torchtitan's search for tiles, and no block masks",
     )  # fmt: skip
     parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit")

@@ -18,6 +18,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.config import TORCH_DTYPE_MAP, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims, parallel_dims, utils
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+from torchtitan.models.common import attention
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.llama3 import model_registry
 from torchtitan.trainer import Trainer
@@ -90,12 +91,15 @@ def dims_of(parallelism: ParallelismConfig, num_ranks: int, device: str) -> Para
 
 
 def compile_without_autotuning() -> None:
-    """FlexAttention in its default tiles, as torchtitan has it where it must be deterministic."""
+    """FlexAttention in its default tiles, as torchtitan has it where it must be deterministic, and
+    its block mask by PyTorch's function as it is: with torch 2.11, ptxas was not done with the
+    compiled one after five minutes."""
     from torch.nn.attention.flex_attention import flex_attention
 
     kept = {**FlexAttention.inductor_configs}
     kept |= {"max_autotune": False, "coordinate_descent_tuning": False}
     FlexAttention._compiled_flex_attn = torch.compile(flex_attention, options=kept)
+    attention._compiled_create_block_mask = attention.create_block_mask
 
 
 def sharded_model(config: Any, dims: ParallelDims, device: str) -> Any:
