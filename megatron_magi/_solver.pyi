@@ -252,5 +252,4 @@ def bwd_work_list(
     tile_k: int | None = None,
     deterministic: bool = False,
     may_take_turns: bool = True,
-    starts_late: bool = False,
 ) -> BwdWorkList: ...

@@ -16,7 +16,6 @@ the host enqueues a round, as by the layers before it in a model; what the host 
                communicator of their own. all_to_allN_one: they have none. all_to_allN_behind:
                nor have they, and casts are begun behind the reduces of the stage before
   keep_received_keys: ours, whose backward reads what the forward has received
-  long_blocks  ours, whose late stages of the backward have no shorter blocks than others
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
   all_gather   contiguous tokens, all keys and values to every rank
@@ -60,7 +59,6 @@ from benchmarks.distributed.calls import (
     CannotRun,
     CastsBehind,
     KernelsOnly,
-    LongBlocks,
     OneGpu,
     Ours,
     Problem,
@@ -95,7 +93,7 @@ ON_FLASH = tuple(name + FA3 for name in RIVALS if name != "one_gpu")
 DEFAULT_IMPLS = ("ours", "kernels", *RIVALS, *ON_FLASH)
 IMPLS = (
     r"ours\d*|at_once|local_first|staged|symm_mem|all_to_all|all_to_all\d+(_one|_behind)?|"
-    r"keep_received_keys|long_blocks|narrow|kernels|"
+    r"keep_received_keys|narrow|kernels|"
     rf"({'|'.join(RIVALS)})({FA3})?|{METHODS}"
 )
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -199,8 +197,6 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
         )
         kind = CastsBehind if how == "behind" else Ours
         return kind(x, staged, sharing_group() if how else None)
-    if name == "long_blocks":
-        return LongBlocks(x, MagiConfig())
     if name == "kernels":
         ours = made["ours"] if "ours" in made else Ours(x, MagiConfig())
         assert isinstance(ours, Ours)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 from unittest import mock
 
 import numpy as np
@@ -27,10 +27,8 @@ from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import StagePlan
-from megatron_magi.core.runtime.plan_cache import cached_plan
 
 Grads = tuple[Tensor, Tensor, Tensor]
-BWD_WORK_LIST = solver.bwd_work_list
 
 # The names of newer PyTorch, which warns of the older ones.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -139,23 +137,6 @@ class CastsBehind(Ours):
     def backward(self) -> Grads:
         with mock.patch.object(AllToAll, "is_room_kept", False):
             return super().backward()
-
-
-class LongBlocks(Ours):
-    """Stages that begin late in the backward have the blocks of a launch that begins alone."""
-
-    def __init__(
-        self, x: Problem, config: MagiConfig, group: dist.ProcessGroup | None = None
-    ) -> None:
-        cached_plan.cache_clear()  # `ours` has made its choices for an equal plan
-        with mock.patch.object(solver, "bwd_work_list", _as_if_early):
-            super().__init__(x, config, group)
-            self.backward()
-        cached_plan.cache_clear()
-
-
-def _as_if_early(*args: Any, starts_late: bool = False, **options: Any) -> Any:
-    return BWD_WORK_LIST(*args, **options)
 
 
 class KernelsOnly:

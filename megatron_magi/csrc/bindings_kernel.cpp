@@ -131,7 +131,7 @@ BwdArrays arrays_of(const magi::BwdChoice& choice) {
 BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
                         int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
                         std::optional<int64_t> asked_tile_k, bool deterministic,
-                        bool may_take_turns, bool starts_late) {
+                        bool may_take_turns) {
   const int64_t tile_k = asked_tile_k.value_or(magi::bwd_tile_k(static_cast<int>(head_dim)));
   require_positive({{"heads_q", heads_q},
                     {"heads_kv", heads_kv},
@@ -146,7 +146,7 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
   {
     py::gil_scoped_release nogil;
     choice = magi::choose_bwd(slices, {num_q, num_k}, {heads_q, heads_kv, head_dim}, num_sms,
-                              tiling, {deterministic, may_take_turns, starts_late});
+                              tiling, {deterministic, may_take_turns});
   }
   return arrays_of(choice);
 }
@@ -285,7 +285,7 @@ void bind_kernel(py::module_& m) {
         py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,
         py::arg("num_sms") = 132, py::arg("tile_q") = magi::kBwdTileQ,
         py::arg("tile_k") = py::none(), py::arg("deterministic") = false,
-        py::arg("may_take_turns") = true, py::arg("starts_late") = false,
+        py::arg("may_take_turns") = true,
         "Items, entries, turns and schedule of the backward (schedule/backward_choice.h). "
         "tile_k: keys of a tile; None: those of the kernel for this head_dim.");
 }

@@ -33,10 +33,6 @@ class SliceTable:
     left_rows: IntArray = field(default_factory=lambda: np.zeros((0, 2), np.int32), repr=False)
     """int32 [n, 2], ascending, disjoint: query rows that no slice covers and that the forward need
     not write, because another call does."""
-    starts_late: bool = False
-    """Whether a backward on these slices, of received keys, may run beside the one on own keys,
-    which is on the GPU before the rows arrive: blocks of this one begin as that one leaves
-    processors free, although they have priority."""
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
     calls: Calls = field(default_factory=Calls, repr=False)
     """What was prepared for calls on these slices, by their form, on one device or in a stage of

@@ -128,16 +128,9 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
     ready = prepare_casts(list(casts), device, reduced)
     cast_of = dict(zip(casts, ready, strict=True))
     kept = _kept(view, device) if plan.config.keep_received_keys else {}
-    own, *remote = view.stages
     stages = {
         stage: PreparedStage(
-            SliceTable(
-                stage.slices,
-                view.num_local_tokens,
-                stage.num_keys,
-                stage.left_rows,
-                starts_late=stage in remote and may_run_beside(own),
-            ),
+            SliceTable(stage.slices, view.num_local_tokens, stage.num_keys, stage.left_rows),
             None if stage.cast is None else cast_of[stage.cast],
             stage.num_own,
             len(stage.slices) > 0,
@@ -145,6 +138,7 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
         )
         for stage in every
     }
+    own, *remote = view.stages
     return PreparedPlan(
         view,
         device,
@@ -164,12 +158,6 @@ def _kept(view: RankPlan, device: torch.device) -> dict[StagePlan, KeptBuffer]:
         rows = slice(place.start, place.start + place.num_rows)
         made[stage] = KeptBuffer(place.buffer, rows, None if place.index is None else next(tables))
     return made
-
-
-def may_run_beside(own: StagePlan) -> bool:
-    """Whether a backward on received keys may run beside the one on own keys, if nothing else
-    forbids it (staged_backward.py)."""
-    return own.cast is None and len(own.slices) > 0
 
 
 def is_used(stage: StagePlan) -> bool:

@@ -107,16 +107,16 @@ def _may_run_ahead(work: StageWork, q: Tensor, v: Tensor) -> bool:
     """Whether the stages on received keys may run beside the one on own keys, with priority.
 
     Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
-    the stage on own keys fills the time until rows arrive. That one is on the GPU by then, so a
-    block of theirs begins when a processor comes free (SliceTable.starts_late). Both kernels add to
-    dq at the same time, in an order that differs from run to run.
+    the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,
+    in an order that differs from run to run.
     """
-    *remote, _ = work.ready.backward
+    *remote, own = work.ready.backward
     together = q.is_cuda and not work.plan.config.deterministic
     # Heads of other widths are padded, and their dq is added in another way.
     together = together and work.backend.adds_atomically and widths_of(q, v) in COMPILED_WIDTHS
-    apart = all(s.table.starts_late and isinstance(s.cast, PreparedCast) for s in remote)
-    return together and bool(remote) and apart
+    casts = [stage.cast for stage in remote]
+    plain = bool(casts) and own.cast is None and own.sees
+    return together and plain and all(isinstance(cast, PreparedCast) for cast in casts)
 
 
 @contextmanager

@@ -19,8 +19,7 @@ BwdChoice choose_bwd(std::span<const Slice> slices, const BwdLengths& lengths,
   choice.work = build_bwd_work_list(slices, lengths, tiling, mode.deterministic);
   const int64_t head_bytes = lengths.num_q * heads.head_dim * 8;  // Q, dO in 16 bits, dQ in 32
   const BwdRules rules{mode.deterministic ? kFewestLanes : 0,
-                       mode.may_take_turns && !mode.deterministic,
-                       mode.starts_late && !mode.deterministic};
+                       mode.may_take_turns && !mode.deterministic};
   choice.schedule = choose_bwd_schedule(choice.work, heads.heads_q / heads.heads_kv, heads.heads_kv,
                                         num_sms, head_bytes, lengths.num_q, rules);
   if (mode.deterministic)

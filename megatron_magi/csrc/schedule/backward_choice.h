@@ -15,7 +15,6 @@ namespace magi {
 struct BwdMode {
   bool deterministic = false;
   bool may_take_turns = true;  // parts of a tile, in fast mode
-  bool starts_late = false;    // see BwdRules
 };
 
 struct BwdChoice {

@@ -153,14 +153,6 @@ double simulate(const BwdWorkList& list, int64_t num_sms, std::span<const Stretc
   return makespan.last();
 }
 
-double longest_block(const BwdWorkList& list, std::span<const Stretch> launch) {
-  BwdItem longest;
-  for (const BwdItem& item : list.items) longest.steps = std::max(longest.steps, item.steps);
-  double most = 0.;
-  for (const Stretch& part : launch) most = std::max(most, part.cost(longest));
-  return most;
-}
-
 // No launch ends before its longest block, nor before its work is shared equally.
 double least_makespan(const BwdWorkList& list, int64_t num_sms, std::span<const Stretch> launch,
                       double total) {
@@ -352,13 +344,9 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
   if (deterministic && list.heads_inner) waits.emplace(list, is_wide ? kWideLag : kLag);
   const double tolerance = !deterministic ? kTolerance : is_wide ? kWideTolerance : 1.;
   const double row = row_bytes(head_bytes, num_q);
-  // With several kv heads only the last one is split (in_turns), and blocks of the others fill the
-  // gaps of a late start.
-  const bool late = rules.starts_late && num_heads_kv == 1;
   std::vector<BwdSchedule> choices;
   double best = std::numeric_limits<double>::infinity();
   for (const Candidate& c : candidates(list, group, num_heads_kv, num_sms, row, rules)) {
-    if (late && c.in_turns && c.lanes() > 1) continue;
     const std::vector<Stretch> launch = stretches(list, c, group, num_heads_kv);
     const double total = total_cost(list, launch);
     const Sizes sizes{group, head_bytes, num_q,
@@ -369,10 +357,8 @@ BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t 
     const double least = least_makespan(list, num_sms, launch, total);
     if (least * factor * kRounding > best * tolerance) continue;
     const Stretch& last = launch.back();
-    // A late launch shares the work, and the processor that comes last adds one whole block.
-    const double end = waits  ? waits->makespan(num_sms, last.lanes, last.overhead)
-                       : late ? total / static_cast<double>(num_sms) + longest_block(list, launch)
-                              : simulate(list, num_sms, launch, total);
+    const double end = waits ? waits->makespan(num_sms, last.lanes, last.overhead)
+                             : simulate(list, num_sms, launch, total);
     choices.push_back({c.splits, c.lanes(), c.in_turns, c.whole, c.band_rows, end * factor});
     best = std::min(best, end * factor);
   }

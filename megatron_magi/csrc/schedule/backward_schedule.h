@@ -21,7 +21,6 @@ struct BwdSchedule {
 struct BwdRules {
   int64_t fewest_lanes = 0;  // of a section, in deterministic mode; 0: fast mode
   bool may_take_turns = false;
-  bool starts_late = false;  // beside another launch, whose blocks have the processors first
 };
 
 // Few kv heads at a time keep Q, dO and dQ in the cache; many let long items of all heads start
@@ -34,9 +33,7 @@ struct BwdRules {
 // `head_bytes` is the size of Q, dO and dQ of one query head. In deterministic mode the simulation
 // has the waits, the cost of cache misses is another one but at head_dim 256, each section has at
 // least `fewest_lanes` kv heads times splits, as far as there are so many, and the best choice is
-// taken, at head_dim 256 the one with the fewest of them within 1.5 %. A launch of a single kv head
-// that starts late gets processors one after another: the last one of them adds a whole block, so
-// blocks are short, and none waits for another one that may not have started.
+// taken, at head_dim 256 the one with the fewest of them within 1.5 %.
 BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
                                 int64_t num_sms, int64_t head_bytes, int64_t num_q,
                                 const BwdRules& rules);

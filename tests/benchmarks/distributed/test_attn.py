@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
-    impls = ["ours", "ours0", "long_blocks", "narrow", "kernels", "all_gather",
-             "all_gather_zigzag", "ring", "ulysses", "one_gpu"]  # fmt: skip
+    impls = ["ours", "ours0", "narrow", "kernels", "all_gather", "all_gather_zigzag", "ring",
+             "ulysses", "one_gpu"]  # fmt: skip
     masks = ["packed_causal", "swa1024", "shared_question"]
     command = [sys.executable, "-m", "benchmarks.distributed.attn", "--device", "cpu"]
     command += ["--ranks", "2"]

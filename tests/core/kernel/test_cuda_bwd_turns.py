@@ -92,15 +92,3 @@ def test_sums_of_long_rows_are_small(tokens: int, make: object) -> None:
     heads = max(1, work.lanes_per_section // work.num_splits)
     assert work.in_turns
     assert work.num_tiles * heads * 128 * (128 + 128) <= tokens * 64 * 128 // 32
-
-
-def test_a_late_launch_of_one_kv_head_has_short_blocks_that_wait_for_none() -> None:
-    """Each block that begins late adds its length, and parts in turns may wait for one."""
-    mask = masks.full(16384)
-    early, late = (chosen(mask, (8, 1), starts_late=late) for late in (False, True))
-    assert early == (1, 1, False, 0, 1) and late == (8, 1, True, 0, 1)
-
-
-def test_several_kv_heads_may_begin_late_as_they_are() -> None:
-    mask = masks.full(16384)
-    assert chosen(mask, starts_late=True) == chosen(mask)

@@ -95,9 +95,7 @@ def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
 
 def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
     numbers = table.num_q, table.num_k, *key[:3], _num_sms(key)
-    work = solver.bwd_work_list(
-        table.slices, *numbers, deterministic=deterministic, starts_late=table.starts_late
-    )
+    work = solver.bwd_work_list(table.slices, *numbers, deterministic=deterministic)
     return upload_backward(table, key, work, deterministic)
 
 
