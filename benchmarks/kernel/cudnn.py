@@ -34,17 +34,18 @@ class Cudnn:
             return "no softcap"
         if case.deterministic:
             return "its deterministic backward is not asked for here"
-        if _is_dense(case.documents) and case.level == "op":
+        if is_dense(case.documents) and case.level == "op":
             return "dense masks go through SDPA, which is autograd's"
-        if _is_dense(case.documents) or importlib.util.find_spec("cudnn"):
+        if is_dense(case.documents) or importlib.util.find_spec("cudnn"):
             return None
         return "no nvidia-cudnn-frontend here, and SDPA has neither documents nor windows"
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
         assert case.documents is not None
-        if _is_dense(case.documents):
+        if is_dense(case.documents):
             causal = case.documents.causal
-            return autograd_call(lambda *qkv: _sdpa(*qkv, causal), case, direction, x)
+            attend = functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION, causal)
+            return autograd_call(attend, case, direction, x)
         graphs = _graphs(case, (x.q.shape[1], x.k.shape[1]), widths_of(x.q, x.v))
         if case.level == "autograd":
             return autograd_call(lambda *qkv: _Packed.apply(*qkv, graphs), case, direction, x)
@@ -78,13 +79,15 @@ class _Packed(torch.autograd.Function):
         return *grads.values(), None
 
 
-def _is_dense(docs: Documents) -> bool:
+def is_dense(docs: Documents) -> bool:
+    """Whether PyTorch's SDPA has this mask: one document, causal or full."""
     return len(docs.lengths) == 1 and docs.window is None
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def sdpa(backend: SDPBackend, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """PyTorch's SDPA by one of its kernels: q [T, H, D], k and v [T, G, D] -> [T, H, D]."""
     views = (x.transpose(0, 1)[None] for x in (q, k, v))
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+    with sdpa_kernel(backend):
         out = F.scaled_dot_product_attention(*views, is_causal=causal, enable_gqa=True)
     return out.squeeze(0).transpose(0, 1)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
-from benchmarks.kernel.cudnn import Cudnn
+from benchmarks.kernel.cudnn import Cudnn, is_dense, sdpa
 from benchmarks.lib.cell import LEVELS, Call, Case, Direction, Inputs, Level, Peer, autograd_call
 from benchmarks.lib.flash import Ffa, Flash3, Flash4
 from megatron_magi import flex_flash_attn_func
@@ -89,6 +90,27 @@ class Flex:
         return autograd_call(attend, case, direction, x)
 
 
+class Flash2:
+    """FlashAttention-2, which PyTorch has behind SDPA: what runs on GPUs before Hopper."""
+
+    levels: tuple[Level, ...] = ("autograd",)
+
+    def missing(self) -> str | None:
+        return None
+
+    def refuses(self, case: Case, direction: Direction) -> str | None:
+        if case.documents is None or not is_dense(case.documents):
+            return "SDPA has neither documents nor windows"
+        return (
+            "no softcap and no deterministic mode" if case.softcap or case.deterministic else None
+        )
+
+    def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
+        assert case.documents is not None
+        attend = functools.partial(sdpa, SDPBackend.FLASH_ATTENTION, case.documents.causal)
+        return autograd_call(attend, case, direction, x)
+
+
 def _cap(softcap: float) -> Callable[..., Tensor] | None:
     """A score_mod of FlexAttention; None: scores stay as they are."""
     if not softcap:
@@ -118,8 +140,10 @@ def all_peers(flex_seqlens: tuple[int, ...] | None = None) -> dict[str, Peer]:
     return {
         "ours": Ours(),
         "ours_fa4": Ours("fa4"),
+        "ours_flex": Ours("flex"),
         "cudnn": Cudnn(),
         "flex": Flex(flex_seqlens),
+        "fa2": Flash2(),
         "fa3": Flash3(),
         "fa4": Flash4(),
         "ffa": Ffa(),

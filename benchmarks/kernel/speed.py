@@ -7,8 +7,8 @@
     python -m benchmarks.kernel.speed --head-dim 192 --value-dim 128 --heads 16,16 --impls ours,fa3
     python -m benchmarks.kernel.speed --softcap 30 --impls ours,fa3,fa4
 
-Columns are what can be imported of: ours, ours_fa4 (our masks through FlashAttention-4), cudnn,
-flex, fa3, fa4, ffa; what is left out says why.
+Columns are what can be imported of: ours, ours_fa4 and ours_flex (our masks through
+FlashAttention-4 and FlexAttention), cudnn, flex, fa2, fa3, fa4, ffa; what is left out says why.
 TFLOP/s count the visible area only: forward 4 * area * head_dim * heads, backward 2.5 times that
 (--value-dim: each product with its own width).
 Every round runs each implementation once, in random order, on one of several input sets in turn;

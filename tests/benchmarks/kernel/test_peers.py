@@ -316,7 +316,7 @@ def test_levels_are_not_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"one level, got flex which cannot .*--level op"):
         speed.importable(asked)
     assert list(speed.importable(speed.options(["--level", "op"]))) == [
-        "ours", "cudnn",
+        "ours", "ours_flex", "cudnn",
     ]  # fmt: skip
     assert list(speed.importable(speed.options(["--impls", "ours,flex"]))) == [
         "ours", "flex",
