@@ -88,6 +88,20 @@ DOCUMENT_SCHEDULE: Flags = {
 }
 
 
+SEEDS = range(1, 9)
+"""Of the paired runs: each draws other weights and another order of the samples."""
+PAIRED_SCHEDULE: Flags = {
+    "global-batch-size": 4,
+    "train-iters": 300,
+    "lr": 1e-4,
+    "min-lr": 1e-5,
+    "lr-warmup-iters": 60,
+    "lr-decay-iters": 300,
+    "eval-interval": 300,
+    "exit-interval": 300,
+}
+
+
 @dataclass(frozen=True)
 class Run:
     """One run of the script."""
@@ -166,6 +180,25 @@ def document_runs() -> list[Run]:
     ]
 
 
+def paired_runs() -> list[Run]:
+    """A small model on causal samples, for every seed by stock Megatron, by ours, by ours with its
+    mask given by a function, and by that with a tile missing."""
+    base = {**TE, "split": None, **MODEL, **SCHEDULE, **VALIDATION, **layout(cp=2)}
+    base = {**base, **SMALL_MODEL, **PAIRED_SCHEDULE}
+    base |= {"seq-length": 8192, "max-position-embeddings": 8192}
+    kinds: dict[str, Flags] = {
+        "te": {**CUDNN, "cp-comm-type": "p2p"},
+        "magi": MAGI,
+        "right_mask": {**MAGI, "magi-mask": f"{__name__}:right_mask"},
+        "near_tile": {**MAGI, "magi-mask": f"{__name__}:near_tile"},
+    }
+    return [
+        Run(f"paired_{kind}_{seed}", {**base, **flags, "seed": seed})
+        for seed in SEEDS
+        for kind, flags in kinds.items()
+    ]
+
+
 def checkpointed(run: Run, work: Path) -> Run:
     """The same run, which also saves its weights."""
     save = {"save": str(work / "checkpoint"), "save-interval": SAVED_AT, **WEIGHTS_ALONE}
@@ -237,6 +270,11 @@ def near_tile(request: MaskRequest) -> AttnMask:
     """Queries in the middle do not see the keys right before them."""
     middle = request.total_seqlen // 2
     return _without(request.total_seqlen, middle, middle - TILE)
+
+
+def right_mask(request: MaskRequest) -> AttnMask:
+    """Causal over the whole sample, as without a function."""
+    return masks.from_cu_seqlens([0, request.total_seqlen])
 
 
 def moved_by_one(request: MaskRequest) -> AttnMask:

@@ -4,11 +4,11 @@
         --work WORK te_p2p gradients magi
     python -m benchmarks.train.flag_convergence --list
 
-Names of runs, and `gradients`, `controls`, `fp8` and `documents`, each for several. `te_p2p` leaves
-the checkpoint in WORK that `gradients` begins at, and so must come before it on the same machine.
-What of a run is small goes to OUT/NAME, which `megatron-magi compare` reads; gradients are compared
-here, because they have gigabytes. FOLDER has train.bin, train.idx, valid.bin and valid.idx
-(code_corpus.py).
+Names of runs, and `gradients`, `controls`, `fp8`, `documents` and `paired`, each for several.
+`te_p2p` leaves the checkpoint in WORK that `gradients` begins at, and so must come before it on the
+same machine. What of a run is small goes to OUT/NAME, which `megatron-magi compare` reads, and of
+paired runs paired.py; gradients are compared here, because they have gigabytes. FOLDER has
+train.bin, train.idx, valid.bin and valid.idx (code_corpus.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from megatron_magi.training.run.steps_file import STEPS, StepRecord
 
 WARM = 4
 """Processes that wait for the next runs."""
-GROUPS = ("gradients", "controls", "fp8", "documents")
+GROUPS = ("gradients", "controls", "fp8", "documents", "paired")
 """What stands for several runs."""
 SERIES = {
     "lm_loss": "lm loss",
@@ -104,6 +104,7 @@ def runs_of(names: Sequence[str], work: Path) -> list[Run]:
         "controls": flag_cases.controls(),
         "fp8": flag_cases.fp8_runs(),
         "documents": flag_cases.document_runs(),
+        "paired": flag_cases.paired_runs(),
     }
     return [
         run
