@@ -23,6 +23,8 @@ MOST_DIFFERENCE = 0.02
 class Budget:
     rounds: int
     cell_seconds: float
+    spin_cycles: int = SPIN_CYCLES
+    """Clocks for which the GPU waits before a call, so that the host is ahead of it."""
 
     def rounds_of(self, round_ms: float) -> int:
         """As many as asked for, fewer where a round takes long."""
@@ -81,7 +83,9 @@ def time_calls(cell: dict[str, Ready], budget: Budget) -> dict[str, list[float]]
     for turn, name in rounds(list(calls), budget.rounds_of(round_ms)):
         sets = calls[name]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(SPIN_CYCLES)  # the host runs ahead, so that its launch is not timed
+        torch.cuda._sleep(
+            budget.spin_cycles
+        )  # the host runs ahead, so that its launch is not timed
         begin.record()
         sets[turn % len(sets)]()
         end.record()
