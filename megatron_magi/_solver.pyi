@@ -33,9 +33,7 @@ def solve_dispatch(
     max_imbalance_ppm: int,
     swap_trials: int,
     ranks_per_node: int = 0,
-    clock: RankClock | None = None,
-    row_time: int = 0,
-) -> tuple[int, _Int32Array, _Int64Array]: ...
+) -> tuple[int, _Int32Array]: ...
 def crossing_leg(transfers: _Int32Array, ranks_per_node: int) -> _Int32Array: ...
 def hash64(data: bytes, seed: int = 0) -> int: ...
 def prepared_call(
@@ -56,17 +54,6 @@ def prepared_call(
             the result takes their values.
         error: raised by the result for other codes than 0.
     """
-
-class RankClock:
-    """Predicts the time of a rank's kernels."""
-
-class KernelClock(RankClock):
-    """By the work lists that they would run; see csrc/schedule/kernel_clock.h."""
-
-    def __init__(self, heads_q: int, heads_kv: int, head_dim: int, num_sms: int) -> None: ...
-    def time(self, slices: _Int32Array, num_q: int, num_k: int) -> int: ...
-    def forward_steps(self, slices: _Int32Array, num_q: int, num_k: int) -> float: ...
-    def backward_steps(self, slices: _Int32Array, num_q: int, num_k: int) -> float: ...
 
 class StageCosts:
     """What stages take, in picoseconds."""
@@ -117,9 +104,7 @@ class Layout:
         forward: int,
         costs: StageCosts,
         ranks_per_node: int = 0,
-        times: _Int64Array | None = None,
     ) -> tuple[int, int, _Int32Array, _Int64Array]: ...
-    def rank_times(self, slices: _Int32Array, clock: RankClock) -> _Int64Array: ...
     def rows_on_link(
         self, transfers: _Int32Array, costs: StageCosts, ranks_per_node: int = 0
     ) -> _Int64Array: ...

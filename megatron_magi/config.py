@@ -12,8 +12,6 @@ from megatron_magi.checks import INT32_MAX, flag, integer, number_or_infinite, s
 KernelBackend = Literal["auto", "cuda", "fa4", "flex", "reference"]
 ForwardMode = Literal["at_once", "local_first", "staged"]
 TransportChoice = Literal["auto", "all_to_all", "symm_mem"]
-MOST_SMS = 2**16
-"""The most processors for which the planner simulates a launch, block by block."""
 MOST_SECONDS = 10**9
 """The longest wait, 31 years: torch.distributed counts nanoseconds in 64 bits."""
 
@@ -75,11 +73,6 @@ class CostTable:
     tile_k: int = 128
     """Key rows of a kernel tile."""
 
-    num_sms: int = 132
-    """Processors of the GPU (H200: 132), at most 65536. For them the time of a rank's kernels is
-    predicted from their work lists, and made equal. 0: nothing is predicted, and ranks have equal
-    tiles."""
-
     ranks_per_node: int | None = None
     """Context-parallel ranks that share a node, neighbours in the group. A row that several of them
     read then crosses the link to their node once. None: all ranks on one node, or on a network
@@ -97,8 +90,6 @@ class CostTable:
         for name in ("tile_q", "tile_k"):
             _convert(self, name, integer, "an integer")
             _require(1 <= getattr(self, name) <= INT32_MAX, name, f"1 to {INT32_MAX}", self)
-        _convert(self, "num_sms", integer, "an integer")
-        _require(0 <= self.num_sms <= MOST_SMS, "num_sms", f"0 to {MOST_SMS}", self)
         _convert(self, "ranks_per_node", integer, "an integer or None")
         _convert(self, "swap_trials", integer, "an integer or None")
         _check_count(self, "swap_trials", 0)
@@ -129,9 +120,8 @@ class MagiConfig:
     """Tokens per chunk, the smallest piece moved between ranks. None: the planner's cost model."""
 
     max_imbalance: float = 1.01
-    """Highest load of a rank over the mean that the planner may leave: of its kernel tiles in the
-    swap search, then of its predicted kernel time (``CostTable.num_sms``), as far as chunks allow.
-    """
+    """Highest load of a rank over the mean, in kernel tiles, that the planner may leave as far as
+    chunks allow."""
 
     overlap_degree: int | None = None
     """Remote stages of the backward, and of a staged forward. 0: receive everything, then one

@@ -142,11 +142,11 @@ def plans_of(
     """(name, plan, seconds of planning)."""
     per_node = costs.ranks_per_node
     # The rates are measured times over tiles, so plans are balanced in tiles as well.
-    flat = MagiConfig(costs=replace(costs, ranks_per_node=None, num_sms=0))
+    flat = MagiConfig(costs=replace(costs, ranks_per_node=None))
     configs = {
         "lpt_2048": replace(flat, chunk_size=2048, costs=replace(flat.costs, swap_trials=0)),
         "flat": flat,
-        "nodes": MagiConfig(costs=replace(costs, ranks_per_node=per_node, num_sms=0)),
+        "nodes": MagiConfig(costs=replace(costs, ranks_per_node=per_node)),
     }
     for name in PLANS:
         began = time.perf_counter()
@@ -187,7 +187,7 @@ def validate(record: dict[str, Any], costs: CostTable) -> list[dict[str, Any]]:
             r["direction"]: r for r in record["rows"] if (r["mask"], r["impl"]) == (name, "ours")
         }
         one = measured["fwd"]
-        config = MagiConfig(costs=replace(costs, ranks_per_node=None, num_sms=0))
+        config = MagiConfig(costs=replace(costs, ranks_per_node=None))
         plan = make_attn_plan(
             MASKS[name](one["tokens"] * one["ranks"]), one["ranks"], HEADS, config
         )

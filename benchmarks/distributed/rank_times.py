@@ -1,8 +1,8 @@
 """Kernel times of every rank of a plan, on one GPU and without exchanges: how balanced plans are.
 
     python -m benchmarks.distributed.rank_times --record FILE.json
-    python -m benchmarks.distributed.rank_times --masks causal,d1:0-9 --tokens 8192 --num-sms 0
-    python -m benchmarks.distributed.rank_times --dry     # predictions alone, without a GPU
+    python -m benchmarks.distributed.rank_times --masks causal,d1:0-9 --tokens 8192 --ranks 8
+    python -m benchmarks.distributed.rank_times --dry     # plans alone, without a GPU
 
 For each mask and length, every rank's keys, own and received, lie in one buffer. Timed in random
 order, medians:
@@ -102,8 +102,6 @@ def _random(tokens: int, heads: int, dim: int) -> torch.Tensor:
 def plans_of(mask: AttnMask, args: argparse.Namespace) -> tuple[AttnPlan, AttnPlan]:
     """The plan, and the one in which its ranks have one stage."""
     config = MagiConfig()
-    if args.num_sms is not None:
-        config = replace(config, costs=replace(config.costs, num_sms=args.num_sms))
     plan = make_attn_plan(mask, args.ranks, HEADS, config)
     one = replace(config, overlap_degree=0, forward_mode="at_once")
     return plan, make_attn_plan(mask, args.ranks, HEADS, one, layout=plan.layout)
@@ -154,7 +152,7 @@ def timed(calls: Calls, turns: int) -> dict[str, float]:
 
 def line(row: dict[str, Any]) -> str:
     """Slowest over mean rank, and half of one GPU over the slowest, for the screen."""
-    shown = [f"{row['mask']:20s} {row['tokens']:6d} predicted {row['imbalance']:.3f}"]
+    shown = [f"{row['mask']:20s} {row['tokens']:6d} tiles {row['imbalance']:.3f}"]
     names = ("forward", "backward", "stages", "beside")
     for what in [name for name in names if f"0 {name}" in row.get("ms", ())]:
         ms = [row["ms"][f"{rank} {what}"] for rank in range(row["ranks"])]
@@ -189,7 +187,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.record and not args.record.parent.is_dir():
         raise UsageError(f"--record needs a folder that exists, got {args.record}; make it first")
     if not args.dry and not torch.cuda.is_available():
-        raise UsageError("kernel times need a GPU, got none; pass --dry for predictions alone")
+        raise UsageError("kernel times need a GPU, got none; pass --dry for plans alone")
 
 
 def _lengths(text: str) -> list[int]:
@@ -202,10 +200,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tokens", type=_lengths, default="4096,8192,16384", help="of every rank")
     made.add_argument("--ranks", type=at_least(1), default=2)
     made.add_argument("--turns", type=at_least(1), default=10)
-    made.add_argument(
-        "--num-sms", type=at_least(0), help="CostTable.num_sms; 0: ranks get equal tiles"
-    )
-    made.add_argument("--dry", action="store_true", help="plan and predict, without a GPU")
+    made.add_argument("--dry", action="store_true", help="plan, without a GPU")
     made.add_argument("--record", type=Path, help="write a JSON record")
     made.add_argument("--commit", help="for the record, where there is no git")
     return made

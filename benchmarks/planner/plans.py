@@ -30,7 +30,7 @@ from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
-from megatron_magi.core.plan.token_layout import timed_token_layout
+from megatron_magi.core.plan.token_layout import choose_token_layout
 
 HEADS = HeadShape(64, 8, 128)
 SEED = 42
@@ -155,7 +155,7 @@ def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[
         plans = []
         for mask in packs(setting, count):
             cells["dispatch"].append(
-                timed(lambda m=mask, c=config: timed_token_layout(m, setting.cp_size, c), 3)[1]
+                timed(lambda m=mask, c=config: choose_token_layout(m, setting.cp_size, c), 3)[1]
             )
             plan, ms = timed(
                 lambda m=mask, c=config: make_attn_plan(m, setting.cp_size, HEADS, c), 3

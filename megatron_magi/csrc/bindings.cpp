@@ -12,7 +12,6 @@
 #include "arrays.h"
 #include "planner/chunking.h"
 #include "planner/hash.h"
-#include "planner/rank_clock.h"
 
 namespace py = pybind11;
 
@@ -25,31 +24,27 @@ uint64_t hash64(const py::bytes& data, uint64_t seed) {
 
 py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int64_t cp_size,
                          int64_t chunk_size, int64_t tile_q, int64_t tile_k,
-                         int64_t max_imbalance_ppm, int64_t swap_trials, int64_t ranks_per_node,
-                         const magi::RankClock* clock, int64_t row_time) {
+                         int64_t max_imbalance_ppm, int64_t swap_trials, int64_t ranks_per_node) {
   const std::vector<magi::Slice> given = slices_from(slices);
   magi::Dispatch dispatch;
   {
     py::gil_scoped_release nogil;
-    dispatch = magi::solve_dispatch({given, num_local_tokens, cp_size, optional_from(chunk_size),
-                                     tile_q, tile_k, max_imbalance_ppm, swap_trials, ranks_per_node,
-                                     clock, row_time});
+    dispatch =
+        magi::solve_dispatch({given, num_local_tokens, cp_size, optional_from(chunk_size), tile_q,
+                              tile_k, max_imbalance_ppm, swap_trials, ranks_per_node});
   }
-  return py::make_tuple(dispatch.chunk_size, ints_to(dispatch.chunk_ranks),
-                        longs_to(dispatch.times));
+  return py::make_tuple(dispatch.chunk_size, ints_to(dispatch.chunk_ranks));
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_solver, m) {
   m.doc() = "Host side of megatron_magi: slices, planning, work lists. No torch, no CUDA.";
-  py::class_<magi::RankClock>(m, "RankClock", "Predicts a rank's time (planner/rank_clock.h).");
   bind_slices(m);
   m.def("solve_dispatch", &solve_dispatch, py::arg("slices"), py::arg("num_local_tokens"),
         py::arg("cp_size"), py::arg("chunk_size"), py::arg("tile_q"), py::arg("tile_k"),
         py::arg("max_imbalance_ppm"), py::arg("swap_trials"), py::arg("ranks_per_node") = 0,
-        py::arg("clock") = py::none(), py::arg("row_time") = 0,
-        "Chunk size, the chunks' ranks, and the ranks' times by the clock (planner/chunking.h).");
+        "Chunk size and the chunks' ranks (planner/chunking.h).");
   m.def("hash64", &hash64, py::arg("data"), py::arg("seed") = 0);
   bind_stages(m);
   bind_layout(m);

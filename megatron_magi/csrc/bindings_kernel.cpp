@@ -23,7 +23,6 @@
 #include "schedule/backward_turns.h"
 #include "schedule/forward.h"
 #include "schedule/forward_choice.h"
-#include "schedule/kernel_clock.h"
 
 namespace py = pybind11;
 
@@ -206,30 +205,9 @@ Int32Array bwd_visits(const BwdArrays& arrays) {
   return rows_to(magi::visits_of(list));
 }
 
-magi::KernelClock kernel_clock(int64_t heads_q, int64_t heads_kv, int64_t head_dim,
-                               int64_t num_sms) {
-  require_positive(
-      {{"heads_q", heads_q}, {"heads_kv", heads_kv}, {"head_dim", head_dim}, {"num_sms", num_sms}});
-  return {{heads_q, heads_kv, head_dim}, num_sms};
-}
-
 }  // namespace
 
 void bind_kernel(py::module_& m) {
-  const auto timed = [](auto method) {
-    return [method](const magi::KernelClock& clock, const Int32Array& slices, int64_t num_q,
-                    int64_t num_k) { return (clock.*method)(slices_from(slices), num_q, num_k); };
-  };
-  py::class_<magi::KernelClock, magi::RankClock>(
-      m, "KernelClock", "Predicts the time of a rank's kernels (schedule/kernel_clock.h).")
-      .def(py::init(&kernel_clock), py::arg("heads_q"), py::arg("heads_kv"), py::arg("head_dim"),
-           py::arg("num_sms"))
-      .def("time", timed(&magi::KernelClock::time), py::arg("slices"), py::arg("num_q"),
-           py::arg("num_k"), "Forward and backward, in thousandths of a forward step.")
-      .def("forward_steps", timed(&magi::KernelClock::forward_steps), py::arg("slices"),
-           py::arg("num_q"), py::arg("num_k"), "Of 128 x 128 cells of head_dim 128.")
-      .def("backward_steps", timed(&magi::KernelClock::backward_steps), py::arg("slices"),
-           py::arg("num_q"), py::arg("num_k"), "Of 64 x 128 cells.");
   py::class_<FwdArrays>(m, "FwdWorkList", "A work list of the forward (schedule/forward.h).")
       .def_readonly("tiles", &FwdArrays::tiles)
       .def_readonly("entries", &FwdArrays::entries)

@@ -15,8 +15,6 @@
 #include "planner/layout.h"
 #include "planner/loads.h"
 #include "planner/nodes.h"
-#include "planner/rank_clock.h"
-#include "planner/rank_times.h"
 #include "planner/rank_view.h"
 #include "planner/remote_rows.h"
 #include "planner/stages.h"
@@ -56,38 +54,19 @@ magi::Nodes nodes_from(int64_t ranks_per_node, int64_t cp_size) {
 
 py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, int64_t tile_q,
                           int64_t tile_k, int64_t degree, int64_t forward,
-                          const magi::StageCosts& costs, int64_t ranks_per_node,
-                          const std::optional<Int64Array>& rank_times) {
+                          const magi::StageCosts& costs, int64_t ranks_per_node) {
   const magi::Nodes nodes = nodes_from(ranks_per_node, layout->cp_size);
   const std::vector<magi::Slice> given = slices_from(slices);
-  std::vector<int64_t> times;
-  if (rank_times) times.assign(rank_times->data(), rank_times->data() + rank_times->size());
-  if (!times.empty() && std::ssize(times) != layout->cp_size) {
-    throw std::invalid_argument("times must have one value for each of " +
-                                std::to_string(layout->cp_size) + " ranks or none, got " +
-                                std::to_string(times.size()) + "; pass those of rank_times");
-  }
   magi::TransferPlan plan;
   {
     py::gil_scoped_release nogil;
     std::optional<magi::Forward> chosen;
     if (forward >= 0) chosen = static_cast<magi::Forward>(forward);
     plan = magi::solve_transfers(
-        {given, *layout, tile_q, tile_k, optional_from(degree), chosen, costs, nodes, times});
+        {given, *layout, tile_q, tile_k, optional_from(degree), chosen, costs, nodes});
   }
   return py::make_tuple(plan.staging.degree, static_cast<int>(plan.staging.forward),
                         transfers_to(plan.transfers), longs_to(plan.loads));
-}
-
-Int64Array rank_times(const OwnedLayout& layout, const Int32Array& slices,
-                      const magi::RankClock& clock) {
-  const std::vector<magi::Slice> given = slices_from(slices);
-  std::vector<int64_t> times;
-  {
-    py::gil_scoped_release nogil;
-    if (magi::can_time(given, *layout)) times = magi::rank_times(given, *layout, clock);
-  }
-  return longs_to(times);
 }
 
 // [cp_size, 4]: own tiles, remote tiles, local tiles, remote rows.
@@ -203,10 +182,8 @@ void bind_layout(py::module_& m) {
            py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"))
       .def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("tile_q"),
            py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("costs"),
-           py::arg("ranks_per_node") = 0, py::arg("times") = py::none(),
+           py::arg("ranks_per_node") = 0,
            "Degree, forward mode, transfers and loads (planner/transfers.h).")
-      .def("rank_times", &rank_times, py::arg("slices"), py::arg("clock"),
-           "Every rank's time by the clock (planner/rank_times.h); none if that takes too long.")
       .def("rows_on_link", &rows_on_link, py::arg("transfers"), py::arg("costs"),
            py::arg("ranks_per_node") = 0, "Rows that the model of times counts, by rank.")
       .def("rank_work", &rank_work, py::arg("slices"), py::arg("loads"), py::arg("link_rows"),

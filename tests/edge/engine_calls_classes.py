@@ -123,7 +123,6 @@ CLASSES = [
         magi.CostTable,
         {},
         {
-            "num_sms": COUNT,
             "tile_q": POSITIVE,
             "tile_k": POSITIVE,
             **dict.fromkeys(

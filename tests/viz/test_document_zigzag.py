@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from megatron_magi import AttnMask, HeadShape, masks
 from megatron_magi.core.plan import TokenLayout, make_attn_plan
 from megatron_magi.viz.document_zigzag import DocumentZigzag
-from tests.knobs import tile_config
+from tests.knobs import magi_config
 
 HEADS = HeadShape(4, 2, 64)
 
@@ -80,7 +80,7 @@ def test_loads_are_counted_as_the_planner_counts_them() -> None:
             slices.append([at, at + end - start, begin, stop, -total, start - at])
     moved = AttnMask(np.array(slices), total, total)
     tokens = TokenLayout(total, per_rank, cp_size, np.arange(cp_size))
-    config = tile_config()
+    config = magi_config()
     want = make_attn_plan(moved, cp_size, HEADS, config, layout=tokens).loads
     assert made.loads(config.costs.tile_q, config.costs.tile_k).tolist() == want.tolist()
 

@@ -20,7 +20,7 @@ from megatron_magi.viz.plan_facts import (
     stage_rows,
     zigzag_layout,
 )
-from tests.knobs import tile_config
+from tests.knobs import magi_config
 
 MASK = masks.from_cu_seqlens([0, 3000, 3100, 8192])
 HEADS = HeadShape(8, 2, 64)
@@ -67,10 +67,10 @@ def test_zigzag_is_the_usual_layout() -> None:
     odd = zigzag_layout(61, 4)
     assert odd.padded_seqlen == 64 and odd.total_seqlen == 61
     causal = make_attn_plan(
-        masks.causal(8192), 4, HEADS, tile_config(), layout=zigzag_layout(8192, 4)
+        masks.causal(8192), 4, HEADS, magi_config(), layout=zigzag_layout(8192, 4)
     )
     assert causal.imbalance < 1.01
-    usual = make_attn_plan(MASK, 4, HEADS, tile_config(), layout=zigzag_layout(8192, 4))
+    usual = make_attn_plan(MASK, 4, HEADS, magi_config(), layout=zigzag_layout(8192, 4))
     assert usual.imbalance > 1.1
 
 

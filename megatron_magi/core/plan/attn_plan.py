@@ -14,7 +14,6 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
-from megatron_magi.core.plan.kernel_clock import timing
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
@@ -24,11 +23,11 @@ from megatron_magi.core.plan.token_layout import (
     Int64Array,
     TokenLayout,
     check_layout,
+    choose_token_layout,
     ranks_per_node,
-    timed_token_layout,
 )
 
-PLANNER_VERSION = 9
+PLANNER_VERSION = 10
 """Part of every digest. Raise it whenever the same input may lead to another plan."""
 
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
@@ -55,9 +54,7 @@ class AttnPlan:
     transfers: Int32Array = field(repr=False)
     """int32 [M, 5], read-only: (stage, dst, src, start, end), global rows, sorted."""
     loads: Int64Array = field(repr=False)
-    """int64 [cp_size], read-only: the mask's kernel tiles, in proportion to the ranks' predicted
-    kernel times, forward and backward; without a prediction (``CostTable.num_sms``) the tiles of
-    each rank."""
+    """int64 [cp_size], read-only: the kernel tiles of each rank."""
     digest: int
     """64-bit hash of the fields below and the planner's version."""
     field_digests: dict[str, int] = field(repr=False)
@@ -161,11 +158,8 @@ def make_attn_plan(
     check_inputs(mask, head_shape, config, layout)
     _check(mask, cp_size, layout, token_multiple)
     check_size(mask, cp_size, config, layout, token_multiple)
-    predicted, times = timing(head_shape, config), np.zeros(0, np.int64)
     if layout is None:
-        layout, times = timed_token_layout(mask, cp_size, config, token_multiple, predicted)
-    elif predicted is not None:
-        times = layout.native.rank_times(mask.slices, predicted.clock)
+        layout = choose_token_layout(mask, cp_size, config, token_multiple)
     degree, forward, transfers, loads = layout.native.solve_transfers(
         mask.slices,
         tile_q=config.costs.tile_q,
@@ -174,7 +168,6 @@ def make_attn_plan(
         forward=-1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode),
         costs=stage_costs(head_shape, config, layout.num_local_tokens),
         ranks_per_node=ranks_per_node(config, cp_size),
-        times=times,
     )
     digest, of_fields = _digests(mask, layout, head_shape, config)
     return AttnPlan(

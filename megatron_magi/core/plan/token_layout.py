@@ -14,7 +14,6 @@ from megatron_magi.checks import INT32_MAX, instance, int_array, integer
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan.kernel_clock import Timing
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -171,20 +170,10 @@ def num_local_tokens(
     return max(1, -(-total_seqlen // (cp_size * unit))) * unit
 
 
-def timed_token_layout(
-    mask: AttnMask,
-    cp_size: int,
-    config: MagiConfig,
-    token_multiple: int = 1,
-    predicted: Timing | None = None,
-) -> tuple[TokenLayout, Int64Array]:
-    """Choose the chunk size and an owner for every chunk, by tiles and then by predicted times.
-
-    Args:
-        predicted: the clock of these times; None: by tiles alone.
-
-    Returns:
-        The layout, and int64 [cp_size] in the clock's unit, or [0] if times were not predicted.
+def choose_token_layout(
+    mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int = 1
+) -> TokenLayout:
+    """Choose the chunk size and an owner for every chunk, by the tiles of the mask.
 
     Raises:
         ValueError: a fixed chunk_size too large to give every rank a chunk.
@@ -198,7 +187,7 @@ def timed_token_layout(
             f"got {config.chunk_size}; {remedy}"
         )
     trials = config.costs.swap_trials
-    chunk_size, chunk_ranks, times = solver.solve_dispatch(
+    chunk_size, chunk_ranks = solver.solve_dispatch(
         mask.slices,
         num_local_tokens=num_local_tokens(total, cp_size, config, token_multiple),
         cp_size=cp_size,
@@ -208,10 +197,8 @@ def timed_token_layout(
         max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
         swap_trials=-1 if trials is None else trials,
         ranks_per_node=ranks_per_node(config, cp_size),
-        clock=predicted and predicted.clock,
-        row_time=predicted.row_time if predicted else 0,
     )
-    return TokenLayout(total, chunk_size, cp_size, chunk_ranks), times
+    return TokenLayout(total, chunk_size, cp_size, chunk_ranks)
 
 
 def ranks_per_node(config: MagiConfig, cp_size: int) -> int:

@@ -20,7 +20,6 @@ Assignment::Assignment(const Segments& segments, std::span<const int64_t> chunk_
 void Assignment::assign(std::vector<int32_t> ranks) {
   ranks_ = std::move(ranks);
   loads_ = rank_loads(chunk_loads_, ranks_, cp_size());
-  for (size_t rank = 0; rank < extra_.size(); ++rank) loads_[rank] += extra_[rank];
   members_.resize(ranks_.size());
   place_.resize(ranks_.size());
   std::vector<int32_t> next(cp_size());
@@ -32,13 +31,6 @@ void Assignment::assign(std::vector<int32_t> ranks) {
     members_[place_[chunk]] = chunk;
   }
   traffic_.assign(ranks_);
-  set_limits(limits_);
-}
-
-void Assignment::set_extra_loads(std::vector<int64_t> extra) {
-  for (size_t rank = 0; rank < extra_.size(); ++rank) loads_[rank] -= extra_[rank];
-  extra_ = std::move(extra);
-  for (size_t rank = 0; rank < extra_.size(); ++rank) loads_[rank] += extra_[rank];
   set_limits(limits_);
 }
 

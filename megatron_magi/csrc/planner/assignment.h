@@ -45,8 +45,6 @@ class Assignment {
   void swap(int32_t a, int32_t b, int64_t traffic_delta);
 
   void set_limits(LoadLimits limits);
-  // What is added to the sum of its chunks' loads for every rank, negative or not: [cp_size].
-  void set_extra_loads(std::vector<int64_t> extra);
   void assign(std::vector<int32_t> ranks);  // restarts from another assignment
 
  private:
@@ -57,7 +55,6 @@ class Assignment {
   int64_t chunks_per_rank_;
   std::vector<int32_t> ranks_;    // [num_chunks]
   std::vector<int64_t> loads_;    // [cp_size]
-  std::vector<int64_t> extra_;    // [cp_size] part of the loads, or empty
   std::vector<int32_t> members_;  // [cp_size * chunks_per_rank]
   std::vector<int32_t> place_;    // [num_chunks] index in members_
   Traffic traffic_;

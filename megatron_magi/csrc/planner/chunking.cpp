@@ -12,7 +12,6 @@
 #include "planner/node_search.h"
 #include "planner/repair.h"
 #include "planner/swap_search.h"
-#include "planner/time_balance.h"
 
 namespace magi {
 namespace {
@@ -135,9 +134,7 @@ Dispatch solve_dispatch(const DispatchProblem& problem) {
                      ? node_search(search, problem.ranks_per_node, std::move(best.ranks))
                      : swap_search(search, std::move(best.ranks));
   }
-  Dispatch found{best.chunk_size, std::move(best.ranks), {}};
-  return problem.clock == nullptr ? found
-                                  : balance_times(problem, *problem.clock, std::move(found));
+  return {best.chunk_size, std::move(best.ranks)};
 }
 
 }  // namespace magi

@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "planner/rank_clock.h"
 #include "planner/slices.h"
 
 namespace magi {
@@ -18,17 +17,14 @@ struct DispatchProblem {
   std::optional<int64_t> chunk_size;  // divides num_local_tokens; nullopt: choose
   int64_t tile_q = 0;
   int64_t tile_k = 0;
-  int64_t max_imbalance_ppm = 0;     // highest load over the mean, in millionths
-  int64_t swap_trials = 0;           // 0: LPT only; negative: grows with the number of chunks
-  int64_t ranks_per_node = 0;        // divides cp_size; 0: links between nodes count as any others
-  const RankClock* clock = nullptr;  // makes ranks' times equal; none: tiles alone
-  int64_t row_time = 0;              // of receiving a row and its gradients, in the clock's unit
+  int64_t max_imbalance_ppm = 0;  // highest load over the mean, in millionths
+  int64_t swap_trials = 0;        // 0: LPT only; negative: grows with the number of chunks
+  int64_t ranks_per_node = 0;     // divides cp_size; 0: links between nodes count as any others
 };
 
 struct Dispatch {
   int64_t chunk_size = 0;
   std::vector<int32_t> chunk_ranks;  // [num_local_tokens * cp_size / chunk_size]
-  std::vector<int64_t> times;        // [cp_size], by the clock; empty if times were not predicted
 };
 
 // The most chunks per rank that are tried: planning time and fragments grow with their number.

@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t kMaxLooks = 20'000'000;  // chunks looked at: a bound on time for huge problems
 constexpr int64_t kMaxPairs = 128 * 128;   // chunk pairs of two ranks that trade_twice sorts
+constexpr int64_t kMostSteps = 1000;       // trades, or pairs of them
+constexpr int64_t kMostFailures = 16;      // of the search for two trades, which takes longest
 constexpr int64_t kFullest = 4;            // ranks considered per step, and emptiest ones
 constexpr int64_t kPerChunk = 4;           // trades compared per chunk of such a rank
 
@@ -122,14 +124,14 @@ bool trade_twice(Assignment& state, int32_t rank, Rng& rng) {
 
 }  // namespace
 
-bool repair(Assignment& state, int64_t price, Rng& rng, const Patience& patience) {
+bool repair(Assignment& state, int64_t price, Rng& rng) {
   const int64_t cap = state.limits().cap;
   const int32_t cp_size = static_cast<int32_t>(state.cp_size());
   const ByLoad by_load(state);
   std::vector<int32_t> order(cp_size);
   std::vector<Trade> trades;
   int64_t failures = 0;  // of trade_twice, which costs most
-  for (int64_t step = 0; state.misfit() > 0 && step < patience.steps && by_load.looks() < kMaxLooks;
+  for (int64_t step = 0; state.misfit() > 0 && step < kMostSteps && by_load.looks() < kMaxLooks;
        ++step) {
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, std::greater<>{}, [&](int32_t r) { return state.load(r); });
@@ -140,7 +142,7 @@ bool repair(Assignment& state, int64_t price, Rng& rng, const Patience& patience
     for (int32_t i = 0; i < std::min<int32_t>(cp_size, kFullest) && trades.empty(); ++i) {
       if (state.load(order[i]) > cap) collect_giving(state, by_load, order[i], room, trades);
     }
-    if (trades.empty() && failures < patience.failures) {
+    if (trades.empty() && failures < kMostFailures) {
       if (trade_twice(state, order[0], rng)) continue;
       ++failures;
     }

@@ -14,11 +14,7 @@ namespace magi {
 // overload of one of the fullest ranks; a trade is judged by rows plus `price` per tile. If there
 // is none, two trades at once may help, or one of the emptiest ranks gets heavier chunks first, so
 // that other ranks gain room. Returns whether it succeeded; limits must have no floor.
-struct Patience {
-  int64_t steps = 1000;   // trades, or pairs of them
-  int64_t failures = 16;  // of the search for two trades, which takes longest
-};
-bool repair(Assignment& state, int64_t price, Rng& rng, const Patience& patience = {});
+bool repair(Assignment& state, int64_t price, Rng& rng);
 
 // The same without regard to rows: `ranks` changed so that no rank is above `cap`, or as given if
 // that was not reached.

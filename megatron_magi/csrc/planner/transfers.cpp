@@ -7,7 +7,6 @@
 #include "planner/ceil_div.h"
 #include "planner/dispatch.h"
 #include "planner/loads.h"
-#include "planner/rank_times.h"
 #include "planner/remote_rows.h"
 
 namespace magi {
@@ -78,9 +77,6 @@ TransferPlan solve_transfers(const TransferProblem& problem) {
   const std::vector<int64_t> tiles =
       tile_loads(problem.slices, chunk_size, layout.num_chunks(), problem.tile_q, problem.tile_k);
   plan.loads = rank_loads(sum_groups(tiles, parts), layout.chunk_ranks, layout.cp_size);
-  if (!problem.times.empty()) {
-    plan.loads = shares(problem.times, std::reduce(tiles.begin(), tiles.end(), int64_t{0}));
-  }
   // 2. Needs, each row once.
   const RangeLists keys = keys_by_block(problem.slices, chunk_size, layout.num_chunks());
   for (int32_t rank = 0; rank < layout.cp_size; ++rank) {

@@ -22,12 +22,11 @@ struct TransferProblem {
   std::optional<Forward> forward;  // nullopt: choose
   StageCosts costs;                // for choosing
   Nodes nodes;                     // how ranks lie on nodes
-  std::vector<int64_t> times;      // [cp_size], by a clock, or empty
 };
 
 struct TransferPlan {
   Staging staging;
-  std::vector<int64_t> loads;       // tiles per rank, in proportion to its time: [cp_size]
+  std::vector<int64_t> loads;       // tiles per rank: [cp_size]
   std::vector<Transfer> transfers;  // ordered by (stage, dst, src, row)
 };
 

@@ -147,12 +147,6 @@ FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k
   return *std::move(best);
 }
 
-double fwd_cost(std::span<const Slice> slices, int64_t num_q, int64_t num_k, const FwdHeads& heads,
-                const FwdVariant& variant, int64_t num_sms) {
-  const FwdWorkList work = build_fwd_work_list(slices, num_q, num_k, tiling_of(variant));
-  return work_cost(work, heads, variant, num_sms);
-}
-
 int64_t heads_per_section(const FwdWorkList& work, const FwdHeads& heads, const FwdVariant& variant,
                           int64_t num_sms) {
   const int64_t head_bytes = std::max<int64_t>(work.active_keys, 1) * heads.head_dim * 2 * 2;

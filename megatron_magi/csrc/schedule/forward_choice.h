@@ -40,10 +40,6 @@ std::vector<FwdVariant> fwd_variants(const FwdHeads& heads);
 FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
                      const FwdHeads& heads, int64_t num_sms);
 
-// The estimated time with one variant, whose walks are not cut.
-double fwd_cost(std::span<const Slice> slices, int64_t num_q, int64_t num_k, const FwdHeads& heads,
-                const FwdVariant& variant, int64_t num_sms);
-
 // The number of kv heads that are walked together, spread evenly over the sections: those whose K
 // and V fit in the L2, and more where these would give the processors too few items, because a
 // section's longest items are followed by its shortest ones, which fill the end of the launch

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi import AttnMask
-from megatron_magi.core.plan.token_layout import timed_token_layout
-from tests.knobs import tile_config
+from megatron_magi.core.plan.token_layout import choose_token_layout
+from tests.knobs import magi_config
 
 ROWS = 4
 """Rows of a chunk, one tile high; tiles are one key wide, so a load is a number of keys."""
@@ -88,11 +88,11 @@ class SmallProblem:
 
     def owners(self, trials: int | None = None) -> Ints:
         """[num_chunks]: what the planner chooses."""
-        config = tile_config(
+        config = magi_config(
             chunk_size=ROWS, tile_q=ROWS, tile_k=1, max_imbalance=self.max_imbalance,
             swap_trials=trials,
         )  # fmt: skip
-        return timed_token_layout(self.mask, self.cp_size, config)[0].chunk_ranks
+        return choose_token_layout(self.mask, self.cp_size, config).chunk_ranks
 
     @cached_property
     def all_loads(self) -> Ints:

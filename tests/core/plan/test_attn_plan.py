@@ -21,10 +21,10 @@ from megatron_magi.core.plan import (
     num_local_tokens,
 )
 from tests.core.plan.plan_checks import check
-from tests.knobs import tile_config, with_trials
+from tests.knobs import magi_config, with_trials
 
 HEADS = HeadShape(8, 2, 64)
-SMALL_TILES = tile_config(tile_q=8, tile_k=8)
+SMALL_TILES = magi_config(tile_q=8, tile_k=8)
 OPEN = (-(2**31), 2**31 - 1)
 
 
@@ -69,7 +69,7 @@ def test_any_mask_on_any_group(seed, total, cp_size, degree, swap_trials, multip
     if chunk is not None and -(-total // chunk) < cp_size:
         chunk = None
     mask = random_mask(np.random.default_rng(seed), total)
-    config = tile_config(
+    config = magi_config(
         chunk_size=chunk, swap_trials=swap_trials, overlap_degree=degree, forward_mode=mode,
         tile_q=4, tile_k=8,
     )  # fmt: skip
@@ -89,14 +89,14 @@ class Case:
         return self.name
 
 
-BLOCKS = tile_config(chunk_size=8, tile_q=8, tile_k=8)  # 32 chunks a rank: blocks of 8, 4, 2, 1
+BLOCKS = magi_config(chunk_size=8, tile_q=8, tile_k=8)  # 32 chunks a rank: blocks of 8, 4, 2, 1
 EMPTY = AttnMask(np.zeros((0, 6), np.int32), 37, 37)
 FULL = AttnMask(np.array([(0, 64, 0, 64, *OPEN)], np.int32), 64, 64)
 CASES = [
     Case("one token, four ranks", packed_causal(1), 4),
     Case("fewer tokens than ranks", packed_causal(2, 3), 7),
     Case("nothing visible", EMPTY, 3),
-    Case("a rank without work", packed_causal(8, tail=120), 4, tile_config(chunk_size=32)),
+    Case("a rank without work", packed_causal(8, tail=120), 4, magi_config(chunk_size=32)),
     Case("full, 3 ranks", FULL, 3),
     Case("prime length", packed_causal(127), 5),
     Case("one document, 6 ranks", packed_causal(192), 6),
@@ -104,12 +104,12 @@ CASES = [
     Case("window across all borders", window(160, 30, 12), 5),
     Case("64 ranks", packed_causal(40, 150, 3, 63), 64),
     Case("64 ranks, one row each", packed_causal(64), 64),
-    Case("no remote key", packed_causal(16, 16, 16, 16), 4, tile_config(chunk_size=16)),
-    Case("deep stages", packed_causal(96), 4, tile_config(chunk_size=8, overlap_degree=4)),
+    Case("no remote key", packed_causal(16, 16, 16, 16), 4, magi_config(chunk_size=16)),
+    Case("deep stages", packed_causal(96), 4, magi_config(chunk_size=8, overlap_degree=4)),
     Case("no token", AttnMask(np.zeros((0, 6), np.int32), 0, 0), 4),
     Case("search over blocks", packed_causal(300, 37, 190, 13, 228), 3, BLOCKS),
-    Case("more stages than rows", packed_causal(6), 3, tile_config(overlap_degree=9)),
-    Case("degree 0", packed_causal(70, 30), 4, tile_config(chunk_size=5, overlap_degree=0)),
+    Case("more stages than rows", packed_causal(6), 3, magi_config(overlap_degree=9)),
+    Case("degree 0", packed_causal(70, 30), 4, magi_config(chunk_size=5, overlap_degree=0)),
 ]
 
 
@@ -121,7 +121,7 @@ def test_named_cases(case):
 
 
 def test_one_rank_exchanges_nothing():
-    plan = make_attn_plan(packed_causal(30, 20), 1, HEADS, tile_config())
+    plan = make_attn_plan(packed_causal(30, 20), 1, HEADS, magi_config())
     assert plan.overlap_degree == 0 and len(plan.transfers) == 0
     (stage,) = plan.rank_plan(0).stages
     assert stage.cast is None and stage.num_keys == 50
@@ -129,7 +129,7 @@ def test_one_rank_exchanges_nothing():
 
 
 def test_stages_with_nothing_to_receive_have_no_cast():
-    config = tile_config(chunk_size=16, overlap_degree=2)
+    config = magi_config(chunk_size=16, overlap_degree=2)
     plan = make_attn_plan(packed_causal(16, 16), 2, HEADS, config)
     for rank in range(2):
         assert [s.cast for s in plan.rank_plan(rank).stages] == [None] * 3
@@ -137,7 +137,7 @@ def test_stages_with_nothing_to_receive_have_no_cast():
 
 def test_fragments_are_joined():
     """A causal mask that one rank owns whole stays one slice whatever the chunk size."""
-    config = tile_config(chunk_size=4)
+    config = magi_config(chunk_size=4)
     plan = make_attn_plan(packed_causal(64), 1, HEADS, config)
     assert len(plan.rank_plan(0).stages[0].slices) == 1
     # Late rows read all early ones: owners alternate, the rectangle is one slice in the buffer.
@@ -147,7 +147,7 @@ def test_fragments_are_joined():
 
 
 def test_stages_are_nearly_equal():
-    config = tile_config(chunk_size=128, overlap_degree=4)
+    config = magi_config(chunk_size=128, overlap_degree=4)
     plan = make_attn_plan(packed_causal(16384), 4, HEADS, config)
     for rank in range(4):
         rows = [s.cast.num_recv for s in plan.rank_plan(rank).stages[1:]]
@@ -157,7 +157,7 @@ def test_stages_are_nearly_equal():
 def test_stages_cut_ranges_at_whole_tiles():
     """Rank 0 reads 5000 rows of rank 1 in one range; three stages share them."""
     mask = AttnMask(np.array([(0, 5000, 5000, 10_000, *OPEN)], np.int32), 10_000, 10_000)
-    config = tile_config(chunk_size=5000, overlap_degree=3, swap_trials=0)
+    config = magi_config(chunk_size=5000, overlap_degree=3, swap_trials=0)
     transfers = make_attn_plan(mask, 2, HEADS, config).transfers
     assert transfers[:, 0].tolist() == [1, 2, 3]
     assert (transfers[:, 4] - transfers[:, 3]).tolist() == [1664, 1664, 1672]
@@ -165,13 +165,13 @@ def test_stages_cut_ranges_at_whole_tiles():
 
 def test_the_only_balanced_assignment_is_kept():
     """Tiles 1, 2, 3, 4 on two ranks: 1 + 4 and 2 + 3, though 1 + 2 and 3 + 4 moves fewer rows."""
-    plan = make_attn_plan(packed_causal(512), 2, HEADS, tile_config(chunk_size=128))
+    plan = make_attn_plan(packed_causal(512), 2, HEADS, magi_config(chunk_size=128))
     assert plan.imbalance == 1.0
     assert plan.layout.chunk_ranks.tolist() in ([0, 1, 1, 0], [1, 0, 0, 1])
 
 
 def test_peers_come_in_turn():
-    config = tile_config(chunk_size=128, overlap_degree=3)
+    config = magi_config(chunk_size=128, overlap_degree=3)
     full = AttnMask(np.array([(0, 4096, 0, 4096, *OPEN)], np.int32), 4096, 4096)
     plan = make_attn_plan(full, 4, HEADS, config)
     for rank in range(4):
@@ -193,8 +193,8 @@ def long_tailed(seed: int, total: int) -> AttnMask:
 @pytest.mark.parametrize("cp_size", [2, 3, 4, 7, 8, 64])
 def test_search_keeps_the_load_cap_and_moves_fewer_rows(cp_size):
     mask = long_tailed(cp_size, 4096 * cp_size)
-    lpt = make_attn_plan(mask, cp_size, HEADS, tile_config(chunk_size=256, swap_trials=0))
-    swap = make_attn_plan(mask, cp_size, HEADS, tile_config(chunk_size=256))
+    lpt = make_attn_plan(mask, cp_size, HEADS, magi_config(chunk_size=256, swap_trials=0))
+    swap = make_attn_plan(mask, cp_size, HEADS, magi_config(chunk_size=256))
     assert lpt.imbalance < 1.02
     assert swap.imbalance <= 1.01
     assert swap.rows_received.sum() <= 0.45 * lpt.rows_received.sum()
@@ -203,25 +203,25 @@ def test_search_keeps_the_load_cap_and_moves_fewer_rows(cp_size):
 
 def test_trades_balance_what_lpt_cannot():
     """LPT ends above the cap, trades bring it below; without trades the plan says so."""
-    mask, config = long_tailed(3, 3 * 4096), tile_config(chunk_size=512)
+    mask, config = long_tailed(3, 3 * 4096), magi_config(chunk_size=512)
     assert make_attn_plan(mask, 3, HEADS, with_trials(config, 0)).imbalance > 1.02
     assert make_attn_plan(mask, 3, HEADS, config).imbalance <= 1.01
 
 
 def test_unreachable_cap_is_no_error():
-    plan = make_attn_plan(packed_causal(4096, 64), 4, HEADS, tile_config(chunk_size=1040))
+    plan = make_attn_plan(packed_causal(4096, 64), 4, HEADS, magi_config(chunk_size=1040))
     assert plan.imbalance > 1.5  # one chunk per rank: nothing to trade
 
 
 def test_swap_search_without_trials_is_lpt():
     mask = packed_causal(300, 500, 900, 2396)
-    lpt = make_attn_plan(mask, 4, HEADS, tile_config(chunk_size=128, swap_trials=0))
-    none = make_attn_plan(mask, 4, HEADS, tile_config(chunk_size=128, swap_trials=0))
+    lpt = make_attn_plan(mask, 4, HEADS, magi_config(chunk_size=128, swap_trials=0))
+    none = make_attn_plan(mask, 4, HEADS, magi_config(chunk_size=128, swap_trials=0))
     assert lpt.layout == none.layout
 
 
 def test_second_mask_on_one_dispatch():
-    config = tile_config(chunk_size=8, tile_q=8, tile_k=8)
+    config = magi_config(chunk_size=8, tile_q=8, tile_k=8)
     first = make_attn_plan(packed_causal(60, 68), 4, HEADS, config)
     second = make_attn_plan(window(128, 9), 4, HEADS, config, layout=first.layout)
     assert second.layout == first.layout and second.digest != first.digest
@@ -229,7 +229,7 @@ def test_second_mask_on_one_dispatch():
 
 
 def test_pickle_is_small_and_equal():
-    plan = make_attn_plan(packed_causal(*[500] * 120), 8, HEADS, tile_config())
+    plan = make_attn_plan(packed_causal(*[500] * 120), 8, HEADS, magi_config())
     size = len(pickle.dumps(plan))
     for rank in range(8):
         plan.rank_plan(rank)
@@ -248,7 +248,7 @@ def test_pickle_is_small_and_equal():
 def describe(seed: int) -> tuple[int, bytes, bytes]:
     rng = np.random.default_rng(seed)
     mask = packed_causal(*rng.integers(1, 900, 50).tolist())
-    plan = make_attn_plan(mask, 5, HEADS, tile_config())
+    plan = make_attn_plan(mask, 5, HEADS, magi_config())
     return plan.digest, plan.layout.chunk_ranks.tobytes(), plan.transfers.tobytes()
 
 
@@ -259,10 +259,10 @@ def test_every_process_makes_the_same_plan():
 
 
 GOLDEN = [
-    (4, tile_config(), 8644491546516251796),
-    (7, tile_config(chunk_size=128, link_gib_s=10.0, stage_latency_us=2.0), 12169151466160069101),
-    (8, tile_config(swap_trials=0, link_gib_s=10.0, stage_latency_us=2.0), 14167422035681196704),
-    (64, tile_config(chunk_size=256, stage_latency_us=1.0), 17415255782032089141),
+    (4, magi_config(), 8644491546516251796),
+    (7, magi_config(chunk_size=128, link_gib_s=10.0, stage_latency_us=2.0), 12169151466160069101),
+    (8, magi_config(swap_trials=0, link_gib_s=10.0, stage_latency_us=2.0), 14167422035681196704),
+    (64, magi_config(chunk_size=256, stage_latency_us=1.0), 17415255782032089141),
 ]
 
 
@@ -276,7 +276,7 @@ def test_every_machine_makes_the_same_plan(cp_size, config, want):
 
 
 def test_digest_names_the_field_that_differs():
-    mask, config = packed_causal(100, 28), tile_config(chunk_size=16)
+    mask, config = packed_causal(100, 28), magi_config(chunk_size=16)
     base = make_attn_plan(mask, 4, HEADS, config)
     assert base == make_attn_plan(packed_causal(100, 28), 4, HEADS, config)
     others = {
@@ -301,14 +301,14 @@ def test_digest_names_the_field_that_differs():
 
 def test_another_planner_version_is_another_plan(monkeypatch):
     """Ranks with other versions of the package may plan differently from the same input."""
-    made = [make_attn_plan(packed_causal(100, 28), 4, HEADS, tile_config())]
+    made = [make_attn_plan(packed_causal(100, 28), 4, HEADS, magi_config())]
     monkeypatch.setattr("megatron_magi.core.plan.attn_plan.PLANNER_VERSION", 10**6)
-    made.append(make_attn_plan(packed_causal(100, 28), 4, HEADS, tile_config()))
+    made.append(make_attn_plan(packed_causal(100, 28), 4, HEADS, magi_config()))
     assert made[0].field_digests == made[1].field_digests
     assert made[0].digest != made[1].digest and made[0] != made[1]
 
 
-LPT = tile_config(swap_trials=0)
+LPT = magi_config(swap_trials=0)
 
 
 @pytest.mark.parametrize("config", [LPT, replace(LPT, chunk_size=96)])
@@ -334,7 +334,7 @@ def test_local_length_never_depends_on_the_mask(total, config):
 @pytest.mark.parametrize("multiple", [3, 5, 6, 7, 12])
 def test_padding_keeps_the_token_multiple(total, multiple):
     """Ranks long enough to be padded to a power of two are padded to a common multiple."""
-    alone, config = num_local_tokens(total, 2, tile_config()), tile_config()
+    alone, config = num_local_tokens(total, 2, magi_config()), magi_config()
     assert alone * 2 - total > 1, "this length is padded for its chunks, too"
     want = num_local_tokens(total, 2, config, multiple)
     plan = make_attn_plan(packed_causal(total), 2, HEADS, config, token_multiple=multiple)
@@ -347,13 +347,13 @@ BAD = [
     (dict(mask=AttnMask(np.zeros((0, 6), np.int32), 8, 9)), "self-attention"),
     (dict(cp_size=0), "cp_size must be between 1 and 8192, got 0"),
     (dict(token_multiple=0), "token_multiple must be >= 1, got 0"),
-    (dict(config=tile_config(chunk_size=64)), "leave every one of 4 ranks a chunk .* got 64"),
+    (dict(config=magi_config(chunk_size=64)), "leave every one of 4 ranks a chunk .* got 64"),
     (
-        dict(layout=make_attn_plan(packed_causal(96), 4, HEADS, tile_config()).layout),
+        dict(layout=make_attn_plan(packed_causal(96), 4, HEADS, magi_config()).layout),
         "total_seqlen = 128, got 96",
     ),
     (
-        dict(layout=make_attn_plan(packed_causal(128), 2, HEADS, tile_config()).layout),
+        dict(layout=make_attn_plan(packed_causal(128), 2, HEADS, magi_config()).layout),
         "cp_size = 4, got 2",
     ),
 ]
@@ -361,13 +361,13 @@ BAD = [
 
 @pytest.mark.parametrize("change, message", BAD, ids=[m for _, m in BAD])
 def test_bad_input_is_refused(change, message):
-    given = dict(mask=packed_causal(128), cp_size=4, head_shape=HEADS, config=tile_config())
+    given = dict(mask=packed_causal(128), cp_size=4, head_shape=HEADS, config=magi_config())
     with pytest.raises(ValueError, match=message):
         make_attn_plan(**{**given, **change})
 
 
 def test_bad_ranks_are_refused():
-    plan = make_attn_plan(packed_causal(128), 4, HEADS, tile_config())
+    plan = make_attn_plan(packed_causal(128), 4, HEADS, magi_config())
     for call in (plan.rank_plan, plan.layout.position_ids, plan.layout.local_ranges):
         with pytest.raises(ValueError, match=r"rank must be in \[0, cp_size = 4\), got 4"):
             call(4)
@@ -376,7 +376,7 @@ def test_bad_ranks_are_refused():
     with pytest.raises(ValueError, match="multiple of cp_size = 4"):
         replace(plan.layout, chunk_ranks=np.zeros(3, np.int32))
     with pytest.raises(TypeError, match=r"must be a HeadShape, got \(4, 2, 16\); pass HeadShape"):
-        make_attn_plan(packed_causal(64), 2, (4, 2, 16), tile_config())
+        make_attn_plan(packed_causal(64), 2, (4, 2, 16), magi_config())
     with pytest.raises(ValueError, match="num_heads_q must be a multiple of num_heads_kv"):
         HeadShape(8, 3, 64)
     with pytest.raises(ValueError, match="head_dim must be an integer from 1 to 65536, got 0"):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import TokenLayout, make_attn_plan, num_local_tokens
-from megatron_magi.core.plan.token_layout import timed_token_layout
+from megatron_magi.core.plan.token_layout import choose_token_layout
 from tests.dense import random_mask
-from tests.knobs import tile_config, with_trials
+from tests.knobs import magi_config, with_trials
 
 HEADS = HeadShape(8, 2, 64)
 BORDER_ROWS = 128
@@ -80,7 +80,7 @@ def problem(
     seed: int, cp_size: int, local: int, short: int, tile: int, max_imbalance: float
 ) -> tuple[AttnMask, int, MagiConfig]:
     total = max(1, local * cp_size - short)
-    config = tile_config(swap_trials=0, tile_q=tile, tile_k=tile, max_imbalance=max_imbalance)
+    config = magi_config(swap_trials=0, tile_q=tile, tile_k=tile, max_imbalance=max_imbalance)
     return random_mask(seed, total, total, max_slices=8), cp_size, config
 
 
@@ -88,7 +88,7 @@ def problem(
 @settings(max_examples=100, deadline=None)
 def test_lpt_is_longest_first(**given: float) -> None:
     mask, cp_size, config = problem(**given)
-    plan = timed_token_layout(mask, cp_size, config)[0]
+    plan = choose_token_layout(mask, cp_size, config)
     want = longest_first(tiles_per_chunk(mask, plan, config), cp_size)
     assert plan.chunk_ranks.tolist() == want
 
@@ -98,7 +98,7 @@ def test_lpt_is_longest_first(**given: float) -> None:
 def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
     """By the formula of docs/planner.md, up to the rounding of its integers."""
     mask, cp_size, config = problem(**given)
-    plan = timed_token_layout(mask, cp_size, config)[0]
+    plan = choose_token_layout(mask, cp_size, config)
     sizes = candidates(num_local_tokens(mask.total_seqlen_q, cp_size, config), config.costs.tile_q)
     prices = {size: price(mask, cp_size, config, size) for size in sizes}
     assert prices[plan.chunk_size] <= min(prices.values()) * Fraction(1001, 1000)
@@ -109,7 +109,7 @@ def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
 def test_the_chosen_size_keeps_the_promised_local_length(**given: float) -> None:
     mask, cp_size, config = problem(**given)
     config = with_trials(config, None)
-    plan = timed_token_layout(mask, cp_size, config)[0]
+    plan = choose_token_layout(mask, cp_size, config)
     assert plan.num_local_tokens == num_local_tokens(mask.total_seqlen_q, cp_size, config)
 
 
@@ -121,7 +121,7 @@ def test_sizes_that_are_no_whole_tiles_are_tried_between(
     """Sizes 384, 192, 128: tiles of chunks of 192 once stood for 128, 512 rows came for 384."""
     ends = np.random.default_rng(seed).integers(1, 8 * 384, 5).tolist()
     mask = masks.from_cu_seqlens([0, *sorted(set(ends)), 8 * 384])
-    plan = make_attn_plan(mask, 8, HEADS, tile_config(swap_trials=swap_trials))
+    plan = make_attn_plan(mask, 8, HEADS, magi_config(swap_trials=swap_trials))
     assert plan.layout.num_local_tokens == 384
     assert plan.loads.sum() == sum(tiles_per_chunk(mask, plan.layout, plan.config))
 
@@ -129,7 +129,7 @@ def test_sizes_that_are_no_whole_tiles_are_tried_between(
 def test_without_work_chunks_are_as_large_as_they_can_be() -> None:
     """All sizes cost the same then: nothing."""
     nothing = AttnMask(np.zeros((0, 6), np.int32), 4096, 4096)
-    assert timed_token_layout(nothing, 4, tile_config())[0].chunk_size == 1024
+    assert choose_token_layout(nothing, 4, magi_config()).chunk_size == 1024
 
 
 def test_chunk_borders_fall_on_document_borders_where_that_balances() -> None:
@@ -139,7 +139,7 @@ def test_chunk_borders_fall_on_document_borders_where_that_balances() -> None:
     """
     documents = masks.from_cu_seqlens([0, 512, 1024, 1536, 2048])
     mask = AttnMask(documents.slices, 4096, 4096)
-    plan = make_attn_plan(mask, 4, HEADS, tile_config())
+    plan = make_attn_plan(mask, 4, HEADS, magi_config())
     assert plan.layout.chunk_size == 512
     assert plan.imbalance == 1.0
     assert plan.rows_received.sum() == 0
@@ -152,14 +152,14 @@ def full_document(rows: int, total: int) -> AttnMask:
 
 def test_up_to_64_chunks_on_a_rank() -> None:
     """Eight tile rows with work on eight ranks: only chunks of one tile give each rank one."""
-    plan = make_attn_plan(full_document(8 * 128, 8 * 8192), 8, HEADS, tile_config())
+    plan = make_attn_plan(full_document(8 * 128, 8 * 8192), 8, HEADS, magi_config())
     assert plan.layout.chunk_size == 128
     assert plan.imbalance == 1.0
 
 
 def test_few_whole_tiles_leave_other_sizes_to_try() -> None:
     """Three tiles on a rank: halves of the document balance, whole tiles of 128 or 384 do not."""
-    plan = make_attn_plan(full_document(384, 768), 2, HEADS, tile_config())
+    plan = make_attn_plan(full_document(384, 768), 2, HEADS, magi_config())
     assert plan.layout.chunk_size == 192
     assert plan.imbalance == 1.0
 
@@ -171,7 +171,7 @@ def test_trades_that_reach_the_cap_spare_small_chunks() -> None:
         ends = np.random.default_rng(seed).integers(1, 4 * 8192, 12).tolist()
         mask = masks.from_cu_seqlens([0, *sorted(set(ends)), 4 * 8192])
         lpt, swap = (
-            make_attn_plan(mask, 4, HEADS, tile_config(swap_trials=trials)) for trials in (0, None)
+            make_attn_plan(mask, 4, HEADS, magi_config(swap_trials=trials)) for trials in (0, None)
         )
         assert swap.imbalance <= 1.01
         assert swap.layout.chunk_size >= lpt.layout.chunk_size

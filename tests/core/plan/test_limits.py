@@ -26,7 +26,7 @@ def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*_: Any, **__: Any) -> None:
         raise AssertionError("the planner began")
 
-    monkeypatch.setattr(planning, "timed_token_layout", reached)
+    monkeypatch.setattr(planning, "choose_token_layout", reached)
     monkeypatch.setattr(planning, "stage_costs", reached)  # the last thing before the transfers
 
 

@@ -9,13 +9,13 @@ from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, make_attn_plan, predict_times
 from megatron_magi.core.plan.token_layout import ranks_per_node
-from tests.knobs import tile_config
+from tests.knobs import magi_config
 
 HEADS = HeadShape(32, 8, 128)
 
 
 def among(per_node: int | None, **rates: float) -> MagiConfig:
-    return tile_config(ranks_per_node=per_node, **rates)
+    return magi_config(ranks_per_node=per_node, **rates)
 
 
 @pytest.mark.parametrize(

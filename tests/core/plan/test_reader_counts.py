@@ -14,7 +14,7 @@ import pytest
 
 from megatron_magi import AttnMask, HeadShape, masks
 from megatron_magi.core.plan import make_attn_plan
-from tests.knobs import tile_config
+from tests.knobs import magi_config
 
 CP_SIZE = 512
 TOKENS = CP_SIZE * 64
@@ -25,8 +25,8 @@ IN_A_PROCESS_OF_ITS_OWN = """
 import resource
 import numpy as np
 from megatron_magi import masks
-from megatron_magi.core.plan.token_layout import timed_token_layout
-from tests.knobs import tile_config
+from megatron_magi.core.plan.token_layout import choose_token_layout
+from tests.knobs import magi_config
 
 def mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
@@ -34,9 +34,9 @@ def mib():
 ends = np.cumsum([0, *np.random.default_rng(0).integers(100, 12000, 4000)])
 ends = [*ends[ends < 4096 * 4096].tolist(), 4096 * 4096]
 mask = masks.from_cu_seqlens(ends)
-timed_token_layout(mask, 4096, tile_config(chunk_size=1024, swap_trials=0))
+choose_token_layout(mask, 4096, magi_config(chunk_size=1024, swap_trials=0))
 before = mib()
-timed_token_layout(mask, 4096, tile_config(chunk_size=1024))
+choose_token_layout(mask, 4096, magi_config(chunk_size=1024))
 print(mib() - before)
 """
 
@@ -54,7 +54,7 @@ def test_the_search_in_pages_still_lowers_the_rows(mask: AttnMask) -> None:
     heads = HeadShape(8, 2, 64)
     plans = [
         make_attn_plan(
-            mask, CP_SIZE, heads, tile_config(chunk_size=16, tile_q=16, tile_k=16, **more)
+            mask, CP_SIZE, heads, magi_config(chunk_size=16, tile_q=16, tile_k=16, **more)
         )
         for more in ({"swap_trials": 0}, {})
     ]

@@ -15,9 +15,9 @@ import pytest
 from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, Setting, packed_causal, packs
 from megatron_magi import AttnMask, MagiConfig
 from megatron_magi.core.plan import make_attn_plan
-from tests.knobs import tile_config, with_trials
+from tests.knobs import magi_config, with_trials
 
-FINE = tile_config(chunk_size=512)
+FINE = magi_config(chunk_size=512)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def test_loads_a_million_times_larger_change_little() -> None:
     lengths = np.diff(next(packs(Setting("magi", True, 8, 16384), 1)).slices[:, 1], prepend=0)
     rows = []
     for scale in (1, 1024):
-        config = tile_config(chunk_size=256 * scale, tile_q=128, tile_k=128)
+        config = magi_config(chunk_size=256 * scale, tile_q=128, tile_k=128)
         plan = make_attn_plan(packed_causal((lengths * scale).tolist()), 8, HEADS, config)
         assert plan.imbalance <= 1.01
         rows.append(int(plan.rows_received.sum()) // scale)

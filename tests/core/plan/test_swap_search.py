@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from megatron_magi import AttnMask, AttnPlan, HeadShape, masks
 from megatron_magi.core.plan import make_attn_plan
 from tests.dense import random_mask
-from tests.knobs import tile_config
+from tests.knobs import magi_config
 
 
 def both(mask: AttnMask, cp_size: int, **config: int) -> tuple[AttnPlan, AttnPlan]:
     """(LPT, swap) at the same chunk size."""
-    swap = make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), tile_config(**config))
+    swap = make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), magi_config(**config))
     chunk_size = swap.layout.chunk_size
-    lpt = tile_config(**{**config, "chunk_size": chunk_size}, swap_trials=0)
+    lpt = magi_config(**{**config, "chunk_size": chunk_size}, swap_trials=0)
     return make_attn_plan(mask, cp_size, HeadShape(8, 2, 64), lpt), swap
 
 

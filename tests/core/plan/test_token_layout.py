@@ -7,7 +7,7 @@ import pytest
 
 from megatron_magi import masks
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.plan.token_layout import TokenLayout, num_local_tokens, timed_token_layout
+from megatron_magi.core.plan.token_layout import TokenLayout, choose_token_layout, num_local_tokens
 
 
 def owners(*ranks: int) -> np.ndarray:
@@ -48,7 +48,7 @@ def test_a_layout_cannot_be_changed() -> None:
 def test_the_remedy_for_too_large_chunks_helps(tokens: int, chunk_size: int, remedy: str) -> None:
     mask, cp_size = masks.causal(tokens), 4
     with pytest.raises(ValueError, match=f"got {chunk_size}; {remedy}"):
-        timed_token_layout(mask, cp_size, MagiConfig(chunk_size=chunk_size))
+        choose_token_layout(mask, cp_size, MagiConfig(chunk_size=chunk_size))
     for taken in (2, None) if tokens == 10 else (None,):
-        layout = timed_token_layout(mask, cp_size, MagiConfig(chunk_size=taken))[0]
+        layout = choose_token_layout(mask, cp_size, MagiConfig(chunk_size=taken))
         assert layout.cp_size == cp_size and layout.total_seqlen == tokens

@@ -25,13 +25,13 @@ def test_rates_follow_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
         return next(times)
 
     monkeypatch.setattr(calibration, "least_seconds", seconds)
-    given = MagiConfig(costs=CostTable(link_gib_s=33.0, num_sms=100))
+    given = MagiConfig(costs=CostTable(link_gib_s=33.0, tile_q=64))
     costs = measured_costs(None, HEADS, given, "cpu")
     visible = CPU_SIZES.tokens * (CPU_SIZES.tokens + 1) // 2
     flops = 3.5 * 2 * 4 * (16 + 8) * visible
     assert costs.kernel_tflops == pytest.approx(flops / 1e-3 / 1e12, rel=0.05)
     assert costs.memory_gib_s == pytest.approx(2 * CPU_SIZES.copied_mib / 1024 / 2e-3, rel=0.05)
-    assert (costs.link_gib_s, costs.num_sms) == (33.0, 100), "one rank has no link"
+    assert (costs.link_gib_s, costs.tile_q) == (33.0, 64), "one rank has no link"
 
 
 def on_ranks(rank: int, size: int) -> Any:
