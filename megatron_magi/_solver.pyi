@@ -183,11 +183,36 @@ class BwdWorkList:
     @property
     def whole_heads(self) -> int: ...
     @property
+    def band_rows(self) -> int: ...
+    @property
     def descending(self) -> bool: ...
     @property
     def heads_inner(self) -> bool: ...
     @property
     def grouped(self) -> bool: ...
+
+class BwdAlternatives:
+    """The schedules that a backward of this mask is chosen from."""
+
+    def __init__(
+        self,
+        slices: _Int32Array,
+        lengths: tuple[int, int],
+        heads: tuple[int, int, int],
+        num_sms: int,
+        deterministic: bool,
+        may_take_turns: bool,
+    ) -> None:
+        """``lengths`` are of queries and keys, ``heads`` query heads, key heads and head_dim."""
+    def timed(
+        self, costs: dict[str, float]
+    ) -> tuple[float, list[tuple[int, int, bool, int, int, float]]]:
+        """The tolerance of the choice, and in the order of preference the splits, lanes of a
+        section, turns, whole heads, rows of a band and time in steps of every schedule, if these
+        costs (others: the present ones) were true."""
+
+def bwd_costs() -> dict[str, float]:
+    """The present costs; see csrc/schedule/backward_costs.h."""
 
 class FwdChoice:
     """A forward that runs: its kernel and its work list."""

@@ -1,11 +1,12 @@
-"""How good the chosen schedules are: every number of key heads at a time beside the chosen one.
+"""How good the chosen schedules are: those that it was chosen from beside the chosen one.
 
     python -m benchmarks.kernel.schedules --record schedules.json
-    python -m benchmarks.kernel.schedules --directions bwd --seconds 60
+    python -m benchmarks.kernel.schedules --directions bwd,deterministic --seconds 60
 
-A cell is timed with 1, 2, 4, ... key heads at a time, in the backward also with 1, 2 and 4 splits
-of a head group, in random order in every round, below autograd; medians count. "loss" is the chosen
-schedule's time over the best one's. Needs one Hopper GPU.
+A cell is timed with 1, 2, 4, ... key heads at a time, in the backward with every schedule that the
+choice compares, in random order in every round, below autograd; medians count. "loss" is the chosen
+schedule's time over the best one's. A record of the backward is what tools.fit_schedule makes the
+choice again from. Needs one Hopper GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,7 +33,6 @@ from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall
 from megatron_magi.core.kernel.hopper.choice import (
     Variant,
-    backward_launch,
     forward_launch,
     scratch_at,
     upload_backward,
@@ -45,6 +45,7 @@ from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.native import solver
 
 HEADS = (
+    (64, 8, Widths(64, 64)),
     (16, 16, Widths(192, 128)),
     (16, 16, Widths(128, 128)),
     (32, 8, Widths(128, 128)),
@@ -53,12 +54,35 @@ HEADS = (
     (64, 8, Widths(256, 256)),
 )
 """Query heads, key heads, widths."""
-MASKS = ("causal", "packed_causal", "full", "packed_full", "swa1024")
-MOST_SPLITS = 4
-DIRECTIONS = ("fwd", "bwd")
+MASKS = ("causal", "packed_causal", "full", "packed_full", "swa1024", "block_sparse")
+DIRECTIONS = ("fwd", "bwd", "deterministic")
 
-Schedules = dict[str, AttnCall]
-"""Calls by (splits and) key heads at a time; the table of each holds its launch."""
+
+class Tried(NamedTuple):
+    """The schedules of a cell."""
+
+    calls: dict[str, AttnCall]
+    """By name; the table of each holds its launch."""
+    chosen: str
+    named: dict[str, Any]
+    """What a record needs besides, so that the choice can be made again."""
+
+
+class Schedule(NamedTuple):
+    """As csrc/schedule/backward_schedule.h has it."""
+
+    splits: int
+    lanes: int
+    in_turns: bool = False
+    whole_heads: int = 0
+    band_rows: int = 0
+
+    def name(self) -> str:
+        """Splits/key heads at a time; a part of a head is one split of it at a time."""
+        words = [f"{self.splits}/{self.lanes / self.splits:g}", *["turns"] * self.in_turns]
+        words += [f"after {self.whole_heads} whole heads"] * bool(self.whole_heads)
+        words += [f"bands of {self.band_rows}"] * bool(self.band_rows)
+        return " ".join(words)
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
@@ -85,49 +109,64 @@ def with_launch(call: AttnCall, name: tuple[Any, ...], launch: FwdLaunch | BwdLa
     return call._replace(table=table)
 
 
-def forwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
-    """The chosen tile with every number of heads at a time, and the chosen number."""
-    chosen, table = forward_launch(call.table, key), call.table
-    p = chosen.params
+def forwards(call: AttnCall, key: HeadsKey) -> Tried:
+    """The chosen tile with every number of heads at a time."""
+    launch, table = forward_launch(call.table, key), call.table
+    p = launch.params
     variant = Variant(p.pack, p.block_m, p.block_n)
     tiling = p.block_m // p.pack, p.block_n
     work = solver.fwd_work_list(table.slices, table.num_q, table.num_k, *tiling)
     made = {str(n): upload_forward(table, key, variant, work, n) for n in counts(key.heads_kv)}
-    made[str(p.heads_per_section)] = chosen
-    return {n: with_launch(call, ("fwd", key), launch) for n, launch in made.items()}, str(
-        p.heads_per_section
+    chosen = str(p.heads_per_section)
+    made[chosen] = launch
+    return Tried({n: with_launch(call, ("fwd", key), x) for n, x in made.items()}, chosen, {})
+
+
+def backwards(call: AttnCall, key: HeadsKey, deterministic: bool) -> Tried:
+    """The list with every schedule that is compared, with parts in turns and at once."""
+    sms = torch.cuda.get_device_properties(key.device).multi_processor_count
+    mask = call.table.slices, (call.table.num_q, call.table.num_k)
+    schedules = compared(*mask, key, sms, deterministic)
+    work = solver.bwd_work_list(
+        mask[0], *mask[1], *key[:3], sms, deterministic=deterministic, may_take_turns=False
     )
+    name = "bwd", key, deterministic
+    calls = {
+        s.name(): with_launch(call, name, launch_of(call, key, work, s, deterministic))
+        for s in schedules
+    }
+    named = {s.name(): list(s) for s in schedules}
+    return Tried(calls, schedules[0].name(), {"num_sms": sms, "schedules": named})
 
 
-def backwards(call: AttnCall, key: HeadsKey) -> tuple[Schedules, str]:
-    """The chosen launch, and its list with every schedule, "splits/heads" (a part of a head: one
-    split of it at a time) and "turns" if its parts take turns; and the chosen schedule."""
-    table = call.table
-    chosen = backward_launch(table, key, False)
-    lengths = table.num_q, table.num_k
-    work = solver.bwd_work_list(table.slices, *lengths, *key[:3], may_take_turns=False)
-    plain, made = upload_backward(table, key, work, False), {}
-    for splits in counts(min(key.heads_q // key.heads_kv, MOST_SPLITS)):
-        for lanes in sorted({1} | {splits * heads for heads in counts(key.heads_kv)}):
-            for turns in (False, True)[: min(splits, 2)]:
-                params = type(plain.params).from_buffer_copy(plain.params)
-                params.num_splits, params.lanes_per_section = splits, lanes
-                params.in_turns = turns
-                launch = replace(plain, params=params, scratch_at=scratch_at(params))
-                made[schedule_name(launch)] = launch
-    made[schedule_name(chosen)] = chosen
-    name = "bwd", key, False
-    schedules = {n: with_launch(call, name, launch) for n, launch in made.items()}
-    return schedules, schedule_name(chosen)
+def compared(
+    slices: Any, lengths: tuple[int, int], key: HeadsKey, num_sms: int, deterministic: bool
+) -> list[Schedule]:
+    """Those that the choice compares with and without turns, the chosen one first."""
+    mask = slices, *lengths, *key[:3], num_sms
+    w = solver.bwd_work_list(*mask, deterministic=deterministic)
+    chosen = Schedule(w.num_splits, w.lanes_per_section, w.in_turns, w.whole_heads, w.band_rows)
+    found = [chosen]
+    for turns in (True, False):
+        made = solver.BwdAlternatives(slices, lengths, key[:3], num_sms, deterministic, turns)
+        found += [Schedule(*row[:5]) for row in made.timed({})[1]]
+    return list(dict.fromkeys(found))
 
 
-def schedule_name(launch: BwdLaunch) -> str:
+def launch_of(
+    call: AttnCall,
+    key: HeadsKey,
+    work: solver.BwdWorkList,
+    schedule: Schedule,
+    deterministic: bool,
+) -> BwdLaunch:
+    """A plain list's launch with another schedule."""
+    if schedule.band_rows:
+        work = work.in_bands(schedule.band_rows)
+    launch = upload_backward(call.table, key, work, deterministic)
     p = launch.params
-    words = [f"{p.num_splits}/{p.lanes_per_section / p.num_splits:g}"]
-    words += ["turns"] * bool(p.in_turns)
-    words += [f"after {p.whole_heads} whole heads"] * bool(p.whole_heads)
-    words += [f"{p.num_items} bands"] * (p.num_items > p.num_tiles)
-    return " ".join(words)
+    p.num_splits, p.lanes_per_section, p.in_turns, p.whole_heads = schedule[:4]
+    return replace(launch, scratch_at=scratch_at(p))
 
 
 def timed(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -154,24 +193,26 @@ def measure(x: Inputs, case: Case, direction: str, rounds: int) -> dict[str, Any
     call = AttnCall(x.q, x.k, x.v, case.table, x.q.shape[2] ** -0.5)
     key, widths = HeadsKey.of(call), Widths(x.q.shape[2], x.v.shape[2])
     kernel = select_backend("cuda", x.q.device, x.q.dtype, widths)
-    schedules, chosen = (forwards if direction == "fwd" else backwards)(call, key)
-    ms = timed(runs_of(kernel, schedules, direction), rounds)
+    exact = direction == "deterministic"
+    tried = forwards(call, key) if direction == "fwd" else backwards(call, key, exact)
+    ms = timed(runs_of(kernel, tried.calls, direction), rounds)
     return {
-        "chosen": chosen, "loss": round(ms[chosen] / min(ms.values()), 3),
-        "ms": {name: round(t, 4) for name, t in ms.items()},
+        "chosen": tried.chosen, "loss": round(ms[tried.chosen] / min(ms.values()), 3),
+        "ms": {name: round(t, 4) for name, t in ms.items()}, **tried.named,
     }  # fmt: skip
 
 
 def runs_of(
-    kernel: AttnBackend, schedules: Schedules, direction: str
+    kernel: AttnBackend, calls: dict[str, AttnCall], direction: str
 ) -> dict[str, Callable[[], object]]:
-    calls = schedules.items()
     if direction == "fwd":
-        return {name: partial(kernel.forward, call) for name, call in calls}
-    first = next(iter(schedules.values()))
+        return {name: partial(kernel.forward, call) for name, call in calls.items()}
+    first = next(iter(calls.values()))
     out, lse = kernel.forward(first)
-    grad = GradCall(torch.randn_like(out), lse, out=out, dtype=out.dtype)
-    return {name: partial(kernel.backward, call, grad) for name, call in calls}
+    exact = direction == "deterministic"
+    dout = torch.randn_like(out)
+    grad = GradCall(dout, lse, out=out, dtype=out.dtype, deterministic=exact)
+    return {name: partial(kernel.backward, call, grad) for name, call in calls.items()}
 
 
 def cells(args: argparse.Namespace, direction: str) -> Iterator[dict[str, Any]]:

@@ -4,9 +4,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -114,17 +117,29 @@ FwdArrays fwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
 struct BwdArrays {
   Int32Array items, entries, segments, places, turns;
   int64_t num_tiles, num_row_groups, steps, partial_steps;
-  int64_t num_splits, lanes_per_section, whole_heads;
+  int64_t num_splits, lanes_per_section, whole_heads, band_rows;
   bool in_turns, descending, heads_inner, grouped;
 };
 
 BwdArrays arrays_of(const magi::BwdChoice& choice) {
   const auto& [list, schedule] = choice;
-  return {
-      rows_to(list.items), rows_to(list.entries), rows_to(list.segments),     rows_to(list.places),
-      rows_to(list.turns), list.num_tiles,        list.num_row_groups,        list.steps,
-      list.partial_steps,  schedule.num_splits,   schedule.lanes_per_section, schedule.whole_heads,
-      schedule.in_turns,   list.descending,       list.heads_inner,           list.grouped};
+  return {rows_to(list.items),
+          rows_to(list.entries),
+          rows_to(list.segments),
+          rows_to(list.places),
+          rows_to(list.turns),
+          list.num_tiles,
+          list.num_row_groups,
+          list.steps,
+          list.partial_steps,
+          schedule.num_splits,
+          schedule.lanes_per_section,
+          schedule.whole_heads,
+          schedule.band_rows,
+          schedule.in_turns,
+          list.descending,
+          list.heads_inner,
+          list.grouped};
 }
 
 BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
@@ -149,6 +164,60 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
   }
   return arrays_of(choice);
 }
+
+using NamedCosts = std::map<std::string, double>;
+
+NamedCosts bwd_costs() {
+  NamedCosts found;
+  for (const auto& [name, field] : magi::kBwdCostFields)
+    found[std::string(name)] = magi::kBwdCosts.*field;
+  return found;
+}
+
+magi::BwdCosts costs_of(const NamedCosts& named) {
+  magi::BwdCosts costs;
+  for (const auto& [name, value] : named) {
+    const auto field = std::ranges::find(magi::kBwdCostFields, name, &magi::BwdCostField::first);
+    if (field == std::end(magi::kBwdCostFields))
+      throw std::invalid_argument("costs must be fields of BwdCosts, got " + name);
+    costs.*(field->second) = value;
+  }
+  return costs;
+}
+
+// Splits, lanes of a section, whether parts take turns, whole heads, rows of a band, time in steps.
+using ScheduleRow = std::tuple<int64_t, int64_t, bool, int64_t, int64_t, double>;
+
+// The schedules that choose_bwd compares, made for one list and asked for with any costs.
+class BwdAlternatives {
+ public:
+  BwdAlternatives(const Int32Array& rows, std::pair<int64_t, int64_t> lengths,
+                  std::array<int64_t, 3> heads, int64_t num_sms, bool deterministic,
+                  bool may_take_turns)
+      : mode_{deterministic, may_take_turns} {
+    const auto [heads_q, heads_kv, head_dim] = heads;
+    require_positive({{"heads_q", heads_q}, {"heads_kv", heads_kv}, {"num_sms", num_sms}});
+    const magi::BwdLengths of_launch{lengths.first, lengths.second};
+    magi::BwdTiling tiling;
+    tiling.tile_k = magi::bwd_tile_k(static_cast<int>(head_dim));
+    list_ = magi::build_bwd_work_list(slices_from(rows), of_launch, tiling, deterministic);
+    shape_ = magi::bwd_shape(of_launch, {heads_q, heads_kv, head_dim}, num_sms);
+  }
+
+  std::pair<double, std::vector<ScheduleRow>> timed(const NamedCosts& costs) const {
+    const auto [all, tolerance] = magi::bwd_schedules(list_, shape_, mode_, costs_of(costs));
+    std::vector<ScheduleRow> found;
+    for (const magi::BwdSchedule& s : all)
+      found.emplace_back(s.num_splits, s.lanes_per_section, s.in_turns, s.whole_heads, s.band_rows,
+                         s.makespan);
+    return {tolerance, found};
+  }
+
+ private:
+  magi::BwdMode mode_;
+  magi::BwdWorkList list_;
+  magi::BwdShape shape_;
+};
 
 template <class Row>
 std::vector<Row> rows_from(const Int32Array& array) {
@@ -239,9 +308,18 @@ void bind_kernel(py::module_& m) {
       .def_readonly("lanes_per_section", &BwdArrays::lanes_per_section)
       .def_readonly("in_turns", &BwdArrays::in_turns)
       .def_readonly("whole_heads", &BwdArrays::whole_heads)
+      .def_readonly("band_rows", &BwdArrays::band_rows)
       .def_readonly("descending", &BwdArrays::descending)
       .def_readonly("heads_inner", &BwdArrays::heads_inner)
       .def_readonly("grouped", &BwdArrays::grouped);
+  py::class_<BwdAlternatives>(
+      m, "BwdAlternatives", "Schedules that a backward is chosen from (schedule/backward_costs.h).")
+      .def(py::init<const Int32Array&, std::pair<int64_t, int64_t>, std::array<int64_t, 3>, int64_t,
+                    bool, bool>(),
+           py::arg("slices"), py::arg("lengths"), py::arg("heads"), py::arg("num_sms"),
+           py::arg("deterministic"), py::arg("may_take_turns"))
+      .def("timed", &BwdAlternatives::timed, py::arg("costs"));
+  m.def("bwd_costs", &bwd_costs, "The costs that runs are chosen with, by name.");
   py::class_<FwdChosen>(m, "FwdChoice", "A forward that runs (schedule/forward_choice.h).")
       .def_readonly("pack", &FwdChosen::pack)
       .def_readonly("block_m", &FwdChosen::block_m)

@@ -5,15 +5,12 @@
 #include <string>
 
 #include "planner/ceil_div.h"
+#include "schedule/backward_costs.h"
 #include "schedule/backward_order.h"
 #include "schedule/backward_turns.h"
 
 namespace magi {
 namespace {
-
-// Loading a key tile and storing its gradients costs about half a step per head. This is an
-// estimate: it moves 96 KiB, and a step moves 8 heads x 64 KiB.
-constexpr double kTileOverhead = 0.5;
 
 void check(const Slice& s, const BwdLengths& n) {
   if (s.q_start >= 0 && s.q_end <= n.num_q && s.k_start >= 0 && s.k_end <= n.num_k) return;
@@ -72,7 +69,7 @@ class TileCutter {
   }
 
   double cost_per_key(Range tile) const {
-    double cost = kTileOverhead;
+    double cost = kBwdCosts.tile_overhead;
     for (const Slice& s : active_) {
       const Slice part = cut(s, {s.q_start, s.q_end}, tile);
       if (!part.empty()) cost += ceil_div(part.q_end - part.q_start, tiling_.tile_q);

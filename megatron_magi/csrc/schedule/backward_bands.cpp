@@ -10,9 +10,6 @@
 namespace magi {
 namespace {
 
-// The fastest and the slowest processor of an H200 (docs/history/kernel_backward.md, long rows).
-constexpr double kSpeedSpread = 0.005;
-
 // The query tile of an entry that begins at this row or behind it.
 int32_t tile_from(const BwdEntry& entry, int64_t row, int64_t tile_q) {
   const int64_t tiles = ceil_div(std::max<int64_t>(row - entry.q_begin, 0), tile_q);
@@ -49,12 +46,8 @@ Range rows_of(const BwdItem& item, const std::vector<BwdEntry>& entries) {
 
 }  // namespace
 
-double bwd_drift(double steps_of_processor, double row_bytes) {
-  return kSpeedSpread * steps_of_processor * kBwdTileQ * row_bytes;
-}
-
-int64_t rows_of_band(double rows, double row_bytes) {
-  const double bands = std::ceil(rows * row_bytes / kBwdSharedBytes);
+int64_t rows_of_band(double rows, double row_bytes, double shared_bytes) {
+  const double bands = std::ceil(rows * row_bytes / shared_bytes);
   if (bands <= 1.) return 0;
   return ceil_div(static_cast<int64_t>(std::ceil(rows / bands)), int64_t{kBwdTileQ}) * kBwdTileQ;
 }

@@ -12,15 +12,13 @@
 
 namespace magi {
 
-struct BwdMode {
-  bool deterministic = false;
-  bool may_take_turns = true;  // parts of a tile, in fast mode
-};
-
 struct BwdChoice {
   BwdWorkList work;
   BwdSchedule schedule;
 };
+
+// What a launch of these lengths and heads is chosen for.
+BwdShape bwd_shape(const BwdLengths& lengths, const FwdHeads& heads, int64_t num_sms);
 
 // Throws std::invalid_argument like `build_bwd_work_list`.
 BwdChoice choose_bwd(std::span<const Slice> slices, const BwdLengths& lengths,

@@ -14,69 +14,29 @@
 namespace magi {
 namespace {
 
-constexpr double kBlockOverhead = 3.;   // steps: start, keys, gradients
-constexpr double kSplitOverhead = 1.5;  // steps: sums of a block, written and read again
-constexpr double kTolerance = 1.005;
-constexpr double kEvenly = 1.002;  // at most so far from equal shares is as good as equal
 // A bound that is added up in another order may be off by it.
 constexpr double kRounding = 1. - 1e-9;
-// Fitted to 21 masks and lengths with 10 schedules each on an H200: the choice reached 98 % of the
-// best of them on average (docs/history/kernel_backward.md, step 18).
-constexpr double kHeadsPenalty = 0.02;  // for twice the kv heads at a time
-constexpr double kDriftPenalty = 0.02;  // for twice the bytes over which uneven items spread
-constexpr double kDriftBytes = 67e6;
-constexpr double kLaneDriftBytes = 134e6;  // if lanes run one after another
-// For twice the bytes over which processors of different speed drift apart in a launch of even
-// items, if the cache does not hold all that a block walks (docs/history/kernel_backward.md, long
-// rows).
-constexpr double kSpeedPenalty = 0.016;
-constexpr double kSpeedBytes = 10e6;
-constexpr double kEvenPenalty = 0.05;  // for twice the bytes that even items go through, squared
-constexpr double kEvenBytes = 67e6;
-constexpr double kCachePenalty = 0.1;  // for grouped items that evict each other's tiles
-constexpr double kCacheBytes = 150e6;
-// More query heads at a time than this lose as much if items are grouped. Of 16 rank views with
-// documents, each under 16 schedules on an H200, such schedules took up to 17 % more time than the
-// simulation says.
-constexpr double kGroupedHeads = 32.;
-constexpr double kGroupedPenalty = 0.06;
-// Scattered blocks: items of about one length start together and walk at one pace, as long as what
-// they spread over fits the cache; the next ones start when these end, which is not at one time. So
-// short blocks of one lane are best. Fitted to 20 schedules of random blocks of 128 at 16k and 64k
-// tokens on an H200 (docs/history/kernel_backward.md, schedule).
-constexpr double kScatteredPenalty = 0.055;  // for twice the bytes of spread, squared
-constexpr double kScatteredBytes = 24e6;
-constexpr double kScatteredLanesPenalty = 0.065;  // for twice the lanes, beyond kScatteredBytes
-// Deterministic mode, where blocks of one lane (kv head and split) wait for each other and so go
-// through the same rows together. Fitted to 50 sweeps of 6 to 12 schedules on an H200: the choice
-// reached 99 % of the best of them on average (docs/kernel_notes_bwd.md, deterministic mode).
-constexpr double kLanesPenalty = 0.005;  // for twice the lanes at a time
-constexpr double kSplitsPenalty = 0.04;  // for twice the splits if heads are the outer loop
-// Uneven items of a lane are at different rows and share less of what they load. They lose the more
-// the more bytes a row has in all heads of a lane, and the more kv heads run at a time.
-constexpr double kLaneRowPenalty = 0.02;
-constexpr double kLaneRowBytes = 4096.;
-// Rows of at least so many bytes a head (head_dim 256): the factor and the tolerance are as in fast
-// mode, or wider, because lanes evict each other's rows. A step takes longer, so the lag is
-// shorter.
-constexpr double kWideRowBytes = 2048.;
-constexpr double kWideTolerance = 1.015;
-constexpr double kWideLag = 0.8;
-// From a block's addition to the next block's in steps of head_dim 128: the addition is complete
-// after about 0.4, the signal is on its way for 0.4 to 0.6, and is seen within 0.3 more.
-constexpr double kLag = 1.3;
-constexpr double kWidePenalties = 3.;             // times all of them, in fast mode at head_dim 256
-constexpr int64_t kMaxSplitBlocksPerSm = 32;      // with more blocks than this, splits do not pay
-constexpr int64_t kMaxScatteredBlocksPerSm = 64;  // nor of scattered blocks with more than this
-// With more blocks than this, the last ones take less than 1 % of the time.
-constexpr int64_t kMaxWholeBlocksPerSm = 64;
-// Of a block on average, for each of those that it waits for. Beyond that, turns cost less than the
-// pass over partial sums, up to 2 %.
-constexpr int64_t kStepsForTurn = 64;
-constexpr int64_t kMostSplitHeads = 2;  // kv heads at the end, if the others are whole
 
-double block_overhead(int64_t num_splits) {
-  return kBlockOverhead + (num_splits > 1 ? kSplitOverhead : 0.);
+// What a schedule is chosen for, and what that is computed with.
+struct Problem {
+  const BwdWorkList& list;
+  const BwdShape& shape;
+  const BwdMode& mode;
+  const BwdCosts& costs;
+
+  double row_bytes() const {
+    return static_cast<double>(shape.head_bytes) /
+           static_cast<double>(std::max<int64_t>(shape.num_q, 1));
+  }
+  bool has_wide_rows() const { return row_bytes() >= costs.wide_row_bytes; }
+  double tolerance() const {
+    if (!mode.deterministic) return costs.tolerance;
+    return has_wide_rows() ? costs.wide_tolerance : 1.;
+  }
+};
+
+double block_overhead(const BwdCosts& costs, int64_t num_splits) {
+  return costs.block_overhead + (num_splits > 1 ? costs.split_overhead : 0.);
 }
 
 struct Candidate {
@@ -103,15 +63,15 @@ struct Stretch {
   }
 };
 
-std::vector<Stretch> stretches(const BwdWorkList& list, const Candidate& c, int64_t group,
-                               int64_t num_heads_kv) {
+std::vector<Stretch> stretches(const Problem& p, const Candidate& c) {
+  const int64_t group = p.shape.group, num_heads_kv = p.shape.num_heads_kv;
   std::vector<Stretch> found;
-  if (c.whole > 0) found.push_back({{1, group, c.whole}, block_overhead(1), 1.});
+  if (c.whole > 0) found.push_back({{1, group, c.whole}, block_overhead(p.costs, 1), 1.});
   const double rows = static_cast<double>(c.band_rows);
-  const auto bands = c.band_rows > 0 ? static_cast<int64_t>(std::ceil(list.even_rows / rows)) : 1;
+  const auto bands = c.band_rows > 0 ? static_cast<int64_t>(std::ceil(p.list.even_rows / rows)) : 1;
   const int64_t sections = (num_heads_kv - c.whole) * c.splits / c.lanes() * bands;
   found.push_back({{c.lanes(), group / c.splits, sections},
-                   block_overhead(c.splits * bands),
+                   block_overhead(p.costs, c.splits * bands),
                    static_cast<double>(bands)});
   return found;
 }
@@ -141,15 +101,16 @@ double most_makespan(const BwdWorkList& list, int64_t num_sms, const Stretch& la
 
 // The finishing time of the last block, if blocks start in launch order on the first free
 // processor. Where the work is so much that no order could change it, it is not simulated.
-double simulate(const BwdWorkList& list, int64_t num_sms, std::span<const Stretch> launch,
-                double total) {
+double simulate(const Problem& p, std::span<const Stretch> launch, double total) {
+  const int64_t num_sms = p.shape.num_sms;
   const double even = total / static_cast<double>(num_sms);
-  if (launch.size() == 1 && most_makespan(list, num_sms, launch.front(), total) <= even * kEvenly)
+  if (launch.size() == 1 &&
+      most_makespan(p.list, num_sms, launch.front(), total) <= even * p.costs.even_slack)
     return even;
   Makespan makespan(num_sms);
   for (const Stretch& part : launch)
     for (int64_t section = 0; section < part.lanes.sections; ++section)
-      for (const BwdItem& item : list.items) makespan.add(part.cost(item), part.lanes.count);
+      for (const BwdItem& item : p.list.items) makespan.add(part.cost(item), part.lanes.count);
   return makespan.last();
 }
 
@@ -167,97 +128,90 @@ double doublings(double value, double base) {
   return std::max(0., std::log2(value / base));
 }
 
-double row_bytes(int64_t head_bytes, int64_t num_q) {
-  return static_cast<double>(head_bytes) / static_cast<double>(std::max<int64_t>(num_q, 1));
-}
-
-// What sharing_factor gives for scattered blocks.
-double scattered_factor(const BwdWorkList& list, int64_t group, double row,
-                        const Candidate& candidate) {
+// What cache_factor gives for scattered blocks.
+double scattered_factor(const Problem& p, const Candidate& candidate) {
   const double lanes = static_cast<double>(candidate.lanes());
-  const double bytes =
-      list.scattered_rows * row * lanes * static_cast<double>(group / candidate.splits);
-  const double beyond = doublings(bytes, kScatteredBytes);
-  return 1. + kScatteredPenalty * beyond * beyond +
-         kScatteredLanesPenalty * std::log2(lanes) * std::min(beyond, 1.);
+  const double bytes = p.list.scattered_rows * p.row_bytes() * lanes *
+                       static_cast<double>(p.shape.group / candidate.splits);
+  const double beyond = doublings(bytes, p.costs.scattered_bytes);
+  return 1. + p.costs.scattered_penalty * beyond * beyond +
+         p.costs.scattered_lanes_penalty * std::log2(lanes) * std::min(beyond, 1.);
 }
 
-// What a factor depends on besides the list and the candidate.
-struct Sizes {
-  int64_t group = 1;
-  int64_t head_bytes = 0;
-  int64_t num_q = 0;
-  double steps = 0.;  // of a processor
-};
+double even_bytes_factor(const Problem& p, double bytes) {
+  return p.costs.even_penalty * std::pow(doublings(bytes, p.costs.even_bytes), 2);
+}
 
 // The part of the factor below for even items: the bytes that all lanes go through, and those over
-// which processors of different speed drift apart, but within the rows of a block.
-double even_factor(const BwdWorkList& list, const Sizes& sizes, double row,
-                   const Candidate& candidate) {
-  const double all_rows = list.even_rows;
+// which processors of different speed drift apart, but within the rows of a block. In fast mode a
+// processor does so many `steps`.
+double even_factor(const Problem& p, double steps, const Candidate& candidate) {
+  const double row = p.row_bytes(), all_rows = p.list.even_rows;
   const double rows = candidate.band_rows > 0 ? static_cast<double>(candidate.band_rows) : all_rows;
   const double even = rows * row * static_cast<double>(candidate.lanes());
-  const double of_block = rows * row * static_cast<double>(sizes.group / candidate.common_splits());
-  const double drift =
-      of_block > kBwdSharedBytes ? std::min(bwd_drift(sizes.steps, row), of_block) : 0.;
-  return kEvenPenalty * std::pow(doublings(even, kEvenBytes), 2) +
-         kSpeedPenalty * doublings(drift, kSpeedBytes);
+  const double of_block =
+      rows * row * static_cast<double>(p.shape.group / candidate.common_splits());
+  const double drift = of_block > p.costs.shared_bytes
+                           ? std::min(p.costs.speed_spread * steps * kBwdTileQ * row, of_block)
+                           : 0.;
+  return even_bytes_factor(p, even) + p.costs.speed_penalty * doublings(drift, p.costs.speed_bytes);
+}
+
+// What items that are grouped by documents add to the factor below.
+double grouped_factor(const Problem& p, double heads, double of_block) {
+  if (!p.list.grouped) return 0.;
+  const double bytes = heads * static_cast<double>(p.shape.head_bytes);
+  return (bytes > p.costs.cache_bytes ? p.costs.cache_penalty : 0.) +
+         (heads * of_block > p.costs.grouped_heads ? p.costs.grouped_penalty : 0.);
 }
 
 // A factor for what the simulation ignores: blocks that run together may not share what they load.
-double cache_factor(const BwdWorkList& list, const Sizes& sizes, const Candidate& candidate) {
-  const double row = row_bytes(sizes.head_bytes, sizes.num_q);
-  if (list.scattered_rows > 0.) return scattered_factor(list, sizes.group, row, candidate);
+double cache_factor(const Problem& p, double steps, const Candidate& candidate) {
+  if (p.list.scattered_rows > 0.) return scattered_factor(p, candidate);
   const double heads = static_cast<double>(candidate.heads);
-  const int64_t num_splits = candidate.common_splits();
-  const double of_block = static_cast<double>(sizes.group / num_splits);
+  const double of_block = static_cast<double>(p.shape.group / candidate.common_splits());
   // Each of the kv heads that run at a time spreads over as many bytes. If items are grouped, the
   // heads start together.
-  const double drift = list.uneven_rows * row * of_block * (list.grouped ? 1. : heads);
-  double factor = 1. + kHeadsPenalty * std::log2(heads);
-  factor += even_factor(list, sizes, row, candidate);
-  if (list.grouped && heads * static_cast<double>(sizes.head_bytes) > kCacheBytes)
-    factor += kCachePenalty;
-  if (list.grouped && heads * of_block > kGroupedHeads) factor += kGroupedPenalty;
-  const double shared =
-      candidate.common_splits() > 1 && candidate.one_lane ? kLaneDriftBytes : kDriftBytes;
-  return factor * (1. + kDriftPenalty * doublings(drift, shared));
-}
-
-bool has_wide_rows(int64_t head_bytes, int64_t num_q) {
-  return row_bytes(head_bytes, num_q) >= kWideRowBytes;
+  const double drift =
+      p.list.uneven_rows * p.row_bytes() * of_block * (p.list.grouped ? 1. : heads);
+  const double factor = 1. + p.costs.heads_penalty * std::log2(heads) +
+                        even_factor(p, steps, candidate) + grouped_factor(p, heads, of_block);
+  const double shared = candidate.common_splits() > 1 && candidate.one_lane
+                            ? p.costs.lane_drift_bytes
+                            : p.costs.drift_bytes;
+  return factor * (1. + p.costs.drift_penalty * doublings(drift, shared));
 }
 
 // The same for fast mode. Where tiles have 64 keys, a product moves twice the bytes, and what is
 // not shared costs more.
-double sharing_factor(const BwdWorkList& list, const Sizes& sizes, const Candidate& candidate) {
-  const double factor = cache_factor(list, sizes, candidate);
-  const bool is_wide = has_wide_rows(sizes.head_bytes, sizes.num_q);
-  return is_wide ? 1. + kWidePenalties * (factor - 1.) : factor;
+double sharing_factor(const Problem& p, double steps, const Candidate& candidate) {
+  const double factor = cache_factor(p, steps, candidate);
+  return p.has_wide_rows() ? 1. + p.costs.wide_penalties * (factor - 1.) : factor;
 }
 
 // The same for deterministic mode: lanes do not share what they load.
-double lanes_factor(const BwdWorkList& list, const Sizes& sizes, const Candidate& candidate) {
-  if (has_wide_rows(sizes.head_bytes, sizes.num_q)) return cache_factor(list, sizes, candidate);
-  if (!list.heads_inner)
-    return 1. + kSplitsPenalty * std::log2(static_cast<double>(candidate.splits));
+double lanes_factor(const Problem& p, const Candidate& candidate) {
+  if (p.has_wide_rows()) return cache_factor(p, 0., candidate);
+  if (!p.list.heads_inner)
+    return 1. + p.costs.splits_penalty * std::log2(static_cast<double>(candidate.splits));
   const double lanes = static_cast<double>(candidate.lanes());
-  const double row = row_bytes(sizes.head_bytes, sizes.num_q);
-  const double even = list.even_rows * row * lanes;
-  const double share = list.uneven_rows / std::max(list.uneven_rows + list.even_rows, 1.);
-  const double lane_row = row * static_cast<double>(sizes.group / candidate.splits);
-  const double uneven = share * doublings(lane_row, kLaneRowBytes) *
+  const double even = p.list.even_rows * p.row_bytes() * lanes;
+  const double share = p.list.uneven_rows / std::max(p.list.uneven_rows + p.list.even_rows, 1.);
+  const double lane_row = p.row_bytes() * static_cast<double>(p.shape.group / candidate.splits);
+  const double uneven = share * doublings(lane_row, p.costs.lane_row_bytes) *
                         std::log2(2. * static_cast<double>(candidate.heads));
-  return (1. + kLanesPenalty * std::log2(lanes) +
-          kEvenPenalty * std::pow(doublings(even, kEvenBytes), 2)) *
-         (1. + kLaneRowPenalty * uneven);
+  return (1. + p.costs.lanes_penalty * std::log2(lanes) + even_bytes_factor(p, even)) *
+         (1. + p.costs.lane_row_penalty * uneven);
 }
 
 // Whether the partial sums of this many splits stay small (1.1 GB at head_dim 128, of scattered
 // blocks 2.2 GB).
-bool may_split(const BwdWorkList& list, int64_t num_heads_kv, int64_t num_sms, int64_t splits) {
-  const int64_t most = list.scattered_rows > 0. ? kMaxScatteredBlocksPerSm : kMaxSplitBlocksPerSm;
-  return static_cast<int64_t>(list.items.size()) * num_heads_kv * splits / 2 <= most * num_sms;
+bool may_split(const Problem& p, int64_t splits) {
+  const double most = p.list.scattered_rows > 0. ? p.costs.max_scattered_blocks_per_sm
+                                                 : p.costs.max_split_blocks_per_sm;
+  const auto items = static_cast<int64_t>(p.list.items.size());
+  return static_cast<double>(items * p.shape.num_heads_kv * splits / 2) <=
+         most * static_cast<double>(p.shape.num_sms);
 }
 
 // Items of one document that differ in length, or scattered ones: their blocks drift apart.
@@ -266,104 +220,137 @@ bool drifts(const BwdWorkList& list) {
 }
 
 // Kv heads and splits that can run at a time.
-int64_t most_lanes(const BwdWorkList& list, int64_t group, int64_t num_heads_kv, int64_t num_sms) {
+int64_t most_lanes(const Problem& p) {
   int64_t splits = 1;
-  while (group % (2 * splits) == 0 && may_split(list, num_heads_kv, num_sms, 2 * splits))
-    splits *= 2;
-  return splits * num_heads_kv;
+  while (p.shape.group % (2 * splits) == 0 && may_split(p, 2 * splits)) splits *= 2;
+  return splits * p.shape.num_heads_kv;
 }
 
 // The candidates of deterministic mode, by lanes, and of fast mode without turns, by splits.
-std::vector<Candidate> at_once(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                               int64_t num_sms, int64_t fewest_lanes) {
-  const int64_t least_lanes =
-      std::min(fewest_lanes, most_lanes(list, group, num_heads_kv, num_sms));
+std::vector<Candidate> at_once(const Problem& p) {
+  const bool deterministic = p.mode.deterministic;
+  const int64_t group = p.shape.group, num_heads_kv = p.shape.num_heads_kv;
+  const auto fewest = static_cast<int64_t>(p.costs.fewest_lanes);
+  const int64_t least_lanes = deterministic ? std::min(fewest, most_lanes(p)) : 0;
   std::vector<Candidate> found;
   for (int64_t splits = 1; splits <= group && group % splits == 0; splits *= 2) {
-    if (splits > 1 && !may_split(list, num_heads_kv, num_sms, splits)) break;
-    if (splits > 1 && list.scattered_rows > 0. && fewest_lanes == 0)
+    if (splits > 1 && !may_split(p, splits)) break;
+    if (splits > 1 && p.list.scattered_rows > 0. && !deterministic)
       found.push_back({splits, 1, true});
     for (int64_t heads = 1; heads <= num_heads_kv; ++heads)
       if (num_heads_kv % heads == 0 && splits * heads >= least_lanes)
         found.push_back({splits, heads});
   }
-  if (least_lanes > 0) std::ranges::stable_sort(found, {}, &Candidate::lanes);
+  if (deterministic) std::ranges::stable_sort(found, {}, &Candidate::lanes);
   return found;
 }
 
 // Whether blocks of a tile that start together may wait for one another at their end.
-bool have_time_for_turns(const BwdWorkList& list, int64_t group, int64_t splits) {
-  const auto items = static_cast<int64_t>(list.items.size());
-  return splits > 1 && list.steps * (group / splits) >= kStepsForTurn * (splits - 1) * items;
+bool have_time_for_turns(const Problem& p, int64_t splits) {
+  const auto waits = (splits - 1) * static_cast<int64_t>(p.list.items.size());
+  return splits > 1 && static_cast<double>(p.list.steps * (p.shape.group / splits)) >=
+                           p.costs.steps_for_turn * static_cast<double>(waits);
+}
+
+// Whether the last kv heads alone may be split.
+bool has_end(const Problem& p) {
+  const auto blocks = static_cast<int64_t>(p.list.items.size()) * p.shape.num_heads_kv;
+  return p.list.scattered_rows == 0. &&
+         static_cast<double>(blocks) <=
+             p.costs.max_whole_blocks_per_sm * static_cast<double>(p.shape.num_sms);
 }
 
 // Those in which parts of a tile take turns: one lane at a time of items that drift apart, the last
 // kv head alone in splits, and bands of rows of long even items.
-std::vector<Candidate> in_turns(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                int64_t num_sms, double row) {
+std::vector<Candidate> in_turns(const Problem& p) {
+  const BwdWorkList& list = p.list;
+  const int64_t group = p.shape.group, num_heads_kv = p.shape.num_heads_kv;
+  const int64_t most_heads =
+      has_end(p) ? std::min(static_cast<int64_t>(p.costs.most_split_heads), num_heads_kv - 1) : 0;
   std::vector<Candidate> found;
-  const auto blocks = static_cast<int64_t>(list.items.size()) * num_heads_kv;
-  const bool has_end = list.scattered_rows == 0. && blocks <= kMaxWholeBlocksPerSm * num_sms;
   int64_t most = 1;
   for (int64_t splits = 2; splits <= group && group % splits == 0; splits *= 2) {
     if (drifts(list) || list.even_rows > 0.) found.push_back({splits, 1, true, true});
-    for (int64_t split_heads = 1; has_end && split_heads <= kMostSplitHeads; ++split_heads)
-      if (split_heads < num_heads_kv)
-        found.push_back({splits, 1, true, true, num_heads_kv - split_heads});
+    for (int64_t split_heads = 1; split_heads <= most_heads; ++split_heads)
+      found.push_back({splits, 1, true, true, num_heads_kv - split_heads});
     most = splits;
   }
   const bool is_even = list.uneven_rows + list.scattered_rows == 0.;
-  const int64_t band_rows = is_even ? rows_of_band(list.even_rows, row) : 0;
+  const double bytes = p.costs.shared_bytes;
+  const int64_t band_rows = is_even ? rows_of_band(list.even_rows, p.row_bytes(), bytes) : 0;
   if (band_rows > 0) found.push_back({most, 1, true, true, 0, band_rows});
   return found;
 }
 
-std::vector<Candidate> candidates(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                  int64_t num_sms, double row, const BwdRules& rules) {
-  std::vector<Candidate> found = at_once(list, group, num_heads_kv, num_sms, rules.fewest_lanes);
-  if (!rules.may_take_turns) return found;
-  for (Candidate& c : found) c.in_turns = have_time_for_turns(list, group, c.splits);
-  if (list.grouped) return found;
+std::vector<Candidate> candidates(const Problem& p) {
+  std::vector<Candidate> found = at_once(p);
+  if (p.mode.deterministic || !p.mode.may_take_turns) return found;
+  for (Candidate& c : found) c.in_turns = have_time_for_turns(p, c.splits);
+  if (p.list.grouped) return found;
   std::erase_if(found, [](const Candidate& c) { return c.one_lane; });
-  const std::vector<Candidate> more = in_turns(list, group, num_heads_kv, num_sms, row);
+  const std::vector<Candidate> more = in_turns(p);
   found.insert(found.end(), more.begin(), more.end());
   // Of equally good ones, those that need no partial sums.
   std::ranges::stable_partition(found, [](const Candidate& c) { return !c.has_partial_sums(); });
   return found;
 }
 
+// How long candidates for one list take.
+class Times {
+ public:
+  explicit Times(const Problem& problem) : p_(problem) {
+    // Items that share no rows hardly wait and are simulated as in fast mode.
+    if (p_.mode.deterministic && p_.list.heads_inner)
+      waits_.emplace(p_.list, p_.has_wide_rows() ? p_.costs.wide_lag : p_.costs.lag);
+  }
+
+  // None if it is above `most` for sure: simulations take most of the time.
+  std::optional<double> of(const Candidate& c, double most) const {
+    const int64_t num_sms = p_.shape.num_sms;
+    const std::vector<Stretch> launch = stretches(p_, c);
+    const double total = total_cost(p_.list, launch);
+    const double steps = total / static_cast<double>(num_sms);
+    const double factor =
+        p_.mode.deterministic ? lanes_factor(p_, c) : sharing_factor(p_, steps, c);
+    const double least = least_makespan(p_.list, num_sms, launch, total);
+    if (least * factor * kRounding > most) return std::nullopt;
+    const Stretch& last = launch.back();
+    return factor * (waits_ ? waits_->makespan(num_sms, last.lanes, last.overhead)
+                            : simulate(p_, launch, total));
+  }
+
+ private:
+  const Problem& p_;
+  std::optional<BwdWaits> waits_;
+};
+
+// The schedules of all candidates, or of all but those that cannot be near the best.
+BwdSchedules timed(const Problem& p, bool all) {
+  const Times times(p);
+  BwdSchedules found{{}, p.tolerance()};
+  double most = std::numeric_limits<double>::infinity();
+  for (const Candidate& c : candidates(p)) {
+    const std::optional<double> time = times.of(c, most);
+    if (!time) continue;
+    found.all.push_back({c.splits, c.lanes(), c.in_turns, c.whole, c.band_rows, *time});
+    if (!all) most = std::min(most, *time * found.tolerance);
+  }
+  return found;
+}
+
 }  // namespace
 
-BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                int64_t num_sms, int64_t head_bytes, int64_t num_q,
-                                const BwdRules& rules) {
-  // Items that share no rows hardly wait and are simulated as in fast mode.
-  const bool deterministic = rules.fewest_lanes > 0;
-  const bool is_wide = has_wide_rows(head_bytes, num_q);
-  std::optional<BwdWaits> waits;
-  if (deterministic && list.heads_inner) waits.emplace(list, is_wide ? kWideLag : kLag);
-  const double tolerance = !deterministic ? kTolerance : is_wide ? kWideTolerance : 1.;
-  const double row = row_bytes(head_bytes, num_q);
-  std::vector<BwdSchedule> choices;
-  double best = std::numeric_limits<double>::infinity();
-  for (const Candidate& c : candidates(list, group, num_heads_kv, num_sms, row, rules)) {
-    const std::vector<Stretch> launch = stretches(list, c, group, num_heads_kv);
-    const double total = total_cost(list, launch);
-    const Sizes sizes{group, head_bytes, num_q,
-                      deterministic ? 0. : total / static_cast<double>(num_sms)};
-    const double factor =
-        deterministic ? lanes_factor(list, sizes, c) : sharing_factor(list, sizes, c);
-    // Simulations take most of the time; one that cannot be near the best is left out.
-    const double least = least_makespan(list, num_sms, launch, total);
-    if (least * factor * kRounding > best * tolerance) continue;
-    const Stretch& last = launch.back();
-    const double end = waits ? waits->makespan(num_sms, last.lanes, last.overhead)
-                             : simulate(list, num_sms, launch, total);
-    choices.push_back({c.splits, c.lanes(), c.in_turns, c.whole, c.band_rows, end * factor});
-    best = std::min(best, end * factor);
-  }
+BwdSchedules bwd_schedules(const BwdWorkList& list, const BwdShape& shape, const BwdMode& mode,
+                           const BwdCosts& costs) {
+  return timed({list, shape, mode, costs}, true);
+}
+
+BwdSchedule choose_bwd_schedule(const BwdWorkList& list, const BwdShape& shape, const BwdMode& mode,
+                                const BwdCosts& costs) {
+  const BwdSchedules found = timed({list, shape, mode, costs}, false);
+  const double best = std::ranges::min(found.all, {}, &BwdSchedule::makespan).makespan;
   return *std::ranges::find_if(
-      choices, [&](const BwdSchedule& c) { return c.makespan <= best * tolerance; });
+      found.all, [&](const BwdSchedule& c) { return c.makespan <= best * found.tolerance; });
 }
 
 }  // namespace magi

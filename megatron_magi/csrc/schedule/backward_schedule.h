@@ -1,7 +1,10 @@
 // How a backward launch assigns blocks to the items.
 #pragma once
 
+#include <vector>
+
 #include "schedule/backward.h"
+#include "schedule/backward_costs.h"
 
 namespace magi {
 
@@ -17,10 +20,25 @@ struct BwdSchedule {
   double makespan = 0.;           // of the busiest processor, in steps, with the penalties below
 };
 
-// Which schedules are asked for.
-struct BwdRules {
-  int64_t fewest_lanes = 0;  // of a section, in deterministic mode; 0: fast mode
-  bool may_take_turns = false;
+struct BwdMode {
+  bool deterministic = false;
+  bool may_take_turns = true;  // parts of a tile, in fast mode
+};
+
+// What is launched, and where.
+struct BwdShape {
+  int64_t group = 1;  // query heads of a kv head
+  int64_t num_heads_kv = 1;
+  int64_t num_sms = 132;
+  int64_t head_bytes = 0;  // of Q, dO and dQ of one query head
+  int64_t num_q = 0;
+};
+
+// Those that may be chosen, in the order of preference. The first one is chosen whose makespan is
+// at most `tolerance` times the least.
+struct BwdSchedules {
+  std::vector<BwdSchedule> all;
+  double tolerance = 1.;
 };
 
 // Few kv heads at a time keep Q, dO and dQ in the cache; many let long items of all heads start
@@ -29,13 +47,15 @@ struct BwdRules {
 // `num_sms` processors, adds the known cost of cache misses, and takes the first choice within 0.5
 // % of the best. Scattered blocks, and items of one document that differ in length, may also run
 // one split of one kv head at a time. Where parts may take turns, the last kv head alone may be
-// split, so that processors end together, and long even items be cut into bands of rows.
-// `head_bytes` is the size of Q, dO and dQ of one query head. In deterministic mode the simulation
-// has the waits, the cost of cache misses is another one but at head_dim 256, each section has at
-// least `fewest_lanes` kv heads times splits, as far as there are so many, and the best choice is
-// taken, at head_dim 256 the one with the fewest of them within 1.5 %.
-BwdSchedule choose_bwd_schedule(const BwdWorkList& list, int64_t group, int64_t num_heads_kv,
-                                int64_t num_sms, int64_t head_bytes, int64_t num_q,
-                                const BwdRules& rules);
+// split, so that processors end together, and long even items be cut into bands of rows. In
+// deterministic mode the simulation has the waits, the cost of cache misses is another one but at
+// head_dim 256, each section has at least two lanes, as far as there are so many, and the best
+// choice is taken, at head_dim 256 the one with the fewest of them within 1.5 %.
+BwdSchedule choose_bwd_schedule(const BwdWorkList& list, const BwdShape& shape, const BwdMode& mode,
+                                const BwdCosts& costs = kBwdCosts);
+
+// All that the choice is made from, for those who fit the costs.
+BwdSchedules bwd_schedules(const BwdWorkList& list, const BwdShape& shape, const BwdMode& mode,
+                           const BwdCosts& costs);
 
 }  // namespace magi

@@ -1,0 +1,239 @@
+"""What the costs behind a backward's schedule are worth, by sweeps of the schedules that run.
+
+    python -m tools.fit_schedule                 # loss, and without each constant
+    python -m tools.fit_schedule --eliminate     # which constants can go together
+    python -m tools.fit_schedule --search        # values that lose least, as lines of the struct
+    python -m tools.fit_schedule my_sweep.json   # another record of benchmarks.kernel.schedules
+
+The choice of `csrc/schedule/backward_schedule.cpp` is made again in every cell of the records, with
+other values of `BwdCosts`, among the schedules that were timed. The loss of a cell is the time of
+the chosen schedule over the least time in it, less one. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser
+from megatron_magi.core.native import solver
+from tools.schedule_cells import Cell, Costs, cells_of
+
+RECORDS = Path(__file__).parent.parent / "benchmarks" / "records"
+INF = math.inf
+
+NEUTRAL: dict[str, float | str] = {
+    "block_overhead": 0.0,
+    "split_overhead": 0.0,
+    "tolerance": 1.0,
+    "heads_penalty": 0.0,
+    "drift_penalty": 0.0,
+    "lane_drift_bytes": "drift_bytes",
+    "speed_penalty": 0.0,
+    "shared_bytes": INF,
+    "even_penalty": 0.0,
+    "cache_penalty": 0.0,
+    "grouped_penalty": 0.0,
+    "wide_penalties": 1.0,
+    "scattered_penalty": 0.0,
+    "scattered_lanes_penalty": 0.0,
+    "fewest_lanes": 1.0,
+    "lanes_penalty": 0.0,
+    "splits_penalty": 0.0,
+    "lane_row_penalty": 0.0,
+    "lag": 0.0,
+    "wide_row_bytes": INF,
+    "wide_tolerance": 1.0,
+    "wide_lag": "lag",
+    "max_whole_blocks_per_sm": INF,
+    "steps_for_turn": 0.0,
+    "most_split_heads": 0.0,
+}
+"""The value with which a constant has no effect, or the constant that would do for it. Thresholds
+go with their penalty."""
+
+OTHERS = {
+    "tile_overhead": "belongs to the list, not to the choice",
+    "even_slack": "saves the host time",
+    "max_split_blocks_per_sm": "bounds memory",
+    "max_scattered_blocks_per_sm": "bounds memory",
+}
+"""Those that no sweep of schedules can tell anything about."""
+
+FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)
+MOST_MEAN = 0.002
+MOST_WORST = 0.02
+"""What a constant may be worth that goes, in the mean of all cells and in any of them."""
+FEWEST_CELLS = 3
+"""In which a constant must have an effect, or the sweeps say nothing about it and it stays."""
+
+
+class Loss(NamedTuple):
+    mean: float
+    p95: float
+    worst: float
+
+    def __str__(self) -> str:
+        return " ".join(f"{name} {100 * x:5.2f} %" for name, x in self._asdict().items())
+
+
+def losses(cells: Sequence[Cell], costs: Costs) -> list[float]:
+    """Of every cell."""
+    return [cell.loss(costs) for cell in cells]
+
+
+def summary(found: Sequence[float]) -> Loss:
+    ordered = sorted(found)
+    p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
+    return Loss(sum(found) / len(found), p95, ordered[-1])
+
+
+def without(name: str, costs: Costs) -> Costs:
+    """The costs with a neutral value of this one."""
+    value = NEUTRAL[name]
+    present = solver.bwd_costs() | costs
+    return costs | {name: present[value] if isinstance(value, str) else value}
+
+
+def reached(cells: Sequence[Cell], name: str, costs: Costs) -> int:
+    """In how many cells the constant changes what schedules are compared by."""
+    other = without(name, costs)
+    return sum(cell.compared(costs) != cell.compared(other) for cell in cells)
+
+
+class Ablation(NamedTuple):
+    """What happens if a constant is neutral."""
+
+    name: str
+    reached: int
+    """Cells in which it has any effect on what is compared."""
+    moved: int
+    """Cells in which another schedule is chosen."""
+    loss: Loss
+    mean_more: float
+    """Over the loss with the constant, the mean."""
+    worst_more: float
+    """The same in the cell that loses most by it."""
+
+    def exercised(self) -> bool:
+        return self.reached >= FEWEST_CELLS
+
+    def may_go(self) -> bool:
+        return self.exercised() and self.mean_more < MOST_MEAN and self.worst_more < MOST_WORST
+
+    def __str__(self) -> str:
+        counts = f"reaches {self.reached:2d}, moves {self.moved:2d}"
+        more = f"more: mean {100 * self.mean_more:+.2f} % worst {100 * self.worst_more:+.2f} %"
+        return f"  {self.name:28s} {counts}; {self.loss}; {more}"
+
+
+def ablation(cells: Sequence[Cell], name: str, costs: Costs, base: Sequence[float]) -> Ablation:
+    """Beside the cells' losses with the constants that are there."""
+    other = without(name, costs)
+    found = losses(cells, other)
+    more = [x - y for x, y in zip(found, base, strict=True)]
+    moved = sum(cell.chosen(costs) != cell.chosen(other) for cell in cells)
+    counts = reached(cells, name, costs), moved
+    return Ablation(name, *counts, summary(found), sum(more) / len(more), max(more))
+
+
+def eliminated(cells: Sequence[Cell]) -> list[Ablation]:
+    """Constants in the order in which they can go, each judged with those before it gone."""
+    gone: list[Ablation] = []
+    costs: Costs = {}
+    base, names = losses(cells, {}), list(NEUTRAL)
+    while True:
+        tried = [ablation(cells, name, costs, base) for name in names]
+        able = [a for a in tried if a.may_go()]
+        if not able:
+            return gone
+        best = min(able, key=lambda a: (a.mean_more, a.worst_more))
+        gone.append(best)
+        costs = without(best.name, costs)
+        names.remove(best.name)
+
+
+def scaled(value: float, factor: float) -> float:
+    """A tolerance by what it is above one."""
+    return 1 + (value - 1) * factor if 1 < value < 1.1 else value * factor
+
+
+def searched(cells: Sequence[Cell], factors: Iterable[float] = FACTORS) -> Costs:
+    """Values that lose less, one constant after another; as they are where none does."""
+    present, costs = solver.bwd_costs(), Costs()
+    best = summary(losses(cells, costs)).mean
+    for name, value in present.items():
+        for factor in factors:
+            other = costs | {name: scaled(value, factor)}
+            mean = summary(losses(cells, other)).mean
+            if mean < best - 1e-6:
+                best, costs = mean, other
+    return costs
+
+
+def print_ablation(cells: Sequence[Cell]) -> None:
+    base = losses(cells, {})
+    rows = [ablation(cells, name, {}, base) for name in NEUTRAL]
+    print("without a constant:")
+    for row in sorted(rows, key=lambda a: -a.mean_more):
+        if row.exercised():
+            print(row)
+    unknown = [f"{row.name} ({row.reached})" for row in rows if not row.exercised()]
+    print("not exercised (cells that it reaches):", ", ".join(unknown))
+    print("not asked:", ", ".join(f"{name} ({why})" for name, why in OTHERS.items()))
+
+
+def print_eliminated(cells: Sequence[Cell]) -> None:
+    print("can go, one after another:")
+    for row in eliminated(cells):
+        print(row)
+
+
+def print_searched(cells: Sequence[Cell]) -> None:
+    costs = searched(cells)
+    for name, value in (solver.bwd_costs() | costs).items():
+        print(f"  double {name} = {value:g};{'  // other than now' * (name in costs)}")
+    print(summary(losses(cells, costs)))
+
+
+def options(argv: list[str] | None) -> argparse.Namespace:
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("records", nargs="*", type=Path, help="default: all that are committed")
+    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--eliminate", action="store_true")
+    return parser.parse_args(argv)
+
+
+def committed() -> list[Path]:
+    """Records that have times of several schedules."""
+    return sorted([*RECORDS.glob("schedules_*.json"), *RECORDS.glob("block_sparse_*24.json")])
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = options(argv)
+    cells = [cell for path in args.records or committed() for cell in cells_of(path)]
+    if not cells:
+        raise SystemExit("a record needs times of several backward schedules, got none")
+    found = losses(cells, {})
+    worst = cells[found.index(max(found))].name
+    print(f"{len(cells)} cells: {summary(found)} ({worst})")
+    unseen = [cell.name for cell in cells if not cell.has_choice()]
+    print(f"in {len(unseen)} of them the schedule that would run was not timed")
+    steps: list[tuple[bool, Callable[[Sequence[Cell]], None]]] = [
+        (not args.search and not args.eliminate, print_ablation),
+        (args.eliminate, print_eliminated),
+        (args.search, print_searched),
+    ]
+    for asked, step in steps:
+        if asked:
+            step(cells)
+
+
+if __name__ == "__main__":
+    raise SystemExit(guarded(main))
