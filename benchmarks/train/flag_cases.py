@@ -165,7 +165,9 @@ def document_runs() -> list[Run]:
     base = {**base, **SMALL_MODEL, **DOCUMENT_SCHEDULE, **DOCUMENTS}
     flex: Flags = {"spec": ["benchmarks.train.pretrain_flex", "layer_spec"]}
     ours = {**base, **MAGI, **layout(cp=2)}
-    short = {**ours, **ending(CONTROL_STEPS)}
+    # Megatron shuffles an epoch by the number of samples that a run asks for: with fewer steps than
+    # the others have, controls would read other samples.
+    short = {**ours, **ending(CONTROL_STEPS), "train-iters": ours["train-iters"]}
     masked = [
         Run(f"doc_{made.__name__}", {**short, "magi-mask": f"{__name__}:{made.__name__}"})
         for made in (moved_by_one, tile_of_longest, tile_of_shortest)

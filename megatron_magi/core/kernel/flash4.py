@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, Gradients, OutLse
 from megatron_magi.core.kernel.flash4_mask import flash4_mask
-from megatron_magi.core.kernel.flex_mask import empty_rows
+from megatron_magi.core.kernel.flex_mask import clear_empty_rows
 from megatron_magi.core.kernel.in_parts import InParts
 from megatron_magi.core.kernel.slice_parts import Part
 from megatron_magi.core.kernel.torch_flex import FlexBackend
@@ -92,7 +92,7 @@ def _attend(part: Part) -> OutLse:
 
     call = part.call
     if _sees_nothing(call):
-        out = call.q.new_zeros((*call.q.shape[:2], call.v.shape[2]), dtype=torch.float32)
+        out = call.q.new_zeros((*call.q.shape[:2], call.v.shape[2]))
         return out, torch.full(call.q.shape[:2], -torch.inf, device=call.q.device)
     mask = flash4_mask(call.table, call.q.device, part.least_intervals)
     out, lse, *_ = _flash_attn_fwd(
@@ -104,9 +104,7 @@ def _attend(part: Part) -> OutLse:
         pack_gqa=False,
         return_lse=True,
     )
-    empty = empty_rows(call.table, call.q.device)[:, None]
-    out, lse = out[0].float(), lse[0].T
-    return out.masked_fill_(empty[:, None], 0.0), lse.masked_fill(empty, -torch.inf)
+    return clear_empty_rows(out[0], lse[0].T, call.table)
 
 
 def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:

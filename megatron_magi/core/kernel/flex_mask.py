@@ -57,16 +57,25 @@ def block_mask(table: SliceTable, device: torch.device, least_intervals: int = 1
     return table.cache[key]
 
 
-def empty_rows(table: SliceTable, device: torch.device) -> Tensor:
-    """bool [T], made once per device: the rows that see nothing."""
+def empty_rows(table: SliceTable, device: torch.device) -> Tensor | None:
+    """bool [T, 1], made once per device: the rows that see nothing; None if every row sees a
+    key, as in most tables, so that no pass over the rows is needed."""
     key = ("flex empty rows", device)
     if key not in table.cache:
-        empty = np.ones(table.num_q, dtype=np.bool_)
+        empty = np.ones((table.num_q, 1), dtype=np.bool_)
         for start, end in table.covered_rows.tolist():
             empty[start:end] = False
         with torch.inference_mode(False):
-            table.cache[key] = torch.from_numpy(empty).to(device)
+            table.cache[key] = torch.from_numpy(empty).to(device) if empty.any() else None
     return table.cache[key]
+
+
+def clear_empty_rows(out: Tensor, lse: Tensor, table: SliceTable) -> tuple[Tensor, Tensor]:
+    """out [T, H, E] with 0 and lse [T, H] with -inf in rows that see nothing, differentiable."""
+    empty = empty_rows(table, out.device)
+    if empty is None:
+        return out, lse
+    return out.masked_fill(empty[..., None], 0.0), lse.masked_fill(empty, -torch.inf)
 
 
 def rounded(count: int) -> int:

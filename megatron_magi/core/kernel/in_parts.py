@@ -42,8 +42,8 @@ class InParts(Unprepared, ABC):
 
     @abstractmethod
     def attend(self, part: Part) -> OutLse:
-        """(out [T, H, E], lse [T, H]) of one part in the accumulation dtype; 0 and -inf for rows
-        that see nothing."""
+        """(out [T, H, E] in the dtype of q, lse [T, H] in the accumulation dtype) of one part; 0
+        and -inf for rows that see nothing."""
 
     @abstractmethod
     def part_gradients(self, part: Part, grad: GradCall) -> tuple[Tensor, ...]:
@@ -87,18 +87,22 @@ class InParts(Unprepared, ABC):
         return dq if grad.dq is None else grad.dq.add_(dq), *deliver((dk, dv), grad.dkv)
 
     def _merged(self, call: AttnCall) -> OutLse:
-        """out and lse in the accumulation dtype.
+        """out, in the dtype of q if there is nothing to merge it with, and lse.
 
         A row that sees a score of inf, or only scores of -inf, has no softmax: it becomes nan. A
         row whose scores in one part are all -inf counts as empty in that part.
         """
         first, *others = slice_parts(call)
         out, lse = self.attend(first)
+        out = out.contiguous()
+        if others or call.sink_lse is not None:
+            out = out.to(acc_dtype(out.dtype))
         if others:
             out.masked_fill_(lse.isneginf().unsqueeze(-1), 0.0)
         for part in others:
             more, more_lse = self.attend(part)
-            more.masked_fill_(more_lse.isneginf().unsqueeze(-1), 0.0)
-            merge_(out, lse, more, more_lse)
-        failed = (lse.isinf() & ~empty_rows(call.table, lse.device)[:, None]).unsqueeze(-1)
-        return out.masked_fill_(failed, torch.nan), lse.masked_fill_(failed[..., 0], torch.nan)
+            more = more.masked_fill(more_lse.isneginf().unsqueeze(-1), 0.0)
+            merge_(out, lse, more.to(out.dtype), more_lse)
+        empty = empty_rows(call.table, lse.device)
+        failed = lse.isinf() if empty is None else lse.isinf() & ~empty
+        return out.masked_fill_(failed[..., None], torch.nan), lse.masked_fill_(failed, torch.nan)

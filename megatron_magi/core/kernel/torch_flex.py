@@ -25,7 +25,12 @@ from megatron_magi.core.kernel.backend import (
     acc_dtype,
     final_delta,
 )
-from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, rounded
+from megatron_magi.core.kernel.flex_mask import (
+    block_mask,
+    clear_empty_rows,
+    empty_rows,
+    rounded,
+)
 from megatron_magi.core.kernel.in_parts import InParts
 from megatron_magi.core.kernel.slice_parts import Part
 
@@ -64,8 +69,10 @@ def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
     if not out.requires_grad:  # nothing is visible
         return tuple(torch.zeros_like(x) for x in leaves)
     with torch.no_grad():
-        empty = empty_rows(part.call.table, q.device)[:, None]
-        weight = (lse - grad.lse).masked_fill_(empty, -torch.inf).exp_()
+        weight = lse - grad.lse
+        if (empty := empty_rows(part.call.table, q.device)) is not None:
+            weight.masked_fill_(empty, -torch.inf)
+        weight.exp_()
         dout = weight.unsqueeze(-1) * grad.dout
         dlse = (out * dout).sum(-1) - weight * final_delta(grad, lse.dtype)
     given = dout.to(out.dtype), dlse.to(lse.dtype)
@@ -73,12 +80,12 @@ def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
 
 
 def _attend(part: Part) -> OutLse:
-    """out [T, H, E] and lse [T, H] in the accumulation dtype, differentiable."""
+    """out [T, H, E] in the dtype of q and lse [T, H] in the accumulation dtype, differentiable."""
     q_THD, k_SGD, v_SGD, table, softmax_scale = part.call[:5]
     softcap = part.call.softcap
     acc = acc_dtype(q_THD.dtype)
     if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
-        out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]), dtype=acc)
+        out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]))
         return out, torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device)
     q, k, v = (padded(x).transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
     out, lse = _flex(q_THD.device.type)(
@@ -92,11 +99,9 @@ def _attend(part: Part) -> OutLse:
         return_lse=True,
     )
     rows = slice(0, len(q_THD))
-    out, lse = out[0].transpose(0, 1)[rows].to(acc), lse[0].T[rows].to(acc)
     # PyTorch versions differ in what they return for rows that see nothing. Such a row is left out,
     # because its gradient must be 0, and 0 times nan would reach dv.
-    empty = empty_rows(table, q_THD.device)[:, None]
-    return out.masked_fill(empty[:, None], 0.0), lse.masked_fill(empty, -torch.inf)
+    return clear_empty_rows(out[0].transpose(0, 1)[rows], lse[0].T[rows].to(acc), table)
 
 
 @functools.lru_cache(maxsize=64)  # one function for one softcap, because it is compiled

@@ -73,6 +73,8 @@ def test_document_runs_have_one_gpu_or_two() -> None:
     runs = {run.name: run for run in flag_cases.document_runs()}
     assert [run.gpus for run in runs.values()] == [1, 1, 1, 2, 2, 2, 2, 2]
     assert all(run.flags["dataloader-inter-document-masking"] for run in runs.values())
+    assert len({run.flags["train-iters"] for run in runs.values()}) == 1, "or samples differ"
+    assert runs["doc_moved_by_one"].flags["exit-interval"] == flag_cases.CONTROL_STEPS
     tokens = runs["doc_te"].flags["train-iters"] * 2 * 32768
     assert tokens == 3 * (code_corpus.TOKENS["train"] - 1)
 
