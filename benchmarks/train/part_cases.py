@@ -1,4 +1,4 @@
-"""The parts of a layer beside attention: what they are given, and what they compute in fp32."""
+"""Our fused parts beside attention: what they are given, and what they compute in fp32."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, rms_norm, silu
+from torch.nn.functional import cross_entropy
 
-EPS = 1e-5
 ROTARY_BASE = 500_000
 
 Tensors = dict[str, Tensor]
@@ -22,8 +21,6 @@ class Sizes:
     """One microbatch of the 1B recipe, a batch of one sequence."""
 
     tokens: int = 8192
-    hidden: int = 2048
-    ffn: int = 8192
     heads: int = 32
     groups: int = 8
     head_dim: int = 64
@@ -46,9 +43,8 @@ def both_ways(
     function: Callable[..., Tensor | tuple[Tensor, ...]],
     tensors: list[Tensor],
     grads: list[Tensor],
-    parameters: tuple[Tensor, ...] = (),
 ) -> tuple[Tensor, ...]:
-    """Outputs of a function of the tensors, and gradients of the tensors and the parameters.
+    """Outputs of a function of the tensors, and gradients of the tensors.
 
     Outputs and leaves share memory with what they are made from, but are tensors of their own,
     since TransformerEngine empties those that it has used.
@@ -57,7 +53,7 @@ def both_ways(
     found = function(*leaves)
     outputs = found if isinstance(found, tuple) else (found,)
     kept = [x.detach() for x in outputs]
-    return (*kept, *torch.autograd.grad(outputs, [*leaves, *parameters], grads))
+    return (*kept, *torch.autograd.grad(outputs, leaves, grads))
 
 
 def normal(device: str, *shape: int) -> Tensor:
@@ -69,41 +65,6 @@ def words(sizes: Sizes, device: str) -> Tensor:
     1/n."""
     uniform = torch.rand(sizes.tokens, 1, device=device, dtype=torch.float64)
     return (uniform * math.log(sizes.vocab + 1)).exp().long().clamp(max=sizes.vocab) - 1
-
-
-def norm_inputs(sizes: Sizes, device: str) -> Tensors:
-    shape = (sizes.tokens, 1, sizes.hidden)
-    names = ("x", "residual", "dtotal", "dout")
-    weight = 1 + normal(device, sizes.hidden) / 10
-    zeros = torch.zeros(sizes.hidden, device=device)
-    return {"weight": weight, "main_grad": zeros} | {n: normal(device, *shape) for n in names}
-
-
-def exact_norm(sizes: Sizes, x: Tensors) -> tuple[Tensor, ...]:
-    """The sum, its norm, the gradients of both addends, and the weight's in main_grad."""
-
-    def function(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return a + b, rms_norm(a + b, (sizes.hidden,), weight, EPS)
-
-    inputs = [x[n].float() for n in ("x", "residual", "weight")]
-    return both_ways(function, inputs, [x["dtotal"].float(), x["dout"].float()])
-
-
-def swiglu_inputs(sizes: Sizes, device: str) -> Tensors:
-    """Gates first, as Megatron's projection has them."""
-    shape = (sizes.tokens, 1, sizes.ffn)
-    mixed = normal(device, *shape[:-1], 2 * sizes.ffn)
-    return {"mixed": mixed, "dout": normal(device, *shape)}
-
-
-def exact_swiglu(sizes: Sizes, x: Tensors) -> tuple[Tensor, ...]:
-    """The activation and the gradient of its input."""
-
-    def function(mixed: Tensor) -> Tensor:
-        gate, up = mixed.chunk(2, -1)
-        return silu(gate) * up
-
-    return both_ways(function, [x["mixed"].float()], [x["dout"].float()])
 
 
 def rope_inputs(sizes: Sizes, device: str) -> Tensors:
@@ -157,27 +118,7 @@ def exact_loss(sizes: Sizes, x: Tensors) -> tuple[Tensor, ...]:
     return both_ways(function, [x["logits"].float()], [x["dloss"]])
 
 
-def embedding_inputs(sizes: Sizes, device: str) -> Tensors:
-    """A weight and the fp32 matrix that its gradient is added to."""
-    return {
-        "weight": normal(device, sizes.vocab, sizes.hidden),
-        "main_grad": torch.zeros(sizes.vocab, sizes.hidden, device=device),
-        "words": words(sizes, device),
-        "dout": normal(device, sizes.tokens, 1, sizes.hidden),
-    }
-
-
-def exact_embedding(sizes: Sizes, x: Tensors) -> tuple[Tensor, ...]:
-    """The rows of the words, and main_grad."""
-    rows = x["dout"].float().flatten(0, 1)
-    main_grad = torch.zeros_like(x["main_grad"]).index_add_(0, x["words"].flatten(), rows)
-    return x["weight"].float()[x["words"]], main_grad
-
-
 PARTS = {
-    "norm": Part(lambda s: 2 * s.layers, norm_inputs, exact_norm),
-    "swiglu": Part(lambda s: s.layers, swiglu_inputs, exact_swiglu),
     "qkv_rope": Part(lambda s: s.layers, rope_inputs, exact_rope),
     "cross_entropy": Part(lambda s: 1, loss_inputs, exact_loss),
-    "embedding": Part(lambda s: 1, embedding_inputs, exact_embedding),
 }

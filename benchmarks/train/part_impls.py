@@ -1,4 +1,4 @@
-"""The parts beside attention by our kernels, by torch and by Megatron without fused kernels.
+"""The parts beside attention by our kernels and by Megatron without fused kernels.
 
 Each function makes a call that computes a part once, forward and backward.
 """
@@ -8,69 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm
 
 from benchmarks.lib.cell import Call
-from benchmarks.train.part_cases import EPS, Sizes, Tensors, both_ways, split
+from benchmarks.train.part_cases import Sizes, Tensors, both_ways, split
 
 Make = Callable[[Sizes, Tensors], Call]
-
-
-def norm_call(function: Callable[..., Any], weight: Tensor, x: Tensors) -> Call:
-    """A function of both addends, which gives their sum and its norm. The weight's gradient is
-    added to main_grad by another kernel, as Megatron's wrapper does it."""
-
-    def call() -> tuple[Tensor, ...]:
-        inputs, grads = [x["x"], x["residual"]], [x["dtotal"], x["dout"]]
-        *found, dweight = both_ways(function, inputs, grads, (weight,))
-        x["main_grad"].add_(dweight)
-        return (*found, x["main_grad"])
-
-    return call
-
-
-def our_norm(sizes: Sizes, x: Tensors) -> Call:
-    """The kernel below `residual.add_and_normalize`, which adds to main_grad itself."""
-    from megatron_magi.adapter.fused.norm import AddAndNormalize
-
-    weight: Any = torch.nn.Parameter(x["weight"])
-    weight.main_grad, weight.grad_added_to_main_grad = x["main_grad"], False
-
-    def function(a: Tensor, b: Tensor) -> Any:
-        return AddAndNormalize.apply(a, b, weight, EPS, True)
-
-    def call() -> tuple[Tensor, ...]:
-        inputs, grads = [x["x"], x["residual"]], [x["dtotal"], x["dout"]]
-        return (*both_ways(function, inputs, grads), x["main_grad"])
-
-    return call
-
-
-def torch_norm(sizes: Sizes, x: Tensors) -> Call:
-    """An addition and torch's norm; autograd adds the gradient that goes past the norm."""
-    weight = torch.nn.Parameter(x["weight"])
-
-    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        total = a + b
-        return total, rms_norm(total, (sizes.hidden,), weight, EPS)
-
-    return norm_call(function, weight, x)
-
-
-def our_swiglu(sizes: Sizes, x: Tensors) -> Call:
-    """`swiglu`."""
-    from megatron_magi.adapter.fused.swiglu import swiglu
-
-    return lambda: both_ways(swiglu, [x["mixed"]], [x["dout"]])
-
-
-def megatron_swiglu(sizes: Sizes, x: Tensors) -> Call:
-    """Megatron's bias_activation_fusion, which torch compiles."""
-    from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
-
-    return lambda: both_ways(lambda m: bias_swiglu_impl(m, None), [x["mixed"]], [x["dout"]])
 
 
 def rope_call(function: Callable[[Tensor], Any], x: Tensors) -> Call:
@@ -118,49 +61,8 @@ def our_loss(sizes: Sizes, x: Tensors) -> Call:
     return loss_call(lambda logits: cross_entropy(logits, x["labels"]), x)
 
 
-def by_rows(add: Callable[[Tensor, Tensor, Tensor], None], x: Tensors) -> Call:
-    """A lookup, and the gradient added to main_grad in the rows that were read."""
-
-    def call() -> tuple[Tensor, ...]:
-        out = embedding(x["words"], x["weight"])
-        add(x["main_grad"], x["words"].flatten(), x["dout"].flatten(0, 1))
-        return out, x["main_grad"]
-
-    return call
-
-
-def our_embedding(sizes: Sizes, x: Tensors) -> Call:
-    """`word_rows.add_word_rows`."""
-    from megatron_magi.adapter.fused.word_rows import add_word_rows
-
-    return by_rows(add_word_rows, x)
-
-
-def embedding_without_triton(sizes: Sizes, x: Tensors) -> Call:
-    """`embedding.add_rows`, which the trainer takes where Triton is absent."""
-    from megatron_magi.adapter.fused.embedding import add_rows
-
-    return by_rows(add_rows, x)
-
-
-def torch_embedding(sizes: Sizes, x: Tensors) -> Call:
-    """A 16-bit matrix of the whole vocabulary, which is then added to main_grad."""
-
-    def call() -> tuple[Tensor, ...]:
-        inputs, grads = [x["weight"]], [x["dout"]]
-        out, dweight = both_ways(lambda weight: embedding(x["words"], weight), inputs, grads)
-        return out, x["main_grad"].add_(dweight)
-
-    return call
-
-
 OURS = "ours"
 IMPLS: dict[str, dict[str, Make]] = {
-    "norm": {OURS: our_norm, "torch": torch_norm},
-    "swiglu": {OURS: our_swiglu, "megatron": megatron_swiglu},
     "qkv_rope": {OURS: our_rope, "megatron": megatron_rope},
     "cross_entropy": {OURS: our_loss},
-    "embedding": {
-        OURS: our_embedding, "without_triton": embedding_without_triton, "torch": torch_embedding,
-    },
-}  # fmt: skip
+}

@@ -13,81 +13,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.cell import Call
-from benchmarks.train.part_cases import EPS, Sizes, Tensors, both_ways, split
-from benchmarks.train.part_impls import Make, loss_call, norm_call, rope_call
+from benchmarks.train.part_cases import Sizes, Tensors, split
+from benchmarks.train.part_impls import Make, loss_call, rope_call
 
 NO_LABEL = -100
-
-
-def te_norm(sizes: Sizes, x: Tensors) -> Call:
-    """An addition and TransformerEngine's norm."""
-    import transformer_engine.pytorch as te
-
-    norm = te.RMSNorm(sizes.hidden, eps=EPS, device=x["weight"].device, dtype=torch.bfloat16)
-    norm.weight = torch.nn.Parameter(x["weight"])
-
-    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        total = a + b
-        return total, norm(total)
-
-    return norm_call(function, norm.weight, x)
-
-
-def te_residual_norm(sizes: Sizes, x: Tensors) -> Call:
-    """An addition and the norm of Megatron's fused_residual_rmsnorm, whose backward kernel adds the
-    gradient that goes past it."""
-    import transformer_engine.pytorch as te
-
-    norm = te.ops.RMSNorm(sizes.hidden, eps=EPS, device=x["weight"].device, dtype=torch.bfloat16)
-    norm.weight = torch.nn.Parameter(x["weight"])
-    both = te.ops.Sequential(te.ops.MakeExtraOutput(), norm)
-
-    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        out, past = both(a + b)
-        return past, out
-
-    return norm_call(function, norm.weight, x)
-
-
-def liger_norm(sizes: Sizes, x: Tensors) -> Call:
-    """One kernel for addition and norm in both directions; the rounding of Llama's model."""
-    from liger_kernel.ops import LigerFusedAddRMSNormFunction as Function
-
-    weight = torch.nn.Parameter(x["weight"])
-
-    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        out, total = Function.apply(a, b, weight, EPS, 0.0, "llama", False)
-        return total, out
-
-    return norm_call(function, weight, x)
-
-
-def te_swiglu(sizes: Sizes, x: Tensors) -> Call:
-    """What Megatron's use_te_activation_func calls."""
-    import transformer_engine.pytorch as te
-
-    activation = te.ops.SwiGLU()
-    return lambda: both_ways(activation, [x["mixed"]], [x["dout"]])
-
-
-def liger_swiglu(sizes: Sizes, x: Tensors) -> Call:
-    """The function of liger's adapter for Megatron, on the rows of gates and values together."""
-    from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction as Function
-
-    def function(mixed: Tensor) -> Any:
-        return Function.apply(mixed.flatten(0, 1), False)[:, None]
-
-    return lambda: both_ways(function, [x["mixed"]], [x["dout"]])
-
-
-def liger_swiglu_of_halves(sizes: Sizes, x: Tensors) -> Call:
-    """The older function, which copies the halves."""
-    from liger_kernel.ops import LigerSiLUMulFunction as Function
-
-    def function(mixed: Tensor) -> Any:
-        return Function.apply(*mixed.chunk(2, -1))
-
-    return lambda: both_ways(function, [x["mixed"]], [x["dout"]])
 
 
 def te_rope(sizes: Sizes, x: Tensors) -> Call:
@@ -176,12 +105,9 @@ def liger_overwriting_loss(sizes: Sizes, x: Tensors) -> Call:
 
 
 RIVALS: dict[str, dict[str, Make]] = {
-    "norm": {"te": te_norm, "te_residual": te_residual_norm, "liger": liger_norm},
-    "swiglu": {"te": te_swiglu, "liger": liger_swiglu, "liger_halves": liger_swiglu_of_halves},
     "qkv_rope": {"te": te_rope, "te_split": te_split_and_rope, "liger": liger_rope},
     "cross_entropy": {
         "te": te_loss, "te_overwrites": te_overwriting_loss,
         "liger": liger_loss, "liger_overwrites": liger_overwriting_loss,
     },
-    "embedding": {},
 }  # fmt: skip

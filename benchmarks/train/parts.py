@@ -1,6 +1,6 @@
-"""The fused parts of a layer beside those of libraries, and what each is of a training step.
+"""Our fused parts beside those of libraries, and what each is of a training step.
 
-    python -m benchmarks.train.parts --record FILE.json [--parts norm,swiglu] [--without te,liger]
+    python -m benchmarks.train.parts --record FILE.json [--parts qkv_rope] [--without te,liger]
 
 A call computes a part of one microbatch, forward and backward through autograd, in bf16; the
 defaults are the shapes of the 1B recipe. Every implementation is compared with fp32 and then timed,

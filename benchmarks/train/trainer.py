@@ -52,9 +52,6 @@ CASES = {
     "no_weight_grad": Case(
         1, parts="cross_entropy=triton,swiglu=megatron,qkv_rope=triton,weight_grad=plain"
     ),
-    "four_parts": Case(
-        1, parts="cross_entropy=triton,swiglu=megatron,qkv_rope=triton,weight_grad=addmm"
-    ),
     "flex_plain": Case(1, ("attention=flex_plain", "model.fused=off")),
     "flex_plain_auto": Case(1, ("attention=flex_plain",)),
     "cp2_16k_auto": Case(2, (*CP2, "data.seq_length=16384", "train.global_batch_size=16")),

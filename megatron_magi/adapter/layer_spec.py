@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
@@ -15,19 +14,16 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import CrossAttentionSubmodules, SelfAttention
-from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
-from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from megatron_magi.adapter.compat import repair_mla_without_te
 from megatron_magi.adapter.core_attention import MagiCoreAttention
-from megatron_magi.adapter.fused.parts import FusedParts
-from megatron_magi.adapter.rms_norm import LocalNorm, RMSNorm
+from megatron_magi.adapter.rms_norm import RMSNorm
 
 REPLACEABLE = ("DotProductAttention", "TEDotProductAttention", "MagiCoreAttention")
 """Core attentions that compute the same function as ours; any other kind is not replaced."""
@@ -35,12 +31,6 @@ REPLACEABLE = ("DotProductAttention", "TEDotProductAttention", "MagiCoreAttentio
 OTHER_ATTENTION_FIELDS = ("dsa_layer",)
 """Fields of a hybrid stack's spec that stay as they are, because their attention is not softmax
 over rows; `attach` refuses a model that builds one."""
-
-REPLACED_NORMS = (RMSNorm, LocalNorm, WrappedTorchNorm)
-"""Norms that compute what the fused one does."""
-
-ADDED_PAST = {"input_layernorm": "self_attn_bda", "pre_mlp_layernorm": "mlp_bda"}
-"""A layer's norms, and the additions where the rows that went past them come in again."""
 
 Rule = Callable[[Any, str, Any], Any]
 """(owner, field name, value) -> the value to put there."""
@@ -136,50 +126,21 @@ def with_own_norms(spec: Any) -> Any:
     return _rewrite(spec, lambda _, __, value: RMSNorm if value is WrappedTorchNorm else value)
 
 
-def with_fused_parts(spec: Any, parts: FusedParts) -> Any:
-    """The same spec with those fused parts of its modules: attention, activation, norms.
+def with_fused_attention(spec: Any) -> Any:
+    """The same spec with our split of the QKV projection and RoPE, which needs Triton.
 
     Raises:
-        ValueError: the spec holds no module that a part would replace.
+        ValueError: the spec holds no self-attention of Megatron's.
     """
-    rules = {"qkv_rope": _fused_attention, "swiglu": _fused_activation, "norm": _fused_norm}
-    for name, rule in rules.items():
-        if getattr(parts, name) != "triton":
-            continue
-        changed = _rewrite(spec, rule)
-        if changed is spec:
-            raise ValueError(
-                f"with_fused_parts requires a spec that holds Megatron's self-attention, MLP and "
-                f"norms, got {type(spec).__name__} without one for {name}; set model.fused=off"
-            )
-        spec = changed
-    return spec
+    from megatron_magi.adapter.fused.qkv_rope import FusedSelfAttention
 
-
-def _fused_attention(owner: Any, name: str, value: Any) -> Any:
-    from megatron_magi.adapter.fused.qkv_rope import FusedSelfAttention  # needs Triton, as below
-
-    return FusedSelfAttention if value is SelfAttention else value
-
-
-def _fused_activation(owner: Any, name: str, value: Any) -> Any:
-    from megatron_magi.adapter.fused.swiglu import SwiGLU
-
-    return SwiGLU if isinstance(owner, MLPSubmodules) and name == "activation_func" else value
-
-
-def _fused_norm(owner: Any, name: str, value: Any) -> Any:
-    from megatron_magi.adapter.fused.norm import BlockRMSNorm, FusedRMSNorm, add_rows_past_norm
-
-    if isinstance(owner, TransformerLayerSubmodules):
-        for norm, add in ADDED_PAST.items():
-            pair = getattr(owner, norm), getattr(owner, add)
-            if pair[0] in REPLACED_NORMS and pair[1] is get_bias_dropout_add:
-                if name == norm:
-                    return BlockRMSNorm
-                if name == add:
-                    return add_rows_past_norm
-    return FusedRMSNorm if value in REPLACED_NORMS else value
+    changed = _rewrite(spec, lambda _, __, v: FusedSelfAttention if v is SelfAttention else v)
+    if changed is spec:
+        raise ValueError(
+            f"with_fused_attention requires a spec that holds Megatron's self-attention, got "
+            f"{type(spec).__name__} without one; set model.fused=off"
+        )
+    return changed
 
 
 def llama_mtp_spec(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import training_jobs
-from megatron.core.optimizer import clip_grads
 from megatron.core.tensor_parallel import layers
+from megatron.core.transformer import mlp
 
-from megatron_magi.adapter.fused import embedding
 from megatron_magi.adapter.fused.parts import FusedParts
 from megatron_magi.training.run import log, model
 
@@ -21,6 +20,8 @@ def train_fused(recipe: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
     forced = FusedParts(**parts)
     for module in (log, model):
         module.choose_parts = lambda setting: forced
+    if forced.swiglu == "megatron":
+        _note(mlp, "bias_swiglu_impl")
     if "triton" in parts.values():
         _note_triton_parts()
     install = FusedParts.install
@@ -29,28 +30,16 @@ def train_fused(recipe: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
         install(self)
         if self.weight_grad == "addmm":
             _note(layers.fused_weight_gradient_mlp_cuda, "wgrad_gemm_accum_fp32")
-        if self.embedding == "rows":
-            _note(embedding, "add_rows")
-        if self.embedding == "triton":
-            from megatron_magi.adapter.fused import word_rows
-
-            _note(word_rows, "add_word_rows")
-        if self.clipping == "foreach":
-            _note(clip_grads, "l2_norm_impl")
-            _note(clip_grads, "multi_tensor_scale_impl")
 
     FusedParts.install = and_note
     return {"steps": training_jobs.train(recipe), "taken": sorted(set(TAKEN))}
 
 
 def _note_triton_parts() -> None:
-    from megatron_magi.adapter.fused import cross_entropy, norm, qkv_rope, residual, swiglu
+    from megatron_magi.adapter.fused import cross_entropy, qkv_rope
 
     _note(cross_entropy, "cross_entropy")
     _note(qkv_rope, "split_and_rotate")
-    _note(swiglu, "swiglu")
-    _note(norm, "rms_norm_and_rows")
-    _note(residual, "add_and_normalize")
 
 
 def _note(owner: Any, name: str) -> None:

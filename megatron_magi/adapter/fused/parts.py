@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 
-from megatron_magi.adapter.fused.clipping import has_own_clipping, install_foreach
 from megatron_magi.adapter.fused.weight_grad import has_addmm, has_apex, install_addmm
 
 
@@ -18,32 +17,23 @@ class FusedParts:
 
     cross_entropy: Literal["triton", "te", "plain"] = "plain"
     """"triton": `cross_entropy.py`. "te": TransformerEngine's, by Megatron's flag."""
-    swiglu: Literal["triton", "megatron", "plain"] = "plain"
-    """"triton": `swiglu.py`. "megatron": bias_activation_fusion, compiled by torch."""
+    swiglu: Literal["megatron", "plain"] = "plain"
+    """"megatron": bias_activation_fusion, compiled by torch, which needs Triton."""
     qkv_rope: Literal["triton", "plain"] = "plain"
     """"triton": `qkv_rope.py`."""
     weight_grad: Literal["apex", "addmm", "plain"] = "plain"
     """What gradient_accumulation_fusion calls; "addmm": `weight_grad.py`."""
-    norm: Literal["triton", "plain"] = "plain"
-    """"triton": `norm.py`."""
-    embedding: Literal["triton", "rows", "plain"] = "plain"
-    """"rows": `embedding.py`; needs weight gradients that are added to the buffer. "triton": the
-    same by the kernel of `word_rows.py`."""
-    clipping: Literal["foreach", "plain"] = "plain"
-    """"foreach": `clipping.py`. "plain": Megatron's, from TransformerEngine or apex if there."""
 
     def __str__(self) -> str:
         return (
             f"cross entropy {self.cross_entropy}, SwiGLU {self.swiglu}, QKV split and RoPE "
-            f"{self.qkv_rope}, weight gradients {self.weight_grad}, RMSNorm {self.norm}, "
-            f"embedding gradient {self.embedding}, clipping {self.clipping}"
+            f"{self.qkv_rope}, weight gradients {self.weight_grad}"
         )
 
     def config_fields(self) -> dict[str, Any]:
         """Fields of TransformerConfig that switch on those parts that Megatron provides."""
         fields: dict[str, Any] = {
             "bias_activation_fusion": self.swiglu == "megatron",
-            "use_te_activation_func": self.swiglu == "triton",
             "gradient_accumulation_fusion": self.weight_grad != "plain",
         }
         if self.cross_entropy == "te":
@@ -54,8 +44,6 @@ class FusedParts:
         """Prepare Megatron for the parts; call it before the model is built."""
         if self.weight_grad == "addmm":
             install_addmm()
-        if self.clipping == "foreach":
-            install_foreach()
 
 
 def choose_parts(setting: Literal["auto", "off"]) -> FusedParts:
@@ -63,15 +51,11 @@ def choose_parts(setting: Literal["auto", "off"]) -> FusedParts:
     if setting == "off" or not torch.cuda.is_available():
         return FusedParts()
     has_triton = _importable("triton")
-    weight_grad: Any = "apex" if has_apex() else "addmm" if has_addmm() else "plain"
     return FusedParts(
         cross_entropy="te" if _importable("transformer_engine") else _triton(has_triton),
-        swiglu=_triton(has_triton),
+        swiglu="megatron" if has_triton else "plain",
         qkv_rope=_triton(has_triton),
-        weight_grad=weight_grad,
-        norm=_triton(has_triton),
-        embedding="plain" if weight_grad == "plain" else "triton" if has_triton else "rows",
-        clipping="foreach" if has_own_clipping() else "plain",
+        weight_grad="apex" if has_apex() else "addmm" if has_addmm() else "plain",
     )
 
 

@@ -1,8 +1,8 @@
 """Estimates the memory of a rank of a run, by part, in bytes.
 
 Counted from the modules that run: Megatron's local layers with our core attention or a baseline's,
-with the fused parts (adapter/fused) or without them. Not counted: the CUDA context, NCCL's buffers,
-kernel workspace, fragmentation, and what exists only inside one operation.
+with the fused parts (adapter/fused/parts.py) or without. Not counted: the CUDA context, NCCL's
+buffers, kernel workspace, fragmentation, and what exists only inside one operation.
 
 T tokens of a rank, h hidden size, F gated MLP width, H query heads, G key/value heads, D head_dim,
 V padded vocabulary; H, G, F and V divided by the tensor-parallel size.
@@ -27,7 +27,7 @@ class Fused:
     norms: bool = True
     """torch's RMSNorm; the CPU's keeps fp32 copies."""
     parts: bool = True
-    """Those of adapter/fused, if model.fused is "auto"."""
+    """Those of adapter/fused/parts.py, if model.fused is "auto"."""
 
 
 ON_CUDA = Fused()

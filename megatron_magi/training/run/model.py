@@ -21,11 +21,9 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from megatron_magi.adapter.adam_state import choose_update
-from megatron_magi.adapter.fused import embedding
-from megatron_magi.adapter.fused.embedding import take_rows
-from megatron_magi.adapter.fused.parts import FusedParts, choose_parts
+from megatron_magi.adapter.fused.parts import choose_parts
 from megatron_magi.adapter.init import init_by_name
-from megatron_magi.adapter.layer_spec import llama_layer_spec, with_fused_parts
+from megatron_magi.adapter.layer_spec import llama_layer_spec, with_fused_attention
 from megatron_magi.adapter.plugin import attach
 from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.run.baseline_layers import KINDS, plain_layer_spec
@@ -84,12 +82,9 @@ def build_model(config: RunConfig, model_config: TransformerConfig) -> list[Any]
 
     Each is a Megatron DistributedDataParallel around a GPTModel.
     """
-    parts = choose_parts(config.model.fused)
-    parts.install()
+    choose_parts(config.model.fused).install()
     stages = [None] if config.parallel.vpp is None else range(config.parallel.vpp)
     model_chunks = [_gpt_model(config, model_config, stage) for stage in stages]
-    for chunk in model_chunks:
-        _fuse(chunk, parts)
     init_by_name(model_chunks, config.train.seed, config.model.init_std)
     if config.attention == "magi":
         attach(model_chunks, config.magi, config.data.seq_length)  # logs what runs, or raises
@@ -144,20 +139,6 @@ def _gpt_model(config: RunConfig, model_config: TransformerConfig, stage: int | 
     )
 
 
-def _fuse(chunk: GPTModel, parts: FusedParts) -> None:
-    """The parts that a layer spec cannot bring."""
-    if parts.embedding == "rows":
-        take_rows(chunk, embedding.add_rows)
-    elif parts.embedding == "triton":
-        from megatron_magi.adapter.fused import word_rows  # needs Triton, as below
-
-        take_rows(chunk, word_rows.add_word_rows)
-    if parts.norm == "triton":
-        from megatron_magi.adapter.fused.residual import join_additions
-
-        join_additions(chunk)
-
-
 def _model_class(config: RunConfig) -> type[GPTModel]:
     """The fused loss needs Triton, so it is imported where it is used."""
     if choose_parts(config.model.fused).cross_entropy != "triton":
@@ -173,7 +154,8 @@ def _layer_spec(config: RunConfig, model_config: TransformerConfig, stage: int |
     else:
         kind: Any = "magi" if config.attention == "magi" else "stock"
         spec = llama_layer_spec(model_config, vp_stage=stage, attention=kind)
-    return with_fused_parts(spec, choose_parts(config.model.fused))
+    is_fused = choose_parts(config.model.fused).qkv_rope == "triton"
+    return with_fused_attention(spec) if is_fused else spec
 
 
 def _connect_schedule(config: RunConfig, model_config: Any, chunks: list[Any]) -> None:

@@ -16,32 +16,27 @@ def machine(monkeypatch):
         monkeypatch.setattr(parts, "_importable", lambda package: package in packages)
         monkeypatch.setattr(parts, "has_apex", lambda: apex)
         monkeypatch.setattr(parts, "has_addmm", lambda: addmm)
-        monkeypatch.setattr(parts, "has_own_clipping", lambda: not packages[1:])
 
     return make
 
 
 def test_triton_and_torch_are_enough(machine):
     machine("triton")
-    assert choose_parts("auto") == FusedParts(
-        "triton", "triton", "triton", "addmm", "triton", "triton", "foreach"
-    )
-    assert choose_parts("off") == FusedParts() == FusedParts(*["plain"] * 7)
+    assert choose_parts("auto") == FusedParts("triton", "megatron", "triton", "addmm")
+    assert choose_parts("off") == FusedParts() == FusedParts(*["plain"] * 4)
 
 
 def test_what_is_there_comes_first(machine):
     machine("triton", "transformer_engine", apex=True)
-    assert choose_parts("auto") == FusedParts(
-        "te", "triton", "triton", "apex", "triton", "triton", "plain"
-    )
+    assert choose_parts("auto") == FusedParts("te", "megatron", "triton", "apex")
 
 
 @pytest.mark.parametrize(
     ("has", "expected"),
     [
         ({"cuda": False}, FusedParts()),
-        ({}, FusedParts(weight_grad="addmm", embedding="rows", clipping="foreach")),
-        ({"addmm": False}, FusedParts(clipping="foreach")),
+        ({}, FusedParts(weight_grad="addmm")),
+        ({"addmm": False}, FusedParts()),
     ],
     ids=["no_cuda", "no_triton", "nothing"],
 )
@@ -51,12 +46,12 @@ def test_what_is_missing_is_done_plainly(machine, has, expected):
 
 
 def test_megatrons_flags_follow_the_parts():
-    names = ("bias_activation_fusion", "gradient_accumulation_fusion", "use_te_activation_func")
+    names = ("bias_activation_fusion", "gradient_accumulation_fusion")
     plain = dict.fromkeys(names, False)
     assert FusedParts().config_fields() == plain
     assert FusedParts(cross_entropy="triton", qkv_rope="triton").config_fields() == plain
-    both = plain | dict.fromkeys(names[:2], True)
+    both = dict.fromkeys(names, True)
     assert FusedParts(swiglu="megatron", weight_grad="addmm").config_fields() == both
-    assert FusedParts(swiglu="triton").config_fields() == plain | {names[2]: True}
+    assert FusedParts(swiglu="megatron").config_fields() == plain | {names[0]: True}
     loss = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
     assert FusedParts(cross_entropy="te").config_fields() == plain | loss

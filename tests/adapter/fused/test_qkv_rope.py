@@ -80,6 +80,15 @@ def test_split_and_rotate_refuses_angles_of_each_sequence():
         )
 
 
+def test_a_second_derivative_is_refused():
+    """Beside other terms it would be left out of the sum without an error."""
+    x = torch.randn(3, 1, 24, device=DEVICE, requires_grad=True)
+    q, _, _ = split_and_rotate(x * 1, torch.ones(3, 1, 1, 8, device=DEVICE), 1, 8)
+    (grad,) = torch.autograd.grad(q.sin().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        torch.autograd.grad(grad.square().sum() + x.square().sum(), x)
+
+
 def config(**changes):
     plain = {"qk_layernorm": False, "rotary_interleaved": False, "attention_output_gate": False}
     sizes = {"num_query_groups": 4, "tensor_model_parallel_size": 2}
