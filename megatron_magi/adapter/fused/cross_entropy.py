@@ -18,6 +18,8 @@ import triton.language as tl
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from megatron_magi.core.kernel.autograd import differentiable_once
+
 BLOCK = 4096
 """Logits that a program holds at once."""
 
@@ -56,6 +58,7 @@ class _CrossEntropy(torch.autograd.Function):
         return (lse - picked).view(labels.shape)
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         if ctx.is_spent:
             raise RuntimeError(

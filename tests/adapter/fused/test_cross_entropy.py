@@ -99,6 +99,15 @@ def losses_of_rank(rank):
     return losses.detach().numpy(), own.grad.numpy()
 
 
+def test_cross_entropy_refuses_a_second_derivative():
+    """Beside other terms it would be left out of the sum without an error."""
+    logits = torch.randn(3, 8, device=DEVICE, requires_grad=True)
+    losses = cross_entropy(logits * 1, torch.tensor([1, 0, 7], device=DEVICE))
+    (grad,) = torch.autograd.grad(losses.sum(), logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        torch.autograd.grad(grad.square().sum() + logits.square().sum(), logits)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pool's processes are on the CPU")
 def test_two_ranks_have_the_losses_and_gradients_of_one():
     logits, labels, weights = case()
