@@ -167,7 +167,7 @@ def searched(cells: Sequence[Cell], factors: Iterable[float] = FACTORS) -> Costs
     present, costs = solver.bwd_costs(), Costs()
     best = summary(losses(cells, costs)).mean
     for name, value in present.items():
-        for factor in factors:
+        for factor in () if name in OTHERS else factors:
             other = costs | {name: scaled(value, factor)}
             mean = summary(losses(cells, other)).mean
             if mean < best - 1e-6:

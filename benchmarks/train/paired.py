@@ -5,8 +5,9 @@
 OUT has folders paired_KIND_SEED. Runs of one seed begin with the same weights and read the same
 samples, so the difference of two of them is that of their programs and of chance: rounding that
 grows from step to step. Over many seeds chance averages out. Printed for every kind, in nats: the
-mean of its held-out loss minus that of `te` with the same seed, its standard error, and the
-interval that has the true mean in 95 of 100 such experiments (Student's t).
+mean of its held-out loss minus that of `te` with the same seed, its standard error, the interval
+that has the true mean in 95 of 100 such experiments (Student's t), and the verdict of
+docs/convergence_protocol.md. Seeds that lack a kind are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.training.parity.positions import Bucket, read_positions
 
-STOCK = "te"
+STOCK, CONTROL = "te", "near_tile"
+FEWEST_PAIRS, WIDEST = 4, 0.01
+"""Seeds of an experiment, and nats on either side of a mean that still tell something."""
 T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
 """Student's t for 95 %, of 1, 2, ... degrees of freedom."""
 
@@ -43,19 +46,29 @@ class Difference:
         """Half the width of the interval of 95 %."""
         return T_95[min(self.num_pairs - 1, len(T_95)) - 1] * self.error
 
+    @property
+    def differs(self) -> bool:
+        """Whether 0 lies outside of the interval."""
+        return abs(self.mean) > self.interval
+
+    def verdict(self, kind: str) -> str:
+        """That of the protocol on runs of this kind."""
+        if kind == CONTROL:
+            return "caught" if self.differs else "NOT caught"
+        if self.differs:
+            return "FAILED"
+        return "pass" if self.interval < WIDEST else "tells nothing"
+
     def __str__(self) -> str:
-        told = "differs" if abs(self.mean) > self.interval else "does not differ"
         return (
             f"{self.mean:+.5f} +- {self.error:.5f}, interval {self.mean - self.interval:+.5f} to "
-            f"{self.mean + self.interval:+.5f}, {self.num_pairs} pairs: {told}"
+            f"{self.mean + self.interval:+.5f}, {self.num_pairs} pairs"
         )
 
 
 def difference(kind: dict[int, float], stock: dict[int, float]) -> Difference:
-    """Of held-out losses by seed; seeds that one of both lacks are left out."""
-    pairs = [kind[seed] - stock[seed] for seed in sorted(kind.keys() & stock.keys())]
-    if len(pairs) < 2:
-        raise UsageError(f"a mean difference needs two pairs of runs, got {len(pairs)}")
+    """Of held-out losses by seed, which both have."""
+    pairs = [kind[seed] - stock[seed] for seed in sorted(stock)]
     error = statistics.stdev(pairs) / math.sqrt(len(pairs))
     return Difference(statistics.fmean(pairs), error, len(pairs))
 
@@ -69,7 +82,10 @@ def read_runs(folder: Path) -> dict[str, dict[int, Losses]]:
             runs[kind][int(seed)] = losses
     if not runs.get(STOCK):
         raise UsageError(f"runs named paired_{STOCK}_SEED are needed, got none in {folder}")
-    return dict(runs)
+    whole = set.intersection(*(set(of_seed) for of_seed in runs.values()))
+    if len(whole) < FEWEST_PAIRS:
+        raise UsageError(f"{FEWEST_PAIRS} seeds with all kinds are needed, got {len(whole)}")
+    return {kind: {seed: of_seed[seed] for seed in whole} for kind, of_seed in runs.items()}
 
 
 def weighted_mean(losses: Losses) -> float:
@@ -88,7 +104,7 @@ def report(folder: Path) -> list[str]:
             {seed: weighted_mean(losses) for seed, losses in of_seed.items()},
             {seed: weighted_mean(losses) for seed, losses in stock.items()},
         )
-        lines.append(f"{kind:<12} all positions   {whole}")
+        lines.append(f"{kind:<12} all positions   {whole}: {whole.verdict(kind)}")
         for bucket in sorted(next(iter(stock.values()))):
             at = difference(
                 {seed: losses[bucket] for seed, losses in of_seed.items()},

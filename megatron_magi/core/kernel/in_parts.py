@@ -87,7 +87,7 @@ class InParts(Unprepared, ABC):
         return dq if grad.dq is None else grad.dq.add_(dq), *deliver((dk, dv), grad.dkv)
 
     def _merged(self, call: AttnCall) -> OutLse:
-        """out, in the dtype of q if there is nothing to merge it with, and lse.
+        """out, in the dtype of q for one part without sinks and else in that of lse, and lse.
 
         A row that sees a score of inf, or only scores of -inf, has no softmax: it becomes nan. A
         row whose scores in one part are all -inf counts as empty in that part.

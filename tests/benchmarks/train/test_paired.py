@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks.train import flag_cases, paired
+from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
+from megatron_magi.launcher.documents import MaskRequest
 from megatron_magi.training.parity.positions import Bucket, write_positions
 
 BUCKETS = [Bucket(300, 0, 512), Bucket(300, 512, 2048), Bucket(300, 2048, 8192)]
@@ -24,19 +26,35 @@ def written(folder: Path, kind: str, seed: int, loss: float) -> None:
 
 def test_an_error_is_told_from_chance(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
-    for seed in range(1, 9):
-        base, chance = 3 + rng.random(), rng.normal(0, 1e-3, 3)
-        for kind, by in {"te": 0, "magi": 0, "near_tile": 8e-3}.items():
-            written(tmp_path, kind, seed, base + by + chance[len(kind) % 3])
-    lines = {line[:28].strip(): line for line in paired.report(tmp_path)}
-    assert len(lines) == 2 * (1 + len(BUCKETS))
-    for name, line in lines.items():
-        told = "does not differ" if name.startswith("magi") else "differs"
-        assert line.endswith(f"8 pairs: {told}"), line
+    for seed in range(1, 10):
+        base = 3 + rng.random()
+        errors = {"te": 0, "magi": 0, "right_mask": 4e-3, "near_tile": 8e-3}
+        for kind, error in errors.items():
+            if (kind, seed) != ("magi", 9):
+                written(tmp_path, kind, seed, base + error + rng.normal(0, 1e-3))
+    lines = paired.report(tmp_path)
+    verdicts = {line.split()[0]: line for line in lines if "all positions" in line}
+    assert len(lines) == 3 * (1 + len(BUCKETS))
+    assert verdicts["magi"].endswith(", 8 pairs: pass"), "seed 9 has no run of magi"
+    assert verdicts["right_mask"].endswith(", 8 pairs: FAILED")
+    assert verdicts["near_tile"].endswith(", 8 pairs: caught")
+
+
+@pytest.mark.parametrize(
+    "mean, error, kind, verdict",
+    [
+        (0.004, 0.003, "magi", "pass"),
+        (0.004, 0.1, "magi", "tells nothing"),
+        (-0.02, 0.003, "right_mask", "FAILED"),
+        (0.004, 0.003, "near_tile", "NOT caught"),
+    ],
+)
+def test_verdicts(mean: float, error: float, kind: str, verdict: str) -> None:
+    assert paired.Difference(mean, error, 8).verdict(kind) == verdict
 
 
 def test_the_interval_is_student_s() -> None:
-    made = paired.difference({1: 1.0, 2: 3.0, 3: 2.0}, {1: 1.0, 2: 1.0, 3: 1.0, 4: 9.0})
+    made = paired.difference({1: 1.0, 2: 3.0, 3: 2.0}, {1: 1.0, 2: 1.0, 3: 1.0})
     assert made.num_pairs == 3 and made.mean == 1
     assert made.error == pytest.approx(1 / math.sqrt(3))
     assert made.interval == pytest.approx(4.303 / math.sqrt(3))
@@ -52,7 +70,7 @@ def test_runs_that_are_missing_are_said(tmp_path: Path) -> None:
         paired.report(tmp_path)
     written(tmp_path, "te", 1, 3.0)
     written(tmp_path, "magi", 1, 3.0)
-    with pytest.raises(UsageError, match="needs two pairs of runs, got 1"):
+    with pytest.raises(UsageError, match="4 seeds with all kinds are needed, got 1"):
         paired.report(tmp_path)
 
 
@@ -61,6 +79,14 @@ def test_runs_of_a_seed_differ_in_attention_alone() -> None:
     assert len(runs) == 4 * len(flag_cases.SEEDS)
     attention = {"attention-backend", "cp-comm-type", "magi-mask"}
     for seed in flag_cases.SEEDS:
-        flags = [runs[f"paired_{kind}_{seed}"].flags for kind in ("te", "magi", "near_tile")]
+        kinds = ("te", "magi", "right_mask", "near_tile")
+        flags = [runs[f"paired_{kind}_{seed}"].flags for kind in kinds]
         shared = [{k: v for k, v in f.items() if k not in attention} for f in flags]
-        assert shared[0] == shared[1] == shared[2] and shared[0]["seed"] == seed
+        assert all(others == shared[0] for others in shared) and shared[0]["seed"] == seed
+
+
+def test_the_mask_that_is_given_is_the_right_one() -> None:
+    request = MaskRequest((0, 1024), None)
+    right = flag_cases.right_mask(request)
+    assert right == masks.causal(1024)
+    assert (right.to_dense() & ~flag_cases.near_tile(request).to_dense()).sum() == 128**2
