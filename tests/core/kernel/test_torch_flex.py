@@ -12,7 +12,12 @@ import torch
 from megatron_magi import masks
 from megatron_magi.core.kernel import torch_flex
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
-from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows, strips_of
+from megatron_magi.core.kernel.flex_mask import (
+    block_mask,
+    clear_empty_rows,
+    empty_rows,
+    strips_of,
+)
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_parts import MOST_COMPARED, table_parts
@@ -236,6 +241,29 @@ def test_rows_that_see_nothing_in_a_part(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(torch_flex, "_flex", lambda device_type: dense_flex)
 
     check_against_fp64(mask, "cpu", torch.float32, use_dense)
+
+
+@pytest.mark.parametrize("name, has_sinks", [("33-slices-a-row", False), ("causal", True)])
+def test_parts_and_sinks_are_merged_in_fp32(name: str, has_sinks: bool) -> None:
+    mask = MASKS[name]
+    q, k, v = (x.detach() for x in random_qkv(mask, 4, 2, 16, torch.bfloat16, 3)[:3])
+    sinks = torch.zeros(4) if has_sinks else None
+    call = AttnCall(q, k, v, table_of(mask), 0.25, sink_lse=sinks)
+    out, _ = FlexBackend().forward(call, out_dtype=torch.float32)
+    assert not torch.equal(out, out.bfloat16().float()), "sums were rounded to 16 bits"
+
+
+def test_rows_that_see_nothing_are_cleared_whatever_a_kernel_returns() -> None:
+    """PyTorch versions differ in what they return for them."""
+    table = table_of(MASKS["holes"])
+    made = torch.ones(table.num_q, 2, 16, requires_grad=True)
+    unseen = torch.from_numpy(unseen_rows(table))
+    assert 0 < unseen.sum() < table.num_q
+    out, lse = clear_empty_rows(made * 1, torch.zeros(table.num_q, 2), table)
+    assert (out[unseen] == 0).all() and (out[~unseen] == 1).all()
+    assert lse[unseen].isneginf().all() and (lse[~unseen] == 0).all()
+    (grad,) = torch.autograd.grad(out.sum(), made)
+    assert torch.equal(grad, out)
 
 
 def unseen_rows(table: SliceTable) -> np.ndarray:
