@@ -72,7 +72,22 @@ def model_b() -> dict[str, list[Run]]:
             run("magi_causal_cp2", *CAUSAL, *CP2, gpus=2),
         ],
         "b_controls": controls(run),
+        "b_high_rate": high_rate(),
     }
+
+
+def high_rate() -> list[Run]:
+    """Model B at the learning rate at which ours failed: three baselines and three of ours."""
+    rate = ("optimizer.lr=3e-4", "optimizer.min_lr=3e-5", "optimizer.warmup_iters=50")
+    run = maker("b_high", "llama3_180m_1gpu", 500, "model.fused=off", *rate)
+    return [
+        run("magi_cp2", *CP2, gpus=2),
+        run("flex", *PLAIN),
+        run("noise", *PLAIN, *REVERSED),
+        run("noise_sdpa", *SDPA),
+        run("magi_cp1"),
+        run("magi_cp1_again"),
+    ]
 
 
 def model_a() -> dict[str, list[Run]]:

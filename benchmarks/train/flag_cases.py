@@ -62,8 +62,6 @@ fails in doing so for one set that is not in a list, and in another validation b
 step, before which these runs exit."""
 DETERMINISTIC_STOCK, DETERMINISTIC_OURS = "deterministic_te_p2p", "magi_deterministic"
 """Runs that are judged beside each other: Megatron's mode changes the embedding's gradient."""
-SECOND_GPU = {"CUDA_VISIBLE_DEVICES": "1"}
-"""For a run on one GPU, so that it does not share the first one with the others."""
 WEIGHTS_ALONE: Flags = {"no-save-optim": True, "no-save-rng": True}
 TILE = 128
 SMALL_MODEL: Flags = {
@@ -174,7 +172,7 @@ def document_runs() -> list[Run]:
     ]
     return [
         Run("doc_te", {**base, **CUDNN}, gpus=1),
-        Run("doc_flex", {**base, **flex}, gpus=1, environment=SECOND_GPU),
+        Run("doc_flex", {**base, **flex}, gpus=1),
         Run("doc_magi_cp1", {**base, **MAGI}, gpus=1),
         Run("doc_magi_cp2", ours),
         *masked,

@@ -1,10 +1,12 @@
-"""The runs of docs/convergence_protocol.md, on two GPUs of one host.
+"""The runs of docs/convergence_protocol.md, on two or more GPUs of one host.
 
     python -m benchmarks.train.flag_convergence --megatron CHECKOUT --data FOLDER --out OUT \
         --work WORK te_p2p gradients magi
+    python -m benchmarks.train.flag_convergence --gpus 0,1,2,3 --at-once 8 ... paired
     python -m benchmarks.train.flag_convergence --list
 
-Names of runs, and `gradients`, `controls`, `fp8`, `documents` and `paired`, each for several.
+Names of runs, and `gradients`, `controls`, `fp8`, `documents` and `paired`, each for several. A
+run takes one GPU or two, those that have the fewest runs when it begins.
 `te_p2p` leaves the checkpoint in WORK that `gradients` begins at, and so must come before it on the
 same machine. What of a run is small goes to OUT/NAME, which `megatron-magi compare` reads, and of
 paired runs paired.py; gradients are compared here, because they have gigabytes. FOLDER has
@@ -18,9 +20,11 @@ import csv
 import json
 import re
 import shutil
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ from typing import Any
 from benchmarks.lib.options import at_least
 from benchmarks.lib.record import describe
 from benchmarks.train import flag_cases
+from benchmarks.train.convergence import gpu_numbers
 from benchmarks.train.flag_cases import Run
 from benchmarks.train.flag_rank import ERROR, FOLDER
 from benchmarks.train.pretrain import environment, first_error, words
@@ -83,9 +88,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--at-once", type=at_least(1), default=1, help="runs that share the GPUs: no step times"
     )
+    parser.add_argument("--gpus", type=gpu_numbers, default=(0, 1), help="numbers, default 0,1")
     parser.add_argument("--commit")
     parser.add_argument("--list", action="store_true", help="show the runs and stop")
     options = parser.parse_args()
+    if len(options.gpus) < 2:
+        parser.error("--gpus must name two GPUs or more, which most runs need, got one")
     if not options.list and (options.megatron is None or options.data is None):
         parser.error("--megatron and --data are needed, got not both; or pass --list")
     unknown = set(options.runs) - {*GROUPS}
@@ -114,6 +122,34 @@ def runs_of(names: Sequence[str], work: Path) -> list[Run]:
     ]
 
 
+class Gpus:
+    """The GPUs of the host, which several runs may share."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        """
+        Args:
+            numbers: those that runs may take.
+        """
+        self._runs = dict.fromkeys(numbers, 0)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lent(self, count: int) -> Iterator[str]:
+        """As many as that with the fewest runs, as CUDA_VISIBLE_DEVICES names them."""
+        with self._lock:
+            mine = sorted(self._runs, key=lambda number: self._runs[number])[:count]
+            self._count(mine, 1)
+        try:
+            yield ",".join(str(number) for number in mine)
+        finally:
+            with self._lock:
+                self._count(mine, -1)
+
+    def _count(self, numbers: list[int], runs: int) -> None:
+        for number in numbers:
+            self._runs[number] += runs
+
+
 class Session:
     """Makes runs, some of them at a time; use it as a context manager."""
 
@@ -125,6 +161,7 @@ class Session:
         self.options = options
         self._meta = describe("python -m benchmarks.train.flag_convergence", options.commit)
         self._deadline = time.monotonic() + options.limit_s
+        self._gpus = Gpus(options.gpus)
         variables = environment(options.megatron)
         # Times of runs that share the GPUs mean nothing, so others may import beside them.
         self._pool = WarmRanks(options.megatron, variables, WARM, quiet=options.at_once == 1)
@@ -149,12 +186,14 @@ class Session:
         folder.mkdir(parents=True, exist_ok=True)
         job = job_of(run, folder, self.options)
         began = time.monotonic()
-        outcome = self._pool.run(job, self.options.run_limit_s)
+        with self._gpus.lent(run.gpus) as gpus:
+            job.environment["CUDA_VISIBLE_DEVICES"] = gpus
+            outcome = self._pool.run(job, self.options.run_limit_s)
         facts = {"name": run.name, "seconds": round(time.monotonic() - began, 1)}
         said = "gradients"
         if not run.gradients_of:
             facts |= {"failed": outcome.failed, "command": job.arguments, "error": run.error}
-            facts |= {"environment": run.environment, "meta": self._meta}
+            facts |= {"environment": run.environment, "gpus": gpus, "meta": self._meta}
             facts |= {"at_once": self.options.at_once, "lines": our_lines(outcome.output)}
             (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
             said = write_curves(folder, run, outcome.output)

@@ -127,6 +127,18 @@ def test_names_of_groups_and_of_runs(tmp_path: Path) -> None:
     assert steps == [1] * 6 + [201] * 6 and all(not run.validates for run in gradients)
 
 
+def test_a_run_gets_the_gpus_with_the_fewest_runs() -> None:
+    gpus = flag_convergence.Gpus((0, 1, 2, 3))
+    with gpus.lent(2) as first, gpus.lent(1) as second, gpus.lent(2) as third:
+        assert (first, second, third) == ("0,1", "2", "3,0")
+        with gpus.lent(1) as fourth:
+            assert fourth == "1"
+    with pytest.raises(ZeroDivisionError), gpus.lent(2):
+        _ = 1 / 0
+    with gpus.lent(4) as every:
+        assert every == "0,1,2,3", "GPUs of a run that failed are given back"
+
+
 def test_a_log_becomes_a_run_that_compare_reads(tmp_path: Path) -> None:
     run = flag_cases.long_runs()[0]
     log = "\n".join(["using torch", *(LINE.format(i, 4 * i) for i in range(1, 4)), "done"])

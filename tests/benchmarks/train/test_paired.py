@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.train import flag_cases, paired
+from benchmarks.train import distances, flag_cases, paired
 from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
 from megatron_magi.training.parity.positions import Bucket, write_positions
 
+RECORDS = Path(__file__).parents[3] / "benchmarks" / "records"
 BUCKETS = [Bucket(300, 0, 512), Bucket(300, 512, 2048), Bucket(300, 2048, 8192)]
 
 
@@ -90,3 +91,17 @@ def test_the_mask_that_is_given_is_the_right_one() -> None:
     right = flag_cases.right_mask(request)
     assert right == masks.causal(1024)
     assert (right.to_dense() & ~flag_cases.near_tile(request).to_dense()).sum() == 128**2
+
+
+def test_distances_of_every_pair_of_runs() -> None:
+    one, two = np.full(60, 4.0), np.full(60, 4.0)
+    two[0], two[-1] = 4.4, 3.6
+    found = distances.distance(one, two)
+    assert found.absolute == pytest.approx(100 * (0.4 / 4.2 + 0.4 / 3.8) / 60)
+    assert found.signed == pytest.approx(100 * (0.4 / 4.2 - 0.4 / 3.8) / 60)
+    assert found.last == pytest.approx(-0.4 / 50)
+    record = RECORDS / "convergence_b_lr_3e-4_h200_2026-11-22"
+    lines = distances.report([record / name for name in ("b_flex", "b_noise", "b_magi_cp2")])
+    pair, _, other, steps = lines
+    assert pair.split()[:2] == ["b_flex", "b_noise"] and steps == "493 steps"
+    assert other.split()[2] > pair.split()[2], "ours is farther than the noise run"
