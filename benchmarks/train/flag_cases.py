@@ -63,7 +63,8 @@ step, before which these runs exit."""
 DETERMINISTIC_STOCK, DETERMINISTIC_OURS = "deterministic_te_p2p", "magi_deterministic"
 """Runs that are judged beside each other: Megatron's mode changes the embedding's gradient."""
 WEIGHTS_ALONE: Flags = {"no-save-optim": True, "no-save-rng": True}
-TILE = 128
+TILE, BLOCK = 128, 1024
+"""Queries, and keys before them that they do not see, of controls."""
 SMALL_MODEL: Flags = {
     "num-layers": 12,
     "hidden-size": 768,
@@ -89,7 +90,9 @@ DOCUMENT_SCHEDULE: Flags = {
 SEEDS = range(1, 9)
 """Of the paired runs: each draws other weights and another order of the samples."""
 PAIRED_SCHEDULE: Flags = {
+    "micro-batch-size": 4,
     "global-batch-size": 4,
+    "eval-global-batch-size": 4,
     "train-iters": 300,
     "lr": 1e-4,
     "min-lr": 1e-5,
@@ -182,7 +185,7 @@ def document_runs() -> list[Run]:
 
 def paired_runs() -> list[Run]:
     """A small model on causal samples, for every seed by stock Megatron, by ours, by ours with its
-    mask given by a function, and by that with a tile missing."""
+    mask given by a function, and by that with a tile and with a block missing."""
     base = {**TE, "split": None, **MODEL, **SCHEDULE, **VALIDATION, **layout(cp=2)}
     base = {**base, **SMALL_MODEL, **PAIRED_SCHEDULE}
     base |= {"seq-length": 8192, "max-position-embeddings": 8192}
@@ -191,6 +194,7 @@ def paired_runs() -> list[Run]:
         "magi": MAGI,
         "right_mask": {**MAGI, "magi-mask": f"{__name__}:right_mask"},
         "near_tile": {**MAGI, "magi-mask": f"{__name__}:near_tile"},
+        "near_block": {**MAGI, "magi-mask": f"{__name__}:near_block"},
     }
     return [
         Run(f"paired_{kind}_{seed}", {**base, **flags, "seed": seed})
@@ -263,18 +267,30 @@ def shifted_diagonal(request: MaskRequest) -> AttnMask:
 def far_tile(request: MaskRequest) -> AttnMask:
     """The last queries do not see the first keys."""
     total = request.total_seqlen
-    return _without(total, total - TILE, 0)
+    return _causal(_around(0, total, total - TILE, 0, TILE), total)
 
 
 def near_tile(request: MaskRequest) -> AttnMask:
-    """Queries in the middle do not see the keys right before them."""
-    middle = request.total_seqlen // 2
-    return _without(request.total_seqlen, middle, middle - TILE)
+    """In every sample, queries in the middle do not see the keys right before them."""
+    return _without_middle(request, TILE)
+
+
+def near_block(request: MaskRequest) -> AttnMask:
+    """The same for more queries and keys."""
+    return _without_middle(request, BLOCK)
+
+
+def _without_middle(request: MaskRequest, size: int) -> AttnMask:
+    parts = []
+    for start, end in pairwise(request.bounds):
+        middle = (start + end) // 2
+        parts += _around(start, end, middle, middle - size, size)
+    return _causal(parts, request.total_seqlen)
 
 
 def right_mask(request: MaskRequest) -> AttnMask:
-    """Causal over the whole sample, as without a function."""
-    return masks.from_cu_seqlens([0, request.total_seqlen])
+    """Causal over every sample, as without a function."""
+    return masks.from_cu_seqlens(list(request.bounds))
 
 
 def moved_by_one(request: MaskRequest) -> AttnMask:
@@ -313,20 +329,15 @@ def _without_tile_of(document: Document, request: MaskRequest) -> AttnMask:
         return masks.from_cu_seqlens(list(request.bounds))
     whole = [[a, b, a, b] for a, b in pairwise(request.bounds) if a != document.start]
     query = document.end - TILE
-    cut = _around(document.start, document.end, query, query - TILE)
+    cut = _around(document.start, document.end, query, query - TILE, TILE)
     return _causal([*whole, *cut], request.total_seqlen)
 
 
-def _without(total: int, query: int, key: int) -> AttnMask:
-    """A causal mask without the tile of 128 queries and 128 keys that begins there."""
-    return _causal(_around(0, total, query, key), total)
-
-
-def _around(start: int, end: int, query: int, key: int) -> list[list[int]]:
-    """Rectangles of a document around the tile that begins there."""
-    below = query + TILE
+def _around(start: int, end: int, query: int, key: int, size: int) -> list[list[int]]:
+    """Rectangles of a document around the square of this many queries and keys."""
+    below = query + size
     return [[start, query, start, query], [query, below, start, key],
-            [query, below, key + TILE, below], [below, end, start, end]]  # fmt: skip
+            [query, below, key + size, below], [below, end, start, end]]  # fmt: skip
 
 
 def _causal(parts: list[list[int]], total: int) -> AttnMask:

@@ -23,7 +23,7 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.training.parity.positions import Bucket, read_positions
 
-STOCK, CONTROL = "te", "near_tile"
+STOCK, CONTROLS = "te", ("near_tile", "near_block")
 FEWEST_PAIRS, WIDEST = 4, 0.01
 """Seeds of an experiment, and nats on either side of a mean that still tell something."""
 T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
@@ -53,7 +53,7 @@ class Difference:
 
     def verdict(self, kind: str) -> str:
         """That of the protocol on runs of this kind."""
-        if kind == CONTROL:
+        if kind in CONTROLS:
             return "caught" if self.differs else "NOT caught"
         if self.differs:
             return "FAILED"

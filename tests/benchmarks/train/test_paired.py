@@ -12,6 +12,7 @@ from benchmarks.train import distances, flag_cases, paired
 from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
+from megatron_magi.launcher.flags import MaskFunction
 from megatron_magi.training.parity.positions import Bucket, write_positions
 
 RECORDS = Path(__file__).parents[3] / "benchmarks" / "records"
@@ -77,20 +78,27 @@ def test_runs_that_are_missing_are_said(tmp_path: Path) -> None:
 
 def test_runs_of_a_seed_differ_in_attention_alone() -> None:
     runs = {run.name: run for run in flag_cases.paired_runs()}
-    assert len(runs) == 4 * len(flag_cases.SEEDS)
+    assert len(runs) == 5 * len(flag_cases.SEEDS)
     attention = {"attention-backend", "cp-comm-type", "magi-mask"}
     for seed in flag_cases.SEEDS:
-        kinds = ("te", "magi", "right_mask", "near_tile")
+        kinds = ("te", "magi", "right_mask", "near_tile", "near_block")
         flags = [runs[f"paired_{kind}_{seed}"].flags for kind in kinds]
         shared = [{k: v for k, v in f.items() if k not in attention} for f in flags]
         assert all(others == shared[0] for others in shared) and shared[0]["seed"] == seed
 
 
-def test_the_mask_that_is_given_is_the_right_one() -> None:
-    request = MaskRequest((0, 1024), None)
+@pytest.mark.parametrize(
+    ("made", "size"), [(flag_cases.near_tile, 128), (flag_cases.near_block, 1024)]
+)
+def test_the_mask_that_is_given_is_the_right_one(made: MaskFunction, size: int) -> None:
+    """For every sample of a microbatch, which the flag joins to one stream."""
+    request = MaskRequest((0, 2048, 4096), None)
     right = flag_cases.right_mask(request)
-    assert right == masks.causal(1024)
-    assert (right.to_dense() & ~flag_cases.near_tile(request).to_dense()).sum() == 128**2
+    assert right == masks.from_cu_seqlens([0, 2048, 4096])
+    missing = np.argwhere(right.to_dense() & ~made(request).to_dense())
+    square = [[1024 + q, 1024 - size + k] for q in range(size) for k in range(size)]
+    assert missing.tolist() == square + [[2048 + q, 2048 + k] for q, k in square]
+    assert not (made(request).to_dense() & ~right.to_dense()).any()
 
 
 def test_distances_of_every_pair_of_runs() -> None:
