@@ -2,9 +2,9 @@
 
     python -m benchmarks.train.distances RUN RUN ...
 
-Printed for each pair, in percent of the loss: the mean of absolute differences, the signed mean,
-and the difference of the means of the last 50 steps, nats. Where two runs of one program are as far
-apart as runs of two programs, the distance says nothing of the programs.
+Printed for each pair: the mean of absolute differences and the signed mean, in percent of the mean
+of the two losses of a step, and the difference of the means of the last 50 steps, nats. Where two
+runs of one program are as far apart as runs of two programs, distances say nothing of programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Distance:
     """Of two curves of losses."""
 
     absolute: float
-    """The mean of absolute differences over the mean of the two losses, %."""
+    """The mean of absolute differences, each over the mean of the two losses, %."""
     signed: float
     """The same with its sign: positive where the second run's losses are higher."""
     last: float

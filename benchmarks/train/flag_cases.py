@@ -1,22 +1,18 @@
 """The runs of docs/convergence_protocol.md: Megatron's script with TransformerEngine's layers.
 
-A run is `pretrain_gpt.py` with flags. Controls have one error; the masks of three of them are
-functions for `--magi-mask`, and the errors of the others are made by flag_rank.py.
+A run is `pretrain_gpt.py` with flags. Controls have one error: a mask of flag_masks.py, or one that
+flag_rank.py makes.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.train import flag_masks
 from benchmarks.train.pretrain_cases import DOCUMENTS, MAGI, Flags, layout
 from benchmarks.train.pretrain_te import CUDNN, DETERMINISTIC, REPEATABLE, TE, TENSORWISE
-from megatron_magi import AttnMask, masks
-from megatron_magi.launcher.documents import MaskRequest
 
 STEPS, CONTROL_STEPS, SAVED_AT = 400, 60, 200
 """Steps of a run and of a control, and the step whose checkpoint gradients are compared at."""
@@ -25,7 +21,7 @@ FP8_STEPS = 300
 EOD = 32767
 """The token that ends a file; with it the vocabulary has 32,768."""
 BUCKETS = (512, 2048, 8192, 32768)
-"""Where the buckets of positions end; those behind a sample's end stay empty."""
+"""Of positions in a document; buckets behind a sample's end stay empty."""
 
 MODEL: Flags = {
     "num-layers": 16,
@@ -63,8 +59,6 @@ step, before which these runs exit."""
 DETERMINISTIC_STOCK, DETERMINISTIC_OURS = "deterministic_te_p2p", "magi_deterministic"
 """Runs that are judged beside each other: Megatron's mode changes the embedding's gradient."""
 WEIGHTS_ALONE: Flags = {"no-save-optim": True, "no-save-rng": True}
-TILE, BLOCK = 128, 1024
-"""Queries, and keys before them that they do not see, of controls."""
 SMALL_MODEL: Flags = {
     "num-layers": 12,
     "hidden-size": 768,
@@ -90,9 +84,7 @@ DOCUMENT_SCHEDULE: Flags = {
 SEEDS = range(1, 9)
 """Of the paired runs: each draws other weights and another order of the samples."""
 PAIRED_SCHEDULE: Flags = {
-    "micro-batch-size": 4,
-    "global-batch-size": 4,
-    "eval-global-batch-size": 4,
+    "global-batch-size": 1,
     "train-iters": 300,
     "lr": 1e-4,
     "min-lr": 1e-5,
@@ -117,6 +109,15 @@ class Run:
     """What flag_rank.py breaks."""
     gradients_of: str | None = None
     """The run whose gradients this one writes, in its only step."""
+    corpus: str = ""
+    """Below the folder of the corpus; by default the one of source files."""
+    ends: tuple[int, ...] = BUCKETS
+    """Where buckets of positions end."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it loads what another run saves."""
+        return "load" in self.flags
 
     @property
     def validates(self) -> bool:
@@ -170,8 +171,14 @@ def document_runs() -> list[Run]:
     # the others have, controls would read other samples.
     short = {**ours, **ending(CONTROL_STEPS), "train-iters": ours["train-iters"]}
     masked = [
-        Run(f"doc_{made.__name__}", {**short, "magi-mask": f"{__name__}:{made.__name__}"})
-        for made in (moved_by_one, tile_of_longest, tile_of_shortest)
+        Run(
+            f"doc_{made.__name__}", {**short, "magi-mask": f"{flag_masks.__name__}:{made.__name__}"}
+        )
+        for made in (
+            flag_masks.moved_by_one,
+            flag_masks.tile_of_longest,
+            flag_masks.tile_of_shortest,
+        )
     ]
     return [
         Run("doc_te", {**base, **CUDNN}, gpus=1),
@@ -184,17 +191,17 @@ def document_runs() -> list[Run]:
 
 
 def paired_runs() -> list[Run]:
-    """A small model on causal samples, for every seed by stock Megatron, by ours, by ours with its
-    mask given by a function, and by that with a tile and with a block missing."""
+    """A small model on causal samples, for every seed by stock Megatron in two ways, by ours, and
+    by ours with masks that a function gives: the right one, and one that lacks a block."""
     base = {**TE, "split": None, **MODEL, **SCHEDULE, **VALIDATION, **layout(cp=2)}
-    base = {**base, **SMALL_MODEL, **PAIRED_SCHEDULE}
-    base |= {"seq-length": 8192, "max-position-embeddings": 8192}
+    # The mask of a sample would have a gigabyte.
+    base |= {**SMALL_MODEL, **PAIRED_SCHEDULE, "no-create-attention-mask-in-dataloader": True}
     kinds: dict[str, Flags] = {
         "te": {**CUDNN, "cp-comm-type": "p2p"},
+        "te_a2a": {**CUDNN, "cp-comm-type": "a2a"},
         "magi": MAGI,
-        "right_mask": {**MAGI, "magi-mask": f"{__name__}:right_mask"},
-        "near_tile": {**MAGI, "magi-mask": f"{__name__}:near_tile"},
-        "near_block": {**MAGI, "magi-mask": f"{__name__}:near_block"},
+        "right_mask": {**MAGI, "magi-mask": f"{flag_masks.__name__}:right_mask"},
+        "near_block": {**MAGI, "magi-mask": f"{flag_masks.__name__}:near_block"},
     }
     return [
         Run(f"paired_{kind}_{seed}", {**base, **flags, "seed": seed})
@@ -240,111 +247,10 @@ def controls() -> list[Run]:
     """Short runs of ours, each with one error."""
     ours = next(run for run in long_runs() if run.name == "magi")
     short = {**ours.flags, **ending(CONTROL_STEPS)}
-    wrong = [moved_boundary, shifted_diagonal, far_tile, near_tile]
+    wrong = [flag_masks.moved_boundary, flag_masks.shifted_diagonal, flag_masks.far_tile,
+             flag_masks.near_tile]  # fmt: skip
     named = [
-        Run(made.__name__, {**short, "magi-mask": f"{__name__}:{made.__name__}"}) for made in wrong
+        Run(made.__name__, {**short, "magi-mask": f"{flag_masks.__name__}:{made.__name__}"})
+        for made in wrong
     ]
     return [*named, Run("lost_gradients", short, error="lost_gradients")]
-
-
-_calls = itertools.count()
-"""Microbatches of this process; a step has two."""
-
-
-def moved_boundary(request: MaskRequest) -> AttnMask:
-    """A boundary in the middle of a sample that should be none, in the first of a step's two."""
-    total = request.total_seqlen
-    is_first = next(_calls) % int(SCHEDULE["global-batch-size"]) == 0
-    return masks.from_cu_seqlens([0, total // 2, total] if is_first else [0, total])
-
-
-def shifted_diagonal(request: MaskRequest) -> AttnMask:
-    """A query sees keys up to the one before it, and the first one sees itself."""
-    total = request.total_seqlen
-    return _mask([[0, 1, 0, 1, -total, 0], [1, total, 0, total, -total, -1]], total)
-
-
-def far_tile(request: MaskRequest) -> AttnMask:
-    """The last queries do not see the first keys."""
-    total = request.total_seqlen
-    return _causal(_around(0, total, total - TILE, 0, TILE), total)
-
-
-def near_tile(request: MaskRequest) -> AttnMask:
-    """In every sample, queries in the middle do not see the keys right before them."""
-    return _without_middle(request, TILE)
-
-
-def near_block(request: MaskRequest) -> AttnMask:
-    """The same for more queries and keys."""
-    return _without_middle(request, BLOCK)
-
-
-def _without_middle(request: MaskRequest, size: int) -> AttnMask:
-    parts = []
-    for start, end in pairwise(request.bounds):
-        middle = (start + end) // 2
-        parts += _around(start, end, middle, middle - size, size)
-    return _causal(parts, request.total_seqlen)
-
-
-def right_mask(request: MaskRequest) -> AttnMask:
-    """Causal over every sample, as without a function."""
-    return masks.from_cu_seqlens(list(request.bounds))
-
-
-def moved_by_one(request: MaskRequest) -> AttnMask:
-    """The first boundary between two documents is one token late."""
-    first, *rest = request.bounds[1:-1] or (request.total_seqlen // 2,)
-    return masks.from_cu_seqlens([0, first + 1, *rest, request.total_seqlen])
-
-
-@dataclass(frozen=True, order=True)
-class Document:
-    """Some tokens of a microbatch."""
-
-    length: int
-    start: int
-    end: int
-
-
-def tile_of_longest(request: MaskRequest) -> AttnMask:
-    """The last queries of the longest document do not see the keys before them."""
-    return _without_tile_of(max(_documents(request)), request)
-
-
-def tile_of_shortest(request: MaskRequest) -> AttnMask:
-    """The same in the shortest document that has such a tile."""
-    fitting = [document for document in _documents(request) if document.length >= 2 * TILE]
-    return _without_tile_of(min(fitting, default=max(_documents(request))), request)
-
-
-def _documents(request: MaskRequest) -> list[Document]:
-    return [Document(end - start, start, end) for start, end in pairwise(request.bounds)]
-
-
-def _without_tile_of(document: Document, request: MaskRequest) -> AttnMask:
-    """Causal documents, of which this one lacks its last tile beside the diagonal."""
-    if document.length < 2 * TILE:
-        return masks.from_cu_seqlens(list(request.bounds))
-    whole = [[a, b, a, b] for a, b in pairwise(request.bounds) if a != document.start]
-    query = document.end - TILE
-    cut = _around(document.start, document.end, query, query - TILE, TILE)
-    return _causal([*whole, *cut], request.total_seqlen)
-
-
-def _around(start: int, end: int, query: int, key: int, size: int) -> list[list[int]]:
-    """Rectangles of a document around the square of this many queries and keys."""
-    below = query + size
-    return [[start, query, start, query], [query, below, start, key],
-            [query, below, key + size, below], [below, end, start, end]]  # fmt: skip
-
-
-def _causal(parts: list[list[int]], total: int) -> AttnMask:
-    """These rectangles, each up to the diagonal; empty ones are left out."""
-    kept = [[*part, -total, 0] for part in parts if part[0] < part[1] and part[2] < part[3]]
-    return _mask(kept, total)
-
-
-def _mask(slices: list[list[int]], total: int) -> AttnMask:
-    return AttnMask(np.array(slices, dtype=np.int32), total, total)

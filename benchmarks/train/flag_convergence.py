@@ -5,8 +5,8 @@
     python -m benchmarks.train.flag_convergence --gpus 0,1,2,3 --at-once 8 ... paired
     python -m benchmarks.train.flag_convergence --list
 
-Names of runs, and `gradients`, `controls`, `fp8`, `documents` and `paired`, each for several. A
-run takes one GPU or two, those that have the fewest runs when it begins.
+Names of runs, and `gradients`, `controls`, `fp8`, `documents`, `paired` and `recall`, each for
+several. A run takes one GPU or two, those that have the fewest runs when it begins.
 `te_p2p` leaves the checkpoint in WORK that `gradients` begins at, and so must come before it on the
 same machine. What of a run is small goes to OUT/NAME, which `megatron-magi compare` reads, and of
 paired runs paired.py; gradients are compared here, because they have gigabytes. FOLDER has
@@ -34,21 +34,22 @@ from benchmarks.lib.record import describe
 from benchmarks.train import flag_cases
 from benchmarks.train.convergence import gpu_numbers
 from benchmarks.train.flag_cases import Run
-from benchmarks.train.flag_rank import ERROR, FOLDER
+from benchmarks.train.flag_rank import ENDS, ERROR, FOLDER
 from benchmarks.train.pretrain import environment, first_error, words
+from benchmarks.train.recall_cases import recall_runs
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, positive
 from megatron_magi.training.parity.baseline import Baseline
 from megatron_magi.training.parity.gradient_errors import gradient_errors
-from megatron_magi.training.parity.positions import read_positions
+from megatron_magi.training.parity.positions import POSITIONS, read_positions
 from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.run import gradient_folder
 from megatron_magi.training.run.steps_file import STEPS, StepRecord
 
 WARM = 4
 """Processes that wait for the next runs."""
-GROUPS = ("gradients", "controls", "fp8", "documents", "paired")
+GROUPS = ("gradients", "controls", "fp8", "documents", "paired", "recall")
 """What stands for several runs."""
 SERIES = {
     "lm_loss": "lm loss",
@@ -66,10 +67,10 @@ def main() -> int:
         print("\n".join(run.name for run in chosen))
         return 0
     with Session(options) as session:
-        training = [run for run in chosen if not run.gradients_of]
-        gradients = [run for run in chosen if run.gradients_of]
-        ended_well = session.make(training) and session.make(gradients)
-    if gradients:
+        first = [run for run in chosen if not run.is_late and not run.gradients_of]
+        ended_well = session.make(first)
+        ended_well &= session.make([run for run in chosen if run not in first])
+    if any(run.gradients_of for run in chosen):
         compare_gradients(options.out)
     return 0 if ended_well else 1
 
@@ -113,6 +114,7 @@ def runs_of(names: Sequence[str], work: Path) -> list[Run]:
         "fp8": flag_cases.fp8_runs(),
         "documents": flag_cases.document_runs(),
         "paired": flag_cases.paired_runs(),
+        "recall": recall_runs(work),
     }
     return [
         run
@@ -184,6 +186,8 @@ class Session:
             return True
         folder = self.options.out / (run.gradients_of or run.name)
         folder.mkdir(parents=True, exist_ok=True)
+        if not run.gradients_of:  # or losses of an earlier run would be taken for this one's
+            (folder / POSITIONS).unlink(missing_ok=True)
         job = job_of(run, folder, self.options)
         began = time.monotonic()
         with self._gpus.lent(run.gpus) as gpus:
@@ -214,8 +218,8 @@ def job_of(run: Run, folder: Path, options: argparse.Namespace) -> Job:
     """The run as processes are told it; held-out losses are written to the folder."""
     variables = {**run.environment, **({ERROR: run.error} if run.error else {})}
     if run.validates:
-        variables[FOLDER] = str(folder.resolve())
-    flags = words({**run.flags, **data_flags(options.data, run.name)})
+        variables |= {FOLDER: str(folder.resolve()), ENDS: " ".join(map(str, run.ends))}
+    flags = words({**run.flags, **data_flags(options.data / run.corpus, run.name)})
     script = str(options.megatron / "pretrain_gpt.py")
     return Job(run.gpus, "benchmarks.train.flag_rank", [script, *flags], variables)
 

@@ -17,12 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.train.flag_cases import BUCKETS
 from megatron_magi import run
 from megatron_magi.training.parity.positions import Bucket, read_positions, write_positions
 
-FOLDER, ERROR = "FLAG_RANK_FOLDER", "FLAG_RANK_ERROR"
-"""Variables: where positions.csv is written, and the name of an error."""
+FOLDER, ENDS, ERROR = "FLAG_RANK_FOLDER", "FLAG_RANK_ENDS", "FLAG_RANK_ERROR"
+"""Variables: where positions.csv is written, the ends of its buckets, and the name of an error."""
 
 
 def main() -> None:
@@ -31,7 +30,8 @@ def main() -> None:
 
     def run_path(*args: Any, **kwargs: Any) -> Any:
         if os.environ.get(FOLDER):
-            measure_positions(Path(os.environ[FOLDER]), BUCKETS)
+            ends = tuple(int(end) for end in os.environ[ENDS].split())
+            measure_positions(Path(os.environ[FOLDER]), ends)
         if os.environ.get(ERROR):
             ERRORS[os.environ[ERROR]]()
         return original(*args, **kwargs)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.train import code_corpus, flag_cases, flag_convergence, flag_rank
+from benchmarks.train import code_corpus, flag_cases, flag_convergence, flag_masks, flag_rank
 from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
@@ -44,29 +44,29 @@ def hidden(mask: Any) -> Any:
 
 
 def test_every_mask_has_its_one_error() -> None:
-    middle, tile = LENGTH // 2, flag_cases.TILE
+    middle, tile = LENGTH // 2, flag_masks.TILE
     square = [[q, k] for q in range(tile) for k in range(tile)]
-    missing, more = hidden(flag_cases.far_tile(REQUEST))
+    missing, more = hidden(flag_masks.far_tile(REQUEST))
     assert missing == [[q + LENGTH - tile, k] for q, k in square] and not more
-    missing, more = hidden(flag_cases.near_tile(REQUEST))
+    missing, more = hidden(flag_masks.near_tile(REQUEST))
     assert missing == [[q + middle, k + middle - tile] for q, k in square] and not more
-    missing, more = hidden(flag_cases.shifted_diagonal(REQUEST))
+    missing, more = hidden(flag_masks.shifted_diagonal(REQUEST))
     assert missing == [[q, q] for q in range(1, LENGTH)] and not more
 
 
 def test_controls_of_documents_have_their_one_error() -> None:
     bounds = (0, 300, 400, LENGTH)
     causal = masks.from_cu_seqlens(list(bounds)).to_dense()
-    request, tile = MaskRequest(bounds, None), flag_cases.TILE
-    for made, end in ((flag_cases.tile_of_longest, LENGTH), (flag_cases.tile_of_shortest, 300)):
+    request, tile = MaskRequest(bounds, None), flag_masks.TILE
+    for made, end in ((flag_masks.tile_of_longest, LENGTH), (flag_masks.tile_of_shortest, 300)):
         dense = made(request).to_dense()
         expected = causal.copy()
         expected[end - tile : end, end - 2 * tile : end - tile] = False
         assert np.array_equal(dense, expected) and (causal & ~dense).sum() == tile**2
     moved = masks.from_cu_seqlens([0, 301, 400, LENGTH])
-    assert flag_cases.moved_by_one(request) == moved
+    assert flag_masks.moved_by_one(request) == moved
     short = MaskRequest((0, 200, 400), None)
-    assert flag_cases.tile_of_longest(short) == masks.from_cu_seqlens([0, 200, 400])
+    assert flag_masks.tile_of_longest(short) == masks.from_cu_seqlens([0, 200, 400])
 
 
 def test_document_runs_have_one_gpu_or_two() -> None:
@@ -80,7 +80,7 @@ def test_document_runs_have_one_gpu_or_two() -> None:
 
 
 def test_one_sample_of_a_step_has_a_boundary_that_should_be_none() -> None:
-    areas = [len(hidden(flag_cases.moved_boundary(REQUEST))[0]) for _ in range(8)]
+    areas = [len(hidden(flag_masks.moved_boundary(REQUEST))[0]) for _ in range(8)]
     assert areas == [(LENGTH // 2) ** 2, 0] * 4
 
 

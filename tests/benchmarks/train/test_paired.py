@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.train import distances, flag_cases, paired
+from benchmarks.train import distances, flag_cases, flag_masks, paired
 from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
@@ -28,31 +28,36 @@ def written(folder: Path, kind: str, seed: int, loss: float) -> None:
 
 def test_an_error_is_told_from_chance(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
+    errors = {"te": 0, "te_a2a": 0, "magi": 4e-3, "right_mask": 0, "near_block": 1e-2}
     for seed in range(1, 10):
         base = 3 + rng.random()
-        errors = {"te": 0, "magi": 0, "right_mask": 4e-3, "near_tile": 8e-3}
         for kind, error in errors.items():
             if (kind, seed) != ("magi", 9):
                 written(tmp_path, kind, seed, base + error + rng.normal(0, 1e-3))
-    lines = paired.report(tmp_path)
-    verdicts = {line.split()[0]: line for line in lines if "all positions" in line}
-    assert len(lines) == 3 * (1 + len(BUCKETS))
-    assert verdicts["magi"].endswith(", 8 pairs: pass"), "seed 9 has no run of magi"
-    assert verdicts["right_mask"].endswith(", 8 pairs: FAILED")
-    assert verdicts["near_tile"].endswith(", 8 pairs: caught")
+    first, *judged = [line for line in paired.report(tmp_path) if "all positions" in line]
+    assert first.startswith("near_block   - right_mask") and first.endswith("8 pairs: caught")
+    verdicts = {line.split()[0]: line.rsplit(": ", 1)[1] for line in judged}
+    assert verdicts == {"te_a2a": "pass", "magi": "pass", "right_mask": "pass"}
+    assert len(paired.report(tmp_path)) == 4 * (1 + len(BUCKETS))
+    for seed in range(1, 9):
+        (tmp_path / f"paired_magi_{seed}" / "positions.csv").unlink()
+    with pytest.raises(UsageError, match=r"4 seeds with runs of te, te_a2a, magi, .* got 0"):
+        paired.report(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "mean, error, kind, verdict",
+    ("mean", "error", "margin", "verdict"),
     [
-        (0.004, 0.003, "magi", "pass"),
-        (0.004, 0.1, "magi", "tells nothing"),
-        (-0.02, 0.003, "right_mask", "FAILED"),
-        (0.004, 0.003, "near_tile", "NOT caught"),
+        (0.002, 0.001, 0.006, "pass"),
+        (0.004, 0.001, 0.006, "FAILED"),  # 0.0064 at most
+        (0.001, 0.01, 0.006, "tells nothing"),
+        (0.003, 0.001, 0.006, "pass"),  # other than 0, but by less than the error
+        (-0.02, 0.003, 0.006, "FAILED"),
+        (0.002, 0.001, -0.001, "tells nothing"),
     ],
 )
-def test_verdicts(mean: float, error: float, kind: str, verdict: str) -> None:
-    assert paired.Difference(mean, error, 8).verdict(kind) == verdict
+def test_verdicts(mean: float, error: float, margin: float, verdict: str) -> None:
+    assert paired.Difference(mean, error, 8).verdict(margin) == verdict
 
 
 def test_the_interval_is_student_s() -> None:
@@ -67,38 +72,29 @@ def test_positions_count_by_their_tokens() -> None:
     assert paired.weighted_mean(losses) == pytest.approx((1536 + 2 * 6144) / 8192)
 
 
-def test_runs_that_are_missing_are_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="paired_te_SEED are needed, got none"):
-        paired.report(tmp_path)
-    written(tmp_path, "te", 1, 3.0)
-    written(tmp_path, "magi", 1, 3.0)
-    with pytest.raises(UsageError, match="4 seeds with all kinds are needed, got 1"):
-        paired.report(tmp_path)
-
-
 def test_runs_of_a_seed_differ_in_attention_alone() -> None:
     runs = {run.name: run for run in flag_cases.paired_runs()}
     assert len(runs) == 5 * len(flag_cases.SEEDS)
     attention = {"attention-backend", "cp-comm-type", "magi-mask"}
     for seed in flag_cases.SEEDS:
-        kinds = ("te", "magi", "right_mask", "near_tile", "near_block")
-        flags = [runs[f"paired_{kind}_{seed}"].flags for kind in kinds]
+        flags = [runs[f"paired_{kind}_{seed}"].flags for kind in paired.KINDS]
         shared = [{k: v for k, v in f.items() if k not in attention} for f in flags]
         assert all(others == shared[0] for others in shared) and shared[0]["seed"] == seed
 
 
 @pytest.mark.parametrize(
-    ("made", "size"), [(flag_cases.near_tile, 128), (flag_cases.near_block, 1024)]
+    ("made", "size"), [(flag_masks.near_tile, 128), (flag_masks.near_block, 4096)]
 )
 def test_the_mask_that_is_given_is_the_right_one(made: MaskFunction, size: int) -> None:
     """For every sample of a microbatch, which the flag joins to one stream."""
-    request = MaskRequest((0, 2048, 4096), None)
-    right = flag_cases.right_mask(request)
-    assert right == masks.from_cu_seqlens([0, 2048, 4096])
-    missing = np.argwhere(right.to_dense() & ~made(request).to_dense())
-    square = [[1024 + q, 1024 - size + k] for q in range(size) for k in range(size)]
-    assert missing.tolist() == square + [[2048 + q, 2048 + k] for q, k in square]
-    assert not (made(request).to_dense() & ~right.to_dense()).any()
+    length = 2 * size
+    request = MaskRequest((0, length, 2 * length), None)
+    right = flag_masks.right_mask(request)
+    assert right == masks.from_cu_seqlens([0, length, 2 * length])
+    dense = right.to_dense()
+    for start in (0, length):
+        dense[start + size : start + length, start : start + size] = False
+    assert np.array_equal(made(request).to_dense(), dense)
 
 
 def test_distances_of_every_pair_of_runs() -> None:
