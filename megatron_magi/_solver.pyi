@@ -215,7 +215,7 @@ def bwd_costs() -> dict[str, float]:
     """The present costs; see csrc/schedule/backward_costs.h."""
 
 class FwdChoice:
-    """A forward that runs: its kernel and its work list."""
+    """A forward that may run: its kernel and its work list."""
 
     @property
     def pack(self) -> int: ...
@@ -229,6 +229,24 @@ class FwdChoice:
     def cost(self) -> float: ...
     @property
     def work(self) -> FwdWorkList: ...
+
+class FwdAlternatives:
+    """What a forward of this mask is chosen from."""
+
+    def __init__(
+        self,
+        slices: _Int32Array,
+        lengths: tuple[int, int],
+        heads: tuple[int, int, int],
+        num_sms: int,
+    ) -> None:
+        """``lengths`` are of queries and keys, ``heads`` query heads, key heads and head_dim."""
+    def choices(self, costs: dict[str, float]) -> list[FwdChoice]:
+        """In the order of preference, if these costs (others: the present ones) were true; the
+        first one of the least cost runs. The lists are cut by the present costs."""
+
+def fwd_costs() -> dict[str, float]:
+    """The present costs; see csrc/schedule/forward_costs.h."""
 
 def choose_fwd(
     slices: _Int32Array,

@@ -3,10 +3,10 @@
     python -m benchmarks.kernel.schedules --record schedules.json
     python -m benchmarks.kernel.schedules --directions bwd,deterministic --seconds 60
 
-A cell is timed with 1, 2, 4, ... key heads at a time, in the backward with every schedule that the
-choice compares, in random order in every round, below autograd; medians count. "loss" is the chosen
-schedule's time over the best one's. A record of the backward is what tools.fit_schedule makes the
-choice again from. Needs one Hopper GPU.
+A cell is timed with every schedule that the choice compares, and the forward that is chosen also
+with 1, 2, 4, ... key heads at a time, in random order in every round, below autograd; medians
+count. "loss" is the chosen schedule's time over the best one's. A record is what tools.fit_schedule
+makes the choice again from. Needs one Hopper GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall
 from megatron_magi.core.kernel.hopper.choice import (
     Variant,
-    forward_launch,
     scratch_at,
     upload_backward,
     upload_forward,
@@ -66,6 +65,27 @@ class Tried(NamedTuple):
     chosen: str
     named: dict[str, Any]
     """What a record needs besides, so that the choice can be made again."""
+
+
+class FwdSchedule(NamedTuple):
+    """As csrc/schedule/forward_choice.h has it."""
+
+    pack: int
+    block_m: int
+    block_n: int
+    parts: int
+    heads: int
+    """Key heads at a time."""
+
+    @staticmethod
+    def of(choice: solver.FwdChoice) -> FwdSchedule:
+        tile = choice.pack, choice.block_m, choice.block_n
+        return FwdSchedule(*tile, choice.work.num_parts, choice.heads_per_section)
+
+    def name(self) -> str:
+        """Packed heads x tokens x keys, and key heads at a time."""
+        tile = f"{self.pack}x{self.block_m // self.pack}x{self.block_n}/{self.heads}"
+        return tile + f" in {self.parts} parts" * (self.parts > 1)
 
 
 class Schedule(NamedTuple):
@@ -110,16 +130,28 @@ def with_launch(call: AttnCall, name: tuple[Any, ...], launch: FwdLaunch | BwdLa
 
 
 def forwards(call: AttnCall, key: HeadsKey) -> Tried:
-    """The chosen tile with every number of heads at a time."""
-    launch, table = forward_launch(call.table, key), call.table
-    p = launch.params
-    variant = Variant(p.pack, p.block_m, p.block_n)
-    tiling = p.block_m // p.pack, p.block_n
-    work = solver.fwd_work_list(table.slices, table.num_q, table.num_k, *tiling)
-    made = {str(n): upload_forward(table, key, variant, work, n) for n in counts(key.heads_kv)}
-    chosen = str(p.heads_per_section)
-    made[chosen] = launch
-    return Tried({n: with_launch(call, ("fwd", key), x) for n, x in made.items()}, chosen, {})
+    """Every tile that is compared, and the chosen one with every number of heads at a time."""
+    sms = torch.cuda.get_device_properties(key.device).multi_processor_count
+    lengths = call.table.num_q, call.table.num_k
+    made = compared_forwards(call.table.slices, lengths, key, sms)
+    calls = {}
+    for s, work in made.items():
+        launch = upload_forward(call.table, key, Variant(*s[:3]), work, s.heads)
+        calls[s.name()] = with_launch(call, ("fwd", key), launch)
+    named = {s.name(): list(s) for s in made}
+    return Tried(calls, next(iter(made)).name(), {"num_sms": sms, "schedules": named})
+
+
+def compared_forwards(
+    slices: Any, lengths: tuple[int, int], key: HeadsKey, num_sms: int
+) -> dict[FwdSchedule, solver.FwdWorkList]:
+    """With their lists, the chosen one first."""
+    made = solver.FwdAlternatives(slices, lengths, key[:3], num_sms).choices({})
+    made.sort(key=lambda choice: choice.cost)
+    best = FwdSchedule.of(made[0])
+    found = {FwdSchedule.of(choice): choice.work for choice in made}
+    others = {best._replace(heads=n): made[0].work for n in counts(key.heads_kv)}
+    return found | {s: work for s, work in others.items() if s != best}
 
 
 def backwards(call: AttnCall, key: HeadsKey, deterministic: bool) -> Tried:

@@ -13,6 +13,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -61,12 +62,41 @@ FwdArrays arrays_of(const magi::FwdWorkList& list) {
           list.num_parts};
 }
 
-// A forward that runs: its kernel, its work list and the heads that it walks together.
+using NamedCosts = std::map<std::string, double>;
+
+template <class Costs, size_t n>
+NamedCosts named(const std::pair<std::string_view, double Costs::*> (&fields)[n]) {
+  NamedCosts found;
+  for (const auto& [name, field] : fields) found[std::string(name)] = Costs{}.*field;
+  return found;
+}
+
+template <class Costs, size_t n>
+Costs costs_of(const NamedCosts& given, const std::string& type,
+               const std::pair<std::string_view, double Costs::*> (&fields)[n]) {
+  Costs costs;
+  for (const auto& [name, value] : given) {
+    const auto is_it = [&](const auto& field) { return field.first == name; };
+    const auto field = std::ranges::find_if(fields, is_it);
+    if (field == std::end(fields))
+      throw std::invalid_argument("costs must be fields of " + type + ", got " + name);
+    costs.*(field->second) = value;
+  }
+  return costs;
+}
+
+// A forward that may run: its kernel, its work list and the heads that it walks together.
 struct FwdChosen {
   int64_t pack, block_m, block_n, heads_per_section;
   double cost;
   FwdArrays work;
 };
+
+FwdChosen chosen_of(const magi::FwdChoice& choice) {
+  const magi::FwdVariant& v = choice.variant;
+  return {
+      v.pack, v.block_m, v.block_n, choice.heads_per_section, choice.cost, arrays_of(choice.work)};
+}
 
 FwdChosen choose_fwd(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
                      int64_t heads_kv, int64_t head_dim, int64_t num_sms) {
@@ -75,12 +105,38 @@ FwdChosen choose_fwd(const Int32Array& rows, int64_t num_q, int64_t num_k, int64
   magi::FwdChoice choice;
   {
     py::gil_scoped_release nogil;
-    choice = magi::choose_fwd(slices, num_q, num_k, {heads_q, heads_kv, head_dim}, num_sms);
+    choice = magi::choose_fwd(slices, {num_q, num_k, {heads_q, heads_kv, head_dim}, num_sms});
   }
-  const magi::FwdVariant& v = choice.variant;
-  return {
-      v.pack, v.block_m, v.block_n, choice.heads_per_section, choice.cost, arrays_of(choice.work)};
+  return chosen_of(choice);
 }
+
+// What choose_fwd compares, from lists that are made once and asked for with any costs.
+class FwdAlternatives {
+ public:
+  FwdAlternatives(const Int32Array& rows, std::pair<int64_t, int64_t> lengths,
+                  std::array<int64_t, 3> heads, int64_t num_sms)
+      : shape_{lengths.first, lengths.second, {heads[0], heads[1], heads[2]}, num_sms} {
+    require_positive({{"heads_q", heads[0]}, {"heads_kv", heads[1]}, {"num_sms", num_sms}});
+    variants_ = magi::fwd_variants(shape_.heads);
+    const std::vector<magi::Slice> slices = slices_from(rows);
+    for (const magi::FwdVariant& variant : variants_)
+      lists_.push_back(magi::fwd_whole_list(slices, shape_, variant, magi::kFwdCosts));
+  }
+
+  std::vector<FwdChosen> choices(const NamedCosts& given) const {
+    const auto costs = costs_of<magi::FwdCosts>(given, "FwdCosts", magi::kFwdCostFields);
+    std::vector<FwdChosen> found;
+    for (size_t i = 0; i < lists_.size(); ++i)
+      for (const auto& choice : magi::fwd_choices(lists_[i], shape_, variants_[i], costs))
+        found.push_back(chosen_of(choice));
+    return found;
+  }
+
+ private:
+  magi::FwdShape shape_;
+  std::vector<magi::FwdVariant> variants_;
+  std::vector<magi::FwdWorkList> lists_;  // of the variants
+};
 
 std::vector<std::pair<int64_t, int64_t>> compiled_widths() {
   std::vector<std::pair<int64_t, int64_t>> found;
@@ -165,26 +221,6 @@ BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, in
   return arrays_of(choice);
 }
 
-using NamedCosts = std::map<std::string, double>;
-
-NamedCosts bwd_costs() {
-  NamedCosts found;
-  for (const auto& [name, field] : magi::kBwdCostFields)
-    found[std::string(name)] = magi::kBwdCosts.*field;
-  return found;
-}
-
-magi::BwdCosts costs_of(const NamedCosts& named) {
-  magi::BwdCosts costs;
-  for (const auto& [name, value] : named) {
-    const auto field = std::ranges::find(magi::kBwdCostFields, name, &magi::BwdCostField::first);
-    if (field == std::end(magi::kBwdCostFields))
-      throw std::invalid_argument("costs must be fields of BwdCosts, got " + name);
-    costs.*(field->second) = value;
-  }
-  return costs;
-}
-
 // Splits, lanes of a section, whether parts take turns, whole heads, rows of a band, time in steps.
 using ScheduleRow = std::tuple<int64_t, int64_t, bool, int64_t, int64_t, double>;
 
@@ -205,7 +241,8 @@ class BwdAlternatives {
   }
 
   std::pair<double, std::vector<ScheduleRow>> timed(const NamedCosts& costs) const {
-    const auto [all, tolerance] = magi::bwd_schedules(list_, shape_, mode_, costs_of(costs));
+    const auto with = costs_of<magi::BwdCosts>(costs, "BwdCosts", magi::kBwdCostFields);
+    const auto [all, tolerance] = magi::bwd_schedules(list_, shape_, mode_, with);
     std::vector<ScheduleRow> found;
     for (const magi::BwdSchedule& s : all)
       found.emplace_back(s.num_splits, s.lanes_per_section, s.in_turns, s.whole_heads, s.band_rows,
@@ -319,14 +356,25 @@ void bind_kernel(py::module_& m) {
            py::arg("slices"), py::arg("lengths"), py::arg("heads"), py::arg("num_sms"),
            py::arg("deterministic"), py::arg("may_take_turns"))
       .def("timed", &BwdAlternatives::timed, py::arg("costs"));
-  m.def("bwd_costs", &bwd_costs, "The costs that runs are chosen with, by name.");
-  py::class_<FwdChosen>(m, "FwdChoice", "A forward that runs (schedule/forward_choice.h).")
+  m.def(
+      "bwd_costs", [] { return named(magi::kBwdCostFields); },
+      "The costs that backwards are chosen with, by name.");
+  m.def(
+      "fwd_costs", [] { return named(magi::kFwdCostFields); },
+      "The costs that forwards are chosen with, by name.");
+  py::class_<FwdChosen>(m, "FwdChoice", "A forward that may run (schedule/forward_choice.h).")
       .def_readonly("pack", &FwdChosen::pack)
       .def_readonly("block_m", &FwdChosen::block_m)
       .def_readonly("block_n", &FwdChosen::block_n)
       .def_readonly("heads_per_section", &FwdChosen::heads_per_section)
       .def_readonly("cost", &FwdChosen::cost)
       .def_readonly("work", &FwdChosen::work);
+  py::class_<FwdAlternatives>(m, "FwdAlternatives",
+                              "What a forward is chosen from (schedule/forward_costs.h).")
+      .def(py::init<const Int32Array&, std::pair<int64_t, int64_t>, std::array<int64_t, 3>,
+                    int64_t>(),
+           py::arg("slices"), py::arg("lengths"), py::arg("heads"), py::arg("num_sms"))
+      .def("choices", &FwdAlternatives::choices, py::arg("costs"));
   m.def("choose_fwd", &choose_fwd, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("heads_q"), py::arg("heads_kv"), py::arg("head_dim"), py::arg("num_sms"),
         "Kernel and work list of a forward (schedule/forward_choice.h).");

@@ -19,6 +19,13 @@ struct BwdCosts {
   // The list. Loading a key tile and storing its gradients moves 96 KiB, where a step of 8 heads
   // moves 8 x 64 KiB; an estimate.
   double tile_overhead = 0.5;  // steps for each query head, of a key tile
+  // Of the masks of the benchmark, grouped ones have at most 2.8 groups to a row (prefix trees),
+  // and random blocks have 6 to 60.
+  double most_overlap = 4.;  // groups that a row lies in, of a list that is not scattered
+  // Which items stand together with those of their document. Estimates.
+  double uneven_ratio = 1.3;   // ratio: of a group's longest item to its shortest, above it uneven
+  double uneven_share = 0.5;   // share of all steps in uneven groups, above which a list is uneven
+  double fewest_changes = 2.;  // for each group, how often neighbours differ; with more, fast mode
 
   // The simulation of a launch.
   double block_overhead = 3.;   // steps: start, keys, gradients
@@ -96,6 +103,10 @@ using BwdCostField = std::pair<std::string_view, double BwdCosts::*>;
 // Every field by its name.
 inline constexpr BwdCostField kBwdCostFields[] = {
     {"tile_overhead", &BwdCosts::tile_overhead},
+    {"most_overlap", &BwdCosts::most_overlap},
+    {"uneven_ratio", &BwdCosts::uneven_ratio},
+    {"uneven_share", &BwdCosts::uneven_share},
+    {"fewest_changes", &BwdCosts::fewest_changes},
     {"block_overhead", &BwdCosts::block_overhead},
     {"split_overhead", &BwdCosts::split_overhead},
     {"even_slack", &BwdCosts::even_slack},

@@ -6,14 +6,11 @@
 #include <numeric>
 #include <vector>
 
+#include "schedule/backward_costs.h"
 #include "schedule/sorted_by_number.h"
 
 namespace magi {
 namespace {
-
-// Of the masks of the benchmark, grouped ones have at most 2.8 groups to a row (prefix trees), and
-// random blocks have 6 to 60.
-constexpr double kMostOverlap = 4.;
 
 struct Rows {
   int32_t first = 0, last = 0;
@@ -47,7 +44,7 @@ struct Group {
   int32_t first = INT32_MAX, last = 0;  // rows
   int64_t steps = 0;
   // Long and short items are together: they drift apart, and rows in between stay in use.
-  bool uneven() const { return 10 * static_cast<int64_t>(most) > 13 * static_cast<int64_t>(least); }
+  bool uneven() const { return most > kBwdCosts.uneven_ratio * least; }
 };
 
 class Groups {
@@ -173,9 +170,11 @@ void order_items(BwdWorkList& list, bool deterministic) {
   // Where groups share their rows, as those of scattered blocks do, neighbours of about one length
   // keep together wherever they start, and a group's own items drift apart. In deterministic mode
   // items of few groups wait less if they stand together.
-  const bool uneven = groups.size() > 1 && groups.uneven_share() > 0.5;
-  const bool scattered = uneven && groups.overlap() > kMostOverlap;
-  list.grouped = uneven && !scattered && (deterministic || groups.changes() > 2 * groups.size());
+  const bool uneven = groups.size() > 1 && groups.uneven_share() > kBwdCosts.uneven_share;
+  const bool scattered = uneven && groups.overlap() > kBwdCosts.most_overlap;
+  const double fewest = kBwdCosts.fewest_changes * static_cast<double>(groups.size());
+  const bool mixed = static_cast<double>(groups.changes()) > fewest;
+  list.grouped = uneven && !scattered && (deterministic || mixed);
   if (list.grouped) sort_by_group(list, groups);
   if (scattered && !deterministic) list.scattered_rows = groups.rows() * spread(list);
   list.heads_inner = list.grouped || (deterministic && list.heads_inner);

@@ -8,9 +8,10 @@
 namespace magi {
 namespace {
 
+// Bounds of the host's time and no costs: how finely a launch is simulated, and from how many
+// blocks for every processor on only its first sections are.
 constexpr int64_t kPiecesPerItem = 16;
 constexpr size_t kMaxStopsPerItem = 64;
-// Blocks for every processor.
 constexpr int64_t kLongSection = 8;
 constexpr int64_t kVeryLongSection = 64;
 

@@ -12,7 +12,10 @@
 namespace magi {
 namespace {
 
-constexpr int64_t kHorizon = 16;  // tiles after the ends of a tile that are compared
+// Bounds of the host's time and no costs: the tiles after the ends of a tile that are compared, and
+// how many ends are.
+constexpr int64_t kHorizon = 16;
+constexpr int kMaxOptions = 6;
 
 // Rows [begin, end) that the same slices cover.
 struct Strip {
@@ -62,8 +65,9 @@ void longest_first(std::vector<FwdTile>& tiles) {
 
 class Builder {
  public:
-  Builder(std::span<const Slice> slices, int64_t num_q, const FwdTiling& tiling)
-      : slices_(slices), tiling_(tiling), strips_(cut_strips(slices, num_q)) {}
+  Builder(std::span<const Slice> slices, int64_t num_q, const FwdTiling& tiling,
+          const FwdCosts& costs)
+      : slices_(slices), tiling_(tiling), costs_(costs), strips_(cut_strips(slices, num_q)) {}
 
   FwdWorkList run() {
     // About a tile and an entry for every piece of a strip: growing step by step would touch twice
@@ -160,9 +164,9 @@ class Builder {
   double cost(size_t i, int64_t begin, int64_t end) {
     scratch_.clear();
     collect(i, begin, end, scratch_);
-    double total = tiling_.tile_cost;
+    double total = costs_.end_tile_cost;
     for (const FwdEntry& e : scratch_)
-      total += e.num_tiles + tiling_.masked_cost * (e.num_tiles - (e.full_end - e.full_begin));
+      total += e.num_tiles + costs_.end_masked_cost * (e.num_tiles - (e.full_end - e.full_begin));
     return total;
   }
 
@@ -194,7 +198,6 @@ class Builder {
     size_t last_strip = 0;
   };
   Ends ends_of(size_t i, int64_t limit) const {
-    constexpr int kMaxOptions = 6;
     Ends ends{{strips_[i].end}, i};
     for (size_t j = i + 1; j < strips_.size() && strips_[j].begin < limit; ++j) {
       if (strips_[j].covering.empty()) break;  // never waste rows on a gap
@@ -287,6 +290,7 @@ class Builder {
 
   std::span<const Slice> slices_;
   const FwdTiling& tiling_;
+  const FwdCosts& costs_;
   std::vector<Strip> strips_;
   std::vector<FwdEntry> scratch_;
   int64_t done_ = 0;  // rows before this one are already in tiles
@@ -333,7 +337,7 @@ std::vector<int32_t> unwritten_rows(const FwdWorkList& list, int64_t num_q) {
 }  // namespace
 
 FwdWorkList build_fwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
-                                const FwdTiling& tiling) {
+                                const FwdTiling& tiling, const FwdCosts& costs) {
   std::vector<Slice> tight;
   for (const Slice& s : slices) {
     if (s.q_start < 0 || s.k_start < 0 || s.q_end > num_q || s.k_end > num_k)
@@ -348,7 +352,7 @@ FwdWorkList build_fwd_work_list(std::span<const Slice> slices, int64_t num_q, in
   if (tiling.tile_q <= 0 || tiling.tile_k <= 0)
     throw std::invalid_argument("tile_q and tile_k must be positive");
   if (num_q == 0) return {};
-  return Builder(tight, num_q, tiling).run();
+  return Builder(tight, num_q, tiling, costs).run();
 }
 
 void split_long_walks(FwdWorkList& list, int64_t num_q, int64_t tile_k, int64_t max_steps) {

@@ -13,6 +13,7 @@
 
 #include "attention/work_lists.h"
 #include "planner/slices.h"
+#include "schedule/forward_costs.h"
 
 namespace magi {
 
@@ -31,13 +32,11 @@ struct FwdWorkList {
 struct FwdTiling {
   int64_t tile_q = 128;  // tokens: rows / packed heads
   int64_t tile_k = 128;
-  double tile_cost = 0.5;     // of starting a tile and writing it out, in steps
-  double masked_cost = 0.15;  // of a masked step over an unmasked one
 };
 
 // Throws std::invalid_argument for slices outside [0, num_q) x [0, num_k).
 FwdWorkList build_fwd_work_list(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
-                                const FwdTiling& tiling);
+                                const FwdTiling& tiling, const FwdCosts& costs = kFwdCosts);
 
 // For few tiles with very long walks: cuts every tile of more than `max_steps` key tiles into equal
 // parts. `empty_rows` then holds the output rows that no part writes.

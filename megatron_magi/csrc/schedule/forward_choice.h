@@ -7,6 +7,7 @@
 
 #include "planner/slices.h"
 #include "schedule/forward.h"
+#include "schedule/forward_costs.h"
 
 namespace magi {
 
@@ -23,10 +24,18 @@ struct FwdVariant {
   int64_t block_n = 128;  // keys of a tile
 };
 
+// What is launched, and where.
+struct FwdShape {
+  int64_t num_q = 0;
+  int64_t num_k = 0;
+  FwdHeads heads;
+  int64_t num_sms = 132;
+};
+
 struct FwdChoice {
   FwdVariant variant;
   FwdWorkList work;
-  double cost = 0.;               // estimated time, in 128 x 128 steps of head_dim 128
+  double cost = 0.;               // estimated time, in the units of FwdCosts
   int64_t heads_per_section = 1;  // kv heads that are walked together
 };
 
@@ -37,14 +46,14 @@ std::vector<FwdVariant> fwd_variants(const FwdHeads& heads);
 // processors idle, the same tiles with long walks cut into parts. The estimate sums steps; for few
 // tiles it simulates the launch. Throws std::invalid_argument like `build_fwd_work_list`, and for a
 // head_dim without kernels.
-FwdChoice choose_fwd(std::span<const Slice> slices, int64_t num_q, int64_t num_k,
-                     const FwdHeads& heads, int64_t num_sms);
+FwdChoice choose_fwd(std::span<const Slice> slices, const FwdShape& shape,
+                     const FwdCosts& costs = kFwdCosts);
 
-// The number of kv heads that are walked together, spread evenly over the sections: those whose K
-// and V fit in the L2, and more where these would give the processors too few items, because a
-// section's longest items are followed by its shortest ones, which fill the end of the launch
-// alone.
-int64_t heads_per_section(const FwdWorkList& work, const FwdHeads& heads, const FwdVariant& variant,
-                          int64_t num_sms);
+// All that the choice is made from, for those who fit the costs: the list of each variant, and with
+// it as it is or cut into parts, what is compared.
+FwdWorkList fwd_whole_list(std::span<const Slice> slices, const FwdShape& shape,
+                           const FwdVariant& variant, const FwdCosts& costs);
+std::vector<FwdChoice> fwd_choices(FwdWorkList whole, const FwdShape& shape,
+                                   const FwdVariant& variant, const FwdCosts& costs);
 
 }  // namespace magi

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.kernel.schedules import Schedule, backwards
+from benchmarks.kernel.schedules import FwdSchedule, Schedule, backwards, forwards
 from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
@@ -51,3 +51,22 @@ def test_the_chosen_one_is_among_them() -> None:
     assert chosen == (
         made.num_splits, made.lanes_per_section, made.in_turns, made.whole_heads, made.band_rows,
     )  # fmt: skip
+
+
+def test_every_forward_has_its_launch() -> None:
+    """The chosen tile with every number of heads at a time, and every other tile."""
+    table = SliceTable(masks.causal(4096).slices, 4096, 4096)
+    q = torch.empty(0)
+    key = HeadsKey(16, 16, 128, 128, CPU)
+    tried = forwards(AttnCall(q, q, q, table, 1.0), key)
+    schedules = {n: FwdSchedule(*s) for n, s in tried.named["schedules"].items()}
+    assert set(tried.calls) == set(schedules) and tried.named["num_sms"] == 132
+    chosen = schedules[tried.chosen]
+    assert chosen == FwdSchedule.of(solver.choose_fwd(table.slices, 4096, 4096, *key[:3], 132))
+    assert {s.heads for s in schedules.values() if s[:4] == chosen[:4]} >= {1, 2, 4, 8, 16}
+    assert {s[:3] for s in schedules.values()} == {*solver.fwd_variants(*key[:3])}
+    for name, call in tried.calls.items():
+        launch = call.table.cache["fwd", key]
+        p = launch.params
+        made = p.pack, p.block_m, p.block_n, launch.num_parts, p.heads_per_section
+        assert made == schedules[name]
