@@ -10,12 +10,11 @@ from benchmarks.train.flag_cases import (
     DOCUMENT_SCHEDULE,
     MODEL,
     SCHEDULE,
-    SMALL_MODEL,
     VALIDATION,
     WEIGHTS_ALONE,
     Run,
 )  # fmt: skip
-from benchmarks.train.pretrain_cases import DOCUMENTS, MAGI, Flags, layout
+from benchmarks.train.pretrain_cases import DOCUMENTS, MAGI, SMALL, Flags, layout
 from benchmarks.train.pretrain_te import CUDNN, TE
 
 STEPS = recall_corpus.SAMPLES["train"]
@@ -24,9 +23,9 @@ FOLDER = "recall"
 RECALL_SCHEDULE: Flags = {
     "global-batch-size": 1,
     "train-iters": STEPS,
-    "lr": 6e-4,
-    "min-lr": 6e-5,
-    "lr-warmup-iters": 60,
+    "lr": 1e-3,
+    "min-lr": 1e-4,
+    "lr-warmup-iters": 100,
     "lr-decay-iters": STEPS,
     "eval-interval": STEPS,
     "exit-interval": STEPS,
@@ -50,7 +49,7 @@ def recall_runs(work: Path) -> list[Run]:
     """Stock on one GPU and ours on two, which train; then both on the weights that the other
     trained, and ours with errors on its own weights."""
     base = {**TE, "split": None, **MODEL, **SCHEDULE, **VALIDATION}
-    base = {**base, **SMALL_MODEL, **DOCUMENT_SCHEDULE, **RECALL_SCHEDULE, **DOCUMENTS}
+    base = {**base, **SMALL, **DOCUMENT_SCHEDULE, **RECALL_SCHEDULE, **DOCUMENTS}
     stock = Run("recall_te", {**base, **CUDNN}, gpus=1, corpus=FOLDER, ends=recall_corpus.buckets())
     ours = replace(stock, name="recall_magi", flags={**base, **MAGI, **layout(cp=2)}, gpus=2)
     wrong = [

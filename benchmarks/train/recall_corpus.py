@@ -39,7 +39,7 @@ NEEDLE_IDS, FILL_IDS = NEEDLES * NEEDLE, EOD
 """Needles have the tokens below the first, blocks between them those from there to the second."""
 SHORTEST, LONGEST = 512, LENGTH // 2
 """Of training documents; the logarithm of the length is uniform."""
-SAMPLES = {"train": 600, "valid": 16}
+SAMPLES = {"train": 2000, "valid": 16}
 SEED = 2026
 
 Tokens = npt.NDArray[np.int64]
@@ -85,7 +85,7 @@ def fill(length: int, rng: np.random.Generator) -> Tokens:
     blocks: list[Tokens] = []
     left = length
     while left > 0:
-        block = NEEDLE_IDS + rng.permutation(FILL_IDS - NEEDLE_IDS)[: rng.integers(8, 97)]
+        block = NEEDLE_IDS + rng.permutation(FILL_IDS - NEEDLE_IDS)[: rng.integers(4, 33)]
         blocks += [block, block]
         left -= 2 * len(block)
     return np.concatenate(blocks)[:length]
