@@ -13,7 +13,7 @@ from benchmarks.train.flag_cases import (
     VALIDATION,
     WEIGHTS_ALONE,
     Run,
-)  # fmt: skip
+)
 from benchmarks.train.pretrain_cases import DOCUMENTS, MAGI, SMALL, Flags, layout
 from benchmarks.train.pretrain_te import CUDNN, TE
 
