@@ -268,7 +268,7 @@ def fwd_work_list(
     tile_k: int = 128,
     max_steps: int = 0,
 ) -> FwdWorkList: ...
-def bwd_work_list(
+def choose_bwd(
     slices: _Int32Array,
     num_q: int,
     num_k: int,

@@ -37,7 +37,7 @@ from megatron_magi.core.kernel.hopper.choice import (
     upload_backward,
     upload_forward,
 )
-from megatron_magi.core.kernel.hopper.launch_values import BwdLaunch, FwdLaunch, HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import ChosenBackward, ChosenForward, HeadsKey
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.widths import Widths
@@ -123,7 +123,9 @@ def counts(most: int) -> list[int]:
     return sorted({2**i for i in range(most.bit_length())} | {most})
 
 
-def with_launch(call: AttnCall, name: tuple[Any, ...], launch: FwdLaunch | BwdLaunch) -> AttnCall:
+def with_launch(
+    call: AttnCall, name: tuple[Any, ...], launch: ChosenForward | ChosenBackward
+) -> AttnCall:
     table = SliceTable(call.table.slices, call.table.num_q, call.table.num_k)
     table.cache[name] = launch
     return call._replace(table=table)
@@ -159,7 +161,7 @@ def backwards(call: AttnCall, key: HeadsKey, deterministic: bool) -> Tried:
     sms = torch.cuda.get_device_properties(key.device).multi_processor_count
     mask = call.table.slices, (call.table.num_q, call.table.num_k)
     schedules = compared(*mask, key, sms, deterministic)
-    work = solver.bwd_work_list(
+    work = solver.choose_bwd(
         mask[0], *mask[1], *key[:3], sms, deterministic=deterministic, may_take_turns=False
     )
     name = "bwd", key, deterministic
@@ -176,7 +178,7 @@ def compared(
 ) -> list[Schedule]:
     """Those that the choice compares with and without turns, the chosen one first."""
     mask = slices, *lengths, *key[:3], num_sms
-    w = solver.bwd_work_list(*mask, deterministic=deterministic)
+    w = solver.choose_bwd(*mask, deterministic=deterministic)
     chosen = Schedule(w.num_splits, w.lanes_per_section, w.in_turns, w.whole_heads, w.band_rows)
     found = [chosen]
     for turns in (True, False):
@@ -191,7 +193,7 @@ def launch_of(
     work: solver.BwdWorkList,
     schedule: Schedule,
     deterministic: bool,
-) -> BwdLaunch:
+) -> ChosenBackward:
     """A plain list's launch with another schedule."""
     if schedule.band_rows:
         work = work.in_bands(schedule.band_rows)

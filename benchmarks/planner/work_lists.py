@@ -61,7 +61,7 @@ def median_ms(make: Callable[[], object], rounds: int) -> float:
 
 
 def deterministic(mask: AttnMask) -> solver.BwdWorkList:
-    return solver.bwd_work_list(
+    return solver.choose_bwd(
         *(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k),
         heads_q=HEADS.num_heads_q,
         heads_kv=HEADS.num_heads_kv,
@@ -86,7 +86,7 @@ def measure(name: str, tokens: int, rounds: int) -> dict[str, Any]:
         "slices": mask.num_slices,
         "build_ms": median_ms(lambda: BUILDERS[name](tokens), rounds),
         "forward_ms": median_ms(lambda: solver.choose_fwd(*whole, *heads), rounds),
-        "backward_ms": median_ms(lambda: solver.bwd_work_list(*whole, *heads), rounds),
+        "backward_ms": median_ms(lambda: solver.choose_bwd(*whole, *heads), rounds),
         "lists_ms": median_ms(lambda: solver.fwd_work_list(*whole), rounds),
         "deterministic_ms": median_ms(lambda: deterministic(mask), rounds),
         "order_kib": order_kib(deterministic(mask)),

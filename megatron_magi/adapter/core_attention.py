@@ -101,7 +101,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             )
         q_THD, k_SGD, v_SGD = (
             x.transpose(0, 1).reshape(rows * batch, x.shape[2], x.shape[3])
-            for x in (query, key, _without_the_rest(value, key))
+            for x in (query, key, _values_to_save(value, key))
         )
         sink = None if self.softmax_offset is None else self.softmax_offset[None]
         softmax = Softmax(self.softmax_scale, sink=sink)
@@ -186,8 +186,8 @@ def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) 
             )
 
 
-def _without_the_rest(value: Tensor, key: Tensor) -> Tensor:
-    """A copy of values that are a part of a larger tensor, which the backward would keep whole.
+def _values_to_save(value: Tensor, key: Tensor) -> Tensor:
+    """The values, copied if the backward would otherwise keep a larger tensor because of them.
 
     That is the projection of queries, keys and values together: rotary embedding makes new queries
     and keys, and the values alone would hold it. Where the keys are a part of it too, it stays.

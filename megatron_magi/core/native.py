@@ -1,4 +1,4 @@
-"""The compiled C++ of csrc/planner and csrc/schedule, or one clear error if it is missing."""
+"""The extension _solver: planner, schedules and calls of the CUDA library, or one clear error."""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ FwdChosen choose_fwd(const Int32Array& rows, int64_t num_q, int64_t num_k, int64
   return chosen_of(choice);
 }
 
-// What choose_fwd compares, from lists that are made once and asked for with any costs.
+// What choose_fwd compares, from lists that are made once, with the present costs. Other costs
+// apply to the choice alone: end_tile_cost and end_masked_cost change nothing here.
 class FwdAlternatives {
  public:
   FwdAlternatives(const Int32Array& rows, std::pair<int64_t, int64_t> lengths,
@@ -198,10 +199,9 @@ BwdArrays arrays_of(const magi::BwdChoice& choice) {
           list.grouped};
 }
 
-BwdArrays bwd_work_list(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
-                        int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
-                        std::optional<int64_t> asked_tile_k, bool deterministic,
-                        bool may_take_turns) {
+BwdArrays choose_bwd(const Int32Array& rows, int64_t num_q, int64_t num_k, int64_t heads_q,
+                     int64_t heads_kv, int64_t head_dim, int64_t num_sms, int64_t tile_q,
+                     std::optional<int64_t> asked_tile_k, bool deterministic, bool may_take_turns) {
   const int64_t tile_k = asked_tile_k.value_or(magi::bwd_tile_k(static_cast<int>(head_dim)));
   require_positive({{"heads_q", heads_q},
                     {"heads_kv", heads_kv},
@@ -385,7 +385,7 @@ void bind_kernel(py::module_& m) {
   m.def("fwd_work_list", &fwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("tile_q") = 128, py::arg("tile_k") = 128, py::arg("max_steps") = 0,
         "Tiles, entries and empty rows of the forward (schedule/forward.h).");
-  m.def("bwd_work_list", &bwd_work_list, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
+  m.def("choose_bwd", &choose_bwd, py::arg("slices"), py::arg("num_q"), py::arg("num_k"),
         py::arg("heads_q") = 1, py::arg("heads_kv") = 1, py::arg("head_dim") = 128,
         py::arg("num_sms") = 132, py::arg("tile_q") = magi::kBwdTileQ,
         py::arg("tile_k") = py::none(), py::arg("deterministic") = false,

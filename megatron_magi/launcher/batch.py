@@ -101,7 +101,7 @@ def replace_thd_batch(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """For `get_thd_batch_on_this_cp_rank` of 0.16 and 0.17: (batch, packed_seq_params)."""
+    """For `get_thd_batch_on_this_cp_rank` of 0.17: (batch, packed_seq_params)."""
     documents = {"cu_seqlens": cu_seqlens, "cu_seqlens_padded": cu_seqlens_padded}
     local = dispatch_dict(launch, {**batch, **documents})
     params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens)

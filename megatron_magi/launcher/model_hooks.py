@@ -85,8 +85,8 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
         _require_causal(model)
     give_samples(launch, model)
     # It must run before the checks that prepare_model has registered.
-    hook = functools.partial(_give_plan, launch)
-    model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+    give_plan = functools.partial(_give_plan, launch)
+    model.register_forward_pre_hook(give_plan, with_kwargs=True, prepend=True)
     if launch.model_config is None:
         launch.take_model_config(config)
         lines = _first_lines(launch, config)  # on every rank: they choose the transport together

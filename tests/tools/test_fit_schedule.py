@@ -68,7 +68,7 @@ def test_a_replay_chooses_what_runs(
     mask: str, seqlen: int, heads: tuple[int, int, int], deterministic: bool
 ) -> None:
     cell = cell_of(row_of(mask, seqlen, heads, deterministic))
-    made = solver.bwd_work_list(
+    made = solver.choose_bwd(
         MASKS[mask](seqlen).slices, seqlen, seqlen, *heads, 132, deterministic=deterministic
     )
     runs = made.num_splits, made.lanes_per_section, made.in_turns, made.whole_heads, made.band_rows

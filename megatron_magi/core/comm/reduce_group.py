@@ -1,8 +1,8 @@
 """A communicator of its own for reduces, over the ranks of a context-parallel group.
 
 A communicator runs exchanges one after the other. In the group's own, a cast that is begun after a
-reduce would begin to move rows when the reduce has moved all of its. docs/planner.md says when that
-matters, and why two communicators cannot deadlock here.
+reduce would begin to move rows only after the reduce has moved all of its rows. docs/planner.md
+says when that matters, and why two communicators cannot deadlock here.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def reduce_group(
 
 
 def share_communicator(parent: dist.ProcessGroup) -> None:
-    """Let reduces of a group use its own communicator, for measurements. Every rank calls it before
-    the group's first backward."""
+    """Let reduces of a group use its own communicator: for measurements, and where Megatron aborts
+    communicators itself (in-process restart). Every rank calls it before the first backward."""
     _opened[parent] = {"cpu": None, "cuda": None}
 
 

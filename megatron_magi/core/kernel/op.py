@@ -4,8 +4,8 @@ torch.compile, meta tensors, dispatch modes and autograd see ``torch.ops.magi``.
 dispatch and autograd of such an op take longer than the launch itself, so an eager call that none
 of them must see goes directly to the backend (``autograd.must_dispatch``).
 
-T query tokens, S key tokens, H query heads, G key/value heads, D head_dim (values and their output
-may have another one), N slices.
+T query tokens, S key tokens, H query heads, G key/value heads, D head_dim of queries and keys, E of
+values and outputs, N slices.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def attend(
     return _call_forward(inputs, asked, max_logits)
 
 
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
+OpInputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """q, k, v and sink_lse."""
 
 
@@ -143,7 +143,7 @@ def _dispatched(
     return out, lse
 
 
-def _prepared(inputs: Inputs, asked: Asked) -> Asked:
+def _prepared(inputs: OpInputs, asked: Asked) -> Asked:
     """The first call of a form, with what further ones find in the table of its slices."""
     q, k, v, sink_lse = inputs
     options = asked.options
@@ -163,7 +163,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *rest: Any) -> Out
     return _call_forward(inputs, _prepared(inputs, Asked(slices, options)), None)
 
 
-def _call_forward(inputs: Inputs, asked: Asked, max_logits: Tensor | None) -> OutLse:
+def _call_forward(inputs: OpInputs, asked: Asked, max_logits: Tensor | None) -> OutLse:
     q, k, v, sink_lse = inputs
     table, prepared = asked.table, asked.prepared
     assert table is not None and prepared is not None, "the caller has prepared the call"

@@ -30,15 +30,15 @@ def make_work_lists(
     if widths is None or not _is_chosen(heads, config, device):
         return
     # Imported here, like the backend, because a CPU user needs none of it.
-    from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch
+    from megatron_magi.core.kernel.hopper.choice import chosen_backward, chosen_forward
     from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     key = HeadsKey(heads.num_heads_q, heads.num_heads_kv, *widths, device)
     forward, backward = tables
     for table in forward:
-        forward_launch(table, key)
+        chosen_forward(table, key)
     for table in backward:
-        backward_launch(table, key, config.deterministic)
+        chosen_backward(table, key, config.deterministic)
 
 
 def _is_chosen(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:

@@ -144,7 +144,8 @@ class _View:
         return arrives | (src == self.rank)
 
     def stages(self, transfers: Int32Array, exchanging: Sequence[bool]) -> tuple[StagePlan, ...]:
-        """
+        """The stages of a rank, one for each entry of ``exchanging``.
+
         Args:
             transfers: those that the rank has a part in.
             exchanging: [num_stages] whether any ranks exchange rows in the stage.
@@ -186,7 +187,8 @@ class _View:
     def _stage(
         self, own: Int32Array, transfers: Int32Array | None, queries: Int32Array | None = None
     ) -> StagePlan:
-        """
+        """One stage: its cast, the length of its key buffer, and its slices.
+
         Args:
             own: local rows at the front of the key buffer.
             transfers: those that the rank has a part in, perhaps none; None: no rank exchanges

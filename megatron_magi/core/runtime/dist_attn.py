@@ -4,9 +4,10 @@ The keys and values of stage i + 1 are sent while stage i computes. A stage of t
 and, if rows attend in several stages, merges (out, lse); own keys come first. A stage of the
 backward (staged_backward.py) adds to dq, and its dk and dv return to their owners while the next
 stage computes. The backward takes own keys last, so that a computation also hides the return of the
-last gradients; the first keys arrive while delta is computed and dq is cleared. The backward
-fetches keys and values again, so that memory does not grow with the number of ranks; with
-``MagiConfig.keep_received_keys`` it reads those that the forward has received (kept_keys.py).
+last gradients; the first keys arrive while delta is computed (before that, if lse or sinks have
+gradients) and dq is cleared. The backward fetches keys and values again, so that memory does not
+grow with the number of ranks; with ``MagiConfig.keep_received_keys`` it reads those that the
+forward has received (kept_keys.py).
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
 queries and keys, E of values (another one in multi-latent attention).
@@ -131,7 +132,7 @@ def _attend(
     softmax: Softmax,
     max_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``dist_attn``; raises ``max_logits`` to those of this rank's rows."""
+    """``dist_attn``; sets ``max_logits`` to the larger of itself and this rank's largest logits."""
     q, k, v = qkv
     refuse_transforms()
     check_group(plan, cp_group)
@@ -221,7 +222,7 @@ class _DistAttn(torch.autograd.Function):
         call = Call("backward of dist_attn", k.shape[1:], k.dtype, scale, softcap=softcap)
         compare(call, work.plan, work.group, q.device).wait()
         dout = torch.zeros_like(out) if dout is None else dout
-        delta = None  # computed while keys travel, or by the kernel
+        delta = None  # left to staged_backward, unless lse or sinks have gradients
         if dlse is not None or sink_lse is not None:
             delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
         kept = KeptKeys(buffers, k, v) if work.keeps else None

@@ -28,7 +28,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class StageWork(NamedTuple):
-    """What the loop over stages needs besides tensors."""
+    """What the loop over stages needs besides q, k, v and the gradients."""
 
     plan: AttnPlan
     ready: PreparedPlan

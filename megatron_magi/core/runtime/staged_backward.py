@@ -143,7 +143,10 @@ class KeyGradients:
         self.pending: list[Arriving] = []
 
     def place(self, stage: PreparedStage) -> Pair:
-        """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side."""
+        """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side.
+
+        It also keeps the buffer for ``send``, and own rows for ``sums``.
+        """
         own = stage.num_own
         if stage.cast is None:
             of_k, of_v = self.shapes

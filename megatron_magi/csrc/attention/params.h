@@ -22,8 +22,8 @@ struct MagiFwdParams {
   float* lse;                 // [T, H] natural log, -inf for rows that see nothing
   int64_t lse_stride_token;   // elements
   int64_t lse_stride_head;    // elements
-  const float* sink_lse;      // [T, H]: a logit of value 0 that joins every row before num_q (rows
-                              // from there on are further parts of its keys); null: there is none
+  const float* sink_lse;      // [T, H]: a logit without a value row, which joins rows below num_q
+                              // (rows above are later parts of their keys); null: there is none
   int64_t sink_stride_token;  // elements; 0: the same for all tokens
   const int32_t* tiles;       // [num_tiles, 8]: struct FwdTile of work_lists.h, largest first
   const int32_t* entries;     // [entries of all tiles, 12]: struct FwdEntry of work_lists.h
@@ -40,7 +40,8 @@ struct MagiFwdParams {
   int32_t num_tiles;
   float softcap;  // logit = softcap * tanh(softmax_scale * score / softcap); 0: off
   int32_t num_empty_ranges;
-  int32_t heads_per_section;  // kv heads that are worked on together (their K and V fit in L2)
+  // kv heads that are worked on together: as many as fit in L2, or more if these are too few items.
+  int32_t heads_per_section;
   int32_t pack;     // query heads packed into one tile's rows: power of two, divides H / G
   int32_t block_m;  // query rows per tile: 128 or 192
   int32_t block_n;  // keys per tile: 64, 80, 96 or 128

@@ -4,7 +4,7 @@
 #include "schedule/backward_turns.h"
 
 namespace magi {
-BwdShape bwd_shape(const BwdLengths& lengths, const FwdHeads& heads, int64_t num_sms) {
+BwdShape bwd_shape(const BwdLengths& lengths, const LaunchHeads& heads, int64_t num_sms) {
   BwdShape shape;
   shape.group = heads.heads_q / heads.heads_kv;
   shape.num_heads_kv = heads.heads_kv;
@@ -15,7 +15,7 @@ BwdShape bwd_shape(const BwdLengths& lengths, const FwdHeads& heads, int64_t num
 }
 
 BwdChoice choose_bwd(std::span<const Slice> slices, const BwdLengths& lengths,
-                     const FwdHeads& heads, int64_t num_sms, const BwdTiling& tiling,
+                     const LaunchHeads& heads, int64_t num_sms, const BwdTiling& tiling,
                      const BwdMode& mode) {
   BwdChoice choice;
   choice.work = build_bwd_work_list(slices, lengths, tiling, mode.deterministic);

@@ -12,8 +12,8 @@
 namespace magi {
 namespace {
 
-// Bounds of the host's time and no costs: the tiles after the ends of a tile that are compared, and
-// how many ends are.
+// These bound the host's time and are no costs: how many tiles behind a possible end of a tile are
+// compared, and how many possible ends.
 constexpr int64_t kHorizon = 16;
 constexpr int kMaxOptions = 6;
 

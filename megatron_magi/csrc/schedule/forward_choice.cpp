@@ -33,40 +33,40 @@ FwdTiling tiling_of(const FwdVariant& variant) {
 double work_cost(const FwdWorkList& work, const FwdShape& shape, const FwdVariant& variant,
                  const FwdCosts& costs) {
   if (work.tiles.empty()) return 0.;
-  const int64_t units = shape.heads.heads_q / variant.pack;
+  const int64_t head_groups = shape.heads.heads_q / variant.pack;
   const double step = step_cost(shape.heads.head_dim, variant, costs);
   const auto num_tiles = static_cast<int64_t>(work.tiles.size());
   const auto num_sms = static_cast<double>(shape.num_sms);
-  if (static_cast<double>(units * num_tiles) > costs.few_items * num_sms) {
+  if (static_cast<double>(head_groups * num_tiles) > costs.few_items * num_sms) {
     const double sum = step * static_cast<double>(work.steps) +
                        costs.masked_cost * static_cast<double>(work.masked_steps) +
                        costs.tile_cost * static_cast<double>(num_tiles);
     const double longest = step * work.tiles.front().num_steps + costs.tile_cost;
-    return std::max(static_cast<double>(units) * sum / num_sms, longest);
+    return std::max(static_cast<double>(head_groups) * sum / num_sms, longest);
   }
   Makespan makespan(shape.num_sms);
   for (const FwdTile& tile : work.tiles)
-    makespan.add(step * tile.num_steps + costs.tile_cost, units);
+    makespan.add(step * tile.num_steps + costs.tile_cost, head_groups);
   return makespan.last();
 }
 
-// What any work list with this kernel costs at least: every visible cell and every row that sees a
-// key is in a tile. Slices share no cell.
-double least_cost(int64_t area, int64_t rows, const FwdShape& shape, const FwdVariant& variant,
-                  const FwdCosts& costs) {
+// A bound from below on the cost of any list with this kernel: all visible cells are in its steps
+// (slices share none), and the rows of the longest slice are in its tiles.
+double least_cost(int64_t area, int64_t longest_slice_rows, const FwdShape& shape,
+                  const FwdVariant& variant, const FwdCosts& costs) {
   const int64_t tile_q = variant.block_m / variant.pack;
-  const double units = static_cast<double>(shape.heads.heads_q / variant.pack);
+  const double head_groups = static_cast<double>(shape.heads.heads_q / variant.pack);
   const double steps = static_cast<double>(ceil_div(area, tile_q * variant.block_n));
-  const double tiles = static_cast<double>(ceil_div(rows, tile_q));
+  const double tiles = static_cast<double>(ceil_div(longest_slice_rows, tile_q));
   const double sum =
       step_cost(shape.heads.head_dim, variant, costs) * steps + costs.tile_cost * tiles;
-  return units * sum / static_cast<double>(shape.num_sms);
+  return head_groups * sum / static_cast<double>(shape.num_sms);
 }
 
 // The most steps of a part, or none if the walks are already short enough.
-std::optional<int64_t> steps_of_a_part(const FwdWorkList& whole, int64_t units, int64_t num_sms,
-                                       const FwdCosts& costs) {
-  const int64_t even = ceil_div(units * whole.steps, num_sms);  // if the work could be even
+std::optional<int64_t> steps_of_a_part(const FwdWorkList& whole, int64_t head_groups,
+                                       int64_t num_sms, const FwdCosts& costs) {
+  const int64_t even = ceil_div(head_groups * whole.steps, num_sms);  // if the work could be even
   const int64_t longest = whole.tiles.empty() ? 0 : whole.tiles.front().num_steps;
   const double of_longest = std::ceil(static_cast<double>(longest) / costs.most_parts);
   const double least = std::ceil(std::max({of_longest, costs.least_steps, 1.}));
@@ -81,7 +81,8 @@ std::optional<int64_t> steps_of_a_part(const FwdWorkList& whole, int64_t units, 
 // alone.
 int64_t heads_per_section(const FwdWorkList& work, const FwdShape& shape, const FwdVariant& variant,
                           const FwdCosts& costs) {
-  const FwdHeads& heads = shape.heads;
+  const LaunchHeads& heads = shape.heads;
+  // K and V of a kv head in 16 bits. V counts as wide as K, which is too much with narrower values.
   const int64_t head_bytes = std::max<int64_t>(work.active_keys, 1) * heads.head_dim * 2 * 2;
   const double fit =
       std::max(std::floor(costs.section_bytes / static_cast<double>(head_bytes)), 1.);
@@ -96,7 +97,7 @@ int64_t heads_per_section(const FwdWorkList& work, const FwdShape& shape, const 
 
 }  // namespace
 
-std::vector<FwdVariant> fwd_variants(const FwdHeads& heads) {
+std::vector<FwdVariant> fwd_variants(const LaunchHeads& heads) {
   int64_t widest = 1;
   while (widest < kMaxPack && heads.heads_q / heads.heads_kv % (2 * widest) == 0) widest *= 2;
   std::vector<FwdVariant> found;
@@ -121,8 +122,8 @@ std::vector<FwdChoice> fwd_choices(FwdWorkList whole, const FwdShape& shape,
     const int64_t together = heads_per_section(work, shape, variant, costs);
     found.push_back({variant, std::move(work), cost, together});
   };
-  const int64_t units = shape.heads.heads_q / variant.pack;
-  const auto steps = steps_of_a_part(whole, units, shape.num_sms, costs);
+  const int64_t head_groups = shape.heads.heads_q / variant.pack;
+  const auto steps = steps_of_a_part(whole, head_groups, shape.num_sms, costs);
   std::optional<FwdWorkList> parts;
   if (steps) parts = whole;
   offer(std::move(whole), 0.);

@@ -8,14 +8,9 @@
 #include "planner/slices.h"
 #include "schedule/forward.h"
 #include "schedule/forward_costs.h"
+#include "schedule/launch_heads.h"
 
 namespace magi {
-
-struct FwdHeads {
-  int64_t heads_q = 1;
-  int64_t heads_kv = 1;
-  int64_t head_dim = 128;  // of queries and keys
-};
 
 // How a kernel tiles the rows of a query head group.
 struct FwdVariant {
@@ -28,24 +23,24 @@ struct FwdVariant {
 struct FwdShape {
   int64_t num_q = 0;
   int64_t num_k = 0;
-  FwdHeads heads;
+  LaunchHeads heads;
   int64_t num_sms = 132;
 };
 
 struct FwdChoice {
   FwdVariant variant;
   FwdWorkList work;
-  double cost = 0.;               // estimated time, in the units of FwdCosts
+  double cost = 0.;               // estimated time, in reference steps (FwdCosts)
   int64_t heads_per_section = 1;  // kv heads that are walked together
 };
 
 // The variants that are compiled for a head_dim, with as many heads packed as possible or none.
-std::vector<FwdVariant> fwd_variants(const FwdHeads& heads);
+std::vector<FwdVariant> fwd_variants(const LaunchHeads& heads);
 
-// The choice with the least estimated time among all variants and, if few tiles would leave most
-// processors idle, the same tiles with long walks cut into parts. The estimate sums steps; for few
-// tiles it simulates the launch. Throws std::invalid_argument like `build_fwd_work_list`, and for a
-// head_dim without kernels.
+// The choice with the least estimated time among all variants, each with its list as it is and, if
+// the longest walk is at least twice a processor's even share, with long walks cut into parts. The
+// estimate sums steps; for few items it simulates the launch. Throws std::invalid_argument like
+// `build_fwd_work_list`, and for a head_dim without kernels.
 FwdChoice choose_fwd(std::span<const Slice> slices, const FwdShape& shape,
                      const FwdCosts& costs = kFwdCosts);
 

@@ -12,26 +12,27 @@
 
 namespace magi {
 
-// Units: a unit is the time of one 128 x 128 step of head_dim 128 of the kernel that took maxima in
-// every step; a step is a query tile times a key tile, of whatever size.
+// A reference step (ref) is the time of a 128 x 128 step of head_dim 128 in an older kernel, which
+// took maxima in every step: about 1.6 us. A step is one query tile times one key tile, whatever
+// its size.
 struct FwdCosts {
-  // Steps of each kernel, by head_dim, query rows and keys. Fitted to one H200 at 16k tokens (192
-  // and 256: at 4k and 16k), docs/kernel_notes.md.
-  double step_64_128_128 = 0.66;   // units
-  double step_64_192_128 = 0.86;   // units
-  double step_96_128_128 = 0.85;   // units, between 64 and 128 by cells of a step; to be measured
-  double step_96_192_96 = 0.85;    // units, the same
-  double step_128_192_80 = 0.80;   // units
-  double step_128_192_64 = 0.68;   // units, like that of 80 keys
-  double step_128_128_128 = 0.90;  // units
-  double step_192_192_80 = 1.02;   // units, with values of 128
-  double step_192_128_128 = 1.05;  // units
-  double step_256_128_80 = 1.08;   // units
+  // The time of one step, named by head_dim, query rows and keys. Fitted to one H200 at 16k tokens,
+  // head_dim 192 and 256 at 4k and 16k (docs/kernel_notes.md).
+  double step_64_128_128 = 0.66;   // ref
+  double step_64_192_128 = 0.86;   // ref
+  double step_96_128_128 = 0.85;   // ref, between 64 and 128 by cells of a step; to be measured
+  double step_96_192_96 = 0.85;    // ref, the same
+  double step_128_192_80 = 0.80;   // ref
+  double step_128_192_64 = 0.68;   // ref: no steps of their own were fitted, see 80 keys
+  double step_128_128_128 = 0.90;  // ref
+  double step_192_192_80 = 1.02;   // ref, with values of 128
+  double step_192_128_128 = 1.05;  // ref
+  double step_256_128_80 = 1.08;   // ref
 
-  // The simulation of a launch.
-  double tile_cost = 0.3;     // units: starting a tile and writing it out
-  double masked_cost = 0.07;  // units: a masked step over an unmasked one
-  double merge_cost = 30.;    // units: merging two parts, a few small launches, about 50 us
+  // The estimate: a sum of steps, or for few items the simulation of the launch (work_cost).
+  double tile_cost = 0.3;     // ref: starting a tile and writing it out
+  double masked_cost = 0.07;  // ref: a masked step over an unmasked one; in the sum only
+  double merge_cost = 30.;  // ref: merging one part into another: a few small launches, about 50 us
   // The last wave matters in a launch of fewer items, and in a section of heads (measured with 8 to
   // 32 kv heads, docs/kernel_notes.md).
   double few_items = 8.;  // items for every processor
@@ -43,7 +44,7 @@ struct FwdCosts {
   // Heads at a time. The L2 has 50 MiB, and more than K and V go through it.
   double section_bytes = 33554432.;  // bytes of K and V that are walked together
 
-  // The list. Where a tile may end at one of several slices, these decide; an estimate.
+  // The list: where a tile ends that may end with any of several strips. Estimates.
   double end_tile_cost = 0.5;     // steps: starting a tile and writing it out
   double end_masked_cost = 0.15;  // steps: a masked step over an unmasked one
 };
@@ -56,7 +57,7 @@ struct FwdTileStep {
   double FwdCosts::* step;
 };
 
-// All that are compiled, in the order of preference.
+// All that are compiled. Of choices with equal cost, the one that stands first here is taken.
 inline constexpr FwdTileStep kFwdTileSteps[] = {
     {64, 128, 128, &FwdCosts::step_64_128_128},   {64, 192, 128, &FwdCosts::step_64_192_128},
     {96, 128, 128, &FwdCosts::step_96_128_128},   {96, 192, 96, &FwdCosts::step_96_192_96},

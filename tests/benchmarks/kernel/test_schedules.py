@@ -46,7 +46,7 @@ def test_the_chosen_one_is_among_them() -> None:
     table = SliceTable(masks.full(TOKENS).slices, TOKENS, TOKENS)
     q = torch.empty(0)
     tried = backwards(AttnCall(q, q, q, table, 1.0), HeadsKey(8, 2, 256, 256, CPU), False)
-    made = solver.bwd_work_list(table.slices, TOKENS, TOKENS, 8, 2, 256, 132)
+    made = solver.choose_bwd(table.slices, TOKENS, TOKENS, 8, 2, 256, 132)
     chosen = Schedule(*tried.named["schedules"][tried.chosen])
     assert chosen == (
         made.num_splits, made.lanes_per_section, made.in_turns, made.whole_heads, made.band_rows,

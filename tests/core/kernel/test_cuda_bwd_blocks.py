@@ -36,7 +36,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def listed(slices: np.ndarray, num_q: int, num_k: int, shape: Shape) -> solver.BwdWorkList:
-    work = solver.bwd_work_list(slices, num_q, num_k, may_take_turns=False)
+    work = solver.choose_bwd(slices, num_q, num_k, may_take_turns=False)
     return work.in_bands(shape.band_rows) if shape.band_rows else work
 
 
@@ -82,7 +82,7 @@ def test_a_block_waits_for_blocks_before_it_alone(
 @given(slice_grids(), st.sampled_from([1, 64, 100, 256]))
 def test_bands_have_every_step_once(case: tuple[np.ndarray, int, int], band_rows: int) -> None:
     slices, num_q, num_k = case
-    work = solver.bwd_work_list(slices, num_q, num_k, may_take_turns=False)
+    work = solver.choose_bwd(slices, num_q, num_k, may_take_turns=False)
     cut = work.in_bands(band_rows)
     seen = np.zeros((num_q, num_k), np.int32)
     rows: dict[int, list[int]] = {}
@@ -102,7 +102,7 @@ def test_bands_have_every_step_once(case: tuple[np.ndarray, int, int], band_rows
 
 
 def test_bands_keep_to_their_rows() -> None:
-    work = solver.bwd_work_list(masks.full(1000, 256).slices, 1000, 256, may_take_turns=False)
+    work = solver.choose_bwd(masks.full(1000, 256).slices, 1000, 256, may_take_turns=False)
     work = work.in_bands(384)
     entries = [work.entries[item[2]][:2].tolist() for item in work.items.tolist()]
     assert entries == [[0, 384], [0, 384], [384, 768], [384, 768], [768, 1000], [768, 1000]]

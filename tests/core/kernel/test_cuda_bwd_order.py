@@ -38,7 +38,7 @@ def test_deterministic_order_is_kept_and_never_deadlocks(
 ) -> None:
     """Every row gets its sums in the order of the list, whoever runs when."""
     slices, num_q, num_k = case
-    work = solver.bwd_work_list(slices, num_q, num_k, head_dim=head_dim, deterministic=True)
+    work = solver.choose_bwd(slices, num_q, num_k, head_dim=head_dim, deterministic=True)
     order = run_in_any_order(work, work.visits(), num_q, random.Random(seed), width, head_dim)
     assert order == in_list_order(work, num_q)
 
@@ -51,7 +51,7 @@ def test_every_entry_finishes_its_row_groups_once_and_in_the_order_of_the_list(
     """The counter of a row group runs through the entries; each waits for the one before it with
     the first step that meets the row group."""
     slices, num_q, num_k = case
-    work = solver.bwd_work_list(slices, num_q, num_k, deterministic=True)
+    work = solver.choose_bwd(slices, num_q, num_k, deterministic=True)
     walks = [step for item in work.items.tolist() for step in steps_of(work, item)]
     finished = [0] * work.num_row_groups
     touched, ended = set(), []
@@ -74,7 +74,7 @@ def test_two_warps_need_to_know_what_the_other_one_has_added() -> None:
     """Of two steps that share a row group, only the first waits for the entry before. If the other
     warp added the second one as soon as it could, it would at times come before its turn."""
     slices = np.array([[0, 300, 0, 128, -400, 400], [10, 300, 128, 256, -400, 400]], np.int32)
-    work = solver.bwd_work_list(slices, 300, 256, head_dim=64, deterministic=True)
+    work = solver.choose_bwd(slices, 300, 256, head_dim=64, deterministic=True)
     expected = in_list_order(work, 300)
     visits = work.visits()
     lonely = visits & [-1, -1, -1, ~CONTINUES]
@@ -89,7 +89,7 @@ def test_two_warps_need_to_know_what_the_other_one_has_added() -> None:
 def test_turns_of_a_million_tokens_are_few() -> None:
     """Their number is about that of the entries, not that of the 67 million steps."""
     for mask in (masks.causal(1 << 20), masks.sliding_window(1 << 20, (1 << 19, 0))):
-        work = solver.bwd_work_list(mask.slices, 1 << 20, 1 << 20, 64, 8, deterministic=True)
+        work = solver.choose_bwd(mask.slices, 1 << 20, 1 << 20, 64, 8, deterministic=True)
         assert work.steps > 16 * len(work.entries)
         assert len(work.turns) < 4 * len(work.entries)
 
@@ -98,7 +98,7 @@ def test_each_entry_follows_those_that_added_last_to_its_row_groups() -> None:
     """Of very many row groups, in walk order."""
     cells = np.random.default_rng(0).random((256, 256)) < 0.03
     mask, tokens = masks.from_block_mask(cells, 4096), 1 << 20
-    work = solver.bwd_work_list(mask.slices, tokens, tokens, 64, 8, deterministic=True)
+    work = solver.choose_bwd(mask.slices, tokens, tokens, 64, 8, deterministic=True)
     assert work.num_row_groups == tokens // 64
     last_added = np.zeros(work.num_row_groups, np.int32)
     for _, _, begin, end, *_ in work.items.tolist():
@@ -113,14 +113,12 @@ def test_each_entry_follows_those_that_added_last_to_its_row_groups() -> None:
 
 def test_deterministic_lists_have_tiles_of_the_kernel() -> None:
     with pytest.raises(ValueError, match="tile_q must be 64, got 32; leave it out"):
-        solver.bwd_work_list(masks.full(64).slices, 64, 64, tile_q=32, deterministic=True)
+        solver.choose_bwd(masks.full(64).slices, 64, 64, tile_q=32, deterministic=True)
 
 
 @pytest.mark.parametrize("length", [4096, 16384, 131072])
 def test_deterministic_mode_mixes_heads_or_splits_within_its_memory(length: int) -> None:
-    work = solver.bwd_work_list(
-        masks.causal(length).slices, length, length, 64, 8, deterministic=True
-    )
+    work = solver.choose_bwd(masks.causal(length).slices, length, length, 64, 8, deterministic=True)
     assert work.lanes_per_section >= 2
     partial_bytes = 2 * 4 * work.num_splits * length * 8 * 128 * (work.num_splits > 1)
     assert partial_bytes < 1.2e9
@@ -129,7 +127,7 @@ def test_deterministic_mode_mixes_heads_or_splits_within_its_memory(length: int)
 def schedule(mask: AttnMask, head_dim: int = 128) -> tuple[int, int]:
     """Splits, and kv heads at a time, in deterministic mode, of 64 query heads on 8."""
     tokens = mask.total_seqlen_q, mask.total_seqlen_k
-    work = solver.bwd_work_list(mask.slices, *tokens, 64, 8, head_dim, deterministic=True)
+    work = solver.choose_bwd(mask.slices, *tokens, 64, 8, head_dim, deterministic=True)
     return work.num_splits, work.lanes_per_section // work.num_splits
 
 
@@ -185,21 +183,21 @@ def test_branches_are_segments_unless_a_step_would_meet_three(
     """Of 300, the trunk's waits are simulated without them, because they would be too many."""
     mask = masks.shared_question([16384], [[branch] * count])
     tokens = mask.total_seqlen_q, mask.total_seqlen_k
-    work = solver.bwd_work_list(mask.slices, *tokens, 8, 2, deterministic=True)
+    work = solver.choose_bwd(mask.slices, *tokens, 8, 2, deterministic=True)
     assert len(work.segments) == segments
     assert work.lanes_per_section >= 2
 
 
 def test_a_single_head_has_a_schedule_in_deterministic_mode() -> None:
     """It has no second lane."""
-    work = solver.bwd_work_list(masks.causal(1024).slices, 1024, 1024, 1, 1, deterministic=True)
+    work = solver.choose_bwd(masks.causal(1024).slices, 1024, 1024, 1, 1, deterministic=True)
     assert (work.num_splits, work.lanes_per_section) == (1, 1)
 
 
 def test_documents_stand_together_in_deterministic_mode_where_they_are_few() -> None:
     mask = masks.from_cu_seqlens([0, 6000, 10000, 16384])
     fast, ordered = (
-        solver.bwd_work_list(mask.slices, 16384, 16384, 64, 8, deterministic=mode)
+        solver.choose_bwd(mask.slices, 16384, 16384, 64, 8, deterministic=mode)
         for mode in (False, True)
     )
     ends = [ordered.entries[item[3] - 1][1] for item in ordered.items.tolist()]

@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Ho
 @pytest.mark.parametrize("head_dim", [96, 128, 256])
 def test_split_groups_give_gradients_in_the_dtype_of_q(head_dim: int) -> None:
     """Few keys and many query heads: the parts of a head group are added by another kernel."""
-    from megatron_magi.core.kernel.hopper.choice import backward_launch
+    from megatron_magi.core.kernel.hopper.choice import chosen_backward
     from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     run = Run(Case("split", masks.causal(1000), heads=(64, 4), head_dim=head_dim))
     key = HeadsKey.of(run.call)
     for deterministic in (False, True):
-        assert backward_launch(run.call.table, key, deterministic).params.num_splits > 1
+        assert chosen_backward(run.call.table, key, deterministic).params.num_splits > 1
         run.check(backward_of(run, deterministic=deterministic, dtype=torch.bfloat16))
 
 
@@ -47,7 +47,7 @@ def _scheduled(run: Run, schedule: Schedule) -> Run:
     from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     key, table = HeadsKey.of(run.call), table_of(run.case.mask)
-    work = solver.bwd_work_list(
+    work = solver.choose_bwd(
         table.slices,
         table.num_q,
         table.num_k,

@@ -23,7 +23,7 @@ class Chosen(NamedTuple):
 
 def chosen(mask: AttnMask, heads: tuple[int, int] = (64, 8), **options: object) -> Chosen:
     tokens = mask.total_seqlen_q, mask.total_seqlen_k
-    work = solver.bwd_work_list(mask.slices, *tokens, *heads, **options)  # type: ignore[arg-type]
+    work = solver.choose_bwd(mask.slices, *tokens, *heads, **options)  # type: ignore[arg-type]
     bands = int(work.items[:, 7].max())
     assert len(work.items) <= bands * work.num_tiles
     return Chosen(work.num_splits, work.lanes_per_section, work.in_turns, work.whole_heads, bands)
@@ -88,7 +88,7 @@ def test_documents_in_groups_keep_their_heads_together() -> None:
 def test_sums_of_long_rows_are_small(tokens: int, make: object) -> None:
     """One sum for each key of a kv head, whatever the number of parts: 3 % of dq in fp32."""
     mask = make(tokens)  # type: ignore[operator]
-    work = solver.bwd_work_list(mask.slices, tokens, tokens, 64, 8)
+    work = solver.choose_bwd(mask.slices, tokens, tokens, 64, 8)
     heads = max(1, work.lanes_per_section // work.num_splits)
     assert work.in_turns
     assert work.num_tiles * heads * 128 * (128 + 128) <= tokens * 64 * 128 // 32

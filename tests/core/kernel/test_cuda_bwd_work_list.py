@@ -21,7 +21,7 @@ def test_every_cell_once_and_every_key_row_once(
     case: tuple[np.ndarray, int, int], head_dim: int
 ) -> None:
     slices, num_q, num_k = case
-    work = solver.bwd_work_list(slices, num_q, num_k, head_dim=head_dim)
+    work = solver.choose_bwd(slices, num_q, num_k, head_dim=head_dim)
     seen = np.zeros((num_q, num_k), dtype=np.int32)
     written = np.zeros(num_k, dtype=np.int32)
     total = partial = 0
@@ -48,7 +48,7 @@ def test_every_cell_once_and_every_key_row_once(
 
 def test_documents_start_their_own_tiles() -> None:
     mask = masks.from_cu_seqlens([0, 1000, 2300, 2310], causal=False)
-    work = solver.bwd_work_list(mask.slices, 2310, 2310)
+    work = solver.choose_bwd(mask.slices, 2310, 2310)
     # 8 x 16 and 11 x 21 tiles; the ten tokens at the end share the last tile of their neighbour.
     assert work.steps == 8 * 16 + 11 * 21 + 1
     assert len(work.items) == 8 + 11
@@ -57,28 +57,28 @@ def test_documents_start_their_own_tiles() -> None:
 def test_tiles_are_those_of_the_kernel_unless_others_are_asked_for() -> None:
     slices = masks.full(640).slices
     for head_dim, asked, items in ((128, None, 5), (192, None, 5), (256, None, 10), (256, 128, 5)):
-        work = solver.bwd_work_list(slices, 640, 640, head_dim=head_dim, tile_k=asked)
+        work = solver.choose_bwd(slices, 640, 640, head_dim=head_dim, tile_k=asked)
         assert len(work.items) == items and work.steps == 10 * items
 
 
 def test_branches_share_the_tiles_of_their_trunk() -> None:
     trunk, branches = 256, [10] * 20
     mask = masks.shared_question([trunk], [branches])
-    work = solver.bwd_work_list(mask.slices, *mask.to_dense().shape)
+    work = solver.choose_bwd(mask.slices, *mask.to_dense().shape)
     full = [e for e in work.entries.tolist() if e[0] == trunk]
     # All branches see both key tiles of the trunk: 200 rows are 4 query tiles, not 20.
     assert [e[1] - e[0] for e in full if e[3] <= trunk] == [200, 200]
 
 
 def test_unseen_keys_are_items_without_steps() -> None:
-    work = solver.bwd_work_list(np.array([[0, 10, 0, 10, -9, 9]], np.int32), 10, 300)
+    work = solver.choose_bwd(np.array([[0, 10, 0, 10, -9, 9]], np.int32), 10, 300)
     assert sorted(work.items[:, 4].tolist()) == [0, 0, 1]
 
 
 def test_few_items_split_the_group_and_many_do_not() -> None:
     def schedule(length: int) -> dict:
         mask = masks.full(length, length)
-        return solver.bwd_work_list(mask.slices, length, length, 64, 8)
+        return solver.choose_bwd(mask.slices, length, length, 64, 8)
 
     assert schedule(256).num_splits > 1
     made = schedule(4096)
@@ -105,7 +105,7 @@ def test_much_work_is_scheduled_as_if_it_were_simulated(
 ) -> None:
     """Where no order could change the end, nothing is simulated; these are a simulation's."""
     tokens = mask.total_seqlen_q, mask.total_seqlen_k
-    work = solver.bwd_work_list(mask.slices, *tokens, *heads, deterministic=deterministic)
+    work = solver.choose_bwd(mask.slices, *tokens, *heads, deterministic=deterministic)
     assert (work.num_splits, work.lanes_per_section) == chosen
 
 
@@ -113,7 +113,7 @@ def test_wide_heads_share_the_cache_with_few_others() -> None:
     """At head_dim 256 tiles of 64 keys move twice the bytes for a product."""
     mask = masks.from_cu_seqlens([*range(0, 8001, 1000), 16384])
     narrow, wide = (
-        solver.bwd_work_list(mask.slices, 16384, 16384, 64, 8, head_dim) for head_dim in (128, 256)
+        solver.choose_bwd(mask.slices, 16384, 16384, 64, 8, head_dim) for head_dim in (128, 256)
     )
     heads = [work.lanes_per_section // work.num_splits for work in (wide, narrow)]
     assert heads[0] == 1 < heads[1]
@@ -133,7 +133,7 @@ def test_wide_heads_share_the_cache_with_few_others() -> None:
 def test_walk_starts_neighbours_on_the_same_rows(
     mask: AttnMask, descending: bool, heads_inner: bool
 ) -> None:
-    work = solver.bwd_work_list(
+    work = solver.choose_bwd(
         mask.slices, mask.total_seqlen_q, mask.total_seqlen_k, deterministic=True
     )
     assert (work.descending, work.heads_inner) == (descending, heads_inner)
@@ -143,7 +143,7 @@ def test_unseen_keys_come_last_also_in_groups() -> None:
     """Blocks without steps would otherwise start before the longest ones."""
     documents = masks.from_cu_seqlens([0, 700, 2900, 3500, 5200, 6000])
     mask = AttnMask(documents.slices, 6000, 6600)
-    work = solver.bwd_work_list(mask.slices, 6000, 6600, 64, 8)
+    work = solver.choose_bwd(mask.slices, 6000, 6600, 64, 8)
     steps = work.items[:, 4] > 0
     assert work.grouped and not steps[-1]
     assert steps[: steps.sum()].all()
@@ -151,7 +151,7 @@ def test_unseen_keys_come_last_also_in_groups() -> None:
 
 def test_causal_documents_stand_together_longest_first() -> None:
     bounds = [0, 700, 2900, 3500, 5200, 6000]
-    work = solver.bwd_work_list(masks.from_cu_seqlens(bounds).slices, 6000, 6000, 64, 8)
+    work = solver.choose_bwd(masks.from_cu_seqlens(bounds).slices, 6000, 6000, 64, 8)
     ends = [work.entries[item[3] - 1][1] for item in work.items.tolist()]
     documents = [key for key, _ in itertools.groupby(ends)]
     assert work.grouped and work.heads_inner
@@ -169,7 +169,7 @@ def test_causal_documents_stand_together_longest_first() -> None:
     ids=["one document", "full documents"],
 )
 def test_items_are_grouped_only_where_lengths_differ_in_a_group(mask: AttnMask) -> None:
-    work = solver.bwd_work_list(mask.slices, 4096, 4096, 64, 8)
+    work = solver.choose_bwd(mask.slices, 4096, 4096, 64, 8)
     assert not work.grouped and not work.heads_inner
 
 
@@ -178,7 +178,7 @@ def test_scattered_blocks_are_not_grouped_by_where_they_end(density: float) -> N
     """All of these groups would have nearly all rows, so items of one group would drift apart."""
     cells = np.random.default_rng(0).random((64, 64)) < density
     mask = masks.from_block_mask(cells, 128)
-    work = solver.bwd_work_list(mask.slices, 8192, 8192, 64, 8)
+    work = solver.choose_bwd(mask.slices, 8192, 8192, 64, 8)
     sizes = work.items[:, 4].tolist()
     assert not work.grouped and not work.heads_inner
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > 1.3 * sizes[-1]
@@ -198,28 +198,28 @@ def test_scattered_blocks_run_one_lane_at_a_time(
 ) -> None:
     """Short blocks of one lane stay on the same rows; splits run one after another."""
     mask = blocks(tokens)
-    work = solver.bwd_work_list(mask.slices, tokens, tokens, 64, heads_kv)
+    work = solver.choose_bwd(mask.slices, tokens, tokens, 64, heads_kv)
     assert (work.num_splits, work.lanes_per_section) == chosen
 
 
 def test_scattered_blocks_that_the_cache_holds_run_all_lanes() -> None:
     mask = blocks(2048)
-    assert solver.bwd_work_list(mask.slices, 2048, 2048, 64, 8).lanes_per_section > 1
+    assert solver.choose_bwd(mask.slices, 2048, 2048, 64, 8).lanes_per_section > 1
 
 
 def test_branches_of_a_prefix_tree_stand_together() -> None:
     """Their groups overlap a little: the trunk has the rows of all branches."""
     mask = masks.prefix_tree([1024] + [512] * 14, [-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6])
-    work = solver.bwd_work_list(mask.slices, 8192, 8192, 64, 8)
+    work = solver.choose_bwd(mask.slices, 8192, 8192, 64, 8)
     assert work.grouped and work.heads_inner
 
 
 def test_slices_outside_the_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must lie in 10 queries x 20 keys, got q .*; cut it"):
-        solver.bwd_work_list(np.array([[0, 11, 0, 10, -9, 9]], np.int32), 10, 20)
+        solver.choose_bwd(np.array([[0, 11, 0, 10, -9, 9]], np.int32), 10, 20)
 
 
 @pytest.mark.parametrize("name", ["heads_q", "heads_kv", "num_sms", "tile_q", "tile_k"])
 def test_counts_that_divide_are_positive(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        solver.bwd_work_list(masks.causal(64).slices, 64, 64, **{name: 0})
+        solver.choose_bwd(masks.causal(64).slices, 64, 64, **{name: 0})

@@ -138,7 +138,7 @@ def test_few_rows_with_many_keys_are_split(out_dtype: torch.dtype | None) -> Non
     )
     case, table = Case("", (2, 1)), table_of(mask)
     q, k, v = draw(case, mask, 6)
-    work = choice.forward_launch(table, HeadsKey(2, 1, 128, 128, q.device))
+    work = choice.chosen_forward(table, HeadsKey(2, 1, 128, 128, q.device))
     assert work.num_parts > 1
     out, lse = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)
     again = backend().forward(AttnCall(q, k, v, table, 0.1), out_dtype=out_dtype)

@@ -140,7 +140,7 @@ def spread(sees: torch.Tensor) -> torch.Tensor:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_parts_of_a_long_walk_that_show_a_row_nothing() -> None:
     """Few rows with many keys are computed in parts: seeing nothing in one does not make nan."""
-    from megatron_magi.core.kernel.hopper.choice import forward_launch
+    from megatron_magi.core.kernel.hopper.choice import chosen_forward
     from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     num_k = 60_000
@@ -152,7 +152,7 @@ def test_parts_of_a_long_walk_that_show_a_row_nothing() -> None:
         q[[5, 50], 1, 7] = -torch.inf
         table = SliceTable(slices, 64, num_k)
         call = AttnCall(q, k, v, table, 0.125)
-        assert forward_launch(table, HeadsKey.of(call)).num_parts > 1
+        assert chosen_forward(table, HeadsKey.of(call)).num_parts > 1
         out, lse = select_backend("cuda", q.device, q.dtype).forward(call)
         cells = AttnMask(slices, 64, num_k)
         want, want_lse = dense_attention(q.double(), k.double(), v.double(), cells, 0.125)

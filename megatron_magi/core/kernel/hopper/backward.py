@@ -40,9 +40,9 @@ from megatron_magi.core.kernel.hopper.call_checks import (
     check_gradients,
     widths_for,
 )
-from megatron_magi.core.kernel.hopper.choice import backward_launch
+from megatron_magi.core.kernel.hopper.choice import chosen_backward
 from megatron_magi.core.kernel.hopper.launch_values import (
-    BwdLaunch,
+    ChosenBackward,
     HeadsKey,
     aligned,
     has_aligned_rows,
@@ -113,14 +113,14 @@ def _prepare(call: AttnCall, grad: GradCall) -> Backward:
     given = (grad.dout,) if grad.out is None else (grad.dout, grad.out)
     if not all(map(has_aligned_rows, (*call[:3], *given))):
         return _on_copies
-    launch = backward_launch(call.table, HeadsKey.of(call), grad.deterministic)
+    chosen = chosen_backward(call.table, HeadsKey.of(call), grad.deterministic)
     made = _results(new_grads, grad)
     in_fp32 = made[0].dtype == torch.float32
-    floats = launch.scratch_at[3] // 4 + (0 if in_fp32 else made[0].numel())
+    floats = chosen.scratch_at[3] // 4 + (0 if in_fp32 else made[0].numel())
     new_scratch = new_of((floats,), torch.float32, call.q.device)
-    pattern = Pattern(_params(launch, call, grad, made), VARYING)
+    pattern = Pattern(_params(chosen, call, grad, made), VARYING)
     run = cuda_library().prepared("magi_attn_bwd", pattern)
-    return Launch(call.q.device, launch, run, new_grads, new_scratch, in_fp32)
+    return Launch(call.q.device, chosen, run, new_grads, new_scratch, in_fp32)
 
 
 def _results(new_grads: tuple[Callable[[], Tensor], ...], grad: GradCall) -> Gradients:
@@ -163,10 +163,10 @@ def _on_copies(call: AttnCall, grad: GradCall) -> Gradients:
     return backward(call._replace(q=q, k=k, v=v), grad._replace(dout=dout, out=out))
 
 
-def _params(launch: BwdLaunch, call: AttnCall, grad: GradCall, made: Gradients) -> BwdParams:
+def _params(chosen: ChosenBackward, call: AttnCall, grad: GradCall, made: Gradients) -> BwdParams:
     """The parameters of a launch, without the fields in which calls of one form differ."""
     (q, k, v), (dq, dk, dv) = call[:3], made
-    p = BwdParams.from_buffer_copy(launch.params)
+    p = BwdParams.from_buffer_copy(chosen.params)
     p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, grad.dout, dk, dv))
     p.lse_stride_token, p.lse_stride_head = grad.lse.stride()
     if grad.out is not None:
@@ -191,7 +191,7 @@ class Launch:
     """One launch: what computes most calls of a form."""
 
     device: torch.device
-    launch: BwdLaunch
+    chosen: ChosenBackward
     run: Callable[..., None]
     """A launch; its arguments are the fields of VARYING."""
     new_grads: tuple[Callable[[], Tensor], ...]
@@ -214,9 +214,9 @@ class Launch:
         if (at_dq | at_dk | at_dv) % 16:
             check_gradients(call, grad)
         stream = stream_handle(self.device)
-        self.launch.tables.use_on(stream)
+        self.chosen.tables.use_on(stream)
         scratch = self.new_scratch()  # held until the launch
-        at, (stats, sums, semaphores, dq_sum) = scratch.data_ptr(), self.launch.scratch_at
+        at, (stats, sums, semaphores, dq_sum) = scratch.data_ptr(), self.chosen.scratch_at
         sum_and_dq = (at_dq, 0) if self.in_fp32 else (at + dq_sum, at_dq)
         of_rows = lse.data_ptr(), 0 if delta is None else delta.data_ptr()
         of_scratch = at + stats, at + sums, at + semaphores

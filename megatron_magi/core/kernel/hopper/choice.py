@@ -9,7 +9,7 @@ import torch
 
 from megatron_magi.core.cuda.abi import BwdParams, FwdParams
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
-from megatron_magi.core.kernel.hopper.launch_values import BwdLaunch, FwdLaunch, HeadsKey
+from megatron_magi.core.kernel.hopper.launch_values import ChosenBackward, ChosenForward, HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask.row_ranges import without
 from megatron_magi.core.native import solver
@@ -26,7 +26,7 @@ class Variant(NamedTuple):
     """Keys of a tile."""
 
 
-def forward_launch(table: SliceTable, key: HeadsKey) -> FwdLaunch:
+def chosen_forward(table: SliceTable, key: HeadsKey) -> ChosenForward:
     """The forward of this table, chosen and uploaded when first asked for."""
     cached = table.cache.get(("fwd", key))
     if cached is None:
@@ -34,7 +34,7 @@ def forward_launch(table: SliceTable, key: HeadsKey) -> FwdLaunch:
     return cached
 
 
-def backward_launch(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
+def chosen_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> ChosenBackward:
     """The backward of this table, chosen and uploaded when first asked for."""
     name = "bwd", key, deterministic
     cached = table.cache.get(name)
@@ -43,7 +43,7 @@ def backward_launch(table: SliceTable, key: HeadsKey, deterministic: bool) -> Bw
     return cached
 
 
-def _choose_forward(table: SliceTable, key: HeadsKey) -> FwdLaunch:
+def _choose_forward(table: SliceTable, key: HeadsKey) -> ChosenForward:
     chosen = solver.choose_fwd(table.slices, table.num_q, table.num_k, *key[:3], _num_sms(key))
     variant = Variant(chosen.pack, chosen.block_m, chosen.block_n)
     return upload_forward(table, key, variant, chosen.work, chosen.heads_per_section)
@@ -55,7 +55,7 @@ def upload_forward(
     variant: Variant,
     work: solver.FwdWorkList,
     heads_per_section: int = 1,
-) -> FwdLaunch:
+) -> ChosenForward:
     """Put a work list on the device and fill in the part of the parameters that never changes."""
     empty_rows = work.empty_rows
     if work.num_parts == 1:
@@ -70,7 +70,7 @@ def upload_forward(
         heads_per_section=heads_per_section,
         num_sms=_num_sms(key),
     )
-    return FwdLaunch(tables[0].buffer, params, work.num_parts)
+    return ChosenForward(tables[0].buffer, params, work.num_parts)
 
 
 def _addresses(tables: Sequence[DeviceTable]) -> list[int]:
@@ -93,16 +93,16 @@ def _shape(table: SliceTable, key: HeadsKey) -> dict[str, int]:
     }
 
 
-def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> BwdLaunch:
+def _choose_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> ChosenBackward:
     numbers = table.num_q, table.num_k, *key[:3], _num_sms(key)
-    work = solver.bwd_work_list(table.slices, *numbers, deterministic=deterministic)
+    work = solver.choose_bwd(table.slices, *numbers, deterministic=deterministic)
     return upload_backward(table, key, work, deterministic)
 
 
 def upload_backward(
     table: SliceTable, key: HeadsKey, work: solver.BwdWorkList, deterministic: bool
-) -> BwdLaunch:
-    """The same for a backward's work list and its schedule."""
+) -> ChosenBackward:
+    """Put a backward's work list on the device and fill in the parameters that never change."""
     names = ["items", "entries", "places", "turns", "segments"]
     tables = upload_together([getattr(work, name) for name in names], key.device)
     params = BwdParams(
@@ -119,11 +119,11 @@ def upload_backward(
         heads_inner=work.heads_inner,
         descending=work.descending,
     )
-    return BwdLaunch(tables[0].buffer, params, scratch_at(params))
+    return ChosenBackward(tables[0].buffer, params, scratch_at(params))
 
 
 def scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
-    """See ``BwdLaunch.scratch_at``; the sizes are those of csrc/attention/backward/params.h."""
+    """See ``ChosenBackward.scratch_at``; sizes are those of csrc/attention/backward/params.h."""
     stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
     rows, counters = (_sums_in_turns if p.in_turns else _sums_at_once)(p)
     partial = 4 * rows * (p.head_dim + p.value_dim)

@@ -23,9 +23,9 @@ from megatron_magi.core.kernel.backend import (
 )
 from megatron_magi.core.kernel.form import form_of, form_of_pair, form_of_qkv
 from megatron_magi.core.kernel.hopper.call_checks import check_call, check_output, widths_for
-from megatron_magi.core.kernel.hopper.choice import forward_launch
+from megatron_magi.core.kernel.hopper.choice import chosen_forward
 from megatron_magi.core.kernel.hopper.launch_values import (
-    FwdLaunch,
+    ChosenForward,
     HeadsKey,
     aligned,
     has_aligned_rows,
@@ -95,12 +95,12 @@ def _prepare(
     gaps = call.sink_lse is not None and call.sink_lse.stride(-1) != 1
     if gaps or not all(map(has_aligned_rows, call[:3])):
         return partial(_on_copies, out_dtype)
-    launch = forward_launch(call.table, HeadsKey.of(call))
-    if launch.num_parts > 1:
-        return partial(_in_parts, launch, out_dtype)
+    chosen = chosen_forward(call.table, HeadsKey.of(call))
+    if chosen.num_parts > 1:
+        return partial(_in_parts, chosen, out_dtype)
     given = into if prev is None else prev
     how = {"merge": prev is not None, "fill_empty_rows": given is None}
-    return _launch_of(launch, call, given, out_dtype, **how)
+    return _prepared_launch(chosen, call, given, out_dtype, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +157,17 @@ def _on_wider_heads(
 
 
 def _in_parts(
-    launch: FwdLaunch, out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
-    into: OutLse | None = None,
+    chosen: ChosenForward, out_dtype: torch.dtype | None, call: AttnCall,
+    prev: OutLse | None = None, into: OutLse | None = None,
 ) -> OutLse:  # fmt: skip
     """For few tiles with many keys each: compute parts of the keys in parallel, and merge the parts
     in a fixed order. Sinks have joined the first part (csrc/attention/params.h)."""
     q = call.q
-    shape = (launch.num_parts, *out_shape(call))
+    shape = (chosen.num_parts, *out_shape(call))
     out = torch.empty(shape, dtype=torch.float32, device=q.device)
     lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
-    launch_forward(launch, call, (out.flatten(0, 1), lse.flatten(0, 1)))
-    for part in range(1, launch.num_parts):
+    launch_forward(chosen, call, (out.flatten(0, 1), lse.flatten(0, 1)))
+    for part in range(1, chosen.num_parts):
         merge_(out[0], lse[0], out[part], lse[part])
     if prev is not None:
         merge_(*prev, out[0], lse[0])
@@ -178,7 +178,7 @@ def _in_parts(
 
 
 def launch_forward(
-    launch: FwdLaunch, call: AttnCall, result: OutLse, *, merge: bool = False
+    chosen: ChosenForward, call: AttnCall, result: OutLse, *, merge: bool = False
 ) -> None:
     """One launch on the current stream; no synchronisation. It also writes 0, and -inf or the
     sinks' lse, to rows that no slice covers.
@@ -188,7 +188,7 @@ def launch_forward(
         merge: merge into what ``result`` holds.
     """
     call = _readable(call)
-    _launch_of(launch, call, result, merge=merge)(call, into=result)
+    _prepared_launch(chosen, call, result, merge=merge)(call, into=result)
 
 
 def _readable(call: AttnCall) -> AttnCall:
@@ -201,8 +201,8 @@ def _readable(call: AttnCall) -> AttnCall:
     return call if same else call._replace(q=q, k=k, v=v, sink_lse=sinks)
 
 
-def _launch_of(
-    launch: FwdLaunch, call: AttnCall, given: OutLse | None,
+def _prepared_launch(
+    chosen: ChosenForward, call: AttnCall, given: OutLse | None,
     out_dtype: torch.dtype | None = None, *, merge: bool, fill_empty_rows: bool = True,
 ) -> Launch:  # fmt: skip
     """The launch of calls of this one's form; ``given``: what it writes, None: new tensors."""
@@ -210,7 +210,7 @@ def _launch_of(
     new_out = new_of(out_shape(call), out_dtype or q.dtype, q.device)
     new_lse = new_of(tuple(q.shape[:2]), torch.float32, q.device)
     result = (new_out(), new_lse()) if given is None else given
-    p = FwdParams.from_buffer_copy(launch.params)
+    p = FwdParams.from_buffer_copy(chosen.params)
     p.q, p.k, p.v, p.out = map(TensorView.of, (*call[:3], result[0]))
     p.lse_stride_token, p.lse_stride_head = result[1].stride()
     if call.sink_lse is not None and call.sink_lse.ndim > 1:
@@ -223,4 +223,4 @@ def _launch_of(
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
     run = cuda_library().prepared("magi_attn_fwd", Pattern(p, VARYING))
-    return Launch(q.device, launch.tables, run, (new_out, new_lse), out_dtype)
+    return Launch(q.device, chosen.tables, run, (new_out, new_lse), out_dtype)

@@ -36,13 +36,13 @@ class HeadsKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FwdLaunch:
+class ChosenForward:
     """A forward: its work list on the device, and the parameters that all calls share."""
 
     tables: DeviceBuffer
     params: FwdParams
     num_parts: int = 1
-    """Number of outputs that the caller merges: above 1 if the keys of each tile were cut."""
+    """Number of outputs that the caller merges: above 1 if long walks were cut into parts."""
 
     def __str__(self) -> str:
         p = self.params
@@ -54,7 +54,7 @@ class FwdLaunch:
 
 
 @dataclass(frozen=True)
-class BwdLaunch:
+class ChosenBackward:
     """A backward: its work list on the device, and the parameters that all calls share."""
 
     tables: DeviceBuffer

@@ -90,8 +90,8 @@ def compare(call: Call, plan: AttnPlan, cp_group: CpGroup, device: torch.device)
         return _NO_WAIT
     with state.lock:
         state.look(timeout_s)
-        must_wait = device.type == "cpu" or plan.digest not in state.agreed
-        state.post(call, state.part_of(plan), at_once=must_wait)
+        must_wait = device.type == "cpu" or plan.digest not in state.noted
+        state.post(call, state.note_plan(plan), at_once=must_wait)
     if device.type != "cpu":
         _watcher.start()
     return Comparison(state, timeout_s, True) if must_wait else _NO_WAIT

@@ -37,7 +37,7 @@ class GroupState:
     channel: Channel | None = None
     failure: AgreementError | None = None
     """An error that the watcher found and no call has raised yet."""
-    agreed: OrderedDict[int, PlanPart] = field(default_factory=OrderedDict)
+    noted: OrderedDict[int, PlanPart] = field(default_factory=OrderedDict)
     """Digests of plans that were compared, with what signatures say about them, the latest last;
     at most MAX_AGREED. An lru_cache would keep the plans alive, and cannot say what it holds."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -45,14 +45,17 @@ class GroupState:
     def __del__(self) -> None:
         self.retire()
 
-    def part_of(self, plan: AttnPlan) -> PlanPart:
-        """What a signature says about this plan, which counts as compared from now on."""
-        part = self.agreed.get(plan.digest)
+    def note_plan(self, plan: AttnPlan) -> PlanPart:
+        """What a signature says about this plan; later calls with it do not wait.
+
+        The caller must have looked whether the plan was noted before, and must wait if it was not.
+        """
+        part = self.noted.get(plan.digest)
         if part is None:
-            part = self.agreed[plan.digest] = plan_part(plan)
-            if len(self.agreed) > MAX_AGREED:
-                self.agreed.popitem(last=False)
-        self.agreed.move_to_end(plan.digest)
+            part = self.noted[plan.digest] = plan_part(plan)
+            if len(self.noted) > MAX_AGREED:
+                self.noted.popitem(last=False)
+        self.noted.move_to_end(plan.digest)
         return part
 
     def post(self, call: Call, plan: PlanPart, *, at_once: bool) -> None:
@@ -102,7 +105,7 @@ class GroupState:
     def close(self) -> None:
         """End the channel after an error; the next call opens another one."""
         channel, self.channel = self.channel, None
-        self.agreed.clear()
+        self.noted.clear()
         if channel is not None:
             channel.close()
 
@@ -110,7 +113,7 @@ class GroupState:
         """End the channel with its group, after the other ranks have received all its calls."""
         with self.lock:
             channel, self.channel = self.channel, None
-            self.agreed.clear()
+            self.noted.clear()
             if channel is not None:
                 channel.retire()
 

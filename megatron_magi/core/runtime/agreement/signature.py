@@ -65,8 +65,8 @@ class Call(NamedTuple):
     scale: float = 0.0
     """The softmax_scale of attention."""
     extra: int = 0
-    """The shift of tokens; the number of a batch; for attention, whether a gradient will be asked
-    for (1), and which sinks there are (SINK_BITS)."""
+    """The shift of tokens; the number of a batch; is_partial_grad of undispatch; for attention,
+    whether a gradient will be asked for (1), and which sinks there are (SINK_BITS)."""
     softcap: float = 0.0
     """The softcap of attention. It shares a number of the signature with ``extra``."""
 

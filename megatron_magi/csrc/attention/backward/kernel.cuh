@@ -13,8 +13,8 @@
 // added, visits.cuh).
 // Warpgroups 1 and 2 own 64 keys each (consume.cuh; head_dim 64 works on two steps at a time,
 // pairs.cuh; at head_dim 256 a tile has 64 keys, and the warpgroups divide the work in another way,
-// relay.cuh). A step, one query tile of one head; operands are 16 bit and in shared memory unless
-// marked (r) for registers:
+// relay.cuh). A step is one query tile of one head. Its operands are 16 bit and in shared memory
+// unless marked (r) for registers:
 //   1. S^T = K Q^T - lse / scale, dP^T = V dO^T - delta    m64n64; the stats are added as products
 //   2. P^T = exp2(scale * S^T), masked      while dP^T runs
 //   3. dV += P^T(r) dO                      m64nD, in two parts around the store of dS
@@ -35,7 +35,8 @@
 //   issued after a product waits until that has been handed to the tensor cores. So no warp reads
 //   stats: they are three more columns of the products they belong to.
 //
-// Barriers (b = step % 2)  arrive                                     wait
+// Barriers at head_dim 96 and 128 (b = step % 2)
+//                          arrive                                     wait
 //   q_full[b], count 1     warp 0 (expect) + TMA: Q, lse stats        consumers, before S
 //   do_full[b], 1          warp 0 (expect) + TMA: dO, delta stats     consumers, before dP
 //   q_empty[b], 8          consumer warps, after 6                    warp 0
@@ -45,6 +46,8 @@
 //   dq_empty[w], 1         warp 2 + w, the staging tile was read      warpgroup w, before that
 //   visits_full[h], 32     warp 1, 32 visits are in half h of a ring  warps 2 and 3 (deterministic)
 //   visits_empty[h], 2     warps 2 and 3, have read them              warp 1, before that (64, 256)
+// Elsewhere b is the step modulo kStages (Q) or kDoStages (dO), and the ring of steps has
+// kMetaSlots. pairs.cuh, wide.cuh and relay.cuh name their own barriers: ds_full, ds_empty, p_full.
 // Deterministic mode at head_dim 96 to 192: warps 2 and 3 write to added[w] how many steps they
 // have added, warp 1 signals these, and writes over their visits when both have.
 //

@@ -166,8 +166,9 @@ bool has_partial_sums(const MagiBwdParams& p) {
   return p.num_splits > 1 && !p.in_turns;
 }
 
-// The polynomial holds for a row's logits up to that of its bound, and no logit is above the lse.
-// A logit below minus that is one of a probability below 2^-kNegligible, if the lse is not low.
+// The polynomial holds for logits from -reach to reach (in log2). A row may use it if its lse is at
+// most `reach`, so that no logit is above, and at least kNegligible - reach, so that a logit below
+// -reach has a probability below 2^-kNegligible.
 constexpr float kNegligible = 20.f;
 void set_polynomial(BwdArgs* args) {
   args->cap_polynomial = make_cap_polynomial(args->cap_scale, 1.0);

@@ -1,5 +1,4 @@
-// Which block does what: the item and heads of a block, and the steps in the order all its
-// warpgroups agree on.
+// A block's item and heads (blocks.h), and its steps in the order all its warpgroups agree on.
 #pragma once
 #include "traits.h"
 

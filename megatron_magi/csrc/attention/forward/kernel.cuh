@@ -1,13 +1,13 @@
 // Main kernel of the attention forward for sm_90a.
 //
 // Problem: out = softmax(scale * Q K^T | mask) V per head, mask = union of banded rectangles.
-// A work item is (query tile of 64 rows per consumer, head). One block owns an item from first to
-// last key, so there are no atomics on outputs and the result is the same bits in every run. With
-// `pack` > 1 the rows of a tile are tokens x pack query heads of one kv head:
-// row = token * pack + head.
+// A work item is a query tile, of 64 rows per consumer, and a unit: one head, or `pack` heads. One
+// block owns an item from first to last key, so there are no atomics on outputs and the result is
+// the same bits in every run. With `pack` > 1 the rows of a tile are tokens x pack query heads of
+// one kv head: row = token * pack + head.
 //
 // Blocks are persistent (one per SM). Items are numbered by kv-head section, then longest first,
-// then head; a block takes item blockIdx.x first and then what the global counter hands out.
+// then unit; a block takes item blockIdx.x first and then what the global counter hands out.
 //
 // Roles: warpgroup 0 = producer (thread 0 loads, load.cuh; warps 1-3 write the rows that no
 //        slice covers), warpgroups 1.. = two or three consumers of 64 rows each (consume.cuh,

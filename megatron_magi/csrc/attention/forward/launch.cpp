@@ -10,7 +10,7 @@ namespace magi {
 namespace {
 
 // What is launched, and what is loaded ahead.
-const FwdVariant* const kVariants[] = {
+const FwdInstance* const kVariants[] = {
     kFwdBf16D64M128N128,     kFwdBf16D64M192N128,      kFwdBf16D96M128N128,
     kFwdBf16D96M192N96,      kFwdBf16D128M128N128,     kFwdBf16D128M192N64,
     kFwdBf16D128M192N80,     kFwdBf16D192E128M128N128, kFwdBf16D192E128M192N80,
@@ -51,8 +51,8 @@ Status launch_fwd(const MagiFwdParams& params) {
   const FwdKind kind = params.softcap != 0.f          ? kCapped
                        : params.max_logits != nullptr ? kWithMaxLogits
                                                       : kPlain;
-  for (const FwdVariant* tiles : kVariants) {
-    const FwdVariant* v = tiles + kind;
+  for (const FwdInstance* tiles : kVariants) {
+    const FwdInstance* v = tiles + kind;
     if (v->dtype == params.dtype && v->head_dim == params.head_dim &&
         v->value_dim == params.value_dim && v->block_m == params.block_m &&
         v->block_n == params.block_n)
@@ -69,8 +69,8 @@ Status launch_fwd(const MagiFwdParams& params) {
 }  // namespace
 
 void list_fwd_kernels(KernelList* kernels) {
-  for (const FwdVariant* tiles : kVariants)
-    for (const FwdVariant* v = tiles; v < tiles + kNumFwdKinds; ++v)
+  for (const FwdInstance* tiles : kVariants)
+    for (const FwdInstance* v = tiles; v < tiles + kNumFwdKinds; ++v)
       kernels->push_back(v->kernel());
 }
 

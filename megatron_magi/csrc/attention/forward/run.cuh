@@ -10,7 +10,8 @@
 
 namespace magi {
 
-// Of softcap * log2(e): sums of 2^20 probabilities times values of 2^26 stay below 2^127.
+// The most that softcap * log2(e) may be without a shift: 2^80 times 2^20 keys times values of 2^26
+// stays below 2^127.
 constexpr float kLargestUnshifted = 80.f;
 
 template <class Traits>
@@ -30,9 +31,9 @@ Status run_fwd(const MagiFwdParams& args) {
   p.cap_scale = Traits::kSoftcap ? args.softmax_scale / args.softcap : 0.f;
   p.unshifted = Traits::kMayBeUnshifted && p.scale_log2 <= kLargestUnshifted;
   if (p.unshifted) {
-    const double unit = args.softcap * M_LOG2E;
-    p.cap_polynomial = make_cap_polynomial(p.cap_scale, unit);
-    p.small_cap = make_small_cap_polynomial(p.cap_scale, unit);
+    const double cap_log2 = args.softcap * M_LOG2E;
+    p.cap_polynomial = make_cap_polynomial(p.cap_scale, cap_log2);
+    p.small_cap = make_small_cap_polynomial(p.cap_scale, cap_log2);
   }
 
   if (p.num_items > 0) {
@@ -73,14 +74,14 @@ Kernel fwd_main_kernel() {
 }
 
 template <class Traits>
-constexpr FwdVariant fwd_variant() {
+constexpr FwdInstance fwd_variant() {
   return {kFwdDtype<Traits>, Traits::kHeadDim, Traits::kValueDim,      Traits::kBlockM,
           Traits::kBlockN,   run_fwd<Traits>,  fwd_main_kernel<Traits>};
 }
 
 // Defines the variants of these tiles, in the order of FwdKind.
 #define MAGI_DEFINE_FWD(name, element, head_dim, value_dim, block_m, block_n)                 \
-  const FwdVariant name[kNumFwdKinds] = {                                                     \
+  const FwdInstance name[kNumFwdKinds] = {                                                    \
       fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, false, false>>(), \
       fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, true, false>>(),  \
       fwd_variant<FwdTraits<element, head_dim, block_m, block_n, value_dim, true, true>>()}

@@ -50,8 +50,8 @@ MAGI_DEVICE float quad_sum(float x) {
 template <bool kMaxLogits>
 struct SoftmaxState {
   float minus_shift[2], limit[2], row_sum[2];
-  // Where largest logits are asked for, one of these: this lane's largest scores, or with steps by
-  // sums the sums up to which there is no logit above the largest known.
+  // With kMaxLogits one of these is used. `top`: this lane's largest scores. `known`, with
+  // kTellsLargest: the sum of a step up to which no logit is above the largest that was told.
   float top[kMaxLogits ? 2 : 1], known[kMaxLogits ? 2 : 1];
   MAGI_DEVICE void keep(const float (&seen)[2]) {
     if (kMaxLogits)
@@ -136,8 +136,8 @@ MAGI_DEVICE void finish_softmax(const FwdKernelParams& p, float (&s)[kScores],
   for (int h = 0; h < 2; ++h) state.row_sum[h] = sum[h][0] + sum[h][1];
 }
 
-// Both, where every step takes maxima: scores become unnormalised probabilities. Returns as
-// follow_maxima does.
+// follow_maxima and finish_softmax, where every step takes maxima: scores become unnormalised
+// probabilities. Returns as follow_maxima does.
 template <int kScores, bool kMaxLogits>
 MAGI_DEVICE bool softmax_step(const FwdKernelParams& p, float (&s)[kScores],
                               SoftmaxState<kMaxLogits>& state, float (&alpha)[2]) {

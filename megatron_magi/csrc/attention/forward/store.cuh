@@ -77,8 +77,8 @@ MAGI_DEVICE void raise_max_logits(const FwdRows<Traits>& me, FwdItem item, const
   }
 }
 
-// The logit of value 0 that joins a row; -inf: none. In later parts of a walk that was cut there is
-// none, because it is in the first part.
+// The logit without a value row that joins a row; -inf: none. In later parts of a walk that was cut
+// there is none, because it is in the first part.
 MAGI_DEVICE float sink_of(const MagiFwdParams& a, int64_t token, int64_t head) {
   const bool joins = a.sink_lse != nullptr && token < a.num_q;
   return joins ? __ldg(a.sink_lse + token * a.sink_stride_token + head) : -INFINITY;
@@ -86,7 +86,7 @@ MAGI_DEVICE float sink_of(const MagiFwdParams& a, int64_t token, int64_t head) {
 
 // The rows of an item are complete except for the last product: writes lse and returns the
 // weights of the accumulators (1 / sum) and of the earlier result (0 unless merging). A sink joins
-// as an earlier result of value 0; a launch has one of the two at most.
+// as an earlier result of zeros; a launch has one of the two at most.
 template <class Traits>
 MAGI_DEVICE void finish_rows(const FwdRows<Traits>& me, FwdItem item,
                              const SoftmaxState<Traits::kMaxLogits>& state, float (&weight)[2],

@@ -28,8 +28,8 @@ struct FwdStep {
     return {rows.y, rows.z, keys.x, keys.y, keys.z, keys.w};
   }
 };
-// What the producer tells the consumers of an item: where its rows leave, which head (of a packed
-// group: which kv head's), which tile.
+// What the producer tells the consumers of an item: the first row of its output, its tokens, its
+// unit (a head, or `pack` heads of one kv head; see FwdKernelParams) and the number of its tile.
 struct alignas(16) FwdItem {
   int32_t out_start, num_tokens, unit, tile;
 };
@@ -73,7 +73,7 @@ struct FwdTraits {
   // Whether an item ends before the next one begins (by_item.cuh): with one Q tile, and where that
   // is faster.
   static constexpr bool kByItem = !kFitsTwoQ || kHeadDim == 128 || kCapsByPolynomial;
-  static constexpr int kQStages = kByItem || !kFitsTwoQ ? 1 : 2;
+  static constexpr int kQStages = kByItem ? 1 : 2;
   // Whether the consumers issue their products in turn (rows.cuh).
   static constexpr bool kTurns =
       kByItem ? (kConsumers == 2 ? kHeadDim > 128 : kCapsByPolynomial&& kHeadDim == 64)

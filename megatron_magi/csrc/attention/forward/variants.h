@@ -11,31 +11,31 @@ namespace magi {
 enum FwdKind : int { kPlain = 0, kWithMaxLogits = 1, kCapped = 2 };
 constexpr int kNumFwdKinds = 3;
 
-struct FwdVariant {
+struct FwdInstance {
   int dtype, head_dim, value_dim, block_m, block_n;
   Status (*run)(const MagiFwdParams&);
   Kernel (*kernel)();
 };
 
-extern const FwdVariant kFwdBf16D64M128N128[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D64M192N128[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D96M128N128[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D96M192N96[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D128M128N128[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D128M192N64[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D128M192N80[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D192E128M128N128[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D192E128M192N80[kNumFwdKinds];
-extern const FwdVariant kFwdBf16D256M128N80[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D64M128N128[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D64M192N128[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D96M128N128[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D96M192N96[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D128M128N128[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D128M192N64[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D128M192N80[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D192E128M128N128[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D192E128M192N80[kNumFwdKinds];
-extern const FwdVariant kFwdFp16D256M128N80[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D64M128N128[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D64M192N128[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D96M128N128[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D96M192N96[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D128M128N128[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D128M192N64[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D128M192N80[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D192E128M128N128[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D192E128M192N80[kNumFwdKinds];
+extern const FwdInstance kFwdBf16D256M128N80[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D64M128N128[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D64M192N128[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D96M128N128[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D96M192N96[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D128M128N128[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D128M192N64[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D128M192N80[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D192E128M128N128[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D192E128M192N80[kNumFwdKinds];
+extern const FwdInstance kFwdFp16D256M128N80[kNumFwdKinds];
 
 }  // namespace magi

@@ -7,7 +7,7 @@ import torch
 
 from megatron_magi import masks
 from megatron_magi.core.kernel.hopper import forward
-from megatron_magi.core.kernel.hopper.choice import forward_launch
+from megatron_magi.core.kernel.hopper.choice import chosen_forward
 from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from tests.core.kernel import abi_on_cpu
@@ -99,7 +99,7 @@ def test_long_walks_in_parts(how: str, library: abi_on_cpu.CpuLibrary) -> None:
     mask = masks.from_ranges([[0, 4]], [[0, 80_000]], [0], total_seqlen_q=6,
                              total_seqlen_k=80_000)  # fmt: skip
     call, _ = case(mask, heads=(2, 1))
-    assert forward_launch(call.table, HeadsKey.of(call)).num_parts > 1
+    assert chosen_forward(call.table, HeadsKey.of(call)).num_parts > 1
     want = ReferenceBackend().forward(exact(call))
     if how == "new":
         close(forward(call), want, BF16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megatron_magi import masks
-from megatron_magi.core.kernel.hopper.choice import backward_launch, forward_launch
+from megatron_magi.core.kernel.hopper.choice import chosen_backward, chosen_forward
 from megatron_magi.core.kernel.hopper.launch_values import HeadsKey, aligned, tile_counter
 from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import NAMED, case
@@ -46,9 +46,9 @@ def test_other_inputs_become_aligned_copies(change: object) -> None:
 def test_a_launch_can_be_printed(library: abi_on_cpu.CpuLibrary) -> None:
     call, _ = case(NAMED["causal"])
     key = HeadsKey.of(call)
-    assert "head_dim 64" in str(forward_launch(call.table, key))
-    assert "deterministic" in str(backward_launch(call.table, key, True))
-    assert "deterministic" not in str(backward_launch(call.table, key, False))
+    assert "head_dim 64" in str(chosen_forward(call.table, key))
+    assert "deterministic" in str(chosen_backward(call.table, key, True))
+    assert "deterministic" not in str(chosen_backward(call.table, key, False))
 
 
 def test_a_launch_depends_on_heads_widths_and_device() -> None:

@@ -12,7 +12,7 @@ from megatron_magi import masks
 from megatron_magi.core.kernel import sink_gradient as gradients
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.hopper import forward
-from megatron_magi.core.kernel.hopper.choice import forward_launch
+from megatron_magi.core.kernel.hopper.choice import chosen_forward
 from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
@@ -83,7 +83,7 @@ def test_long_walks_in_parts_have_them_once(kind: str, library: abi_on_cpu.CpuLi
                              total_seqlen_k=80_000)  # fmt: skip
     call, _ = case(mask, heads=(2, 1))
     call = call._replace(sink_lse=sinks_of(call, kind) + 10.0)
-    assert forward_launch(call.table, HeadsKey.of(call)).num_parts > 1
+    assert chosen_forward(call.table, HeadsKey.of(call)).num_parts > 1
     close(forward(call), ReferenceBackend().forward(doubled(call)), BF16)
 
 

@@ -125,9 +125,9 @@ def test_the_plans_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(group, "MAX_AGREED", 2)
     plans = [magi.plan(masks.causal(length), 1, HeadShape(2, 1, 4)) for length in (8, 9, 10)]
     state = GroupState(0, "ranks", 1.0)
-    assert [state.part_of(plan) for plan in plans[:2]] == [plan_part(plan) for plan in plans[:2]]
-    state.part_of(plans[0])
-    state.part_of(plans[2])
-    assert [*state.agreed] == [plans[0].digest, plans[2].digest]
+    assert [state.note_plan(plan) for plan in plans[:2]] == [plan_part(plan) for plan in plans[:2]]
+    state.note_plan(plans[0])
+    state.note_plan(plans[2])
+    assert [*state.noted] == [plans[0].digest, plans[2].digest]
     state.retire()
-    assert not state.agreed, "another channel compares them again"
+    assert not state.noted, "another channel compares them again"
