@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.train import code_corpus, flag_cases, flag_convergence, flag_masks, flag_rank
+from benchmarks.train.warm_ranks import Job, Outcome
 from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
@@ -129,14 +130,55 @@ def test_names_of_groups_and_of_runs(tmp_path: Path) -> None:
 
 def test_a_run_gets_the_gpus_with_the_fewest_runs() -> None:
     gpus = flag_convergence.Gpus((0, 1, 2, 3))
+    with pytest.raises(ZeroDivisionError), gpus.lent(2):
+        _ = 1 / 0
+    with gpus.lent(1) as again:
+        assert again == "0", "GPUs of a run that failed are given back"
     with gpus.lent(2) as first, gpus.lent(1) as second, gpus.lent(2) as third:
         assert (first, second, third) == ("0,1", "2", "3,0")
         with gpus.lent(1) as fourth:
             assert fourth == "1"
-    with pytest.raises(ZeroDivisionError), gpus.lent(2):
-        _ = 1 / 0
-    with gpus.lent(4) as every:
-        assert every == "0,1,2,3", "GPUs of a run that failed are given back"
+
+
+class FakePool:
+    """It keeps the jobs that it is given, and each fails."""
+
+    jobs: ClassVar[list[Job]] = []
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.jobs.clear()
+
+    def __enter__(self) -> FakePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, job: Job, limit_s: float) -> Outcome:
+        self.jobs.append(job)
+        return Outcome("", failed=True)
+
+
+def test_a_run_keeps_no_losses_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is ended before its validation would have them."""
+    monkeypatch.setattr(flag_convergence, "WarmRanks", FakePool)
+    words = ["x", "paired_te_1", "--megatron", str(tmp_path), "--data", str(tmp_path),
+             "--out", str(tmp_path), "--gpus", "4,7"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", words)
+    options, (run,) = flag_convergence.parse(), flag_cases.paired_runs()[:1]
+    folder = tmp_path / run.name
+    folder.mkdir()
+    write_positions(folder, {Bucket(300, 0, 512): 4.0})
+    with flag_convergence.Session(options) as session:
+        assert not session.make([run])
+    assert not (folder / "positions.csv").exists()
+    (job,) = FakePool.jobs
+    assert job.environment["CUDA_VISIBLE_DEVICES"] == "4,7"
+    assert job.environment[flag_rank.ENDS] == "512 2048 8192 32768"
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["gpus"] == "4,7" and facts["failed"]
 
 
 def test_a_log_becomes_a_run_that_compare_reads(tmp_path: Path) -> None:
