@@ -20,7 +20,7 @@ from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.training.parity.positions import read_positions
 
 LEARNED = 0.3
-"""Nats below which tokens are foretold; a guess has 6.2 or more."""
+"""Nats below which tokens are foretold; a guess has 4.2."""
 SAME = 0.01
 """Nats by which two programs may differ on the same weights."""
 MISSED = 1.0
