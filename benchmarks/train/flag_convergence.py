@@ -68,8 +68,8 @@ def main() -> int:
         return 0
     with Session(options) as session:
         first = [run for run in chosen if not run.is_late and not run.gradients_of]
-        ended_well = session.make(first)
-        ended_well &= session.make([run for run in chosen if run not in first])
+        others = [run for run in chosen if run not in first]
+        ended_well = session.make(first) and session.make(others)
     if any(run.gradients_of for run in chosen):
         compare_gradients(options.out)
     return 0 if ended_well else 1

@@ -33,7 +33,7 @@ LENGTH = 65536
 """Tokens of a sample."""
 EOD = 127
 """There are few tokens, because a model must learn first what a repeat is, and needs more data for
-more of them: trials on the CPU learned nothing of 1,024 in seven million, and much of 64."""
+more of them."""
 NEEDLES = 4
 NEEDLE = 16
 """Tokens of a needle in a document that is long enough."""

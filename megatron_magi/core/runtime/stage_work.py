@@ -23,8 +23,6 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 OutGrads = tuple[Tensor, Tensor | None]
 """The gradient of out, and delta (see GradCall), from which the gradient of lse has been taken;
 None: delta is not known yet, and nobody asked for the gradient of lse."""
-Gradients = tuple[Tensor, Tensor, Tensor]
-"""The gradients of q, k and v."""
 
 
 class StageWork(NamedTuple):

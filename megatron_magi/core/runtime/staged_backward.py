@@ -19,21 +19,21 @@ from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport_choice import transport_of_reduces
 from megatron_magi.core.cuda.side_stream import side_stream
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, Pair, acc_dtype
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, Gradients, Pair, acc_dtype
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import PreparedStage
-from megatron_magi.core.runtime.stage_work import Feed, Gradients, Inputs, OutGrads, StageWork
+from megatron_magi.core.runtime.stage_work import Feed, Inputs, OutGrads, StageWork
 
 
 def staged_backward(
-    work: StageWork, qkv: Inputs, result: Pair, gradients: OutGrads, kept: KeptKeys | None
+    work: StageWork, qkv: Inputs, result: Pair, of_out: OutGrads, kept: KeptKeys | None
 ) -> Gradients:
     """dq [T, H, D], dk [T, G, D] and dv [T, G, E], in the dtypes of q, k and v.
 
     Args:
         result: out and lse of the forward.
-        gradients: see OutGrads.
+        of_out: see OutGrads.
         kept: the keys and values that the forward received; None: they are fetched again.
     """
     q, k, v = qkv
@@ -43,7 +43,7 @@ def staged_backward(
     feed.held = feed.travelling if ahead else None
     if feed.travelling is not None and work.transport.uses_sms:
         head_start(q.device)
-    walk = _Backward(work, qkv, result, gradients)
+    walk = _Backward(work, qkv, result, of_out)
     feed.between = walk.send
     with _running_ahead(q.device) if ahead else nullcontext():
         with side_stream(q.device).current() if ahead else nullcontext():
@@ -60,9 +60,9 @@ def staged_backward(
 class _Backward:
     """What the backward's stages share, and the sums that they add to."""
 
-    def __init__(self, work: StageWork, qkv: Inputs, result: Pair, gradients: OutGrads) -> None:
+    def __init__(self, work: StageWork, qkv: Inputs, result: Pair, of_out: OutGrads) -> None:
         """Arguments as of ``staged_backward``."""
-        (q, k, v), (out, self.lse), (self.dout, self.delta) = qkv, result, gradients
+        (q, k, v), (out, self.lse), (self.dout, self.delta) = qkv, result, of_out
         self.work, self.q = work, q
         alone = work.ready.is_alone
         # A single kernel call computes delta itself.

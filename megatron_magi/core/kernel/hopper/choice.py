@@ -124,6 +124,7 @@ def upload_backward(
 
 def scratch_at(p: BwdParams) -> tuple[int, int, int, int]:
     """See ``ChosenBackward.scratch_at``; sizes are those of csrc/attention/backward/params.h."""
+    # 32 bytes: two kinds of stats of 16 each.
     stats = 32 * p.num_heads_q * ((p.num_q + 65) // 2 * 2)
     rows, counters = (_sums_in_turns if p.in_turns else _sums_at_once)(p)
     partial = 4 * rows * (p.head_dim + p.value_dim)
