@@ -13,8 +13,7 @@
 namespace magi {
 
 // A reference step (ref) is the time of a 128 x 128 step of head_dim 128 in an older kernel, which
-// took maxima in every step: about 1.6 us. A step is one query tile times one key tile, whatever
-// its size.
+// took maxima in every step. A step is one query tile times one key tile, whatever its size.
 struct FwdCosts {
   // The time of one step, named by head_dim, query rows and keys. Fitted to one H200 at 16k tokens,
   // head_dim 192 and 256 at 4k and 16k (docs/kernel_notes.md).
