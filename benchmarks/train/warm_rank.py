@@ -10,7 +10,10 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import sys
+import threading
+import time
 
 READY = "ready for a job"
 """The same line as in warm_ranks.py, which this process need not import."""
@@ -26,8 +29,12 @@ IMPORTS = (
 """What a pretrain script imports, which takes most of a short run's time."""
 
 
+POLL_S = 0.5
+
+
 def main(megatron: str) -> None:
     """Import, wait for the case, and run it as this process's main program."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     sys.path.insert(0, megatron)
     for name in IMPORTS:
         with contextlib.suppress(ImportError):
@@ -44,6 +51,14 @@ def main(megatron: str) -> None:
     os.dup2(output, 2)
     sys.argv = [job["module"], *job["arguments"]]
     runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+
+
+def _end_with(pool: int) -> None:
+    """End this process and those that it started when the pool's process has gone, however it
+    ended: a rank that stayed would keep its GPU from whatever runs next."""
+    while os.getppid() == pool:
+        time.sleep(POLL_S)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +19,7 @@ from benchmarks.train.warm_ranks import Job, WarmRanks
 
 CASE = """
 import os, sys, time
+open(__file__.replace("a_case.py", "a_case_runs"), "w").close()
 rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
 print("rank", rank, "of", world, os.environ["MASTER_PORT"], os.environ.get("GIVEN"), sys.argv[1:])
 if sys.argv[1] == "fail" and rank == "1":
@@ -78,3 +84,47 @@ def test_a_job_that_does_not_end_is_stopped(pool: WarmRanks, word: str, limit_s:
         outcome = pool.run(Job(2, "a_case", [word]), limit_s)
     assert outcome.failed and "rank 0 of 2" in outcome.output
     assert time.monotonic() - started < 30
+
+
+POOL = """
+import os, sys
+from pathlib import Path
+from benchmarks.train import warm_ranks
+warm_ranks.WORKER = (sys.argv[1],)
+with warm_ranks.WarmRanks(Path(), dict(os.environ), ahead=1) as pool:
+    print(pool._waiting[0].pid, flush=True)
+    pool.run(warm_ranks.Job(1, "a_case", ["wait"]), 600)
+"""
+
+
+def test_no_rank_stays_behind_a_killed_pool(pool: WarmRanks, tmp_path: Path) -> None:
+    root = Path(warm_ranks.__file__).parents[2]
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}
+    command = [sys.executable, "-c", POOL, *warm_ranks.WORKER]
+    with (
+        pool,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=variables, cwd=tmp_path, text=True
+        ) as owner,
+    ):
+        assert owner.stdout is not None
+        rank = int(owner.stdout.readline())
+        _wait_until(lambda: (tmp_path / "a_case_runs").exists())
+        assert _is_running(rank)
+        owner.send_signal(signal.SIGKILL)
+    _wait_until(lambda: not _is_running(rank))
+
+
+def _wait_until(happened: Callable[[], bool]) -> None:
+    """For up to half a minute."""
+    deadline = time.monotonic() + 30
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert happened()
+
+
+def _is_running(process: int) -> bool:
+    """Whether it is there and has not ended."""
+    with contextlib.suppress(FileNotFoundError):
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return False
