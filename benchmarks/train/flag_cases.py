@@ -111,13 +111,6 @@ class Run:
     """The run whose gradients this one writes, in its only step."""
     corpus: str = ""
     """Below the folder of the corpus; by default the one of source files."""
-    ends: tuple[int, ...] = BUCKETS
-    """Where buckets of positions end."""
-
-    @property
-    def is_late(self) -> bool:
-        """Whether it loads what another run saves."""
-        return "load" in self.flags
 
     @property
     def validates(self) -> bool:

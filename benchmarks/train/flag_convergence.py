@@ -37,6 +37,7 @@ from benchmarks.train.flag_cases import Run
 from benchmarks.train.flag_rank import ENDS, ERROR, FOLDER
 from benchmarks.train.pretrain import environment, first_error, words
 from benchmarks.train.recall_cases import recall_runs
+from benchmarks.train.recall_counts import COUNTS
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, positive
@@ -67,10 +68,10 @@ def main() -> int:
         print("\n".join(run.name for run in chosen))
         return 0
     with Session(options) as session:
-        first = [run for run in chosen if not run.is_late and not run.gradients_of]
-        others = [run for run in chosen if run not in first]
-        ended_well = session.make(first) and session.make(others)
-    if any(run.gradients_of for run in chosen):
+        one_step = [run for run in chosen if run.gradients_of]
+        ended_well = session.make([run for run in chosen if not run.gradients_of])
+        ended_well = ended_well and session.make(one_step)
+    if one_step:
         compare_gradients(options.out)
     return 0 if ended_well else 1
 
@@ -114,7 +115,7 @@ def runs_of(names: Sequence[str], work: Path) -> list[Run]:
         "fp8": flag_cases.fp8_runs(),
         "documents": flag_cases.document_runs(),
         "paired": flag_cases.paired_runs(),
-        "recall": recall_runs(work),
+        "recall": recall_runs(),
     }
     return [
         run
@@ -187,7 +188,8 @@ class Session:
         folder = self.options.out / (run.gradients_of or run.name)
         folder.mkdir(parents=True, exist_ok=True)
         if not run.gradients_of:  # or losses of an earlier run would be taken for this one's
-            (folder / POSITIONS).unlink(missing_ok=True)
+            for name in (POSITIONS, COUNTS):
+                (folder / name).unlink(missing_ok=True)
         job = job_of(run, folder, self.options)
         began = time.monotonic()
         with self._gpus.lent(run.gpus) as gpus:
@@ -218,7 +220,7 @@ def job_of(run: Run, folder: Path, options: argparse.Namespace) -> Job:
     """The run as processes are told it; held-out losses are written to the folder."""
     variables = {**run.environment, **({ERROR: run.error} if run.error else {})}
     if run.validates:
-        variables |= {FOLDER: str(folder.resolve()), ENDS: " ".join(map(str, run.ends))}
+        variables |= {FOLDER: str(folder.resolve()), ENDS: " ".join(map(str, flag_cases.BUCKETS))}
     flags = words({**run.flags, **data_flags(options.data / run.corpus, run.name)})
     script = str(options.megatron / "pretrain_gpt.py")
     return Job(run.gpus, "benchmarks.train.flag_rank", [script, *flags], variables)

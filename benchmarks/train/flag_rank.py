@@ -1,6 +1,6 @@
-"""`megatron_magi.run` that measures held-out losses by position, or that has an error on purpose.
+"""`megatron_magi.run` that measures held-out losses, or that has an error on purpose.
 
-Used by flag_convergence.py, with our flag and without. The script, and Megatron's code but for two
+Used by flag_convergence.py, with our flag and without. The script, and Megatron's code but for the
 functions that are wrapped here, are as they are. Which of them, the environment says.
 """
 
@@ -11,17 +11,22 @@ import inspect
 import os
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.train import recall_weights
+from benchmarks.train.recall_counts import RecalledTokens
 from megatron_magi import run
 from megatron_magi.training.parity.positions import Bucket, read_positions, write_positions
 
 FOLDER, ENDS, ERROR = "FLAG_RANK_FOLDER", "FLAG_RANK_ENDS", "FLAG_RANK_ERROR"
-"""Variables: where positions.csv is written, the ends of its buckets, and the name of an error."""
+"""Variables: where measured losses are written, the ends of buckets of positions, and the name of
+an error."""
+RECALL = "FLAG_RANK_RECALL"
+"""A variable that is set for a model that copies, whose recalled tokens are counted instead."""
 
 
 def main() -> None:
@@ -29,15 +34,36 @@ def main() -> None:
     original = runpy.run_path
 
     def run_path(*args: Any, **kwargs: Any) -> Any:
+        if os.environ.get(RECALL):
+            recall_weights.install()
         if os.environ.get(FOLDER):
-            ends = tuple(int(end) for end in os.environ[ENDS].split())
-            measure_positions(Path(os.environ[FOLDER]), ends)
+            measure(chosen_record(), Path(os.environ[FOLDER]))
         if os.environ.get(ERROR):
             ERRORS[os.environ[ERROR]]()
         return original(*args, **kwargs)
 
     runpy.run_path = run_path
     run.main()
+
+
+class Record(Protocol):
+    """What is kept of a validation's losses."""
+
+    def clear(self) -> None:
+        """Before a validation."""
+
+    def add(self, losses: Tensor, positions: Tensor) -> None:
+        """Count a microbatch."""
+
+    def write(self, folder: Path, iteration: int) -> None:
+        """Behind a validation, on every rank."""
+
+
+def chosen_record() -> Record:
+    """The one that the environment names."""
+    if os.environ.get(RECALL):
+        return RecalledTokens()
+    return PositionLosses(tuple(int(end) for end in os.environ[ENDS].split()))
 
 
 class PositionLosses:
@@ -83,34 +109,37 @@ class PositionLosses:
         of_bucket = zip(buckets, *sums.tolist(), strict=True)
         return {bucket: loss / tokens for bucket, loss, tokens in of_bucket if tokens}
 
+    def write(self, folder: Path, iteration: int) -> None:
+        """Add a validation to positions.csv, on the first rank."""
+        means = self.means(iteration)
+        if dist.get_rank() == 0:
+            write_positions(folder, read_positions(folder) | means)
+
 
 def _on_gpu() -> bool:
     return str(dist.get_backend()) != "gloo"
 
 
-def measure_positions(folder: Path, ends: tuple[int, ...]) -> None:
-    """Write the losses of every validation to positions.csv, one after another."""
+def measure(record: Record, folder: Path) -> None:
+    """Write what the record keeps of every validation, one after another."""
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.training import training
 
-    losses = PositionLosses(ends)
-    GPTModel.forward = _counted(GPTModel.forward, losses)
+    GPTModel.forward = _counted(GPTModel.forward, record)
     evaluate = training.evaluate_and_print_results
     iteration = list(inspect.signature(evaluate).parameters).index("iteration")
 
     @functools.wraps(evaluate)
     def evaluate_and_print_results(*args: Any, **kwargs: Any) -> Any:
-        losses.clear()
+        record.clear()
         result = evaluate(*args, **kwargs)
-        means = losses.means(int(args[iteration]))
-        if dist.get_rank() == 0:
-            write_positions(folder, read_positions(folder) | means)
+        record.write(folder, int(args[iteration]))
         return result
 
     training.evaluate_and_print_results = evaluate_and_print_results
 
 
-def _counted(forward: Any, losses: PositionLosses) -> Any:
+def _counted(forward: Any, record: Record) -> Any:
     """A model's forward that counts the losses of microbatches that are not trained on."""
     signature = inspect.signature(forward)
 
@@ -119,7 +148,7 @@ def _counted(forward: Any, losses: PositionLosses) -> Any:
         result = forward(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
         if not given["self"].training and given.get("labels") is not None:
-            losses.add(result, given["position_ids"])
+            record.add(result, given["position_ids"])
         return result
 
     return counted

@@ -1,50 +1,61 @@
-"""Tokens that only far keys foretell: their corpus, their runs, and what is made of the losses."""
+"""Tokens that one key foretells: their corpus, their runs, and what is made of the counts."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.train import flag_masks, recall, recall_cases, recall_corpus
+from benchmarks.train import flag_masks, flag_rank, recall, recall_cases, recall_corpus
+from benchmarks.train.flag_cases import EOD
+from benchmarks.train.recall_counts import COUNTS, MISSED, Counts, RecalledTokens
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.launcher.documents import MaskRequest
-from megatron_magi.training.parity.positions import Bucket, write_positions
 
-LENGTH = recall_corpus.LENGTH // 2
-"""Of a document of validation."""
+DOCUMENT, BLOCK = recall_corpus.DOCUMENT, recall_corpus.BLOCK
 
 
-@pytest.mark.parametrize("length", [recall_corpus.SHORTEST, 3000, LENGTH])
-def test_every_needle_is_repeated_once_and_far_ones_last(length: int) -> None:
+@pytest.mark.parametrize("length", [34, 65, 1000, DOCUMENT])
+def test_every_repeated_token_follows_from_one_key(length: int) -> None:
     tokens = recall_corpus.document(length, np.random.default_rng(3))
-    repeats = recall_corpus.repeats(length)
-    assert len(tokens) == length - 1 and repeats[-1].end == length - 1
-    needles = tokens[tokens < recall_corpus.NEEDLE_IDS]
-    size = repeats[0].end - repeats[0].start
-    assert len(needles) == 2 * recall_corpus.NEEDLES * size
-    for repeat in repeats:
-        first = repeat.needle * size
-        assert np.array_equal(tokens[first : first + size], tokens[repeat.start : repeat.end])
-        assert repeat.distance == repeat.start - first
-    assert len({*needles.tolist()}) == len(needles) // 2, "a token has one place to be found at"
-    assert all(one.end <= two.start for one, two in pairwise(repeats))
+    assert len(tokens) == length - 1 and tokens.max() < EOD
+    middle = recall_corpus.first_repeated(length)
+    first, second = tokens[:middle], tokens[middle:]
+    assert len({*first.tolist()}) == middle, "a token has one place to be found at"
+    assert sorted(second.tolist()) == sorted(first[1 : 1 + len(second)].tolist())
+    place = {token: i for i, token in enumerate(first.tolist())}
+    positions = np.arange(length)
+    counted = positions[recall_corpus.foretold(positions, length)]
+    assert len(counted) == len(second) // BLOCK * (BLOCK - 1)
+    for position in counted:
+        key = place[int(tokens[position])] + 1
+        assert first[key] == tokens[position + 1], "the token behind its first place"
 
 
-def test_sets_have_a_token_more_than_is_read() -> None:
-    documents = recall_corpus.sets()["valid"]
-    tokens = [len(document) for document in documents]
-    assert tokens == [LENGTH] * (2 * recall_corpus.SAMPLES["valid"] + 1)
-    ends = recall_corpus.buckets()
-    repeats = recall_corpus.repeats(LENGTH)
-    assert ends[:-1:2] == tuple(repeat.start for repeat in repeats)
-    assert ends[1::2] == tuple(repeat.end - 1 for repeat in repeats) and list(ends) == sorted(ends)
+def test_blocks_come_back_in_an_order_of_each_document() -> None:
+    rng = np.random.default_rng(3)
+    orders = []
+    for _ in range(2):
+        tokens = recall_corpus.document(1000, rng)
+        heads = tokens[recall_corpus.first_repeated(1000) :: BLOCK]
+        orders.append([np.flatnonzero(tokens == head)[0] for head in heads])
+    assert sorted(orders[0]) == sorted(orders[1]) == [*range(1, 482, BLOCK)]
+    assert orders[0] != orders[1] != sorted(orders[1])
 
 
-def test_masks_hide_what_the_verdicts_say() -> None:
-    """Of two documents: who sees a token's first place, for each of the last repeat's queries."""
+def test_sets_have_a_document_more_than_is_read() -> None:
+    for name, samples in recall_corpus.SAMPLES.items():
+        documents = [*recall_corpus.sets()[name]]
+        assert {len(document) for document in documents} == {DOCUMENT}
+        assert len(documents) == 2 * samples + 1
+        assert all(document[-1] == EOD for document in documents)
+
+
+def test_masks_hide_what_the_protocol_says() -> None:
     request = MaskRequest((0, 4096, 8192), None)
     right = flag_masks.right_mask(request).to_dense()
     hidden = flag_masks.first_keys(request).to_dense()
@@ -58,47 +69,62 @@ def test_masks_hide_what_the_verdicts_say() -> None:
     assert np.array_equal(joined, np.tril(np.ones((8192, 8192), dtype=bool)))
 
 
-def test_runs_load_what_others_save(tmp_path: Path) -> None:
-    runs = {run.name: run for run in recall_cases.recall_runs(tmp_path)}
-    assert set(runs) == {*recall.TRAINED, *recall.SAME_WEIGHTS, *recall.ERRORS}
-    saved = {name: run.flags.get("save") for name, run in runs.items() if not run.is_late}
-    assert saved == {name: str(tmp_path / name) for name in recall.TRAINED}
+def test_runs_train_nothing_and_count_recalled_tokens() -> None:
+    runs = {run.name: run for run in recall_cases.recall_runs()}
+    assert set(runs) == {recall.STOCK, *recall.OURS, *recall.ERRORS}
     for name, run in runs.items():
         assert run.validates and run.flags["dataloader-inter-document-masking"]
-        if run.is_late:
-            other = "recall_te" if name == "recall_magi_of_te" else "recall_magi"
-            assert run.flags["load"] == str(tmp_path / other) and run.flags["lr"] == 0
-        assert run.gpus == (1 if "recall_te" in (name, name.removesuffix("_of_magi")) else 2)
+        assert run.flags["lr"] == run.flags["min-lr"] == 0 and run.flags["train-iters"] == 1
+        assert run.environment == {flag_rank.RECALL: "1"} and run.corpus == "recall"
+        assert run.gpus == run.flags.get("context-parallel-size", 1)
+        is_ours = run.flags["attention-backend"] == "magi"
+        assert is_ours == (name != recall.STOCK) and run.gpus == 1 + (is_ours and "cp1" not in name)
+        assert ("magi-mask" in run.flags) == (name in recall_cases.MASKS)
 
 
-def written(folder: Path, losses: dict[str, list[float]]) -> None:
-    ends = (0, *recall_corpus.buckets())
-    for name, of_needles in losses.items():
+def test_missed_tokens_are_counted() -> None:
+    record = RecalledTokens()
+    positions = torch.arange(DOCUMENT)[None]
+    losses = torch.full((1, DOCUMENT), 9.0)
+    inside = recall_corpus.foretold(positions, DOCUMENT)
+    losses[inside] = 0.0
+    tokens = int(inside.sum())
+    losses[0, int(inside[0].nonzero()[7])] = 2 * MISSED
+    record.add(losses, positions)
+    record.add(losses, positions)
+    assert record._sums.tolist() == [2 * tokens, 2, 4 * MISSED]
+    record.clear()
+    assert record._sums.tolist() == [0, 0, 0]
+
+
+def written(folder: Path, counts: dict[str, Counts]) -> None:
+    for name, found in counts.items():
         (folder / name).mkdir()
-        values = [value for loss in of_needles for value in (3.0, loss)] + [3.0]
-        buckets = [Bucket(601, *bounds) for bounds in pairwise(ends)]
-        write_positions(folder / name, dict(zip(buckets, values, strict=True)))
+        (folder / name / COUNTS).write_text(json.dumps(dataclasses.asdict(found)))
 
 
 def test_verdicts(tmp_path: Path) -> None:
-    names = (*recall.TRAINED, *recall.SAME_WEIGHTS, *recall.ERRORS)
-    losses = {name: [0.01, 0.02, 0.03, 0.04] for name in names}
-    losses["recall_te"][3] = 0.5
-    losses["recall_first_keys"][3] = 6.0
-    losses["recall_split"] = [0.01, 0.02, 5.0, 0.9]
-    losses["recall_joined"] = [0.4, 0.4, 0.5, 0.6]
-    written(tmp_path, losses)
-    verdicts = {line.name: line.verdict for line in recall.lines(tmp_path)}
-    assert verdicts == {
-        "recall_te": "NOT learned: tells nothing",
-        "recall_magi": "learned",
-        "recall_magi_of_te": "FAILED (4.6e-01)",
-        "recall_te_of_magi": "pass (0.0e+00)",
-        "recall_right_mask": "pass (0.0e+00)",
-        "recall_first_keys": "caught",
-        "recall_split": "NOT caught",
-        "recall_joined": "caught",
+    names = (recall.STOCK, *recall.OURS, *recall.ERRORS)
+    counts = {name: Counts(1000, 0, 1e-6) for name in names}
+    counts["recall_magi"] = Counts(1000, 1, 0.01)
+    counts["recall_right_mask"] = Counts(999, 0, 1e-6)
+    counts["recall_split"] = Counts(1000, 1000, 9.0)
+    written(tmp_path, counts)
+    assert {line.name: line.verdict for line in recall.lines(tmp_path)} == {
+        "recall_te": "recalled",
+        "recall_magi_cp1": "pass",
+        "recall_magi": "FAILED",
+        "recall_right_mask": "NOT counted: tells nothing",
+        "recall_moved_by_one": "NOT caught",
+        "recall_first_keys": "NOT caught",
+        "recall_split": "caught",
+        "recall_joined": "NOT caught",
     }
-    (tmp_path / "recall_split" / "positions.csv").unlink()
-    with pytest.raises(UsageError, match=r"a validated run is needed, got none in .*recall_split"):
+    (tmp_path / "recall_split" / COUNTS).unlink()
+    with pytest.raises(UsageError, match=r"a validated run is needed, got no recall\.json in .*"):
         recall.lines(tmp_path)
+
+
+def test_a_stock_run_that_misses_tokens_tells_nothing() -> None:
+    assert recall.verdict(recall.STOCK, Counts(9, 1, 1.0), 9) == "NOT recalled: tells nothing"
+    assert recall.verdict("recall_magi", Counts(0, 0, 0.0), 0) == "NOT counted: tells nothing"
