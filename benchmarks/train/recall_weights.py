@@ -48,29 +48,26 @@ MODEL: Flags = {
 
 
 def install() -> None:
-    """Give these weights to every model that Megatron builds, before its optimizer copies them."""
-    from megatron.training import training
+    """Give these weights to every model when it is made, before an optimizer copies them."""
+    from megatron.core.models.gpt.gpt_model import GPTModel
 
-    original = training.get_model
+    original = GPTModel.__init__
 
     @functools.wraps(original)
-    def get_model(*args: Any, **kwargs: Any) -> Any:
-        chunks = original(*args, **kwargs)
-        for chunk in chunks:
-            fill(chunk.named_parameters())
-        return chunks
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        fill(self.named_parameters())
 
-    training.get_model = get_model
+    GPTModel.__init__ = init
 
 
 def fill(parameters: Iterable[tuple[str, Tensor]]) -> None:
     """Write the weights: of norms 1, of what copying does not need 0."""
     for name, parameter in parameters:
-        key = name.rpartition("module.")[2]
-        if key in WEIGHTS:
-            value = WEIGHTS[key](parameter.shape[0])
+        if name in WEIGHTS:
+            value = WEIGHTS[name](parameter.shape[0])
         else:
-            value = torch.full(parameter.shape, float("norm" in key))
+            value = torch.full(parameter.shape, float("norm" in name))
         with torch.no_grad():
             parameter.copy_(value)
 

@@ -29,6 +29,7 @@ def recalled(mask: str, attention: str = "magi", bf16: bool = False) -> dict[str
     parallel_state.initialize_model_parallel(context_parallel_size=dist.get_world_size())
     model_parallel_cuda_manual_seed(1)
     config = model_config(bf16)
+    recall_weights.install()
     model = GPTModel(
         config=config,
         transformer_layer_spec=layer_spec.llama_layer_spec(config, attention=attention),  # type: ignore[arg-type]
@@ -38,7 +39,6 @@ def recalled(mask: str, attention: str = "magi", bf16: bool = False) -> dict[str
         rotary_percent=recall_weights.MODEL["rotary-percent"],
         share_embeddings_and_output_weights=False,
     )
-    recall_weights.fill(model.named_parameters())
     bounds = [0, DOCUMENT, 2 * DOCUMENT]
     if attention == "magi":
         made = getattr(flag_masks, mask)(MaskRequest(tuple(bounds), None))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-import megatron_magi.adapter  # noqa: F401  prepares megatron before it is imported
-from benchmarks.train import recall_weights
 from tests.megatron_worker import run_jobs_of
 
 JOBS = Path(__file__).parent / "recall_jobs.py"
@@ -61,22 +57,3 @@ def test_errors_of_a_mask_cost_tokens(
 ) -> None:
     assert counts[name]["tokens"] == TOKENS
     assert least <= counts[name]["missed"] <= most
-
-
-def test_weights_are_there_before_the_optimizer_copies_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Megatron builds models by this function of a script that is not installed."""
-    chunk = torch.nn.Module()
-    chunk.module = torch.nn.Module()
-    chunk.module.output_layer = torch.nn.Linear(1024, 8, bias=False)
-    chunk.module.final_layernorm = torch.nn.LayerNorm(4, bias=False)
-    chunk.module.fc1 = torch.nn.Linear(4, 4, bias=False)
-    training = SimpleNamespace(get_model=lambda *_, **__: [chunk])
-    package = SimpleNamespace(training=training)
-    monkeypatch.setitem(__import__("sys").modules, "megatron.training", package)
-    recall_weights.install()
-    assert training.get_model("provider", wrap_with_ddp=True) == [chunk]
-    assert torch.equal(chunk.module.output_layer.weight, recall_weights.output(8))
-    assert (chunk.module.final_layernorm.weight == 1).all()
-    assert (chunk.module.fc1.weight == 0).all()
