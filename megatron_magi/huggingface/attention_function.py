@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from megatron_magi import HeadShape, MagiConfig, Softmax, dist_attn, flex_flash_attn_func
+from megatron_magi.core.tensor_checks import tensor
 from megatron_magi.huggingface.batch_documents import BatchShape
 from megatron_magi.huggingface.cp_batch import DispatchedBatch, carried_batch
+from megatron_magi.huggingface.layer_kinds import other_layers
 from megatron_magi.huggingface.mask_request import MaskRequest
 
 READ = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "s_aux", "position_ids",
@@ -61,7 +63,8 @@ def attend(
 
     Raises:
         NotImplementedError: dropout, attention without causality, keys of a cache, attention
-            weights as output, and options that this attention does not know.
+            weights as output, options that this attention does not know, and packed rows in a
+            model with layers of another kind.
         ValueError, TypeError: masks and options that do not fit together, and rows of a dispatched
             batch without it.
     """
@@ -74,7 +77,9 @@ def attend(
         _check_spread(batch, asked, options)
         out = _spread(heads, asked, softmax, batch)
     else:
-        out = _on_one_device(heads, _mask_of(asked, options), softmax, engine)
+        mask = _mask_of(asked, options)
+        _check_other_layers(module, asked, options)
+        out = _on_one_device(heads, mask, softmax, engine)
     num_sequences, _, num_tokens, _ = heads.query.shape
     return out.unflatten(0, (num_sequences, num_tokens)), None
 
@@ -106,7 +111,7 @@ def _check_carried(batch: Any, options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"rows that dispatch_batch gave need the magi_batch that it gave with them, got "
             f"{'none' if batch is None else 'that of another batch'}; call "
-            f"model(**dispatch_batch(...))"
+            f"model(**dispatch_batch(...)), which a model needs whose layers pass their options on"
         )
 
 
@@ -118,7 +123,18 @@ def _check_spread(batch: Any, asked: MaskRequest, options: Mapping[str, Any]) ->
     if found:
         raise TypeError(
             f"magi_batch must be what dispatch_batch returns, without other documents or padding "
-            f"beside it, got {', '.join(found)}; call model(**dispatch_batch(...)) with a Packing"
+            f"beside it, got {', '.join(found)}; call model(**dispatch_batch(...)) with a Packing, "
+            f"which a model needs that makes no attention_mask of its own"
+        )
+
+
+def _check_other_layers(module: Any, asked: MaskRequest, options: Mapping[str, Any]) -> None:
+    """States and convolutions take no notice of documents, unless they are told by seq_idx."""
+    others = other_layers(getattr(module, "config", None))
+    if others and asked.has_packed_rows and options.get("seq_idx") is None:
+        raise NotImplementedError(
+            f"packed rows need layers that mix tokens by attention alone, got {others}; give each "
+            f"sequence one document, or pass seq_idx if the model's other layers read it"
         )
 
 
@@ -152,6 +168,9 @@ def _request(heads: HeadRows, given: Any, options: Mapping[str, Any]) -> MaskReq
 
 def _mask_of(asked: MaskRequest, options: Mapping[str, Any]) -> Any:
     q_sums, k_sums = options.get("cu_seq_lens_q"), options.get("cu_seq_lens_k")
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        if options.get(name) is not None:
+            tensor(options[name], name)
     are_same = q_sums is not None and k_sums is not None and torch.equal(q_sums, k_sums)
     if k_sums is not None and not are_same:
         raise NotImplementedError(

@@ -6,14 +6,15 @@ B sequences of S tokens are one stream of B * S rows here, row after row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from megatron_magi import AttnMask, masks
-from megatron_magi.core.tensor_checks import tensor
+from megatron_magi.checks import integer, integers
+from megatron_magi.core.tensor_checks import on_host, tensor
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -40,7 +41,12 @@ class Documents:
 
         Args:
             window: the number of keys that a query sees, its own among them; None: no limit.
+
+        Raises:
+            ValueError, TypeError: a window below 1, or that is no integer.
         """
+        if window is not None:
+            integer(window, "window", 1)
         left = -1 if window is None else window - 1
         mask = masks.from_cu_seqlens(self.cu_seqlens, window_size=(left, 0))
         if not self.is_padding.any():
@@ -64,16 +70,17 @@ def find_documents(
             more than that before it. None: every sequence is one document.
         cu_seqlens: integer [number of documents + 1], prefix sums over the B * S rows, instead of
             position_ids, which are then not looked at.
-        padding: [B, S], True or 1 for tokens and False or 0 for padding, which may stand at the
+        padding: bool or integer [B, S], 1 for tokens and 0 for padding, which may stand at the
             beginning and at the end of a sequence. None: there is none.
 
     Raises:
-        TypeError: something else than tensors.
-        ValueError: shapes that do not fit the batch, prefix sums that do not end at B * S, or
-            padding between tokens.
+        TypeError: something else than tensors of integers, such as a mask of floats that are added.
+        ValueError: shapes that do not fit the batch, prefix sums that do not end at B * S, padding
+            between tokens, or numbers in it beside 0 and 1.
 
     Cost: tensors of a GPU are copied to the host, which waits for them.
     """
+    batch_shape = _checked_shape(batch_shape)
     starts = np.zeros(batch_shape, dtype=np.bool_)
     starts[:, :1] = True
     if cu_seqlens is not None:
@@ -89,34 +96,55 @@ def find_documents(
     return Documents(np.append(first, starts.size), pads.reshape(-1)[first])
 
 
+def _checked_shape(batch_shape: Any) -> BatchShape:
+    sizes = integers(batch_shape, "batch_shape")
+    if len(sizes) != 2 or min(sizes) < 0:
+        raise ValueError(
+            f"batch_shape must be the numbers of sequences and of tokens, got {sizes}; pass "
+            f"input_ids.shape"
+        )
+    return BatchShape(*sizes)
+
+
 def _checked_prefix_sums(cu_seqlens: Tensor, num_rows: int) -> npt.NDArray[np.int64]:
-    tensor(cu_seqlens, "cu_seq_lens_q")
-    sums = cu_seqlens.detach().cpu().numpy().reshape(-1).astype(np.int64)
-    if len(sums) < 2 or sums[0] != 0 or sums[-1] != num_rows or (np.diff(sums) < 0).any():
+    sums = _integers_on_host(cu_seqlens, "cu_seq_lens_q")
+    are_sums = sums.ndim == 1 and len(sums) > 1 and (np.diff(sums) >= 0).all()
+    if not are_sums or sums[0] != 0 or sums[-1] != num_rows:
         raise ValueError(
             f"cu_seq_lens_q must ascend from 0 to the {num_rows} rows of the batch, got "
-            f"{sums.tolist()[:8]} ({len(sums)} numbers); pass the prefix sums of all documents"
+            f"{sums.tolist()[:8]} (shape {list(sums.shape)}); pass the prefix sums of all documents"
         )
     return sums[np.append(np.diff(sums) > 0, True)]
 
 
 def _rows_on_host(rows: Tensor, name: str, batch_shape: BatchShape) -> npt.NDArray[np.int64]:
-    tensor(rows, name)
-    if (
-        rows.ndim != 2
-        or rows.shape[0] not in (1, batch_shape[0])
-        or rows.shape[1] != batch_shape[1]
-    ):
+    host = _integers_on_host(rows, name)
+    if host.shape not in (batch_shape, (1, batch_shape.num_tokens)):
         raise ValueError(
             f"{name} must be [{batch_shape[0]}, {batch_shape[1]}], as the batch, got "
-            f"{list(rows.shape)}; pass one number for each token"
+            f"{list(host.shape)}; pass one number for each token"
         )
-    host = rows.detach().cpu().numpy().astype(np.int64)
     return np.broadcast_to(host, batch_shape)
 
 
+def _integers_on_host(numbers: Tensor, name: str) -> npt.NDArray[np.int64]:
+    tensor(numbers, name)
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise TypeError(
+            f"{name} must have integers, got {numbers.dtype}; convert it (an attention_mask has 1 "
+            f"for tokens and 0 for padding, and is not added to scores)"
+        )
+    return on_host(numbers, name).numpy().astype(np.int64)
+
+
 def _checked_padding(padding: Tensor, batch_shape: BatchShape) -> BoolArray:
-    is_token = _rows_on_host(padding, "attention_mask", batch_shape) != 0
+    numbers = _rows_on_host(padding, "attention_mask", batch_shape)
+    if ((numbers != 0) & (numbers != 1)).any():
+        raise ValueError(
+            f"attention_mask must have 1 for tokens and 0 for padding, got up to {numbers.max()}; "
+            f"name documents by position_ids that restart, or by cu_seq_lens_q"
+        )
+    is_token = numbers != 0
     runs = np.diff(is_token.astype(np.int8), axis=1, prepend=0)
     holed = np.flatnonzero((runs == 1).sum(axis=1) > 1)
     if len(holed):

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from megatron_magi import AttnPlan, HeadShape, MagiConfig, dispatch
 from megatron_magi import plan as plan_for
+from megatron_magi.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup
 from megatron_magi.core.tensor_checks import tensor
 from megatron_magi.huggingface.batch_documents import BatchShape, Documents, find_documents
+from megatron_magi.huggingface.layer_kinds import other_layers, with_own_attention
 
 IGNORED = -100
 """The label that Transformers leaves out of the loss."""
 _ATTRIBUTE = "_magi_batch"
 """Of position ids: the batch that they were dispatched with."""
-LAYER_KINDS = ("full_attention", "sliding_attention", "attention")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Packing:
     cu_seqlens: Tensor | None = None
     """Prefix sums of the documents over all B * S rows, instead of restarting positions."""
     attention_mask: Tensor | None = None
-    """[B, S], 0 for padding, at the beginning and the end of a sequence; None: no padding."""
+    """bool or integer [B, S], 0 for padding, which stands at the beginning and the end of a
+    sequence, and 1 for tokens; None: no padding."""
 
 
 @dataclass(eq=False)
@@ -74,7 +76,7 @@ def dispatch_batch(
         labels: int64 [B, S] as for a model of one process: not shifted, -100 where a token is not
             counted. They are shifted here, because neighbours of the batch are not neighbours on a
             rank. None: no loss.
-        model_config: the model's configuration (of its text part).
+        model_config: the model's configuration. Of one with several parts it is the text's.
         cp_group: the context-parallel group, a mesh, or None for one rank.
         packing: positions, documents and padding; None: every sequence is one document.
         engine: the engine's configuration; None: the default.
@@ -86,15 +88,18 @@ def dispatch_batch(
         parameters, over the group.
 
     Raises:
-        TypeError: something else than tensors.
+        TypeError: something else than tensors, a configuration or a Packing, and tensors of a
+            dtype that `find_documents` refuses.
         ValueError: tensors of another shape than input_ids', and what `find_documents` refuses.
         NotImplementedError: a model with layers that mix tokens without attention (state spaces,
-            linear attention), or that attend in chunks.
+            linear attention), that attend in chunks, or that never ask Transformers for their
+            attention, so that a rank's rows would see each other alone.
 
     Cost: tensors of a GPU are copied to the host once, and the plan is made on the host.
     """
-    packing = packing or Packing()
-    _check_layers(model_config)
+    packing = Packing() if packing is None else packing
+    instance(packing, Packing, "packing", "pass Packing(position_ids) or None")
+    model_config = _checked_config(model_config)
     _check_shapes(input_ids, labels, packing)
     shape = BatchShape(input_ids.shape[0], input_ids.shape[1])
     documents = find_documents(
@@ -138,8 +143,14 @@ def _local_labels(labels: Tensor, batch: DispatchedBatch) -> dict[str, Any]:
 
 def _positions(input_ids: Tensor, packing: Packing) -> Tensor:
     """int64 [B, S]; without any the positions that a model gives itself, also over documents."""
-    if packing.position_ids is not None:
-        return packing.position_ids.expand(input_ids.shape)
+    given = packing.position_ids
+    if given is not None:
+        if given.shape not in (input_ids.shape, (1, input_ids.shape[1])):
+            raise ValueError(
+                f"packing.position_ids must have the shape of input_ids, {list(input_ids.shape)}, "
+                f"or one row for all, got {list(given.shape)}; pass one position for each token"
+            )
+        return given.expand(input_ids.shape)
     return torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
 
 
@@ -151,17 +162,30 @@ def _head_shape(model_config: Any, input_ids: Tensor) -> HeadShape:
     return HeadShape(num_heads, num_kv, head_dim, 4 if input_ids.device.type == "cpu" else 2)
 
 
-def _check_layers(model_config: Any) -> None:
-    for name in ("layer_types", "layers_block_type"):
-        kinds = set(getattr(model_config, name, None) or ()) - set(LAYER_KINDS)
-        if kinds:
+def _checked_config(model_config: Any) -> Any:
+    """That of the text, if its layers can attend over a group."""
+    text = getattr(model_config, "get_text_config", lambda: model_config)()
+    others, own = other_layers(text), with_own_attention(text)
+    for is_wrong, needs, got in (
+        (others, "layers that mix tokens by attention alone", others),
+        (own, "layers that ask Transformers for their attention", f"{own}, which has its own"),
+    ):
+        if is_wrong:
             raise NotImplementedError(
-                f"context parallelism needs layers that mix tokens by attention alone, got "
-                f"{name} with {', '.join(sorted(kinds))}; train this model without a cp_group"
+                f"context parallelism needs {needs}, got {got}; train this model without a cp_group"
             )
+    if getattr(text, "num_attention_heads", None) is None:
+        raise TypeError(
+            f"model_config must be a model's configuration with num_attention_heads, got a "
+            f"{type(model_config).__name__}; pass model.config"
+        )
+    return text
 
 
 def _check_shapes(input_ids: Tensor, labels: Tensor | None, packing: Packing) -> None:
+    for name in ("position_ids", "cu_seqlens", "attention_mask"):
+        if getattr(packing, name) is not None:
+            tensor(getattr(packing, name), f"packing.{name}")
     tensor(input_ids, "input_ids")
     if input_ids.ndim != 2:
         raise ValueError(

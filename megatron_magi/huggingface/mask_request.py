@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron_magi import AttnMask
-from megatron_magi.huggingface.batch_documents import BatchShape, find_documents
+from megatron_magi.huggingface.batch_documents import BatchShape, Documents, find_documents
 
 MODULE = "transformers.masking_utils"
 CAUSAL = "causal_mask_function"
@@ -25,9 +25,16 @@ HONOURED = {CAUSAL, PACKED, "sliding_window_overlay", "and_masks",
 """The parts of a mask function of Transformers that documents and a window express."""
 
 
+class NoDenseMask(NotImplementedError, AttributeError):
+    """A model does with its mask what needs a dense matrix."""
+
+
 @dataclass(eq=False)
 class MaskRequest:
-    """The mask of one kind of layer in one forward pass: causal inside of documents."""
+    """The mask of one kind of layer in one forward pass: causal inside of documents.
+
+    Models that add it to their scores, or read it as a tensor, get `NoDenseMask`.
+    """
 
     batch_shape: BatchShape
     """The sequences and tokens of the batch."""
@@ -37,6 +44,8 @@ class MaskRequest:
     """bool [sequences, tokens]: False marks padding; None: there is none."""
     is_packed: bool = False
     """Whether Transformers has found documents in the position ids, so that these must arrive."""
+    has_packed_rows: bool = False
+    """Whether the mask that was made has several documents in one sequence."""
     made: tuple[tuple[Any, Any], AttnMask] | None = field(default=None, repr=False)
     """The tensors that named the documents, and the mask that was made of them."""
 
@@ -53,8 +62,26 @@ class MaskRequest:
                     "pass them on; pass cu_seq_lens_q to the model, or one document per sequence"
                 )
             found = find_documents(self.batch_shape, position_ids, cu_seqlens, self.padding)
+            self.has_packed_rows = _are_packed(found, self.batch_shape)
             self.made = ((position_ids, cu_seqlens), found.mask(self.window))
         return self.made[1]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> Any:
+        raise cls._as_tensor(getattr(function, "__name__", "an operation"))
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._as_tensor(name)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise self._as_tensor("an index")
+
+    @classmethod
+    def _as_tensor(cls, used: str) -> NoDenseMask:
+        return NoDenseMask(
+            f"attention by magi needs layers that leave the mask to it, got a model that reads it "
+            f"as a tensor ({used}); use another attn_implementation for this model"
+        )
 
 
 def request_mask(
@@ -79,6 +106,12 @@ def request_mask(
     return MaskRequest(
         BatchShape(batch_size, q_length), window, options.get("attention_mask"), PACKED in names
     )
+
+
+def _are_packed(found: Documents, batch_shape: BatchShape) -> bool:
+    """Whether a sequence has two documents or more."""
+    sequences = found.cu_seqlens[:-1][~found.is_padding] // batch_shape.num_tokens
+    return len(set(sequences.tolist())) < len(sequences)
 
 
 def _same(kept: tuple[Any, Any], given: tuple[Any, Any]) -> bool:

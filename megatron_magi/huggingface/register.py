@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron_magi import MagiConfig
+from megatron_magi.checks import instance
 from megatron_magi.huggingface.attention_function import HeadRows, attend
 from megatron_magi.huggingface.mask_request import request_mask
 
@@ -23,11 +24,13 @@ def register(engine: MagiConfig | None = None) -> None:
             of `dispatch_batch` bring their own. None: the default.
 
     Raises:
+        TypeError: an engine that is no MagiConfig.
         ImportError: Transformers is not installed, or is older than the registries that this
             needs. The tests ran with 5.24.
     """
-    attention, masks = _registries()
     used = MagiConfig() if engine is None else engine
+    instance(used, MagiConfig, "engine", "pass MagiConfig(...) or None")
+    attention, masks = _registries()
 
     def magi(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any

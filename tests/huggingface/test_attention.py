@@ -9,6 +9,8 @@ import torch
 
 from megatron_magi import MagiConfig
 from tests.huggingface.tiny_models import (
+    SHAPE,
+    VOCAB,
     WINDOW,
     build,
     config,
@@ -147,6 +149,29 @@ def test_what_cannot_be_honoured_is_refused(
     model = build(config("llama", **changes), "magi")
     with pytest.raises((NotImplementedError, ValueError, TypeError), match=message):
         model(input_ids=tokens(1, 10), **inputs)
+
+
+def test_packed_rows_are_refused_beside_layers_that_take_no_notice_of_them() -> None:
+    import transformers
+
+    kinds = ["conv", "full_attention"]
+    model = build(transformers.Lfm2Config(**{**SHAPE, "layer_types": kinds}), "magi").eval()
+    whole = model(input_ids=tokens(2, 5)).logits
+    assert whole.shape == (2, 5, VOCAB)
+    with pytest.raises(NotImplementedError, match=r"packed rows need.*got layer_types with conv"):
+        model(input_ids=tokens(1, 10), position_ids=positions(4, 6))
+
+
+@pytest.mark.parametrize("name, sizes", [
+    ("Bloom", {"hidden_size": 32, "n_head": 4, "n_layer": 1}),
+    ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 1}),
+])  # fmt: skip
+def test_models_that_read_their_mask_are_refused(name: str, sizes: dict[str, int]) -> None:
+    import transformers
+
+    made = getattr(transformers, f"{name}Config")(vocab_size=VOCAB, **sizes)
+    with pytest.raises(NotImplementedError, match="a model that reads it as a tensor"):
+        build(made, "magi")(input_ids=tokens(1, 10))
 
 
 def test_dropout_is_no_matter_in_evaluation() -> None:

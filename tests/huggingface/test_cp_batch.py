@@ -59,12 +59,45 @@ def test_layers_that_mix_tokens_otherwise_are_refused(
         dispatch_batch(tokens(1, 8), None, SimpleNamespace(**changes), None)
 
 
+def test_a_model_with_attention_of_its_own_is_refused() -> None:
+    """It takes any name of an implementation, and would see a rank's own rows alone."""
+    import transformers
+
+    made = transformers.OpenAIGPTConfig(n_embd=32, n_layer=1, n_head=4, vocab_size=61)
+    with pytest.raises(NotImplementedError, match="got OpenAIGPTLMHeadModel, which has its own"):
+        dispatch_batch(tokens(1, 8), None, made, None)
+
+
+def test_a_configuration_of_several_parts_gives_that_of_its_text() -> None:
+    whole = SimpleNamespace(get_text_config=lambda: config("llama"))
+    assert dispatch_batch(tokens(1, 8), None, whole, None)["input_ids"].shape == (1, 8)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_config": None}, "model_config must be a model's configuration.*got a NoneType"),
+        ({"model_config": {"hidden_size": 32}}, "got a dict; pass model.config"),
+        ({"packing": torch.arange(8)[None]}, "packing must be a Packing"),
+        ({"packing": Packing([[0, 1]])}, r"packing\.position_ids must be a Tensor"),  # type: ignore[arg-type]
+    ],
+)
+def test_other_kinds_of_arguments_are_refused(changes: dict[str, Any], message: str) -> None:
+    given = {"model_config": config("llama"), **changes}
+    with pytest.raises(TypeError, match=message):
+        dispatch_batch(tokens(1, 8), None, cp_group=None, **given)
+
+
 @pytest.mark.parametrize(
     "inputs, message",
     [
         ({"input_ids": tokens(8)}, r"input_ids must be \[sequences, tokens\]"),
         ({"labels": tokens(1, 7)}, "labels must have the shape of input_ids"),
         ({"packing": Packing(position_ids=tokens(1, 9))}, "position_ids must be"),
+        (
+            {"packing": Packing(tokens(3, 1, 8), cu_seqlens=torch.tensor([0, 8]))},
+            r"packing\.position_ids must have the shape of input_ids",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(inputs: dict[str, Any], message: str) -> None:

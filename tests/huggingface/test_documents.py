@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -42,19 +44,48 @@ def test_padding_sees_nothing_and_is_not_seen(window: int | None) -> None:
 
 
 def test_a_sequence_of_padding_alone() -> None:
-    assert find_documents((1, 4), padding=torch.zeros(1, 4)).mask().area() == 0
+    assert find_documents((1, 4), padding=torch.zeros(1, 4, dtype=torch.bool)).mask().area() == 0
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"position_ids": torch.zeros(3, 1, 5)}, r"position_ids must be \[1, 5\].*\[3, 1, 5\]"),
+        (
+            {"position_ids": torch.zeros(3, 1, 5).int()},
+            r"position_ids must be \[1, 5\].*\[3, 1, 5\]",
+        ),
         ({"cu_seqlens": torch.tensor([1, 5])}, "from 0 to the 5 rows"),
         ({"cu_seqlens": torch.tensor([0, 4, 3, 5])}, "must ascend"),
         ({"padding": torch.tensor([[1, 0, 1, 1, 1]])}, "between tokens in sequence 0"),
-        ({"padding": torch.ones(1, 4)}, "attention_mask must be"),
+        ({"padding": torch.ones(1, 4).int()}, "attention_mask must be"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find_documents((1, 5), **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, message",
+    [
+        ({"padding": torch.tensor([[0.0, 0.0, 0.0, -1e9, -1e9]])}, TypeError, "not added to"),
+        ({"padding": torch.tensor([[1, 1, 2, 2, 0]])}, ValueError, "got up to 2; name documents"),
+        ({"position_ids": torch.arange(5)[None] * 0.5}, TypeError, "must have integers"),
+        ({"cu_seqlens": torch.tensor([0, 3.7, 5])}, TypeError, "must have integers"),
+        ({"cu_seqlens": torch.tensor([[0, 2], [2, 5]])}, ValueError, r"shape \[2, 2\]"),
+        ({"cu_seqlens": [0, 5]}, TypeError, "cu_seq_lens_q"),
+        ({"batch_shape": None}, TypeError, "batch_shape must hold integers"),
+        ({"batch_shape": (1, 5, 2)}, ValueError, r"got \[1, 5, 2\]; pass input_ids.shape"),
+    ],
+)
+def test_numbers_that_mean_something_else_are_refused(
+    arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        find_documents(**{"batch_shape": (1, 5), **arguments})
+
+
+def test_a_window_has_a_key() -> None:
+    """One of 0 keys would mean no window to the mask's builder."""
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        find_documents((1, 5)).mask(0)
