@@ -25,6 +25,10 @@ def test_any_dtype_comes_back() -> None:
     pool(WORLD).run(jobs.any_dtype, 2)
 
 
+def test_the_default_device_changes_nothing() -> None:
+    pool(WORLD).run(jobs.other_default_device, 3, timeout_s=60)
+
+
 def test_lazy_bits_are_resolved() -> None:
     pool(WORLD).run(jobs.lazy_bits, 2)
 

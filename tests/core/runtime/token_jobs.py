@@ -89,6 +89,33 @@ def any_dtype(rank: int, cp_size: int) -> None:
         assert torch.equal(back.contiguous().view(torch.uint8), x.view(torch.uint8)), dtype
 
 
+def other_default_device(rank: int, cp_size: int) -> None:
+    """A job's default device is not where tables and messages between hosts belong."""
+    groups = [dist.new_group(list(range(cp_size))) for _ in range(2)]  # whose messages are new
+    if rank >= cp_size:
+        return
+    torch.manual_seed(4)
+    x = torch.randn(29, 2, 4)
+    want, got = [], []
+    for group, device, results in zip(groups, ("cpu", "meta"), (want, got), strict=True):
+        with torch.device(device):
+            results += round_trip(x.clone().requires_grad_(), group)
+    for a, b in zip(want, got, strict=True):
+        assert torch.equal(a, b)
+
+
+def round_trip(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """The results and the gradient of every call that moves tokens, by a plan of its own."""
+    plan = magi.plan(masks.causal(29), group, SHAPE, MagiConfig(chunk_size=4))
+    q = magi.dispatch(x, plan, group)
+    kv = q[:, :1]
+    out, lse = magi.dist_attn(q, kv, kv, plan, group)
+    later = magi.shift_tokens(out, 1, plan, group)
+    full = magi.undispatch(later, plan, group, is_partial_grad=True)
+    (grad,) = torch.autograd.grad(full.square().sum(), x)
+    return [lse.detach(), full.detach(), grad, magi.position_ids(plan, group)]
+
+
 def lazy_bits(rank: int, cp_size: int) -> None:
     """A negative or conjugate bit that torch has not resolved yet, on one rank's rows alone."""
     group = subgroup(cp_size)
