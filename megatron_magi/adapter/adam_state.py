@@ -45,7 +45,7 @@ def prepare_to_load(optimizer: Any) -> None:
         for group in adam.param_groups:
             for p in group["params"]:
                 adam.state[p] = adam.state[p] or {
-                    "step": torch.tensor(0.0),
+                    "step": torch.tensor(0.0, device="cpu"),
                     "exp_avg": torch.zeros_like(p.data),
                     "exp_avg_sq": torch.zeros_like(p.data),
                 }

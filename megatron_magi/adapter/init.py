@@ -111,7 +111,7 @@ def _local_weight(name: str, param: Tensor, seed: int, std: float, parts: int) -
     shape = list(param.shape)
     if dim >= 0:
         shape[dim] *= size
-    full = torch.empty(shape, dtype=torch.float32).normal_(
+    full = torch.empty(shape, dtype=torch.float32, device="cpu").normal_(
         0.0, std, generator=_generator(name, seed)
     )
     if dim < 0:

@@ -29,8 +29,8 @@ class TensorRanks:
         Cost: two broadcasts between hosts.
         """
         flat = [len(lists), *map(len, lists), *(number for each in lists for number in each)]
-        count = self._broadcast(torch.tensor([len(flat)]))
-        numbers = torch.tensor(flat) if self.rank == 0 else torch.empty(int(count)).long()
+        size = int(self._broadcast(torch.tensor([len(flat)], device="cpu")))
+        numbers = torch.tensor(flat if self.rank == 0 else [0] * size, device="cpu")
         num_lists, *rest = self._broadcast(numbers).tolist()
         values = iter(rest[num_lists:])
         return [list(islice(values, length)) for length in rest[:num_lists]]

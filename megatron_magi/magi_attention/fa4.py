@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_magi.checks import flag, instance
-from megatron_magi.core.kernel.attention import flex_flash_attn_func
-from megatron_magi.core.kernel.backend import row_delta
+from megatron_magi.checks import flag, instance, integers
+from megatron_magi.core.kernel.attention import FLOAT_DTYPES, check_qkv, flex_flash_attn_func
+from megatron_magi.core.kernel.backend import acc_dtype, row_delta
 from megatron_magi.core.kernel.sink import check_layout
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.kernel.softmax import check_softmax, scale_for
@@ -28,6 +29,7 @@ class FA4AttnArg:
     """The mask of `fa4_fwd` and `fa4_bwd`, validated once.
 
     Raises:
+        TypeError: no ranges, or codes that are no integers.
         ValueError: unpaired or out-of-bounds ranges, wrong types, slices that share a cell.
     """
 
@@ -43,7 +45,9 @@ class FA4AttnArg:
     """The mask as our kernels take it."""
 
     def __post_init__(self) -> None:
-        types = [AttnMaskType.from_int_type(code) for code in self.attn_type_map]
+        name, remedy = "attn_type_map", "pass a code from 0 to 3 for each range"
+        instance(self.attn_type_map, (Sequence, np.ndarray, Tensor), name, remedy)
+        types = list(map(AttnMaskType.from_int_type, integers(self.attn_type_map, name)))
         ranges = self.q_ranges, self.k_ranges
         mask = mask_from_typed(*ranges, types, self.seqlen_q, self.seqlen_k)
         object.__setattr__(self, "slices", slices_tensor(mask))
@@ -67,7 +71,7 @@ def fa4_fwd(
     Raises:
         TypeError, ValueError: inputs that do not fit, or of other lengths than the mask.
     """
-    _check_lengths(q, k, attn_arg)
+    _check_inputs(q, k, v, attn_arg)
     check_layout(sink_layout, sink)
     out, meta = flex_flash_attn_func(
         q, k, v, slices=attn_arg.slices, softmax_scale=softmax_scale, softcap=softcap, sink=sink
@@ -93,7 +97,7 @@ def fa4_bwd(
     """(dq, dk, dv, None), the gradients of `fa4_fwd` in the dtype of q.
 
     Args:
-        do: [T, H, D], the gradient of out.
+        do: [T, H, E], the gradient of out, any float dtype.
         o, lse: what `fa4_fwd` gave for the same q, k, v, mask and numbers.
         deterministic: gradients with equal bits from run to run.
 
@@ -101,12 +105,12 @@ def fa4_bwd(
         TypeError, ValueError: inputs that do not fit, or of other lengths than the mask.
         NotImplementedError: a sink.
     """
-    _check_lengths(q, k, attn_arg)
+    _check_inputs(q, k, v, attn_arg)
     if sink is not None:
         raise NotImplementedError(
             "fa4_bwd needs sink=None, got a tensor; flex_flash_attn_func has gradients of sinks"
         )
-    _check_saved(do, o, lse)
+    _check_saved(do, o, lse, q, v)
     check_softmax(softmax_scale, softcap, None)
     how = scale_for(softmax_scale, q), "auto", flag(deterministic, "deterministic"), softcap
     delta = row_delta(o, do, lse.dtype)
@@ -114,11 +118,10 @@ def fa4_bwd(
     return *grads, None
 
 
-def _check_lengths(q: Tensor, k: Tensor, attn_arg: FA4AttnArg) -> None:
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, attn_arg: FA4AttnArg) -> None:
     remedy = "make one with FA4AttnArg(q_ranges, k_ranges, attn_type_map, seqlen_q, seqlen_k)"
     instance(attn_arg, FA4AttnArg, "attn_arg", remedy)
-    tensor(q, "q")
-    tensor(k, "k")
+    check_qkv(q, k, v)
     if (len(q), len(k)) != (attn_arg.seqlen_q, attn_arg.seqlen_k):
         raise ValueError(
             f"q and k must have the {attn_arg.seqlen_q} and {attn_arg.seqlen_k} tokens of "
@@ -126,11 +129,30 @@ def _check_lengths(q: Tensor, k: Tensor, attn_arg: FA4AttnArg) -> None:
         )
 
 
-def _check_saved(do: Tensor, o: Tensor, lse: Tensor) -> None:
-    for name, x in {"do": do, "o": o, "lse": lse}.items():
-        tensor(x, name)
-    if do.shape != o.shape or lse.shape != o.shape[:2]:
+def _check_saved(do: Tensor, o: Tensor, lse: Tensor, q: Tensor, v: Tensor) -> None:
+    """Check what a backward takes besides the inputs, which have been checked."""
+    shape, sums = (*q.shape[:2], v.shape[2]), (acc_dtype(q.dtype),)
+    _check_one(do, "do", shape, FLOAT_DTYPES, q)
+    _check_one(o, "o", shape, FLOAT_DTYPES, q)
+    _check_one(lse, "lse", shape[:2], sums, q)
+
+
+def _check_one(
+    x: Tensor, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], q: Tensor
+) -> None:
+    tensor(x, name)
+    if x.device != q.device or x.layout is not torch.strided:
         raise ValueError(
-            f"do, o and lse must have the shapes [T, H, D], [T, H, D] and [T, H], got "
-            f"{[list(x.shape) for x in (do, o, lse)]}; pass o and lse of fa4_fwd"
+            f"{name} must be a dense tensor on q's device {q.device}, got {x.layout} on "
+            f"{x.device}; pass do, o and lse as fa4_fwd gave o and lse"
+        )
+    if x.dtype not in dtypes:
+        raise TypeError(
+            f"{name} must be {' or '.join(map(str, dtypes))} for a q in {q.dtype}, got {x.dtype}; "
+            f"pass what fa4_fwd gave, or cast it"
+        )
+    if x.shape != shape:
+        raise ValueError(
+            f"{name} must have the shape {list(shape)} for this q and v, got {list(x.shape)}; do "
+            f"and o are [T, H, E] and lse is [T, H]: pass o and lse of fa4_fwd"
         )

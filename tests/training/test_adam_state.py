@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron_magi.adapter.adam_state import choose_update, is_fused
+from megatron_magi.adapter.adam_state import choose_update, is_fused, prepare_to_load
 from megatron_magi.training.process.processes import check_devices
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
@@ -39,6 +39,14 @@ def test_fused_and_plain_updates_agree_and_can_follow_each_other() -> None:
         for a, b in zip(ours, baseline, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     assert {float(s["step"]) for s in fused.optimizer.state.values()} == {4.0}
+
+
+def test_step_counts_are_kept_on_the_host_whatever_the_default_device() -> None:
+    optimizer, parameters = adam(False)
+    with torch.device("meta"):
+        prepare_to_load(optimizer)
+    step(optimizer, parameters)
+    assert {float(s["step"]) for s in optimizer.optimizer.state.values()} == {1.0}
 
 
 def test_a_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,8 @@ def upload_together(
     if is_pinned:
         refuse_capture()
     with torch.inference_mode(False):  # so that later calls may save them for their backward
-        host = torch.zeros(max(offsets[-1], 1), dtype=torch.uint8, pin_memory=is_pinned)
+        size = max(offsets[-1], 1)
+        host = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
         for table, offset in zip(tables, offsets, strict=False):
             flat = np.ascontiguousarray(table).reshape(-1)
             host.numpy()[offset : offset + table.nbytes] = flat.view(np.uint8)

@@ -290,7 +290,7 @@ def _slices_of_ranges(
 ) -> Tensor:
     """int32 [N, 6] of the ranges, remembered by the objects and their versions."""
     if q_ranges is None and k_ranges is None and attn_type_map is None:
-        q_ranges, k_ranges = torch.tensor([[0, num_q]]), torch.tensor([[0, num_k]])
+        q_ranges, k_ranges = (torch.tensor([[0, n]], device="cpu") for n in (num_q, num_k))
     if q_ranges is None or k_ranges is None:
         raise ValueError(
             "q_ranges and k_ranges must both be given, got only one of them; "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magi.checks import integer
@@ -21,7 +22,12 @@ from megatron_magi.core.kernel.autograd import (
 )
 from megatron_magi.core.plan import AttnPlan, TokenLayout, make_shift_plan
 from megatron_magi.core.runtime.prepared import kept_with
-from megatron_magi.core.runtime.token_dispatch import check_group, check_tokens, compare_rows
+from megatron_magi.core.runtime.token_dispatch import (
+    check_group,
+    check_tokens,
+    compare_rows,
+    through_bits,
+)
 
 
 @one_graph_break
@@ -90,6 +96,10 @@ def _shift(x: Tensor, shift: int, layout: TokenLayout, cp_group: CpGroup, dim: i
     ready = _prepared_shift(layout, shift, group_rank(cp_group), x.device)
     rows = x.movedim(dim, 0)
     flat = rows.reshape(len(rows), -1).contiguous()
-    (received,) = group_cast([flat], ready.cast, AllToAll(resolve_group(cp_group))).wait()
-    shifted = torch.cat([flat, received]).index_select(0, ready.gather_index.here())
+    shifted = through_bits(lambda rows: _shift_rows(rows, ready, resolve_group(cp_group)), flat)
     return shifted.view(rows.shape).movedim(0, dim)
+
+
+def _shift_rows(flat: Tensor, ready: _PreparedShift, group: dist.ProcessGroup | None) -> Tensor:
+    (received,) = group_cast([flat], ready.cast, AllToAll(group)).wait()
+    return torch.cat([flat, received]).index_select(0, ready.gather_index.here())

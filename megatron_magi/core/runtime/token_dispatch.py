@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,32 @@ def compare_rows(
     compare(Call(kind, tuple(row), x.dtype, extra=extra), plan, cp_group, x.device).wait()
 
 
+def through_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``move(x)``, where ``move`` only copies and exchanges elements: as integers of the same size
+    if PyTorch cannot select or fill rows of x's dtype (fp8, and unsigned integers of several
+    bytes)."""
+    bits = _bits_of(x.dtype)
+    return move(x) if bits is None else move(x.view(bits)).view(x.dtype)
+
+
+def _bits_of(dtype: torch.dtype) -> torch.dtype | None:
+    """The integers in whose form rows of a dtype are moved; None: its own."""
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        return torch.uint8
+    return _SIGNED.get(dtype)
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 def _select(x: Tensor, layout: TokenLayout, rank: int, dim: int, pad_value: float) -> Tensor:
+    bits = _bits_of(x.dtype)
+    if bits is not None:  # also on ranks without padding, so that an error comes on every rank
+        pad_value = torch.tensor(pad_value, dtype=x.dtype, device="cpu").view(bits).item()
+    return through_bits(lambda rows: _select_rows(rows, layout, rank, dim, pad_value), x)
+
+
+def _select_rows(x: Tensor, layout: TokenLayout, rank: int, dim: int, pad_value: float) -> Tensor:
     index, is_pad = _local_index(layout, rank, x.device)
     local = x.index_select(dim, index)
     if is_pad is not None:
@@ -168,12 +194,16 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 def _gather(x_local: Tensor, layout: TokenLayout, cp_group: CpGroup, dim: int) -> Tensor:
     group = resolve_group(cp_group)
     rows = x_local.movedim(dim, 0).resolve_conj().resolve_neg().contiguous()
+    return through_bits(lambda x: _gather_rows(x, layout, group), rows).movedim(0, dim)
+
+
+def _gather_rows(rows: Tensor, layout: TokenLayout, group: dist.ProcessGroup | None) -> Tensor:
     if group is not None:
         everything = rows.new_empty((layout.padded_seqlen, *rows.shape[1:]))
-        # Sent as bytes, because gloo supports neither int16 nor fp8.
+        # Sent as bytes, because gloo does not support int16.
         _all_gather(everything.view(torch.uint8), rows.view(torch.uint8), group=group)
         rows = everything
-    return rows.index_select(0, _inverse(layout, rows.device)).movedim(0, dim)
+    return rows.index_select(0, _inverse(layout, rows.device))
 
 
 def _local_index(

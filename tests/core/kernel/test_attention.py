@@ -173,6 +173,14 @@ def test_no_ranges_mean_full_attention_and_scale_is_used() -> None:
     torch.testing.assert_close(out, dense_attention(q, k, v, masks.full(6, 9), 0.1)[0])
 
 
+def test_the_default_device_changes_nothing() -> None:
+    q, k, v, _ = random_qkv(MASKS["full"], 2, 1, 4, torch.float64, seed=1)
+    want, _ = flex_flash_attn_func(q, k, v)
+    with torch.device("meta"):
+        out, _ = flex_flash_attn_func(q, k, v)
+    assert torch.equal(out, want)
+
+
 def test_out_dtype() -> None:
     q, k, v, _ = random_qkv(masks.causal(6), 1, 1, 4, torch.bfloat16, 2)
     out, meta = flex_flash_attn_func(q, k, v, slices=masks.causal(6), out_dtype=torch.float32)

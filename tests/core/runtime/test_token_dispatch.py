@@ -21,8 +21,17 @@ def test_rows_of_padding_have_no_gradient(cp_size: int) -> None:
     pool(WORLD).run(jobs.padding_has_no_gradient, cp_size)
 
 
-def test_any_dtype_comes_back() -> None:
-    pool(WORLD).run(jobs.any_dtype, 2)
+@pytest.mark.parametrize("cp_size", [1, 3])
+def test_any_dtype_comes_back(cp_size: int) -> None:
+    pool(WORLD).run(jobs.any_dtype, cp_size)
+
+
+def test_gradients_in_fp8_come_back() -> None:
+    pool(WORLD).run(jobs.gradients_in_fp8, 3)
+
+
+def test_the_default_device_changes_nothing() -> None:
+    pool(WORLD).run(jobs.other_default_device, 3, timeout_s=60)
 
 
 def test_lazy_bits_are_resolved() -> None:

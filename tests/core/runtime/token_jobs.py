@@ -75,18 +75,73 @@ def dense_largest(q: Tensor, k: Tensor, mask: AttnMask, scale: float) -> Tensor:
     return scores.masked_fill(hidden, -torch.inf).amax((1, 2))
 
 
+DTYPES = (
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int16, torch.int64,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float16, torch.bfloat16,
+    torch.float64, torch.complex64,
+)  # fmt: skip
+
+
 def any_dtype(rank: int, cp_size: int) -> None:
+    """Also of rows that are padded on some ranks and not on others."""
     group = subgroup(cp_size)
     if rank >= cp_size:
         return
-    plan = magi.plan(masks.causal(32), group, SHAPE)
-    bits = torch.arange(64).view(32, 2) % 2
-    for dtype in (torch.bool, torch.uint8, torch.int16, torch.int64, torch.float8_e4m3fn,
-                  torch.float16, torch.bfloat16, torch.float64, torch.complex64):  # fmt: skip
-        x = bits.to(dtype)
-        back = magi.undispatch(magi.dispatch(x, plan, group), plan, group)
-        assert back.dtype == dtype
-        assert torch.equal(back.contiguous().view(torch.uint8), x.view(torch.uint8)), dtype
+    plan = magi.plan(masks.causal(29), group, SHAPE, MagiConfig(chunk_size=4))
+    is_pad = torch.from_numpy(plan.layout.position_ids(dist.get_rank(group))) >= 29
+    zeros_and_ones, one = torch.arange(58).view(29, 2) % 2, torch.ones(1, 2)
+    for dtype in DTYPES:
+        x = zeros_and_ones.to(dtype)
+        local = magi.dispatch(x, plan, group, pad_value=1)
+        assert local.dtype == dtype
+        assert (as_bytes(local)[is_pad] == as_bytes(one.to(dtype))).all(), dtype
+        back = magi.undispatch(local, plan, group)
+        assert back.dtype == dtype and torch.equal(as_bytes(back), as_bytes(x)), dtype
+        next_rows = magi.undispatch(magi.shift_tokens(local, 1, plan, group), plan, group)
+        assert torch.equal(as_bytes(next_rows), as_bytes(x).roll(-1, 0)), dtype
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def gradients_in_fp8(rank: int, cp_size: int) -> None:
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.causal(29), group, SHAPE, MagiConfig(chunk_size=4))
+    x, given = ((torch.arange(58).view(29, 2) % n).to(torch.float8_e4m3fn) for n in (3, 7))
+    leaf = x.requires_grad_()
+    full = magi.undispatch(magi.dispatch(leaf, plan, group), plan, group)
+    (grad,) = torch.autograd.grad(full, leaf, given)
+    assert grad.dtype == x.dtype and torch.equal(as_bytes(grad), as_bytes(given))
+
+
+def other_default_device(rank: int, cp_size: int) -> None:
+    """A job's default device is not where tables and messages between hosts belong."""
+    groups = [dist.new_group(list(range(cp_size))) for _ in range(2)]  # whose messages are new
+    if rank >= cp_size:
+        return
+    torch.manual_seed(4)
+    x = torch.randn(29, 2, 4)
+    want, got = [], []
+    for group, device, results in zip(groups, ("cpu", "meta"), (want, got), strict=True):
+        with torch.device(device):
+            results += round_trip(x.clone().requires_grad_(), group)
+    for a, b in zip(want, got, strict=True):
+        assert torch.equal(a, b)
+
+
+def round_trip(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """The results and the gradient of every call that moves tokens, by a plan of its own."""
+    plan = magi.plan(masks.causal(29), group, SHAPE, MagiConfig(chunk_size=4))
+    q = magi.dispatch(x, plan, group)
+    kv = q[:, :1]
+    out, lse = magi.dist_attn(q, kv, kv, plan, group)
+    later = magi.shift_tokens(out, 1, plan, group)
+    full = magi.undispatch(later, plan, group, is_partial_grad=True)
+    (grad,) = torch.autograd.grad(full.square().sum(), x)
+    return [lse.detach(), full.detach(), grad, magi.position_ids(plan, group)]
 
 
 def lazy_bits(rank: int, cp_size: int) -> None:

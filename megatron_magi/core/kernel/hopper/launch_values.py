@@ -130,7 +130,7 @@ def tile_counter(device: torch.device, stream: int, captured: bool = False) -> T
         # Copied from the host, not filled on the device: initcheck, which is restricted to our
         # kernels, would not see a fill kernel, but it sees copies.
         with torch.inference_mode(False):
-            made = torch.zeros(2, dtype=torch.int32).to(device)
+            made = torch.zeros(2, dtype=torch.int32, device="cpu").to(device)
         # If two threads make it at once, both use the result of the first.
         found = _counters.setdefault((device.index, stream), made)
     return found

@@ -193,7 +193,9 @@ def leave(channel: Channel) -> None:
 
 
 def _new_slot(size: int) -> _Slot:
-    mine, gathered = (torch.zeros(n, *BLOCK_SHAPE, dtype=torch.int64) for n in (1, size))
+    mine, gathered = (
+        torch.zeros(n, *BLOCK_SHAPE, dtype=torch.int64, device="cpu") for n in (1, size)
+    )
     return _Slot(mine.flatten(), gathered.flatten(), mine[0].numpy(), gathered.numpy())
 
 

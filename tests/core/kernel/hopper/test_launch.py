@@ -61,6 +61,8 @@ def test_every_stream_counts_its_tiles_in_its_own_place() -> None:
     first = tile_counter(cpu, 101)
     assert first.dtype == torch.int32 and first.tolist() == [0, 0]
     assert tile_counter(cpu, 101) is first and tile_counter(cpu, 102) is not first
+    with torch.device("meta"):  # a job's default device, which is not that of the launch
+        assert tile_counter(cpu, 103).tolist() == [0, 0]
 
 
 def test_every_captured_launch_has_a_counter_of_its_own() -> None:
