@@ -163,6 +163,20 @@ def load(model: nn.Module, optimizer, folder: Path) -> int:
     return everything["step"]
 
 
+def mesh_shape(parser: argparse.ArgumentParser, cp: int) -> tuple[int, int]:
+    """(data-parallel, context-parallel) ranks, or the same error on every rank."""
+    world = dist.get_world_size()
+    if cp < 1 or world % cp:
+        parser.error(f"--cp must be at least 1 and divide the number of processes, got --cp {cp} "
+                     f"and {world} of them; start it with torchrun")  # fmt: skip
+    dp = world // cp
+    if GLOBAL_BATCH % dp:
+        parser.error(f"the data-parallel ranks (processes / --cp) must divide the {GLOBAL_BATCH} "
+                     f"samples of a step, because FSDP gathers weights on all ranks for each of "
+                     f"them; got {dp}; start another number of processes")  # fmt: skip
+    return dp, cp
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cp", type=int, default=1, help="context-parallel ranks")
@@ -174,10 +188,7 @@ def main() -> None:
     if ON_GPU:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group("nccl" if ON_GPU else "gloo", **one)
-    if dist.get_world_size() % options.cp:
-        parser.error(f"--cp {options.cp} needs a multiple of {options.cp} processes, got "
-                     f"{dist.get_world_size()}; start it with torchrun")  # fmt: skip
-    shape = (dist.get_world_size() // options.cp, options.cp)
+    shape = mesh_shape(parser, options.cp)
     mesh = init_device_mesh(DEVICE, shape, mesh_dim_names=("dp", "cp"))
     model = build_model(mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
@@ -188,7 +199,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"step {step + 1}: loss {loss:.6f}", flush=True)
     if folder:
-        save(model, optimizer, options.steps, folder)
+        save(model, optimizer, max(done, options.steps), folder)
     dist.destroy_process_group()
 
 

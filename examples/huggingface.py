@@ -77,6 +77,19 @@ def train_step(model, optimizer, mesh, step: int) -> float:
     return float(total)
 
 
+def mesh_shape(parser: argparse.ArgumentParser, cp: int) -> tuple[int, int]:
+    """(data-parallel, context-parallel) ranks, or the same error on every rank."""
+    world = dist.get_world_size()
+    if cp < 1 or world % cp:
+        parser.error(f"--cp must be at least 1 and divide the number of processes, got --cp {cp} "
+                     f"and {world} of them; start it with torchrun")  # fmt: skip
+    dp = world // cp
+    if dp > GLOBAL_BATCH:
+        parser.error(f"a step has {GLOBAL_BATCH} samples, one or more for each data-parallel rank "
+                     f"(processes / --cp), got {dp} ranks; start fewer processes")  # fmt: skip
+    return dp, cp
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cp", type=int, default=1, help="context-parallel ranks")
@@ -89,10 +102,7 @@ def main() -> None:
     if ON_GPU:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group("nccl" if ON_GPU else "gloo", **one)
-    if dist.get_world_size() % options.cp:
-        parser.error(f"--cp {options.cp} needs a multiple of {options.cp} processes, got "
-                     f"{dist.get_world_size()}; start it with torchrun")  # fmt: skip
-    shape = (dist.get_world_size() // options.cp, options.cp)
+    shape = mesh_shape(parser, options.cp)
     mesh = init_device_mesh(DEVICE, shape, mesh_dim_names=("dp", "cp"))
     model = load_model(options.model).to(DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -138,6 +138,9 @@ def main() -> None:
     parser.add_argument("--cp", type=int, default=1, help="context-parallel ranks")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
+    if options.cp < 1:
+        parser.exit(2, f"error: --cp must be at least 1, got {options.cp}; pass the number of "
+                    f"context-parallel ranks\n")  # fmt: skip
     is_alone = "LOCAL_RANK" not in os.environ
     if is_alone and options.cp > 1:
         parser.exit(2, f"error: --cp {options.cp} needs a multiple of {options.cp} processes, got "

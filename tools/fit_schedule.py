@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser
+from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.core.native import solver
 from tools.schedule_cells import Cell, Costs, cells_of
 
@@ -279,7 +279,9 @@ def main(argv: list[str] | None = None) -> None:
     args = options(argv)
     found = sweeps(args.records or committed())
     if not found:
-        raise SystemExit("a record needs times of several schedules, got none")
+        raise UsageError("a record of benchmarks.kernel.schedules is needed, with times of several "
+                         f"schedules, got {', '.join(map(str, args.records))} without; name "
+                         f"another")  # fmt: skip
     steps: list[tuple[bool, Callable[[Sequence[Cell]], None]]] = [
         (True, print_sweep),
         (not args.search and not args.eliminate, print_ablation),

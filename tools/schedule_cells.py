@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import numpy as np
 
 from benchmarks.kernel.schedules import FwdSchedule, Schedule
 from benchmarks.lib.masks import MASKS
+from benchmarks.lib.record import record_of
 from megatron_magi import AttnMask, masks
 from megatron_magi.core.native import solver
 
@@ -23,6 +23,8 @@ Costs = dict[str, float]
 Alternatives = solver.FwdAlternatives | solver.BwdAlternatives
 AnySchedule = FwdSchedule | Schedule
 
+KEYS = {"direction", "mask", "seqlen", "heads", "widths", "ms"}
+"""What a row that names its launch has."""
 NUM_SMS = 132
 """Of an H100 or H200, for records that do not name them."""
 PLAIN = re.compile(r"(\d+)/(\d+)")
@@ -84,8 +86,8 @@ def estimates(made: Alternatives, costs: Costs) -> tuple[float, dict[AnySchedule
 
 def cells_of(path: Path) -> list[Cell]:
     """The cells of a record that were timed with two schedules or more."""
-    record = json.loads(path.read_text())
-    rows = [row for row in record["rows"] if "direction" in row and isinstance(row["ms"], dict)]
+    record = record_of(path, "benchmarks.kernel.schedules")
+    rows = [row for row in record["rows"] if row.keys() >= KEYS and isinstance(row["ms"], dict)]
     made = [(forward_cell if row["direction"] == "fwd" else cell_of)(row) for row in rows]
     tagged = [(BLOCKS.fullmatch(row["tag"]), row["ms"]) for row in record.get("schedules", [])]
     made += [cell_of_blocks(tag, ms) for tag, ms in tagged if tag]

@@ -32,6 +32,7 @@ import numpy as np
 
 from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, list_of, new_file
+from benchmarks.lib.record import record_of
 from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, Setting, meta, packs
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -46,6 +47,8 @@ RECORD = "benchmarks/records/dist_h200_2026-11-22_2gpus.json"
 BACKWARD_TILES = 2.5
 """The model takes a backward tile as 5/2 forward tiles."""
 PLANS = ("lpt_2048", "flat", "nodes")
+KEYS = ("distribution", "cp_size", "plan", "tflops", "efficiency", "crossing_own")
+"""What the table reads of every row."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     given = options(argv)
     if given.table:
-        print(table(json.loads(given.table.read_text())))
+        print(table(record_of(given.table, "tools.simulate_scale", KEYS)))
         return 0
     record = json.loads(given.record.read_text())
     costs = CostTable(

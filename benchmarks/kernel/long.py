@@ -155,6 +155,8 @@ def main() -> None:
     parser.add_argument("--record", type=new_file, help="write a JSON record")
     parser.add_argument("--commit", help="for the record, where there is no git")
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU, got none; pass --device cpu with fewer --tokens")
     row = run(args)
     print(json.dumps(row), flush=True)
     if args.record is not None:

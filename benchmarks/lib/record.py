@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from megatron_magi.cli.parser import UsageError
 
 KEYS = ("mask", "seqlen", "direction", "impl")
 
@@ -78,6 +81,27 @@ class Record:
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps({"meta": self.meta, "rows": self.rows}, indent=1) + "\n")
         partial.replace(self.path)
+
+
+def record_of(path: Path, program: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """The record of a program, whose rows all have these keys.
+
+    Raises:
+        UsageError: the file is no record, or that of another program.
+    """
+    record = json.loads(path.read_text())
+    rows = record.get("rows") if isinstance(record, dict) else None
+    if not isinstance(rows, list) or not all(_has(row, keys) for row in rows):
+        having = f" having {', '.join(keys)}" if keys else ""
+        raise UsageError(
+            f"a record of {program} is needed, with rows{having}, got {path} without them; name "
+            f"another file"
+        )
+    return record
+
+
+def _has(row: Any, keys: Sequence[str]) -> bool:
+    return isinstance(row, dict) and set(keys) <= row.keys()
 
 
 def level_of(record: dict[str, Any]) -> str:

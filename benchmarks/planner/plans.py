@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, new_file
+from benchmarks.lib.record import record_of
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, MagiConfig
@@ -34,6 +35,8 @@ from megatron_magi.core.plan.token_layout import choose_token_layout
 
 HEADS = HeadShape(64, 8, 128)
 SEED = 42
+KEYS = ("what", "distribution", "cut", "cp_size", "tokens_per_rank")
+"""What the tables read of every row."""
 
 # Share of documents (percent) per bin of lengths; lengths are uniform inside a bin.
 DISTRIBUTIONS: dict[str, tuple[list[int], list[float]]] = {
@@ -304,7 +307,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="print a record as Markdown and stop")
     given = parser.parse_args()
     if given.table:
-        print(table(json.loads(given.table.read_text())))
+        print(table(record_of(given.table, "benchmarks.planner.plans", KEYS)))
         return
     record = {"meta": meta(), "rows": run(given.packs, given.quick)}
     if given.out:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lib.options import at_least
+from benchmarks.lib.record import record_of
 from benchmarks.planner.plans import DISTRIBUTIONS, Setting, meta, packs
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
@@ -38,6 +39,8 @@ RECIPE = "llama3_8b_64k_8gpu"
 OVERRIDES = ("data.seq_length=131072", "train.recompute=none")
 TOKENS = Setting("", False, 16, 8192)
 """Packs of 16 times 8,192 tokens, documents uncut."""
+KEYS = ("distribution", "dp", "pp", "microbatches", "over_equal")
+"""What the table reads of every row."""
 GROUPS = (None, 1, 4, 16)
 """Values of data.balance_steps; None is the sampler's order."""
 
@@ -180,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--table", type=Path, help="print a record as Markdown and stop")
     given = parser.parse_args(argv)
     if given.table:
-        print(table(json.loads(given.table.read_text())))
+        print(table(record_of(given.table, "benchmarks.planner.step_balance", KEYS)))
         return 0
     rows = run(given.steps)
     if given.out:

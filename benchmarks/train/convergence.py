@@ -26,6 +26,8 @@ from pathlib import Path
 from benchmarks.train.convergence_sets import Run, all_sets
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
+from megatron_magi.training.data.packed_samples import check_files
+from megatron_magi.training.recipe.run_values import DataConfig
 
 ROOT = Path(__file__).parents[2]
 KEPT = ("steps.csv", "recipe.yaml", "gradient_errors.csv", "log.txt")
@@ -48,6 +50,25 @@ def main() -> int:
             "\n".join(f"{name}: {', '.join(r.name for r in runs)}" for name, runs in sets.items())
         )
         return 0
+    runs = runs_of(args, sets, parser)
+    failed = run_all(runs, args)
+    if args.archive is not None:
+        pack(args)
+    print(f"{len(runs) - len(failed)} of {len(runs)} runs ended well; failed: {failed}")
+    return 1 if failed else 0
+
+
+def runs_of(
+    args: argparse.Namespace, sets: dict[str, list[Run]], parser: CommandParser
+) -> list[Run]:
+    """The runs that are asked for; none if only --archive is.
+
+    Raises:
+        UsageError: nothing is asked for, or what is not there, or a run that needs more GPUs.
+        RecipeError: the corpus is not there.
+    """
+    if not args.sets and args.archive is None:
+        parser.error("a set to run is needed, or --archive, got neither; --list shows the sets")
     known = {r.name: [r] for runs in sets.values() for r in runs} | sets
     unknown = [name for name in args.sets if name not in known]
     if unknown:
@@ -57,11 +78,9 @@ def main() -> int:
     wide = [f"{run.name} needs {run.gpus} GPUs" for run in runs if run.gpus > most]
     if wide:
         parser.error(f"a run must fit {most} GPUs of --gpus, got {', '.join(wide)}")
-    failed = run_all(runs, args)
-    if args.archive is not None:
-        pack(args)
-    print(f"{len(runs) - len(failed)} of {len(runs)} runs ended well; failed: {failed}")
-    return 1 if failed else 0
+    if runs:
+        check_files(DataConfig(path=str(ROOT / args.data)))  # a run starts in that folder
+    return runs
 
 
 @dataclass

@@ -40,7 +40,7 @@ from benchmarks.train.recall_cases import recall_runs
 from benchmarks.train.recall_counts import COUNTS
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from megatron_magi.cli.one_line import guarded
-from megatron_magi.cli.parser import CommandParser, positive
+from megatron_magi.cli.parser import CommandParser, UsageError, positive
 from megatron_magi.training.parity.baseline import Baseline
 from megatron_magi.training.parity.gradient_errors import gradient_errors
 from megatron_magi.training.parity.positions import POSITIONS, read_positions
@@ -48,6 +48,8 @@ from megatron_magi.training.process.whole_files import partial_folder
 from megatron_magi.training.run import gradient_folder
 from megatron_magi.training.run.steps_file import STEPS, StepRecord
 
+SCRIPT = "pretrain_gpt.py"
+CORPUS = ("train.bin", "train.idx", "valid.bin", "valid.idx")
 WARM = 4
 """Processes that wait for the next runs."""
 GROUPS = ("gradients", "controls", "fp8", "documents", "paired", "recall")
@@ -67,6 +69,7 @@ def main() -> int:
     if options.list:
         print("\n".join(run.name for run in chosen))
         return 0
+    check_places(options, chosen)
     with Session(options) as session:
         one_step = [run for run in chosen if run.gradients_of]
         ended_well = session.make([run for run in chosen if not run.gradients_of])
@@ -123,6 +126,23 @@ def runs_of(names: Sequence[str], work: Path) -> list[Run]:
         for run in runs
         if not names or run.name in names or group in names
     ]
+
+
+def check_places(options: argparse.Namespace, runs: Sequence[Run]) -> None:
+    """Before a process is started: Megatron's script, and the corpus of every run.
+
+    Raises:
+        UsageError: one of them is not there.
+    """
+    corpora = sorted({options.data / run.corpus for run in runs})
+    files = [options.megatron / SCRIPT, *(corpus / name for corpus in corpora for name in CORPUS)]
+    lost = [str(path) for path in files if not path.is_file()]
+    if lost:
+        raise UsageError(
+            f"--megatron must be a checkout with {SCRIPT}, and --data a folder with "
+            f"{', '.join(CORPUS)} for these runs, got no {', '.join(lost)}; name others, or make "
+            f"the corpus (code_corpus.py, recall_corpus.py)"
+        )
 
 
 class Gpus:
@@ -222,7 +242,7 @@ def job_of(run: Run, folder: Path, options: argparse.Namespace) -> Job:
     if run.validates:
         variables |= {FOLDER: str(folder.resolve()), ENDS: " ".join(map(str, flag_cases.BUCKETS))}
     flags = words({**run.flags, **data_flags(options.data / run.corpus, run.name)})
-    script = str(options.megatron / "pretrain_gpt.py")
+    script = str(options.megatron / SCRIPT)
     return Job(run.gpus, "benchmarks.train.flag_rank", [script, *flags], variables)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import megatron_magi as magi
-from benchmarks.lib.command import command_line
+from benchmarks.lib.command import command_line, require_torchrun
 from benchmarks.lib.options import at_least, list_of
 from benchmarks.lib.packed import Packed, cut_at_random, packed
 from benchmarks.lib.record import describe
@@ -262,6 +262,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--commit")
     options = parser.parse_args()
+    require_torchrun()
     for name, value in (SIZES if example.ON_GPU else SMALL).items():
         setattr(example, name, value)
     if example.ON_GPU:

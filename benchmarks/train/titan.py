@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.lib.command import command_line
+from benchmarks.lib.command import command_line, require_torchrun
 from benchmarks.lib.masks import SHORT_DOCS, documents
 from benchmarks.lib.options import at_least, list_of, new_file
 from benchmarks.lib.packed import Packed, packed, shuffled
@@ -215,6 +215,7 @@ def recorder(options: argparse.Namespace) -> Callable[[list[dict[str, Any]]], No
 
 def main() -> int:
     options = parse()
+    require_torchrun()
     sys.path.insert(0, str(options.torchtitan))
     allow_releases_of_torch()
     if DEVICE == "cuda":

@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
+from megatron_magi.checks import instance
+from megatron_magi.core.tensor_checks import tensor
 
 _ATTRIBUTE = "_magi_packed_seq_params"
 _INPUTS = (("pre_process", ("input_ids", "decoder_input")), ("post_process", ("labels",)))
@@ -29,7 +31,12 @@ def carry_plan(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
 
     Returns:
         `rows` itself.
+
+    Raises:
+        TypeError: no tensor, or no plan of ours.
     """
+    tensor(rows, "rows")
+    instance(packed, MagiPackedSeqParams, "packed", "pass what dispatch_batch was given")
     setattr(rows, _ATTRIBUTE, packed)
     return rows
 

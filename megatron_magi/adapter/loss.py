@@ -11,6 +11,8 @@ import torch
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
+from megatron_magi.core.tensor_checks import tensor
+
 
 def per_token_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """A loss function for Megatron; use it as `partial(per_token_loss, local.loss_mask)`.
@@ -24,7 +26,19 @@ def per_token_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, d
         num_tokens: int32 scalar, counted tokens of this rank.
         report: {"lm loss": float32 [2] detached (loss sum, count)}: add up over microbatches and
             the DP x CP group, then divide.
+
+    Raises:
+        TypeError: no tensors.
+        ValueError: not one loss for each entry of the mask, e.g. an output that is already reduced.
     """
+    tensor(loss_mask, "loss_mask")
+    tensor(output, "output")
+    if loss_mask.numel() != output.numel():
+        raise ValueError(
+            f"per_token_loss requires one loss for each entry of loss_mask, got losses "
+            f"{list(output.shape)} and loss_mask {list(loss_mask.shape)}; pass local.loss_mask, "
+            f"and the losses as the model returns them for labels"
+        )
     weights = loss_mask.reshape(-1).float()
     # torch.where, not a product, because an uncounted row may hold inf (a pad row without keys).
     losses = torch.where(weights != 0, output.reshape(-1).float(), 0.0)

@@ -22,9 +22,9 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from megatron_magi.checks import instance, int_array, word
+from megatron_magi.checks import instance, int_array, shown, word
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.comm.process_group import group_rank
+from megatron_magi.core.comm.process_group import group_rank, resolve_group
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.core.native import solver
@@ -105,13 +105,15 @@ def make_packed_seq_params(
         device: Of `rope_positions`; default: CUDA if available, else CPU.
 
     Raises:
-        TypeError: a mask that is neither an AttnMask nor a word, or cu_seqlens that are not
-            integers.
+        TypeError: a mask that is neither an AttnMask nor a word, cu_seqlens that are not integers,
+            no model config, or another cp_group.
         ValueError: cu_seqlens that do not increase from 0, a mask of another length, another word,
             or no such device.
         NotImplementedError: a mask together with sliding-window layers.
     """
     bounds = _host_bounds(cu_seqlens)
+    _check_model_config(model_config)
+    resolve_group(cp_group)  # an integer, which the planner takes as a size, names no group here
     config = MagiConfig() if magi_config is None else magi_config
     windows = _window_layers(model_config)
     _check_mask(mask, int(bounds[-1]), any(windows))
@@ -178,7 +180,11 @@ def pipeline_seq_length(
     Nothing is padded if CP (times TP under sequence parallelism) divides total_seqlen and a rank's
     share divides into 8 to 64 chunks; ``num_local_tokens`` of core/plan/token_layout.py has the
     rule.
+
+    Raises:
+        TypeError: no model config.
     """
+    _check_model_config(model_config)
     cp_size = model_config.context_parallel_size
     config = MagiConfig() if magi_config is None else magi_config
     return cp_size * num_local_tokens(total_seqlen, cp_size, config, _token_multiple(model_config))
@@ -269,6 +275,15 @@ def _mark_document_ends(packed: MagiPackedSeqParams, bounds: npt.NDArray[np.int6
     device = packed.rope_positions.device
     packed.last_rows = upload(torch.from_numpy(last), device)
     packed.is_token = upload(torch.from_numpy(is_token), device)
+
+
+def _check_model_config(model_config: TransformerConfig) -> None:
+    """Of any class, since Megatron's own arguments have the same fields."""
+    if not hasattr(model_config, "tensor_model_parallel_size"):
+        raise TypeError(
+            f"model_config must have the fields of a TransformerConfig, got {shown(model_config)}; "
+            f"pass the config of the model"
+        )
 
 
 def _window_layers(model_config: TransformerConfig) -> list[bool]:

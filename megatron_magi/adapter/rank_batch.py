@@ -11,9 +11,11 @@ from torch import Tensor
 from megatron_magi.adapter.carried_plan import carry_plan
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.pipeline_agreement import agree_in_pipeline
+from megatron_magi.checks import instance, optional_integer
 from megatron_magi.core.native import solver
 from megatron_magi.core.runtime.agreement.comparison import agree_on_batch
 from megatron_magi.core.runtime.token_dispatch import dispatch
+from megatron_magi.core.tensor_checks import tensor
 
 
 @dataclass
@@ -103,17 +105,23 @@ def dispatch_batch(
         batch: The full stream, equal on all CP ranks, or None on a middle pipeline stage.
         packed: From `make_packed_seq_params`, computed alike on every pipeline stage.
         cp_group: Context-parallel group; None means size 1.
-        batch_id: 64 bits that tell this batch from others, the same on every rank, e.g. its number
-            in the run. Context-parallel ranks compare them, since equal plans do not tell batches
-            apart. Default: a hash of tokens that are on the host; batches that are on a device
-            alone are not compared.
+        batch_id: 64 bits (a signed or unsigned integer) that tell this batch from others, the same
+            on every rank, e.g. its number in the run. Context-parallel ranks compare them, since
+            equal plans do not tell batches apart. Default: a hash of tokens that are on the host;
+            batches that are on a device alone are not compared.
 
     Raises:
-        ValueError: a tensor whose shape is not [1, stream length] of the plan.
+        TypeError: another kind of batch, of rows, of packed or of batch_id.
+        ValueError: a tensor whose shape is not [1, stream length] of the plan, or a batch_id of
+            more than 64 bits.
         AgreementError: context-parallel ranks have other batches or plans.
         AgreementError: for an earlier batch, tensor-parallel ranks or pipeline stages had different
             plans (see `pipeline_agreement.finish_pipeline_agreement`).
     """
+    _check_batch(batch)
+    needs = "make it with make_packed_seq_params, or of stock ones with from_packed_seq_params"
+    instance(packed, MagiPackedSeqParams, "packed", needs)
+    batch_id = optional_integer(batch_id, "batch_id", -(2**63), 2**64 - 1)
     plan = packed.token_plan
     agree_in_pipeline(plan)
     if packed.window_plan is not None and packed.window_plan is not plan:
@@ -123,6 +131,13 @@ def dispatch_batch(
         return LocalBatch(None, packed)
     _agree_on_batch(rows, packed, cp_group, batch_id)
     return LocalBatch(Batch(**_dispatch_rows(rows, packed, cp_group)), packed)
+
+
+def _check_batch(batch: Batch | None) -> None:
+    instance(batch, (Batch, type(None)), "batch", "pass Batch(tokens=..., labels=...)")
+    for name, x in vars(batch or Batch()).items():
+        if x is not None:
+            tensor(x, name)
 
 
 def _agree_on_batch(

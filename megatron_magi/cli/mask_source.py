@@ -97,6 +97,14 @@ def plan_input(options: argparse.Namespace) -> PlanInput:
         raise UsageError(str(error)) from error
 
 
+def refuse_empty(given: PlanInput, what: str) -> None:
+    """Raise UsageError, in the words of dispatch, for a mask over no tokens."""
+    if given.mask.total_seqlen_q == 0:
+        raise UsageError(
+            f"{what} needs at least one token, got an empty sequence; name other lengths"
+        )
+
+
 def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
     changes: dict[str, Any] = {}
     if options.cp is not None:

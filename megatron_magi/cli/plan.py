@@ -16,7 +16,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
+from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input, refuse_empty
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.cli.plan_kernels import kernel_table, measured_kernels
 
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Plan, print, 0."""
     given = plan_input(options)
+    refuse_empty(given, "a plan")
     began = time.perf_counter()
     plan = make_plan(given)
     plan_ms = (time.perf_counter() - began) * 1e3

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input
+from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input, refuse_empty
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.cli.plan import make_layouts, make_plan
 
@@ -44,8 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     _refuse_beside_text(options)
     given = plan_input(options)
-    if given.mask.total_seqlen_q == 0:
-        raise UsageError("a picture needs at least one token, got none; name other lengths")
+    refuse_empty(given, "a picture")
     if options.text:
         print(side_by_side(make_layouts(given, make_plan(given))))
         return 0

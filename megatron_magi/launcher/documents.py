@@ -69,17 +69,30 @@ def bounds_of_cu_seqlens(cu_seqlens: Tensor, padded: Tensor | None, total: int) 
         total: tokens of the stream; those after the last document form another one.
 
     Raises:
-        ValueError: several samples, each with boundaries of its own.
+        ValueError: several samples, each with boundaries of its own; boundaries that do not begin
+            with 0, that descend or pass `total`; a document that its padded slot does not hold.
 
     Cost: waits until the tensors are on the host.
     """
-    starts = _one_row(cu_seqlens)
+    starts = _one_row(cu_seqlens, "cu_seqlens", total)
     if padded is None:
         return sorted({*starts, total})
+    slots = _one_row(padded, "cu_seqlens_padded", total)
+    return sorted({*slots, *_ends_in_slots(starts, slots), total})
+
+
+def _ends_in_slots(starts: list[int], slots: list[int]) -> list[int]:
+    """Where documents end in the padded stream. Slots behind the last document are padding."""
     lengths = [end - start for start, end in pairwise(starts)]
-    slots = _one_row(padded)
-    ends = [start + length for start, length in zip(slots, lengths, strict=False)]
-    return sorted({*slots, *ends, total})
+    room = [end - start for start, end in pairwise(slots)]
+    too_long = [length > (room[i] if i < len(room) else 0) for i, length in enumerate(lengths)]
+    if any(too_long):
+        raise ValueError(
+            f"cu_seqlens_padded must have room for every document of cu_seqlens, got room for "
+            f"{room[:8]}... tokens and document {too_long.index(True)} of {lengths[:8]}...; pad "
+            f"the same documents in both"
+        )
+    return [slot + length for slot, length in zip(slots, lengths, strict=False)]
 
 
 def bounds_of_eod(tokens: Tensor, eod: int) -> list[int]:
@@ -127,10 +140,17 @@ def check_one_stream(cu_seqlens: Tensor) -> None:
         )
 
 
-def _one_row(cu_seqlens: Tensor) -> list[int]:
-    """The boundaries without copies of the last one, of which Megatron's loader appends up to a
-    sequence's length: 10 ms in a list of 131,073."""
+def _one_row(cu_seqlens: Tensor, name: str, total: int) -> list[int]:
+    """The checked boundaries without copies of the last one, of which Megatron's loader appends up
+    to a sequence's length: 10 ms in a list of 131,073."""
     check_one_stream(cu_seqlens)
     row = cu_seqlens.reshape(-1).cpu()
+    if not len(row) or row[0] != 0 or bool((row.diff() < 0).any()) or row[-1] > total:
+        raise ValueError(
+            f"{name} must begin with 0, never descend and end within the {total} tokens of the "
+            f"stream, got {row[:8].tolist()}... ({len(row)} numbers, the last ones "
+            f"{row[-3:].tolist()}); pass prefix sums, with copies of the last one behind it, not "
+            f"0 or -1"
+        )
     num_lower = int(torch.searchsorted(row, row[-1:]))
     return row[: num_lower + 1].tolist()

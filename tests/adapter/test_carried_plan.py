@@ -156,6 +156,13 @@ def test_rows_that_a_caller_marks_are_taken() -> None:
     forward(Chunk(), packed, decoder_input=embedded, labels=rows(packed).labels)
 
 
+def test_a_plan_is_carried_by_rows() -> None:
+    with pytest.raises(TypeError, match="rows must be a Tensor, got None"):
+        carry_plan(None, plan())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="packed must be a MagiPackedSeqParams, got None"):
+        carry_plan(torch.zeros(1, 8), None)  # type: ignore[arg-type]
+
+
 def test_stages_check_what_they_read() -> None:
     wrong, packed = torch.zeros(1, 8), plan()
     forward(Chunk(pre_process=False), packed, input_ids=wrong, labels=rows(packed).labels)

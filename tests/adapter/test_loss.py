@@ -24,6 +24,17 @@ def test_loss_is_a_sum_with_its_count() -> None:
     assert output.grad.tolist() == [[1.0, 0.0, 0.0, 1.0]]
 
 
+@pytest.mark.parametrize(
+    ("mask", "output"), [((1,), (1, 4)), ((1, 4), ()), ((1, 4), (1, 3))], ids=str
+)
+def test_a_loss_for_each_entry_of_the_mask(mask: tuple[int, ...], output: tuple[int, ...]) -> None:
+    """A loss that is already reduced would count once for every token."""
+    with pytest.raises(ValueError, match=r"one loss for each entry of loss_mask, got losses \["):
+        per_token_loss(torch.ones(mask), torch.ones(output))
+    with pytest.raises(TypeError, match="loss_mask must be a Tensor, got None"):
+        per_token_loss(None, torch.ones(output))  # type: ignore[arg-type]
+
+
 def test_average_per_rank_is_refused_under_context_parallelism() -> None:
     check_loss_config(model(context_parallel_size=2, calculate_per_token_loss=True))
     check_loss_config(model())

@@ -151,6 +151,21 @@ def test_wrong_options_are_refused(options: Any, error: type[Exception], match: 
         make_packed_seq_params(BOUNDS, model(), None, **options)
 
 
+@pytest.mark.parametrize("config", [None, {}])
+def test_no_model_config_is_refused(config: Any) -> None:
+    said = r"model_config must have the fields of a TransformerConfig, got .*; pass the config"
+    with pytest.raises(TypeError, match=said):
+        make_packed_seq_params(BOUNDS, config, None)
+    with pytest.raises(TypeError, match=said):
+        pipeline_seq_length(16, config)
+
+
+@pytest.mark.parametrize("group", [1, "cp"])
+def test_a_group_is_no_number(group: Any) -> None:
+    with pytest.raises(TypeError, match=r"cp_group must be a ProcessGroup, .* or None, got"):
+        make_packed_seq_params(BOUNDS, model(), group)
+
+
 def thd(**fields: Any) -> PackedSeqParams:
     tensors = {k: torch.tensor(v, dtype=torch.int32) for k, v in fields.items()}
     return PackedSeqParams(qkv_format="thd", **tensors)

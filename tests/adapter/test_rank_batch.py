@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 
 from megatron_magi.adapter import rank_batch
@@ -51,6 +52,33 @@ def test_batch_of_another_length() -> None:
     short.loss_mask = short.loss_mask[0]
     with pytest.raises(ValueError, match=r"loss_mask must be .* got \(8,\); pack the batch"):
         dispatch_batch(short, packed, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"packed": None}, TypeError, "packed must be a MagiPackedSeqParams, got None; make it"),
+        ({"packed": PackedSeqParams()}, TypeError, "packed must be .* got PackedSeqParams.*stock"),
+        ({"batch": {"tokens": [1]}}, TypeError, "batch must be a Batch or None, got {'tokens'"),
+        ({"batch": Batch([1] * 8)}, TypeError, r"tokens must be a Tensor, got \[1,"),
+        ({"batch_id": "a"}, TypeError, "batch_id must be an integer, got 'a'"),
+        ({"batch_id": 1.5}, TypeError, "batch_id must be an integer, got 1.5"),
+        ({"batch_id": 2**64 + 5}, ValueError, "batch_id must be between"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    given: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    packed = make_packed_seq_params([0, 8], model(), None, device="cpu")
+    arguments: dict[str, Any] = {"batch": stream(8), "packed": packed, "cp_group": None, **given}
+    with pytest.raises(error, match=said):
+        dispatch_batch(**arguments)
+
+
+@pytest.mark.parametrize("batch_id", [-5, 2**64 - 1, torch.tensor(3)])
+def test_a_batch_id_has_64_bits(batch_id: Any) -> None:
+    packed = make_packed_seq_params([0, 8], model(), None, device="cpu")
+    assert dispatch_batch(stream(8), packed, None, batch_id=batch_id).batch is not None
 
 
 def test_batches_are_told_apart() -> None:

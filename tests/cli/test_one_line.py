@@ -94,7 +94,9 @@ CASES = [
     ("plan --cp 4096 --lengths 16777216", "use a chunk_size of at least 1,024 for these"),
     ("plan --cp 4 --lengths 65536 --chunk-size 1", "4 ranks may have at most 8,192 chunks each"),
     ("plan --cp 2 --lengths 8 --token-multiple 1000000000000", "at most 1,073,741,824 tokens"),
-    ("viz --cp 2 --lengths 0", "a picture needs at least one token, got none"),
+    ("plan --cp 2 --lengths 0", "a plan needs at least one token, got an empty sequence"),
+    ("plan --cp 2 --cu-seqlens 0,0", "a plan needs at least one token, got an empty sequence"),
+    ("viz --cp 2 --lengths 0", "a picture needs at least one token, got an empty sequence"),
     # text to pack
     ("data", "the following arguments are required: INPUT, --output"),
     ("data none --output o", "an input must be a file or a folder, got none"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import torch.distributed as dist
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_S = 240
@@ -27,3 +32,18 @@ def printed_losses(script: str, processes: int, *flags: str) -> list[float]:
     )
     assert run.returncode == 0, run.stderr[-4000:]
     return [float(x) for x in re.findall(r"loss (\S+)", run.stdout)]
+
+
+def refused_shape(
+    script: str,
+    cp: int,
+    processes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    output: pytest.CaptureFixture[str],
+) -> str:
+    """What an example says on every rank of a job whose processes it cannot share out."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: processes)
+    example = runpy.run_path(str(ROOT / "examples" / script))
+    with pytest.raises(SystemExit, match="2"):
+        example["mesh_shape"](argparse.ArgumentParser(), cp)
+    return output.readouterr().err

@@ -52,3 +52,11 @@ def test_more_context_ranks_than_processes_are_one_line() -> None:
         "error: --cp 2 needs a multiple of 2 processes, got one; start it with torchrun "
         "--nproc-per-node 2"
     )
+
+
+def test_no_context_ranks_are_one_line() -> None:
+    run = start(str(ROOT / "examples" / "own_loop.py"), "--cp", "0")
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    assert run.stderr.endswith(
+        "error: --cp must be at least 1, got 0; pass the number of context-parallel ranks\n"
+    )

@@ -67,6 +67,27 @@ def test_padding_is_a_document_of_its_own(
     assert bounds(cu_seqlens, total, padded) == wanted
 
 
+@pytest.mark.parametrize(
+    ("cu_seqlens", "padded", "said"),
+    [
+        pytest.param([0, 4, 8, 0, 0], None, r"cu_seqlens must begin .*\[8, 0, 0\]", id="zeros"),
+        pytest.param([0, 4, 8, -1, -1], None, r"not 0 or -1", id="sentinels"),
+        pytest.param([0, 6, 3, 8], None, "never descend", id="descending"),
+        pytest.param([2, 4, 8], None, "begin with 0", id="not from 0"),
+        pytest.param([], None, "begin with 0", id="none"),
+        pytest.param([0, 4, 10], None, "within the 8 tokens", id="beyond the stream"),
+        pytest.param([0, 4, 8], [0, 6, 10], "cu_seqlens_padded must .* 8 tokens", id="its padding"),
+        pytest.param([0, 3, 5], [0, 8], "room for .* document 1 of", id="too few slots"),
+        pytest.param([0, 5, 7], [0, 4, 8], "room for .* document 0 of", id="a slot too small"),
+    ],
+)
+def test_boundaries_are_prefix_sums(
+    cu_seqlens: list[int], padded: list[int] | None, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        bounds(cu_seqlens, 8, padded)
+
+
 def test_packed_samples_come_as_one_stream() -> None:
     with pytest.raises(ValueError, match=r"one stream, got .* \(2, 3\); set --micro-batch-size 1"):
         bounds_of_cu_seqlens(torch.zeros(2, 3, dtype=torch.int32), None, 8)

@@ -25,10 +25,10 @@ def config_of(
     return build_config([OmegaConf.create({**plain, "checkpoint": {"load": load, "keep": keep}})])
 
 
-def write(config: RunConfig, iteration: int) -> Path:
+def write(config: RunConfig, iteration: int, data_sha256: str | None = None) -> Path:
     partial = open_partial(Path(config.log.dir) / config.name / "checkpoints", iteration)
     (partial / "tensors.distcp").write_bytes(b"w" * 100)
-    return finish(partial, config, iteration, iteration * 8, world_size=4)
+    return finish(partial, config, iteration, iteration * 8, 4, data_sha256)
 
 
 def change(path: Path, edit: Callable[[Facts], Any]) -> None:

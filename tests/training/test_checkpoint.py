@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from megatron_magi.training.checkpoint.checkpoint_facts import read_facts
+from megatron_magi.training.data.corpus import packed_sha256
+
 RELATIVE = 2e-5
 CUT_AT = 3
 
@@ -167,6 +170,13 @@ def test_only_the_newest_checkpoints_stay_and_nothing_is_half_written(
     values(results, "whole")
     names = sorted(p.name for p in (folder / "whole" / "checkpoints").iterdir())
     assert names == [".lock", "iter_0000004", "iter_0000006"]
+
+
+def test_a_checkpoint_has_the_checksum_of_its_data(results: dict[str, Any], folder: Path) -> None:
+    values(results, "whole")
+    found = read_facts(folder / "whole" / "checkpoints" / "iter_0000006")
+    assert found.data_sha256 is not None
+    assert found.data_sha256 == packed_sha256(found.recipe["data"]["path"])
 
 
 def test_nothing_of_ours_is_in_the_state(results: dict[str, Any], folder: Path) -> None:

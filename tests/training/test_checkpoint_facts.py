@@ -96,6 +96,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no_world": (edited(world_size=0), "needs world_size, a whole number from 1 to 2^53"),
     "no_date": (edited(saved_at="today"), "'today' for saved_at"),
     "odd_flag": (edited(weights_only="no"), "'no' for weights_only"),
+    "odd_checksum": (edited(data_sha256=5), "5 for data_sha256"),
     "odd_sizes": (edited(sizes=[1]), "table of bytes"),
     "odd_size": (edited(sizes={"tensors.distcp": "100"}), "table of bytes"),
     "no_recipe": (without("recipe"), "lacks recipe.model.num_layers"),

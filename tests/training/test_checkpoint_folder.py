@@ -17,6 +17,7 @@ from megatron_magi.training.checkpoint.checkpoint_folder import (
     OF_THE_FUNCTION,
     OF_THE_ORDER,
     Checkpoint,
+    changed_order,
     changes,
     choose_checkpoint,
     finish,
@@ -184,6 +185,33 @@ def test_changed_data_is_noted(config: Callable[..., RunConfig]) -> None:
     assert isinstance(found, Checkpoint)
     assert changes(found, later, OF_THE_ORDER) == ["train.seed: 1234 before, 5 now"]
     assert changes(found, dataclasses.replace(later, train=config().train), OF_THE_ORDER) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_noted"),
+    [
+        ("a" * 64, "b" * 64, True),
+        ("a" * 64, "a" * 64, False),
+        (None, "b" * 64, False),  # an earlier version
+        ("a" * 64, None, False),
+    ],
+)
+def test_other_data_at_the_same_path_is_noted(
+    config: Callable[..., RunConfig], before: str | None, now: str | None, is_noted: bool
+) -> None:
+    write(config(), 1, before)
+    found = choose_checkpoint(config()).checkpoint
+    assert isinstance(found, Checkpoint)
+    said = f"the data at x: sha256 {'a' * 12} before, {'b' * 12} now"
+    assert changed_order(found, config(), now) == ([said] if is_noted else [])
+
+
+def test_data_at_another_path_is_noted_once(config: Callable[..., RunConfig]) -> None:
+    write(config(), 1, "a" * 64)
+    later = config(data={"path": "y"})
+    found = choose_checkpoint(later).checkpoint
+    assert isinstance(found, Checkpoint)
+    assert changed_order(found, later, "b" * 64) == ["data.path: x before, y now"]
 
 
 def test_what_changes_the_function_is_noted(config: Callable[..., RunConfig]) -> None:

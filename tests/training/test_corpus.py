@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack, packed_sha256
 from megatron_magi.training.data.index_file import IndexFile
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from tests.training.odd_tokenizers import WideTokenizer
@@ -27,6 +27,15 @@ def test_names_stay_on_their_lines(tmp_path: Path) -> None:
     pack([Document(n, b"x") for n in names], tmp_path / "c", ByteTokenizer())
     lines = (tmp_path / "c.documents").read_text(encoding="utf-8").splitlines()
     assert lines == ["a b.py", "c d", "bad\\udce9name", "plain"]
+
+
+def test_the_checksum_is_read_where_pack_has_written_one(tmp_path: Path) -> None:
+    stats = pack(DOCUMENTS, tmp_path / "c", ByteTokenizer())
+    assert packed_sha256(tmp_path / "c") == packed_sha256(f"{tmp_path}/c") == stats.sha256
+    assert packed_sha256(tmp_path / "nothing") is None
+    for odd in ("[", "[1]", "{}", '{"sha256": 5}'):
+        (tmp_path / "c.json").write_text(odd)
+        assert packed_sha256(tmp_path / "c") is None
 
 
 # All files or none.

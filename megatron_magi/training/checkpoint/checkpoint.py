@@ -28,7 +28,7 @@ from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.training.checkpoint.checkpoint_facts import Checkpoint
 from megatron_magi.training.checkpoint.checkpoint_folder import (
     OF_THE_FUNCTION,
-    OF_THE_ORDER,
+    changed_order,
     changes,
     checkpoint_folder,
     choose_checkpoint,
@@ -53,6 +53,8 @@ class TrainingState:
     iteration: int = 0
     """Number of completed iterations."""
     consumed_samples: int = 0
+    data_sha256: str | None = None
+    """The checksum of the packed data when the run began, since the file may be replaced."""
 
 
 def save(state: TrainingState, config: RunConfig) -> Path:
@@ -76,7 +78,12 @@ def save(state: TrainingState, config: RunConfig) -> Path:
     dist.barrier()
     return from_rank_0(
         lambda: finish(
-            partial, config, state.iteration, state.consumed_samples, dist.get_world_size()
+            partial,
+            config,
+            state.iteration,
+            state.consumed_samples,
+            dist.get_world_size(),
+            state.data_sha256,
         )
     )
 
@@ -122,7 +129,7 @@ def resume(state: TrainingState, config: RunConfig) -> list[str]:
     function = changes(checkpoint, config, OF_THE_FUNCTION)
     if function:
         lines.append(f"note: the same weights now compute something else ({'; '.join(function)})")
-    order = changes(checkpoint, config, OF_THE_ORDER)
+    order = changed_order(checkpoint, config, state.data_sha256)
     if order:
         lines.append(f"note: sample numbers now mean other tokens ({'; '.join(order)})")
     elif (note := interrupted_group(checkpoint, config)) is not None:

@@ -1,8 +1,8 @@
 """Reads and writes a checkpoint's facts, and finds damage. Needs no torch and no Megatron.
 
-checkpoint.json holds the iteration, the samples consumed, the recipe, and the size of every other
-file, so that a missing or truncated one is found without reading it. The file of another version
-may have more keys, and no sizes.
+checkpoint.json holds the iteration, the samples consumed, the recipe, the checksum of the packed
+data, and the size of every other file, so that a missing or truncated one is found without reading
+it. The file of another version may have more keys, no checksum and no sizes.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ class Checkpoint:
     """Imported weights have no optimizer and no schedule; a run starts from them at iteration 0."""
     sizes: dict[str, int] | None = None
     """Bytes of every other file by its relative path; None if an earlier version wrote none."""
+    data_sha256: str | None = None
+    """The checksum of the packed data; None if its PREFIX.json has none, or an earlier version
+    wrote none."""
 
     @property
     def layout(self) -> str:
@@ -152,6 +155,8 @@ def _wrong_facts(read: Any) -> Iterator[str]:
         yield f"has {read['saved_at']!r} for saved_at, which is a number"
     if type(read.get("weights_only", False)) is not bool:
         yield f"has {read['weights_only']!r} for weights_only, which is true or false"
+    if type(read.get("data_sha256")) not in (str, type(None)):
+        yield f"has {read['data_sha256']!r} for data_sha256, which is a text"
     sizes = read.get("sizes")
     is_table = isinstance(sizes, dict) and all(type(size) is int for size in sizes.values())
     if sizes is not None and not is_table:

@@ -147,6 +147,19 @@ def changes(checkpoint: Checkpoint, config: RunConfig, names: tuple[str, ...]) -
     return found
 
 
+def changed_order(checkpoint: Checkpoint, config: RunConfig, data_sha256: str | None) -> list[str]:
+    """Why a sample number means other tokens than when the checkpoint was saved: settings, or other
+    data (with this checksum) at the same path. Data without a checksum is taken as unchanged."""
+    found = changes(checkpoint, config, OF_THE_ORDER)
+    is_same_path = checkpoint.recipe["data"]["path"] == config.data.path
+    before = checkpoint.data_sha256
+    if is_same_path and before and data_sha256 and before != data_sha256:
+        found.append(
+            f"the data at {config.data.path}: sha256 {before[:12]} before, {data_sha256[:12]} now"
+        )
+    return found
+
+
 def interrupted_group(checkpoint: Checkpoint, config: RunConfig) -> str | None:
     """What to know if data.balance_steps moved samples among steps of which some are still to come,
     and those are moved in another way now; None if nothing is lost."""
@@ -197,7 +210,12 @@ def open_partial(folder: Path, iteration: int) -> Path:
 
 
 def finish(
-    partial: Path, config: RunConfig, iteration: int, consumed_samples: int, world_size: int
+    partial: Path,
+    config: RunConfig,
+    iteration: int,
+    consumed_samples: int,
+    world_size: int,
+    data_sha256: str | None = None,
 ) -> Path:
     """Make a written checkpoint whole, and delete old ones, never this one (one process calls it).
 
@@ -210,7 +228,8 @@ def finish(
     counts = {"iteration": iteration, "consumed_samples": consumed_samples}
     final = partial.with_suffix("")
     try:
-        write_facts(partial, config, {**counts, "world_size": world_size})
+        more = {"world_size": world_size, "data_sha256": data_sha256}
+        write_facts(partial, config, {**counts, **more})
         replace_folder(partial, final)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)

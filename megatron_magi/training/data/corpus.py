@@ -95,6 +95,16 @@ def _add(builder: Any, batch: EncodedBatch) -> None:
         start += length
 
 
+def packed_sha256(prefix: str | Path) -> str | None:
+    """The checksum that PREFIX.json has of the packed data; None where `pack` did not write one."""
+    try:
+        stats = json.loads(Path(f"{prefix}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    checksum = stats.get("sha256") if isinstance(stats, dict) else None
+    return checksum if isinstance(checksum, str) else None
+
+
 def _sha256(path: Path) -> str:  # hashlib.file_digest needs Python 3.11
     digest = hashlib.sha256()
     with path.open("rb") as file:

@@ -20,6 +20,7 @@ from megatron_magi.training.checkpoint.checkpoint import (
     save,
 )
 from megatron_magi.training.checkpoint.checkpoint_folder import checkpoint_folder
+from megatron_magi.training.data.corpus import packed_sha256
 from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.estimate.flops import peak_tflops, step_flops
 from megatron_magi.training.process.folder_lock import locked_folders
@@ -61,6 +62,7 @@ def _train(config: RunConfig) -> list[StepRecord]:
     model_config = transformer_config(config)
     chunks = build_model(config, model_config)
     state = TrainingState(chunks, *build_optimizer(config, chunks))
+    state.data_sha256 = packed_sha256(config.data.path)
     news = resume(state, config)
     dataset = PackedDataset(
         config.data,

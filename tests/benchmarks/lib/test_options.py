@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.lib.options import at_least, head_counts, list_of, new_file, one_of
 from megatron_magi.cli.parser import UsageError
+from megatron_magi.training.recipe.recipe_error import RecipeError
 
 
 def test_at_least() -> None:
@@ -105,7 +106,7 @@ WRITING |= {(name, "--out") for name in PLANNING}
 def refusal(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What a program says before it measures anything."""
     monkeypatch.setattr(sys, "argv", [program, *arguments])
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises((UsageError, RecipeError)) as caught:
         importlib.import_module(program).main()
     return str(caught.value)
 
@@ -117,6 +118,50 @@ def test_to_measure_nothing_is_refused(
     option, value = words.split()
     said = refusal(program, [option, value], monkeypatch)
     assert option in said and "must be" in said and f"got {value}" in said
+
+
+NEEDED = [
+    ("benchmarks.kernel.long", "", "--device cuda needs a GPU, got none; pass --device cpu"),
+    ("benchmarks.train.fsdp2", "", "ranks that torchrun has started are needed"),
+    ("benchmarks.train.titan", "--torchtitan TREE", "ranks that torchrun has started are needed"),
+    ("benchmarks.train.convergence", "", "a set to run is needed, or --archive, got neither"),
+    ("benchmarks.train.convergence", "b_flex --data /no/x", "got '/no/x' and no /no/x.bin"),
+    (
+        "benchmarks.train.flag_convergence",
+        "recall_te --megatron /no --data /no",
+        "got no /no/pretrain_gpt.py, /no/recall/train.bin, /no/recall/train.idx",
+    ),
+]
+
+
+@pytest.mark.parametrize("program, words, text", NEEDED, ids=[" ".join(x[:2]) for x in NEEDED])
+def test_what_a_program_needs_is_said_before_it_starts_anything(
+    program: str, words: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torchtitan").mkdir()
+    (tmp_path / "torchtitan" / "trainer.py").touch()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("RANK", raising=False)
+    said = refusal(program, words.replace("TREE", str(tmp_path)).split(), monkeypatch)
+    assert text in said and "; " in said
+
+
+TABLES = [
+    *((program, "--table") for program in ("benchmarks.planner.plans", "tools.simulate_scale")),
+    ("benchmarks.planner.step_balance", "--table"),
+    ("tools.fit_schedule", ""),
+]
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"rows": [5]}', '{"rows": [{"mask": "full"}]}'])
+@pytest.mark.parametrize("program, option", TABLES, ids=[name for name, _ in TABLES])
+def test_another_record_is_refused(
+    program: str, option: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    said = refusal(program, [*option.split(), str(path)], monkeypatch)
+    assert "a record of" in said and f"got {path} without" in said
 
 
 @pytest.mark.parametrize("program, option", sorted(WRITING))

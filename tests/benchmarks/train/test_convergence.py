@@ -43,6 +43,13 @@ def options(tmp_path: Path, gpus: int) -> argparse.Namespace:
     return argparse.Namespace(gpus=tuple(range(gpus)), data="x", seconds=1e9, **places)
 
 
+def corpus(tmp_path: Path) -> str:
+    """The prefix of files that no fake run reads."""
+    for suffix in ("bin", "idx"):
+        (tmp_path / f"corpus.{suffix}").touch()
+    return str(tmp_path / "corpus")
+
+
 def times(tmp_path: Path, name: str) -> tuple[set[int], float, float]:
     """GPUs, begin and end of a fake run, from its log in the record."""
     first, last = (tmp_path / "out" / name / "log.txt").read_text().splitlines()
@@ -78,7 +85,7 @@ def test_the_exit_code_is_that_of_the_runs(
 ) -> None:
     monkeypatch.setattr(runner, "all_sets", lambda: {"set": [fake("one", 1, code)]})
     words = ["x", "set", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "argv", [*words, "--data", corpus(tmp_path)])
     assert runner.main() == expected
 
 
@@ -100,7 +107,8 @@ def test_at_the_last_second_runs_are_ended_and_kept(
     runs = [fake("slow", 1, seconds=60), fake("never", 1)]
     monkeypatch.setattr(runner, "all_sets", lambda: {"set": runs})
     places = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["x", "set", "--gpus", "3", "--seconds", "2", *places])
+    monkeypatch.setattr(sys, "argv", ["x", "set", "--gpus", "3", "--seconds", "2", *places,
+                                      "--data", corpus(tmp_path)])  # fmt: skip
     begin = time.monotonic()
     assert runner.main() == 1
     assert time.monotonic() - begin < 30
