@@ -145,6 +145,10 @@ def main() -> None:
     if is_alone and options.cp > 1:
         parser.exit(2, f"error: --cp {options.cp} needs a multiple of {options.cp} processes, got "
                     f"one; start it with torchrun --nproc-per-node {options.cp}\n")  # fmt: skip
+    data_ranks = int(os.environ.get("WORLD_SIZE", 1)) // options.cp
+    if data_ranks > GLOBAL_BATCH:
+        parser.exit(2, f"error: at most {GLOBAL_BATCH} data-parallel ranks have a sample each, got "
+                    f"{data_ranks}; start fewer processes, or pass a larger --cp\n")  # fmt: skip
     install_cpu_runtime()  # magi: does nothing where CUDA is available
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     one = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if is_alone else {}

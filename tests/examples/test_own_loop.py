@@ -60,3 +60,11 @@ def test_no_context_ranks_are_one_line() -> None:
     assert run.stderr.endswith(
         "error: --cp must be at least 1, got 0; pass the number of context-parallel ranks\n"
     )
+
+
+def test_every_data_rank_needs_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or ranks without one would wait for nobody, and the others for them."""
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    run = start(str(ROOT / "examples" / "own_loop.py"))
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    assert "at most 4 data-parallel ranks have a sample each, got 5; start fewer" in run.stderr
