@@ -70,8 +70,14 @@ def _torch_adams(optimizer: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _set_state_but_step(part: Any, model_param: Any, tensors: dict[str, Any]) -> None:
-    """Call Megatron's method with the step count, which `tensors` lacks, added from the state."""
+    """Call Megatron's method with the step count of the state, whatever `tensors` has: it has none,
+    or, of a checkpoint that keeps the layout of ranks, the one of before the load."""
     group_index, group_order = part.model_param_group_index_map[model_param]
     main_param = part.optimizer.param_groups[group_index]["params"][group_order]
     step = part.optimizer.state[main_param]["step"]
-    type(part)._set_main_param_and_optimizer_states(part, model_param, {"step": step, **tensors})
+    with (
+        torch.no_grad()
+    ):  # not every loader of Megatron is in it, and parameters of fp32 are leaves
+        type(part)._set_main_param_and_optimizer_states(
+            part, model_param, {**tensors, "step": step}
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -49,7 +49,8 @@ def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
             f"call get_batch_on_this_cp_rank on stages that read rows"
         )
     bounds = _bounds(launch, batch, next(iter(rows.values())))
-    mask = requested_mask(launch.options.mask_function(), bounds, batch)
+    # Read alone: what a function put in place of rows would not be dispatched.
+    mask = requested_mask(launch.mask_function(), bounds, MappingProxyType(batch))
     packed = launch.plan(bounds, mask)
     full = Batch(**{name: x.reshape(1, -1) for name, x in rows.items()})
     batch_id = launch.microbatch.batch_id
@@ -162,7 +163,7 @@ def _dispatch_padding(launch: Launch, batch: dict[str, Any], padding: Tensor) ->
     packed = carried_plan(rows)
     if packed is None:  # a middle pipeline stage: its forward makes the same plan
         bounds = bounds_of_cu_seqlens(batch["cu_seqlens"], None, padding.numel())
-        packed = launch.plan(bounds, requested_mask(launch.options.mask_function(), bounds, None))
+        packed = launch.plan(bounds, requested_mask(launch.mask_function(), bounds, None))
     whole = padding.reshape(-1).long()
     local = dispatch(whole, packed.token_plan, launch.cp_group(), pad_value=1)
     return local.bool().unsqueeze(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,15 +16,17 @@ from megatron_magi.launcher.flags import MaskFunction
 
 @dataclass(frozen=True)
 class MaskRequest:
-    """The argument of a `--magi-mask` function, which is called once a microbatch on every rank.
+    """The argument of a `--magi-mask` function, which every rank calls once a microbatch, and with
+    virtual pipeline stages for each of its model chunks.
 
     It must return the same mask on all ranks, because they compare what they planned.
     """
 
     bounds: tuple[int, ...]
     """Prefix sums of the microbatch's documents (or sequences), first 0, last its tokens."""
-    batch: dict[str, Any] | None
-    """The full rows as Megatron has them on the device; None on middle pipeline stages."""
+    batch: Mapping[str, Any] | None
+    """The full rows as Megatron has them on the device, of which a stage has those that it reads;
+    None on middle pipeline stages."""
 
     @property
     def total_seqlen(self) -> int:
@@ -32,7 +35,7 @@ class MaskRequest:
 
 
 def requested_mask(
-    function: MaskFunction | None, bounds: list[int], batch: dict[str, Any] | None
+    function: MaskFunction | None, bounds: list[int], batch: Mapping[str, Any] | None
 ) -> AttnMask | None:
     """The mask of a `--magi-mask` function; None without one.
 
@@ -42,6 +45,27 @@ def requested_mask(
     if function is None:
         return None
     return checked_mask(function(MaskRequest(tuple(bounds), batch)))
+
+
+def repeatable(function: MaskFunction) -> MaskFunction:
+    """The same function, called twice: every model chunk of a rank asks for a microbatch's mask, so
+    that what counts calls or draws numbers would give layers different masks.
+
+    Raises:
+        ValueError: it returned two masks for one request.
+    """
+
+    def twice(request: MaskRequest) -> AttnMask:
+        first, second = (checked_mask(function(request)) for _ in range(2))
+        if first != second:
+            raise ValueError(
+                "the function of --magi-mask must return the same mask for the same request under "
+                "virtual pipeline stages, where each model chunk calls it, got two masks; let it "
+                "depend on its request alone"
+            )
+        return first
+
+    return twice
 
 
 def checked_mask(mask: Any, flag: str = "--magi-mask") -> AttnMask:

@@ -15,8 +15,8 @@ from megatron_magi.adapter.packed import MagiPackedSeqParams, head_shape, make_p
 from megatron_magi.core.comm.reduce_group import share_communicator
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.runtime.measure.calibration import measured_costs
-from megatron_magi.launcher.documents import bounds_of_sample
-from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.documents import bounds_of_sample, repeatable
+from megatron_magi.launcher.flags import MaskFunction, Options
 from megatron_magi.launcher.microbatch_documents import Microbatch
 from megatron_magi.launcher.plans_ahead import PlansAhead
 from megatron_magi.launcher.tensor_ranks import TensorRanks
@@ -117,6 +117,12 @@ class Launch:
         from megatron.training import get_tokenizer
 
         return int(get_tokenizer().eod)
+
+    def mask_function(self) -> MaskFunction | None:
+        """That of --magi-mask; None without one."""
+        function = self.options.mask_function()
+        num_chunks = getattr(self.args, "virtual_pipeline_model_parallel_size", None) or 1
+        return function if function is None or num_chunks == 1 else repeatable(function)
 
     def plans_ahead(self) -> bool:
         """Whether samples are drawn, and their plans made, before their microbatch.

@@ -158,7 +158,7 @@ def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
             "outside one; take get_forward_backward_func from megatron.training.training"
         )
     bounds = _bounds_of_middle_stage(launch, launch.sequences, stock)
-    mask = requested_mask(launch.options.mask_function(), bounds, None)
+    mask = requested_mask(launch.mask_function(), bounds, None)
     packed = launch.plan(bounds, mask)
     dispatch_batch(None, packed, launch.cp_group())
     return packed

@@ -248,6 +248,14 @@ def heads_of(args: Any) -> HeadShape:
     return head_shape(_ModelSizes(args, _dtype(args)))
 
 
+def _heads(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """Every key head of a tensor-parallel rank must serve as many query heads."""
+    try:
+        heads_of(args)
+    except ValueError as error:
+        yield (f"{error} (--num-attention-heads, --num-query-groups, --tensor-model-parallel-size)")
+
+
 def kernel_here(args: Any, magi: MagiConfig) -> str:
     """The kernel that the job's attention runs on this machine.
 
@@ -268,7 +276,7 @@ def _dtype(args: Any) -> torch.dtype:
 
 def _kernel(args: Any, magi: MagiConfig) -> Iterator[str]:
     """The kernel that was asked for must run on this machine."""
-    if magi.kernel_backend == "auto":
+    if magi.kernel_backend == "auto" or any(_heads(args, magi)):
         return
     try:
         kernel_here(args, magi)
@@ -317,6 +325,7 @@ RULES: tuple[Rule, ...] = (
     _graphs,
     _positions,
     _latent_attention,
+    _heads,
     _transport_of_restarts,
 )
 """Settings that are refused beside others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron_magi import AttnMask, masks
 from megatron_magi.adapter.carried_plan import carried_plan
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.launcher.batch import (
@@ -19,6 +21,7 @@ from megatron_magi.launcher.batch import (
     replace_thd_batch,
     wrap_sft_dataset,
 )
+from megatron_magi.launcher.documents import MaskRequest
 from megatron_magi.launcher.launch import Launch
 from tests.launcher.one_rank import launch_of
 
@@ -89,6 +92,38 @@ def test_a_mask_by_name_is_asked_for_the_batch() -> None:
     launch = launch_of(48, mask="tests.launcher.video_mask:frames")
     local = dispatch_dict(launch, rows(1, 48))
     assert plan_of(local).token_plan.mask.area() == 24 * 24 + 24 * 48
+
+
+def test_virtual_stages_need_one_mask_for_a_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model chunk asks for it; one that counts calls would give layers different masks."""
+    calls = itertools.count()
+
+    def counted(request: MaskRequest) -> AttnMask:
+        return masks.from_cu_seqlens([0, 1 + next(calls), request.total_seqlen])
+
+    monkeypatch.setattr(sys.modules[__name__], "counted", counted, raising=False)
+    named = f"{__name__}:counted"
+    dispatch_dict(launch_of(8, mask=named), rows(1, 8))
+    virtual = launch_of(8, mask=named, virtual_pipeline_model_parallel_size=2)
+    with pytest.raises(ValueError, match="got two masks; let it depend on its request alone"):
+        dispatch_dict(virtual, rows(1, 8))
+    frames = launch_of(
+        48, mask="tests.launcher.video_mask:frames", virtual_pipeline_model_parallel_size=2
+    )
+    local = dispatch_dict(frames, rows(1, 48))
+    assert plan_of(local).token_plan.mask.area() == 24 * 24 + 24 * 48
+
+
+def test_a_mask_function_may_not_replace_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have been taken, so that others would not be dispatched."""
+
+    def replacing(request: MaskRequest) -> AttnMask:
+        request.batch["loss_mask"] = torch.zeros(1, 8)  # type: ignore[index]
+        return masks.from_cu_seqlens(request.bounds)
+
+    monkeypatch.setattr(sys.modules[__name__], "replacing", replacing, raising=False)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        dispatch_dict(launch_of(8, mask=f"{__name__}:replacing"), rows(1, 8))
 
 
 def test_rows_that_a_stage_does_not_read_stay_absent() -> None:

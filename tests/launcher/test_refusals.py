@@ -169,3 +169,13 @@ def test_the_overlapped_schedule_tells_routers_no_samples() -> None:
     refuse_arguments(arguments(**given))
     with pytest.raises(SystemExit, match=r"requires --micro-batch-size 1 beside seq_aux_loss and"):
         refuse_arguments(arguments(**given, micro_batch_size=2))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_heads_that_no_key_head_serves_are_refused(kernel: Any) -> None:
+    given = arguments(num_attention_heads=4, group_query_attention=True, num_query_groups=3)
+    (line,) = refusals(given, MagiConfig(kernel_backend=kernel))
+    assert "num_heads_q must be a multiple of num_heads_kv, got 4 and 3" in line
+    assert line.endswith(
+        "(--num-attention-heads, --num-query-groups, --tensor-model-parallel-size)"
+    )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from megatron_magi.adapter.adam_state import choose_update, is_fused, prepare_to_load
+from megatron_magi.adapter.adam_state import (
+    _set_state_but_step,
+    choose_update,
+    is_fused,
+    prepare_to_load,
+)
 from megatron_magi.training.process.processes import check_devices
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
@@ -47,6 +53,28 @@ def test_step_counts_are_kept_on_the_host_whatever_the_default_device() -> None:
         prepare_to_load(optimizer)
     step(optimizer, parameters)
     assert {float(s["step"]) for s in optimizer.optimizer.state.values()} == {1.0}
+
+
+class Part:
+    """What Megatron's distributed optimizer does with one parameter, which may be a leaf."""
+
+    def __init__(self, main: torch.Tensor, count: float) -> None:
+        groups, state = [{"params": [main]}], {main: {"step": torch.tensor(count)}}
+        self.optimizer = SimpleNamespace(param_groups=groups, state=state)
+        self.model_param_group_index_map = {main: (0, 0)}
+
+    def _set_main_param_and_optimizer_states(self, main: torch.Tensor, tensors: Any) -> None:
+        main.copy_(tensors["param"])
+        self.optimizer.state[main]["step"] = tensors["step"]
+
+
+@pytest.mark.parametrize("more", [{}, {"step": torch.tensor(0.0)}])
+def test_a_loaded_step_count_stays(more: dict[str, torch.Tensor]) -> None:
+    """A checkpoint in the layout of ranks brings the count that was there before the load."""
+    main = torch.zeros(4, requires_grad=True)
+    part = Part(main, 3.0)
+    _set_state_but_step(part, main, {"param": torch.ones(4), **more})
+    assert float(part.optimizer.state[main]["step"]) == 3 and (main == 1).all()
 
 
 def test_a_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
