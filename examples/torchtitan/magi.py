@@ -77,7 +77,12 @@ def with_local_keys(config: ShardingConfig) -> ShardingConfig:
 
 
 def plan_documents(positions: Tensor, heads: magi.HeadShape, cp_mesh: DeviceMesh | None):
-    """The plan of a packed batch: position 0 begins a document."""
+    """The plan of a packed batch, one stream [tokens]: position 0 begins a document."""
+    if positions.ndim != 1:
+        raise ValueError(
+            f"plan_documents needs positions of one stream [tokens], got {list(positions.shape)}; "
+            f"join the rows of the batch"
+        )
     starts = (positions == 0).nonzero().flatten().tolist()
     mask = magi.masks.from_cu_seqlens([*starts, len(positions)])
     return magi.plan(mask, cp_mesh, heads)
