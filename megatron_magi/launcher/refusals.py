@@ -250,6 +250,8 @@ def heads_of(args: Any) -> HeadShape:
 
 def _heads(args: Any, magi: MagiConfig) -> Iterator[str]:
     """Every key head of a tensor-parallel rank must serve as many query heads."""
+    if not getattr(args, "num_attention_heads", None) or not getattr(args, "hidden_size", None):
+        return  # a checkpoint, or a script of another model, brings them
     try:
         heads_of(args)
     except ValueError as error:

@@ -179,3 +179,7 @@ def test_heads_that_no_key_head_serves_are_refused(kernel: Any) -> None:
     assert line.endswith(
         "(--num-attention-heads, --num-query-groups, --tensor-model-parallel-size)"
     )
+
+
+def test_heads_that_a_checkpoint_brings_refuse_nothing() -> None:
+    assert not refusals(arguments(num_attention_heads=None, hidden_size=None))
