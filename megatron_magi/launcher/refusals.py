@@ -25,6 +25,7 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import choose_backend_name, select_backend
 from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.plan import HeadShape
+from megatron_magi.launcher.norms import HAS_FUSED_NORMS
 
 REQUIRES = "--attention-backend magi requires"
 
@@ -294,6 +295,33 @@ def _transport_here(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
+def _chunks(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """Every rank must get a chunk of the microbatch."""
+    length = getattr(args, "seq_length", None)
+    if magi.chunk_size is None or length is None:
+        return
+    tokens, ranks = length * args.micro_batch_size, args.context_parallel_size
+    if -(-tokens // magi.chunk_size) < ranks:
+        yield (
+            f"--magi-chunk-size must leave each of {ranks} context-parallel ranks a chunk of "
+            f"{tokens} tokens (--seq-length times --micro-batch-size), got {magi.chunk_size}; use "
+            f"at most {max(1, tokens // ranks)}, or leave it out"
+        )
+
+
+def _local_norms(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """What Megatron puts in place of fused norms takes no sequence parallelism, and ours is an
+    RMSNorm."""
+    norm = getattr(args, "normalization", "RMSNorm")
+    split = args.sequence_parallel and args.transformer_impl == "local"
+    if split and norm != "RMSNorm" and not HAS_FUSED_NORMS:
+        yield (
+            f"--sequence-parallel with --transformer-impl local requires --normalization RMSNorm "
+            f"where TransformerEngine and apex are absent, got {norm}; install one of them or "
+            f"change the norm"
+        )
+
+
 def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:
     if magi.transport not in ("auto", "all_to_all") and getattr(args, "inprocess_restart", False):
         yield (
@@ -328,9 +356,15 @@ RULES: tuple[Rule, ...] = (
     _positions,
     _latent_attention,
     _heads,
+    _chunks,
     _transport_of_restarts,
 )
 """Settings that are refused beside others."""
 
-MACHINE_RULES: tuple[Rule, ...] = (_absent_transformer_engine, _kernel, _transport_here)
+MACHINE_RULES: tuple[Rule, ...] = (
+    _absent_transformer_engine,
+    _local_norms,
+    _kernel,
+    _transport_here,
+)
 """Settings that this machine cannot follow; another one may."""

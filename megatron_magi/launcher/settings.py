@@ -71,13 +71,19 @@ def _let_eager_layers_take_shares(args: Any) -> Iterator[str]:
 
 
 def take_settings(launch: Launch, args: Any) -> None:
-    """Let our own settings follow the job's: a deterministic one is about attention too.
+    """Let our own settings follow the job's: a deterministic one is about attention too, and a
+    mask of the user's own has no window layers beside it.
 
     Raises:
         SystemExit: settings that contradict each other, in one line.
     """
     if getattr(args, "inprocess_restart", False):
         _replace_config(launch, transport="all_to_all")
+    if launch.options.mask_name is not None and getattr(args, "window_size", None) is not None:
+        raise SystemExit(
+            f"--magi-mask must not be given beside --window-size, got {launch.options.mask_name} "
+            f"and {args.window_size}; put the window into the mask and leave --window-size out"
+        )
     if not _is_deterministic(args) or launch.options.config.deterministic:
         return
     try:

@@ -56,8 +56,8 @@ def test_a_planned_batch_is_prepared_in_the_thread_that_plans_it() -> None:
     with ThreadPoolExecutor(1) as pool:
         made = pool.submit(make_packed_seq_params, BOUNDS, config, None, device="cpu").result()
     for plan in (made.plan, made.window_plan):
-        assert plan is not None and (0, torch.device("cpu")) in plan._prepared
-        ready = plan._prepared[0, torch.device("cpu")]
+        assert plan is not None and (0, torch.device("cpu")) in plan._kept.prepared
+        ready = plan._kept.prepared[0, torch.device("cpu")]
         assert prepare(plan, None, "cpu") is ready and ready.forward
 
 

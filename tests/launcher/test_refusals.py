@@ -183,3 +183,35 @@ def test_heads_that_no_key_head_serves_are_refused(kernel: Any) -> None:
 
 def test_heads_that_a_checkpoint_brings_refuse_nothing() -> None:
     assert not refusals(arguments(num_attention_heads=None, hidden_size=None))
+
+
+@pytest.mark.parametrize(("chunk", "most"), [(96, None), (97, None), (191, None), (192, 96)])
+def test_every_rank_gets_a_chunk(chunk: int, most: int | None) -> None:
+    given = arguments(micro_batch_size=2, context_parallel_size=2)  # 192 tokens
+    lines = refusals(given, MagiConfig(chunk_size=chunk))
+    assert len(lines) == (most is not None)
+    for line in lines:
+        assert line.startswith("--magi-chunk-size must leave each of 2 context-parallel ranks")
+        assert (
+            f"192 tokens (--seq-length times --micro-batch-size), got 192; use at most {most}"
+            in line
+        )
+    assert not refusals(
+        arguments(seq_length=None, micro_batch_size=2), MagiConfig(chunk_size=chunk)
+    )
+
+
+def test_sequence_parallelism_without_fused_norms_has_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron_magi.launcher import refusals as rules
+
+    given = arguments(sequence_parallel=True, normalization="LayerNorm")
+    monkeypatch.setattr(rules, "HAS_FUSED_NORMS", False)
+    (line,) = refusals(given)
+    assert (
+        "requires --normalization RMSNorm where TransformerEngine" in line and "got LayerN" in line
+    )
+    assert not refusals(given, here=False)  # another machine may have them
+    assert not refusals(arguments(sequence_parallel=True, normalization="RMSNorm"))
+    assert not refusals(arguments(normalization="LayerNorm"))
+    monkeypatch.setattr(rules, "HAS_FUSED_NORMS", True)
+    assert not refusals(given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, fields
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
+from megatron_magi.core.plan.kept import Kept, kept_of
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
@@ -59,13 +60,17 @@ class AttnPlan:
     """64-bit hash of the fields below and the planner's version."""
     field_digests: dict[str, int] = field(repr=False)
     """64-bit hashes of mask, token layout, head_shape and config, which tell where ranks differ."""
-    _rank_plans: dict[int, RankPlan] = field(default_factory=dict, repr=False, init=False)
-    _prepared: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
-    """What devices hold of the plan, kept here by core/runtime/prepared.py; no part of the
-    value."""
+    _kept: Kept = field(default_factory=Kept, repr=False)
+    """Ranks' views and what devices hold of the plan; no part of the value."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
+        is_copy = self._kept.of is not None
+        digest = self.digest
+        if is_copy:  # with another mask, say, but the digest of the plan that it was made from
+            digest, _ = _digests(self.mask, self.layout, self.head_shape, self.config)
+        value = digest, self.overlap_degree, self.forward_mode
+        object.__setattr__(self, "_kept", kept_of(self._kept, value))
         self.transfers.setflags(write=False)
         self.loads.setflags(write=False)
 
@@ -110,14 +115,13 @@ class AttnPlan:
         """
         self.layout.check_rank(rank)
         rank = int(rank)
-        if rank not in self._rank_plans:
+        views: dict[int, RankPlan] = self._kept.rank_plans
+        if rank not in views:
             per_node = self.ranks_per_node
             reads = reads_peers(self.config, self.cp_size, per_node)
             staging = Staging(self.overlap_degree, self.forward_mode, per_node, reads)
-            self._rank_plans[rank] = make_rank_plan(
-                self.mask, self.layout, self.transfers, rank, staging
-            )
-        return self._rank_plans[rank]
+            views[rank] = make_rank_plan(self.mask, self.layout, self.transfers, rank, staging)
+        return views[rank]
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, AttnPlan) else NotImplemented
@@ -126,7 +130,7 @@ class AttnPlan:
         return self.digest
 
     def __reduce__(self) -> tuple[object, ...]:
-        return AttnPlan, tuple(getattr(self, f.name) for f in fields(self) if f.init)
+        return AttnPlan, tuple(getattr(self, f.name) for f in fields(self) if f.name != "_kept")
 
 
 def make_attn_plan(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from megatron_magi.checks import INT32_MAX, instance, int_array, integer
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
+from megatron_magi.core.plan.kept import Kept, kept_of
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -42,8 +42,8 @@ class TokenLayout:
     cp_size: int
     chunk_ranks: Int32Array = field(repr=False)
     """int32 [num_chunks], read-only: owner of every chunk."""
-    _prepared: dict[Any, Any] = field(default_factory=dict, repr=False, init=False)
-    """What devices hold of the layout, kept here by core/runtime; it is no part of the value."""
+    _kept: Kept = field(default_factory=Kept, repr=False)
+    """What devices hold of the layout; it is no part of the value."""
 
     def __post_init__(self) -> None:
         for name, low in (("total_seqlen", 0), ("chunk_size", 1), ("cp_size", 1)):
@@ -62,6 +62,7 @@ class TokenLayout:
             raise ValueError(
                 f"{error}; pass ranks below cp_size, each as often, and a chunk_size that fits"
             ) from None
+        object.__setattr__(self, "_kept", kept_of(self._kept, (self.digest,)))
 
     @cached_property
     def native(self) -> solver.Layout:

@@ -99,7 +99,7 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
 
 def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
     """``prepare`` without its checks and without work lists, which the first launch builds."""
-    found: PreparedPlan | None = plan._prepared.get((rank, device))
+    found: PreparedPlan | None = plan._kept.prepared.get((rank, device))
     if found is None:
         found = kept_with(plan, (rank, device), lambda: _prepare(plan, rank, device))
     return found
@@ -109,8 +109,9 @@ def kept_with(owner: AttnPlan | TokenLayout, key: Hashable, make: Callable[[], T
     """The value that is kept with a plan or a token layout under a key; ``make`` builds it when it
     is first asked for. If two threads build it, both get the result that was stored first. The
     value must not refer to its owner, or both would live for ever."""
-    found: T | None = owner._prepared.get(key)
-    return owner._prepared.setdefault(key, make()) if found is None else found
+    kept = owner._kept.prepared
+    found: T | None = kept.get(key)
+    return kept.setdefault(key, make()) if found is None else found
 
 
 def numbered(device: torch.device) -> torch.device:

@@ -8,6 +8,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.utils import _apply_to_tensors
 
 import megatron_magi as magi
 from megatron_magi import AttnPlan, HeadShape, masks
@@ -85,7 +87,33 @@ def test_a_plan_stays_a_value(copied: Callable[[AttnPlan], AttnPlan]) -> None:
     assert (pickle.dumps(plan), pickle.dumps(plan.layout), hash(plan), repr(plan)) == before
     twin = copied(plan)
     assert twin == plan and twin.digest == plan.digest and twin.layout == plan.layout
-    assert twin._prepared == {} and plan._prepared and plan.layout._prepared
+    assert twin._kept.prepared == {} and plan._kept.prepared and plan.layout._kept.prepared
+
+
+def test_torchs_copies_share_what_is_kept() -> None:
+    """FSDP and DDP in mixed precision rebuild the dataclasses among a model's inputs."""
+    plan = make_plan()
+    use(plan)
+    (twin,) = _apply_to_tensors(lambda x: x.bfloat16(), [plan])
+    assert twin is not plan and twin == plan and pickle.dumps(twin) == pickle.dumps(plan)
+    assert twin._kept is plan._kept and twin.layout._kept is plan.layout._kept
+
+
+def test_a_changed_copy_shares_nothing() -> None:
+    plan = make_plan()
+    use(plan)
+    other = make_plan(seed=1)
+    assert other.mask != plan.mask
+    for changed in (
+        replace(plan, mask=other.mask),
+        replace(plan, forward_mode="at_once"),
+        replace(plan, config=replace(plan.config, deterministic=True)),
+    ):
+        assert changed._kept.prepared == {} and changed._kept.rank_plans == {}
+        assert replace(changed)._kept.prepared == {}
+    moved = plan.layout.chunk_ranks[::-1].copy()
+    assert replace(plan.layout, chunk_ranks=moved)._kept.prepared == {}
+    assert plan._kept.prepared and plan.layout._kept.prepared
 
 
 def use(plan: AttnPlan) -> list[object]:
@@ -119,9 +147,9 @@ def test_a_second_mask_shares_what_the_layout_keeps() -> None:
     window = masks.sliding_window(60, (5, 0))
     second = make_attn_plan(window, 3, SHAPE, first.config, layout=first.layout)
     magi.position_ids(first, 2)
-    before = dict(first.layout._prepared)
+    before = dict(first.layout._kept.prepared)
     magi.position_ids(second, 2)
-    assert second.layout._prepared == before and len(before) == 1
+    assert second.layout._kept.prepared == before and len(before) == 1
 
 
 def test_the_first_thread_counts() -> None:
