@@ -65,6 +65,18 @@ def varlen_configuration(**changes: Any) -> Any:
     return made
 
 
+def test_positions_of_several_rows_are_refused() -> None:
+    """Flattened, a document that starts inside a row would begin nowhere."""
+    from examples.torchtitan.magi import plan_documents
+    from megatron_magi import HeadShape
+
+    heads = HeadShape(2, 2, 16)
+    rows = torch.arange(32).repeat(2, 1)
+    assert plan_documents(rows.flatten(), heads, None).mask.area() == 2 * 32 * 33 // 2
+    with pytest.raises(ValueError, match=r"one stream \[tokens\], got \[2, 32\]; join the rows"):
+        plan_documents(rows, heads, None)
+
+
 def test_only_varlen_attention_over_whole_documents_is_replaced() -> None:
     from torchtitan.models.llama3 import config_registry
 
