@@ -48,6 +48,7 @@ NOISE = {
     "mean_loss": "mean of |relative loss difference|",
     "noise_ratio": "means and validation, times the noise run's scale",
     "last_steps": "steps at the end whose mean is compared",
+    "every_validation": "judge every validation, each as if the runs ended with it (the last one)",
     "loss_start": "nats between the first loss and an untrained model's",
     "loss_drop": "nats by which the loss falls",
 }
@@ -98,6 +99,9 @@ def _add_gates(parser: argparse.ArgumentParser) -> None:
     noise = parser.add_argument_group("thresholds with --noise or --mean-of")
     for name, text in NOISE.items():
         default = getattr(NoiseGates(), name)
+        if default is False:
+            noise.add_argument(_option(name), action="store_true", default=None, help=text)
+            continue
         shown = "one rounding step" if default is None else f"{default:g}"
         kind = int if name == "last_steps" else float
         noise.add_argument(_option(name), type=kind, dest=name, help=f"{text} ({shown})")

@@ -187,6 +187,23 @@ def test_validation_is_the_last_that_all_runs_have() -> None:
         assert both.limit == pytest.approx(2 * scale) and both.value == found.value
 
 
+def test_every_validation_is_judged_as_if_the_runs_ended_with_it() -> None:
+    """A last validation that agrees hides an earlier one that does not."""
+    noise = run(TURNS, validation={20: 2.006, 40: 1.492, 60: 1.201})
+    ours = run(TURNS, validation={20: 2.0, 40: 1.52, 60: 1.2})
+    assert results(ours, floor_of(noise))["validation"].passed
+    judged = judge(ours, floor_of(noise, every_validation=True, last_steps=10))
+    found = [result for result in judged.results if result.name == "validation"]
+    assert [result.passed for result in found] == [True, False, True]
+    for result, steps in zip(found, (20, 40, 60), strict=True):
+        alone = floor_of(noise, last_steps=10)
+        cut = judge(ours.first(steps), alone, allow_shorter=True).results
+        assert result in cut and f"at step {steps} (" in result.text
+    assert not judged.passed and judged.caught_by == ["validation"]
+    never = results(run(TURNS, validation={}), floor_of(noise, every_validation=True))
+    assert never["validation"].passed is None
+
+
 def test_validation_is_no_better_known_than_the_last_steps() -> None:
     found = results(run(TURNS), floor_of(run(TURNS)))
     assert found["validation"].value == 0 and found["validation"].passed

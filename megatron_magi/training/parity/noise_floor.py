@@ -34,6 +34,8 @@ class NoiseGates:
     """Means and validation, in units of the noise run's scale."""
     last_steps: int = 50
     """Number of last steps whose mean loss is compared."""
+    every_validation: bool = False
+    """Whether every validation is judged. False: the last one."""
     loss_start: float = 0.3
     """Nats between the first loss and an untrained model's."""
     loss_drop: float = 5.0

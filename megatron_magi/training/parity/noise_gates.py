@@ -86,8 +86,7 @@ def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judg
         _gradients(run, floor),
         *_means(judged, floor),
         _last_steps(judged, noises, floor),
-        _validation(judged, noises, floor),
-        *_positions(judged, noises, floor),
+        *_held_out(judged, noises, floor),
         _start(judged, run, floor.gates),
         _drop(judged, floor.gates, whole),
     ]
@@ -152,9 +151,30 @@ def _last_scale(noises: list[RunCurves], baseline: RunCurves, floor: NoiseFloor)
     return max(noise_scale.mean_scale_of_runs(gaps), one_rounding)
 
 
+def _held_out(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> list[GateResult]:
+    """The gates of held-out losses, of the last validation or of every one. An earlier one is
+    judged as if the runs ended with it."""
+    lengths = [len(judged.run.loss)]
+    if floor.gates.every_validation:
+        before_first = judged.run.first_iteration - 1
+        lengths = [step - before_first for step in _validated(judged, noises)] or lengths
+    found = []
+    for length in lengths:
+        cut = replace(judged, run=judged.run.first(length), baseline=judged.baseline.first(length))
+        others = [noise.first(length) for noise in noises]
+        found += [_validation(cut, others, floor), *_positions(cut, others, floor)]
+    return found
+
+
+def _validated(judged: Judged, noises: list[RunCurves]) -> list[int]:
+    """Steps after which all runs were validated."""
+    runs = (judged.baseline, *noises)
+    return sorted(set(judged.run.validation).intersection(*(run.validation for run in runs)))
+
+
 def _validation(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> GateResult:
     ours, theirs = judged.run.validation, judged.baseline.validation
-    shared = sorted(set(ours).intersection(theirs, *(n.validation for n in noises)))
+    shared = _validated(judged, noises)
     if not shared:
         return _skipped("validation", "run, baseline and noise runs share no validated step")
     last = shared[-1]
