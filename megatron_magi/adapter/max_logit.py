@@ -34,7 +34,7 @@ def check_max_logits(
     """
     if not wants_max_logits(config):
         return
-    _check_clip_layout(config)
+    check_clip_layout(config)
     asked = magi_config.kernel_backend
     runs = select_backend(asked, device, dtype)
     if not runs.finds_max_logits:
@@ -46,7 +46,15 @@ def check_max_logits(
         )
 
 
-def _check_clip_layout(config: TransformerConfig) -> None:
+def check_clip_layout(config: Any) -> None:
+    """Refuse clipping on split weights, which fails in the middle of training.
+
+    Args:
+        config: of a model, or Megatron's arguments.
+
+    Raises:
+        NotImplementedError: ``qk_clip`` beside tensor parallelism.
+    """
     tp_size = config.tensor_model_parallel_size
     if getattr(config, "qk_clip", False) and tp_size > 1:
         # Attention._clip_linear_qkv views a rank's weight by the whole model's sizes (0.16.1 to

@@ -76,7 +76,7 @@ def check_mtp(config: Any) -> None:
             "packed_seq_params, which megatron-core has since 0.19, got recompute_granularity="
             "'full' on an older one; set 'selective', or use a newer megatron-core"
         )
-    _check_hidden_state_mixing(config)
+    check_hidden_state_mixing(config)
 
 
 def can_recompute() -> bool:
@@ -92,7 +92,15 @@ def _names(function: Function) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
-def _check_hidden_state_mixing(config: Any) -> None:
+def check_hidden_state_mixing(config: Any) -> None:
+    """Refuse a random choice by a row's place where rows change places.
+
+    Args:
+        config: of a model, or Megatron's arguments.
+
+    Raises:
+        NotImplementedError: ``mtp_hsm`` beside context or sequence parallelism.
+    """
     spread = config.context_parallel_size > 1 or config.sequence_parallel
     if getattr(config, "mtp_hsm", False) and spread:
         raise NotImplementedError(

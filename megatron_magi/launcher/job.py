@@ -21,8 +21,10 @@ from megatron_magi.launcher.cpu import (
 )
 from megatron_magi.launcher.flags import Options, take_flags
 from megatron_magi.launcher.hook_points import HookError, check
+from megatron_magi.launcher.job_heads import heads_of
 from megatron_magi.launcher.launch import Launch
-from megatron_magi.launcher.refusals import heads_of, kernel_here, machine_refusals, refusals
+from megatron_magi.launcher.machine_refusals import kernel_here, machine_refusals
+from megatron_magi.launcher.refusals import refusals
 from megatron_magi.launcher.settings import any_seq_length, change_settings, take_settings
 
 

@@ -7,12 +7,9 @@ adapter checks what it needs of a model again, because own training loops have n
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.graphs import (
@@ -20,17 +17,14 @@ from megatron_magi.adapter.graphs import (
     captures_attention,
     graph_parts,
 )
-from megatron_magi.adapter.packed import head_shape, pipeline_seq_length
+from megatron_magi.adapter.max_logit import check_clip_layout
+from megatron_magi.adapter.mtp import check_hidden_state_mixing
+from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.config import MagiConfig
-from megatron_magi.core.kernel.select import choose_backend_name, select_backend
-from megatron_magi.core.kernel.widths import Widths
-from megatron_magi.core.plan import HeadShape
-from megatron_magi.launcher.norms import HAS_FUSED_NORMS
+from megatron_magi.launcher.job_heads import refused_heads
+from megatron_magi.launcher.machine_refusals import Rule, machine_refusals
 
 REQUIRES = "--attention-backend magi requires"
-
-Rule = Callable[[Any, MagiConfig], Iterator[str]]
-"""(Megatron's arguments, our config) -> one line for each refused setting."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +80,8 @@ REFUSALS = (
         (None,),
         "leave it out: it is no softmax attention over rows",
     ),
+    Refusal("use_kitchen_attention", _OFF, "leave it out: attention is ours"),
+    Refusal("batch_invariant_mode", _OFF, "leave it out: a row's last bits depend on the plan"),
     Refusal("use_legacy_models", _OFF, "leave it out"),
     Refusal("yaml_cfg", (None,), "write flags"),
     Refusal("perform_rl_step", _OFF, "leave it out: it packs and scores outside the schedule"),
@@ -98,9 +94,6 @@ REFUSALS = (
 
 OTHER_LAYERS = {"M": "Mamba", "G": "gated delta net", "D": "sparse attention"}
 """Symbols of a hybrid layer pattern that our rows do not suit."""
-
-HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
-"""Megatron's modules of hybrid specs, which are made of TransformerEngine's layers."""
 
 POSITIONS = ("rope", "yarn", "learned_absolute", "none", None)
 """Kinds of positions that follow the rows of a plan."""
@@ -118,11 +111,6 @@ def refusals(args: Any, magi: MagiConfig | None = None, *, here: bool = True) ->
     lines = [line for row in REFUSALS for line in row.lines(args)]
     lines += [line for rule in RULES for line in rule(args, config)]
     return lines + (machine_refusals(args, config) if here else [])
-
-
-def machine_refusals(args: Any, magi: MagiConfig) -> list[str]:
-    """Those of `refusals` that are about this machine."""
-    return [line for rule in MACHINE_RULES for line in rule(args, magi)]
 
 
 def refuse_arguments(args: Any, magi: MagiConfig | None = None) -> None:
@@ -198,22 +186,6 @@ def _inference_layers(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
-def _absent_transformer_engine(args: Any, magi: MagiConfig) -> Iterator[str]:
-    if importlib.util.find_spec("transformer_engine") is not None:
-        return
-    module = (getattr(args, "spec", None) or [""])[0]
-    if module.endswith(HYBRID_SPECS):
-        yield (
-            f"--spec {module} requires TransformerEngine, got none; install it or pass --spec "
-            f"megatron_magi.adapter.hybrid_spec hybrid_local_spec"
-        )
-    elif args.transformer_impl == "transformer_engine":
-        yield (
-            "--transformer-impl transformer_engine requires TransformerEngine, got none; install "
-            "it or pass --transformer-impl local"
-        )
-
-
 def _graphs(args: Any, magi: MagiConfig) -> Iterator[str]:
     if captures_attention(args):
         yield (
@@ -244,54 +216,29 @@ def _latent_attention(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
-def heads_of(args: Any) -> HeadShape:
-    """The job's attention heads on one tensor-parallel rank."""
-    return head_shape(_ModelSizes(args, _dtype(args)))
-
-
 def _heads(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """Every key head of a tensor-parallel rank must serve as many query heads."""
-    if not getattr(args, "num_attention_heads", None) or not getattr(args, "hidden_size", None):
-        return  # a checkpoint, or a script of another model, brings them
-    try:
-        heads_of(args)
-    except ValueError as error:
-        yield (f"{error} (--num-attention-heads, --num-query-groups, --tensor-model-parallel-size)")
+    line = refused_heads(args)
+    if line is not None:
+        yield line
 
 
-def kernel_here(args: Any, magi: MagiConfig) -> str:
-    """The kernel that the job's attention runs on this machine.
-
-    Raises:
-        NotImplementedError, ImportError, RuntimeError: the one that was asked for does not run.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    heads = heads_of(args)
-    widths = Widths(heads.head_dim, heads.value_dim)
-    if magi.kernel_backend == "auto":
-        return choose_backend_name(device, _dtype(args), widths)
-    return select_backend(magi.kernel_backend, device, _dtype(args), widths).name
+def _of_the_model(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """What the adapter would refuse of the built model."""
+    for check, flag in ((check_clip_layout, "--qk-clip"), (check_hidden_state_mixing, "--mtp-hsm")):
+        try:
+            check(args)
+        except NotImplementedError as error:
+            yield f"{error} ({flag})"
 
 
-def _dtype(args: Any) -> torch.dtype:
-    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-
-
-def _kernel(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """The kernel that was asked for must run on this machine."""
-    if magi.kernel_backend == "auto" or any(_heads(args, magi)):
-        return
-    try:
-        kernel_here(args, magi)
-    except (NotImplementedError, ImportError, RuntimeError) as error:
-        yield f"{error} (--magi-kernel {magi.kernel_backend})"
-
-
-def _transport_here(args: Any, magi: MagiConfig) -> Iterator[str]:
-    if magi.transport not in ("auto", "all_to_all") and not torch.cuda.is_available():
+def _stages_of_mtp(args: Any, magi: MagiConfig) -> Iterator[str]:
+    layout = getattr(args, "pipeline_model_parallel_layout", None)
+    stages = layout.split("|") if isinstance(layout, str) else layout or ()
+    mtp, loss = ("m", "L") if isinstance(layout, str) else ("mtp", "loss")
+    if any(mtp in stage and loss not in stage for stage in stages):
         yield (
-            f"--magi-transport {magi.transport} requires GPUs of one host, got a machine without "
-            f"CUDA; set auto or all_to_all"
+            f"{REQUIRES} the layers of multi-token prediction beside the loss, got a stage of "
+            f"their own in {layout} (--pipeline-model-parallel-layout); move them"
         )
 
 
@@ -309,19 +256,6 @@ def _chunks(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
-def _local_norms(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """What Megatron puts in place of fused norms takes no sequence parallelism, and ours is an
-    RMSNorm."""
-    norm = getattr(args, "normalization", "RMSNorm")
-    split = args.sequence_parallel and args.transformer_impl == "local"
-    if split and norm != "RMSNorm" and not HAS_FUSED_NORMS:
-        yield (
-            f"--sequence-parallel with --transformer-impl local requires --normalization RMSNorm "
-            f"where TransformerEngine and apex are absent, got {norm}; install one of them or "
-            f"change the norm"
-        )
-
-
 def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:
     if magi.transport not in ("auto", "all_to_all") and getattr(args, "inprocess_restart", False):
         yield (
@@ -329,22 +263,6 @@ def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:
             f"{magi.transport}: a restart ends exchanges over NCCL, and no copies that wait for a "
             f"lost rank; set auto or all_to_all"
         )
-
-
-class _ModelSizes:
-    """Megatron's arguments as `head_shape` reads a model's config."""
-
-    def __init__(self, args: Any, dtype: torch.dtype) -> None:
-        self._args = args
-        self.params_dtype = dtype
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._args, name, None)
-        if name == "kv_channels" and value is None:
-            return self._args.hidden_size // self._args.num_attention_heads
-        if name == "num_query_groups" and not getattr(self._args, "group_query_attention", True):
-            return None  # Megatron's default is 1, and counts beside that flag alone
-        return value
 
 
 RULES: tuple[Rule, ...] = (
@@ -356,15 +274,9 @@ RULES: tuple[Rule, ...] = (
     _positions,
     _latent_attention,
     _heads,
+    _of_the_model,
+    _stages_of_mtp,
     _chunks,
     _transport_of_restarts,
 )
 """Settings that are refused beside others."""
-
-MACHINE_RULES: tuple[Rule, ...] = (
-    _absent_transformer_engine,
-    _local_norms,
-    _kernel,
-    _transport_here,
-)
-"""Settings that this machine cannot follow; another one may."""

@@ -202,7 +202,7 @@ def test_every_rank_gets_a_chunk(chunk: int, most: int | None) -> None:
 
 
 def test_sequence_parallelism_without_fused_norms_has_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron_magi.launcher import refusals as rules
+    from megatron_magi.launcher import machine_refusals as rules
 
     given = arguments(sequence_parallel=True, normalization="LayerNorm")
     monkeypatch.setattr(rules, "HAS_FUSED_NORMS", False)
@@ -215,3 +215,28 @@ def test_sequence_parallelism_without_fused_norms_has_ours(monkeypatch: pytest.M
     assert not refusals(arguments(normalization="LayerNorm"))
     monkeypatch.setattr(rules, "HAS_FUSED_NORMS", True)
     assert not refusals(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({"qk_clip": True, "tensor_model_parallel_size": 2}, "--qk-clip"),
+        ({"mtp_hsm": True}, "--mtp-hsm"),
+        ({"pipeline_model_parallel_layout": "Et*7|tm|L"}, "--pipeline-model-parallel-layout"),
+        (
+            {"pipeline_model_parallel_layout": [["embedding", "decoder"], ["mtp"], ["loss"]]},
+            "--pipeline-model-parallel-layout",
+        ),
+    ],
+)
+def test_what_the_model_would_refuse_is_refused_before_it(given: dict[str, Any], flag: str) -> None:
+    (line,) = refusals(arguments(**given))
+    assert f"({flag})" in line
+    assert not refusals(
+        arguments(
+            qk_clip=True,
+            mtp_hsm=True,
+            context_parallel_size=1,
+            pipeline_model_parallel_layout=[["embedding", "decoder"], ["mtp", "loss"]],
+        )
+    )

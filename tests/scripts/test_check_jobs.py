@@ -13,11 +13,10 @@ import pytest
 pytest.importorskip("yaml", reason="reads jobs in YAML")
 
 import check_jobs
-from published_jobs import rules
 from published_jobs.bridge import read_recipes, sets_of
 from published_jobs.examples import find_examples
 from published_jobs.jobs import Job, find_tests, flags_of, without_repeats, words_of
-from published_jobs.rules import IGNORED, key_of, reasons
+from published_jobs.rules import key_of, reasons
 from published_jobs.table import SETS, Row, counts, table
 
 from megatron_magi.launcher.job import RaisingParser
@@ -137,20 +136,6 @@ def test_the_tables_count(checkout: Path) -> None:
     assert "| release | 1 | 1 | 0 (0%) | 1 | 1 |" in lines
     assert "| examples | 0 | 0 | 0 | 0 | 0 |" in lines
     assert "| `--modelopt-enabled` | 2 | 1 |" in lines
-
-
-@pytest.mark.parametrize("rule", IGNORED, ids=lambda rule: rule.argument)
-def test_a_flag_that_is_not_honoured_keeps_a_job_out(rule: rules.Ignored) -> None:
-    args = parser().parse_args(["--attention-dropout", "0"])
-    setattr(args, rule.argument, True)
-    (line,) = reasons(args).values()
-    assert line.endswith(f"is taken and not honoured: {rule.what}")
-
-
-@pytest.mark.parametrize("rule", IGNORED, ids=lambda rule: rule.argument)
-def test_what_the_launcher_reads_is_not_called_ignored(rule: rules.Ignored) -> None:
-    readers = [path.name for path in LAUNCHER.glob("*.py") if rule.argument in path.read_text()]
-    assert not readers, f"{readers} honour {rule.argument}: take it out of IGNORED"
 
 
 def test_words_that_the_parser_lacks_are_told() -> None:

@@ -1,0 +1,96 @@
+"""What of a Megatron job does not work on this machine; on another one it may."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.kernel.select import choose_backend_name, select_backend
+from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.launcher.job_heads import dtype_of, heads_of, refused_heads
+from megatron_magi.launcher.norms import HAS_FUSED_NORMS
+
+Rule = Callable[[Any, MagiConfig], Iterator[str]]
+"""(Megatron's arguments, our config) -> one line for each refused setting."""
+
+HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
+"""Megatron's modules of hybrid specs, which are made of TransformerEngine's layers."""
+
+
+def machine_refusals(args: Any, magi: MagiConfig) -> list[str]:
+    """One line for every setting that this machine cannot follow."""
+    return [line for rule in MACHINE_RULES for line in rule(args, magi)]
+
+
+def _absent_transformer_engine(args: Any, magi: MagiConfig) -> Iterator[str]:
+    if importlib.util.find_spec("transformer_engine") is not None:
+        return
+    module = (getattr(args, "spec", None) or [""])[0]
+    if module.endswith(HYBRID_SPECS):
+        yield (
+            f"--spec {module} requires TransformerEngine, got none; install it or pass --spec "
+            f"megatron_magi.adapter.hybrid_spec hybrid_local_spec"
+        )
+    elif args.transformer_impl == "transformer_engine":
+        yield (
+            "--transformer-impl transformer_engine requires TransformerEngine, got none; install "
+            "it or pass --transformer-impl local"
+        )
+
+
+def _local_norms(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """What Megatron puts in place of fused norms takes no sequence parallelism, and ours is an
+    RMSNorm."""
+    norm = getattr(args, "normalization", "RMSNorm")
+    split = args.sequence_parallel and args.transformer_impl == "local"
+    if split and norm != "RMSNorm" and not HAS_FUSED_NORMS:
+        yield (
+            f"--sequence-parallel with --transformer-impl local requires --normalization RMSNorm "
+            f"where TransformerEngine and apex are absent, got {norm}; install one of them or "
+            f"change the norm"
+        )
+
+
+def kernel_here(args: Any, magi: MagiConfig) -> str:
+    """The kernel that the job's attention runs on this machine.
+
+    Raises:
+        NotImplementedError, ImportError, RuntimeError: the one that was asked for does not run.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    heads = heads_of(args)
+    widths = Widths(heads.head_dim, heads.value_dim)
+    if magi.kernel_backend == "auto":
+        return choose_backend_name(device, dtype_of(args), widths)
+    return select_backend(magi.kernel_backend, device, dtype_of(args), widths).name
+
+
+def _kernel(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """The kernel that was asked for must run on this machine."""
+    if magi.kernel_backend == "auto" or refused_heads(args) is not None:
+        return
+    try:
+        kernel_here(args, magi)
+    except (NotImplementedError, ImportError, RuntimeError) as error:
+        yield f"{error} (--magi-kernel {magi.kernel_backend})"
+
+
+def _transport_here(args: Any, magi: MagiConfig) -> Iterator[str]:
+    if magi.transport not in ("auto", "all_to_all") and not torch.cuda.is_available():
+        yield (
+            f"--magi-transport {magi.transport} requires GPUs of one host, got a machine without "
+            f"CUDA; set auto or all_to_all"
+        )
+
+
+MACHINE_RULES: tuple[Rule, ...] = (
+    _absent_transformer_engine,
+    _local_norms,
+    _kernel,
+    _transport_here,
+)
+"""Settings that this machine cannot follow; another one may."""
