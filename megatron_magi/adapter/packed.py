@@ -109,7 +109,8 @@ def make_packed_seq_params(
             no model config, or another cp_group.
         ValueError: cu_seqlens that do not increase from 0, a mask of another length, another word,
             or no such device.
-        NotImplementedError: a mask together with sliding-window layers.
+        NotImplementedError: a mask together with sliding-window layers; a model with experts, and a
+            stream that the plan pads.
     """
     bounds = _host_bounds(cu_seqlens)
     _check_model_config(model_config)
@@ -136,6 +137,7 @@ def make_packed_seq_params(
         )
         window_plan = planned(window_mask, layout=None if plan is None else plan.layout)
     packed = _assemble(plan, window_plan, bounds, cp_group, device)
+    _check_routed_rows(packed, model_config)
     if getattr(model_config, "mtp_num_layers", None):
         _mark_document_ends(packed, bounds)
     return packed
@@ -283,6 +285,20 @@ def _check_model_config(model_config: TransformerConfig) -> None:
         raise TypeError(
             f"model_config must have the fields of a TransformerConfig, got {shown(model_config)}; "
             f"pass the config of the model"
+        )
+
+
+def _check_routed_rows(packed: MagiPackedSeqParams, model_config: TransformerConfig) -> None:
+    layout = packed.token_plan.layout
+    if (
+        getattr(model_config, "num_moe_experts", None)
+        and layout.padded_seqlen > layout.total_seqlen
+    ):
+        raise NotImplementedError(
+            f"a model with experts requires a stream that needs no padding, got "
+            f"{layout.total_seqlen} tokens, which {layout.cp_size} ranks hold as "
+            f"{layout.padded_seqlen}: the router would count padding rows; pack documents to a "
+            f"length that pipeline_seq_length leaves as it is"
         )
 
 

@@ -36,7 +36,9 @@ class BridgeLaunch(Launch):
 
 
 class SeenSamples:
-    """The microbatches of a step that Bridge has drawn as one batch, with their documents noted.
+    """The microbatches of a step, with their documents noted.
+
+    Bridge has drawn them as one batch, or gives views of its loader to virtual stages.
 
     They come from no iterator of Megatron's, which the launcher's hook would see.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,16 +36,17 @@ def wrap_get_schedule(launch: BridgeLaunch, original: Any, *args: Any, **kwargs:
 def _run(launch: BridgeLaunch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
     iterators = kwargs["data_iterator"]
     if launch.has_documents():
-        several = isinstance(iterators, list)
-        seen = [_seen(launch, each) for each in (iterators if several else [iterators])]
+        several, count = isinstance(iterators, list), kwargs["num_microbatches"]
+        seen = [_seen(launch, each, count) for each in (iterators if several else [iterators])]
         kwargs["data_iterator"] = seen if several else seen[0]
     return run_schedule(launch, schedule, **kwargs)
 
 
-def _seen(launch: BridgeLaunch, iterator: Any) -> Any:
+def _seen(launch: BridgeLaunch, iterator: Any, count: int) -> Any:
     if iterator is None or isinstance(iterator, RerunDataIterator):
         return iterator
-    return SeenSamples(iterator, launch.microbatch)
+    # With virtual stages it belongs to this step alone, and what is behind it to the next one.
+    return SeenSamples(itertools.islice(iterator, count), launch.microbatch)
 
 
 @hook

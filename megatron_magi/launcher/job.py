@@ -21,7 +21,7 @@ from megatron_magi.launcher.cpu import (
 )
 from megatron_magi.launcher.flags import Options, take_flags
 from megatron_magi.launcher.hook_points import HookError, check
-from megatron_magi.launcher.job_heads import heads_of
+from megatron_magi.launcher.job_sizes import heads_of
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.machine_refusals import kernel_here, machine_refusals
 from megatron_magi.launcher.refusals import refusals
@@ -190,6 +190,8 @@ def _settings(job: Job) -> list[str]:
 
 
 def _world(job: Job, gpus: int) -> list[str]:
+    if job.model_size < 1:  # which is refused by its parts
+        return []
     if gpus >= 1 and gpus % job.model_size == 0:
         return []
     return [
@@ -211,7 +213,7 @@ def _megatrons_own(job: Job, gpus: int) -> list[str]:
             change_settings(args)
             with any_seq_length(args):
                 validate_args(args)
-    except (AssertionError, ValueError) as error:
+    except Exception as error:  # whatever it is, the job would end with it
         return [_said_by_megatron(error)]
     return []
 

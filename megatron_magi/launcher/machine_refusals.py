@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import choose_backend_name, select_backend
 from megatron_magi.core.kernel.widths import Widths
-from megatron_magi.launcher.job_heads import dtype_of, heads_of, refused_heads
+from megatron_magi.launcher.job_sizes import dtype_of, heads_of, refused_heads, wrong_sizes
 from megatron_magi.launcher.norms import HAS_FUSED_NORMS
 
 Rule = Callable[[Any, MagiConfig], Iterator[str]]
@@ -23,6 +24,8 @@ HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
 
 def machine_refusals(args: Any, magi: MagiConfig) -> list[str]:
     """One line for every setting that this machine cannot follow."""
+    if wrong_sizes(args):
+        return []  # which are refused on every machine
     return [line for rule in MACHINE_RULES for line in rule(args, magi)]
 
 
@@ -39,6 +42,16 @@ def _absent_transformer_engine(args: Any, magi: MagiConfig) -> Iterator[str]:
         yield (
             "--transformer-impl transformer_engine requires TransformerEngine, got none; install "
             "it or pass --transformer-impl local"
+        )
+
+
+def _layers_of_mtp(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """0.20 asks whether a layer is one of TransformerEngine's, of a stand-in that is no class."""
+    is_absent = importlib.util.find_spec("transformer_engine") is None
+    if MEGATRON_VERSION[:2] == (0, 20) and is_absent and getattr(args, "mtp_num_layers", None):
+        yield (
+            f"--mtp-num-layers requires TransformerEngine in Megatron {MEGATRON_VERSION}, which "
+            f"cannot build these layers without it, got none; install it or leave the flag out"
         )
 
 
@@ -89,6 +102,7 @@ def _transport_here(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 MACHINE_RULES: tuple[Rule, ...] = (
     _absent_transformer_engine,
+    _layers_of_mtp,
     _local_norms,
     _kernel,
     _transport_here,

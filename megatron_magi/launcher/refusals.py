@@ -21,7 +21,7 @@ from megatron_magi.adapter.max_logit import check_clip_layout
 from megatron_magi.adapter.mtp import check_hidden_state_mixing
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher.job_heads import refused_heads
+from megatron_magi.launcher.job_sizes import refused_heads, wrong_sizes
 from megatron_magi.launcher.machine_refusals import Rule, machine_refusals
 
 REQUIRES = "--attention-backend magi requires"
@@ -108,6 +108,8 @@ def refusals(args: Any, magi: MagiConfig | None = None, *, here: bool = True) ->
         here: whether the job runs on this machine; else the rules about the machine are left out.
     """
     config = MagiConfig() if magi is None else magi
+    if wrong := wrong_sizes(args):
+        return wrong
     lines = [line for row in REFUSALS for line in row.lines(args)]
     lines += [line for rule in RULES for line in rule(args, config)]
     return lines + (machine_refusals(args, config) if here else [])
@@ -176,6 +178,16 @@ def _pairs_of_stages_over_gloo(args: Any, magi: MagiConfig) -> Iterator[str]:
             f"got {MEGATRON_VERSION}, which trains on other activations there without an error; "
             f"leave --num-layers-per-virtual-pipeline-stage out"
         )
+
+
+def _sft_documents(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """Megatron's data set of conversations has documents of its own, and asserts so in a worker."""
+    for name in ("reset_attention_mask", "reset_position_ids"):
+        if getattr(args, "sft", False) and getattr(args, name, False):
+            yield (
+                f"--sft requires a job without --{name.replace('_', '-')}, got both: its "
+                f"conversations are documents already; leave that flag out"
+            )
 
 
 def _inference_layers(args: Any, magi: MagiConfig) -> Iterator[str]:
@@ -269,6 +281,7 @@ RULES: tuple[Rule, ...] = (
     _layers,
     _routers,
     _pairs_of_stages_over_gloo,
+    _sft_documents,
     _inference_layers,
     _graphs,
     _positions,

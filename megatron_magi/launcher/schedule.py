@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
@@ -16,7 +18,19 @@ from megatron_magi.launcher.launch import Launch, hook
 @hook
 def wrap_get_schedule(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `get_forward_backward_func` as `megatron.training.training` sees it."""
-    return functools.partial(run_schedule, launch, original(*args, **kwargs))
+    return functools.partial(_run, launch, original(*args, **kwargs))
+
+
+def _run(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
+    """A schedule whose validation reports a whole microbatch under `--sft`: Megatron then takes the
+    mean of the ranks' own means, and a plan gives ranks very different numbers of counted tokens,
+    also none."""
+    reports = run_schedule(launch, schedule, **kwargs)
+    is_validation = kwargs.get("forward_only") and not kwargs.get("collect_non_loss_data")
+    cp_group = launch.cp_group() if is_validation else None
+    if cp_group is not None and getattr(launch.args, "sft", False):
+        return of_whole_microbatches(reports, cp_group)
+    return reports
 
 
 def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
@@ -46,6 +60,21 @@ def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) ->
         launch.sequences = None
     finish_pipeline_agreement()
     return result
+
+
+def of_whole_microbatches(
+    reports: list[dict[str, Tensor]], cp_group: dist.ProcessGroup
+) -> list[dict[str, Tensor]]:
+    """The reports with the sum and the count, [2], of all context-parallel ranks together.
+
+    Cost: an all-reduce of two numbers for each microbatch and name.
+    """
+    for name in reports[0] if reports else ():
+        sums = torch.stack([report[name].view(-1) for report in reports])
+        if sums.shape[1] == 2:  # else a value without a count, of which Megatron takes the mean
+            dist.all_reduce(sums, group=cp_group)
+            reports = [{**each, name: row} for each, row in zip(reports, sums, strict=True)]
+    return reports
 
 
 def with_counted_loss(forward_step: Callable[..., Any]) -> Callable[..., Any]:

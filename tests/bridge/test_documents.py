@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from megatron_magi.bridge import schedule
 from megatron_magi.bridge.batch import with_documents
+from megatron_magi.bridge.launch import BridgeLaunch
+from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.documents import bounds_of_sample
+from megatron_magi.launcher.flags import Options
 
 
 def row(*bounds: int) -> torch.Tensor:
@@ -41,3 +48,36 @@ def test_documents_of_a_sample(sample: dict[str, Any], bounds: list[int]) -> Non
 def test_several_packed_samples_are_left_for_the_launcher_to_refuse() -> None:
     several = torch.tensor([[0, 5, 16], [0, 9, 16]], dtype=torch.int32)
     assert with_documents({"cu_seqlens_q": several})["cu_seqlens"] is several
+
+
+class Views:
+    """One data loader seen by several model chunks, as Bridge gives it for virtual stages."""
+
+    def __init__(self, loader: Iterator[Any]) -> None:
+        self._loader = loader
+        self._drawn: list[Any] = []
+
+    def view(self) -> Iterator[Any]:
+        for index in itertools.count():
+            if index == len(self._drawn):
+                self._drawn.append(next(self._loader))
+            yield self._drawn[index]
+
+
+def test_no_sample_of_the_next_step_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step draws of its own views is lost with them."""
+    launch = BridgeLaunch(Options(MagiConfig()))
+    launch.args = SimpleNamespace(reset_attention_mask=True)
+    monkeypatch.setattr(launch, "eod", lambda: 0)
+    monkeypatch.setattr(schedule, "run_schedule", lambda launch, step, **given: step(**given))
+    loader = iter([{"tokens": torch.full((1, 16), number)} for number in range(1, 30)])
+
+    def step(data_iterator: list[Iterator[Any]], num_microbatches: int) -> list[list[int]]:
+        return [[int(next(each)["tokens"][0, 0]) for each in data_iterator]
+                for _ in range(num_microbatches)]  # fmt: skip
+
+    for first in (1, 5, 9):
+        views = Views(loader)
+        run = schedule.wrap_get_schedule(lambda: step, launch)()
+        given = [views.view(), views.view()]
+        assert run(data_iterator=given, num_microbatches=4) == [[first + i] * 2 for i in range(4)]

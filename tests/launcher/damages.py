@@ -68,3 +68,19 @@ def run_every_step_twice() -> None:
     original = machine.initialize_rerun_state_machine
     mode = machine.RerunMode.REPORT_DETERMINISM_STATS
     replace_everywhere(original, lambda **given: original(**{**given, "mode": mode}))
+
+
+def validate_as_sft_does() -> None:
+    """Under --sft, validation takes the mean of what ranks report, each divided by its count."""
+    from megatron.training import get_args, training
+
+    original = training.evaluate
+
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        get_args().sft = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            get_args().sft = False
+
+    training.evaluate = evaluate

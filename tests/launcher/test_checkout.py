@@ -127,9 +127,12 @@ SFT = {
     "sft": True,
     "mock-data": None,
     "data-path": "invented",
-    "split": "100,0,0",
+    "split": "50,50,0",
     "sft-tokenizer-prompt-format": None,
+    "eval-iters": 2,
+    "eval-interval": 2,
 }
+"""Ranks have very different numbers of counted tokens, some none."""
 SFT_FOUR = {"num-layers": 4}
 
 
@@ -249,6 +252,7 @@ def test_losses_are_those_of_stock_attention(
     ],
 )
 def test_more_losses(more: dict[str, Any], name: str, yardstick: str) -> None:
+    assert "sft" not in name or len(values(more[name])["valid"]) == 2
     assert_same_training(more[name], more[yardstick])
 
 

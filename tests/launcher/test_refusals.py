@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.launcher.machine_refusals import machine_refusals
 from megatron_magi.launcher.refusals import REFUSALS, Refusal, refusals, refuse_arguments
 from tests.launcher.few_arguments import arguments
 
@@ -240,3 +241,43 @@ def test_what_the_model_would_refuse_is_refused_before_it(given: dict[str, Any],
             pipeline_model_parallel_layout=[["embedding", "decoder"], ["mtp", "loss"]],
         )
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["tensor_model_parallel_size", "num_attention_heads", "num_query_groups", "seq_length"]
+)
+def test_sizes_below_one_are_one_line(name: str) -> None:
+    given = arguments(**{name: 0}, attention_dropout=0.1)
+    flag = name.replace("_", "-")
+    assert refusals(given, MagiConfig(kernel_backend="reference")) == [
+        f"--{flag} must be at least 1, got 0; change it"
+    ]
+    assert machine_refusals(given, MagiConfig(kernel_backend="reference")) == []
+
+
+def test_heads_are_shared_out_over_tensor_ranks() -> None:
+    (line,) = refusals(arguments(num_attention_heads=4, tensor_model_parallel_size=3))
+    assert line.endswith("got 4 and 3; change one of them")
+    assert not refusals(arguments(num_attention_heads=6, tensor_model_parallel_size=3))
+
+
+@pytest.mark.parametrize("name", ["reset_attention_mask", "reset_position_ids"])
+def test_conversations_are_documents_already(name: str) -> None:
+    assert not refusals(arguments(**{name: True})) and not refusals(arguments(sft=True))
+    (line,) = refusals(arguments(sft=True, **{name: True}))
+    assert f"without --{name.replace('_', '-')}, got both" in line
+
+
+def test_multi_token_prediction_needs_transformer_engine_in_one_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from megatron_magi.launcher import machine_refusals as rules
+
+    given = arguments(mtp_num_layers=1)
+    monkeypatch.setattr(rules.importlib.util, "find_spec", lambda name: None)
+    for version, count in (((0, 19, 2), 0), ((0, 20, 0), 1)):
+        monkeypatch.setattr(rules, "MEGATRON_VERSION", version)
+        lines = refusals(given)
+        assert len(lines) == count and all("--mtp-num-layers requires" in line for line in lines)
+    monkeypatch.setattr(rules.importlib.util, "find_spec", lambda name: object())
+    assert not refusals(given)

@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import megatron_magi.adapter  # prepares megatron before it is imported
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
-from megatron_magi.launcher.schedule import run_schedule, with_counted_loss
+from megatron_magi.launcher.schedule import (
+    of_whole_microbatches,
+    run_schedule,
+    with_counted_loss,
+)
+from tests.process_pool import pool
 
 assert megatron_magi.adapter.MEGATRON_VERSION
 
@@ -41,3 +47,21 @@ def test_other_data_than_losses_may_have_any_form() -> None:
 def test_a_script_without_our_models_is_refused() -> None:
     with pytest.raises(SystemExit, match="requires a GPTModel or HybridModel"):
         run_schedule(Launch(Options(MagiConfig())), lambda **unused: None)
+
+
+def whole_reports(rank: int) -> list[dict[str, list[float]]]:
+    reports = [
+        {"lm loss": torch.tensor([4.0 * rank, 2.0 * rank]), "other": torch.tensor(float(rank))},
+        {"lm loss": torch.tensor([1.0, 3.0]), "other": torch.tensor(7.0)},
+    ]
+    whole = of_whole_microbatches(reports, dist.group.WORLD)
+    return [{name: value.view(-1).tolist() for name, value in each.items()} for each in whole]
+
+
+def test_reports_of_a_whole_microbatch() -> None:
+    """A rank without a counted token changes no mean."""
+    first, second = pool(2).run(whole_reports)
+    assert [each["lm loss"] for each in first] == [[4.0, 2.0], [2.0, 6.0]]
+    assert [each["lm loss"] for each in second] == [each["lm loss"] for each in first]
+    assert [each["other"] for each in first + second] == [[0.0], [7.0], [1.0], [7.0]]
+    assert of_whole_microbatches([], dist.group.WORLD) == []

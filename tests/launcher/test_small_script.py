@@ -49,6 +49,8 @@ def small(name: str, *flags: Any, damage: str | None = None) -> dict[str, Any]:
 
 
 TWO_STEPS = {"train-iters": 2}
+MEANS = [BY_CU_SEQLENS, VALIDATE, {"split": "50,50,0", "eod-mask-loss": True}]
+"""Ranks of one microbatch have different numbers of counted tokens."""
 FOUR_SAMPLES = {"global-batch-size": 4, "calculate-per-token-loss": True}
 """The samples of TWO_SAMPLES, one in a microbatch."""
 
@@ -95,6 +97,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("cp2 by eod", corpus, CP2, BY_EOD),
         small("cp1 by cu_seqlens", corpus, MAGI, BY_CU_SEQLENS),
         small("cp2 pp2 by cu_seqlens", corpus, CP2_PP2, BY_CU_SEQLENS, SHARDED),
+        small("cp1 means", corpus, MAGI, *MEANS, damage="validate_as_sft_does"),
+        small("cp2 means", corpus, CP2, *MEANS, damage="validate_as_sft_does"),
         small("whole", corpus, MAGI),
         small("moved", corpus, CP2, BY_CU_SEQLENS, damage="move_a_boundary_on_rank_1"),
     ]
@@ -137,6 +141,11 @@ def test_losses_are_those_of_stock_attention(
     results: dict[str, Any], name: str, yardstick: str
 ) -> None:
     assert_same_training(results[name], results[yardstick])
+
+
+def test_validation_of_sft_is_that_of_whole_microbatches(documents: dict[str, Any]) -> None:
+    assert len(values(documents["cp1 means"])["valid"]) == 2
+    assert_same_training(documents["cp2 means"], documents["cp1 means"])
 
 
 def test_tensor_and_sequence_parallelism(results: dict[str, Any]) -> None:

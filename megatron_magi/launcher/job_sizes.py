@@ -1,4 +1,4 @@
-"""The job's attention heads, from Megatron's arguments."""
+"""The job's sizes and attention heads, from Megatron's arguments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,28 @@ import torch
 from megatron_magi.adapter.packed import head_shape
 from megatron_magi.core.plan import HeadShape
 
+SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "seq_length",
+    "micro_batch_size",
+)
+"""Arguments by which others are divided, or that are multiplied to a number of tokens."""
+
+
+def wrong_sizes(args: Any) -> list[str]:
+    """One line for each size below 1; rules that compute with sizes are not asked then."""
+    given = {name: getattr(args, name, None) for name in SIZES}
+    return [
+        f"--{name.replace('_', '-')} must be at least 1, got {size}; change it"
+        for name, size in given.items()
+        if size is not None and size < 1
+    ]
+
 
 def heads_of(args: Any) -> HeadShape:
     """The job's attention heads on one tensor-parallel rank."""
@@ -16,10 +38,16 @@ def heads_of(args: Any) -> HeadShape:
 
 
 def refused_heads(args: Any) -> str | None:
-    """One line if a key head of a tensor-parallel rank would not serve as many query heads as
-    another, else None."""
+    """One line if heads cannot be shared out evenly, over tensor-parallel ranks or over the key
+    heads of one, else None."""
     if not getattr(args, "num_attention_heads", None) or not getattr(args, "hidden_size", None):
         return None  # a checkpoint, or a script of another model, brings them
+    heads, ranks = args.num_attention_heads, args.tensor_model_parallel_size
+    if heads % ranks:
+        return (
+            f"--num-attention-heads must be a multiple of --tensor-model-parallel-size, got "
+            f"{heads} and {ranks}; change one of them"
+        )
     try:
         heads_of(args)
     except ValueError as error:
