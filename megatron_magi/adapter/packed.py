@@ -28,7 +28,7 @@ from megatron_magi.core.comm.process_group import group_rank, resolve_group
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan import AttnPlan, HeadShape, num_local_tokens
+from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
@@ -136,8 +136,10 @@ def make_packed_seq_params(
             bounds, causal=is_causal, window_size=tuple(model_config.window_size)
         )
         window_plan = planned(window_mask, layout=None if plan is None else plan.layout)
+    for each in (plan, window_plan):
+        if each is not None:
+            _check_routed_rows(each.layout, model_config)
     packed = _assemble(plan, window_plan, bounds, cp_group, device)
-    _check_routed_rows(packed, model_config)
     if getattr(model_config, "mtp_num_layers", None):
         _mark_document_ends(packed, bounds)
     return packed
@@ -288,12 +290,9 @@ def _check_model_config(model_config: TransformerConfig) -> None:
         )
 
 
-def _check_routed_rows(packed: MagiPackedSeqParams, model_config: TransformerConfig) -> None:
-    layout = packed.token_plan.layout
-    if (
-        getattr(model_config, "num_moe_experts", None)
-        and layout.padded_seqlen > layout.total_seqlen
-    ):
+def _check_routed_rows(layout: TokenLayout, model_config: TransformerConfig) -> None:
+    has_experts = getattr(model_config, "num_moe_experts", None)
+    if has_experts and layout.padded_seqlen > layout.total_seqlen:
         raise NotImplementedError(
             f"a model with experts requires a stream that needs no padding, got "
             f"{layout.total_seqlen} tokens, which {layout.cp_size} ranks hold as "

@@ -27,6 +27,7 @@ FIELDS = {
     "dataset": {
         "seq_length": "seq_length",
         "reset_attention_mask": "reset_attention_mask",
+        "reset_position_ids": "reset_position_ids",
         "dataloader_type": "dataloader_type",
     },
 }
@@ -97,6 +98,7 @@ def in_words_of_bridge(line: str) -> str:
     """A line of the launcher about flags, which Bridge has as fields."""
     names = {argument: field for field, argument in MODEL_FIELDS.items()}
     names |= {a: f"{part}.{field}" for part, f in FIELDS.items() for field, a in f.items()}
+    names |= {"sft": "packing", "magi_mask": "mask", "magi_chunk_size": "chunk_size"}
     line = line.replace("--attention-backend magi", "use_magi")
 
     def field_of(flag: re.Match[str]) -> str:

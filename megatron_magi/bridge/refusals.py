@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_magi.bridge.arguments import arguments_of, in_words_of_bridge
-from megatron_magi.config import MagiConfig
+from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.refusals import refusals
+from megatron_magi.launcher.settings import refused_mask
 
 MODELS = "megatron.bridge.models."
 BUILDERS = ("gpt_provider", "hybrid.hybrid_provider", "gemma.gemma_provider")
@@ -15,14 +16,15 @@ BUILDERS = ("gpt_provider", "hybrid.hybrid_provider", "gemma.gemma_provider")
 as they are."""
 
 
-def refuse_config(config: Any, magi: MagiConfig) -> None:
+def refuse_config(config: Any, options: Options) -> None:
     """End the process if the job has a setting that does not work.
 
     Raises:
         SystemExit: with one line for each, all at once.
     """
-    lines = [in_words_of_bridge(line) for line in refusals(arguments_of(config), magi)]
-    lines += [*_of_bridge(config)]
+    args = arguments_of(config)
+    lines = [*refusals(args, options.config), *refused_mask(options, args)]
+    lines = [in_words_of_bridge(line) for line in lines] + [*_of_bridge(config)]
     if lines:
         raise SystemExit("\n".join(f"megatron_magi: {line}" for line in lines))
 

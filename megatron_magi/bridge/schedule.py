@@ -21,7 +21,7 @@ from megatron_magi.launcher.settings import take_settings
 @hook
 def wrap_setup(launch: BridgeLaunch, original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     """For `setup`: the settings as Bridge has validated them are the ones that count."""
-    refuse_config(state.cfg, launch.options.config)
+    refuse_config(state.cfg, launch.options)
     launch.config, launch.args = state.cfg, arguments_of(state.cfg)
     take_settings(launch, launch.args)
     return original(state, *args, **kwargs)

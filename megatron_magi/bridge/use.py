@@ -45,7 +45,7 @@ def use_magi(
         )
     options = Options(MagiConfig(**magi_options), mask, measures_costs)
     options.mask_function()
-    refuse_config(config, options.config)
+    refuse_config(config, options)
     _install(options)
     for line in _change_settings(config):
         if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:

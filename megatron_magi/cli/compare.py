@@ -48,7 +48,7 @@ NOISE = {
     "mean_loss": "mean of |relative loss difference|",
     "noise_ratio": "means and validation, times the noise run's scale",
     "last_steps": "steps at the end whose mean is compared",
-    "every_validation": "judge every validation, each as if the runs ended with it (the last one)",
+    "every_validation": "judge every validation, not the last alone, as if the runs ended with it",
     "loss_start": "nats between the first loss and an untrained model's",
     "loss_drop": "nats by which the loss falls",
 }

@@ -208,13 +208,13 @@ def _megatrons_own(job: Job, gpus: int) -> list[str]:
     args = copy.deepcopy(job.args)
     args.rank, args.world_size = 1, gpus  # rank 0 would print its settings
     args._is_global_batch_size_explicitly_specified = args.global_batch_size is not None
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            change_settings(args)
-            with any_seq_length(args):
+    with contextlib.redirect_stdout(io.StringIO()):
+        change_settings(args)
+        with any_seq_length(args):
+            try:
                 validate_args(args)
-    except Exception as error:  # whatever it is, the job would end with it
-        return [_said_by_megatron(error)]
+            except Exception as error:  # whatever it is, the job would end with it
+                return [_said_by_megatron(error)]
     return []
 
 
@@ -222,6 +222,8 @@ def _said_by_megatron(error: Exception) -> str:
     """Its words, or the source of an assertion that has none."""
     source = traceback.extract_tb(error.__traceback__)[-1].line
     said = " ".join(str(error).split()) or str(source)
+    if not isinstance(error, (AssertionError, ValueError)):
+        said = f"{type(error).__name__}: {said}"
     remedy = "mend the flag"
     if "environment" in said:
         remedy = "set the variable here as your job's environment has it"

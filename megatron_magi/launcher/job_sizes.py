@@ -32,6 +32,25 @@ def wrong_sizes(args: Any) -> list[str]:
     ]
 
 
+def splits_sequence(args: Any) -> bool:
+    """Whether sequence parallelism splits rows; Megatron switches it off for one tensor rank."""
+    return bool(args.sequence_parallel and args.tensor_model_parallel_size > 1)
+
+
+def microbatch_tokens(args: Any) -> list[int]:
+    """The numbers of tokens that microbatches of training and of validation have; none if the
+    arguments do not say it."""
+    length = getattr(args, "seq_length", None) or getattr(args, "encoder_seq_length", None)
+    names = ("micro_batch_size", "eval_micro_batch_size")
+    counts = [count for name in names if (count := getattr(args, name, None))]
+    return [length * count for count in dict.fromkeys(counts)] if length else []
+
+
+def knows_heads(args: Any) -> bool:
+    """Whether the arguments say it; else a checkpoint, or a script of another model, does."""
+    return bool(getattr(args, "num_attention_heads", None) and getattr(args, "hidden_size", None))
+
+
 def heads_of(args: Any) -> HeadShape:
     """The job's attention heads on one tensor-parallel rank."""
     return head_shape(_ModelSizes(args, dtype_of(args)))
@@ -40,13 +59,20 @@ def heads_of(args: Any) -> HeadShape:
 def refused_heads(args: Any) -> str | None:
     """One line if heads cannot be shared out evenly, over tensor-parallel ranks or over the key
     heads of one, else None."""
-    if not getattr(args, "num_attention_heads", None) or not getattr(args, "hidden_size", None):
-        return None  # a checkpoint, or a script of another model, brings them
+    if not knows_heads(args):
+        return None
     heads, ranks = args.num_attention_heads, args.tensor_model_parallel_size
     if heads % ranks:
         return (
             f"--num-attention-heads must be a multiple of --tensor-model-parallel-size, got "
             f"{heads} and {ranks}; change one of them"
+        )
+    groups = _ModelSizes(args, dtype_of(args)).num_query_groups or heads
+    is_latent = getattr(args, "multi_latent_attention", False)  # every query head has its own key
+    if groups % ranks and ranks % groups and not is_latent:
+        return (
+            f"--num-query-groups must be a multiple or a divisor of --tensor-model-parallel-size, "
+            f"got {groups} and {ranks}; change one of them"
         )
     try:
         heads_of(args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,11 +12,16 @@ from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.select import choose_backend_name, select_backend
 from megatron_magi.core.kernel.widths import Widths
-from megatron_magi.launcher.job_sizes import dtype_of, heads_of, refused_heads, wrong_sizes
-from megatron_magi.launcher.norms import HAS_FUSED_NORMS
-
-Rule = Callable[[Any, MagiConfig], Iterator[str]]
-"""(Megatron's arguments, our config) -> one line for each refused setting."""
+from megatron_magi.launcher.job_sizes import (
+    dtype_of,
+    heads_of,
+    knows_heads,
+    refused_heads,
+    splits_sequence,
+    wrong_sizes,
+)
+from megatron_magi.launcher.norms import check_local_norm
+from megatron_magi.launcher.rule import Rule
 
 HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
 """Megatron's modules of hybrid specs, which are made of TransformerEngine's layers."""
@@ -46,26 +51,22 @@ def _absent_transformer_engine(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 
 def _layers_of_mtp(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """0.20 asks whether a layer is one of TransformerEngine's, of a stand-in that is no class."""
+    """In 0.20 `isinstance` of a layer and TransformerEngine's class fails where that is absent."""
     is_absent = importlib.util.find_spec("transformer_engine") is None
     if MEGATRON_VERSION[:2] == (0, 20) and is_absent and getattr(args, "mtp_num_layers", None):
         yield (
-            f"--mtp-num-layers requires TransformerEngine in Megatron {MEGATRON_VERSION}, which "
-            f"cannot build these layers without it, got none; install it or leave the flag out"
+            f"--mtp-num-layers requires TransformerEngine with Megatron {MEGATRON_VERSION}, which "
+            f"builds no such layers without it; install it or leave the flag out"
         )
 
 
 def _local_norms(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """What Megatron puts in place of fused norms takes no sequence parallelism, and ours is an
-    RMSNorm."""
-    norm = getattr(args, "normalization", "RMSNorm")
-    split = args.sequence_parallel and args.transformer_impl == "local"
-    if split and norm != "RMSNorm" and not HAS_FUSED_NORMS:
-        yield (
-            f"--sequence-parallel with --transformer-impl local requires --normalization RMSNorm "
-            f"where TransformerEngine and apex are absent, got {norm}; install one of them or "
-            f"change the norm"
-        )
+    if args.transformer_impl != "local":
+        return
+    try:
+        check_local_norm(getattr(args, "normalization", "RMSNorm"), splits_sequence(args))
+    except NotImplementedError as error:
+        yield str(error)
 
 
 def kernel_here(args: Any, magi: MagiConfig) -> str:
@@ -84,7 +85,8 @@ def kernel_here(args: Any, magi: MagiConfig) -> str:
 
 def _kernel(args: Any, magi: MagiConfig) -> Iterator[str]:
     """The kernel that was asked for must run on this machine."""
-    if magi.kernel_backend == "auto" or refused_heads(args) is not None:
+    is_chosen_later = magi.kernel_backend == "auto" or not knows_heads(args)
+    if is_chosen_later or refused_heads(args) is not None:
         return
     try:
         kernel_here(args, magi)

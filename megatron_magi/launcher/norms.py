@@ -22,12 +22,21 @@ def own_norms(spec: Any, config: Any) -> Any:
     """
     if not config.sequence_parallel or HAS_FUSED_NORMS:
         return spec
-    if config.normalization != "RMSNorm":
-        raise NotImplementedError(
-            f"sequence parallelism without TransformerEngine or apex requires --normalization "
-            f"RMSNorm, got {config.normalization}; install one of them or change the norm"
-        )
+    check_local_norm(config.normalization, config.sequence_parallel)
     return with_own_norms(spec)
+
+
+def check_local_norm(normalization: str, splits_sequence: bool) -> None:
+    """Refuse a norm that neither Megatron's stand-in for fused norms nor ours can be.
+
+    Raises:
+        NotImplementedError: a LayerNorm under sequence parallelism.
+    """
+    if splits_sequence and normalization != "RMSNorm" and not HAS_FUSED_NORMS:
+        raise NotImplementedError(
+            f"--sequence-parallel without TransformerEngine or apex requires --normalization "
+            f"RMSNorm, got {normalization}; install one of them or change the norm"
+        )
 
 
 def own_final_norm(original: Any, launch: Any) -> Any:

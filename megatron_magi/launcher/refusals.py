@@ -1,4 +1,5 @@
-"""What of a Megatron job does not work with our switch, all of it at once.
+"""What of a Megatron job does not work with our switch, all of it at once (but for sizes below 1,
+which come first and alone, because others are computed from them).
 
 Every rule reads Megatron's arguments and yields one line for each setting that it refuses, with
 what is required, what came and what to do. `refuse_arguments` ends the process with all lines. The
@@ -7,6 +8,7 @@ adapter checks what it needs of a model again, because own training loops have n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +23,15 @@ from megatron_magi.adapter.max_logit import check_clip_layout
 from megatron_magi.adapter.mtp import check_hidden_state_mixing
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher.job_sizes import refused_heads, wrong_sizes
-from megatron_magi.launcher.machine_refusals import Rule, machine_refusals
+from megatron_magi.core.plan.token_layout import check_chunk_size
+from megatron_magi.launcher.job_sizes import (
+    microbatch_tokens,
+    refused_heads,
+    splits_sequence,
+    wrong_sizes,
+)
+from megatron_magi.launcher.machine_refusals import machine_refusals
+from megatron_magi.launcher.rule import Rule
 
 REQUIRES = "--attention-backend magi requires"
 
@@ -149,15 +158,15 @@ def _routers(args: Any, magi: MagiConfig) -> Iterator[str]:
     """A router would count padding rows, or balance samples without knowing them."""
     if not getattr(args, "num_experts", None):
         return
-    rows = args.seq_length * args.micro_batch_size
-    padded = pipeline_seq_length(rows, args, magi)
-    if padded != rows:
-        yield (
-            f"--attention-backend magi with experts requires a microbatch that needs no padding, "
-            f"got {rows} tokens (--seq-length), which {args.context_parallel_size} ranks hold as "
-            f"{padded}: the router would count padding rows; change --seq-length"
-        )
-    joined = args.micro_batch_size > 1 and balances_samples(args)
+    for rows in microbatch_tokens(args):
+        padded = pipeline_seq_length(rows, args, magi)
+        if padded != rows:
+            yield (
+                f"--attention-backend magi with experts requires a microbatch that needs no "
+                f"padding, got {rows} tokens (--seq-length), which {args.context_parallel_size} "
+                f"ranks hold as {padded}: the router would count padding rows; change --seq-length"
+            )
+    joined = (args.micro_batch_size or 1) > 1 and balances_samples(args)
     if joined and getattr(args, "overlap_moe_expert_parallel_comm", False):
         yield (
             f"{REQUIRES} --micro-batch-size 1 beside seq_aux_loss and "
@@ -182,12 +191,13 @@ def _pairs_of_stages_over_gloo(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 def _sft_documents(args: Any, magi: MagiConfig) -> Iterator[str]:
     """Megatron's data set of conversations has documents of its own, and asserts so in a worker."""
-    for name in ("reset_attention_mask", "reset_position_ids"):
-        if getattr(args, "sft", False) and getattr(args, name, False):
-            yield (
-                f"--sft requires a job without --{name.replace('_', '-')}, got both: its "
-                f"conversations are documents already; leave that flag out"
-            )
+    names = [name for name in ("reset_attention_mask", "reset_position_ids")
+             if getattr(args, "sft", False) and getattr(args, name, False)]  # fmt: skip
+    for name in names:
+        yield (
+            f"--sft requires a job without --{name.replace('_', '-')}, got both: its "
+            f"conversations are documents already; leave that flag out"
+        )
 
 
 def _inference_layers(args: Any, magi: MagiConfig) -> Iterator[str]:
@@ -236,16 +246,20 @@ def _heads(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 def _of_the_model(args: Any, magi: MagiConfig) -> Iterator[str]:
     """What the adapter would refuse of the built model."""
+    shown = copy.copy(args)
+    shown.sequence_parallel = splits_sequence(args)
     for check, flag in ((check_clip_layout, "--qk-clip"), (check_hidden_state_mixing, "--mtp-hsm")):
         try:
-            check(args)
+            check(shown)
         except NotImplementedError as error:
             yield f"{error} ({flag})"
 
 
 def _stages_of_mtp(args: Any, magi: MagiConfig) -> Iterator[str]:
     layout = getattr(args, "pipeline_model_parallel_layout", None)
-    stages = layout.split("|") if isinstance(layout, str) else layout or ()
+    if not isinstance(layout, (str, list)):
+        return  # none, or one that is read already, of which the adapter reads what it needs
+    stages = layout.split("|") if isinstance(layout, str) else layout
     mtp, loss = ("m", "L") if isinstance(layout, str) else ("mtp", "loss")
     if any(mtp in stage and loss not in stage for stage in stages):
         yield (
@@ -255,17 +269,12 @@ def _stages_of_mtp(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 
 def _chunks(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """Every rank must get a chunk of the microbatch."""
-    length = getattr(args, "seq_length", None)
-    if magi.chunk_size is None or length is None:
-        return
-    tokens, ranks = length * args.micro_batch_size, args.context_parallel_size
-    if -(-tokens // magi.chunk_size) < ranks:
-        yield (
-            f"--magi-chunk-size must leave each of {ranks} context-parallel ranks a chunk of "
-            f"{tokens} tokens (--seq-length times --micro-batch-size), got {magi.chunk_size}; use "
-            f"at most {max(1, tokens // ranks)}, or leave it out"
-        )
+    """Every rank must get a chunk of a microbatch."""
+    for tokens in microbatch_tokens(args):
+        try:
+            check_chunk_size(magi.chunk_size, tokens, args.context_parallel_size)
+        except ValueError as error:
+            yield f"{error} (--magi-chunk-size)"
 
 
 def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:

@@ -24,7 +24,7 @@ def wrap_get_schedule(launch: Launch, original: Any, *args: Any, **kwargs: Any) 
 def _run(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
     """A schedule whose validation reports a whole microbatch under `--sft`: Megatron then takes the
     mean of the ranks' own means, and a plan gives ranks very different numbers of counted tokens,
-    also none."""
+    sometimes none."""
     reports = run_schedule(launch, schedule, **kwargs)
     is_validation = kwargs.get("forward_only") and not kwargs.get("collect_non_loss_data")
     cp_group = launch.cp_group() if is_validation else None
@@ -67,7 +67,7 @@ def of_whole_microbatches(
 ) -> list[dict[str, Tensor]]:
     """The reports with the sum and the count, [2], of all context-parallel ranks together.
 
-    Cost: an all-reduce of two numbers for each microbatch and name.
+    Cost: for each name an all-reduce of two numbers a microbatch.
     """
     for name in reports[0] if reports else ():
         sums = torch.stack([report[name].view(-1) for report in reports])

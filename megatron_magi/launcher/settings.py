@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from megatron_magi.launcher import engine_variables
+from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.refusals import refuse_arguments
 
@@ -79,17 +80,23 @@ def take_settings(launch: Launch, args: Any) -> None:
     """
     if getattr(args, "inprocess_restart", False):
         _replace_config(launch, transport="all_to_all")
-    if launch.options.mask_name is not None and getattr(args, "window_size", None) is not None:
-        raise SystemExit(
-            f"--magi-mask must not be given beside --window-size, got {launch.options.mask_name} "
-            f"and {args.window_size}; put the window into the mask and leave --window-size out"
-        )
+    for line in refused_mask(launch.options, args):
+        raise SystemExit(line)
     if not _is_deterministic(args) or launch.options.config.deterministic:
         return
     try:
         _replace_config(launch, deterministic=True)
     except ValueError as error:
         raise SystemExit(f"--deterministic-mode: {error}") from error
+
+
+def refused_mask(options: Options, args: Any) -> Iterator[str]:
+    """One line for a mask of the user's own beside window layers, which would see another one."""
+    if options.mask_name is not None and getattr(args, "window_size", None) is not None:
+        yield (
+            f"--magi-mask must not be given beside --window-size, got {options.mask_name} and "
+            f"{args.window_size}; put the window into the mask and leave --window-size out"
+        )
 
 
 def _replace_config(launch: Launch, **changed: Any) -> None:

@@ -12,7 +12,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi import masks
+from megatron_magi import MagiConfig, masks
 from megatron_magi.adapter.packed import (
     MagiPackedSeqParams,
     from_packed_seq_params,
@@ -59,6 +59,16 @@ def test_a_planned_batch_is_prepared_in_the_thread_that_plans_it() -> None:
         assert plan is not None and (0, torch.device("cpu")) in plan._kept.prepared
         ready = plan._kept.prepared[0, torch.device("cpu")]
         assert prepare(plan, None, "cpu") is ready and ready.forward
+
+
+def test_experts_need_a_stream_without_padding() -> None:
+    """Their router would count padding rows."""
+    by_hundreds = {"magi_config": MagiConfig(chunk_size=100), "device": "cpu"}
+    experts = model(num_moe_experts=4)
+    make_packed_seq_params([0, 120, 300], experts, None, **by_hundreds)
+    with pytest.raises(NotImplementedError, match="got 250 tokens, which 1 ranks hold as 300"):
+        make_packed_seq_params([0, 120, 250], experts, None, **by_hundreds)
+    make_packed_seq_params([0, 120, 250], model(), None, **by_hundreds)
 
 
 def test_full_documents() -> None:

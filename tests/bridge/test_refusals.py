@@ -11,6 +11,7 @@ import pytest
 from megatron_magi import MagiConfig
 from megatron_magi.bridge.arguments import arguments_of, in_words_of_bridge
 from megatron_magi.bridge.refusals import refuse_config
+from megatron_magi.launcher.flags import Options
 
 
 class Provider(SimpleNamespace):
@@ -67,14 +68,17 @@ def _engine_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def lines(settings: SimpleNamespace) -> list[str]:
+DEFAULT = Options(MagiConfig())
+
+
+def lines(settings: SimpleNamespace, options: Options = DEFAULT) -> list[str]:
     with pytest.raises(SystemExit) as refused:
-        refuse_config(settings, MagiConfig())
+        refuse_config(settings, options)
     return str(refused.value.code).splitlines()
 
 
 def test_a_plain_recipe_starts() -> None:
-    refuse_config(config(), MagiConfig())
+    refuse_config(config(), DEFAULT)
 
 
 def test_settings_become_arguments() -> None:
@@ -114,7 +118,7 @@ def test_all_refusals_come_at_once() -> None:
 
 
 def test_the_same_context_parallel_size_for_validation_is_accepted() -> None:
-    refuse_config(config(dist__eval_context_parallel_size=2), MagiConfig())
+    refuse_config(config(dist__eval_context_parallel_size=2), DEFAULT)
 
 
 def test_flags_are_named_as_fields() -> None:
@@ -122,3 +126,18 @@ def test_flags_are_named_as_fields() -> None:
     assert in_words_of_bridge(line) == "use_magi requires num_moe_experts 0 and " + (
         "train.micro_batch_size 1"
     )
+
+
+def test_refusals_of_our_own_settings_are_in_words_of_bridge() -> None:
+    masked = Options(MagiConfig(), mask_name="video.py:mask")
+    (line,) = lines(config(model__window_size=(127, 0)), masked)
+    assert line.startswith("megatron_magi: mask must not be given beside window_size, got video.py")
+    (line,) = lines(config(), Options(MagiConfig(chunk_size=192)))
+    assert line.endswith("use at most 191, or None (chunk_size)") and "--" not in line
+    packed = {"dataset__enable_offline_packing": True, "dataset__reset_position_ids": True}
+    (line,) = lines(config(**packed))
+    assert "packing requires a job without dataset.reset_position_ids, got both" in line
+
+
+def test_a_layout_of_stages_that_bridge_has_read_is_no_question_here() -> None:
+    refuse_config(config(model__pipeline_model_parallel_layout=object()), DEFAULT)

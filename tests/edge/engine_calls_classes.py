@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 import megatron_magi as magi
+from megatron_magi.core.plan.kept import Kept
 from tests.edge import kinds as kind
 from tests.edge.call import Call
 from tests.edge.engine_arguments import MASK, PLAN, Q
@@ -37,6 +38,7 @@ def plan_fields() -> Call:
             "loads": arrays,
             "digest": COUNT,
             "field_digests": kind.everything("dict", [1], "ab", None),
+            "_kept": kind.KEPT,
         },
     )
 
@@ -91,8 +93,15 @@ CLASSES = [
     Call(
         "TokenLayout",
         magi.TokenLayout,
-        {"total_seqlen": 15, "chunk_size": 4, "cp_size": 2, "chunk_ranks": [0, 1, 1, 0]},
         {
+            "total_seqlen": 15,
+            "chunk_size": 4,
+            "cp_size": 2,
+            "chunk_ranks": [0, 1, 1, 0],
+            "_kept": Kept(),
+        },
+        {
+            "_kept": kind.KEPT,
             "total_seqlen": COUNT,
             "chunk_size": POSITIVE.also((1, "cover")),
             "cp_size": POSITIVE,

@@ -132,7 +132,7 @@ SFT = {
     "eval-iters": 2,
     "eval-interval": 2,
 }
-"""Ranks have very different numbers of counted tokens, some none."""
+"""Ranks have different numbers of counted tokens."""
 SFT_FOUR = {"num-layers": 4}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.launcher import norms
 from megatron_magi.launcher.machine_refusals import machine_refusals
 from megatron_magi.launcher.refusals import REFUSALS, Refusal, refusals, refuse_arguments
 from tests.launcher.few_arguments import arguments
@@ -186,35 +187,31 @@ def test_heads_that_a_checkpoint_brings_refuse_nothing() -> None:
     assert not refusals(arguments(num_attention_heads=None, hidden_size=None))
 
 
-@pytest.mark.parametrize(("chunk", "most"), [(96, None), (97, None), (191, None), (192, 96)])
-def test_every_rank_gets_a_chunk(chunk: int, most: int | None) -> None:
-    given = arguments(micro_batch_size=2, context_parallel_size=2)  # 192 tokens
-    lines = refusals(given, MagiConfig(chunk_size=chunk))
-    assert len(lines) == (most is not None)
-    for line in lines:
-        assert line.startswith("--magi-chunk-size must leave each of 2 context-parallel ranks")
-        assert (
-            f"192 tokens (--seq-length times --micro-batch-size), got 192; use at most {most}"
-            in line
-        )
-    assert not refusals(
-        arguments(seq_length=None, micro_batch_size=2), MagiConfig(chunk_size=chunk)
-    )
+@pytest.mark.parametrize(("chunk", "accepted"), [(96, True), (191, True), (192, False)])
+def test_every_rank_gets_a_chunk(chunk: int, accepted: bool) -> None:
+    magi = MagiConfig(chunk_size=chunk)
+    for sizes in ({"micro_batch_size": 2}, {"micro_batch_size": 1, "eval_micro_batch_size": 2}):
+        lines = refusals(arguments(**sizes, context_parallel_size=2), magi)  # 192 tokens
+        found = [line for line in lines if "192 tokens" in line]
+        assert bool(found) is not accepted
+        assert all(line.endswith("use at most 191, or None (--magi-chunk-size)") for line in found)
+    for unknown in ({"micro_batch_size": None}, {"seq_length": None, "encoder_seq_length": None}):
+        assert not refusals(arguments(**unknown), magi)
 
 
 def test_sequence_parallelism_without_fused_norms_has_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron_magi.launcher import machine_refusals as rules
-
-    given = arguments(sequence_parallel=True, normalization="LayerNorm")
-    monkeypatch.setattr(rules, "HAS_FUSED_NORMS", False)
-    (line,) = refusals(given)
-    assert (
-        "requires --normalization RMSNorm where TransformerEngine" in line and "got LayerN" in line
+    given = arguments(
+        sequence_parallel=True, tensor_model_parallel_size=2, normalization="LayerNorm"
     )
+    monkeypatch.setattr(norms, "HAS_FUSED_NORMS", False)
+    (line,) = refusals(given)
+    assert "requires --normalization RMSNorm, got LayerNorm; install one" in line
     assert not refusals(given, here=False)  # another machine may have them
-    assert not refusals(arguments(sequence_parallel=True, normalization="RMSNorm"))
-    assert not refusals(arguments(normalization="LayerNorm"))
-    monkeypatch.setattr(rules, "HAS_FUSED_NORMS", True)
+    given.normalization = "RMSNorm"
+    assert not refusals(given)
+    assert not refusals(arguments(sequence_parallel=True, normalization="LayerNorm"))
+    given.normalization = "LayerNorm"
+    monkeypatch.setattr(norms, "HAS_FUSED_NORMS", True)
     assert not refusals(given)
 
 
@@ -223,6 +220,15 @@ def test_sequence_parallelism_without_fused_norms_has_ours(monkeypatch: pytest.M
     [
         ({"qk_clip": True, "tensor_model_parallel_size": 2}, "--qk-clip"),
         ({"mtp_hsm": True}, "--mtp-hsm"),
+        (
+            {
+                "mtp_hsm": True,
+                "context_parallel_size": 1,
+                "sequence_parallel": True,
+                "tensor_model_parallel_size": 2,
+            },
+            "--mtp-hsm",
+        ),
         ({"pipeline_model_parallel_layout": "Et*7|tm|L"}, "--pipeline-model-parallel-layout"),
         (
             {"pipeline_model_parallel_layout": [["embedding", "decoder"], ["mtp"], ["loss"]]},
@@ -238,6 +244,7 @@ def test_what_the_model_would_refuse_is_refused_before_it(given: dict[str, Any],
             qk_clip=True,
             mtp_hsm=True,
             context_parallel_size=1,
+            sequence_parallel=True,  # which Megatron switches off for one tensor-parallel rank
             pipeline_model_parallel_layout=[["embedding", "decoder"], ["mtp", "loss"]],
         )
     )
@@ -259,6 +266,10 @@ def test_heads_are_shared_out_over_tensor_ranks() -> None:
     (line,) = refusals(arguments(num_attention_heads=4, tensor_model_parallel_size=3))
     assert line.endswith("got 4 and 3; change one of them")
     assert not refusals(arguments(num_attention_heads=6, tensor_model_parallel_size=3))
+    grouped = {"num_attention_heads": 12, "group_query_attention": True}
+    for groups, ranks, accepted in ((4, 2, 1), (2, 4, 1), (4, 3, 0), (3, 2, 0)):
+        given = arguments(**grouped, num_query_groups=groups, tensor_model_parallel_size=ranks)
+        assert (not refusals(given)) == bool(accepted), (groups, ranks)
 
 
 @pytest.mark.parametrize("name", ["reset_attention_mask", "reset_position_ids"])
@@ -281,3 +292,15 @@ def test_multi_token_prediction_needs_transformer_engine_in_one_version(
         assert len(lines) == count and all("--mtp-num-layers requires" in line for line in lines)
     monkeypatch.setattr(rules.importlib.util, "find_spec", lambda name: object())
     assert not refusals(given)
+
+
+def test_heads_that_a_checkpoint_brings_are_no_question_for_a_kernel() -> None:
+    given = arguments(num_attention_heads=None, hidden_size=None)
+    assert not refusals(given, MagiConfig(kernel_backend="reference"))
+
+
+def test_experts_need_microbatches_without_padding_in_validation_too() -> None:
+    given = {"num_experts": 4, "context_parallel_size": 4, "seq_length": 1072}
+    assert not refusals(arguments(**given, micro_batch_size=2))
+    (line,) = refusals(arguments(**given, micro_batch_size=2, eval_micro_batch_size=1))
+    assert "got 1072 tokens" in line and "hold as 1088" in line

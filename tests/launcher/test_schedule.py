@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 import megatron_magi.adapter  # prepares megatron before it is imported
 from megatron_magi.config import MagiConfig
+from megatron_magi.launcher import schedule
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.schedule import (
@@ -65,3 +67,26 @@ def test_reports_of_a_whole_microbatch() -> None:
     assert [each["lm loss"] for each in second] == [each["lm loss"] for each in first]
     assert [each["other"] for each in first + second] == [[0.0], [7.0], [1.0], [7.0]]
     assert of_whole_microbatches([], dist.group.WORLD) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "reduces"),
+    [
+        ({}, True),
+        ({"forward_only": False}, False),
+        ({"collect_non_loss_data": True}, False),  # which one rank alone may do
+        ({"sft": False}, False),
+        ({"group": None}, False),
+    ],
+)
+def test_only_validation_of_conversations_is_summed(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], reduces: bool
+) -> None:
+    given = {"forward_only": True, "collect_non_loss_data": False, "sft": True, "group": "cp"}
+    given |= changed
+    sft, group = given.pop("sft"), given.pop("group")
+    launch = SimpleNamespace(args=SimpleNamespace(sft=sft), cp_group=lambda: group)
+    monkeypatch.setattr(schedule, "run_schedule", lambda launch, step, **unused: ["reports"])
+    monkeypatch.setattr(schedule, "of_whole_microbatches", lambda reports, group: [group])
+    run = schedule.wrap_get_schedule(lambda: None, launch)()
+    assert run(**given) == (["cp"] if reduces else ["reports"])

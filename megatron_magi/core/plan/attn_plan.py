@@ -14,7 +14,7 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
-from megatron_magi.core.plan.kept import Kept, kept_of
+from megatron_magi.core.plan.kept import Kept, check_kept, kept_of
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
@@ -69,7 +69,8 @@ class AttnPlan:
         digest = self.digest
         if is_copy:  # with another mask, say, but the digest of the plan that it was made from
             digest, _ = _digests(self.mask, self.layout, self.head_shape, self.config)
-        value = digest, self.overlap_degree, self.forward_mode
+        transfers = solver.hash64(self.transfers.tobytes())
+        value = digest, self.overlap_degree, self.forward_mode, transfers
         object.__setattr__(self, "_kept", kept_of(self._kept, value))
         self.transfers.setflags(write=False)
         self.loads.setflags(write=False)
@@ -219,6 +220,7 @@ def _check_fields(plan: AttnPlan) -> None:
     word(plan.forward_mode, "forward_mode", FORWARD_MODES)
     integer(plan.digest, "digest", 0, 2**64 - 1)
     instance(plan.field_digests, dict, "field_digests", "plan with make_attn_plan")
+    check_kept(plan._kept)
     for name, array, shape in (
         ("transfers", plan.transfers, (None, 5)),
         ("loads", plan.loads, (plan.layout.cp_size,)),

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_magi.checks import instance
+
 
 class Kept:
-    """Shared by a value and its copies; no part of the value.
+    """Shared by a value and the equal copies that `dataclasses.replace` makes; not part of it.
 
-    PyTorch's FSDP and DDP in mixed precision rebuild every dataclass that they find among a model's
-    inputs from its fields, and go into dictionaries and lists. They hand an object of a class like
-    this one on as it is, so the copy need not derive everything again.
+    PyTorch's FSDP in mixed precision rebuilds every dataclass among a model's inputs so, and goes
+    into dictionaries and lists. An object that is neither stays the same one, so that a copy need
+    not derive everything again.
     """
 
     def __init__(self) -> None:
         self.of: tuple[Any, ...] | None = None
-        """The fields that it was derived from, or their digests; None before the first use."""
+        """Digests of all fields that it was derived from; None before the first use."""
         self.rank_plans: dict[int, Any] = {}
         """A plan's view of each rank."""
         self.prepared: dict[Any, Any] = {}
         """What devices hold; core/runtime/prepared.py fills it."""
+
+
+def check_kept(value: object) -> None:
+    """Refuse what cannot keep anything."""
+    instance(value, Kept, "_kept", "leave it out")
 
 
 def kept_of(given: Kept, value: tuple[Any, ...]) -> Kept:
@@ -27,7 +34,11 @@ def kept_of(given: Kept, value: tuple[Any, ...]) -> Kept:
 
     Args:
         value: what the owner's derived things depend on.
+
+    Raises:
+        TypeError: something else than a Kept.
     """
+    check_kept(given)
     kept = given if given.of in (None, value) else Kept()
     kept.of = value
     return kept

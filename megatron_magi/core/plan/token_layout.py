@@ -171,6 +171,22 @@ def num_local_tokens(
     return max(1, -(-total_seqlen // (cp_size * unit))) * unit
 
 
+def check_chunk_size(chunk_size: int | None, total_seqlen: int, cp_size: int) -> None:
+    """Refuse chunks so large that a rank would get none.
+
+    Raises:
+        ValueError: with the largest size that works.
+    """
+    if chunk_size is None or -(-total_seqlen // chunk_size) >= cp_size:
+        return
+    most = (total_seqlen - 1) // (cp_size - 1)
+    remedy = f"use at most {most}, or None" if most else "with fewer tokens than ranks use None"
+    raise ValueError(
+        f"chunk_size must leave every one of {cp_size} ranks a chunk of the {total_seqlen} tokens, "
+        f"got {chunk_size}; {remedy}"
+    )
+
+
 def choose_token_layout(
     mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int = 1
 ) -> TokenLayout:
@@ -180,13 +196,7 @@ def choose_token_layout(
         ValueError: a fixed chunk_size too large to give every rank a chunk.
     """
     total = mask.total_seqlen_q
-    if config.chunk_size is not None and -(-total // config.chunk_size) < cp_size:
-        most = total // cp_size
-        remedy = f"use at most {most}, or None" if most else "with fewer tokens than ranks use None"
-        raise ValueError(
-            f"chunk_size must leave every one of {cp_size} ranks a chunk of the {total} tokens, "
-            f"got {config.chunk_size}; {remedy}"
-        )
+    check_chunk_size(config.chunk_size, total, cp_size)
     trials = config.costs.swap_trials
     chunk_size, chunk_ranks = solver.solve_dispatch(
         mask.slices,

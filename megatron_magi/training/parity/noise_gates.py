@@ -17,6 +17,7 @@ from megatron_magi.training.parity.differences import Curve, RunCurves, common_s
 from megatron_magi.training.parity.evidence import Evidence
 from megatron_magi.training.parity.gradient_errors import GradientError
 from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates
+from megatron_magi.training.parity.positions import Bucket
 from megatron_magi.training.recipe.recipe_error import RecipeError
 
 ABOUT_TRAINING = ("loss_start", "loss_drop")
@@ -56,7 +57,8 @@ class Judged:
     @property
     def caught_by(self) -> list[str]:
         """Names of the gates that the run fails, without those of learning."""
-        return [r.name for r in self.results if r.passed is False and r.name not in ABOUT_TRAINING]
+        failed = [r.name for r in self.results if r.passed is False]
+        return [name for name in dict.fromkeys(failed) if name not in ABOUT_TRAINING]
 
 
 def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judged:
@@ -147,7 +149,7 @@ def _last_scale(noises: list[RunCurves], baseline: RunCurves, floor: NoiseFloor)
     """Noise scale of the mean loss of the last steps, nats."""
     number = floor.gates.last_steps
     gaps = np.stack([(noise.loss - baseline.loss)[-number:] for noise in noises])
-    one_rounding = floor.loss_floor * float(baseline.loss[-1]) / math.sqrt(number)
+    one_rounding = floor.loss_floor * float(baseline.loss[-1]) / math.sqrt(len(gaps[0]))
     return max(noise_scale.mean_scale_of_runs(gaps), one_rounding)
 
 
@@ -157,7 +159,8 @@ def _held_out(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> lis
     lengths = [len(judged.run.loss)]
     if floor.gates.every_validation:
         before_first = judged.run.first_iteration - 1
-        lengths = [step - before_first for step in _validated(judged, noises)] or lengths
+        steps = {*_validated(judged, noises), *(b.iteration for b in _buckets(judged, noises))}
+        lengths = [step - before_first for step in sorted(steps)] or lengths
     found = []
     for length in lengths:
         cut = replace(judged, run=judged.run.first(length), baseline=judged.baseline.first(length))
@@ -170,6 +173,12 @@ def _validated(judged: Judged, noises: list[RunCurves]) -> list[int]:
     """Steps after which all runs were validated."""
     runs = (judged.baseline, *noises)
     return sorted(set(judged.run.validation).intersection(*(run.validation for run in runs)))
+
+
+def _buckets(judged: Judged, noises: list[RunCurves]) -> list[Bucket]:
+    """Positions in validations of all runs."""
+    runs = (judged.baseline, *noises)
+    return sorted(set(judged.run.by_position).intersection(*(run.by_position for run in runs)))
 
 
 def _validation(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> GateResult:
@@ -190,7 +199,7 @@ def _positions(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> li
     if not floor.baseline.curves.by_position:
         return []
     ours, theirs = judged.run.by_position, judged.baseline.by_position
-    shared = sorted(set(ours).intersection(theirs, *(n.by_position for n in noises)))
+    shared = _buckets(judged, noises)
     if not shared:
         return [_skipped("positions", "run, baseline and noise runs share no loss by position")]
     gaps = np.array([noise.by_position[b] - theirs[b] for noise in noises for b in shared])

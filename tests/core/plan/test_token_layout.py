@@ -43,7 +43,7 @@ def test_a_layout_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "chunk_size", "remedy"),
-    [(10, 4, "use at most 2, or None"), (3, 1, "with fewer tokens than ranks use None")],
+    [(10, 4, "use at most 3, or None"), (3, 1, "with fewer tokens than ranks use None")],
 )
 def test_the_remedy_for_too_large_chunks_helps(tokens: int, chunk_size: int, remedy: str) -> None:
     mask, cp_size = masks.causal(tokens), 4

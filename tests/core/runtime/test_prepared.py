@@ -10,13 +10,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.utils import _apply_to_tensors
 
 import megatron_magi as magi
@@ -31,6 +34,7 @@ from megatron_magi.core.runtime.prepared import PreparedPlan, kept_with, prepare
 from tests.core.comm.cast_cases import check_cast
 from tests.dense import random_mask
 from tests.knobs import magi_config
+from tests.process_pool import pool
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -99,6 +103,40 @@ def test_torchs_copies_share_what_is_kept() -> None:
     assert twin._kept is plan._kept and twin.layout._kept is plan.layout._kept
 
 
+class Attention(torch.nn.Module):
+    """One layer whose plan comes with its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.seen = torch.nn.Linear(8, 16), []
+
+    def forward(self, x: torch.Tensor, plan: AttnPlan) -> torch.Tensor:
+        self.seen.append(plan)
+        q, k, v = self.qkv(x).view(len(x), 4, 4).split([2, 1, 1], dim=1)
+        return magi.dist_attn(q, k, v, plan, dist.group.WORLD)[0]
+
+
+def fsdp_outputs(rank: int) -> list[Any]:
+    plan = make_plan(cp_size=2)
+    torch.manual_seed(0)
+    layer, x = Attention().bfloat16(), torch.randn(60, 8).bfloat16()
+    rows = magi.dispatch(x, plan, dist.group.WORLD)
+    alone = layer(rows, plan)
+    wrapped = FullyShardedDataParallel(
+        layer, mixed_precision=MixedPrecision(torch.bfloat16), device_id=CPU
+    )
+    first, second = (wrapped(rows, plan) for _ in range(2))
+    return [
+        torch.equal(first, alone) and torch.equal(second, alone),
+        layer.seen[1] is not plan,
+        all(each._kept is plan._kept for each in layer.seen),
+    ]
+
+
+def test_a_plan_is_an_argument_of_a_model_under_fsdp() -> None:
+    assert pool(2).run(fsdp_outputs) == [[True, True, True]] * 2
+
+
 def test_a_changed_copy_shares_nothing() -> None:
     plan = make_plan()
     use(plan)
@@ -107,6 +145,7 @@ def test_a_changed_copy_shares_nothing() -> None:
     for changed in (
         replace(plan, mask=other.mask),
         replace(plan, forward_mode="at_once"),
+        replace(plan, transfers=plan.transfers[:0]),
         replace(plan, config=replace(plan.config, deterministic=True)),
     ):
         assert changed._kept.prepared == {} and changed._kept.rank_plans == {}
