@@ -75,9 +75,8 @@ def _set_state_but_step(part: Any, model_param: Any, tensors: dict[str, Any]) ->
     group_index, group_order = part.model_param_group_index_map[model_param]
     main_param = part.optimizer.param_groups[group_index]["params"][group_order]
     step = part.optimizer.state[main_param]["step"]
-    with (
-        torch.no_grad()
-    ):  # not every loader of Megatron is in it, and parameters of fp32 are leaves
+    # Not every loader of Megatron switches gradients off, and parameters of fp32 are leaves.
+    with torch.no_grad():
         type(part)._set_main_param_and_optimizer_states(
             part, model_param, {**tensors, "step": step}
         )

@@ -8,7 +8,6 @@ from typing import Any
 from megatron_magi.bridge.arguments import arguments_of, in_words_of_bridge
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.refusals import refusals
-from megatron_magi.launcher.settings import refused_mask
 
 MODELS = "megatron.bridge.models."
 BUILDERS = ("gpt_provider", "hybrid.hybrid_provider", "gemma.gemma_provider")
@@ -22,9 +21,8 @@ def refuse_config(config: Any, options: Options) -> None:
     Raises:
         SystemExit: with one line for each, all at once.
     """
-    args = arguments_of(config)
-    lines = [*refusals(args, options.config), *refused_mask(options, args)]
-    lines = [in_words_of_bridge(line) for line in lines] + [*_of_bridge(config)]
+    found = refusals(arguments_of(config), options.config, mask_name=options.mask_name)
+    lines = [*map(in_words_of_bridge, found), *_of_bridge(config)]
     if lines:
         raise SystemExit("\n".join(f"megatron_magi: {line}" for line in lines))
 

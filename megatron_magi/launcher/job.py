@@ -157,7 +157,8 @@ def judge(job: Job, gpus: int | None = None, *, here: bool = True) -> Accepted:
         RefusedJob: with all refusals of the launcher at once, or with Megatron's first one.
     """
     count = job.model_size if gpus is None else gpus
-    of_job = [*refusals(job.args, job.config, here=False), *_settings(job), *_world(job, count)]
+    of_job = refusals(job.args, job.config, mask_name=job.options.mask_name, here=False)
+    of_job += [*_settings(job), *_world(job, count)]
     of_machine = machine_refusals(job.args, job.config) if here else []
     lines = [*of_job, *of_machine] or _megatrons_own(job, count)
     if lines:

@@ -108,12 +108,19 @@ POSITIONS = ("rope", "yarn", "learned_absolute", "none", None)
 """Kinds of positions that follow the rows of a plan."""
 
 
-def refusals(args: Any, magi: MagiConfig | None = None, *, here: bool = True) -> list[str]:
+def refusals(
+    args: Any,
+    magi: MagiConfig | None = None,
+    *,
+    mask_name: str | None = None,
+    here: bool = True,
+) -> list[str]:
     """One line for every setting that does not work; an empty list for a job that starts.
 
     Args:
         args: Megatron's arguments as they were parsed, before `validate_args`.
         magi: our own settings; default `MagiConfig()`.
+        mask_name: the value of --magi-mask.
         here: whether the job runs on this machine; else the rules about the machine are left out.
     """
     config = MagiConfig() if magi is None else magi
@@ -121,16 +128,19 @@ def refusals(args: Any, magi: MagiConfig | None = None, *, here: bool = True) ->
         return wrong
     lines = [line for row in REFUSALS for line in row.lines(args)]
     lines += [line for rule in RULES for line in rule(args, config)]
+    lines += _windows_beside_a_mask(args, mask_name)
     return lines + (machine_refusals(args, config) if here else [])
 
 
-def refuse_arguments(args: Any, magi: MagiConfig | None = None) -> None:
+def refuse_arguments(
+    args: Any, magi: MagiConfig | None = None, mask_name: str | None = None
+) -> None:
     """End the process if the job has a setting that does not work.
 
     Raises:
         SystemExit: with one line for each, all at once.
     """
-    lines = refusals(args, magi)
+    lines = refusals(args, magi, mask_name=mask_name)
     if lines:
         raise SystemExit("\n".join(lines))
 
@@ -275,6 +285,15 @@ def _chunks(args: Any, magi: MagiConfig) -> Iterator[str]:
             check_chunk_size(magi.chunk_size, tokens, args.context_parallel_size)
         except ValueError as error:
             yield f"{error} (--magi-chunk-size)"
+
+
+def _windows_beside_a_mask(args: Any, mask_name: str | None) -> Iterator[str]:
+    """Window layers would see another mask than the user's own."""
+    if mask_name is not None and getattr(args, "window_size", None) is not None:
+        yield (
+            f"--magi-mask must not be given beside --window-size, got {mask_name} and "
+            f"{args.window_size}; put the window into the mask and leave --window-size out"
+        )
 
 
 def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:

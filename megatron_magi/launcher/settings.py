@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from megatron_magi.launcher import engine_variables
-from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.refusals import refuse_arguments
 
@@ -18,7 +17,7 @@ from megatron_magi.launcher.refusals import refuse_arguments
 @hook
 def wrap_validate_args(launch: Launch, original: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
     """For `validate_args`: our refusals come first, then our settings, then Megatron's checks."""
-    refuse_arguments(args, launch.options.config)
+    refuse_arguments(args, launch.options.config, launch.options.mask_name)
     said = change_settings(args)
     take_settings(launch, args)
     with any_seq_length(args):
@@ -72,31 +71,19 @@ def _let_eager_layers_take_shares(args: Any) -> Iterator[str]:
 
 
 def take_settings(launch: Launch, args: Any) -> None:
-    """Let our own settings follow the job's: a deterministic one is about attention too, and a
-    mask of the user's own has no window layers beside it.
+    """Let our own settings follow the job's: a deterministic one is about attention too.
 
     Raises:
         SystemExit: settings that contradict each other, in one line.
     """
     if getattr(args, "inprocess_restart", False):
         _replace_config(launch, transport="all_to_all")
-    for line in refused_mask(launch.options, args):
-        raise SystemExit(line)
     if not _is_deterministic(args) or launch.options.config.deterministic:
         return
     try:
         _replace_config(launch, deterministic=True)
     except ValueError as error:
         raise SystemExit(f"--deterministic-mode: {error}") from error
-
-
-def refused_mask(options: Options, args: Any) -> Iterator[str]:
-    """One line for a mask of the user's own beside window layers, which would see another one."""
-    if options.mask_name is not None and getattr(args, "window_size", None) is not None:
-        yield (
-            f"--magi-mask must not be given beside --window-size, got {options.mask_name} and "
-            f"{args.window_size}; put the window into the mask and leave --window-size out"
-        )
 
 
 def _replace_config(launch: Launch, **changed: Any) -> None:

@@ -304,3 +304,13 @@ def test_experts_need_microbatches_without_padding_in_validation_too() -> None:
     assert not refusals(arguments(**given, micro_batch_size=2))
     (line,) = refusals(arguments(**given, micro_batch_size=2, eval_micro_batch_size=1))
     assert "got 1072 tokens" in line and "hold as 1088" in line
+
+
+def test_a_mask_has_no_window_layers_beside_it() -> None:
+    windows = arguments(window_size=(127, 0), attention_dropout=0.1)
+    assert not refusals(arguments(), mask_name="video.py:mask")
+    assert len(refusals(windows)) == 1
+    _, line = refusals(windows, mask_name="video.py:mask")
+    assert "beside --window-size, got video.py:mask and (127, 0); put the window" in line
+    with pytest.raises(SystemExit, match="beside --window-size"):
+        refuse_arguments(windows, mask_name="video.py:mask")

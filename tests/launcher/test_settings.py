@@ -164,12 +164,3 @@ def test_deterministic_mode_does_not_measure() -> None:
         SystemExit, match=r"^--deterministic-mode: --magi-measure-costs must not be"
     ):
         take_settings(launch, arguments(deterministic_mode=True))
-
-
-def test_a_mask_has_no_window_layers_beside_it() -> None:
-    masked = Launch(Options(MagiConfig(), mask_name="video.py:mask"))
-    take_settings(masked, arguments())
-    take_settings(masked, arguments(window_size=None))
-    take_settings(Launch(Options(MagiConfig())), arguments(window_size=(127, 0)))
-    with pytest.raises(SystemExit, match=r"beside --window-size, got video.py:mask and \(127, 0\)"):
-        take_settings(masked, arguments(window_size=(127, 0)))

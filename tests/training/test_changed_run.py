@@ -30,9 +30,6 @@ def config(tmp_path: Path) -> Callable[..., RunConfig]:
     return partial(config_of, tmp_path)
 
 
-# What is taken.
-
-
 @pytest.mark.parametrize(
     ("section", "field", "value"),
     [

@@ -70,8 +70,8 @@ class AttnPlan:
         if is_copy:  # with another mask, say, but the digest of the plan that it was made from
             digest, _ = _digests(self.mask, self.layout, self.head_shape, self.config)
         transfers = solver.hash64(self.transfers.tobytes())
-        value = digest, self.overlap_degree, self.forward_mode, transfers
-        object.__setattr__(self, "_kept", kept_of(self._kept, value))
+        derived = _digest((digest, self.overlap_degree, self.forward_mode, transfers))
+        object.__setattr__(self, "_kept", kept_of(self._kept, derived))
         self.transfers.setflags(write=False)
         self.loads.setflags(write=False)
 

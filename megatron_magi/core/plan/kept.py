@@ -16,8 +16,8 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self.of: tuple[Any, ...] | None = None
-        """Digests of all fields that it was derived from; None before the first use."""
+        self.of: int | None = None
+        """The digest of all fields that it was derived from; None before the first use."""
         self.rank_plans: dict[int, Any] = {}
         """A plan's view of each rank."""
         self.prepared: dict[Any, Any] = {}
@@ -29,16 +29,16 @@ def check_kept(value: object) -> None:
     instance(value, Kept, "_kept", "leave it out")
 
 
-def kept_of(given: Kept, value: tuple[Any, ...]) -> Kept:
+def kept_of(given: Kept, digest: int) -> Kept:
     """The given one for a new value or for a copy of its own, else another one.
 
     Args:
-        value: what the owner's derived things depend on.
+        digest: of all that the owner's derived things depend on.
 
     Raises:
         TypeError: something else than a Kept.
     """
     check_kept(given)
-    kept = given if given.of in (None, value) else Kept()
-    kept.of = value
+    kept = given if given.of in (None, digest) else Kept()
+    kept.of = digest
     return kept

@@ -62,7 +62,7 @@ class TokenLayout:
             raise ValueError(
                 f"{error}; pass ranks below cp_size, each as often, and a chunk_size that fits"
             ) from None
-        object.__setattr__(self, "_kept", kept_of(self._kept, (self.digest,)))
+        object.__setattr__(self, "_kept", kept_of(self._kept, self.digest))
 
     @cached_property
     def native(self) -> solver.Layout:
